@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import IO, Any
 
-from app.core.events import Event
+from app.core.events import Emitter
 from app.core.tasks import Post
 from trainer.protocol.processes import command
 from trainer.protocol.reading import parse_json
@@ -20,7 +20,7 @@ from trainer.protocol.reading import parse_json
 _LAST_LINES = 20
 
 
-class Served:
+class ServedProcess:
     """One such child; it belongs to the thread that makes it, and ends with its input: when the app ends, it ends.
 
     `ask` starts it where it does not run, and never waits for it: a pipe holds little, 4 KiB on Windows, and a child
@@ -34,9 +34,9 @@ class Served:
         self._threads: list[threading.Thread] = []
         self._requests: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         """What the child is still to be sent; None: nothing more."""
-        self.answered: Event[dict[str, Any]] = Event()
+        self.answered: Emitter[dict[str, Any]] = Emitter()
         """One object that the child said."""
-        self.ended: Event[str] = Event()
+        self.ended: Emitter[str] = Emitter()
         """The child ended without being asked to; with its last words, which may be empty."""
 
     def ask(self, request: dict[str, Any]) -> None:

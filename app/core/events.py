@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 _Value = TypeVar("_Value")
 
 
-class Event(Generic[_Value]):
+class Emitter(Generic[_Value]):
     """Something that happens again and again; listeners are called in the order in which they came.
 
     It belongs to the thread that owns the library: connect and emit only there.

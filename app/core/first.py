@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from app.core.engine import Served
-from app.core.events import Event
+from app.core.engine import ServedProcess
+from app.core.events import Emitter
 from app.core.jobs.jobs import FILE_NAME, write_new
 from app.core.tasks import Post
 from app.core.words import in_words
@@ -28,7 +28,7 @@ _VERDICTS: tuple[Verdict, ...] = ("ok", "doubtful", "broken")
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MachineFacts:
     """`fault` says in words what is wrong with the driver, else ""; `free` are the bytes left where models will lie."""
 
     cards: tuple[Card, ...]
@@ -37,7 +37,7 @@ class Machine:
     free: int | None
 
 
-def this_machine() -> Machine:
+def this_machine() -> MachineFacts:
     """Ask the driver and the disk; takes up to a second, so it belongs on a worker."""
     folder = places.home()
     try:
@@ -45,7 +45,7 @@ def this_machine() -> Machine:
     except OSError:
         free = None
     cards, fault = _cards()
-    return Machine(cards, fault, folder, free)
+    return MachineFacts(cards, fault, folder, free)
 
 
 def _cards() -> tuple[tuple[Card, ...], str]:
@@ -58,7 +58,7 @@ def _cards() -> tuple[tuple[Card, ...], str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """One thing that the engine's check found."""
 
     verdict: Verdict
@@ -70,13 +70,13 @@ class CheckUp:
     """`python -m trainer doctor` in a process of its own, with its self test; belongs to the thread that makes it."""
 
     def __init__(self, post: Post) -> None:
-        self.findings: list[Finding] = []
+        self.findings: list[CheckResult] = []
         self.problem = ""
         """Why there is no answer, in words."""
         self.done = False
-        self.changed: Event[None] = Event()
+        self.changed: Emitter[None] = Emitter()
         """Another finding, or the end."""
-        self._child = Served(["doctor", "--json"], post)
+        self._child = ServedProcess(["doctor", "--json"], post)
         self._child.answered.connect(self._hear)
         self._child.ended.connect(self._end)
 
@@ -92,14 +92,14 @@ class CheckUp:
         self._child.close()
 
     @property
-    def worst(self) -> list[Finding]:
+    def worst(self) -> list[CheckResult]:
         """What keeps training from working, else what is doubtful."""
         broken = [one for one in self.findings if one.verdict == "broken"]
         return broken or [one for one in self.findings if one.verdict == "doubtful"]
 
     def _hear(self, said: Mapping[str, Any]) -> None:
         if said.get("verdict") in _VERDICTS:
-            self.findings.append(Finding(said["verdict"], str(said.get("sentence")), str(said.get("remedy", ""))))
+            self.findings.append(CheckResult(said["verdict"], str(said.get("sentence")), str(said.get("remedy", ""))))
             self.changed.emit(None)
 
     def _end(self, words: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from app.core.events import Event
+from app.core.events import Emitter
 
 _NUMBER = re.compile("[0-9]+")
 _PORTION = 512
@@ -111,7 +111,7 @@ class Picture:
         return value
 
 
-class Change(NamedTuple):
+class ValueChange(NamedTuple):
     """One value of one picture before and after."""
 
     picture: int
@@ -119,9 +119,9 @@ class Change(NamedTuple):
     before: Value
     after: Value
 
-    def inverse(self) -> Change:
+    def inverse(self) -> ValueChange:
         """Return the change that takes this one back."""
-        return Change(self.picture, self.field, self.after, self.before)
+        return ValueChange(self.picture, self.field, self.after, self.before)
 
 
 class FolderChange(NamedTuple):
@@ -159,7 +159,7 @@ class Library:
     """
 
     def __init__(self) -> None:
-        self.altered: Event[Altered] = Event()
+        self.altered: Emitter[Altered] = Emitter()
         self._pictures: dict[int, Picture] = {}
         self._numbers = count(1)
         self._shelves: dict[Folder, _Shelf] = {}
@@ -219,7 +219,7 @@ class Library:
         if gone:
             self.altered.emit(Altered(removed=frozenset(gone)))
 
-    def apply(self, changes: Iterable[Change]) -> None:
+    def apply(self, changes: Iterable[ValueChange]) -> None:
         """Take over what the user changed; pictures that are gone are passed over."""
         changes = [change for change in changes if change.picture in self._pictures]
         for change in changes:

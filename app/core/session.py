@@ -8,20 +8,20 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from app.core.after.drawing import Renderer
+from app.core.after.drawing import RenderClient
 from app.core.disk.datasets import Datasets
 from app.core.disk.thumbnails import EDGES, FILE_NAME, Thumbnails
 from app.core.edits.backups import Backups
 from app.core.edits.file_actions import Rewriter
 from app.core.edits.history import History
 from app.core.edits.journal import Journal
-from app.core.edits.save_state import Notice
+from app.core.edits.save_state import SaveNotice
 from app.core.edits.saver import Saver
 from app.core.edits.writer import Writer
-from app.core.events import Event
+from app.core.events import Emitter
 from app.core.health.health import Health
 from app.core.jobs.jobs import Jobs
-from app.core.jobs.target import Target
+from app.core.jobs.target import TargetTracker
 from app.core.library import Altered, Library
 from app.core.models.models import Models
 from app.core.presets.presets import Presets
@@ -30,7 +30,7 @@ from app.core.query.finder import Finder
 from app.core.runs.queue import QueueKeeper
 from app.core.runs.runs import Orders, Runs
 from app.core.runs.training import NowTraining
-from app.core.runs.watcher import Telling
+from app.core.runs.watcher import RunWatcher
 from app.core.settings.preferences import Settings
 from app.core.settings.recent import Absence, RecentFolders
 from app.core.tags.completion import Completer, lists_folder
@@ -48,22 +48,22 @@ _EDITS_PATIENCE = 10.0
 """Seconds without progress after which a job is queued although edits of images are not on disk."""
 
 
-class Going:
+class Navigator:
     """Each event names what should be shown."""
 
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
-        self.run: Event[Path] = Event()
+        self.run: Emitter[Path] = Emitter()
         """A run's folder, on the Runs page."""
-        self.entry: Event[str] = Event()
+        self.entry: Emitter[str] = Emitter()
         """An entry of the queue that was started just now, on the Runs page."""
-        self.job: Event[Path] = Event()
+        self.job: Emitter[Path] = Emitter()
         """A job file, on the Train page."""
-        self.recipe: Event[str] = Event()
+        self.recipe: Emitter[str] = Emitter()
         """A preset as "sdxl/style": a new job from it, on the Train page."""
-        self.lora: Event[Path] = Event()
+        self.lora: Emitter[Path] = Emitter()
         """A LoRA file, in the viewer."""
-        self.preset: Event[Path] = Event()
+        self.preset: Emitter[Path] = Emitter()
         """A preset file or picture that was received, on the Presets page."""
 
     def take(self, paths: Iterable[Path], then: Sorted) -> None:
@@ -114,9 +114,9 @@ class View:
         self.selected: frozenset[int] = frozenset()
         self.current: int | None = None
         """The picture that loupe and caption editor show; None while the one that was chosen is hidden."""
-        self.shown: Event[None] = Event()
+        self.shown: Emitter[None] = Emitter()
         """`ids` is another list now."""
-        self.selection: Event[None] = Event()
+        self.selection: Emitter[None] = Emitter()
         """`selected` or `current` is another now."""
         self._chosen: int | None = None
         self._scope: list[int] | None = None
@@ -163,7 +163,7 @@ class Session:
         self.settings = settings or Settings()
         self.settings.file.post = post
         self.tasks = Tasks(post, behind=True)
-        self.going = Going(self.tasks)
+        self.going = Navigator(self.tasks)
         self.library = Library()
         self.view = View(self.library)
         self.tags = TagIndex(self.library, self.tasks, self.settings.preferences.judging.lines)
@@ -176,7 +176,7 @@ class Session:
         journal = Journal(home() / "captions" / "journal")
         self.saver = Saver(journal, Writer(self.backups), post)
         self.backups.damaged = lambda root, file: post(
-            lambda: self.saver.notices.emit(Notice("notice.backups_damaged", root, 1, file=str(file)))
+            lambda: self.saver.notices.emit(SaveNotice("notice.backups_damaged", root, 1, file=str(file)))
         )
         self.history = History(self.library, journal, self.saver)
         self.rewriter = Rewriter(self.library, self.history, self.saver, self.backups, self.tasks)
@@ -187,16 +187,16 @@ class Session:
         self.models = Models(post)
         self.presets = Presets(self.tasks)
         self.jobs = Jobs(self.tasks)
-        self.target = Target(self.jobs, self.datasets, self.settings, self.tasks)
+        self.target = TargetTracker(self.jobs, self.datasets, self.settings, self.tasks)
         self.queue = QueueKeeper(post)
         self.queue.write_edits = partial(self.saver.flush, _EDITS_PATIENCE)
         self.runs = Runs(post)
-        self.telling = Telling(self.runs, self.queue, self.tasks)
+        self.telling = RunWatcher(self.runs, self.queue, self.tasks)
         self.orders = Orders(self.tasks)
         self.training = NowTraining(self.runs, self.queue, self.telling, self.orders)
-        self.renderer = Renderer(post)
+        self.renderer = RenderClient(post)
         self.queue.changed.connect(lambda _: self.renderer.make_way(self.queue.now))
-        self.missed: Event[Path] = Event()
+        self.missed: Emitter[Path] = Emitter()
         """A folder that was open last is not there any more."""
         self.datasets.opened.connect(lambda opened: self.recent.opened(opened.folder))
         self.datasets.closed.connect(self.recent.closed)

@@ -2,16 +2,6 @@
 <!DOCTYPE TS>
 <TS version="2.1" language="en_US">
 <context>
-    <name>About</name>
-    <message numerus="yes">
-        <source>%n example prompt(s)</source>
-        <translation>
-            <numerusform>%n example prompt</numerusform>
-            <numerusform>%n example prompts</numerusform>
-        </translation>
-    </message>
-</context>
-<context>
     <name>Arriving</name>
     <message numerus="yes">
         <source>Copied %n picture(s) into {folder}.</source>
@@ -83,16 +73,6 @@
         <translation>
             <numerusform>+%n more tag</numerusform>
             <numerusform>+%n more tags</numerusform>
-        </translation>
-    </message>
-</context>
-<context>
-    <name>Chart</name>
-    <message numerus="yes">
-        <source>%n picture(s)</source>
-        <translation>
-            <numerusform>%n picture</numerusform>
-            <numerusform>%n pictures</numerusform>
         </translation>
     </message>
 </context>
@@ -172,6 +152,16 @@
     </message>
 </context>
 <context>
+    <name>FailureBanner</name>
+    <message numerus="yes">
+        <source>%n step(s) after it will be made anew.</source>
+        <translation>
+            <numerusform>%n step after it will be made anew.</numerusform>
+            <numerusform>%n steps after it will be made anew.</numerusform>
+        </translation>
+    </message>
+</context>
+<context>
     <name>FilterBox</name>
     <message numerus="yes">
         <source>%n picture(s)</source>
@@ -208,6 +198,16 @@
         <translation>
             <numerusform>%n star</numerusform>
             <numerusform>%n stars</numerusform>
+        </translation>
+    </message>
+</context>
+<context>
+    <name>HealthChart</name>
+    <message numerus="yes">
+        <source>%n picture(s)</source>
+        <translation>
+            <numerusform>%n picture</numerusform>
+            <numerusform>%n pictures</numerusform>
         </translation>
     </message>
 </context>
@@ -262,6 +262,16 @@
         <translation>
             <numerusform>and %n more</numerusform>
             <numerusform>and %n more</numerusform>
+        </translation>
+    </message>
+</context>
+<context>
+    <name>PresetHeading</name>
+    <message numerus="yes">
+        <source>%n example prompt(s)</source>
+        <translation>
+            <numerusform>%n example prompt</numerusform>
+            <numerusform>%n example prompts</numerusform>
         </translation>
     </message>
 </context>
@@ -347,7 +357,7 @@
     </message>
 </context>
 <context>
-    <name>Safety</name>
+    <name>SaveStatusPanel</name>
     <message numerus="yes">
         <source>Another program changed %n value(s) that you changed too.</source>
         <translation>
@@ -546,16 +556,6 @@
         <translation>
             <numerusform>The filter hides %Ln image, which will be trained too.</numerusform>
             <numerusform>The filter hides %Ln images, which will be trained too.</numerusform>
-        </translation>
-    </message>
-</context>
-<context>
-    <name>Trouble</name>
-    <message numerus="yes">
-        <source>%n step(s) after it will be made anew.</source>
-        <translation>
-            <numerusform>%n step after it will be made anew.</numerusform>
-            <numerusform>%n steps after it will be made anew.</numerusform>
         </translation>
     </message>
 </context>

@@ -21,7 +21,7 @@ from app.core.crashes import CrashNet
 from app.core.session import Session
 from app.core.settings.preferences import Settings
 from app.core.tasks import share_lock
-from app.qt.main_thread import Collector, Poster
+from app.qt.main_thread import GcScheduler, MainThreadQueue
 from app.qt.theme import Theme
 from app.qt.theme.theme import FOLDER
 from app.qt.widgets import speak
@@ -159,7 +159,7 @@ def make_application(settings: Settings) -> QApplication:
         os.environ.setdefault("QT_SCALE_FACTOR", str(appearance.scaling / 100))  # Qt asks only when it starts
     application = QApplication([sys.argv[0]])
     share_lock()
-    Collector(application)
+    GcScheduler(application)
     application.setApplicationName("Impasto")
     application.setDesktopFileName("impasto")
     application.setWindowIcon(QIcon(str(FOLDER / "impasto.svg")))
@@ -178,7 +178,7 @@ def _sit(
     words: Sequence[str],
 ) -> int:
     """One sitting: from the session's making to its end, when all is on disk."""
-    poster = Poster()
+    poster = MainThreadQueue()
     session = Session(poster.post, settings)
     try:
         window = Window(session)

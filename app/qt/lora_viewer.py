@@ -12,12 +12,12 @@ from PySide6.QtWidgets import QDialog, QDialogButtonBox, QHBoxLayout, QLabel, QT
 from shiboken6 import isValid
 
 from app.core.loras.file import LoraFile, read_lora
-from app.core.loras.strength import OTHER, Block
+from app.core.loras.strength import OTHER, BlockStrength
 from app.core.session import Session
 from app.core.words import in_words
 from app.qt.tables import Row, Table
 from app.qt.widgets import QT_TRANSLATE_NOOP, close_row, pixmap_of, plain_label, say
-from trainer.config.presets.making import Made
+from trainer.config.presets.making import CreatedPreset
 from trainer.errors import ImpastoError, LoraFileError
 from trainer.files.architecture import NAMES
 
@@ -44,7 +44,7 @@ def facts(found: LoraFile) -> str:
     return f"{found.kind} · {family} · {rank} · {size}"
 
 
-def rows_of(blocks: Sequence[Block]) -> list[Row]:
+def rows_of(blocks: Sequence[BlockStrength]) -> list[Row]:
     """Return a line for each block, with its strength as a bar; the strongest has the longest."""
     known = [block.strength for block in blocks if block.strength is not None and math.isfinite(block.strength)]
     most = max(known, default=0.0)
@@ -61,7 +61,7 @@ def span(numbers: Sequence[float]) -> str:
     )
 
 
-def _row(block: Block, most: float) -> Row:
+def _row(block: BlockStrength, most: float) -> Row:
     side = next(words for start, words in _SIDES.items() if block.name.startswith(start))
     texts = (
         "–" if block.name == OTHER else block.name,
@@ -179,7 +179,7 @@ class LoraViewer(QDialog):
         work = lambda: found.blocks(lambda: self._wanted)  # noqa: E731
         self._session.tasks.run(work, self._if_here(self._have_blocks), self._if_here(self._refuse))
 
-    def _have_blocks(self, blocks: Sequence[Block]) -> None:
+    def _have_blocks(self, blocks: Sequence[BlockStrength]) -> None:
         self.blocks.show_rows(rows_of(blocks))
         silent = self.found is not None and not self.found.metadata
         say(self.state, self.tr("The file says nothing of how it was made.") if silent else "")
@@ -205,7 +205,7 @@ class LoraViewer(QDialog):
         self.recipe.setEnabled(False)
         self._session.presets.make_of_lora(self.path, self._if_here(self._made), self._if_here(self._refuse_recipe))
 
-    def _made(self, made: tuple[Path, Made]) -> None:
+    def _made(self, made: tuple[Path, CreatedPreset]) -> None:
         path, preset = made
         self.recipe.setEnabled(True)
         words = [self.tr("Kept among your presets as “{name}”.").format(name=preset.preset.name)]

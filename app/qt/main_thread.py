@@ -32,7 +32,7 @@ _FEW = 500
 _MIDDLE = 4
 
 
-class Poster(QObject):
+class MainThreadQueue(QObject):
     """`post` may be called from any thread; what it is given runs in the thread that made the poster, in order.
 
     After `close`, which comes when the session has ended, nothing runs any more.
@@ -86,7 +86,7 @@ _BUSY_MS, _IDLE_MS = 25, 100
 """Within the former opening a large folder makes some 5,000 objects; at rest the window wakes up less often."""
 
 
-class Collector(QObject):
+class GcScheduler(QObject):
     """Collects while the event loop runs, in full only while no window of the app is the active one."""
 
     def __init__(self, application: QGuiApplication) -> None:
@@ -113,11 +113,11 @@ class Collector(QObject):
             gc.collect()
 
 
-class Precedence(QObject):
+class InputPriorityFilter(QObject):
     """Sees what comes to a window before the window does: keys, the mouse, and that it is to be painted.
 
-    What workers post to it begins in `Poster`. Where Qt's event loop turns again, or a system's own dialog turns one of
-    which Qt says nothing, workers go on.
+    What workers post to it begins in `MainThreadQueue`. Where Qt's event loop turns again, or a system's own dialog
+    turns one of which Qt says nothing, workers go on.
     """
 
     def __init__(self, window: QWidget) -> None:

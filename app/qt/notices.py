@@ -21,7 +21,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.settings.deferred_writer import Kept
+from app.core.settings.deferred_writer import DurableWriter
 from app.core.words import in_words
 from app.qt.theme import set_icon
 from app.qt.widgets import close_row, plain_label, sign
@@ -43,7 +43,7 @@ class Notices(QWidget):
         self._column = QVBoxLayout(self)
         self._column.setContentsMargins(0, 0, 0, 0)
         self._column.setSpacing(0)
-        self._bars: list[_Bar] = []
+        self._bars: list[_NoticeBar] = []
         self.hide()
 
     def tell(self, sentence: str, kind: Kind = "info", act: tuple[str, Callable[[], object]] | None = None) -> None:
@@ -52,7 +52,7 @@ class Notices(QWidget):
             return
         if len(self._bars) == _MOST:
             self._remove(self._bars[0])
-        bar = _Bar(sentence, kind, act[0] if act else None)
+        bar = _NoticeBar(sentence, kind, act[0] if act else None)
         if act and bar.act:
             bar.act.clicked.connect(lambda: self._do(bar, act[1]))
         bar.closing.clicked.connect(lambda: self._remove(bar))
@@ -64,7 +64,7 @@ class Notices(QWidget):
         """Show what happened and what to do."""
         self.tell(in_words(error), "error")
 
-    def follow(self, *files: Kept) -> None:
+    def follow(self, *files: DurableWriter) -> None:
         """Show of each file what keeps it from being written, as long as it does."""
         for file in files:
             file.failed.connect(self.tell_error)
@@ -80,18 +80,18 @@ class Notices(QWidget):
         """Return what is shown now."""
         return [bar.sentence for bar in self._bars]
 
-    def _do(self, bar: _Bar, act: Callable[[], object]) -> None:
+    def _do(self, bar: _NoticeBar, act: Callable[[], object]) -> None:
         self._remove(bar)
         act()
 
-    def _remove(self, bar: _Bar) -> None:
+    def _remove(self, bar: _NoticeBar) -> None:
         self._bars.remove(bar)
         bar.hide()
         bar.deleteLater()
         self.setVisible(bool(self._bars))
 
 
-class _Bar(QFrame):
+class _NoticeBar(QFrame):
     def __init__(self, sentence: str, kind: Kind, act: str | None) -> None:
         super().__init__()
         self.sentence = sentence

@@ -45,7 +45,7 @@ BESIDE = (
 pictures, then what the pages need; it brings the rest with it, pydantic's models of a job above all."""
 
 
-class Step(Protocol):
+class UndoneStep(Protocol):
     """Something that was taken back or done again."""
 
     @property
@@ -64,10 +64,10 @@ class Undoing(Protocol):
     def redo_name(self) -> str | None:
         """What would be done again."""
 
-    def undo(self) -> Step | None:
+    def undo(self) -> UndoneStep | None:
         """Take it back; return what was taken back."""
 
-    def redo(self) -> Step | None:
+    def redo(self) -> UndoneStep | None:
         """Do it again; return what was done."""
 
 
@@ -120,7 +120,7 @@ class Page(QWidget):
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class PageSpec:
     """A page's module and class, and the modules of its larger parts."""
 
     module: str
@@ -134,8 +134,8 @@ class Room:
             yield
 
 
-TRAIN = Room("app.qt.train.page", "TrainPage", ("app.qt.train.forecast.panel", "app.qt.train.essentials"))
-RUNS = Room(
+TRAIN = PageSpec("app.qt.train.page", "TrainPage", ("app.qt.train.forecast.panel", "app.qt.train.essentials"))
+RUNS = PageSpec(
     "app.qt.runs.page",
     "RunsPage",
     (
@@ -149,7 +149,7 @@ RUNS = Room(
         "app.qt.runs.header",
     ),
 )
-PRESETS = Room("app.qt.presets.page", "PresetsPage", ("app.qt.presets.cards", "app.qt.presets.dialogs"))
+PRESETS = PageSpec("app.qt.presets.page", "PresetsPage", ("app.qt.presets.cards", "app.qt.presets.dialogs"))
 
 
 def load_beside() -> None:
@@ -174,7 +174,7 @@ Use = Callable[[Page], None]
 """What is to be done with a page as soon as it is there."""
 
 
-class Place(QWidget):
+class PagePlaceholder(QWidget):
     """Stands where a page will be: its title, and what to do where it could not be made."""
 
     again = Signal()
@@ -208,13 +208,15 @@ class Place(QWidget):
         centre(self, self.title, self.words, self.button)
 
 
-class Workshop(QObject):
+class PageLoader(QObject):
     """Makes pages and puts each in its place among those of a stack, the ones that are asked for before all others."""
 
     made = Signal(int, QWidget)
     """The page with this number is whole; it comes into its place when all who hear of it are done."""
 
-    def __init__(self, session: Session, commands: Commands, stack: QStackedWidget, later: Mapping[int, Room]) -> None:
+    def __init__(
+        self, session: Session, commands: Commands, stack: QStackedWidget, later: Mapping[int, PageSpec]
+    ) -> None:
         super().__init__(stack)
         self._session, self._commands, self._stack, self._rooms = session, commands, stack, later
         self._making: dict[int, Iterator[None]] = {}
@@ -232,9 +234,9 @@ class Workshop(QObject):
         self._turns = QTimer(self, interval=0)
         self._turns.timeout.connect(self._turn)
 
-    def place(self, number: int, title: str) -> Place:
+    def place(self, number: int, title: str) -> PagePlaceholder:
         """Return what stands in the stack until a page is made."""
-        place = Place(title)
+        place = PagePlaceholder(title)
         place.again.connect(lambda: self.ask(number))
         return place
 
@@ -341,7 +343,7 @@ class Workshop(QObject):
             self._spoken = True
             self._session.tasks.run(load_vocabulary, lambda _: None, raise_again)
 
-    def _place(self, number: int) -> Place:
+    def _place(self, number: int) -> PagePlaceholder:
         place = self._stack.widget(number)
-        assert isinstance(place, Place)
+        assert isinstance(place, PagePlaceholder)
         return place

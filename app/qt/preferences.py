@@ -24,9 +24,9 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.settings.preferences import Preferences, Section, Settings
+from app.core.settings.preferences import PreferenceGroup, Preferences, Settings
 from app.core.words import QT_TRANSLATE_NOOP
-from app.qt.actions.commands import Command, Commands, in_force, portable
+from app.qt.actions.commands import CommandAction, Commands, in_force, portable
 from app.qt.widgets import ComboBox, SpinBox, close_row, languages
 
 _Editor = tuple[QWidget, Callable[[], Any]]
@@ -48,7 +48,7 @@ class SectionForm(QWidget):
 
     changed = Signal()
 
-    def __init__(self, section: Section, choices: dict[str, dict[str, str]] | None = None) -> None:
+    def __init__(self, section: PreferenceGroup, choices: dict[str, dict[str, str]] | None = None) -> None:
         super().__init__()
         self._section = section
         self._read: dict[str, Callable[[], Any]] = {}
@@ -60,7 +60,7 @@ class SectionForm(QWidget):
         for name, schema in type(section).model_json_schema()["properties"].items():
             self._add_row(layout, name, {**schema, "labels": (choices or {}).get(name) or _labels(schema)})
 
-    def section(self) -> Section:
+    def section(self) -> PreferenceGroup:
         """Return the section as the form says it; raises pydantic's ValidationError where that is not allowed."""
         return type(self._section)(**{name: read() for name, read in self._read.items()})
 
@@ -156,11 +156,11 @@ class ShortcutEditor(QWidget):
         self._renew()
         self._fill()
 
-    def keys_of(self, command: Command) -> tuple[str, ...]:
+    def keys_of(self, command: CommandAction) -> tuple[str, ...]:
         """Return the keys that a command will have."""
         return self._keys.get(command.action.id, command.action.keys)  # of a room that came later, those delivered
 
-    def owners(self, keys: QKeySequence) -> list[Command]:
+    def owners(self, keys: QKeySequence) -> list[CommandAction]:
         """Return the commands that will have these keys, without the one that is being edited."""
         wanted, chosen = keys.toString(_PORTABLE), self._chosen()
         return [one for one in self._commands if one is not chosen and wanted in self.keys_of(one)]
@@ -190,7 +190,7 @@ class ShortcutEditor(QWidget):
         self._clear.clicked.connect(lambda: self._give(()))
         self._default.clicked.connect(lambda: self._give(None))
 
-    def _chosen(self) -> Command | None:
+    def _chosen(self) -> CommandAction | None:
         item = self.list.currentItem()
         return self._commands[item.data(0, _ID)] if item else None
 
@@ -250,7 +250,7 @@ class ShortcutEditor(QWidget):
             self._put(command, tuple(one for one in self.keys_of(command) if one != portable(key)))
         return [command.title for command in losers]
 
-    def _put(self, command: Command, keys: tuple[str, ...]) -> None:
+    def _put(self, command: CommandAction, keys: tuple[str, ...]) -> None:
         if tuple(map(portable, keys)) == tuple(map(portable, command.action.keys)):
             self.own.pop(command.action.id, None)
         else:
@@ -282,7 +282,7 @@ class PreferencesDialog(QDialog):
         self.fault.hide()
         for name, field in Preferences.model_fields.items():
             section = getattr(settings.preferences, name)
-            if isinstance(section, Section) and field.title:
+            if isinstance(section, PreferenceGroup) and field.title:
                 self._add_section(name, words(field.title), section)
         self.shortcuts = ShortcutEditor(commands, settings.preferences.shortcuts)
         self.shortcuts.changed.connect(self._keep)
@@ -293,7 +293,7 @@ class PreferencesDialog(QDialog):
         column.addWidget(self.fault)
         column.addWidget(buttons)
 
-    def _add_section(self, name: str, title: str, section: Section) -> None:
+    def _add_section(self, name: str, title: str, section: PreferenceGroup) -> None:
         form = self._forms[name] = SectionForm(section, {"language": _language_names()})
         form.changed.connect(self._keep)
         self.tabs.addTab(form, title)

@@ -9,7 +9,7 @@ from PySide6.QtCore import QCoreApplication, QEvent, QObject, Qt, Signal
 from PySide6.QtGui import QAction, QFontMetrics, QPalette
 from PySide6.QtWidgets import QLabel, QMenu, QPushButton, QVBoxLayout, QWidget
 
-from app.core.events import Event
+from app.core.events import Emitter
 from app.core.session import Session
 from app.core.settings.recent import Absence, RecentFolders
 from app.qt.theme import set_icon
@@ -33,7 +33,7 @@ def _named(name: str, absence: Absence | None, metrics: QFontMetrics, width: int
     return metrics.elidedText(name, Qt.TextElideMode.ElideMiddle, room).replace("&", "&&") + why
 
 
-def _follow(widget: QWidget, happened: Event[None], act: Callable[[], None]) -> None:
+def _follow(widget: QWidget, happened: Emitter[None], act: Callable[[], None]) -> None:
     """Call `act` whenever that happens, as long as there is the widget."""
     until_destroyed(widget, happened.connect(lambda _: act()))
 
@@ -117,7 +117,7 @@ class RecentList(QWidget):
             button.setEnabled(absence is None)
 
 
-class Invitation(QWidget):
+class EmptyState(QWidget):
     """Covers a widget as long as the library is empty; what is dropped on it falls through to what lies behind."""
 
     def __init__(self, session: Session, behind: QWidget) -> None:

@@ -12,7 +12,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.disk.datasets import Progress
+from app.core.disk.datasets import ReadingProgress
 from app.core.edits.save_state import SaveState
 from app.core.runs.training import NowTraining, Training
 from app.core.session import Session
@@ -156,7 +156,7 @@ class StatusLine(QStatusBar):
         saved = self.tr("All changes saved, originals backed up.")
         return saved if state.backed_up else self.tr("All changes saved.")
 
-    def _show_reading(self, progress: Progress) -> None:
+    def _show_reading(self, progress: ReadingProgress) -> None:
         done, total = QLocale().toString(progress.done), QLocale().toString(progress.total)
         words = self.tr("Reading {folder}: {done} of {total}")
         going_on = progress.done < progress.total

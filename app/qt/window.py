@@ -23,17 +23,17 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.disk.datasets import Opened
+from app.core.disk.datasets import OpenedDataset
 from app.core.session import Session
 from app.core.settings import recent
 from app.qt import page_loader
-from app.qt.actions.commands import Command, Commands
-from app.qt.main_thread import Precedence
+from app.qt.actions.commands import CommandAction, Commands
+from app.qt.main_thread import InputPriorityFilter
 from app.qt.notices import Notices
-from app.qt.page_loader import Page, Place, Undoing, Use, Workshop
+from app.qt.page_loader import Page, PageLoader, PagePlaceholder, Undoing, Use
 from app.qt.pictures.arriving import no_use_for
 from app.qt.pictures.page import PicturesPage
-from app.qt.recent import Invitation, RecentMenu
+from app.qt.recent import EmptyState, RecentMenu
 from app.qt.status import StatusLine, TrainingRing, title_of
 from app.qt.theme import set_icon
 from app.qt.widgets import come_forward, while_there
@@ -49,7 +49,7 @@ _PATIENCE = 2.0
 """Seconds without progress after which the window stops waiting for them."""
 
 
-class Rail(QFrame):
+class Sidebar(QFrame):
     """Its buttons do the commands that they are made of; exactly one is on."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -61,7 +61,7 @@ class Rail(QFrame):
         self._column.setSpacing(4)
         self._column.addStretch()
 
-    def add(self, command: Command) -> QToolButton:
+    def add(self, command: CommandAction) -> QToolButton:
         """Put one more page's button below the others."""
         button = QToolButton()
         button.setText(command.text())
@@ -108,17 +108,17 @@ class Window(QMainWindow):
         self.recent = self._add_recent()
         self.pictures = PicturesPage(session, self.commands)
         self.pages = QStackedWidget()
-        self._workshop = Workshop(session, self.commands, self.pages, _LATER)
+        self._workshop = PageLoader(session, self.commands, self.pages, _LATER)
         self.notices = Notices()
         self.status = StatusLine(session)
-        self._rail = Rail()
+        self._rail = Sidebar()
         self._above = QVBoxLayout()
         self._build()
         self._listen()
         self._restore()
         self._fresh = True
         """Whether the user has not opened a page yet, so that the window may go to a run."""
-        Precedence(self)
+        InputPriorityFilter(self)
 
     def open(self, paths: Iterable[str | Path], then: Callable[[], None] | None = None) -> None:
         """Open folders as datasets, of an image its folder; LoRAs and presets go to their places. Then call `then`.
@@ -416,7 +416,7 @@ class Window(QMainWindow):
 
     def _build(self) -> None:
         self._add_page("window.pictures", self.pictures)
-        self.invitation = Invitation(self.session, self.pictures.views)
+        self.invitation = EmptyState(self.session, self.pictures.views)
         self.invitation.button.clicked.connect(lambda: self.open_folder())
         self.invitation.recent.chosen.connect(lambda folder: self.open([folder]))
         for command in ("window.train", "window.runs", "window.presets"):
@@ -500,7 +500,7 @@ class Window(QMainWindow):
     def _tell(self, error: ImpastoError) -> None:
         self.notices.tell_error(error)
 
-    def _tell_empty(self, opened: Opened) -> None:
+    def _tell_empty(self, opened: OpenedDataset) -> None:
         """Say that there is nothing in a folder, where pictures of others stand; else the invitation says it."""
         if not opened.pictures and self.session.library.pictures:
             self.status.say(self.tr("No pictures in {folder}").format(folder=opened.folder.name))
@@ -518,7 +518,7 @@ class Window(QMainWindow):
     def _undoing(self) -> Undoing:
         """What Ctrl+Z means now: the page that is shown may have an undo of its own, one on its way has none."""
         page = self.pages.currentWidget()
-        return (page.undoing if isinstance(page, Page | Place) else None) or self.session.history
+        return (page.undoing if isinstance(page, Page | PagePlaceholder) else None) or self.session.history
 
     def _name_undo(self) -> None:
         undo, redo = self._undoing().undo_name, self._undoing().redo_name

@@ -19,7 +19,7 @@ from statistics import median
 
 from app.core.health import charts
 from app.core.health.health import Health
-from app.core.library import Change, Folder, Library
+from app.core.library import Folder, Library, ValueChange
 from app.core.tags.index import TagIndex
 from app.core.tasks import Tasks
 from tests.bench.app_results import write_section
@@ -76,7 +76,7 @@ def measure(pictures: int) -> list[tuple[str, str]]:
         before = desk.library.pictures[number].caption
         desk.spent = 0.0
         start = time.thread_time()
-        desk.library.apply([Change(number, "caption", before, f"{before}, more")])
+        desk.library.apply([ValueChange(number, "caption", before, f"{before}, more")])
         edits.append(time.thread_time() - start)
         desk.settle()
         edits[-1] += desk.spent

@@ -27,7 +27,7 @@ from PySide6.QtCore import QEventLoop, Qt, QTimer
 
 from app.core.library import Picture
 from app.core.query import tokens
-from app.qt.page_loader import Place
+from app.qt.page_loader import PagePlaceholder
 from tests.bench.app_results import write_section
 
 _TITLES = {"jpegs": "photographs", "many": "very many pictures"}
@@ -123,11 +123,11 @@ class Bench:
         from app.core.session import Session
         from app.core.settings.preferences import Settings
         from app.qt.application import make_application
-        from app.qt.main_thread import Poster
+        from app.qt.main_thread import MainThreadQueue
         from app.qt.window import Window
 
         self.application = make_application(Settings())
-        self.poster = Poster()
+        self.poster = MainThreadQueue()
         self.session = Session(self.poster.post)
         self.window = Window(self.session)
         self.window.resize(1400, 900)
@@ -138,7 +138,7 @@ class Bench:
     def _settled(self) -> bool:
         """Tell whether all is loaded that the window loads behind: a second after it is there on a quiet machine."""
         pages = self.window.pages
-        made = not any(isinstance(pages.widget(number), Place) for number in range(pages.count()))
+        made = not any(isinstance(pages.widget(number), PagePlaceholder) for number in range(pages.count()))
         return made and tokens._clip.cache_info().currsize > 0
 
     def until(self, reached: Callable[[], bool], seconds: float) -> float:
@@ -230,13 +230,13 @@ def many(folder: Path, count: int) -> list[str]:
 
 def _follow(folder: Path, in_sight: Sequence[Picture]) -> str:
     """Measure what a minute of looking for changes costs while there are none."""
-    from app.core.disk.scanner import Looker
+    from app.core.disk.scanner import FolderScanner
 
     near: dict[Path, set[str]] = {}
     for picture in in_sight:
         names = (picture.name, f"{picture.path.stem}.txt", f"{picture.path.stem}.caption")
         near.setdefault(picture.folder.path, set()).update(names)
-    looker = Looker(folder.absolute(), lambda news: None)
+    looker = FolderScanner(folder.absolute(), lambda news: None)
     for _ in range(2):
         looker.look(False, near, {}, {})
     spent = time.thread_time()

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from app.core.library import Change, Folder, Library
+from app.core.library import Folder, Library, ValueChange
 from app.core.query.finder import Finder
 from app.core.tags.completion import Completer, TagList, Vocabulary, Word
 from app.core.tags.index import TagIndex
@@ -174,7 +174,7 @@ def of_one_caption(library: Library, index: TagIndex) -> list[tuple[str, str]]:
 
     def change() -> None:
         before = library.pictures[number].caption or ""
-        library.apply([Change(number, "caption", before, f"{before}, one more")])
+        library.apply([ValueChange(number, "caption", before, f"{before}, one more")])
 
     common = max(index.counts().items(), key=lambda pair: pair[1])[0]
     return [

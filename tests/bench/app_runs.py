@@ -102,11 +102,11 @@ def measure(folder: Path) -> list[tuple[str, str]]:
     from app.core.session import Session
     from app.core.settings.preferences import Settings
     from app.qt.application import make_application
-    from app.qt.main_thread import Poster
+    from app.qt.main_thread import MainThreadQueue
     from app.qt.window import Window
 
     _application = make_application(Settings())
-    poster = Poster()
+    poster = MainThreadQueue()
     session = Session(poster.post)
     window = Window(session)
     window.resize(1280, 800)

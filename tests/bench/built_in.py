@@ -11,7 +11,7 @@ from trainer.config.base import Family
 from trainer.memory.device.calibration import Correction
 from trainer.memory.device.device_state import situation_ahead
 from trainer.memory.device.gpu_specs import find_card
-from trainer.memory.planner.request import Question, question_ahead
+from trainer.memory.planner.request import PlanRequest, question_ahead
 
 FAMILIES: tuple[Family, ...] = get_args(Family)
 RECIPES = ("character", "concept", "likeness", "style")
@@ -21,14 +21,14 @@ OTHER_GENERATIONS = ("RTX 2080", "RTX 2080 Ti", "RTX 5060", "RTX 5070", "RTX 508
 SYSTEMS = ("Windows", "Linux")
 
 
-def built_in(family: Family, recipe: str, card: str, system: str) -> Question:
+def built_in(family: Family, recipe: str, card: str, system: str) -> PlanRequest:
     """A recipe on a card as `--gpu` names it, without what runs on this machine have taught."""
     question = question_ahead(family, preset_recipe(recipe, family), card, recipe)
     situation = situation_ahead(find_card(card), system=system)
     return replace(question, situation=replace(situation, correction=Correction()))
 
 
-def all_built_in() -> Iterator[Question]:
+def all_built_in() -> Iterator[PlanRequest]:
     """Every family, recipe, card and system, those with most to trace in common one after the other."""
     cards = (*(f"{size}GB" for size in GIGABYTES), *OTHER_GENERATIONS)
     for family in FAMILIES:

@@ -19,7 +19,7 @@ from trainer.config.fit import FitConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.memory.trace import recorder
 from trainer.memory.trace.meta_models import micro_batch
-from trainer.memory.trace.workload import Subject, subject_ahead
+from trainer.memory.trace.workload import Workload, subject_ahead
 
 MIB = 2**20
 FITS = (
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if same else 1
 
 
-def compare(subject: Subject, bucket: tuple[int, int], pictures: int) -> bool:
+def compare(subject: Workload, bucket: tuple[int, int], pictures: int) -> bool:
     """Prints, for each part of a step, changes and peak of both; returns whether every change was the same."""
     real = [outside_kernels(part) for part in real_steps(subject, bucket, pictures, micro_batches=2)]
     with patch.object(recorder, "hidden_bytes", lambda func, args: ()):

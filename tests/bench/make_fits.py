@@ -24,11 +24,11 @@ from trainer.config.toml_file import toml_value
 from trainer.files.architecture import NAMES
 from trainer.files.assets import preset_path
 from trainer.memory.planner.planner import Plan, plan
-from trainer.memory.planner.request import Question
+from trainer.memory.planner.request import PlanRequest
 from trainer.memory.planner.suggestions import training_figures
-from trainer.memory.trace.library import Traces
+from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.memory_trace import in_a_row
-from trainer.memory.trace.store import TapeStore
+from trainer.memory.trace.store import TraceStore
 from trainer.protocol import files
 from trainer.protocol.forecast import ROUNDING
 
@@ -46,9 +46,9 @@ def file_name(family: Family, gigabytes: int) -> str:
 class Reasons:
     """Why each value of a planned fit is what it is."""
 
-    question: Question
+    question: PlanRequest
     chosen: Plan
-    traces: Traces
+    traces: TraceLibrary
 
     def of(self, key: str) -> str:
         """The reason for a key of the fit, in sentences."""
@@ -148,7 +148,7 @@ def _than(difference: int) -> str:
     return f"{words.size(abs(difference))} {'more' if difference > 0 else 'less'}"
 
 
-def preset_text(family: Family, gigabytes: int, traces: Traces) -> str:
+def preset_text(family: Family, gigabytes: int, traces: TraceLibrary) -> str:
     """The whole preset file for a card size."""
     question = built_in(family, RECIPE, f"{gigabytes}GB", SYSTEM)
     planned = plan(question.subject, question.written, question.situation, traces, question.occasions, others=False)
@@ -179,7 +179,7 @@ def preset_text(family: Family, gigabytes: int, traces: Traces) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _heading(question: Question, chosen: Plan) -> str:
+def _heading(question: PlanRequest, chosen: Plan) -> str:
     situation, found = question.situation, chosen.forecast
     taken, peak = plan_text.taken(found), plan_text.decisive(found)
     name = plan_text.PHASES[peak.phase].lower()
@@ -201,7 +201,7 @@ def _comment(text: str) -> Iterator[str]:
 def main() -> int:
     """Write all of them."""
     folder: Path = preset_path("fits")
-    traces = Traces(TapeStore.of_user())
+    traces = TraceLibrary(TraceStore.of_user())
     for family in FAMILIES:
         for gigabytes in GIGABYTES:
             path = folder / file_name(family, gigabytes)

@@ -32,9 +32,9 @@ from tests.support.truth import Prediction, foresee, measure
 from tests.support.truth_jobs import TruthJob, truth_jobs
 from tests.support.truth_report import Edge, Row, line_of, report
 from trainer import gpu
-from trainer.memory.device.device_state import Situation, situation_ahead, situation_here
+from trainer.memory.device.device_state import DeviceState, situation_ahead, situation_here
 from trainer.memory.device.gpu_specs import Overheads, find_card
-from trainer.memory.trace.workload import Subject
+from trainer.memory.trace.workload import Workload
 from trainer.protocol.forecast import ForecastPhase, Rate
 from trainer.training.acceleration.throughput import measure_rate
 from trainer.training.device.out_of_memory import card_of
@@ -55,7 +55,7 @@ Seen = tuple[ForecastPhase, Measured] | int
 class Bench:
     """What is run, on what, and what came out."""
 
-    situation: Situation
+    situation: DeviceState
     cpu: bool
     until: float
     path: Path
@@ -149,14 +149,14 @@ class Bench:
     def _limit(self) -> float:
         return LONGEST * (SLOWER_ON_CPU if self.cpu else 1)
 
-    def _subject(self, job: TruthJob) -> Subject:
+    def _subject(self, job: TruthJob) -> Workload:
         return job.subject(tiny=True, dtype="fp32") if self.cpu else job.subject()
 
     def _is_edge(self, place: int) -> bool:
         return place in EDGE_JOBS and not self.cpu
 
 
-def told_by_device(job: TruthJob, subject: Subject, cpu: bool, capacity: int | None = None) -> Iterator[Seen]:
+def told_by_device(job: TruthJob, subject: Workload, cpu: bool, capacity: int | None = None) -> Iterator[Seen]:
     """Measures a job in this process, which ends with it; within ``capacity`` bytes of segments, if so."""
     meter = CpuMeter() if cpu else CudaMeter()
     if cpu:
@@ -182,7 +182,7 @@ def _state_workspace(capability: tuple[int, int]) -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", gpu.cublas_workspace(capability, deterministic=False))
 
 
-def situation_of_card(apart: Apart) -> Situation:
+def situation_of_card(apart: Apart) -> DeviceState:
     """The first card; the forecast is made as for a user who plans to train on it now.
 
     Asked by a process of its own: this one makes no CUDA context, which would lie on the card all the time.
@@ -195,7 +195,7 @@ def situation_of_card(apart: Apart) -> Situation:
     return situation_here(card, rate=rate)
 
 
-def situation_in_main_memory() -> Situation:
+def situation_in_main_memory() -> DeviceState:
     """Main memory, which knows no workspaces."""
     none = Overheads(0, 0, cublas_workspace_bytes=0, cudnn_workspace_share=0.0, sources={})
     return replace(situation_ahead(find_card("8GB")), overheads=none)

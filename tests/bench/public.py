@@ -26,7 +26,7 @@ from trainer.base.drawing import decode_levels
 from trainer.config.base import Family
 from trainer.memory.allocator.allocator import Allocator
 from trainer.memory.allocator.replay import replay
-from trainer.memory.device.device_state import Situation, situation_ahead
+from trainer.memory.device.device_state import DeviceState, situation_ahead
 from trainer.memory.device.gpu_specs import find_card
 from trainer.memory.trace.meta_models import META, bare_vae, place
 from trainer.memory.trace.other_phases import VAE_ATTENTION
@@ -50,7 +50,7 @@ class Bytes:
     """Reserved, and what the process takes beside the allocator."""
 
 
-Forecaster = Callable[[Situation, Path], Bytes]
+Forecaster = Callable[[DeviceState, Path], Bytes]
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def training(family: Family, side: int, **changes: Any) -> Forecaster:
     dtype = changes.pop("dtype", "bf16")
     job = TruthJob("", family, (side, side), **changes)
 
-    def forecast(situation: Situation, folder: Path) -> Bytes:
+    def forecast(situation: DeviceState, folder: Path) -> Bytes:
         phases = foresee(job, job.subject(dtype=dtype), situation, folder).phases.values()
         allocated, reserved = max(phase.allocated for phase in phases), max(phase.reserved for phase in phases)
         return Bytes(allocated, reserved, reserved + situation.outside)
@@ -85,7 +85,7 @@ def training(family: Family, side: int, **changes: Any) -> Forecaster:
 def decoding(family: Family, side: int, dtype: torch.dtype) -> Forecaster:
     """The VAE alone on the card, turning latents into a picture at once."""
 
-    def forecast(situation: Situation, folder: Path) -> Bytes:
+    def forecast(situation: DeviceState, folder: Path) -> Bytes:
         vae = bare_vae(TruthJob("", family, (side, side)).subject())
         with recording(VAE_ATTENTION) as tracer:
             place(vae, dtype)
@@ -165,7 +165,7 @@ def _cards() -> Iterator[Published]:
     yield Published("SDXL 1024, 4 pictures", source, forecast, differs, 31.2, float("inf"), "total")
 
 
-def row(one: Published, situation: Situation, folder: Path) -> str:
+def row(one: Published, situation: DeviceState, folder: Path) -> str:
     """A line of the table."""
     forecast = one.forecast(situation, folder)
     value = getattr(forecast, one.measure) / GIB
@@ -177,7 +177,7 @@ def row(one: Published, situation: Situation, folder: Path) -> str:
     return f"| {one.name} | {one.source} | {one.measure} {said} | {figures} | {verdict} | {one.differs} |"
 
 
-def table(situation: Situation, folder: Path) -> Iterator[str]:
+def table(situation: DeviceState, folder: Path) -> Iterator[str]:
     """The whole table, line by line."""
     yield "# Forecasts beside published measurements"
     yield f"Made by `python -m tests.bench.public`, torch {torch.__version__}."

@@ -37,10 +37,10 @@ from tests.support.truth_jobs import TruthJob
 from trainer import gpu
 from trainer.memory.allocator.settings import AllocatorSettings
 from trainer.memory.device.gpu_specs import cublas_workspace_bytes
-from trainer.memory.trace.library import Traces
-from trainer.memory.trace.memory_trace import Storage, Tape
-from trainer.memory.trace.store import TapeStore
-from trainer.memory.trace.workload import BucketUse, Subject, TracePart
+from trainer.memory.trace.library import TraceLibrary
+from trainer.memory.trace.memory_trace import MemoryTrace, Storage
+from trainer.memory.trace.store import TraceStore
+from trainer.memory.trace.workload import BucketUse, TracePart, Workload
 from trainer.training.device.out_of_memory import card_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,7 +65,7 @@ class RecordedJob:
     capped: bool = False
     expandable: bool = False
 
-    def subject(self, *, tiny: bool) -> Subject:
+    def subject(self, *, tiny: bool) -> Workload:
         """What memory depends on."""
         subject = self.job.subject(tiny=tiny, dtype="fp32" if tiny else "bf16")
         if self.other_size is None:
@@ -111,9 +111,9 @@ def work_of(recorded: RecordedJob, run: RealRun) -> list[Callable[[], None]]:
     return [known[part] for part in recorded.parts if part in known]
 
 
-def tapes_of(recorded: RecordedJob, subject: Subject, traces: Traces) -> list[Tape]:
+def tapes_of(recorded: RecordedJob, subject: Workload, traces: TraceLibrary) -> list[MemoryTrace]:
     """The same parts as a trace on meta tensors has them."""
-    tapes: list[Tape] = []
+    tapes: list[MemoryTrace] = []
     for part in recorded.parts:
         if part != "steps":
             tapes += traces.phase(subject, part)
@@ -176,13 +176,13 @@ def replayed(recorded: RecordedJob, path: Path) -> bool:
     for fault in result.wrong[:3]:
         say(f"    {fault}")
     with TemporaryDirectory() as store:
-        tapes = tapes_of(recorded, recorded.subject(tiny=False), Traces(TapeStore(Path(store))))
+        tapes = tapes_of(recorded, recorded.subject(tiny=False), TraceLibrary(TraceStore(Path(store))))
     asked = [event.bytes for event in recording.events if event.kind == "alloc"]
     say(f"    {likeness(asked, births(tapes, recording.cublas_bytes))}")
     return exact
 
 
-def births(tapes: Iterable[Tape], cublas: int) -> list[int]:
+def births(tapes: Iterable[MemoryTrace], cublas: int) -> list[int]:
     """The sizes that tapes ask for, in order; of convolutions' workspaces, which a trace cannot know, none."""
     sizes: list[int] = []
     workspaces: set[str | None] = set()

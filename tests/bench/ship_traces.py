@@ -28,16 +28,16 @@ from tests.bench.make_fits import RECIPE, preset_text
 from trainer.config.base import Family
 from trainer.config.fit import PLANNED, FitConfig
 from trainer.files.assets import asset_path
-from trainer.memory.forecast.forecast import Runs
+from trainer.memory.forecast.forecast import RunSimulator
 from trainer.memory.forecast.results import OutcomeStore, write_outcomes
-from trainer.memory.forecast.schedule import Course, Occasions
+from trainer.memory.forecast.schedule import PhaseCounts, RunSchedule
 from trainer.memory.planner.planner import plan
-from trainer.memory.planner.request import Question
+from trainer.memory.planner.request import PlanRequest
 from trainer.memory.trace.derive import NOT_RANKED, PICTURES, RANKS, SHAPES, Size
-from trainer.memory.trace.library import LARGEST_TRACED, Steps, Traces
-from trainer.memory.trace.memory_trace import Outline, Tape
-from trainer.memory.trace.store import OF_OTHERS, SHIPPED_OUTCOMES, SUFFIX, TapeStore, write_archive
-from trainer.memory.trace.workload import Subject, TracePart, Wish, complete_fit, library_versions
+from trainer.memory.trace.library import LARGEST_TRACED, Steps, TraceLibrary
+from trainer.memory.trace.memory_trace import MemoryTrace, TraceSummary
+from trainer.memory.trace.store import OF_OTHERS, SHIPPED_OUTCOMES, SUFFIX, TraceStore, write_archive
+from trainer.memory.trace.workload import TracePart, TraceRequest, Workload, complete_fit, library_versions
 from trainer.protocol import files as atomic
 
 INDEX = "index.json"
@@ -50,49 +50,49 @@ OPTIMIZER_RANKS = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 Notes = dict[str, dict[str, Any]]
 
 
-class NotedTraces(Traces):
+class NotedTraces(TraceLibrary):
     """Traces that keep for what each was asked, so that a key can be made again from it."""
 
-    def __init__(self, store: TapeStore) -> None:
+    def __init__(self, store: TraceStore) -> None:
         super().__init__(store)
         self.recipe = ""
         """The name of the recipe that is being planned."""
         self.notes = Notes()
 
-    def steps(self, subject: Subject, bucket: Size, pictures: int) -> Steps[Tape]:
+    def steps(self, subject: Workload, bucket: Size, pictures: int) -> Steps[MemoryTrace]:
         """See Traces."""
         self._note(subject, "micro", bucket, pictures)
         return super().steps(subject, bucket, pictures)
 
-    def step_outlines(self, subject: Subject, bucket: Size, pictures: int) -> Steps[Outline]:
+    def step_outlines(self, subject: Workload, bucket: Size, pictures: int) -> Steps[TraceSummary]:
         """See Traces."""
         self._note(subject, "micro", bucket, pictures)
         return super().step_outlines(subject, bucket, pictures)
 
-    def phase(self, subject: Subject, part: TracePart) -> tuple[Tape, ...]:
+    def phase(self, subject: Workload, part: TracePart) -> tuple[MemoryTrace, ...]:
         """See Traces."""
         self._note(subject, part)
         return super().phase(subject, part)
 
-    def phase_outlines(self, subject: Subject, part: TracePart) -> tuple[Outline, ...]:
+    def phase_outlines(self, subject: Workload, part: TracePart) -> tuple[TraceSummary, ...]:
         """See Traces."""
         self._note(subject, part)
         return super().phase_outlines(subject, part)
 
-    def _note(self, subject: Subject, part: TracePart, *more: object) -> None:
+    def _note(self, subject: Workload, part: TracePart, *more: object) -> None:
         note = _note_of(subject, self.recipe, part=part, more=more)
         self.notes.setdefault(subject.key(part, *more), note)
 
 
-class NotedRuns(Runs):
+class NotedRuns(RunSimulator):
     """Runs that note which were asked for."""
 
-    def __init__(self, question: Question, notes: Notes) -> None:
+    def __init__(self, question: PlanRequest, notes: Notes) -> None:
         super().__init__(question.situation)
         self.recipe = question.name
         self.notes = notes
 
-    def key(self, course: Course) -> str:
+    def key(self, course: RunSchedule) -> str:
         """See Runs."""
         key = super().key(course)
         overheads = asdict(self.situation.overheads)
@@ -100,26 +100,26 @@ class NotedRuns(Runs):
         return key
 
 
-def _note_of(subject: Subject, recipe: str, **more: object) -> dict[str, Any]:
+def _note_of(subject: Workload, recipe: str, **more: object) -> dict[str, Any]:
     fit = {name: getattr(subject.fit, name) for name in PLANNED}
     return {"family": subject.family, "recipe": recipe, **more, "fit": fit}
 
 
-def noted_subject(note: Mapping[str, Any]) -> Subject:
+def noted_subject(note: Mapping[str, Any]) -> Workload:
     """The subject that a note of the index is about."""
     subject = _question_of(note["family"], note["recipe"]).subject
     subject = replace(subject, fit=complete_fit(FitConfig.model_validate(note["fit"])))
     return subject.at_rank(note["rank"]) if "rank" in note else subject
 
 
-def wish_of(note: Mapping[str, Any]) -> Wish:
+def wish_of(note: Mapping[str, Any]) -> TraceRequest:
     """The tapes that a note is about."""
     more = (tuple(note["more"][0]), note["more"][1]) if note["part"] == "micro" else ()
-    return Wish(noted_subject(note), note["part"], more)
+    return TraceRequest(noted_subject(note), note["part"], more)
 
 
 @cache
-def _question_of(family: Family, recipe: str) -> Question:
+def _question_of(family: Family, recipe: str) -> PlanRequest:
     return built_in(family, recipe, f"{GIGABYTES[0]}GB", SYSTEMS[0])
 
 
@@ -128,12 +128,12 @@ def noted_key(note: Mapping[str, Any]) -> str:
     return noted_subject(note).key(note["part"], *note["more"])
 
 
-def noted_run(note: Mapping[str, Any], traces: Traces) -> tuple[Runs, Course]:
+def noted_run(note: Mapping[str, Any], traces: TraceLibrary) -> tuple[RunSimulator, RunSchedule]:
     """The run that a note of an outcome is about, and runs on such a card."""
     situation = _question_of(note["family"], note["recipe"]).situation
     overheads = replace(situation.overheads, **{name: note[name] for name in SIZES})
-    course = Course(noted_subject(note), traces, Occasions(), situation.rate)
-    return Runs(replace(situation, overheads=overheads)), course
+    course = RunSchedule(noted_subject(note), traces, PhaseCounts(), situation.rate)
+    return RunSimulator(replace(situation, overheads=overheads)), course
 
 
 def read_index(folder: Path) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def read_index(folder: Path) -> dict[str, Any]:
     return index
 
 
-def _asked_for(store: TapeStore, questions: Iterable[Question]) -> tuple[Notes, Notes]:
+def _asked_for(store: TraceStore, questions: Iterable[PlanRequest]) -> tuple[Notes, Notes]:
     """Notes of all tapes that plans for these questions and the fit presets ask for, by key, and of all runs."""
     traces, runs = NotedTraces(store), Notes()
     for question in questions:
@@ -184,14 +184,14 @@ def _further(note: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             yield from ({**note, "rank": rank, "more": [shape, size]} for shape in SHAPES[note["family"]])
 
 
-def _make(store: TapeStore, notes: Notes) -> None:
+def _make(store: TraceStore, notes: Notes) -> None:
     """Have the tapes of these notes in the store."""
-    traces = Traces(store)
+    traces = TraceLibrary(store)
     for wish in sorted(map(wish_of, notes.values()), key=lambda wish: wish.subject.key("load")):
         traces.fulfil(wish)  # models that are alike are built once
 
 
-def ship_outcomes(store: TapeStore, folder: Path, questions: Iterable[Question]) -> tuple[Notes, Notes]:
+def ship_outcomes(store: TraceStore, folder: Path, questions: Iterable[PlanRequest]) -> tuple[Notes, Notes]:
     """Write outcomes into ``folder``; return the notes of all traces that were asked for, and of the outcomes."""
     with tempfile.TemporaryDirectory() as played:  # what was played by another version is not taken for this one's
         store.outcomes, store.shipped_outcomes = Path(played), None
@@ -205,13 +205,13 @@ def ship_outcomes(store: TapeStore, folder: Path, questions: Iterable[Question])
     return notes, {key: runs[key] for key in outcomes | hindered}
 
 
-def ship(store: TapeStore, folder: Path, questions: Iterable[Question]) -> None:
+def ship(store: TraceStore, folder: Path, questions: Iterable[PlanRequest]) -> None:
     """Write tapes, outcomes and their index into ``folder``, and remove what nothing asks for."""
     notes, runs = ship_outcomes(store, folder, questions)
     others = _of_others(notes)
     _make(store, others)
     notes |= others
-    archives: dict[str, dict[str, Sequence[Tape]]] = {}
+    archives: dict[str, dict[str, Sequence[MemoryTrace]]] = {}
     for key, note in sorted(notes.items(), key=lambda entry: _likeness(entry[1])):
         tapes = store.load(key)
         assert tapes is not None  # asked for just now
@@ -257,12 +257,12 @@ def write_index(folder: Path, notes: Notes, runs: Notes) -> None:
 
 def main() -> int:
     """Make them."""
-    folder, user = asset_path("traces"), TapeStore.of_user().folder
+    folder, user = asset_path("traces"), TraceStore.of_user().folder
     if "--outcomes" in sys.argv[1:]:
-        _, runs = ship_outcomes(TapeStore(user, folder), folder, all_built_in())
+        _, runs = ship_outcomes(TraceStore(user, folder), folder, all_built_in())
         write_index(folder, read_index(folder)["entries"], runs)
     else:
-        ship(TapeStore(user), folder, all_built_in())
+        ship(TraceStore(user), folder, all_built_in())
     files = [*folder.iterdir()]
     size = sum(path.stat().st_size for path in files)
     sys.stdout.write(f"{len(files)} files in {folder}, {size / 2**20:.1f} MiB\n")

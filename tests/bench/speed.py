@@ -56,8 +56,8 @@ from trainer.memory.trace.meta_models import (
     micro_batch,
     place,
 )
-from trainer.memory.trace.workload import Subject, subject_ahead
-from trainer.training.build import Parts, put_together
+from trainer.memory.trace.workload import Workload, subject_ahead
+from trainer.training.build import RunParts, put_together
 from trainer.training.loop import Engine
 from trainer.training.optim.lr_schedule import Segment
 from trainer.training.optim.master_weights import measure
@@ -97,7 +97,7 @@ class Count:
         return self.forward + self.backward + self.accumulate + self.optimizer
 
 
-def count_step(subject: Subject, pictures: int, adapters: Adapters = IN_USE, technique: Technique = "none") -> Count:
+def count_step(subject: Workload, pictures: int, adapters: Adapters = IN_USE, technique: Technique = "none") -> Count:
     """Count a step of ``pictures`` in the subject's first bucket, with the operations that a CUDA card would get."""
     engine = _engine(subject, adapters)
     _take_first_step(engine)
@@ -134,7 +134,7 @@ def _take_first_step(engine: Engine) -> None:
     engine.move(1.0, 1.0)
 
 
-def _engine(subject: Subject, adapters: Adapters) -> Engine:
+def _engine(subject: Workload, adapters: Adapters) -> Engine:
     """The engine as a run builds it, on models without weights."""
     dtype = dtype_of(subject)
     unet, placer = bare_unet(subject)
@@ -150,14 +150,14 @@ def _engine(subject: Subject, adapters: Adapters) -> Engine:
         lean=adapters == "lean",
     )
     nothing = cast(Any, None)  # nothing is cached, dealt or assembled
-    parts = Parts(cast(Any, subject), cache=nothing, feed=nothing, assembler=nothing, device=META)
+    parts = RunParts(cast(Any, subject), cache=nothing, feed=nothing, assembler=nothing, device=META)
     models = StepModels(subject.family, unet, tuple(encoders), subject.recipe.clip_skip, dtype)
     engine = put_together(job_of(subject), parts, [Segment(0, 1)], models, adapter)
     let_begin(engine.optimizer)
     return engine
 
 
-def subject_of(options: argparse.Namespace) -> Subject:
+def subject_of(options: argparse.Namespace) -> Workload:
     """What is to be counted."""
     recipe = {"layers": options.layers, "rank": options.rank, "resolution": options.resolution}
     fit = {"dtype": options.dtype, "checkpointing": options.checkpointing, "quantise": options.quantise}

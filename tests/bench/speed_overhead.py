@@ -25,14 +25,14 @@ from tests.support.tiny import tiny_base
 from trainer.config.base import Family
 from trainer.protocol import events
 from trainer.training import loop
-from trainer.training.data.batches import AssemblerAhead
+from trainer.training.data.batches import PrefetchCollator
 from trainer.training.optim.master_weights import MasterWeights
 from trainer.training.run.start import start
 
 STEP = ((loop.Engine, "micro_step"), (MasterWeights, "accumulate"), (loop, "measure"), (loop.Engine, "move"))
 """What counts as the step's own."""
-DATA = ((AssemblerAhead, "assemble"),)
-AHEAD = ((AssemblerAhead, "_assemble"),)
+DATA = ((PrefetchCollator, "assemble"),)
+AHEAD = ((PrefetchCollator, "_assemble"),)
 WARM_UP = 5
 RARE = 1_000_000
 """No checkpoint, preview or measurement comes in between."""

@@ -14,7 +14,7 @@ import torch
 from tests.bench.speed_techniques import Technique
 from tests.support.truth_jobs import TruthJob
 from trainer.config.base import Family
-from trainer.memory.trace.workload import Subject
+from trainer.memory.trace.workload import Workload
 from trainer.protocol import files
 from trainer.training.device.device import AttentionChoice
 
@@ -35,7 +35,7 @@ class Base:
     quantise: Literal["none", "int8", "int8_products", "nf4"] = "none"
     deterministic: bool = False
 
-    def subject(self, resolution: int, *, small: bool) -> Subject:
+    def subject(self, resolution: int, *, small: bool) -> Workload:
         """What is trained: LoRA r16 on attention."""
         fit = {"quantise": self.quantise}
         recipe = {"layers": "attention", "rank": 16}

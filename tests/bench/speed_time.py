@@ -48,9 +48,9 @@ from trainer.adapter import attach, lean
 from trainer.adapter.lean.transformer import install, lean_attention
 from trainer.base.quantized import choose_products
 from trainer.config.base import Family
-from trainer.memory.trace.library import Traces
+from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.meta_models import bare_unet, dtype_of
-from trainer.memory.trace.store import TapeStore
+from trainer.memory.trace.store import TraceStore
 from trainer.training.acceleration.int8_autotune import linears, time_all, worthwhile
 from trainer.training.device.device import attention
 from trainer.training.device.gradient_checkpointing import checkpointing_blocks, set_checkpointing
@@ -334,7 +334,7 @@ def picture_flops(family: Family, resolution: int, small: bool) -> int:
     """FLOP that a step without checkpointing computes for one picture, by its trace."""
     subject = Base(family).subject(resolution, small=small)
     with TemporaryDirectory() as folder:
-        steps = Traces(TapeStore(Path(folder))).steps(subject, subject.buckets[0].size, 1)
+        steps = TraceLibrary(TraceStore(Path(folder))).steps(subject, subject.buckets[0].size, 1)
     return sum(work.flops * work.count for work in steps.micro_first.work)
 
 

@@ -19,12 +19,12 @@ from trainer.config.base import Family
 from trainer.config.fit import PLANNED, FitConfig
 from trainer.config.presets.exchange import load_preset
 from trainer.files.assets import preset_path
-from trainer.memory.forecast.forecast import Playing, run_through
-from trainer.memory.forecast.schedule import Course
+from trainer.memory.forecast.forecast import Simulation, run_through
+from trainer.memory.forecast.schedule import RunSchedule
 from trainer.memory.planner.planner import plan
-from trainer.memory.planner.request import Question
-from trainer.memory.trace.library import Traces
-from trainer.memory.trace.store import TapeStore
+from trainer.memory.planner.request import PlanRequest
+from trainer.memory.trace.library import TraceLibrary
+from trainer.memory.trace.store import TraceStore
 from trainer.memory.trace.workload import complete_fit
 from trainer.protocol import files
 
@@ -49,7 +49,7 @@ class Golden:
         return f"{self.family} {self.recipe}, {self.gigabytes} GB, {self.system}"
 
     @property
-    def question(self) -> Question:
+    def question(self) -> PlanRequest:
         """What the planner is asked."""
         return built_in(self.family, self.recipe, f"{self.gigabytes}GB", self.system)
 
@@ -77,19 +77,19 @@ def preset_fit(family: Family, gigabytes: int) -> FitConfig:
     return fit
 
 
-def play(question: Question, fit: FitConfig, traces: Traces) -> Playing:
+def play(question: PlanRequest, fit: FitConfig, traces: TraceLibrary) -> Simulation:
     """The whole run on that card with that fit."""
     subject, situation = replace(question.subject, fit=complete_fit(fit)), question.situation
-    return run_through(Course(subject, traces, question.occasions, situation.rate), situation, situation.budget)
+    return run_through(RunSchedule(subject, traces, question.occasions, situation.rate), situation, situation.budget)
 
 
-def peaks_of(playing: Playing) -> dict[str, float]:
+def peaks_of(playing: Simulation) -> dict[str, float]:
     """MiB at the peak: handed out by the allocator, and taken by it from the driver."""
     allocated = max(phase.allocated(phase.peak_allocated()) for phase in playing.phases.values())
     return {"allocated": round(allocated / MIB, 1), "reserved": round(playing.reserved / MIB, 1)}
 
 
-def _renewed(traces: Traces) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _renewed(traces: TraceLibrary) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for row in preset_rows():
         yield row.name, peaks_of(play(row.question, preset_fit(row.family, row.gigabytes), traces))
     for row in other_rows():
@@ -103,7 +103,7 @@ def _renewed(traces: Traces) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 def main() -> int:
     """Writes the peaks as they are now, one row a line."""
-    rows = [f"{json.dumps(name)}: {json.dumps(row)}" for name, row in _renewed(Traces(TapeStore.of_user()))]
+    rows = [f"{json.dumps(name)}: {json.dumps(row)}" for name, row in _renewed(TraceLibrary(TraceStore.of_user()))]
     files.write_text(FILE, "{\n" + ",\n".join(rows) + "\n}\n")
     return 0
 

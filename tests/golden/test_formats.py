@@ -38,11 +38,11 @@ from trainer.protocol.forecast import Forecast, Peak, PhaseForecast, read_foreca
 from trainer.protocol.records import build
 from trainer.protocol.report import CachingReport, Memory, PhaseReport, RunReport, read_report
 from trainer.protocol.run_directory import RunDirectory, Status
-from trainer.training.active_plan import Plan
+from trainer.training.active_plan import ActivePlan
 from trainer.training.callbacks.checkpoints import is_restorable
 from trainer.training.checkpoint import load_checkpoint
 from trainer.training.data.latent_cache import EntryStore
-from trainer.training.loop import Progress
+from trainer.training.loop import TrainingProgress
 from trainer.training.run.resume import resume
 
 SAMPLES = Path(__file__).parent / "formats" / "v0.1.0"
@@ -159,7 +159,7 @@ def test_every_event() -> None:
         events.PhaseStarted(phase="cache_pictures", total=20),
         events.PhaseProgress(phase="cache_texts", done=5, total=21),
         events.PhaseFinished(phase="load", seconds=3.5),
-        events.Cached(phase="cache_pictures", count=20, seconds=4.0, decode=9.0, encode=8.0, write=70.0),
+        events.CachingSpeed(phase="cache_pictures", count=20, seconds=4.0, decode=9.0, encode=8.0, write=70.0),
         events.StepEvent(
             step=12,
             epoch=2,
@@ -216,8 +216,8 @@ def test_a_status() -> None:
 
 
 def test_the_counters_of_a_checkpoint() -> None:
-    found = build(Progress, json.loads((RECORDS / "progress.json").read_text(encoding="utf-8")))
-    assert found == Progress(
+    found = build(TrainingProgress, json.loads((RECORDS / "progress.json").read_text(encoding="utf-8")))
+    assert found == TrainingProgress(
         step=41,
         pictures=82,
         skipped=3,
@@ -386,12 +386,12 @@ def test_the_commands_of_a_run(run: RunDirectory) -> None:
     done = sorted((run.commands / "done").iterdir())
     answers = [commands.answer(run.commands / path.name) for path in done]
     assert answers == [
-        commands.Answer("done", "paused at step 2"),
-        commands.Answer("done", "It is done."),
-        commands.Answer("refused", "It is refused."),
-        commands.Answer("failed", "It is failed."),
-        commands.Answer("void", "It is void."),
-        commands.Answer("withdrawn", "It is withdrawn."),
+        commands.CommandResult("done", "paused at step 2"),
+        commands.CommandResult("done", "It is done."),
+        commands.CommandResult("refused", "It is refused."),
+        commands.CommandResult("failed", "It is failed."),
+        commands.CommandResult("void", "It is void."),
+        commands.CommandResult("withdrawn", "It is withdrawn."),
     ]
 
 
@@ -405,10 +405,10 @@ def test_a_checkpoint() -> None:
         assert all(np.array_equal(tensors[key].numpy(), plain[key]) for key in plain)
     raw = json.loads((folder / "state.json").read_text(encoding="utf-8"))
     assert found.step == raw["progress"]["step"] == 2
-    assert build(Progress, raw["progress"]) == Progress(
+    assert build(TrainingProgress, raw["progress"]) == TrainingProgress(
         step=2, pictures=3, best_step=2, best_loss=raw["progress"]["best_loss"]
     )
-    plan = Plan(load_job(SAMPLES / "run" / "job.toml").fit, ())
+    plan = ActivePlan(load_job(SAMPLES / "run" / "job.toml").fit, ())
     plan.load(raw)
     (taken,) = plan.taken
     assert (taken.step, taken.number) == (1, 1)

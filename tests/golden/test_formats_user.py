@@ -19,16 +19,23 @@ from app.core.edits.journal import Journal
 from app.core.edits.save_state import Key
 from app.core.jobs.jobs import Jobs
 from app.core.library import Folder, Picture
-from app.core.models.models import Choices, Kept
+from app.core.models.models import Choices, ModelChoices
 from app.core.models.search import Known
 from app.core.models.tools import Installation
-from app.core.models.verdict import Told
+from app.core.models.verdict import BaseDescription
 from app.core.query.filtering import SavedFilter, SavedFilters
 from app.core.query.language import parse
 from app.core.query.terms import And, Not, Range, Term
-from app.core.runs.watcher import Memory, Unfinished
+from app.core.runs.watcher import SeenRuns, Unfinished
 from app.core.settings import recent
-from app.core.settings.preferences import Appearance, Judging, Preferences, Settings, Starting, Telling
+from app.core.settings.preferences import (
+    Appearance,
+    Judging,
+    NotificationPreferences,
+    Preferences,
+    Settings,
+    StartupPreferences,
+)
 from app.core.settings.recent import RecentFolders
 from app.core.tasks import Tasks
 from tests.golden.formats.names import command_names, object_names
@@ -38,9 +45,9 @@ from trainer.base.fetch import fetch_from_hub, fetch_link
 from trainer.dataset.inspection import PictureFacts, PictureMemory
 from trainer.files import weights
 from trainer.memory.device.calibration import Excess, corrections
-from trainer.memory.forecast.results import Hindered, OutcomeStore
+from trainer.memory.forecast.results import OomResult, OutcomeStore
 from trainer.memory.trace.memory_trace import Storage, Work
-from trainer.memory.trace.store import TapeStore
+from trainer.memory.trace.store import TraceStore
 from trainer.protocol import places
 from trainer.protocol.forecast import Peak, PhaseForecast
 from trainer.protocol.queue import Queue
@@ -167,9 +174,9 @@ def test_preferences() -> None:
     assert settings.file.notice == ""
     assert settings.preferences == Preferences(
         appearance=Appearance(look="contrast", scaling=125, language="de"),
-        starting=Starting(reopen=False),
+        starting=StartupPreferences(reopen=False),
         judging=Judging(resolution=768, tokens=150, lines="variants"),
-        telling=Telling(notify=False, sound=False),
+        telling=NotificationPreferences(notify=False, sound=False),
         shortcuts={"captions.write": ("Ctrl+U", "Alt+U"), "captions.type": ()},
     )
 
@@ -204,7 +211,7 @@ def test_recent_folders() -> None:
 
 
 def test_models_and_folders_that_were_chosen() -> None:
-    kept = Kept()
+    kept = ModelChoices()
     assert kept.notice == ""
     assert kept.choices == Choices(
         recent=(f"{ROOT}/recent/1", f"{ROOT}/recent/2"),
@@ -231,7 +238,7 @@ def test_the_welcome_was_shown(home: Path) -> None:
 
 def test_what_was_going_on_and_which_jobs_are_known() -> None:
     tasks = Tasks(post)
-    assert Memory(tasks).kept == Unfinished(
+    assert SeenRuns(tasks).kept == Unfinished(
         runs=frozenset({Path(ROOT, "runs", "sample")}), entries=frozenset({"0123abcd"})
     )
     jobs = Jobs(tasks)
@@ -266,7 +273,7 @@ def test_what_a_search_for_models_found() -> None:
     ((path, facts),) = raw("cache/models.json")["told"].items()
     size, changed, said = facts
     assert known._told == {path: [size, changed, said]}
-    assert Told(family=said["family"], velocity=said["velocity"]) == Told("sd15", False)
+    assert BaseDescription(family=said["family"], velocity=said["velocity"]) == BaseDescription("sd15", False)
 
 
 # --- what finished runs taught, and what can be computed again
@@ -315,7 +322,7 @@ def test_thumbnails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_memory_traces() -> None:
-    found = TapeStore(places.cache_folder() / "traces").load("trace")
+    found = TraceStore(places.cache_folder() / "traces").load("trace")
     assert found is not None
     (trace,) = found
     assert trace.name == "micro_first"
@@ -332,7 +339,7 @@ def test_memory_traces() -> None:
 
 
 def test_forecast_results() -> None:
-    results = OutcomeStore.beside(TapeStore(places.cache_folder() / "traces"))
+    results = OutcomeStore.beside(TraceStore(places.cache_folder() / "traces"))
     peak = Peak(
         name="decoding",
         module="vae.decoder",
@@ -351,4 +358,4 @@ def test_forecast_results() -> None:
         timeline=((10, 20), (90, 100)),
     )
     assert results.load("result", brief=False) == (phase,)
-    assert results.hindered("result") == (Hindered(least=1000, beyond=2000, failed_in="first_step", retries=(0, 2)),)
+    assert results.hindered("result") == (OomResult(least=1000, beyond=2000, failed_in="first_step", retries=(0, 2)),)

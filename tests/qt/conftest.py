@@ -22,8 +22,8 @@ from PySide6.QtWidgets import QAbstractButton, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.core.session import Session
-from app.qt.actions.commands import Command
-from app.qt.main_thread import Poster
+from app.qt.actions.commands import CommandAction
+from app.qt.main_thread import MainThreadQueue
 from app.qt.window import Window
 
 PATIENCE = 120_000
@@ -141,7 +141,7 @@ def nothing_left_running(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def nothing_is_used_in_vain(qtbot: QtBot) -> Iterator[None]:
     """Wait until a command or a button that a test uses can be used: the window asks a moment after what changed it."""
     with pytest.MonkeyPatch.context() as patched:  # one of its own: tests undo theirs
-        for kind, use in ((Command, "trigger"), (QAbstractButton, "click")):
+        for kind, use in ((CommandAction, "trigger"), (QAbstractButton, "click")):
             patched.setattr(kind, use, _when_it_can(getattr(kind, use), qtbot))
         yield
 
@@ -167,7 +167,7 @@ def another_session(qapp: QObject) -> Iterator[Session]:
 
 
 def _session() -> Iterator[Session]:
-    poster = Poster()
+    poster = MainThreadQueue()
     session = Session(poster.post)
     yield session
     session.close()

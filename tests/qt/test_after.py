@@ -17,7 +17,7 @@ from app.qt.actions.commands import Commands
 from app.qt.runs.after.export import CardDialog, ExportDialog
 from app.qt.runs.after.grid_dialog import GridDialog
 from app.qt.runs.after.panel import AfterPanel
-from app.qt.runs.after.strip import Shown
+from app.qt.runs.after.strip import ImageView
 from tests.support.drafts import opened
 from tests.support.finished import DEMO, PROMPTS, write_finished_run
 from trainer.files.header import read_header
@@ -44,7 +44,7 @@ def panel(session, run, qtbot):
 
 
 def test_a_picture_that_comes_when_its_place_is_gone_is_let_go(session, qtbot):
-    gone, there = Shown(session, "nothing"), Shown(session, "nothing")
+    gone, there = ImageView(session, "nothing"), ImageView(session, "nothing")
     qtbot.addWidget(there)
     for place in (gone, there):
         place.show_file(next((DEMO / "pictures").glob("*.png")))

@@ -6,7 +6,7 @@ from PySide6.QtCore import QPoint, Qt, QTranslator
 from PySide6.QtWidgets import QApplication
 
 from app.core.edits.history import Edit
-from app.core.library import Change
+from app.core.library import ValueChange
 from app.qt.pictures.captions.chips import ChipData
 from app.qt.widgets import FOLDER
 from app.qt.window import Window
@@ -408,7 +408,7 @@ def test_of_a_caption_of_thousands_of_tags_only_the_first_become_chips(editor, s
     made.clear()
     many = [f"t{number:04}" for number in range(6667)]
     picture = session.library.pictures[session.view.current]
-    change = Change(picture.id, "caption", picture.caption, ", ".join(many))
+    change = ValueChange(picture.id, "caption", picture.caption, ", ".join(many))
     session.history.do(Edit("Write many", (change,)))
     assert tags(editor) == many[:120] == [tag for tag in made if tag]  # a chip begins with none
     assert editor.more.text() == "+6547 more tags"

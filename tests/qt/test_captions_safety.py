@@ -9,11 +9,11 @@ import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QLabel, QMessageBox, QPushButton
 
-from app.core.edits.backups import Version, Written
+from app.core.edits.backups import BackupVersion, Written
 from app.core.edits.history import Edit
 from app.core.edits.journal import Journal
 from app.core.edits.save_state import Key, SaveRequest
-from app.core.library import Change
+from app.core.library import ValueChange
 from app.qt.pictures.captions.recovery_dialogs import ConflictsDialog, RecoveredDialog, RestoreDialog
 from app.qt.window import Window
 from tests.qt.test_captions import CAPTIONS, captions, editor, english, folder, on_disk, select, window
@@ -36,7 +36,7 @@ def click(qtbot, found):
 def write(session, stem, text):
     """An edit of the user's."""
     picture = next(picture for picture in session.library.pictures.values() if picture.path.stem == stem)
-    session.history.do(Edit(f"Write {stem}", (Change(picture.id, "caption", picture.caption, text),)))
+    session.history.do(Edit(f"Write {stem}", (ValueChange(picture.id, "caption", picture.caption, text),)))
 
 
 def clash(session, folder, *stems):
@@ -175,7 +175,7 @@ def test_a_conflict_left_open_when_quitting_is_shown_as_what_it_is(
 ):
     """It was shown as "No caption file yet", below words of a crash that had not been."""
     from app.core.session import Session
-    from app.qt.main_thread import Poster
+    from app.qt.main_thread import MainThreadQueue
 
     clash(session, folder, "a")
     qtbot.waitUntil(editor.safety.isVisible)
@@ -183,7 +183,7 @@ def test_a_conflict_left_open_when_quitting_is_shown_as_what_it_is(
     click(qtbot, button(window.findChild(QMessageBox), "Quit and choose later"))
     qtbot.waitUntil(lambda: not window.isVisible())
     session.close()
-    again = Session(Poster(qapp).post)
+    again = Session(MainThreadQueue(qapp).post)
     second = Window(again)
     qtbot.addWidget(second)
     second.show()
@@ -219,7 +219,7 @@ def test_the_dialog_for_conflicts_closes_by_itself_when_there_are_none(window, e
 
 def test_what_a_crash_left_is_saved_at_the_next_start_and_shown(qtbot, qapp, folder, per_user_folder, english):
     from app.core.session import Session
-    from app.qt.main_thread import Poster
+    from app.qt.main_thread import MainThreadQueue
 
     journal = Journal(per_user_folder / "captions" / "journal")
     key = Key(str(folder), "a.png", "caption")
@@ -227,7 +227,7 @@ def test_what_a_crash_left_is_saved_at_the_next_start_and_shown(qtbot, qapp, fol
     journal.end()
     journal._shut()  # as the system does when a process is gone
     journal._owned.close()
-    session = Session(Poster(qapp).post)
+    session = Session(MainThreadQueue(qapp).post)
     window = Window(session)
     qtbot.addWidget(window)
     window.show()
@@ -311,7 +311,7 @@ def test_what_hinders_restoring_one_dataset_is_said_of_no_other(
     session.saver.flush()
     goes_on, originals = threading.Event(), session.backups.originals
 
-    def refuse(root: str) -> Sequence[Version]:
+    def refuse(root: str) -> Sequence[BackupVersion]:
         if root == str(folder):
             assert goes_on.wait(120.0)
             raise PermissionError(errno.EACCES, "Permission denied", root)

@@ -9,9 +9,9 @@ from PySide6.QtWidgets import QApplication
 
 from app.core.runs.run import CardWatch
 from app.core.runs.series import Mark
-from app.qt.runs.charts.board import Board, Wishes
+from app.qt.runs.charts.board import Board, ChartOptions
 from app.qt.runs.charts.chart import Chart
-from app.qt.runs.charts.painting import Drawing, Level, Line, number
+from app.qt.runs.charts.painting import ChartLine, ChartSpec, Level, number
 from app.qt.theme import colours
 from tests.support.runs import step_event, write_events, write_run
 from trainer.protocol.events import Validation
@@ -31,7 +31,7 @@ def chart(qtbot):
 
 
 def line(values, look="plain", steps=STEPS, **more):
-    return Line("loss", steps, np.asarray(values, dtype=np.float64), look, **more)
+    return ChartLine("loss", steps, np.asarray(values, dtype=np.float64), look, **more)
 
 
 def ink(chart, step, colour):
@@ -48,7 +48,7 @@ def near(one, other):
 
 def test_a_line_is_painted_where_its_values_are_and_has_gaps_where_they_are_not_known(chart):
     values = np.where((STEPS > 40) & (STEPS < 60), np.nan, 0.2 + STEPS / 100)
-    chart.draw(Drawing([line(values)]))
+    chart.draw(ChartSpec([line(values)]))
     for step in (10, 30, 80):
         rows = ink(chart, step, colours().series1)
         assert abs(np.mean(rows) - chart.plot.scale.up(0.2 + step / 100)) < 2.0, step
@@ -56,11 +56,11 @@ def test_a_line_is_painted_where_its_values_are_and_has_gaps_where_they_are_not_
 
 
 def test_on_a_logarithmic_axis_tenfold_is_everywhere_as_far(chart):
-    chart.draw(Drawing([line(10.0 ** (-STEPS / 25.0))], logarithmic=True))
+    chart.draw(ChartSpec([line(10.0 ** (-STEPS / 25.0))], logarithmic=True))
     ups = [np.mean(ink(chart, step, colours().series1)) for step in (25, 50, 75)]
     assert abs((ups[1] - ups[0]) - (ups[2] - ups[1])) <= 2.0
     assert ups[0] < ups[1] < ups[2]
-    chart.draw(Drawing([line(np.where(STEPS == 50, 0.0, 1.0))], logarithmic=True))
+    chart.draw(ChartSpec([line(np.where(STEPS == 50, 0.0, 1.0))], logarithmic=True))
     assert ink(chart, 50, colours().series1) == []  # nothing has no logarithm
 
 
@@ -68,32 +68,32 @@ def test_a_peak_between_a_million_points_is_seen(chart):
     steps = np.arange(1.0, 1_000_001.0)
     values = np.full_like(steps, 0.5)
     values[500_000] = 3.0
-    chart.draw(Drawing([line(values, "thin", steps)]))
+    chart.draw(ChartSpec([line(values, "thin", steps)]))
     chart.show_steps(0.0, 1e6)
     rows = [row for by in (-2, 0, 2) for row in ink(chart, 500_001 + by * 1000, colours().series1)]
     assert max(rows) - min(rows) > 0.8 * chart.plot.scale.field.height()
 
 
 def test_a_step_between_two_that_are_not_known_is_a_dot(chart):
-    chart.draw(Drawing([line(np.where(STEPS == 50, 0.5, np.nan))]))
+    chart.draw(ChartSpec([line(np.where(STEPS == 50, 0.5, np.nan))]))
     assert ink(chart, 50, colours().series1)
 
 
 def test_best_step_levels_and_marks_are_painted(chart):
     marks = [Mark("out_of_memory", 20), Mark("saved", 30)]
-    chart.draw(Drawing([line(STEPS)], [Level("limit", 50.0, "series3")], marks, best=60))
+    chart.draw(ChartSpec([line(STEPS)], [Level("limit", 50.0, "series3")], marks, best=60))
     field = chart.plot.scale.field
     assert len(ink(chart, 20, colours().bad)) > 0.9 * field.height()
     assert 0 < len(ink(chart, 30, colours().good)) < 0.1 * field.height()
     assert len(ink(chart, 60, colours().good)) > 0.3 * field.height()  # broken, and a point between
     dashes = [ink(chart, step, colours().series3) for step in range(70, 90)]
     assert any(dashes) and not all(dashes)
-    chart.draw(Drawing([line(STEPS)], best=None))
+    chart.draw(ChartSpec([line(STEPS)], best=None))
     assert ink(chart, 60, colours().good) == []
 
 
 def test_lines_are_painted_once_for_as_many_places_of_the_cursor_as_there_are(chart, qtbot):
-    chart.draw(Drawing([line(STEPS)]))
+    chart.draw(ChartSpec([line(STEPS)]))
     chart.plot.repaint()
     painted = chart.plot._painted
     qtbot.hover(chart.plot, chart.plot.scale.field.center().toPoint())
@@ -106,7 +106,7 @@ def test_lines_are_painted_once_for_as_many_places_of_the_cursor_as_there_are(ch
 
 
 def test_dragging_moves_along_the_steps(chart, qtbot):
-    chart.draw(Drawing([line(STEPS)]))
+    chart.draw(ChartSpec([line(STEPS)]))
     chart.show_steps(20.0, 60.0)
     chart.moved.connect(chart.show_steps)
     field = chart.plot.scale.field
@@ -122,7 +122,7 @@ def test_dragging_moves_along_the_steps(chart, qtbot):
 
 
 def test_a_wheel_enlarges_about_the_pointer_with_ctrl_only(chart, qtbot):
-    chart.draw(Drawing([line(STEPS)]))
+    chart.draw(ChartSpec([line(STEPS)]))
     chart.moved.connect(chart.show_steps)
     at = QPointF(chart.plot.scale.across(25.0), 50.0)
 
@@ -156,7 +156,7 @@ def test_only_held_out_pictures_tell_a_best_step_and_the_chart_says_which_they_a
     qtbot.waitUntil(lambda: run.loaded)
     board = Board(CardWatch(session.tasks))
     qtbot.addWidget(board)
-    board.draw([run], Wishes())
+    board.draw([run], ChartOptions())
     qtbot.waitUntil(lambda: not board._next.isActive())
     best = 20 if held_out else None  # and never the untrained start
     assert (board.loss.drawing.best, board.held_out.drawing.best) == (best, best)
@@ -171,7 +171,7 @@ def test_charts_are_made_when_they_are_drawn(session, qtbot, tmp_path):
     board = Board(CardWatch(session.tasks))
     qtbot.addWidget(board)
     assert board.findChildren(Chart) == []
-    board.draw([run], Wishes())
+    board.draw([run], ChartOptions())
     assert board.findChildren(Chart) == [board.loss]
     qtbot.waitUntil(lambda: not board._next.isActive())
     assert len(board._made) == 6

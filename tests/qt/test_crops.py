@@ -11,7 +11,7 @@ from PySide6.QtCore import QPointF, Qt
 from PySide6.QtWidgets import QApplication
 
 from app.core.edits.bulk import rate
-from app.core.health.groups import Aim
+from app.core.health.groups import JudgingTarget
 from app.qt.pictures.health.cropper import Cropper
 from tests.support.pictures import photograph
 from trainer.dataset.sidecar import read_sidecar
@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cropper(qtbot, session, folder):
-    session.health.aim = Aim(resolution=512)
+    session.health.aim = JudgingTarget(resolution=512)
     session.datasets.open(folder)
     pictures = session.library.pictures
     qtbot.waitUntil(lambda: len(pictures) == 2 and all(one.width for one in pictures.values()))

@@ -5,7 +5,7 @@ import math
 import pytest
 from PySide6.QtCore import Qt
 
-from app.core.loras.strength import Block
+from app.core.loras.strength import BlockStrength
 from app.qt.lora_viewer import LoraViewer, rows_of
 from app.qt.presets.page import PresetsPage
 from tests.qt.test_presets_page import wait
@@ -104,7 +104,7 @@ def test_a_viewer_closed_at_once_leaves_nothing_behind(window, session, qtbot, t
 
 def test_blocks_that_cannot_be_counted_are_worded():
     def block(name, strength, unknown=0, alphas=()):
-        return Block(name, 2, (4, 8), alphas, strength, unknown)
+        return BlockStrength(name, 2, (4, 8), alphas, strength, unknown)
 
     rows = rows_of(
         [block("IN01", 2.0), block("MID", 1.0, 1, (2.0, 4.5)), block("OUT00", math.nan), block("?", None, 2)]

@@ -13,14 +13,14 @@ from PySide6.QtGui import QGuiApplication
 from pytestqt.qtbot import QtBot
 
 from app.qt import main_thread
-from app.qt.main_thread import Collector
+from app.qt.main_thread import GcScheduler
 
 
 @pytest.fixture
-def collector(qapp: QGuiApplication) -> Iterator[Collector]:
+def collector(qapp: QGuiApplication) -> Iterator[GcScheduler]:
     was_on = gc.isenabled()
     gc.enable()
-    collector = Collector(qapp)
+    collector = GcScheduler(qapp)
     yield collector
     collector.deleteLater()
     if was_on:
@@ -34,7 +34,7 @@ class Knot:
         self.own = self
 
 
-def test_cycles_of_a_worker_are_freed_on_the_windows_thread(collector: Collector, qtbot: QtBot) -> None:
+def test_cycles_of_a_worker_are_freed_on_the_windows_thread(collector: GcScheduler, qtbot: QtBot) -> None:
     freed: list[threading.Thread] = []
     gone: list[weakref.ref[Knot]] = []
 
@@ -49,7 +49,7 @@ def test_cycles_of_a_worker_are_freed_on_the_windows_thread(collector: Collector
     assert set(freed) == {threading.main_thread()}
 
 
-def test_a_window_at_rest_wakes_up_less_often(collector: Collector) -> None:
+def test_a_window_at_rest_wakes_up_less_often(collector: GcScheduler) -> None:
     collector._look()
     kept = [[number] for number in range(1_500)]  # too few to be looked through
     collector._look()
@@ -59,7 +59,7 @@ def test_a_window_at_rest_wakes_up_less_often(collector: Collector) -> None:
 
 
 def test_many_objects_start_no_full_collection_and_leaving_the_window_does(
-    collector: Collector, qapp: QGuiApplication, qtbot: QtBot
+    collector: GcScheduler, qapp: QGuiApplication, qtbot: QtBot
 ) -> None:
     knot = Knot()
     gone = weakref.ref(knot)

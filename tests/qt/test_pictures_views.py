@@ -23,7 +23,7 @@ from pytestqt.qtbot import QtBot
 from app.core.disk.thumbnails import Thumbnail
 from app.core.edits.bulk import rate
 from app.core.edits.history import Edit
-from app.core.library import Change
+from app.core.library import ValueChange
 from app.core.session import Session
 from app.qt.pictures.dialogs import FolderDialog
 from app.qt.pictures.views import Clock, Views
@@ -392,7 +392,7 @@ def test_what_keys_do_to_the_current_picture_is_spoken_while_the_grid_has_the_ke
     one = named(session, "p1.png")
     session.history.do(rate([one], 3))
     assert spoken[2:] == ["p1.png, cat, number 1, 3 star(s), 2 of 40"]
-    session.history.do(Edit("Write", (Change(one.id, "caption", one.caption, "dog"),)))
+    session.history.do(Edit("Write", (ValueChange(one.id, "caption", one.caption, "dog"),)))
     session.history.do(rate([named(session, "p2.png")], 3))
     assert len(spoken) == 3
     assert views.grid.accessibleDescription() == "p1.png, dog, 3 star(s), 2 of 40"

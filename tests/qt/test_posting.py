@@ -9,11 +9,11 @@ from PySide6.QtCore import QEventLoop, QTimer
 from pytestqt.qtbot import QtBot
 
 from app.qt import main_thread
-from app.qt.main_thread import Poster
+from app.qt.main_thread import MainThreadQueue
 
 
 def test_much_at_once_lets_other_things_come_between(qtbot: QtBot, monkeypatch: pytest.MonkeyPatch) -> None:
-    poster, order = Poster(), list[str]()
+    poster, order = MainThreadQueue(), list[str]()
     monkeypatch.setattr(main_thread, "_TURN", -1.0)  # each takes longer than a turn
     for _ in range(4):
         poster.post(lambda: order.append("work"))
@@ -23,7 +23,7 @@ def test_much_at_once_lets_other_things_come_between(qtbot: QtBot, monkeypatch: 
 
 
 def test_all_of_many_threads_runs_in_the_order_of_each(qtbot: QtBot) -> None:
-    poster, done = Poster(), list[tuple[int, int]]()
+    poster, done = MainThreadQueue(), list[tuple[int, int]]()
 
     def sender(number: int) -> None:
         for step in range(300):
@@ -39,7 +39,7 @@ def test_all_of_many_threads_runs_in_the_order_of_each(qtbot: QtBot) -> None:
 
 
 def test_what_one_of_them_waits_for_is_called_meanwhile_and_a_fault_stops_no_other(qtbot: QtBot) -> None:
-    poster, order, loop = Poster(), list[str](), QEventLoop()
+    poster, order, loop = MainThreadQueue(), list[str](), QEventLoop()
 
     def dialog() -> None:
         order.append("opened")

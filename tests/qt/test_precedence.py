@@ -7,7 +7,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QWidget
 
 from app.core import tasks
-from app.qt.main_thread import Poster, Precedence
+from app.qt.main_thread import InputPriorityFilter, MainThreadQueue
 
 
 class Canvas(QWidget):
@@ -16,7 +16,7 @@ class Canvas(QWidget):
     def __init__(self):
         super().__init__()
         self.painted, self.pressed = [], []
-        self.precedence = Precedence(self)
+        self.precedence = InputPriorityFilter(self)
         self.inner = Inner(self)
 
 
@@ -66,7 +66,7 @@ def test_workers_stand_back_while_a_press_is_answered(qtbot, canvas, rests):
 
 def test_workers_stand_back_while_what_they_posted_is_taken(qtbot, canvas, rests):
     qtbot.waitUntil(rests.is_set)
-    poster, seen = Poster(), []
+    poster, seen = MainThreadQueue(), []
     poster.post(lambda: seen.append(rests.is_set()))
     qtbot.waitUntil(lambda: bool(seen))
     poster.close()

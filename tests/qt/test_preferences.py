@@ -7,7 +7,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QKeySequence
 from PySide6.QtWidgets import QCheckBox, QComboBox, QSpinBox, QWidget
 
-from app.core.settings.preferences import Preferences, Section, Settings
+from app.core.settings.preferences import PreferenceGroup, Preferences, Settings
 from app.qt.actions.commands import Commands, in_force
 from app.qt.preferences import PreferencesDialog, ShortcutEditor, used_by_views
 from app.qt.presets.page import PresetsPage
@@ -31,7 +31,7 @@ def choose(editor, command):
 
 def test_every_preference_of_the_schema_has_a_row_with_its_words(dialog):
     sections = [field.annotation for field in Preferences.model_fields.values() if field.title]
-    fields = [field for section in sections if isinstance(section, type) and issubclass(section, Section)
+    fields = [field for section in sections if isinstance(section, type) and issubclass(section, PreferenceGroup)
               for field in section.model_fields.values()]  # fmt: skip
     editors = [editor for kind in (QComboBox, QSpinBox, QCheckBox) for editor in dialog.findChildren(kind)]
     assert {field.title for field in fields} <= {editor.accessibleName() for editor in editors}

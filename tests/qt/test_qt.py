@@ -5,7 +5,7 @@ import sys
 import shiboken6
 from PySide6.QtCore import QAbstractListModel, QCoreApplication, QModelIndex
 
-from app.qt.main_thread import Poster
+from app.qt.main_thread import MainThreadQueue
 
 
 class Nothing(QAbstractListModel):
@@ -19,7 +19,7 @@ class Nothing(QAbstractListModel):
 
 
 def test_who_posts_when_all_is_over_hurts_nobody(qapp):
-    poster, done = Poster(), []
+    poster, done = MainThreadQueue(), []
     poster.post(lambda: done.append("late"))
     poster.close()
     QCoreApplication.processEvents()

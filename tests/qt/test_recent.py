@@ -15,7 +15,7 @@ from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QPushButton
 
 from app.core.session import Session
-from app.qt.main_thread import Poster
+from app.qt.main_thread import MainThreadQueue
 from app.qt.window import Window
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,7 +98,7 @@ def test_a_folder_that_is_gone_is_said_above_the_page_and_is_grey_in_the_menu(
 ):
     gone = tmp_path / "gone"
     kept(per_user_folder, [gone, folders[1]], [gone])
-    poster = Poster()
+    poster = MainThreadQueue()
     session = Session(poster.post)
     window = shown(qtbot, session)
     qtbot.waitUntil(lambda: bool(window.notices.sentences()))
@@ -159,7 +159,7 @@ def test_the_empty_window_offers_the_newest_few(window, session, folders, qtbot)
 
 def test_a_damaged_list_of_folders_is_told(qtbot, per_user_folder):
     (per_user_folder / "folders.json").write_text("{", encoding="utf-8")
-    poster = Poster()
+    poster = MainThreadQueue()
     session = Session(poster.post)
     window = Window(session)
     qtbot.addWidget(window)

@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QSplitter, QWidget
 from shiboken6 import isValid
 
 from app.core.edits.history import Edit
-from app.core.library import Change
+from app.core.library import ValueChange
 from app.core.query import tokens
 from app.core.settings import recent
 from app.qt import page_loader
@@ -297,7 +297,7 @@ def test_nothing_is_undone_out_of_sight_while_a_page_is_on_its_way(session, qtbo
     qtbot.waitUntil(lambda: len(session.view.ids) == 1)
     (number,) = session.view.ids
     before = session.library.pictures[number].caption
-    session.history.do(Edit("Write it", (Change(number, "caption", before, "red"),)))
+    session.history.do(Edit("Write it", (ValueChange(number, "caption", before, "red"),)))
     qtbot.waitUntil(lambda: window.commands["edit.undo"].text() == "Undo Write it")
     window.show_runs()
     assert window.commands["edit.undo"].text() == "Undo"

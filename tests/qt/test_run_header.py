@@ -19,7 +19,7 @@ from app.core.runs.run import Run
 from app.core.session import Session
 from app.qt.actions.commands import Commands
 from app.qt.runs.header import RunHeader
-from app.qt.runs.page import Trouble
+from app.qt.runs.page import FailureBanner
 from tests.support.jobs import photographs, write_job
 from tests.support.tiny import tiny_base
 from tests.support.told_runs import held, new_run
@@ -179,7 +179,7 @@ def test_resume_goes_through_the_queue_and_waits_for_its_turn(qtbot, session, he
 
 
 def test_why_a_run_had_to_pause_stands_above_it_until_it_goes_on(qtbot, session, tmp_path):
-    trouble = Trouble()
+    trouble = FailureBanner()
     qtbot.addWidget(trouble)
     with held(new_run(tmp_path, "cats")) as engine:
         engine.tell(events.ErrorEvent(code="disk.full", sentence="No room.", remedy="Make some."))

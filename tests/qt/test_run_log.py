@@ -130,9 +130,9 @@ def test_the_last_words_of_a_dead_engine_are_shown_although_its_line_has_no_end(
 
 def test_remarks_stand_above_in_words_and_as_plain_text(qtbot, session, view, engine):
     engine.tell(
-        events.Cached("cache_pictures", 240, 30.0, 22.46, 8.125, 431.0),
-        events.Cached("cache_texts", 50, 2.0, None, 26.0, 2512.3),
-        events.Cached("cache_texts", 1, 0.0, None, 1e9, 1e9),
+        events.CachingSpeed("cache_pictures", 240, 30.0, 22.46, 8.125, 431.0),
+        events.CachingSpeed("cache_texts", 50, 2.0, None, 26.0, 2512.3),
+        events.CachingSpeed("cache_texts", 1, 0.0, None, 1e9, 1e9),
         events.Skipped(step=3, reason="loss"),
         events.Skipped(step=4, reason="loss"),
         events.MemoryExhausted(

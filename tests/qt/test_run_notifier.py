@@ -11,7 +11,7 @@ from pytestqt.qtbot import QtBot
 
 from app.core.runs.summary import RunSummary
 from app.core.runs.watcher import Ended
-from app.core.settings.preferences import Telling
+from app.core.settings.preferences import NotificationPreferences
 from app.qt.runs.notifier import Notifier
 from app.qt.window import Window
 from tests.support.told_runs import Teller, held, new_run
@@ -91,7 +91,9 @@ def test_a_run_that_had_to_pause_is_told_with_the_reason(watching, tmp_path, bee
 @pytest.mark.parametrize(("notify", "sound"), [(False, True), (True, False)])
 def test_notice_and_sound_can_each_be_switched_off(watching, qtbot, tmp_path, beeps, notify, sound):
     settings = watching.session.settings
-    settings.change(settings.preferences.model_copy(update={"telling": Telling(notify=notify, sound=sound)}))
+    settings.change(
+        settings.preferences.model_copy(update={"telling": NotificationPreferences(notify=notify, sound=sound)})
+    )
     told: list[object] = []
     watching.session.telling.ended.connect(told.append)
     with held(new_run(tmp_path, "cats")) as engine:

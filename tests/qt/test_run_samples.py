@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from app.core.runs.run import Run
-from app.core.runs.series import Spot
+from app.core.runs.series import CellIndex
 from app.core.session import Session
 from app.qt.actions.commands import Commands
 from app.qt.runs.samples.matrix import SampleMatrix
@@ -73,7 +73,7 @@ def press(qtbot: QtBot, matrix: SampleMatrix, *keys: Qt.Key) -> None:
         qtbot.keyClick(QApplication.focusWidget() or matrix.grid, key)
 
 
-def painted(matrix: SampleMatrix, spot: Spot) -> QColor:
+def painted(matrix: SampleMatrix, spot: CellIndex) -> QColor:
     """The colour in a corner of a cell's picture as it is seen."""
     place = matrix.grid.rectangle(spot)
     return matrix.grid.viewport().grab().toImage().pixelColor(place.left() + 12, place.bottom() - 12)
@@ -82,11 +82,11 @@ def painted(matrix: SampleMatrix, spot: Spot) -> QColor:
 def test_the_newest_are_in_sight_beside_the_baseline_and_painted_from_their_files(matrix, qtbot, session):
     assert {0, 600} <= in_sight(matrix)
     assert 100 not in in_sight(matrix)
-    for spot in (Spot(0, 0), Spot(600, 0), Spot(0, 1)):
+    for spot in (CellIndex(0, 0), CellIndex(600, 0), CellIndex(0, 1)):
         qtbot.waitUntil(lambda spot=spot: painted(matrix, spot) == QColor(*_ground(spot)))
 
 
-def _ground(spot: Spot) -> tuple[int, int, int]:
+def _ground(spot: CellIndex) -> tuple[int, int, int]:
     shade = min(255, spot.step // 4)  # as told_runs.sample paints it
     return shade, 60 + 50 * spot.prompt % 190, 255 - shade
 
@@ -116,15 +116,15 @@ def test_new_samples_come_in_at_the_right_unless_the_user_looks_elsewhere(matrix
 
 def test_keys_walk_and_bring_into_sight_where_they_lead(matrix, qtbot):
     press(qtbot, matrix, Qt.Key.Key_Right)
-    assert matrix.grid.current == Spot(600, 0)
+    assert matrix.grid.current == CellIndex(600, 0)
     press(qtbot, matrix, Qt.Key.Key_Down, Qt.Key.Key_Left)
-    assert matrix.grid.current == Spot(500, 1)
+    assert matrix.grid.current == CellIndex(500, 1)
     press(qtbot, matrix, Qt.Key.Key_Home)
-    assert matrix.grid.current == Spot(0, 1)
+    assert matrix.grid.current == CellIndex(0, 1)
     press(qtbot, matrix, Qt.Key.Key_Right)
     assert 100 in in_sight(matrix)
     press(qtbot, matrix, Qt.Key.Key_End, Qt.Key.Key_PageDown, Qt.Key.Key_PageDown)
-    assert matrix.grid.current == Spot(600, 2)
+    assert matrix.grid.current == CellIndex(600, 2)
     room = matrix.grid.viewport().rect()
     assert room.contains(matrix.grid.rectangle(matrix.grid.current))
     assert "Step 600" in matrix.grid.accessibleDescription()
@@ -132,9 +132,9 @@ def test_keys_walk_and_bring_into_sight_where_they_lead(matrix, qtbot):
 
 
 def test_a_click_chooses_and_a_double_click_looks_closely(matrix, qtbot):
-    place = matrix.grid.rectangle(Spot(600, 0)).center()
+    place = matrix.grid.rectangle(CellIndex(600, 0)).center()
     qtbot.mouseClick(matrix.grid.viewport(), Qt.MouseButton.LeftButton, pos=place)
-    assert matrix.grid.current == Spot(600, 0)
+    assert matrix.grid.current == CellIndex(600, 0)
     qtbot.mouseDClick(matrix.grid.viewport(), Qt.MouseButton.LeftButton, pos=place)
     assert matrix.in_compare()
     press(qtbot, matrix, Qt.Key.Key_Escape)
@@ -144,7 +144,7 @@ def test_a_click_chooses_and_a_double_click_looks_closely(matrix, qtbot):
 
 @pytest.fixture
 def compared(matrix, qtbot) -> SampleMatrix:
-    matrix.grid.go(Spot(400, 1))
+    matrix.grid.go(CellIndex(400, 1))
     press(qtbot, matrix, Qt.Key.Key_Return)
     stage = matrix.compare.stage
     qtbot.waitUntil(lambda: stage.first.whole is not None and stage.second.whole is not None)
@@ -160,7 +160,7 @@ def _seen_at(matrix: SampleMatrix, part: float) -> tuple[int, int, int]:
 
 
 def test_a_line_is_drawn_across_sample_and_baseline(compared, qtbot):
-    baseline, sample = _ground(Spot(0, 1)), _ground(Spot(400, 1))
+    baseline, sample = _ground(CellIndex(0, 1)), _ground(CellIndex(400, 1))
     assert (_seen_at(compared, 0.4), _seen_at(compared, 0.6)) == (baseline, sample)
     compared.compare.slider.setValue(350)
     assert (_seen_at(compared, 0.32), _seen_at(compared, 0.45)) == (baseline, sample)
@@ -179,16 +179,19 @@ def test_a_line_is_drawn_across_sample_and_baseline(compared, qtbot):
 
 def test_at_its_ends_the_line_shows_one_sample_alone(compared):
     compared.compare.slider.setValue(1000)
-    assert _seen_at(compared, 0.65) == _ground(Spot(0, 1))
+    assert _seen_at(compared, 0.65) == _ground(CellIndex(0, 1))
     compared.compare.slider.setValue(0)
-    assert _seen_at(compared, 0.35) == _ground(Spot(400, 1))
+    assert _seen_at(compared, 0.35) == _ground(CellIndex(400, 1))
 
 
 def test_side_by_side_both_are_whole_and_zoomed_as_one(compared, qtbot):
     compared.set_beside(True)
     stage = compared.compare.stage
     assert not stage.first.geometry().intersects(stage.second.geometry())
-    assert (_seen_at(compared, 0.25), _seen_at(compared, 0.75)) == (_ground(Spot(0, 1)), _ground(Spot(400, 1)))
+    assert (_seen_at(compared, 0.25), _seen_at(compared, 0.75)) == (
+        _ground(CellIndex(0, 1)),
+        _ground(CellIndex(400, 1)),
+    )
     before = stage.first.scale
     place = stage.second.rect().center().toPointF()
     wheel = QWheelEvent(
@@ -201,14 +204,14 @@ def test_side_by_side_both_are_whole_and_zoomed_as_one(compared, qtbot):
 
 def test_while_comparing_keys_walk_on_and_a_pinned_sample_takes_the_place_of_the_baseline(compared, qtbot):
     press(qtbot, compared, Qt.Key.Key_Right)
-    assert compared.grid.current == Spot(500, 1)
+    assert compared.grid.current == CellIndex(500, 1)
     assert (compared.compare.first.text(), compared.compare.second.text()) == ("Baseline", "Step 500")
     compared.pin(True)
     assert not compared.compare.first.isVisible(), "it is compared with itself"
     press(qtbot, compared, Qt.Key.Key_Down, Qt.Key.Key_Left)
     assert (compared.compare.first.text(), compared.compare.second.text()) == ("Step 500", "Step 400")
-    assert compared.compare.stage.first.picture == compared.grid.picture(Spot(500, 1)).id
-    compared.grid.go(Spot(500, 1))
+    assert compared.compare.stage.first.picture == compared.grid.picture(CellIndex(500, 1)).id
+    compared.grid.go(CellIndex(500, 1))
     assert compared.is_pinned()
     compared.pin(False)
     assert compared.compare.first.text() == "Baseline"
@@ -217,9 +220,9 @@ def test_while_comparing_keys_walk_on_and_a_pinned_sample_takes_the_place_of_the
 def test_the_lora_of_a_cell_is_handed_on_where_it_is_still_there(matrix, qtbot, run, engine):
     file = engine.save(400)
     arrive(qtbot, run)
-    matrix.grid.go(Spot(300, 0))
+    matrix.grid.go(CellIndex(300, 0))
     assert not matrix.has_lora()
-    matrix.grid.go(Spot(400, 2))
+    matrix.grid.go(CellIndex(400, 2))
     with qtbot.waitSignal(matrix.chosen) as chosen:
         matrix.use_lora()
     assert chosen.args == [400]
@@ -232,7 +235,7 @@ def test_the_lora_of_a_cell_is_handed_on_where_it_is_still_there(matrix, qtbot, 
 
 def test_the_step_with_the_lowest_held_out_loss_is_marked(matrix, qtbot, run, engine):
     assert matrix.best.text() == "Lowest held-out loss: step 400"
-    assert "lowest held-out loss" in matrix.grid.describe(Spot(400, 0))
+    assert "lowest held-out loss" in matrix.grid.describe(CellIndex(400, 0))
     engine.tell(events.Validation(step=700, loss=0.05, held_out=True, per_timestep={}))
     arrive(qtbot, run)
     assert matrix.best.text() == "Lowest held-out loss: step 700"
@@ -242,7 +245,7 @@ def test_a_damaged_picture_says_so_and_a_row_has_its_prompt_as_it_stands(matrix,
     (engine.run.samples / "broken.png").write_bytes(b"no picture")
     engine.tell(events.Preview(step=600, index=0, file="samples/broken.png", seconds=1.0))
     arrive(qtbot, run)
-    spot = Spot(600, 0)
+    spot = CellIndex(600, 0)
     qtbot.waitUntil(lambda: session.thumbnails.get(matrix.grid.picture(spot), 256) is not None)
     problem = session.thumbnails.get(matrix.grid.picture(spot), 256).problem
     assert problem and problem in matrix.grid.describe(spot)
@@ -255,7 +258,7 @@ def test_samples_of_a_folder_that_comes_back_are_shown(matrix, qtbot, run, engin
     for place in places:
         place.rename(place.with_name(f"{place.name} away"))
     arrive(qtbot, run)
-    spot = Spot(700, 0)
+    spot = CellIndex(700, 0)
 
     def problem() -> str | None:
         shown = session.thumbnails.get(matrix.grid.picture(spot), 256)
@@ -271,7 +274,7 @@ def test_samples_of_a_folder_that_comes_back_are_shown(matrix, qtbot, run, engin
 def test_a_picture_of_another_form_stays_within_its_cell(matrix, qtbot, run, engine):
     engine.tell(sample(engine.run, 700, 0, size=(320, 320)))
     arrive(qtbot, run)
-    spot = Spot(700, 0)
+    spot = CellIndex(700, 0)
     place = matrix.grid.rectangle(spot)
     qtbot.waitUntil(lambda: _at(matrix, place.center()) == _middle(spot))
     ground = QColor(colours().base).getRgb()[:3]
@@ -283,7 +286,7 @@ def _at(matrix: SampleMatrix, place: QPoint) -> tuple[int, ...]:
     return matrix.grid.viewport().grab().toImage().pixelColor(place).getRgb()[:3]
 
 
-def _middle(spot: Spot) -> tuple[int, int, int]:
+def _middle(spot: CellIndex) -> tuple[int, int, int]:
     shade = min(255, spot.step // 4)
     return 255 - shade, 200, shade
 

@@ -10,7 +10,7 @@ from PIL import Image
 from pytestqt.qtbot import QtBot
 
 from app.core.edits.history import Edit
-from app.core.library import Change
+from app.core.library import ValueChange
 from app.core.session import Session
 from app.qt.pictures import deletion
 from app.qt.pictures.views import Views
@@ -60,7 +60,7 @@ def test_one_undo_brings_back_deleted_pictures_with_all_that_belongs_to_them_and
     click(qtbot, views, 1)
     views.rate_4()
     picture = named(session, "p1.png")
-    typed = Change(picture.id, "caption", "cat, number 1", "typed")
+    typed = ValueChange(picture.id, "caption", "cat, number 1", "typed")
     session.history.do(Edit("Type", (typed,)), joins=True)  # not on disk yet
     files = {name: (folder / name).read_bytes() for name in ("p1.png", "p1-masklabel.png")}
     views.delete()

@@ -10,12 +10,12 @@ from PySide6.QtWidgets import QApplication, QFileDialog, QPushButton, QWidget
 
 from app.core.crashes import CrashNet
 from app.core.edits.history import Edit
-from app.core.library import Change
+from app.core.library import ValueChange
 from app.core.session import Session
 from app.core.settings import recent
 from app.core.settings.preferences import Settings
 from app.core.tags.completion import lists_folder
-from app.qt.main_thread import Poster
+from app.qt.main_thread import MainThreadQueue
 from app.qt.pictures.finding.filter_box import SaveDialog
 from app.qt.window import Window
 
@@ -199,7 +199,7 @@ def test_whether_all_is_saved_is_seen_while_something_is_said(window, session, p
     qtbot.waitUntil(lambda: len(session.view.ids) == 2)
     number = session.view.ids[0]
     qtbot.waitUntil(lambda: session.library.pictures[number].caption == "red")  # read after the names
-    session.history.do(Edit("Rename red to blue", (Change(number, "caption", "red", "blue"),)))
+    session.history.do(Edit("Rename red to blue", (ValueChange(number, "caption", "red", "blue"),)))
     qtbot.waitUntil(lambda: window.status.saving.text() == "All changes saved, originals backed up.")
     window.status.say("Something else")
     assert window.status.currentMessage() == "Something else"
@@ -219,7 +219,7 @@ def test_filters_and_tag_lists_that_cannot_be_read_are_told(qtbot, per_user_fold
     (per_user_folder / "filters.json").write_text("[broken", encoding="utf-8")
     lists_folder().mkdir(parents=True)
     (lists_folder() / "bad.csv").write_bytes(b"\x00\xff\x00")
-    poster = Poster()
+    poster = MainThreadQueue()
     session = Session(poster.post, Settings())
     window = Window(session)
     qtbot.addWidget(window)
@@ -236,7 +236,7 @@ def test_an_edit_is_undone_by_name_and_saving_is_told(window, session, pictures,
     qtbot.waitUntil(lambda: any(picture.caption == "red" for picture in session.library.pictures.values()))
     number = next(number for number, picture in session.library.pictures.items() if picture.caption == "red")
     name = session.library.pictures[number].name
-    session.history.do(Edit("Rename red to blue", (Change(number, "caption", "red", "blue"),)))
+    session.history.do(Edit("Rename red to blue", (ValueChange(number, "caption", "red", "blue"),)))
     qtbot.waitUntil(lambda: window.status.saving.text() == "All changes saved, originals backed up.")
     file = (pictures / name).with_suffix(".txt")
     assert file.read_text(encoding="utf-8") == "blue"
@@ -324,7 +324,7 @@ def test_a_damaged_file_of_the_window_is_named(qtbot, session):
 
 def test_preferences_that_could_not_be_read_are_told(qtbot, per_user_folder):
     (per_user_folder / "preferences.toml").write_text("[broken", encoding="utf-8")
-    poster = Poster()
+    poster = MainThreadQueue()
     session = Session(poster.post, Settings())
     window = Window(session)
     qtbot.addWidget(window)

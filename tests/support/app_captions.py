@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from app.core.edits.history import Edit
 from app.core.edits.save_state import Key, SaveRequest
 from app.core.edits.writer import plain
-from app.core.library import Change, Picture
+from app.core.library import Picture, ValueChange
 from tests.support.app_world import DISK_FULL, FAULTS, FIELDS, READ_ONLY, Disk, Killed, World
 from trainer.dataset.caption_files import decode_caption
 from trainer.dataset.sidecar import FILE_NAME, read_sidecar, write_sidecar
@@ -93,8 +93,8 @@ class Captions(RuleBasedStateMachine):
         self.base = Path(tempfile.mkdtemp(dir=ROOM, prefix="captions "))
         self.world = World(self.base, PICTURES)
         FAULTS.inside, FAULTS.home = str(self.world.data), str(self.world.home)
-        self.undos: list[list[Change]] = []
-        self.redos: list[list[Change]] = []
+        self.undos: list[list[ValueChange]] = []
+        self.redos: list[list[ValueChange]] = []
         self.last: dict[str, bytes | None] = dict(self.world.disk().files)
         """What other programs wrote last into each file; None where they removed it."""
         self.unseen: dict[str, bytes] = {}
@@ -135,7 +135,7 @@ class Captions(RuleBasedStateMachine):
             FAULTS.inside = ""
             shutil.rmtree(self.base)
 
-    def make(self, wanted: list[Change]) -> list[Change]:
+    def make(self, wanted: list[ValueChange]) -> list[ValueChange]:
         """What of these the model lets happen."""
         made = []
         for change in wanted:
@@ -150,7 +150,7 @@ class Captions(RuleBasedStateMachine):
     @rule(wanted=edits, joins=st.booleans())
     def edit(self, wanted: list[tuple[int, Any, Any]], joins: bool) -> None:
         edit = [
-            Change(picture.id, field, picture.value(field), value)
+            ValueChange(picture.id, field, picture.value(field), value)
             for place, field, value in wanted
             for picture in [self.world.picture(place)]
         ]
@@ -160,7 +160,7 @@ class Captions(RuleBasedStateMachine):
             self.redos.clear()
             last = self.undos[-1] if joins and self.undos else []
             if len(last) == len(made) == 1 and last[0][:2] == made[0][:2] and last[0].after == made[0].before:
-                made = [Change(*last[0][:3], made[0].after)]
+                made = [ValueChange(*last[0][:3], made[0].after)]
                 self.undos.pop()
             self.undos.append(made)
         self.check_library()
@@ -278,7 +278,7 @@ class Captions(RuleBasedStateMachine):
         self.world.history.resolve([(conflict, value)], "Choose")
         if current:
             self.redos.clear()
-            self.undos.append([Change(picture.id, conflict.field, other, value)])
+            self.undos.append([ValueChange(picture.id, conflict.field, other, value)])
             self.values[key] = value
             self.contents.update((plain(str(one)) or "").encode() for one in (value, other) if one is not None)
         self.check_library()

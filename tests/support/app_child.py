@@ -10,7 +10,7 @@ from pathlib import Path
 from app.core.edits.history import Edit, History
 from app.core.edits.saver import Saver
 from app.core.edits.writer import Writer
-from app.core.library import Change
+from app.core.library import ValueChange
 from tests.support.app_captions import PICTURES, TEXTS
 from tests.support.app_world import World
 
@@ -25,7 +25,7 @@ def main(base: Path, seed: int) -> None:
     while True:
         picture = world.picture(chance.randrange(len(PICTURES)))
         text = f"{chance.choice(TEXTS).strip()} {chance.random()}"
-        edit = Edit("Type", (Change(picture.id, "caption", picture.caption, text),))
+        edit = Edit("Type", (ValueChange(picture.id, "caption", picture.caption, text),))
         say(f"doing {picture.name.encode().hex()} {text.encode().hex()}")
         history.do(edit, joins=chance.random() < 0.5)
         say("done")

@@ -15,7 +15,7 @@ from app.core.edits.history import Edit, History
 from app.core.edits.journal import Journal
 from app.core.edits.saver import Saver
 from app.core.edits.writer import Writer
-from app.core.library import Change, Field, Folder, Library, Picture, Value
+from app.core.library import Field, Folder, Library, Picture, Value, ValueChange
 from trainer.dataset.caption_files import decode_caption, read_metadata
 from trainer.dataset.sidecar import read_sidecar
 
@@ -218,9 +218,9 @@ def a_world(base: Path) -> Iterator[World]:
     made.journal._owned.close()
 
 
-def change(world: World, place: int, value: Value, field: Field = "caption") -> Change:
+def change(world: World, place: int, value: Value, field: Field = "caption") -> ValueChange:
     picture = world.picture(place)
-    return Change(picture.id, field, picture.value(field), value)
+    return ValueChange(picture.id, field, picture.value(field), value)
 
 
 def set_to(world: World, place: int, value: Value, field: Field = "caption") -> None:

@@ -17,7 +17,7 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QAbstractButton, QLineEdit, QPushButton, QWidget
 
 from app.core.session import Session
-from app.qt.main_thread import Poster
+from app.qt.main_thread import MainThreadQueue
 from app.qt.page_loader import Page
 from app.qt.runs.page import RunsPage
 from app.qt.train.form import LineEditor, TickEditor
@@ -102,7 +102,7 @@ class Sitting:
     """One start of the app: session, window, and an artist in front of it."""
 
     def __init__(self) -> None:
-        self._poster = Poster()
+        self._poster = MainThreadQueue()
         self.session = Session(self._poster.post)
         self.window = Window(self.session)
         self.window.resize(1400, 900)

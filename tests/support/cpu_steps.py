@@ -18,9 +18,9 @@ from trainer.base.weights import Placer, StoredTensor, place_weights
 from trainer.config.base import Family
 from trainer.config.fit import FitConfig
 from trainer.config.recipe import RecipeConfig
-from trainer.memory.trace.memory_trace import Tape
+from trainer.memory.trace.memory_trace import MemoryTrace
 from trainer.memory.trace.meta_models import bare_text_encoders, bare_unet, dtype_of, engine_around, micro_batch
-from trainer.memory.trace.workload import BucketUse, Subject, complete_fit
+from trainer.memory.trace.workload import BucketUse, Workload, complete_fit
 from trainer.training.loop import Engine
 from trainer.training.optim.master_weights import measure
 from trainer.training.optim.optimizer import set_learning_rates
@@ -63,10 +63,10 @@ def tiny_subject(
     fit: Mapping[str, Any] | None = None,
     buckets: tuple[Size, ...] = ((64, 64),),
     **facts: Any,
-) -> Subject:
+) -> Workload:
     """A tiny base, by default in fp32 with attention computed by the same operations on every device."""
     configs = tiny_configs(family)
-    return Subject(
+    return Workload(
         family=family,
         unet_config=configs["unet"],
         vae_config=configs["vae"],
@@ -78,7 +78,7 @@ def tiny_subject(
     )
 
 
-def cpu_engine(subject: Subject) -> Engine:
+def cpu_engine(subject: Workload) -> Engine:
     """The engine that a run builds on the CPU, its weights zero: such pages cost no memory, however large the base."""
     dtype = dtype_of(subject)
     unet, placer = bare_unet(subject, CPU)
@@ -97,7 +97,7 @@ def _place_zeros(model: torch.nn.Module, dtype: torch.dtype, placer: Placer | No
     place_weights(model, stored, source="zeros", dtype=dtype, device=CPU, placer=placer)
 
 
-def real_micro_batch(subject: Subject, bucket: Size, pictures: int) -> MicroBatch:
+def real_micro_batch(subject: Workload, bucket: Size, pictures: int) -> MicroBatch:
     """A micro-batch of noise."""
     micro = micro_batch(subject, bucket, pictures)
     for tensor in (micro.latents, micro.noise, micro.input_noise, micro.mask, micro.time_ids):
@@ -113,7 +113,9 @@ def real_micro_batch(subject: Subject, bucket: Size, pictures: int) -> MicroBatc
     return micro
 
 
-def real_steps(subject: Subject, bucket: Size, pictures: int, micro_batches: int, steps: int = 1) -> list[list[Change]]:
+def real_steps(
+    subject: Workload, bucket: Size, pictures: int, micro_batches: int, steps: int = 1
+) -> list[list[Change]]:
     """Every allocation of real optimizer steps, by part: the micro-batches of a step and then its optimizer."""
     engine = cpu_engine(subject)
     with (
@@ -140,7 +142,7 @@ def outside_kernels(changes: list[Change]) -> list[int]:
     return [size for size in outside(changes, CPU_KERNELS) if abs(size) > SCALAR_BYTES]
 
 
-def traced_bytes(tape: Tape, micro: MicroBatch | None = None) -> list[int]:
+def traced_bytes(tape: MemoryTrace, micro: MicroBatch | None = None) -> list[int]:
     """The bytes of each of a tape's events, without workspaces, which a CPU has none of.
 
     With ``micro`` also without its tensors: on the CPU they are where they should be, to a card they are copied.

@@ -8,20 +8,20 @@ from functools import cache, lru_cache
 from tests.support.plans import situation_with
 from trainer.config.fit import FitConfig
 from trainer.memory.device import roofline
-from trainer.memory.device.device_state import Situation
-from trainer.memory.forecast.forecast import Playing, Runs
-from trainer.memory.forecast.schedule import MOST_ROUNDS, Course, Occasions
+from trainer.memory.device.device_state import DeviceState
+from trainer.memory.forecast.forecast import RunSimulator, Simulation
+from trainer.memory.forecast.schedule import MOST_ROUNDS, PhaseCounts, RunSchedule
 from trainer.memory.planner.evaluator import time_step
-from trainer.memory.trace.library import Traces
-from trainer.memory.trace.memory_trace import Tape
-from trainer.memory.trace.workload import Subject
+from trainer.memory.trace.library import TraceLibrary
+from trainer.memory.trace.memory_trace import MemoryTrace
+from trainer.memory.trace.workload import Workload
 
-OCCASIONS = Occasions(pictures=10, texts=10, measured=4, validations=3, previews=3)
+OCCASIONS = PhaseCounts(pictures=10, texts=10, measured=4, validations=3, previews=3)
 AMPLE = 400 * 2**20
 """Bytes that are more than any of them takes."""
 
 
-def highest(tapes: list[Tape]) -> int:
+def highest(tapes: list[MemoryTrace]) -> int:
     """The largest sum of what lives, each storage rounded up to 512 bytes, workspaces left out."""
     living, most = 0, 0
     for tape in tapes:
@@ -37,17 +37,17 @@ def highest(tapes: list[Tape]) -> int:
 class Exhaustive:
     """All fits of a subject with their true preferences, and what they take without a limit."""
 
-    subject: Subject
-    traces: Traces
+    subject: Workload
+    traces: TraceLibrary
 
     def __post_init__(self) -> None:
         self.course = cache(self._course)
         self.figures = cache(self._figures)
         self.free = cache(self._free)
-        self.runs = lru_cache(maxsize=2)(lambda budget: Runs(situation_with(budget)))
+        self.runs = lru_cache(maxsize=2)(lambda budget: RunSimulator(situation_with(budget)))
 
-    def _course(self, fit: FitConfig) -> Course:
-        return Course(replace(self.subject, fit=fit), self.traces, OCCASIONS, situation_with(AMPLE).rate)
+    def _course(self, fit: FitConfig) -> RunSchedule:
+        return RunSchedule(replace(self.subject, fit=fit), self.traces, OCCASIONS, situation_with(AMPLE).rate)
 
     def _figures(self, fit: FitConfig) -> tuple[float, float, int]:
         """Seconds of all steps and of all previews, and bytes at the highest moment."""
@@ -71,7 +71,7 @@ class Exhaustive:
             need = max(need, highest([steps.weights, steps.micro_first, steps.optimizer_first, *drawn]))
         return step * (subject.recipe.steps or 1), drawing, need
 
-    def retrying(self, fit: FitConfig, situation: Situation) -> float | None:
+    def retrying(self, fit: FitConfig, situation: DeviceState) -> float | None:
         """Seconds that giving memory back costs over all steps; None where the fit does not fit."""
         if self.free(fit) <= situation.budget:
             return 0.0
@@ -80,7 +80,7 @@ class Exhaustive:
             return None  # its tensors alone are too many
         if self.runs(situation.budget).through(course, situation.budget).failure is not None:
             return None
-        playing = Playing(situation, situation.budget)
+        playing = Simulation(situation, situation.budget)
         for act in (*course.before_training(), *course.at_start()):
             playing.play(act.phase, act.tapes)
         playing.play("first_step", course.first_step())
@@ -104,7 +104,7 @@ class Exhaustive:
         course = self.course(fit)
         return highest([*course.tapes("load"), *course.tapes("quantise"), *course.first_step(), *course.round()])
 
-    def picks(self, choices: list[FitConfig], situation: Situation, *, free_choice: bool) -> list[FitConfig]:
+    def picks(self, choices: list[FitConfig], situation: DeviceState, *, free_choice: bool) -> list[FitConfig]:
         """Of those that fit, the first without what giving memory back costs, and each that this makes better."""
         best: tuple[tuple[int, ...], FitConfig] | None = None
         picks: list[FitConfig] = []
@@ -127,7 +127,7 @@ class Exhaustive:
         return quality, time_step(seconds + retrying), len(usual) - sum(usual), time_step(drawing), need
 
 
-def every_fit(subject: Subject, written: FitConfig, sets: tuple[object, ...]) -> list[FitConfig]:
+def every_fit(subject: Workload, written: FitConfig, sets: tuple[object, ...]) -> list[FitConfig]:
     """All that leave what is written as it is, with these choices of checkpointing."""
     batch = subject.recipe.effective_batch
     start = subject.fit.changed(dtype=written.dtype or "bf16", allow_quantised=written.allow_quantised)

@@ -13,14 +13,14 @@ from trainer.config.job import DatasetConfig, FolderConfig, Job, PromptConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.config.resolve import Machine, resolve_job
 from trainer.memory.device.calibration import Correction
-from trainer.memory.device.device_state import Situation, situation_ahead
+from trainer.memory.device.device_state import DeviceState, situation_ahead
 from trainer.memory.device.gpu_specs import find_card
-from trainer.memory.trace.workload import BucketUse, Subject, complete_fit
+from trainer.memory.trace.workload import BucketUse, Workload, complete_fit
 
 SIDE = 256
 
 
-def small_subject(family: Family = "sd15", *, previews: bool = True, side: int = SIDE, **recipe: Any) -> Subject:
+def small_subject(family: Family = "sd15", *, previews: bool = True, side: int = SIDE, **recipe: Any) -> Workload:
     """A subject of a UNet with three blocks in all, at ``side`` pixels; ``recipe`` are keys of a recipe."""
     configs = tiny_configs(family)
     unet = {
@@ -48,7 +48,7 @@ def small_subject(family: Family = "sd15", *, previews: bool = True, side: int =
         machine=Machine("cpu", None, None, bf16=True, cores=1),
     ).recipe
     prompt = PromptConfig(prompt="a cat", width=side, height=side, steps=4)
-    return Subject(
+    return Workload(
         family=family,
         unet_config=unet,
         vae_config={**configs["vae"], "block_out_channels": [4] * 4, "norm_num_groups": 4, "layers_per_block": 1},
@@ -60,7 +60,7 @@ def small_subject(family: Family = "sd15", *, previews: bool = True, side: int =
     )
 
 
-def situation_with(budget: int, *, workspace: int = 4096) -> Situation:
+def situation_with(budget: int, *, workspace: int = 4096) -> DeviceState:
     """A card on which PyTorch's allocator may take ``budget`` bytes; workspaces are as small as the models."""
     situation = _card(workspace)
     low, high = budget, 2 * budget + 2**30
@@ -74,7 +74,7 @@ def situation_with(budget: int, *, workspace: int = 4096) -> Situation:
 
 
 @cache
-def _card(workspace: int) -> Situation:
+def _card(workspace: int) -> DeviceState:
     found = situation_ahead(find_card("8GB"), system="Linux")
     overheads = replace(found.overheads, cublas_workspace_bytes=workspace)
     # Small models would wait for the CPU alone; with a quick one it is the card's work that decides.

@@ -12,7 +12,7 @@ import torch
 from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from torch import Tensor, nn
 
-from trainer.base.drawing import Drawing, decode_levels, draw_latents, make_sampler
+from trainer.base.drawing import RenderSpec, decode_levels, draw_latents, make_sampler
 from trainer.base.encoding import TextConditioning, encode_words, posterior
 from trainer.base.families import TextEncoder
 from trainer.base.weights import Placer, StoredTensor, place_weights
@@ -25,7 +25,7 @@ from trainer.memory.trace.meta_models import (
     engine_around,
     micro_batch,
 )
-from trainer.memory.trace.workload import Subject
+from trainer.memory.trace.workload import Workload
 from trainer.training.callbacks.lora_export import as_exported
 from trainer.training.callbacks.validation import losses_of_picture
 from trainer.training.device.device import DTYPES, attention
@@ -50,7 +50,7 @@ class RealRun:
     texts.
     """
 
-    def __init__(self, subject: Subject, device: torch.device) -> None:
+    def __init__(self, subject: Workload, device: torch.device) -> None:
         self.subject = subject
         self.device = device
         self.engine: Engine | None = None
@@ -139,7 +139,7 @@ class RealRun:
         subject, prompt = self.subject, self.subject.previews[index]
         sampler = make_sampler(prompt.sampler, subject.prediction, zero_terminal_snr=subject.zero_terminal_snr)
         positive, negative = self._text(engine), self._text(engine)
-        drawing = Drawing(prompt, prompt.width or 0, prompt.height or 0, positive, negative)
+        drawing = RenderSpec(prompt, prompt.width or 0, prompt.height or 0, positive, negative)
         return draw_latents(subject.family, engine.models.unet, sampler, drawing, lambda *_: None)
 
     def _text(self, engine: Engine) -> TextConditioning:

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, cast
 import numpy as np
 
 from trainer.memory.allocator.allocator import LARGEST_SMALL, Allocator, OutOfMemory
-from trainer.memory.allocator.blocks import EXPANDABLE_RANGE, BlockState, PoolName, SegmentState, Snapshot
+from trainer.memory.allocator.blocks import EXPANDABLE_RANGE, AllocatorSnapshot, BlockState, PoolName, SegmentState
 from trainer.memory.allocator.settings import AllocatorSettings, settings_of
 
 SnapshotDict = dict[str, Any]
@@ -47,7 +47,7 @@ class Event(NamedTuple):
 class Recording:
     """What a real allocator held when the recording began and all that it did after."""
 
-    start: Snapshot
+    start: AllocatorSnapshot
     events: tuple[Event, ...]
     peak_reserved: int
     peak_allocated: int | None = None
@@ -69,7 +69,7 @@ class Comparison:
     peak_reserved: int = 0
     peak_allocated: int = 0
     retries: int = 0
-    end: Snapshot = field(default_factory=lambda: Snapshot(()))
+    end: AllocatorSnapshot = field(default_factory=lambda: AllocatorSnapshot(()))
     """What the model holds after the last event."""
 
 
@@ -96,7 +96,7 @@ def _settings(told: dict[str, Any] | str) -> AllocatorSettings:
     )
 
 
-def start_state(segments: Sequence[Sequence[int | str]], blocks: Sequence[Sequence[int | None]]) -> Snapshot:
+def start_state(segments: Sequence[Sequence[int | str]], blocks: Sequence[Sequence[int | None]]) -> AllocatorSnapshot:
     """What stood at the beginning, from the segments and their live blocks; the gaps between those are free."""
     states = []
     remaining = deque(sorted(cast("Sequence[tuple[int, int | None, int]]", blocks)))
@@ -106,7 +106,7 @@ def start_state(segments: Sequence[Sequence[int | str]], blocks: Sequence[Sequen
             inside.append(remaining.popleft())
         states.append(SegmentState(address, size, pool, tuple(_with_gaps(address, size, pool, inside))))
     assert not remaining, "a live block lies in no segment"
-    return Snapshot(tuple(states))
+    return AllocatorSnapshot(tuple(states))
 
 
 def _with_gaps(

@@ -31,7 +31,7 @@ from PySide6.QtWidgets import QAbstractSpinBox, QApplication, QComboBox, QLabel,
 
 from app.core.session import Session
 from app.qt.actions.palette import CommandPalette, KeySheet
-from app.qt.main_thread import Poster
+from app.qt.main_thread import MainThreadQueue
 from app.qt.notices import CrashDialog
 from app.qt.pictures.captions.bulk_dialog import BulkDialog, ReplaceForm
 from app.qt.pictures.captions.recovery_dialogs import RestoreDialog
@@ -280,7 +280,7 @@ def nameless(top: QWidget) -> list[str]:
 def a_window(place: Path) -> Iterator[Window]:
     """The window, which keeps what it has to keep in a folder of its own unless one is set."""
     os.environ.setdefault("IMPASTO_HOME", str(place / "home"))
-    poster = Poster()
+    poster = MainThreadQueue()
     session = Session(poster.post)
     window = Window(session)
     window.resize(*SIZE)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from PySide6.QtWidgets import QApplication, QWidget
 
-from app.core.after.drawing import Drawing, grid
+from app.core.after.drawing import RenderJob, grid
 from app.core.models.verdict import Destination
 from app.qt.runs.after.export import CardDialog, ExportDialog
 from app.qt.runs.after.grid_dialog import GridDialog
@@ -60,9 +60,9 @@ def after_export(window: Window) -> QWidget:
     panel = finished(window)
     candidate = panel.strip.current()
     assert candidate
-    from app.core.after.export import About
+    from app.core.after.export import LoraSummary
 
-    told = About("Neon signs", "Ada", "CC-BY-4.0", "Everything glows.", "neontube", candidate.pictures[0])
+    told = LoraSummary("Neon signs", "Ada", "CC-BY-4.0", "Everything glows.", "neontube", candidate.pictures[0])
     places = [
         Destination("ComfyUI", Path("D:/ComfyUI/models/loras")),
         Destination("A1111/Forge", Path("D:/forge/Lora")),
@@ -90,7 +90,7 @@ def after_grid(window: Window) -> QWidget:
     strengths, prompts = [0.6, 0.8, 1.0], dialog.chosen_prompts()
     dialog._lay_table(dialog.chosen(), strengths, prompts)
     cells = grid([one.file for one in dialog.chosen()], strengths, [{"prompt": text} for text in prompts])
-    drawing = dialog.drawing = Drawing(tuple(cells), stage="drawing", share=0.7)
+    drawing = dialog.drawing = RenderJob(tuple(cells), stage="drawing", share=0.7)
     for number in range(9):
         drawing.files[number] = DEMO / "pictures" / f"neon-{number + 1:02d}.png"
         dialog._show(drawing, number, number % 2, number // 2)

@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QApplication, QWidget
 
 from app.core.edits.history import Edit
 from app.core.edits.save_state import Key, SaveRequest
-from app.core.library import Change
+from app.core.library import ValueChange
 from app.core.session import Session
 from app.qt.pictures.captions.recovery_dialogs import ConflictsDialog, RecoveredDialog
 from app.qt.pictures.dialogs import FolderDialog
@@ -17,7 +17,7 @@ from app.qt.window import Window
 from tests.support.screens import screen, wait
 
 
-def clash(session: Session) -> list[Change]:
+def clash(session: Session) -> list[ValueChange]:
     """Let another program and the user write the same captions; return what the user changed."""
     session.saver.flush()
     wait(QApplication.instance(), lambda: session.saver.now.clean)
@@ -26,14 +26,14 @@ def clash(session: Session) -> list[Change]:
         picture = session.library.pictures[number]
         words = (picture.caption or "").strip()
         picture.path.with_suffix(".txt").write_text(f"{words}, at night, in the rain", encoding="utf-8")
-        changes.append(Change(number, "caption", picture.caption, f"a close-up, {words}"))
+        changes.append(ValueChange(number, "caption", picture.caption, f"a close-up, {words}"))
     session.history.do(Edit("Write captions", tuple(changes)))
     session.saver.flush()
     wait(QApplication.instance(), lambda: len(session.saver.now.conflicts) == len(changes))
     return changes
 
 
-def make_up(session: Session, changes: Sequence[Change]) -> None:
+def make_up(session: Session, changes: Sequence[ValueChange]) -> None:
     """End the conflicts, and leave the captions as they were."""
     session.history.resolve([(one, one.mine) for one in session.saver.now.conflicts], "Keep mine")
     session.history.do(Edit("Write captions", tuple(change.inverse() for change in changes)))

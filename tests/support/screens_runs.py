@@ -7,7 +7,7 @@ from pathlib import Path
 
 from PySide6.QtWidgets import QApplication, QWidget
 
-from app.qt.runs.notifier import Farewell
+from app.qt.runs.notifier import CloseNotice
 from app.qt.runs.page import RunsPage
 from app.qt.window import Window
 from tests.support.artist import shown_page
@@ -79,4 +79,4 @@ def runs_gone(window: Window) -> QWidget:
 
 @screen("runs-farewell")
 def runs_farewell(window: Window) -> QWidget:
-    return Farewell(window, "training")
+    return CloseNotice(window, "training")

@@ -7,7 +7,7 @@ from pathlib import Path
 from PIL import Image, ImageFilter
 from PySide6.QtWidgets import QApplication, QWidget
 
-from app.core.runs.series import Spot
+from app.core.runs.series import CellIndex
 from app.qt.runs.page import RunsPage
 from app.qt.window import Window
 from tests.support.artist import shown_page
@@ -77,7 +77,7 @@ def _page(window: Window, tab: str) -> RunsPage:
 def samples(window: Window) -> QWidget:
     matrix = _page(window, "samples").samples
     matrix.show_grid()
-    matrix.grid.go(Spot(700, 0))
+    matrix.grid.go(CellIndex(700, 0))
     pictures = [matrix.grid.picture(spot) for spot in matrix.grid.seen()]
     made, edge = window.session.thumbnails, matrix.grid._edge()
     wait(QApplication.instance(), lambda: all(made.get(one, edge) for one in pictures))
@@ -87,7 +87,7 @@ def samples(window: Window) -> QWidget:
 @screen("run-compare")
 def compare(window: Window) -> QWidget:
     matrix = _page(window, "samples").samples
-    matrix.grid.go(Spot(900, 1))
+    matrix.grid.go(CellIndex(900, 1))
     matrix.show_compare()
     stage = matrix.compare.stage
     wait(QApplication.instance(), lambda: stage.first.whole is not None and stage.second.whole is not None)

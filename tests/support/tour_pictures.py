@@ -17,7 +17,7 @@ from PIL import Image
 from PySide6.QtWidgets import QApplication
 
 from app.core.planning.forecaster import NAMED
-from app.core.runs.series import Spot
+from app.core.runs.series import CellIndex
 from app.qt.lora_viewer import LoraViewer
 from app.qt.presets.page import PresetsPage
 from app.qt.runs.page import RunsPage
@@ -128,7 +128,7 @@ def look_at_samples(page: RunsPage) -> None:
     matrix.grid.set_side(SIDE)
     samples = matrix.samples
     assert samples is not None
-    matrix.grid.go(Spot(STEPS, 0))
+    matrix.grid.go(CellIndex(STEPS, 0))
     pictures = [matrix.grid.picture(spot) for spot in matrix.grid.seen()]
     thumbnails, edge = page.session.thumbnails, matrix.grid._edge()
     until(lambda: all(one is not None and thumbnails.get(one, edge) for one in pictures), 30, "the samples")

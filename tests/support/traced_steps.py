@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trainer.memory.trace.memory_trace import Tape
+from trainer.memory.trace.memory_trace import MemoryTrace
 from trainer.memory.trace.train_step import Size, trace_micro, trace_optimizer
-from trainer.memory.trace.workload import Subject
+from trainer.memory.trace.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,14 +16,14 @@ class StepTapes:
     ``optimizer_first`` in the run's first step or ``optimizer`` in a later one. Micro-batches may change buckets.
     """
 
-    weights: Tape
-    micro_first: Mapping[Size, Tape]
-    micro_more: Mapping[Size, Tape]
-    optimizer_first: Tape
-    optimizer: Tape
+    weights: MemoryTrace
+    micro_first: Mapping[Size, MemoryTrace]
+    micro_more: Mapping[Size, MemoryTrace]
+    optimizer_first: MemoryTrace
+    optimizer: MemoryTrace
 
 
-def trace_steps(subject: Subject, buckets: Sequence[Size], pictures: int) -> StepTapes:
+def trace_steps(subject: Workload, buckets: Sequence[Size], pictures: int) -> StepTapes:
     """Training on micro-batches of ``pictures`` in each of ``buckets`` (width, height)."""
     micro = trace_micro(subject, buckets, pictures)
     return StepTapes(micro.weights, micro.first, micro.more, *trace_optimizer(subject))

@@ -13,12 +13,12 @@ from tests.support.real_phases import RealRun
 from tests.support.truth_jobs import TruthJob
 from trainer.memory.allocator.replay import Replayed
 from trainer.memory.device import roofline
-from trainer.memory.device.device_state import Situation
-from trainer.memory.forecast.forecast import Playing
-from trainer.memory.forecast.schedule import Course, Occasions, OtherPhase
-from trainer.memory.trace.library import Traces
-from trainer.memory.trace.store import TapeStore
-from trainer.memory.trace.workload import Subject
+from trainer.memory.device.device_state import DeviceState
+from trainer.memory.forecast.forecast import Simulation
+from trainer.memory.forecast.schedule import OtherPhase, PhaseCounts, RunSchedule
+from trainer.memory.trace.library import TraceLibrary
+from trainer.memory.trace.store import TraceStore
+from trainer.memory.trace.workload import Workload
 from trainer.protocol.forecast import ForecastPhase
 
 LATER_STEPS = 3
@@ -45,9 +45,11 @@ class Prediction:
     """The smallest capacity within which training ends; 0 where it was not looked for."""
 
 
-def foresee(job: TruthJob, subject: Subject, situation: Situation, folder: Path, *, edge: bool = False) -> Prediction:
+def foresee(
+    job: TruthJob, subject: Workload, situation: DeviceState, folder: Path, *, edge: bool = False
+) -> Prediction:
     """The forecast of the phases that :func:`measure` measures; tapes are kept in ``folder``."""
-    course = Course(subject, Traces(TapeStore(folder)), Occasions(), situation.rate)
+    course = RunSchedule(subject, TraceLibrary(TraceStore(folder)), PhaseCounts(), situation.rate)
     playing = play(job, course, situation, None)
     assert playing.failure is None
     seconds = course.step_seconds(partial(roofline.seconds, rate=situation.rate))[subject.buckets[0].size]
@@ -55,11 +57,11 @@ def foresee(job: TruthJob, subject: Subject, situation: Situation, folder: Path,
     return Prediction(phases, seconds, _least_capacity(job, course, situation, playing.reserved) if edge else 0)
 
 
-def play(job: TruthJob, course: Course, situation: Situation, capacity: int | None) -> Playing:
+def play(job: TruthJob, course: RunSchedule, situation: DeviceState, capacity: int | None) -> Simulation:
     """The job's phases, by the forecast's own hand; without the phases that are not measured for it."""
     before: tuple[OtherPhase, ...] = ("cache_pictures", "cache_texts") if job.other_phases else ()
     after: tuple[OtherPhase, ...] = ("validate", "preview") if job.other_phases else ()
-    playing = Playing(situation, capacity)
+    playing = Simulation(situation, capacity)
     for phase in (*before, "load", "quantise"):
         playing.play(phase, course.tapes(phase))
     playing.play("first_step", course.first_step())
@@ -78,7 +80,7 @@ def _foreseen(replayed: Replayed) -> Foreseen:
     )
 
 
-def _least_capacity(job: TruthJob, course: Course, situation: Situation, enough: int) -> int:
+def _least_capacity(job: TruthJob, course: RunSchedule, situation: DeviceState, enough: int) -> int:
     """Within 2 MiB, by halving."""
     low, high = 0, enough
     while high - low > 2 << 20:
@@ -90,7 +92,7 @@ def _least_capacity(job: TruthJob, course: Course, situation: Situation, enough:
     return high
 
 
-def measure(job: TruthJob, subject: Subject, meter: Meter) -> Iterator[tuple[ForecastPhase, Measured]]:
+def measure(job: TruthJob, subject: Workload, meter: Meter) -> Iterator[tuple[ForecastPhase, Measured]]:
     """Goes through the phases on the meter's device."""
     run = RealRun(subject, meter.device)
     size = subject.buckets[0].size

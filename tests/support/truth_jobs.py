@@ -11,7 +11,7 @@ from trainer.config.base import Family
 from trainer.config.fit import FitConfig
 from trainer.config.job import PromptConfig
 from trainer.config.recipe import RecipeConfig
-from trainer.memory.trace.workload import BucketUse, Subject, subject_ahead
+from trainer.memory.trace.workload import BucketUse, Workload, subject_ahead
 
 TINY = 8
 """By how much the pictures of tiny subjects are smaller."""
@@ -37,7 +37,7 @@ class TruthJob:
     other_phases: bool = False
     """Whether caching, validation and previews are measured too."""
 
-    def subject(self, *, tiny: bool = False, dtype: str = "bf16") -> Subject:
+    def subject(self, *, tiny: bool = False, dtype: str = "bf16") -> Workload:
         """What memory depends on; with ``tiny`` of small models, on pictures that are smaller by TINY."""
         shrink = TINY if tiny else 1
         width, height = (side // shrink for side in self.size)
@@ -54,7 +54,7 @@ class TruthJob:
         return _shrunk(subject) if tiny else subject
 
 
-def _shrunk(subject: Subject) -> Subject:
+def _shrunk(subject: Workload) -> Workload:
     configs = tiny_configs(subject.family)
     some = isinstance(subject.fit.checkpointing, tuple)
     return replace(

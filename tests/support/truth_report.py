@@ -10,7 +10,7 @@ import torch
 
 from tests.support.meters import Measured
 from tests.support.truth import LATER_STEPS, PHASES, Prediction, percentile
-from trainer.memory.device.device_state import Situation
+from trainer.memory.device.device_state import DeviceState
 from trainer.protocol.forecast import ForecastPhase
 
 MIB = 2**20
@@ -80,7 +80,7 @@ def line_of(row: Row) -> str:
 def report(
     card: str,
     date: str,
-    situation: Situation,
+    situation: DeviceState,
     rows: Sequence[Row],
     edges: Sequence[Edge],
     asked: int,
@@ -104,7 +104,7 @@ def report(
     return "\n".join(parts) + "\n"
 
 
-def _summary(lines: Sequence[Line], rows: Sequence[Row], situation: Situation) -> Iterator[str]:
+def _summary(lines: Sequence[Line], rows: Sequence[Row], situation: DeviceState) -> Iterator[str]:
     for phases in (("first_step", "train"), tuple(phase for phase in PHASES if phase not in ("first_step", "train"))):
         name = "training" if "train" in phases else "other phases"
         for measure in ("requested", "allocated", "reserved"):

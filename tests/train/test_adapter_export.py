@@ -17,7 +17,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import CLIPTokenizer
 
-from app.core.after.export import About
+from app.core.after.export import LoraSummary
 from app.core.after.export import export as send_out
 from tests.support.loras import EVERYTHING, Models, full_size, golden_rows, merge, random_weights
 from tests.support.tiny import tiny_configs
@@ -56,7 +56,9 @@ def test_a_copy_that_was_sent_out_loads_in_diffusers_as_the_file_it_was_made_of(
     adapter = trained.attach()
     export_lora(tmp_path / "a.safetensors", random_weights(adapter), adapter, METADATA)
     Image.new("RGB", (64, 64), "red").save(tmp_path / "red.png")
-    copy = send_out(tmp_path / "a.safetensors", tmp_path / "loras", "b", About("b", picture=tmp_path / "red.png")).file
+    copy = send_out(
+        tmp_path / "a.safetensors", tmp_path / "loras", "b", LoraSummary("b", picture=tmp_path / "red.png")
+    ).file
     load_in_diffusers(plain, copy)  # refuses files with keys that it cannot match
     assert torch.allclose(trained.predict(), plain.predict(), rtol=0, atol=1e-12)
     before, after = safetensors.torch.load_file(tmp_path / "a.safetensors"), safetensors.torch.load_file(copy)

@@ -15,8 +15,8 @@ from tests.train.test_cache import SHUFFLED, prepared
 from trainer.dataset.cache_keys import encoding_form
 from trainer.dataset.sampling import Sample
 from trainer.errors import ResumableError
-from trainer.training.build import Parts
-from trainer.training.data.batches import Assembler, AssemblerAhead, Portion
+from trainer.training.build import RunParts
+from trainer.training.data.batches import CacheShard, Collator, PrefetchCollator
 from trainer.training.step import MicroBatch
 
 CPU = torch.device("cpu")
@@ -28,7 +28,7 @@ def quiet(phase: str, done: int, total: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def parts(tmp_path_factory: pytest.TempPathFactory) -> Parts:
+def parts(tmp_path_factory: pytest.TempPathFactory) -> RunParts:
     """Six steps, two an epoch, of a micro-batch of two pictures and one of one, or other ones where shapes differ."""
     _, _, parts = prepared(tmp_path_factory.mktemp("ahead"), SHUFFLED)
     parts.feed.prepare(0, [], [], quiet, lambda cached: None)
@@ -38,19 +38,19 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Parts:
 class Turn:
     """Asks for micro-batches as the loop does, and notes which thread put each together."""
 
-    def __init__(self, parts: Parts, monkeypatch: pytest.MonkeyPatch, device: torch.device = CPU) -> None:
+    def __init__(self, parts: RunParts, monkeypatch: pytest.MonkeyPatch, device: torch.device = CPU) -> None:
         self.parts = parts
         self.step = 0
-        self.ahead = AssemblerAhead(parts.assembler, parts.feed, device, lambda: self.step)
+        self.ahead = PrefetchCollator(parts.assembler, parts.feed, device, lambda: self.step)
         self.made: list[tuple[bool, Sequence[Sample]]] = []
         """Whether by the thread, and of what."""
-        assemble = Assembler.assemble
+        assemble = Collator.assemble
 
-        def noted(assembler: Assembler, samples: Sequence[Sample], batch_size: int) -> MicroBatch:
+        def noted(assembler: Collator, samples: Sequence[Sample], batch_size: int) -> MicroBatch:
             self.made.append((threading.current_thread() is not threading.main_thread(), samples))
             return assemble(assembler, samples, batch_size)
 
-        monkeypatch.setattr(Assembler, "assemble", noted)
+        monkeypatch.setattr(Collator, "assemble", noted)
         self.plain: Callable[[Sequence[Sample], int], MicroBatch] = partial(assemble, parts.assembler)
 
     def all_made(self) -> list[tuple[bool, Sequence[Sample]]]:
@@ -72,7 +72,7 @@ def assert_same(one: MicroBatch, other: MicroBatch) -> None:
 
 
 def test_all_but_the_first_are_made_ahead_and_are_those_that_would_be_made_now(
-    parts: Parts, monkeypatch: pytest.MonkeyPatch
+    parts: RunParts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turn = Turn(parts, monkeypatch)
     for _ in range(STEPS):
@@ -82,7 +82,7 @@ def test_all_but_the_first_are_made_ahead_and_are_those_that_would_be_made_now(
     assert turn.all_made() == [(place > 0, part) for place, part in enumerate(asked)]  # and nothing after the last
 
 
-def test_another_micro_batch_size_leaves_what_was_begun(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_micro_batch_size_leaves_what_was_begun(parts: RunParts, monkeypatch: pytest.MonkeyPatch) -> None:
     turn = Turn(parts, monkeypatch)
     for _ in turn.take_step():
         pass
@@ -93,9 +93,9 @@ def test_another_micro_batch_size_leaves_what_was_begun(parts: Parts, monkeypatc
         assert_same(ahead, now)
 
 
-def test_what_is_not_cached_yet_is_not_begun(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_cached_yet_is_not_begun(parts: RunParts, monkeypatch: pytest.MonkeyPatch) -> None:
     turn = Turn(parts, monkeypatch)
-    monkeypatch.setattr(parts.feed, "prepared", Portion(0, 0, encoding_form(parts.feed.job.fit)))
+    monkeypatch.setattr(parts.feed, "prepared", CacheShard(0, 0, encoding_form(parts.feed.job.fit)))
     while parts.feed.epoch_of(turn.step) == 0:
         for _ in turn.take_step():
             pass
@@ -104,7 +104,7 @@ def test_what_is_not_cached_yet_is_not_begun(parts: Parts, monkeypatch: pytest.M
     ]
 
 
-def test_what_fails_ahead_is_told_when_it_is_asked_for(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_ahead_is_told_when_it_is_asked_for(parts: RunParts, monkeypatch: pytest.MonkeyPatch) -> None:
     turn = Turn(parts, monkeypatch)
     first, second = parts.feed.split(parts.feed.batch(0))[:2]
     entry = parts.cache.pictures.path(parts.cache.picture_key(second[0]))
@@ -120,7 +120,7 @@ def test_what_fails_ahead_is_told_when_it_is_asked_for(parts: Parts, monkeypatch
     turn.ahead.assemble(second, 3)  # the run goes on from there
 
 
-def test_for_a_card_every_tensor_is_pinned(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_for_a_card_every_tensor_is_pinned(parts: RunParts, monkeypatch: pytest.MonkeyPatch) -> None:
     pinned: list[Tensor] = []
 
     def pin(tensor: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ def test_for_a_card_every_tensor_is_pinned(parts: Parts, monkeypatch: pytest.Mon
     assert_same(micro, turn.plain(samples, 3))
 
 
-def test_where_nothing_more_can_be_pinned_the_run_goes_on(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_more_can_be_pinned_the_run_goes_on(parts: RunParts, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: Tensor) -> Tensor:
         raise RuntimeError("CUDA error: out of memory")
 

@@ -16,12 +16,12 @@ import pytest
 
 from tests.support.plans import situation_with, small_subject
 from trainer.config.fit import FitConfig
-from trainer.memory.forecast.schedule import Occasions
+from trainer.memory.forecast.schedule import PhaseCounts
 from trainer.memory.planner.planner import plan
-from trainer.memory.trace.library import Traces, tracer
-from trainer.memory.trace.prefetch import TracerAside
-from trainer.memory.trace.store import TapeStore
-from trainer.memory.trace.workload import Wish
+from trainer.memory.trace.library import TraceLibrary, tracer
+from trainer.memory.trace.prefetch import TracePrefetcher
+from trainer.memory.trace.store import TraceStore
+from trainer.memory.trace.workload import TraceRequest
 
 BUCKET = (64, 64)
 # Asks for something that the other process computes without end, holding a semaphore as libraries do; it says on the
@@ -56,14 +56,14 @@ AMPLE = 400 * 2**20
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> TapeStore:
-    return TapeStore(tmp_path_factory.mktemp("aside ä"))
+def store(tmp_path_factory: pytest.TempPathFactory) -> TraceStore:
+    return TraceStore(tmp_path_factory.mktemp("aside ä"))
 
 
 @pytest.fixture(scope="module")
-def aside(store: TapeStore) -> Iterator[TracerAside]:
+def aside(store: TraceStore) -> Iterator[TracePrefetcher]:
     """One for all: it takes seconds to start."""
-    with TracerAside(store, tracer) as aside:
+    with TracePrefetcher(store, tracer) as aside:
         yield aside
 
 
@@ -77,8 +77,8 @@ class Stuck:
         return exec, ("import threading; threading.Event().wait(60)",)
 
 
-def steps_of(rank: int, bucket: tuple[int, int] = BUCKET) -> Wish:
-    return Wish(small_subject(rank=rank), "micro", (bucket, 1))
+def steps_of(rank: int, bucket: tuple[int, int] = BUCKET) -> TraceRequest:
+    return TraceRequest(small_subject(rank=rank), "micro", (bucket, 1))
 
 
 def test_that_tapes_are_missing_is_told_before_what_makes_them_is_imported(
@@ -88,17 +88,17 @@ def test_that_tapes_are_missing_is_told_before_what_makes_them_is_imported(
     monkeypatch.setitem(sys.modules, "trainer.memory.trace.other_phases", None)  # cannot be imported
     told: list[str] = []
     with pytest.raises(ImportError):
-        Traces(TapeStore(tmp_path), lambda: told.append("tracing")).fulfil(steps_of(3))
+        TraceLibrary(TraceStore(tmp_path), lambda: told.append("tracing")).fulfil(steps_of(3))
     assert told == ["tracing"]
 
 
-def test_its_tapes_are_those_that_are_traced_here(aside: TracerAside, store: TapeStore, tmp_path: Path) -> None:
+def test_its_tapes_are_those_that_are_traced_here(aside: TracePrefetcher, store: TraceStore, tmp_path: Path) -> None:
     """Also after a wish that cannot be fulfilled, which leaves nothing."""
     impossible, wish = steps_of(3, bucket=(7, 7)), steps_of(3)
     for done in [aside.ask(one) for one in (impossible, wish)]:
         done.result()
     assert store.load(impossible.key) is None
-    found, here = store.load(wish.key), Traces(TapeStore(tmp_path))
+    found, here = store.load(wish.key), TraceLibrary(TraceStore(tmp_path))
     here.fulfil(wish)
     assert found is not None
     for tape, own in zip(found, here.store.load(wish.key) or (), strict=True):
@@ -107,18 +107,18 @@ def test_its_tapes_are_those_that_are_traced_here(aside: TracerAside, store: Tap
 
 
 def test_a_plan_is_the_same_with_it(
-    aside: TracerAside, store: TapeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    aside: TracePrefetcher, store: TraceStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "trainer.memory.trace.library._is_large", lambda _: True
     )  # of tiny ones nothing is traced beside
     monkeypatch.setattr("trainer.memory.trace.library.usable_cores", lambda: 2)
-    asked: list[Wish] = []
+    asked: list[TraceRequest] = []
     monkeypatch.setattr(aside, "ask", lambda wish, ask=aside.ask: asked.append(wish) or ask(wish))
     subject = small_subject(effective_batch=2)
-    alone, helped = Traces(TapeStore(tmp_path)), Traces(store, aside=aside)
+    alone, helped = TraceLibrary(TraceStore(tmp_path)), TraceLibrary(store, aside=aside)
     plans = [
-        plan(subject, FitConfig(), situation_with(AMPLE), traces, Occasions(previews=1)) for traces in (alone, helped)
+        plan(subject, FitConfig(), situation_with(AMPLE), traces, PhaseCounts(previews=1)) for traces in (alone, helped)
     ]
     assert plans[0] == plans[1]
     assert plans[0].pick is not None
@@ -131,12 +131,12 @@ def test_a_plan_is_the_same_with_it(
 
 @pytest.mark.parametrize("rounds", [0, 1])
 def test_previews_are_foreseen_only_where_any_are_drawn(
-    store: TapeStore, monkeypatch: pytest.MonkeyPatch, rounds: int
+    store: TraceStore, monkeypatch: pytest.MonkeyPatch, rounds: int
 ) -> None:
-    traces = Traces(store)
-    told: list[list[Wish]] = []
+    traces = TraceLibrary(store)
+    told: list[list[TraceRequest]] = []
     monkeypatch.setattr(traces, "foresee", lambda wishes: told.append(wishes()))
-    plan(small_subject(effective_batch=2), FitConfig(), situation_with(AMPLE), traces, Occasions(previews=rounds))
+    plan(small_subject(effective_batch=2), FitConfig(), situation_with(AMPLE), traces, PhaseCounts(previews=rounds))
     foreseen = told[0]
     assert sum(wish.part == "preview" for wish in foreseen) == rounds
     assert len(foreseen) > 3
@@ -144,13 +144,13 @@ def test_previews_are_foreseen_only_where_any_are_drawn(
 
 def test_a_process_that_stands_still_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is ended, and what is missing is traced here."""
-    store, wish, begun = TapeStore(tmp_path), steps_of(9), threading.Event()
-    with TracerAside(store, tracer) as aside:
+    store, wish, begun = TraceStore(tmp_path), steps_of(9), threading.Event()
+    with TracePrefetcher(store, tracer) as aside:
         monkeypatch.setattr(aside, "_start", lambda start=aside._start: (begun.set(), start())[1])
-        stuck, later = aside.ask(cast("Wish", Stuck(wish.key))), aside.ask(steps_of(10))
+        stuck, later = aside.ask(cast("TraceRequest", Stuck(wish.key))), aside.ask(steps_of(10))
         assert begun.wait(60)
         monkeypatch.setattr("trainer.memory.trace.prefetch.LONGEST", 0.0)
-        traces = Traces(store, aside=aside)
+        traces = TraceLibrary(store, aside=aside)
         traces.fulfil(wish)
         assert store.load(wish.key) is not None
         for asked in (stuck, later):
@@ -158,9 +158,9 @@ def test_a_process_that_stands_still_holds_nobody_up(tmp_path: Path, monkeypatch
     assert store.load(steps_of(10).key) is None
 
 
-def test_help_ends_with_its_block(store: TapeStore) -> None:
+def test_help_ends_with_its_block(store: TraceStore) -> None:
     """Tapes that are asked for later are traced without it."""
-    traces = Traces(store)
+    traces = TraceLibrary(store)
     with traces.helped():
         first = traces.aside
         assert first is not None
@@ -169,7 +169,9 @@ def test_help_ends_with_its_block(store: TapeStore) -> None:
     assert traces.aside is None
 
 
-def test_what_is_not_begun_is_taken_back(aside: TracerAside, store: TapeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_begun_is_taken_back(
+    aside: TracePrefetcher, store: TraceStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken_back = threading.Event()
     monkeypatch.setattr(aside, "_trace", lambda wish, trace=aside._trace: (taken_back.wait(), trace(wish)))
     first, second = (aside.ask(steps_of(rank)) for rank in (5, 6))
@@ -185,15 +187,15 @@ def test_what_is_wanted_now_comes_before_what_was_wanted_and_is_not_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
-    traced: list[Wish] = []
+    traced: list[TraceRequest] = []
 
-    def trace(wish: Wish) -> None:
+    def trace(wish: TraceRequest) -> None:
         traced.append(wish)
         begun.set()
         go_on.wait()
 
     first, former, both, now = map(steps_of, (5, 6, 7, 8))
-    with TracerAside(TapeStore(tmp_path), tracer) as aside:
+    with TracePrefetcher(TraceStore(tmp_path), tracer) as aside:
         monkeypatch.setattr(aside, "_trace", trace)
         aside.want([first, former, both])
         assert begun.wait(60)
@@ -207,23 +209,23 @@ def test_what_is_wanted_now_comes_before_what_was_wanted_and_is_not_begun(
 
 
 def test_ended_in_the_middle_it_leaves_what_it_was_at_to_others(tmp_path: Path) -> None:
-    store, wish = TapeStore(tmp_path), steps_of(4)
-    with TracerAside(store, tracer) as aside:
+    store, wish = TraceStore(tmp_path), steps_of(4)
+    with TracePrefetcher(store, tracer) as aside:
         aside.ask(wish)
     aside.finish(wish.key)
     assert store.load(wish.key) is None
-    traces = Traces(store)
+    traces = TraceLibrary(store)
     traces.fulfil(wish)
     assert store.load(wish.key) is not None
 
 
 def test_outlines_of_tapes_that_come_while_they_are_asked_for(tmp_path: Path) -> None:
     """Another process made them between the look for them and the trace."""
-    store, wish = TapeStore(tmp_path), steps_of(7)
-    with TracerAside(store, tracer) as aside:
-        traces = Traces(store, lambda: Traces(store).fulfil(wish), aside)
+    store, wish = TraceStore(tmp_path), steps_of(7)
+    with TracePrefetcher(store, tracer) as aside:
+        traces = TraceLibrary(store, lambda: TraceLibrary(store).fulfil(wish), aside)
         outlines = traces.step_outlines(wish.subject, BUCKET, 1)
-    assert outlines == Traces(store).step_outlines(wish.subject, BUCKET, 1)
+    assert outlines == TraceLibrary(store).step_outlines(wish.subject, BUCKET, 1)
 
 
 def test_where_no_process_can_be_started_plans_do_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +233,7 @@ def test_where_no_process_can_be_started_plans_do_without(tmp_path: Path, monkey
         raise OSError("no memory is left")
 
     monkeypatch.setattr(SpawnProcess, "_Popen", staticmethod(refuse))
-    with TracerAside(TapeStore(tmp_path), tracer) as aside:
+    with TracePrefetcher(TraceStore(tmp_path), tracer) as aside:
         aside.ask(steps_of(8)).result()
         aside.finish(steps_of(8).key)
 

@@ -14,7 +14,7 @@ from tests.train.test_cache import prepared, quiet
 from trainer.base.encoding import tokenise
 from trainer.config.job import Job
 from trainer.dataset.sampling import Purpose, Sample, draw_sample, generator, micro_conditioning, plain_sample
-from trainer.training.build import Parts
+from trainer.training.build import RunParts
 from trainer.training.step import MicroBatch
 
 SCALING = 0.13025  # SDXL's VAE
@@ -28,7 +28,7 @@ SETTINGS = (
 )
 
 
-def prepare(folder: Path, *more: str) -> tuple[Job, list[Sample], Parts]:
+def prepare(folder: Path, *more: str) -> tuple[Job, list[Sample], RunParts]:
     """Two training pictures, one with a mask, that count half, and one for regularisation: all in one bucket."""
     photographs(folder / "pictures", count=2)
     photographs(folder / "others", count=1)

@@ -27,7 +27,7 @@ from trainer.dataset.pixels import crop_pixels
 from trainer.dataset.sampling import Sample, epoch_batches
 from trainer.errors import DatasetError, ResumableError
 from trainer.memory.forecast.host_memory import PICTURE_BYTES
-from trainer.training.build import Parts, build_parts
+from trainer.training.build import RunParts, build_parts
 from trainer.training.data import latent_cache
 from trainer.training.data.latent_cache import Cache
 from trainer.training.device.device import this_machine
@@ -42,7 +42,7 @@ SHUFFLED = (
 )
 
 
-def prepared(folder: Path, settings: tuple[str, ...] = ()) -> tuple[Job, tuple[Picture, ...], Parts]:
+def prepared(folder: Path, settings: tuple[str, ...] = ()) -> tuple[Job, tuple[Picture, ...], RunParts]:
     base = tiny_base("sdxl", folder / "bases")
     pictures = folder / "pictures"
     job = load_job(write_job(folder, base, pictures if pictures.exists() else photographs(pictures)), settings)
@@ -124,7 +124,7 @@ def test_texts_at_once_are_those_of_each_by_itself(tmp_path: Path) -> None:
     assert exact is not None and exact.count == 21
 
 
-def cache_of(job: Job, parts: Parts) -> Cache:
+def cache_of(job: Job, parts: RunParts) -> Cache:
     """For another job on the same base, in the same folder."""
     return Cache(parts.cache.entries.folder, parts.source, job, torch.device("cpu"))
 

@@ -20,7 +20,7 @@ from tests.unit.test_store import same, tape
 from trainer.dataset.decoders import inspect_pictures
 from trainer.files import weights
 from trainer.memory.forecast.results import OutcomeStore
-from trainer.memory.trace.store import TapeStore
+from trainer.memory.trace.store import TraceStore
 from trainer.protocol.row_store import RowStore, key_of
 from trainer.training.data.latent_cache import EntryStore
 
@@ -95,7 +95,7 @@ def encoded(folder: Path, patch: pytest.MonkeyPatch) -> tuple[Path, Ask, Callabl
 
 
 def traces(folder: Path, patch: pytest.MonkeyPatch) -> tuple[Path, Ask, Callable[[object], bool]]:
-    store, tapes = TapeStore(folder / "traces"), (tape(1, 50),)
+    store, tapes = TraceStore(folder / "traces"), (tape(1, 50),)
     store.save("key", tapes)
     return folder / "traces" / "key.npz", lambda: store.load("key"), lambda got: got is None or same(got, tapes)  # type: ignore[arg-type]
 

@@ -30,7 +30,7 @@ from trainer.training.acceleration import compile as compiled
 from trainer.training.acceleration.channels_last import LastNormAndSilu
 from trainer.training.acceleration.compile import CompiledBlocks, compiled_of
 from trainer.training.loop import Engine
-from trainer.training.recovery.engine_manager import Keeper
+from trainer.training.recovery.engine_manager import EngineManager
 
 COMPILER = os.environ.get("IMPASTO_COMPILER", "eager")
 ON = "fit.compile=true"
@@ -303,13 +303,13 @@ EVERYTHING = (
 def engines(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
     """The engines that runs of this process are given from now on."""
     given: list[Engine] = []
-    build = Keeper._build
+    build = EngineManager._build
 
-    def watched(keeper: Keeper, *, fresh: bool) -> Engine:
+    def watched(keeper: EngineManager, *, fresh: bool) -> Engine:
         given.append(build(keeper, fresh=fresh))
         return given[-1]
 
-    monkeypatch.setattr(Keeper, "_build", watched)
+    monkeypatch.setattr(EngineManager, "_build", watched)
     return given
 
 

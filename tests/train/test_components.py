@@ -68,8 +68,9 @@ def test_save_and_sample_are_done_after_the_step_and_the_run_goes_on(shared: Pat
     assert sorted(path.name for path in run.samples.iterdir()) == [f"step-0000000{step}-0.png" for step in (0, 2, 3)]
     assert (run.checkpoints / "step-00000002").is_dir()
     assert [commands.answer(path) for path in sent] == [
-        commands.Answer("done", "test-step000002.safetensors"), commands.Answer("done", "previews of step 2"),
-    ]  # fmt: skip
+        commands.CommandResult("done", "test-step000002.safetensors"),
+        commands.CommandResult("done", "previews of step 2"),
+    ]
     told = [event for event in watcher.of(events.CommandEvent) if isinstance(event, events.CommandEvent)]
     assert [(event.name, event.outcome) for event in told] == [("save", "done"), ("sample", "done")]
     # The picture drawn since lies beside the LoRA that was saved.

@@ -13,14 +13,14 @@ from tests.support.plans import situation_with
 from trainer.dataset.picture import Picture
 from trainer.dataset.sampling import epoch_batches, micro_batches
 from trainer.memory.allocator.allocator import MIB, Allocator
-from trainer.memory.allocator.replay import Kept, replay
-from trainer.memory.forecast.forecast import CHAPTERS_TO_TRAINING, Runs
+from trainer.memory.allocator.replay import SurvivingStorage, replay
+from trainer.memory.forecast.forecast import CHAPTERS_TO_TRAINING, RunSimulator
 from trainer.memory.forecast.results import most_reserved
-from trainer.memory.forecast.schedule import DRIVER_BYTES, Course, Occasions, makeups, split
-from trainer.memory.trace.library import Traces
-from trainer.memory.trace.memory_trace import Tape, Work
-from trainer.memory.trace.store import TapeStore
-from trainer.memory.trace.workload import BucketUse, Subject
+from trainer.memory.forecast.schedule import DRIVER_BYTES, PhaseCounts, RunSchedule, makeups, split
+from trainer.memory.trace.library import TraceLibrary
+from trainer.memory.trace.memory_trace import MemoryTrace, Work
+from trainer.memory.trace.store import TraceStore
+from trainer.memory.trace.workload import BucketUse, Workload
 from trainer.protocol.forecast import Rate
 
 SIZES = ((96, 64), (64, 96), (64, 64), (32, 64))
@@ -30,8 +30,8 @@ RATE = Rate("none", (), 1.0, 0.0, 0.0)
 
 
 @pytest.fixture(scope="module")
-def traces(tmp_path_factory: pytest.TempPathFactory) -> Traces:
-    return Traces(TapeStore(tmp_path_factory.mktemp("tapes")))
+def traces(tmp_path_factory: pytest.TempPathFactory) -> TraceLibrary:
+    return TraceLibrary(TraceStore(tmp_path_factory.mktemp("tapes")))
 
 
 def pictures() -> list[Picture]:
@@ -39,16 +39,16 @@ def pictures() -> list[Picture]:
     return [make_picture(number, bucket=size, width=200, height=300) for number, size in enumerate(sizes)]
 
 
-def course_of(traces: Traces, micro_batch: int) -> Course:
+def course_of(traces: TraceLibrary, micro_batch: int) -> RunSchedule:
     """Nine pictures in four shapes, four to an effective batch: one full batch, the rest mixed or short."""
     recipe = {"effective_batch": 4, "steps": 9, "seed": 1}
     subject = tiny_subject("sd15", recipe, {"micro_batch": micro_batch}, SIZES)
     uses = tuple(BucketUse(*size, count) for size, count in zip(SIZES, COUNTS, strict=True))
     batches = makeups(pictures(), subject.recipe)
-    return Course(replace(subject, buckets=uses), traces, Occasions(batches=batches), RATE)
+    return RunSchedule(replace(subject, buckets=uses), traces, PhaseCounts(batches=batches), RATE)
 
 
-def real_parts(subject: Subject) -> list[list[tuple[tuple[int, int], int]]]:
+def real_parts(subject: Workload) -> list[list[tuple[tuple[int, int], int]]]:
     """The micro-batches of every step of the run, as it deals them."""
     steps = [batch for epoch in range(3) for batch in epoch_batches(pictures(), subject.recipe, epoch)]
     most = subject.fit.micro_batch or 1
@@ -75,7 +75,7 @@ def flops(work: Iterable[Work]) -> float:
 
 
 @pytest.mark.parametrize("most", [1, 2, 4])
-def test_a_mean_step_does_what_the_runs_steps_do(traces: Traces, most: int) -> None:
+def test_a_mean_step_does_what_the_runs_steps_do(traces: TraceLibrary, most: int) -> None:
     """As in the run's own micro-batches, each traced in its shape and size; single pictures spare themselves copies."""
     course = course_of(traces, most)
     steps = real_parts(course.subject)
@@ -89,42 +89,44 @@ def test_a_mean_step_does_what_the_runs_steps_do(traces: Traces, most: int) -> N
         assert course.mean_step_seconds(measure) == pytest.approx(real / len(steps), rel=0.06)
 
 
-def test_batches_of_other_shapes_or_sizes_count_for_nothing(traces: Traces) -> None:
+def test_batches_of_other_shapes_or_sizes_count_for_nothing(traces: TraceLibrary) -> None:
     course = course_of(traces, 4)
     full = course.step_seconds(operations)
     shown = dict(zip(SIZES, COUNTS, strict=True))
     by_shape = sum(full[size] * count for size, count in shown.items()) / sum(COUNTS)
     smaller = replace(course.subject, recipe=course.subject.recipe.changed(effective_batch=3))
     fewer = replace(course.subject, buckets=course.subject.buckets[:2])
-    assert Course(smaller, traces, course.occasions, RATE).mean_step_seconds(operations) < by_shape * 1.01
-    assert Course(fewer, traces, course.occasions, RATE).mean_step_seconds(operations) == pytest.approx(full[SIZES[0]])
+    assert RunSchedule(smaller, traces, course.occasions, RATE).mean_step_seconds(operations) < by_shape * 1.01
+    assert RunSchedule(fewer, traces, course.occasions, RATE).mean_step_seconds(operations) == pytest.approx(
+        full[SIZES[0]]
+    )
     assert course.mean_step_seconds(operations) > 1.2 * by_shape
 
 
 # Steps that are recorded as CUDA graphs.
 
 
-def with_graphs(course: Course, traces: Traces) -> Course:
+def with_graphs(course: RunSchedule, traces: TraceLibrary) -> RunSchedule:
     subject = replace(course.subject, fit=course.subject.fit.changed(graphs=True))
-    return Course(subject, traces, course.occasions, RATE)
+    return RunSchedule(subject, traces, course.occasions, RATE)
 
 
-def reserved_by(allocator: Allocator, tapes: Sequence[Tape]) -> int:
+def reserved_by(allocator: Allocator, tapes: Sequence[MemoryTrace]) -> int:
     """What it takes for tapes that begin with nothing of others."""
-    names: dict[str, Kept] = {}
+    names: dict[str, SurvivingStorage] = {}
     assert replay(tapes, allocator, names, SITUATION.workspace_bytes).failure is None
     return allocator.reserved
 
 
-def test_what_was_recorded_stays_taken_and_serves_nobody(traces: Traces) -> None:
+def test_what_was_recorded_stays_taken_and_serves_nobody(traces: TraceLibrary) -> None:
     """One shape: after plain steps all that is free is given back, and from then on nothing but a pool is needed."""
     plain = course_of(traces, 2)
     subject = replace(plain.subject, buckets=plain.subject.buckets[:1])
-    plain = Course(subject, traces, Occasions(), RATE)
+    plain = RunSchedule(subject, traces, PhaseCounts(), RATE)
     graphed = with_graphs(plain, traces)
     graphs = graphed.graphs()
     assert graphs is not None and not graphs.beside and plain.graphs() is None
-    runs = Runs(SITUATION)
+    runs = RunSimulator(SITUATION)
     alone = runs.through(plain, None, chapters=CHAPTERS_TO_TRAINING).copy(None).allocator
     found = runs.through(graphed, None, chapters=CHAPTERS_TO_TRAINING).allocator
     alone.empty_cache()
@@ -140,25 +142,25 @@ def test_what_was_recorded_stays_taken_and_serves_nobody(traces: Traces) -> None
     assert later.reserved == found.reserved
 
 
-def test_a_shape_that_comes_late_is_computed_beside_what_was_recorded(traces: Traces) -> None:
+def test_a_shape_that_comes_late_is_computed_beside_what_was_recorded(traces: TraceLibrary) -> None:
     plain = course_of(traces, 2)
     graphed = with_graphs(plain, traces)
     graphs = graphed.graphs()
     assert graphs is not None and graphs.beside == plain.round()
-    runs = Runs(SITUATION)
+    runs = RunSimulator(SITUATION)
     plainly, taken = (runs.unhindered(course, brief=True) for course in (plain, graphed))
     before, after = (next(one for one in outcome if one.phase == "train").reserved for outcome in (plainly, taken))
     assert after >= before + reserved_by(Allocator(), graphs.recorded)
     assert runs.key(plain) != runs.key(graphed)
     here = replace(graphed.subject, fit=graphed.subject.fit.changed(device="cpu"))
-    assert Course(here, traces, graphed.occasions, RATE).graphs() is None
+    assert RunSchedule(here, traces, graphed.occasions, RATE).graphs() is None
     # Where there is room for the plain run alone, the forecast says so.
     room = most_reserved(plainly)
     assert runs.within(plain, room).failed_in is None
     assert runs.within(graphed, room).failed_in == "train"
 
 
-def test_shapes_are_counted_as_a_run_deals_them(traces: Traces) -> None:
+def test_shapes_are_counted_as_a_run_deals_them(traces: TraceLibrary) -> None:
     for most in (1, 2, 4):
         course = with_graphs(course_of(traces, most), traces)
         dealt = {part for step in real_parts(course.subject) for part in step}

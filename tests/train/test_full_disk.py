@@ -110,7 +110,7 @@ def test_it_pauses_and_goes_on_to_the_same_lora(shared: Path, undisturbed: Path,
     found, unfound = (list(roots[path.partition("/")[0]].glob(path.partition("/")[2])) for path in (there, missing))
     assert found and not unfound
     assert not [path for folder in roots.values() for path in folder.rglob("*.tmp")]
-    assert not any(isinstance(event, events.Unknown) for event in events.read_events(run.events)[0])
+    assert not any(isinstance(event, events.UnknownEvent) for event in events.read_events(run.events)[0])
     assert run.events.read_bytes().endswith(b"\n")
 
     made: list[Path] = []

@@ -29,7 +29,7 @@ from trainer.training.device.device import this_machine
 from trainer.training.loop import Engine
 from trainer.training.optim import master_weights
 from trainer.training.optim.lr_schedule import Segment
-from trainer.training.recovery.engine_manager import Keeper
+from trainer.training.recovery.engine_manager import EngineManager
 from trainer.training.step import MicroBatch, StepModels, training_step
 
 FACTS = {"prediction": "epsilon", "zero_terminal_snr": False}
@@ -240,13 +240,13 @@ def test_what_was_given_up_stays_so_when_the_engine_is_built_anew(
     place: Place, replayers: list[Replayer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As it is where models did not come back from a preview."""
-    drop = Keeper.drop
+    drop = EngineManager.drop
 
-    def drop_all(keeper: Keeper) -> None:
+    def drop_all(keeper: EngineManager) -> None:
         drop(keeper)
         keeper.set_aside()
 
-    monkeypatch.setattr(Keeper, "drop", drop_all)
+    monkeypatch.setattr(EngineManager, "drop", drop_all)
     exhaustion = Exhaustion(step_begins(4), 1)
     trial = place.trial("sd15", (*ONE, ON), exhaustion.tell).start()
     assert trial.code == 0 and not exhaustion.left

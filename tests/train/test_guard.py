@@ -14,7 +14,7 @@ from trainer.errors import ImpastoError
 from trainer.protocol import events
 from trainer.training.callbacks.step_events import SlowSteps, why_slow
 from trainer.training.device.out_of_memory import SPARE_BYTES, cap_memory, gpu_guard, memory_full
-from trainer.training.loop import Progress, StepResult
+from trainer.training.loop import StepResult, TrainingProgress
 from trainer.training.reporting.memory_use import warn_of_allocator
 from trainer.training.reporting.reporter import Reporter
 
@@ -101,7 +101,7 @@ class Steps:
         """Takes steps and returns which were told to be slow since the last call."""
         for each in seconds:
             self.step, self.now = self.step + 1, self.now + waiting + each
-            self.slow.after_step(Progress(), StepResult(self.step, 0, 0.1, 1.0, None, each, 3, {}, None))
+            self.slow.after_step(TrainingProgress(), StepResult(self.step, 0, 0.1, 1.0, None, each, 3, {}, None))
         told = [event.step for event in self.told if isinstance(event, events.Slow)]
         self.told.clear()
         return told

@@ -22,7 +22,7 @@ from trainer.memory.trace import other_phases
 from trainer.memory.trace.memory_trace import Storage
 from trainer.memory.trace.meta_models import empty_engine
 from trainer.training.checkpoint import Checkpoint, save_checkpoint
-from trainer.training.data.pipeline import READERS, Stages
+from trainer.training.data.pipeline import READERS, Pipeline
 
 MIB = 2**20
 
@@ -99,7 +99,7 @@ def test_as_many_cut_pictures_wait_as_are_counted() -> None:
         waiting.append(len(alive))
         return 0
 
-    Stages(ready, compute, lambda *_: None).run(range(count), lambda _: None)
+    Pipeline(ready, compute, lambda *_: None).run(range(count), lambda _: None)
     assert max(waiting) == CROPS_WAITING - 1
 
 

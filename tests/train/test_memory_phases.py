@@ -21,18 +21,18 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tests.support.tiny import Family, tiny_configs, tiny_models
 from trainer.adapter.attach import attach
-from trainer.base.drawing import SAMPLERS, Drawing, decode_levels, draw_latents, make_sampler
+from trainer.base.drawing import SAMPLERS, RenderSpec, decode_levels, draw_latents, make_sampler
 from trainer.base.encoding import TextConditioning, encode_latents, encode_words, posterior
 from trainer.config.fit import FitConfig
 from trainer.config.job import PromptConfig
 from trainer.config.optimizer import ScheduleFreeConfig
 from trainer.config.recipe import RecipeConfig, TextEncoderConfig
 from trainer.memory.allocator.allocator import Allocator
-from trainer.memory.allocator.replay import Kept, replay
+from trainer.memory.allocator.replay import SurvivingStorage, replay
 from trainer.memory.trace import other_phases, recorder
-from trainer.memory.trace.memory_trace import Tape, sums
+from trainer.memory.trace.memory_trace import MemoryTrace, sums
 from trainer.memory.trace.meta_models import bare_unet, empty_engine, micro_batch
-from trainer.memory.trace.workload import BucketUse, Subject, subject_ahead
+from trainer.memory.trace.workload import BucketUse, Workload, subject_ahead
 from trainer.training.callbacks.validation import losses_of_picture
 from trainer.training.objective import NoiseSchedule
 from trainer.training.step import MicroBatch, StepModels
@@ -48,13 +48,13 @@ def recipe(family: Family, resolution: int, **settings: Any) -> RecipeConfig:
     return wanted.changed(clip_skip=1 if family == "sd15" else None, **encoders)
 
 
-def subject(family: Family, resolution: int, fit: FitConfig | None = None, **settings: Any) -> Subject:
+def subject(family: Family, resolution: int, fit: FitConfig | None = None, **settings: Any) -> Workload:
     """A full-size base with one preview at its resolution."""
     made = subject_ahead(family, recipe(family, resolution, **settings), fit)
     return replace(made, previews=(PromptConfig(prompt="a cat", steps=20, width=resolution, height=resolution),))
 
 
-def tiny(family: Family, fit: FitConfig | None = None, **settings: Any) -> Subject:
+def tiny(family: Family, fit: FitConfig | None = None, **settings: Any) -> Workload:
     """The same on a tiny base, at 64 pixels."""
     configs = tiny_configs(family)
     texts = tuple(config for part, config in configs.items() if part.startswith("text_encoder"))
@@ -62,7 +62,7 @@ def tiny(family: Family, fit: FitConfig | None = None, **settings: Any) -> Subje
     return replace(made, unet_config=configs["unet"], vae_config=configs["vae"], text_configs=texts)
 
 
-def peaks(tapes: tuple[Tape, ...]) -> tuple[float, float]:
+def peaks(tapes: tuple[MemoryTrace, ...]) -> tuple[float, float]:
     """MiB handed out and taken at most; with cuBLAS' workspace, as on the cards of the figures."""
     allocator = Allocator()
     replay(tapes, allocator, {}, lambda storage: storage.bytes if storage.module == "cublas" else 0)
@@ -102,7 +102,7 @@ def test_sdxls_text_encoders_take_what_is_known_of_them(dtype: Any, gibibytes: f
     assert of_kind(tape, "weights") / 2**30 == pytest.approx(gibibytes, rel=3e-3)
 
 
-def of_kind(tape: Tape, kind: str) -> int:
+def of_kind(tape: MemoryTrace, kind: str) -> int:
     return sum(storage.bytes for storage in tape.storages if storage.kind == kind)
 
 
@@ -145,7 +145,7 @@ def most_alive(work: Callable[[], object]) -> int:
     return most
 
 
-def stage_peak(tape: Tape, stage: str) -> int:
+def stage_peak(tape: MemoryTrace, stage: str) -> int:
     """How far memory rises within a stage above where it stood when that began; workspaces are not the trace's."""
     sizes = [0 if storage.kind == "workspace" else storage.bytes for storage in tape.storages]
     live, began, most = 0, None, 0
@@ -243,7 +243,7 @@ def test_drawing_against_the_cpu(family: Family, sampler: Any) -> None:
     prompt = PromptConfig(prompt="a cat", steps=other_phases.STEPS_DRAWN, sampler=sampler, width=64, height=64)
     tape, _, _ = other_phases.preview(replace(tiny(family), previews=(prompt,)))
     text = text_of(family)
-    drawing = Drawing(prompt, 64, 64, text, text)
+    drawing = RenderSpec(prompt, 64, 64, text, text)
     made, unet = make_sampler(sampler, "epsilon", zero_terminal_snr=False), with_adapter(family)
     real = most_alive(lambda: draw_latents(family, unet, made, drawing, lambda *_: None))
     moved = 2 * (text.hidden.nbytes + (0 if text.pooled is None else text.pooled.nbytes))
@@ -277,9 +277,9 @@ def copied(batch: MicroBatch) -> MicroBatch:
 # What lives, and for how long
 
 
-def played(*parts: tuple[Tape, ...]) -> tuple[dict[str, Kept], list[int]]:
+def played(*parts: tuple[MemoryTrace, ...]) -> tuple[dict[str, SurvivingStorage], list[int]]:
     """What is left after some phases, by name, and the bytes handed out at most in each tape."""
-    names: dict[str, Kept] = {}
+    names: dict[str, SurvivingStorage] = {}
     allocator = Allocator()
     most = []
     for tape in (tape for tapes in parts for tape in tapes):

@@ -35,13 +35,13 @@ from trainer.config.recipe import RecipeConfig
 from trainer.memory.trace import meta_models
 from trainer.memory.trace import recorder as tracer
 from trainer.memory.trace.derive import joined, scaled
-from trainer.memory.trace.library import Traces
-from trainer.memory.trace.memory_trace import Tape
+from trainer.memory.trace.library import TraceLibrary
+from trainer.memory.trace.memory_trace import MemoryTrace
 from trainer.memory.trace.meta_models import empty_engine, know_engine, lasting_tensors, micro_batch
 from trainer.memory.trace.recorder import recording
-from trainer.memory.trace.store import TapeStore
+from trainer.memory.trace.store import TraceStore
 from trainer.memory.trace.train_step import trace_micro, trace_optimizer
-from trainer.memory.trace.workload import Subject, TracePart, Wish, subject_ahead
+from trainer.memory.trace.workload import TracePart, TraceRequest, Workload, subject_ahead
 from trainer.training import loop
 from trainer.training.loop import Engine
 from trainer.training.optim.master_weights import measure
@@ -81,7 +81,7 @@ def plain_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracer, "hidden_bytes", lambda func, args: ())
 
 
-def both(subject: Subject, pictures: int) -> Iterator[tuple[list[int], list[int]]]:
+def both(subject: Workload, pictures: int) -> Iterator[tuple[list[int], list[int]]]:
     """Real and traced changes of two optimizer steps of two micro-batches each, part by part."""
     real = [outside_kernels(part) for part in real_steps(subject, BUCKET, pictures, micro_batches=2, steps=2)]
     tapes = trace_steps(subject, [BUCKET], pictures)
@@ -216,7 +216,7 @@ def sizes_of(tensors: Iterator[Tensor]) -> dict[int, int]:
     return {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
 
 
-def play(alive: dict[str, int], tape: Tape) -> None:
+def play(alive: dict[str, int], tape: MemoryTrace) -> None:
     """What lives by name before ``tape`` becomes what lives after it."""
     here: dict[int, str | None] = {}
     for event in tape.events.tolist():
@@ -263,7 +263,7 @@ def test_tapes_put_together_are_a_trace_of_the_loops_own_step(dtype: str, monkey
 class _Data:
     """Deals three micro-batches of one bucket a step, as Feed and Assembler do."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: Workload) -> None:
         self.subject = subject
 
     def batch(self, step: int) -> Sequence[int]:
@@ -285,7 +285,7 @@ def _measured(*arguments: Any) -> Any:
     return torch.ones(2)
 
 
-def changes(tape: Tape) -> list[int]:
+def changes(tape: MemoryTrace) -> list[int]:
     """Bytes of each event; the workspaces of cuBLAS are in every micro-batch's tape, to be taken once."""
     kept = [(event, tape.storages[max(event, ~event)]) for event in tape.events.tolist()]
     return [storage.bytes if event >= 0 else -storage.bytes for event, storage in kept if storage.module != "cublas"]
@@ -299,7 +299,7 @@ def test_a_trace_is_the_same_each_time() -> None:
         assert np.array_equal(one.events, other.events)
 
 
-def tapes_of(tapes: StepTapes) -> list[Tape]:
+def tapes_of(tapes: StepTapes) -> list[MemoryTrace]:
     return [
         tapes.weights,
         *tapes.micro_first.values(),
@@ -370,8 +370,8 @@ def test_tapes_of_two_ranks_give_those_of_any_other(
     # Nothing in so tiny a base is as wide as these, whose operations would then count as the same as others.
     monkeypatch.setattr("trainer.memory.trace.derive.RANKS", (20, 28))
     subject = tiny_subject(family, recipe, fit)
-    wishes = [Wish(subject, "micro", (BUCKET, 2)), *(Wish(subject, part) for part in phases)]
-    traces, real = Traces(TapeStore(tmp_path)), Traces(TapeStore(tmp_path / "real"))
+    wishes = [TraceRequest(subject, "micro", (BUCKET, 2)), *(TraceRequest(subject, part) for part in phases)]
+    traces, real = TraceLibrary(TraceStore(tmp_path)), TraceLibrary(TraceStore(tmp_path / "real"))
     for rank in (20, 28, *ranks):
         for wish in (replace(wish, subject=subject.at_rank(rank)) for wish in wishes):
             assert traces.has(wish) == (rank in ranks)
@@ -425,7 +425,7 @@ def test_rounded_weights_are_multiplied_as_often_as_plain_ones(quantise: str) ->
     assert products_of(rounded) == products_of(plain)
 
 
-def products_of(subject: Subject) -> Counter[str]:
+def products_of(subject: Workload) -> Counter[str]:
     """The flops of matrix products by stage."""
     found: Counter[str] = Counter()
     for work in micro_tapes(subject)[1].work:
@@ -433,12 +433,12 @@ def products_of(subject: Subject) -> Counter[str]:
     return found
 
 
-def micro_tapes(subject: Subject) -> tuple[Tape, ...]:
+def micro_tapes(subject: Workload) -> tuple[MemoryTrace, ...]:
     micro = trace_micro(subject, [BUCKET], 1)
     return micro.weights, micro.first[BUCKET], micro.more[BUCKET]
 
 
-def assert_alike(ones: Sequence[Tape], others: Sequence[Tape]) -> None:
+def assert_alike(ones: Sequence[MemoryTrace], others: Sequence[MemoryTrace]) -> None:
     for one, other in zip(ones, others, strict=True):
         assert (one.name, one.storages, one.work) == (other.name, other.storages, other.work)
         assert np.array_equal(one.events, other.events)

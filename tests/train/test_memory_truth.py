@@ -20,8 +20,8 @@ from tests.support.truth_jobs import truth_jobs
 from tests.support.truth_report import Edge, Row, lines_of, report
 from trainer.memory.device.device_state import situation_ahead
 from trainer.memory.device.gpu_specs import find_card
-from trainer.memory.trace.library import Traces
-from trainer.memory.trace.store import TapeStore
+from trainer.memory.trace.library import TraceLibrary
+from trainer.memory.trace.store import TraceStore
 from trainer.training.objective import NoiseSchedule
 
 CPU = torch.device("cpu")
@@ -121,7 +121,7 @@ def asked_for(job: record_traces.RecordedJob) -> list[int]:
 
 def test_a_trace_asks_for_what_the_device_was_asked_for(tmp_path: Path) -> None:
     job = next(job for job in recorded_jobs() if job.name == "sdxl_lora")
-    tapes = tapes_of(job, job.subject(tiny=True), Traces(TapeStore(tmp_path)))
+    tapes = tapes_of(job, job.subject(tiny=True), TraceLibrary(TraceStore(tmp_path)))
     traced, real = births(tapes, cublas=0), asked_for(job)
     assert not Counter(size for size in traced if size > 4096) - Counter(real)
     assert likeness(real, traced).startswith(f"{len(real)} real, {len(traced)} traced")

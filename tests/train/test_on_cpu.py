@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from tests.support.forecasts import known_job
-from trainer.memory.forecast.schedule import Course, Occasions
+from trainer.memory.forecast.schedule import PhaseCounts, RunSchedule
 from trainer.memory.planner import on_cpu
-from trainer.memory.planner.request import Question, question_ahead, question_of_job
-from trainer.memory.trace.library import Traces
-from trainer.memory.trace.store import TapeStore
+from trainer.memory.planner.request import PlanRequest, question_ahead, question_of_job
+from trainer.memory.trace.library import TraceLibrary
+from trainer.memory.trace.store import TraceStore
 from trainer.protocol.forecast import Forecast, Rate, Timed
 
 # Round figures for a CPU with a few cores, so that the estimate does not depend on the machine that runs the test.
@@ -32,9 +32,9 @@ def never() -> None:
     raise AssertionError("nothing may be traced for an estimate")
 
 
-def estimate(question: Question) -> Forecast:
+def estimate(question: PlanRequest) -> Forecast:
     assert question.resolved is not None
-    traces = Traces(TapeStore.of_user(), never)
+    traces = TraceLibrary(TraceStore.of_user(), never)
     planned = on_cpu.plan_on_cpu(question.resolved, question.subject, question.occasions, traces)
     assert planned.pick is not None and planned.situation.on_cpu
     return planned.pick.forecast
@@ -69,7 +69,7 @@ def test_an_estimate_agrees_with_the_exact_forecast_where_that_is_traced() -> No
     fit = question.subject.fit.changed(micro_batch=1)
     subject = replace(question.subject, fit=fit, recipe=question.subject.recipe.changed(rank=8, conv_rank=8))
     assert question.resolved is not None
-    course = Course(subject, Traces(TapeStore.of_user()), Occasions(previews=0, validations=0), RATE)
+    course = RunSchedule(subject, TraceLibrary(TraceStore.of_user()), PhaseCounts(previews=0, validations=0), RATE)
     exact = course.step_seconds(lambda work: on_cpu.roofline.seconds(work, RATE))[512, 512]
     found = estimate(replace(question, subject=subject)).step_seconds["512x512"]
     assert exact / 1.25 < found < 1.25 * exact

@@ -10,39 +10,44 @@ import pytest
 from tests.support.plans import situation_with, small_subject
 from trainer.config.fit import FitConfig
 from trainer.memory.allocator.settings import AllocatorSettings
-from trainer.memory.device.device_state import Situation
+from trainer.memory.device.device_state import DeviceState
 from trainer.memory.forecast import forecast
-from trainer.memory.forecast.forecast import Runs, Within, forecast_of, retry_seconds, run_through
+from trainer.memory.forecast.forecast import BudgetCheck, RunSimulator, forecast_of, retry_seconds, run_through
 from trainer.memory.forecast.results import OutcomeStore, in_brief
-from trainer.memory.forecast.schedule import Course, Occasions
+from trainer.memory.forecast.schedule import PhaseCounts, RunSchedule
 from trainer.memory.planner.planner import plan
-from trainer.memory.trace.library import Traces
-from trainer.memory.trace.store import TapeStore
-from trainer.memory.trace.workload import Subject
+from trainer.memory.trace.library import TraceLibrary
+from trainer.memory.trace.store import TraceStore
+from trainer.memory.trace.workload import Workload
 
 AMPLE = 400 * 2**20
 
 
 @pytest.fixture(scope="module")
-def traces(tmp_path_factory: pytest.TempPathFactory) -> Traces:
-    return Traces(TapeStore(tmp_path_factory.mktemp("traces")))
+def traces(tmp_path_factory: pytest.TempPathFactory) -> TraceLibrary:
+    return TraceLibrary(TraceStore(tmp_path_factory.mktemp("traces")))
 
 
 def never() -> None:
     raise AssertionError("something was played")
 
 
-def course_of(subject: Subject, traces: Traces) -> Course:
-    return Course(subject, traces, Occasions(), situation_with(AMPLE).rate)
+def course_of(subject: Workload, traces: TraceLibrary) -> RunSchedule:
+    return RunSchedule(subject, traces, PhaseCounts(), situation_with(AMPLE).rate)
 
 
-def test_what_came_out_once_is_not_played_again(traces: Traces) -> None:
+def test_what_came_out_once_is_not_played_again(traces: TraceLibrary) -> None:
     """By another process too: all comes from the disk, and is what playing gives."""
     subject, situation = small_subject(effective_batch=2), situation_with(AMPLE)
     written = FitConfig(quantise="none", checkpointing="none", vae_tiling=False)
-    first = plan(subject, written, situation, traces, Occasions())
+    first = plan(subject, written, situation, traces, PhaseCounts())
     again = plan(
-        subject, written, situation, Traces(TapeStore(traces.store.folder)), Occasions(), runs=Runs(situation, never)
+        subject,
+        written,
+        situation,
+        TraceLibrary(TraceStore(traces.store.folder)),
+        PhaseCounts(),
+        runs=RunSimulator(situation, never),
     )
     assert again == first
     assert again.pick is not None
@@ -57,82 +62,85 @@ def test_what_came_out_once_is_not_played_again(traces: Traces) -> None:
         assert told[name].peaks
 
 
-def test_a_brief_outcome_is_told_at_length_when_it_is_asked_for(traces: Traces) -> None:
-    course, runs = course_of(small_subject(previews=False, effective_batch=2), traces), Runs(situation_with(AMPLE))
+def test_a_brief_outcome_is_told_at_length_when_it_is_asked_for(traces: TraceLibrary) -> None:
+    course, runs = (
+        course_of(small_subject(previews=False, effective_batch=2), traces),
+        RunSimulator(situation_with(AMPLE)),
+    )
     brief = runs.unhindered(course, brief=True)
     whole = runs.unhindered(course, brief=False)
     assert brief == in_brief(whole) != whole
-    later = Runs(situation_with(AMPLE), never)
+    later = RunSimulator(situation_with(AMPLE), never)
     assert later.unhindered(course, brief=False) == whole
     assert later.unhindered(course, brief=True) == brief
 
 
-def test_only_a_limit_that_may_hinder_is_played(traces: Traces) -> None:
+def test_only_a_limit_that_may_hinder_is_played(traces: TraceLibrary) -> None:
     course = course_of(small_subject(previews=False, effective_batch=2), traces)
     need = run_through(course, situation_with(AMPLE), None).reserved
-    Runs(situation_with(AMPLE)).unhindered(course, brief=True)
-    assert Runs(situation_with(need), never).within(course, need) == Within(None, 0.0)
+    RunSimulator(situation_with(AMPLE)).unhindered(course, brief=True)
+    assert RunSimulator(situation_with(need), never).within(course, need) == BudgetCheck(None, 0.0)
     with pytest.raises(AssertionError, match="played"):
-        Runs(situation_with(need), never).within(course, need - 512)
+        RunSimulator(situation_with(need), never).within(course, need - 512)
     outcomes = set()
     for capacity in (need - 512, need * 9 // 10, need * 7 // 10, need // 2):
-        within = Runs(situation_with(capacity)).within(course, capacity)
+        within = RunSimulator(situation_with(capacity)).within(course, capacity)
         apart = run_through(course, situation_with(capacity), capacity)
-        assert within == Within(apart.failed_in, retry_seconds(course, apart.round_retries))
+        assert within == BudgetCheck(apart.failed_in, retry_seconds(course, apart.round_retries))
         assert forecast_of(course, situation_with(capacity)).fits == (apart.failure is None)
         outcomes.add(within.failed_in)
     assert len(outcomes) > 1
 
 
-def test_what_a_limit_did_once_is_not_played_again_within_its_bounds(traces: Traces, tmp_path: Path) -> None:
+def test_what_a_limit_did_once_is_not_played_again_within_its_bounds(traces: TraceLibrary, tmp_path: Path) -> None:
     """Within the bounds every limit does the same, on either side of them not: then it is played."""
     course, situation = course_of(small_subject(previews=False, effective_batch=2), traces), situation_with(AMPLE)
-    course.outcomes = OutcomeStore.beside(TapeStore(tmp_path))
+    course.outcomes = OutcomeStore.beside(TraceStore(tmp_path))
     need = run_through(course, situation, None).reserved
     capacity, failed = need - 512, set()
     while capacity > need // 3:
-        within, played = Runs(situation).within(course, capacity), run_through(course, situation, capacity)
-        assert within == Within(played.failed_in, retry_seconds(course, played.round_retries))
-        (*_, kept) = course.outcomes.hindered(Runs(situation).key(course))
+        within, played = RunSimulator(situation).within(course, capacity), run_through(course, situation, capacity)
+        assert within == BudgetCheck(played.failed_in, retry_seconds(course, played.round_retries))
+        (*_, kept) = course.outcomes.hindered(RunSimulator(situation).key(course))
         assert kept == played.hindered
         assert kept.least <= capacity < kept.beyond <= need
         for other in (kept.least, kept.beyond - 1):
-            assert Runs(situation, never).within(course, other) == within
+            assert RunSimulator(situation, never).within(course, other) == within
             assert run_through(course, situation, other).hindered == kept
         with pytest.raises(AssertionError, match="played"):
-            Runs(situation, never).within(course, kept.least - 1)
+            RunSimulator(situation, never).within(course, kept.least - 1)
         assert run_through(course, situation, kept.beyond).hindered != kept
         failed.add(within.failed_in)
         capacity = kept.least - 1
     assert len(failed) > 1
 
 
-def test_an_allocator_that_is_set_otherwise_is_followed(traces: Traces) -> None:
+def test_an_allocator_that_is_set_otherwise_is_followed(traces: TraceLibrary) -> None:
     """One whose segments expand asks for more than it then takes: what it took freely tells nothing of limits."""
     large = small_subject(previews=False, effective_batch=2, side=1024)
     course, usual = course_of(large, traces), situation_with(AMPLE)
     expanding = replace(usual, allocator=AllocatorSettings(expandable=True))
-    assert Runs(expanding).key(course) != Runs(usual).key(course)
+    assert RunSimulator(expanding).key(course) != RunSimulator(usual).key(course)
     free = run_through(course, expanding, None)
     encoded, as_usual = free.phases["cache_pictures"], run_through(course, usual, None).phases["cache_pictures"]
     assert encoded.reserved(encoded.peak_reserved()) < as_usual.reserved(as_usual.peak_reserved())
-    Runs(expanding).unhindered(course, brief=True)
+    RunSimulator(expanding).unhindered(course, brief=True)
     for capacity in (free.reserved, free.reserved // 2):
         with pytest.raises(AssertionError, match="played"):
-            Runs(expanding, never).within(course, capacity)
+            RunSimulator(expanding, never).within(course, capacity)
         apart = run_through(course, expanding, capacity)
-        within = Runs(expanding).within(course, capacity)
-        assert within == Within(apart.failed_in, retry_seconds(course, apart.round_retries))
+        within = RunSimulator(expanding).within(course, capacity)
+        assert within == BudgetCheck(apart.failed_in, retry_seconds(course, apart.round_retries))
     assert within.failed_in is not None
 
 
-def with_workspace(size: int) -> Situation:
+def with_workspace(size: int) -> DeviceState:
     situation = situation_with(AMPLE)
     return replace(situation, overheads=replace(situation.overheads, cublas_workspace_bytes=size))
 
 
-def test_outcomes_are_kept_under_all_that_they_depend_on(traces: Traces, monkeypatch: pytest.MonkeyPatch) -> None:
-    subject, runs = small_subject(effective_batch=4), Runs(situation_with(AMPLE))
+def test_outcomes_are_kept_under_all_that_they_depend_on(traces: TraceLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject, runs = small_subject(effective_batch=4), RunSimulator(situation_with(AMPLE))
     fits = [subject.fit.changed(**change) for change in (
         {}, {"micro_batch": 2}, {"micro_batch": 4}, {"checkpointing": "full"}, {"quantise": "int8"}, {"dtype": "fp32"},
         {"vae_tiling": False}, {"preview_offload": True}, {"vae_dtype": "bf16"},
@@ -141,21 +149,21 @@ def test_outcomes_are_kept_under_all_that_they_depend_on(traces: Traces, monkeyp
     subjects += [small_subject(side=128), small_subject(rank=8)]
     subjects += [small_subject(effective_batch=1)]  # one micro-batch instead of several
     keys = [runs.key(course_of(each, traces)) for each in subjects]
-    keys += [Runs(with_workspace(size)).key(course_of(subject, traces)) for size in (1, 2)]
+    keys += [RunSimulator(with_workspace(size)).key(course_of(subject, traces)) for size in (1, 2)]
     monkeypatch.setattr(forecast, "RULES", 1000)
     keys += [runs.key(course_of(subject, traces))]
     assert len(set(keys)) == len(keys)
 
 
-def test_effective_batches_that_are_split_alike_share_theirs(traces: Traces) -> None:
-    runs = Runs(situation_with(AMPLE))
+def test_effective_batches_that_are_split_alike_share_theirs(traces: TraceLibrary) -> None:
+    runs = RunSimulator(situation_with(AMPLE))
     assert len({runs.key(course_of(small_subject(effective_batch=size), traces)) for size in (2, 3, 8)}) == 1
 
 
-def test_a_disk_that_refuses_costs_nothing_but_time(tmp_path: Path, traces: Traces) -> None:
+def test_a_disk_that_refuses_costs_nothing_but_time(tmp_path: Path, traces: TraceLibrary) -> None:
     course = course_of(small_subject(previews=False, effective_batch=2), traces)
     blocked = tmp_path / "file"
     blocked.write_text("no folder", encoding="utf-8")
-    course.outcomes = OutcomeStore.beside(TapeStore(blocked / "below"))
-    whole = Runs(situation_with(AMPLE)).unhindered(course, brief=False)
-    assert whole == Runs(situation_with(AMPLE)).unhindered(course, brief=False)
+    course.outcomes = OutcomeStore.beside(TraceStore(blocked / "below"))
+    whole = RunSimulator(situation_with(AMPLE)).unhindered(course, brief=False)
+    assert whole == RunSimulator(situation_with(AMPLE)).unhindered(course, brief=False)

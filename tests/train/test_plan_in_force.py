@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from trainer.config.fit import FitConfig, RungConfig
-from trainer.training.active_plan import Plan, implied_ladder, lowered
+from trainer.config.fit import FallbackStep, FitConfig
+from trainer.training.active_plan import ActivePlan, implied_ladder, lowered
 
 FIT = FitConfig(device="cuda:0", micro_batch=5, checkpointing="none", quantise="none", vae_tiling=True)
 
@@ -50,7 +50,7 @@ def test_no_rung_of_the_implied_ladder_changes_what_the_user_wrote(written: dict
 
 
 def test_at_the_end_of_the_ladder_it_names_what_the_user_holds_fast() -> None:
-    bound = Plan(FIT.changed(allow_quantised=True), ())
+    bound = ActivePlan(FIT.changed(allow_quantised=True), ())
     assert bound.step_down(4, "train") is None
     assert bound.forbidden(4, "train") == {"checkpointing": "full", "micro_batch": 3}
     assert bound.forbidden(4, "preview") == {"preview_offload": True}
@@ -85,11 +85,11 @@ def test_a_rung_never_leads_back_up(
     present: dict[str, object], rung: dict[str, object], changes: dict[str, object]
 ) -> None:
     fit = FitConfig.model_validate(present)
-    assert lowered(fit, RungConfig.model_validate({"exact": False, **rung})) == changes
+    assert lowered(fit, FallbackStep.model_validate({"exact": False, **rung})) == changes
 
 
-def plan() -> Plan:
-    return Plan(FIT, tuple(implied_ladder(FIT, FitConfig())))
+def plan() -> ActivePlan:
+    return ActivePlan(FIT, tuple(implied_ladder(FIT, FitConfig())))
 
 
 def test_a_phase_takes_the_next_rung_that_helps_it() -> None:

@@ -12,26 +12,26 @@ import pytest
 from tests.support.exhaustive import AMPLE, OCCASIONS, Exhaustive, every_fit
 from tests.support.plans import situation_with, small_subject
 from trainer.config.fit import FitConfig
-from trainer.memory.forecast.forecast import Playing, Runs, forecast, forecast_of, run_through
-from trainer.memory.forecast.schedule import Course, bounding_buckets, transitions
+from trainer.memory.forecast.forecast import RunSimulator, Simulation, forecast, forecast_of, run_through
+from trainer.memory.forecast.schedule import RunSchedule, bounding_buckets, transitions
 from trainer.memory.planner.planner import Planned, plan
 from trainer.memory.planner.search_space import nested_sets
 from trainer.memory.planner.suggestions import changed, lighter
-from trainer.memory.trace.library import Traces
+from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.memory_trace import blocks
-from trainer.memory.trace.store import TapeStore
-from trainer.memory.trace.workload import BucketUse, Subject
+from trainer.memory.trace.store import TraceStore
+from trainer.memory.trace.workload import BucketUse, Workload
 
 MIB = 2**20
 
 
 @pytest.fixture(scope="module")
-def traces(tmp_path_factory: pytest.TempPathFactory) -> Traces:
-    return Traces(TapeStore(tmp_path_factory.mktemp("traces")))
+def traces(tmp_path_factory: pytest.TempPathFactory) -> TraceLibrary:
+    return TraceLibrary(TraceStore(tmp_path_factory.mktemp("traces")))
 
 
 @pytest.fixture(scope="module")
-def searched(traces: Traces) -> list[Exhaustive]:
+def searched(traces: TraceLibrary) -> list[Exhaustive]:
     """Recipes that differ in what their tapes are, in how long they run and in whether anything is drawn."""
     subjects = [
         small_subject(effective_batch=4),
@@ -58,10 +58,12 @@ def random_constraints(chance: random.Random, *, free_base: bool) -> FitConfig:
 
 
 @pytest.mark.timeout(900)  # two hundred searches, each done twice
-def test_the_pick_is_that_of_an_exhaustive_search(searched: list[Exhaustive], traces: Traces) -> None:
+def test_the_pick_is_that_of_an_exhaustive_search(searched: list[Exhaustive], traces: TraceLibrary) -> None:
     chance = random.Random(7)
     found = {"pick": 0, "nothing": 0, "quantised": 0, "partial": 0, "split": 0, "with retries": 0}
-    runs = Runs(situation_with(AMPLE))  # what was played for one question serves the next, as in the resident planner
+    runs = RunSimulator(
+        situation_with(AMPLE)
+    )  # what was played for one question serves the next, as in the resident planner
     for case in range(200):
         one = chance.choice(searched)
         # Quantised bases have tapes of their own, so the one with the most micro-batches goes without.
@@ -89,7 +91,7 @@ def test_the_pick_is_that_of_an_exhaustive_search(searched: list[Exhaustive], tr
 
 
 @pytest.fixture(scope="module")
-def ample(searched: list[Exhaustive], traces: Traces) -> Planned:
+def ample(searched: list[Exhaustive], traces: TraceLibrary) -> Planned:
     return plan(searched[0].subject, FitConfig(allow_quantised=True), situation_with(AMPLE), traces, OCCASIONS)
 
 
@@ -127,13 +129,15 @@ def test_each_rung_of_the_ladder_needs_less_than_the_one_before(searched: list[E
     assert (fit.checkpointing, fit.micro_batch, fit.quantise) == ("full", 1, "int8")
 
 
-def test_a_quantised_base_is_a_rung_only_where_the_job_allows_it(searched: list[Exhaustive], traces: Traces) -> None:
+def test_a_quantised_base_is_a_rung_only_where_the_job_allows_it(
+    searched: list[Exhaustive], traces: TraceLibrary
+) -> None:
     planned = plan(searched[0].subject, FitConfig(), situation_with(AMPLE), traces, OCCASIONS, others=False)
     assert planned.ladder
     assert all(rung.quantise is None for rung in planned.ladder)
 
 
-def test_the_ladder_leaves_alone_what_the_user_wrote(searched: list[Exhaustive], traces: Traces) -> None:
+def test_the_ladder_leaves_alone_what_the_user_wrote(searched: list[Exhaustive], traces: TraceLibrary) -> None:
     written = FitConfig(checkpointing="none", preview_offload=False)
     planned = plan(searched[0].subject, written, situation_with(AMPLE), traces, OCCASIONS, others=False)
     assert [rung.model_dump(exclude_none=True) for rung in planned.ladder] == [
@@ -144,7 +148,7 @@ def test_the_ladder_leaves_alone_what_the_user_wrote(searched: list[Exhaustive],
     ]
 
 
-def test_what_is_just_out_of_reach_is_said_with_what_it_lacks(searched: list[Exhaustive], traces: Traces) -> None:
+def test_what_is_just_out_of_reach_is_said_with_what_it_lacks(searched: list[Exhaustive], traces: TraceLibrary) -> None:
     one = searched[1]
     fastest = plan(one.subject, FitConfig(quantise="none"), situation_with(AMPLE), traces, OCCASIONS, others=False)
     assert fastest.pick is not None
@@ -162,12 +166,12 @@ def test_what_is_just_out_of_reach_is_said_with_what_it_lacks(searched: list[Exh
     assert again.pick.forecast.seconds <= planned.quicker.forecast.seconds
 
 
-def test_where_nothing_fits_the_smallest_change_is_offered(traces: Traces) -> None:
+def test_where_nothing_fits_the_smallest_change_is_offered(traces: TraceLibrary) -> None:
     """The pictures of a larger resolution alone are too much; everything else would fit."""
     subject = small_subject(previews=False, side=512, effective_batch=1)
     written = FitConfig(quantise="none", checkpointing="none")
     smallest = small_subject(previews=False, side=448, effective_batch=1)
-    course = Course(smallest, traces, OCCASIONS, _rate())
+    course = RunSchedule(smallest, traces, OCCASIONS, _rate())
     budget = run_through(course, situation_with(AMPLE), None).reserved
     planned = plan(subject, written, situation_with(budget), traces, OCCASIONS)
     assert planned.pick is None
@@ -207,11 +211,11 @@ def test_shapes_follow_a_changed_resolution() -> None:
     assert change.applied_to(subject).buckets == (BucketUse(256, 256, 3), BucketUse(192, 320, 2))
 
 
-def test_past_its_time_a_plan_takes_what_is_known(traces: Traces, tmp_path: Path) -> None:
+def test_past_its_time_a_plan_takes_what_is_known(traces: TraceLibrary, tmp_path: Path) -> None:
     """With no tapes and no time left, what the search begins with is taken where it fits, not what saves most."""
     subject = small_subject(effective_batch=4)
     written = FitConfig(quantise="none")
-    empty = Traces(TapeStore(tmp_path))
+    empty = TraceLibrary(TraceStore(tmp_path))
     hurried = plan(subject, written, situation_with(AMPLE), empty, OCCASIONS, until=0.0, others=False)
     assert hurried.pick is not None
     assert not hurried.complete
@@ -223,7 +227,7 @@ def test_past_its_time_a_plan_takes_what_is_known(traces: Traces, tmp_path: Path
     assert patient.pick.forecast.seconds <= hurried.pick.forecast.seconds
 
 
-def test_what_is_too_large_for_sure_is_not_traced(traces: Traces, tmp_path: Path) -> None:
+def test_what_is_too_large_for_sure_is_not_traced(traces: TraceLibrary, tmp_path: Path) -> None:
     """Where only the fit that saves most has room, what one picture keeps rules out many that checkpoint nothing."""
     subject = small_subject(previews=False, effective_batch=4, side=1024)
     # The VAE must not be what takes most.
@@ -235,7 +239,7 @@ def test_what_is_too_large_for_sure_is_not_traced(traces: Traces, tmp_path: Path
     sets = nested_sets(blocks(steps.weights, steps.micro_first))
     *_, less, full = (Exhaustive(subject, traces).figures(least.fit.changed(checkpointing=each))[2] for each in sets)
     assert full < less
-    fresh, few = Traces(TapeStore(tmp_path)), situation_with(less - 1)
+    fresh, few = TraceLibrary(TraceStore(tmp_path)), situation_with(less - 1)
     written = FitConfig(quantise="none", vae_dtype="bf16")
     planned = plan(subject, written, few, fresh, OCCASIONS, others=False)
     assert planned.pick is not None
@@ -248,13 +252,13 @@ def test_what_is_too_large_for_sure_is_not_traced(traces: Traces, tmp_path: Path
     assert {fit.micro_batch for fit in fits.values()} == {1, 2, 4}
 
 
-def micro_key(subject: Subject, fit: FitConfig) -> str:
+def micro_key(subject: Workload, fit: FitConfig) -> str:
     """Under which the tapes of its micro-batches are kept."""
     return replace(subject, fit=fit).key("micro", subject.buckets[0].size, fit.micro_batch or 1)
 
 
 @pytest.mark.parametrize("known", ["fits", "does not fit", "none"])
-def test_before_a_search_has_to_trace_one_that_fits_is_told(traces: Traces, tmp_path: Path, known: str) -> None:
+def test_before_a_search_has_to_trace_one_that_fits_is_told(traces: TraceLibrary, tmp_path: Path, known: str) -> None:
     """What was picked before, or one that saves most; the pick is that of a search without that."""
     subject = small_subject(effective_batch=4)
     whole = plan(subject, FitConfig(), situation_with(AMPLE), traces, OCCASIONS, others=False)
@@ -264,7 +268,7 @@ def test_before_a_search_has_to_trace_one_that_fits_is_told(traces: Traces, tmp_
     assert wanted.pick is not None
     likely = {"fits": wanted.pick.fit, "does not fit": whole.pick.fit, "none": None}[known]
     told: list[Planned] = []
-    fresh = Traces(TapeStore(tmp_path))
+    fresh = TraceLibrary(TraceStore(tmp_path))
     plan(
         subject,
         FitConfig(),
@@ -287,14 +291,14 @@ def test_before_a_search_has_to_trace_one_that_fits_is_told(traces: Traces, tmp_
     assert not told
 
 
-def test_what_stands_beside_the_pick_has_a_time_of_its_own(traces: Traces, tmp_path: Path) -> None:
+def test_what_stands_beside_the_pick_has_a_time_of_its_own(traces: TraceLibrary, tmp_path: Path) -> None:
     """The pick is that of a search without haste; beside it stands what is known by then, and nothing is denied."""
     subject = small_subject(effective_batch=4)
     room = plan(subject, FitConfig(), situation_with(AMPLE), traces, OCCASIONS).smaller
     assert room is not None
     within = situation_with(room.forecast.reserved)
     whole = plan(subject, FitConfig(), within, traces, OCCASIONS)
-    hurried = plan(subject, FitConfig(), within, Traces(TapeStore(tmp_path)), OCCASIONS, until_beside=0.0)
+    hurried = plan(subject, FitConfig(), within, TraceLibrary(TraceStore(tmp_path)), OCCASIONS, until_beside=0.0)
     assert hurried.pick is not None
     assert whole.pick is not None
     assert hurried.pick.fit == whole.pick.fit
@@ -303,24 +307,24 @@ def test_what_stands_beside_the_pick_has_a_time_of_its_own(traces: Traces, tmp_p
     assert whole.smallest or not hurried.smallest
 
 
-def test_in_haste_nothing_smaller_is_not_denied(traces: Traces, tmp_path: Path) -> None:
+def test_in_haste_nothing_smaller_is_not_denied(traces: TraceLibrary, tmp_path: Path) -> None:
     """A smaller plan that time did not allow to look at is not shown, and nobody is told that there is none."""
     subject, written = small_subject(previews=False, side=512, effective_batch=1), FitConfig(quantise="none")
     whole = plan(subject, written, situation_with(AMPLE), traces, OCCASIONS)
     assert whole.smaller is not None
-    empty = Traces(TapeStore(tmp_path))
+    empty = TraceLibrary(TraceStore(tmp_path))
     hurried = plan(subject, written, situation_with(AMPLE), empty, OCCASIONS, until_beside=0.0)
     assert (hurried.smaller, hurried.floor) == (None, None)
     assert not hurried.smallest
 
 
-def test_haste_rounds_no_base(traces: Traces, tmp_path: Path) -> None:
+def test_haste_rounds_no_base(traces: TraceLibrary, tmp_path: Path) -> None:
     """With tapes of rounded bases at hand and no time, an unrounded one that fits is traced and taken all the same."""
     subject = small_subject(previews=False, effective_batch=4, side=1024)
     smallest = FitConfig(quantise="none", checkpointing="full", micro_batch=1)
     found = plan(subject, smallest, situation_with(AMPLE), traces, OCCASIONS, others=False)
     assert found.pick is not None
-    few, known = situation_with(found.pick.forecast.reserved), Traces(TapeStore(tmp_path))
+    few, known = situation_with(found.pick.forecast.reserved), TraceLibrary(TraceStore(tmp_path))
     rounded = plan(subject, FitConfig(quantise="int8"), few, known, OCCASIONS, others=False)
     assert rounded.pick is not None
     hurried = plan(subject, FitConfig(), few, known, OCCASIONS, until=0.0, others=False)
@@ -337,7 +341,7 @@ def test_runs_that_begin_alike_are_those_played_apart(searched: list[Exhaustive]
     ]
     need = sorted(one.free(fit) for fit in fits)
     outcomes = set()
-    runs = Runs(situation_with(AMPLE))
+    runs = RunSimulator(situation_with(AMPLE))
     for budget in (need[-1], need[0], int(0.9 * need[len(need) // 2])):
         for fit in fits:
             for capacity in (budget, None):
@@ -351,7 +355,7 @@ def test_runs_that_begin_alike_are_those_played_apart(searched: list[Exhaustive]
     assert outcomes >= {(True, False), (False, True)}
 
 
-def test_what_gives_memory_back_in_every_step_is_slower_by_that(traces: Traces) -> None:
+def test_what_gives_memory_back_in_every_step_is_slower_by_that(traces: TraceLibrary) -> None:
     one = Exhaustive(small_subject(previews=False, effective_batch=4, steps=10, side=512), traces)
     fit = one.subject.fit.changed(micro_batch=4, checkpointing="none")
     free = forecast_of(one.course(fit), situation_with(AMPLE))
@@ -376,16 +380,16 @@ def test_what_gives_memory_back_in_every_step_is_slower_by_that(traces: Traces) 
     assert planned.pick.fit == passed_over_for[-1]
 
 
-def test_tapes_are_traced_once_and_come_from_the_disk_afterwards(traces: Traces, tmp_path: Path) -> None:
+def test_tapes_are_traced_once_and_come_from_the_disk_afterwards(traces: TraceLibrary, tmp_path: Path) -> None:
     subject = small_subject(previews=False, effective_batch=1)
-    first = Traces(TapeStore(tmp_path))
+    first = TraceLibrary(TraceStore(tmp_path))
     plan(subject, FitConfig(quantise="none"), situation_with(AMPLE), first, OCCASIONS, others=False)
     assert first.made
 
     def never() -> None:
         raise AssertionError("traced again")
 
-    again = Traces(TapeStore(tmp_path), never)
+    again = TraceLibrary(TraceStore(tmp_path), never)
     planned = plan(subject, FitConfig(quantise="none"), situation_with(AMPLE), again, OCCASIONS, others=False)
     assert planned.pick is not None
     assert again.used <= first.used
@@ -416,7 +420,7 @@ def test_a_forecast_tells_of_every_phase(ample: Planned, searched: list[Exhausti
     assert found.flops > 0
 
 
-def test_shapes_follow_on_each_other_in_every_order(traces: Traces) -> None:
+def test_shapes_follow_on_each_other_in_every_order(traces: TraceLibrary) -> None:
     sizes = [(256, 256), (128, 256), (64, 64), (256, 64)]
     for count in range(1, 5):
         order = transitions(sizes[:count])
@@ -435,11 +439,11 @@ def test_shapes_follow_on_each_other_in_every_order(traces: Traces) -> None:
     assert found.reserved >= one.reserved
 
 
-def test_reserved_memory_has_stopped_growing(traces: Traces) -> None:
+def test_reserved_memory_has_stopped_growing(traces: TraceLibrary) -> None:
     """Ten more rounds change nothing."""
     subject = replace(small_subject(previews=False), buckets=(BucketUse(256, 256, 5), BucketUse(128, 128, 1)))
-    course = Course(subject, traces, OCCASIONS, _rate())
-    playing = Playing(situation_with(AMPLE), None)
+    course = RunSchedule(subject, traces, OCCASIONS, _rate())
+    playing = Simulation(situation_with(AMPLE), None)
     for act in (*course.before_training(), *course.at_start()):
         playing.play(act.phase, act.tapes)
     playing.play("first_step", course.first_step())

@@ -25,20 +25,20 @@ from trainer.config.job import DatasetConfig, FolderConfig, Job
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.picture import Picture
 from trainer.dataset.sampling import Sample, measured_samples
-from trainer.memory.device.device_state import Situation
-from trainer.memory.forecast.cache_shards import NOT_LATER, Later, first_portion, later_portions
-from trainer.memory.forecast.forecast import Runs, forecast_of
-from trainer.memory.forecast.schedule import Course, Occasions
+from trainer.memory.device.device_state import DeviceState
+from trainer.memory.forecast.cache_shards import NOT_LATER, LaterShards, first_portion, later_portions
+from trainer.memory.forecast.forecast import RunSimulator, forecast_of
+from trainer.memory.forecast.schedule import PhaseCounts, RunSchedule
 from trainer.memory.planner.planner import Plan, Planned
-from trainer.memory.planner.request import Question
-from trainer.memory.trace.library import Traces
-from trainer.memory.trace.store import TapeStore
-from trainer.memory.trace.workload import Subject
-from trainer.training.data.batches import Feed
+from trainer.memory.planner.request import PlanRequest
+from trainer.memory.trace.library import TraceLibrary
+from trainer.memory.trace.store import TraceStore
+from trainer.memory.trace.workload import Workload
+from trainer.training.data.batches import BatchSchedule
 from trainer.training.data.latent_cache import Cache
 
 AMPLE = 2**30
-LATER = Later(portions=3, pictures=30, texts=12, together=2)
+LATER = LaterShards(portions=3, pictures=30, texts=12, together=2)
 
 # --- how many there are -----------------------------------------------------------------------------------------------
 
@@ -69,7 +69,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> BaseSource:
 
 def cut(job: Job, shown: Sequence[Picture], source: BaseSource, folder: Path) -> list[list[Sample]]:
     """The showings of each portion, as the feed of a run lists them."""
-    feed = Feed(shown, job, Cache(folder, source, job, torch.device("cpu")), live_text=False)
+    feed = BatchSchedule(shown, job, Cache(folder, source, job, torch.device("cpu")), live_text=False)
     portions, first = [], 0
     while first < 8:
         portion, samples = feed._list_portion(first)
@@ -190,29 +190,31 @@ def test_what_lies_in_the_cache_is_not_forecast_to_be_encoded(source: BaseSource
 
 
 @pytest.fixture(scope="module")
-def traces(tmp_path_factory: pytest.TempPathFactory) -> Traces:
-    return Traces(TapeStore(tmp_path_factory.mktemp("tapes")))
+def traces(tmp_path_factory: pytest.TempPathFactory) -> TraceLibrary:
+    return TraceLibrary(TraceStore(tmp_path_factory.mktemp("tapes")))
 
 
 @pytest.fixture(scope="module")
-def subject() -> Subject:
+def subject() -> Workload:
     """Previews would come after what is looked at here."""
     job = next(job for job in truth_jobs() if job.name == "sd15 r16 full all phases")
     return replace(job.subject(tiny=True, dtype="fp32"), previews=())
 
 
-def course_of(subject: Subject, traces: Traces, situation: Situation, later: Later = LATER) -> Course:
-    return Course(subject, traces, Occasions(later=later), situation.rate)
+def course_of(
+    subject: Workload, traces: TraceLibrary, situation: DeviceState, later: LaterShards = LATER
+) -> RunSchedule:
+    return RunSchedule(subject, traces, PhaseCounts(later=later), situation.rate)
 
 
-def test_encoding_between_epochs_takes_what_a_real_run_takes_then(subject: Subject, traces: Traces) -> None:
+def test_encoding_between_epochs_takes_what_a_real_run_takes_then(subject: Workload, traces: TraceLibrary) -> None:
     """On the CPU, whose convolutions take buffers of their own: as many beside training as before it."""
     situation, meter, real = situation_with(AMPLE, workspace=0), CpuMeter(), RealRun(subject, torch.device("cpu"))
     first = meter.measure(real.cache_pictures).requested
     for work in (real.load, partial(real.train, subject.buckets[0].size, 1)):
         meter.measure(work)
     beside = meter.measure(real.cache_pictures).requested
-    runs, course = Runs(situation), course_of(subject, traces, situation)
+    runs, course = RunSimulator(situation), course_of(subject, traces, situation)
     played = runs.between_epochs(course, None).phases["cache_pictures"]
     alone = runs.through(course, None).phases["cache_pictures"]
     peaks = [
@@ -224,7 +226,9 @@ def test_encoding_between_epochs_takes_what_a_real_run_takes_then(subject: Subje
     assert peaks[0] > 3 * peaks[1]
 
 
-def test_a_forecast_counts_them_beside_training_or_with_the_models_put_aside(subject: Subject, traces: Traces) -> None:
+def test_a_forecast_counts_them_beside_training_or_with_the_models_put_aside(
+    subject: Workload, traces: TraceLibrary
+) -> None:
     ample = situation_with(AMPLE)
     without, beside = (
         forecast_of(course_of(subject, traces, ample, later), ample, brief=True) for later in (NOT_LATER, LATER)
@@ -241,7 +245,7 @@ def test_a_forecast_counts_them_beside_training_or_with_the_models_put_aside(sub
     # Texts are encoded where training holds most; a card with room for training alone has none for that.
     tight = situation_with(without.reserved)
     course = course_of(subject, traces, tight)
-    assert Runs(tight).between_epochs(course, None).reserved > tight.budget
+    assert RunSimulator(tight).between_epochs(course, None).reserved > tight.budget
     alone = forecast_of(course, tight, brief=True)
     assert alone.encodes_alone and alone.fits and alone.reserved == without.reserved
     train = [found.of("train") for found in (beside, alone)]
@@ -249,11 +253,11 @@ def test_a_forecast_counts_them_beside_training_or_with_the_models_put_aside(sub
 
 
 @pytest.mark.parametrize(("alone", "how"), [(False, "beside the model"), (True, "with the models put aside")])
-def test_a_plan_says_how_they_are_encoded(subject: Subject, traces: Traces, alone: bool, how: str) -> None:
+def test_a_plan_says_how_they_are_encoded(subject: Workload, traces: TraceLibrary, alone: bool, how: str) -> None:
     situation = situation_with(AMPLE)
     course = course_of(subject, traces, situation)
     forecast = replace(forecast_of(course, situation, brief=True), encodes_alone=alone)
-    question = Question("portions", subject, FitConfig(), situation, course.occasions)
+    question = PlanRequest("portions", subject, FitConfig(), situation, course.occasions)
     (remark,) = remarks(question, Planned(situation, Plan(subject.fit, forecast)))
     assert remark == (
         "The cache holds 2 epochs at a time, as fit.cache_gigabytes allows: pictures and captions of later ones are "

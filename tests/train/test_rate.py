@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from trainer.memory.device.roofline import seconds
 from trainer.memory.trace.memory_trace import Work
 from trainer.training.acceleration import throughput
-from trainer.training.acceleration.throughput import Size, cpu_time, examples_of, largest, measure_rate
+from trainer.training.acceleration.throughput import OperationSize, cpu_time, examples_of, largest, measure_rate
 
 CPU = torch.device("cpu")
 
@@ -41,7 +41,7 @@ def conv(places, channels, kernel, maps=2, item=4):
 )
 def test_examples_compute_as_much_as_the_operations_they_stand_for(kind, stage, dtype, flops, size):
     """Counted by PyTorch, which knows nothing of how the shapes were found."""
-    (example,) = examples_of(Size(kind, dtype, stage, flops, size), CPU)
+    (example,) = examples_of(OperationSize(kind, dtype, stage, flops, size), CPU)
     with FlopCounterMode(display=False) as counter:
         example()
     assert counter.get_total_flops() == pytest.approx(flops, rel=0.07)
@@ -53,7 +53,7 @@ def test_attention_is_as_wide_and_long_as_its_flops_and_bytes_say(stage, product
     heads, places, width = 2, 256, 64
     flops, size = 2 * products * heads * places**2 * width, 4 * maps * heads * places * width
     with sdpa_kernel(SDPBackend.MATH):
-        (example,) = examples_of(Size("attention", "float32", stage, flops, size), CPU)
+        (example,) = examples_of(OperationSize("attention", "float32", stage, flops, size), CPU)
         with FlopCounterMode(display=False) as counter:
             example()
     assert counter.get_total_flops() == 2 * counted * heads * places**2 * width
@@ -69,7 +69,7 @@ def test_examples_that_move_memory_move_as_much(size):
             tensors.append(sum(one.nbytes for one in (*args, result) if isinstance(one, torch.Tensor)))
             return result
 
-    examples = examples_of(Size("other", "float32", "forward", 0, size), CPU)
+    examples = examples_of(OperationSize("other", "float32", "forward", 0, size), CPU)
     with Bytes():
         for example in examples:
             example()
@@ -78,7 +78,7 @@ def test_examples_that_move_memory_move_as_much(size):
 
 def test_shapes_are_found_again_where_operations_are_square():
     flops, size = conv(16 * 16, 96, 3)
-    (example,) = examples_of(Size("conv", "float32", "forward", flops, size), CPU)
+    (example,) = examples_of(OperationSize("conv", "float32", "forward", flops, size), CPU)
     assert example().shape == (1, 96, 16, 16)
 
 
@@ -87,9 +87,9 @@ def test_whatever_a_trace_counts_can_be_timed():
     for kind in ("gemm", "conv", "attention", "other"):
         for flops, size in ((1, 4), (10**6, 4), (1, 10**6), (3, 7)):
             for stage in ("forward", "backward"):
-                for example in examples_of(Size(kind, "float32", stage, flops, size), CPU):
+                for example in examples_of(OperationSize(kind, "float32", stage, flops, size), CPU):
                     example()
-    for example in examples_of(Size("gemm", "uint8", "forward", *gemm(64, 64, 64, 2)), CPU):
+    for example in examples_of(OperationSize("gemm", "uint8", "forward", *gemm(64, 64, 64, 2)), CPU):
         assert example().dtype == torch.bfloat16
 
 

@@ -32,7 +32,7 @@ from trainer.protocol import commands, events
 from trainer.protocol.forecast import Forecast
 from trainer.protocol.report import read_report
 from trainer.training.loop import Engine
-from trainer.training.recovery.engine_manager import Keeper
+from trainer.training.recovery.engine_manager import EngineManager
 from trainer.training.run.start import PlannedFit
 
 pytestmark = pytest.mark.usefixtures("shared_home")
@@ -385,9 +385,9 @@ def test_where_a_forecast_has_no_room_for_encoding_beside_them_the_models_leave_
 ) -> None:
     """Before anything fails; all that was learned leaves the card with them."""
     left: list[int] = []
-    set_aside = Keeper.set_aside
+    set_aside = EngineManager.set_aside
 
-    def watched(keeper: Keeper) -> bool:
+    def watched(keeper: EngineManager) -> bool:
         aside = set_aside(keeper)
         if aside and keeper.engine:
             left.append(keeper.engine.progress.step)
@@ -396,7 +396,7 @@ def test_where_a_forecast_has_no_room_for_encoding_beside_them_the_models_leave_
             assert not keeper.engine.optimizer.state
         return aside
 
-    monkeypatch.setattr(Keeper, "set_aside", watched)
+    monkeypatch.setattr(EngineManager, "set_aside", watched)
     trial = Trial(place.job(), PORTIONS, planner=encoding_alone).start()
     assert left == [2] and not trial.of(events.MemoryExhausted)
     assert_right(place, "sd15", PORTIONS, trial)
@@ -410,13 +410,13 @@ def test_where_a_forecast_has_no_room_for_encoding_beside_them_the_models_leave_
 def builds(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For each time that the models are loaded from now on, whether what the first step needs is encoded."""
     fed: list[bool] = []
-    build = Keeper._build
+    build = EngineManager._build
 
-    def watched(keeper: Keeper, *, fresh: bool) -> Engine:
+    def watched(keeper: EngineManager, *, fresh: bool) -> Engine:
         fed.append(keeper.parts.feed.holds(0))
         return build(keeper, fresh=fresh)
 
-    monkeypatch.setattr(Keeper, "_build", watched)
+    monkeypatch.setattr(EngineManager, "_build", watched)
     return fed
 
 

@@ -41,12 +41,12 @@ FORECAST = Forecast(
 # Two attempts: the first was killed after its second step, which the second attempt did again.
 WRITTEN = [
     events.AttemptStarted(1, "cuda:0", time=10.0, attempt=1),
-    events.Cached("cache_pictures", 200, 25.0, 22.0, 8.1, 400.0, time=11.0, attempt=1),
+    events.CachingSpeed("cache_pictures", 200, 25.0, 22.0, 8.1, 400.0, time=11.0, attempt=1),
     StepEvent(1, 0, 0.1, 1.0, {}, 4, 2.0, time=12.0, attempt=1),
     StepEvent(2, 0, 0.1, 1.0, {}, 4, 2.0, time=14.0, attempt=1),
     PhaseMemory("train", 4.0, 5 * GIB, 7 * GIB, 8 * GIB, None, time=15.0, attempt=1),
     events.AttemptStarted(2, "cuda:0", time=100.0, attempt=2),
-    events.Cached("cache_pictures", 1, 2.0, 4.0, 1.0, 80.0, time=100.0, attempt=2),
+    events.CachingSpeed("cache_pictures", 1, 2.0, 4.0, 1.0, 80.0, time=100.0, attempt=2),
     MemoryExhausted("train", 1, 20, "forward", "unet", 1, 2, 3, time=101.0, attempt=2),
     MemoryExhausted("train", 1, 30, "backward", "", 1, 2, 3, time=101.0, attempt=2),
     StepEvent(2, 0, 0.1, 1.0, {}, 4, 1.0, time=102.0, attempt=2),

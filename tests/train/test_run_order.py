@@ -13,9 +13,9 @@ from tests.support.plans import situation_with, small_subject
 from tests.support.tiny import tiny_base
 from trainer.memory.allocator.allocator import Allocator
 from trainer.memory.forecast.forecast import run_through
-from trainer.memory.forecast.schedule import Course, Occasions
-from trainer.memory.trace.library import Traces
-from trainer.memory.trace.store import TapeStore
+from trainer.memory.forecast.schedule import PhaseCounts, RunSchedule
+from trainer.memory.trace.library import TraceLibrary
+from trainer.memory.trace.store import TraceStore
 from trainer.protocol import events
 from trainer.training.device.release_points import AT_START, BETWEEN_STEPS, RELEASE_POINTS
 from trainer.training.run.start import start
@@ -37,20 +37,20 @@ SETTINGS = (
 
 
 @pytest.fixture(scope="module")
-def course(tmp_path_factory: pytest.TempPathFactory) -> Course:
+def course(tmp_path_factory: pytest.TempPathFactory) -> RunSchedule:
     """The forecast of a small run."""
-    traces = Traces(TapeStore(tmp_path_factory.mktemp("traces")))
-    return Course(small_subject(effective_batch=1), traces, Occasions(), situation_with(1 << 30).rate)
+    traces = TraceLibrary(TraceStore(tmp_path_factory.mktemp("traces")))
+    return RunSchedule(small_subject(effective_batch=1), traces, PhaseCounts(), situation_with(1 << 30).rate)
 
 
-def played_points(course: Course) -> list[str]:
+def played_points(course: RunSchedule) -> list[str]:
     """The release points of a forecast: one round of what comes between steps."""
     acts = (*course.before_training(), *course.at_start(), *course.between_steps())
     return [tape.name for act in acts for tape in act.tapes if tape.name in RELEASE_POINTS]
 
 
 def test_a_run_releases_memory_where_its_forecast_does(
-    tmp_path: Path, course: Course, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, course: RunSchedule, caplog: pytest.LogCaptureFixture
 ) -> None:
     told: list[events.Event] = []
     job = write_job(tmp_path, tiny_base("sd15", tmp_path, depth=1), photographs(tmp_path / "pictures", 2))
@@ -64,14 +64,14 @@ def test_a_run_releases_memory_where_its_forecast_does(
     assert tuple(kind for step, kind in done if step == 1) == BETWEEN_STEPS
 
 
-def test_loading_a_quantized_base_is_a_release_point_too(course: Course) -> None:
+def test_loading_a_quantized_base_is_a_release_point_too(course: RunSchedule) -> None:
     subject = replace(course.subject, fit=course.subject.fit.changed(quantise="int8"))
-    quantized = Course(subject, course._traces, course.occasions, course.rate)
+    quantized = RunSchedule(subject, course._traces, course.occasions, course.rate)
     assert played_points(quantized) == ["cache_pictures", "cache_texts", "quantise", "draw", "decode", "draw", "decode"]
 
 
 def test_a_forecast_keeps_what_is_cached_between_its_release_points(
-    course: Course, monkeypatch: pytest.MonkeyPatch
+    course: RunSchedule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Checkpoints and saved files come while training's memory is still reserved, and so reserve as much."""
     releases: list[int] = []

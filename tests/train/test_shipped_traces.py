@@ -13,12 +13,12 @@ import pytest
 from tests.bench.built_in import built_in
 from tests.bench.ship_traces import INDEX, archive_name, noted_key, noted_run, read_index, wish_of
 from trainer.files.assets import asset_path
-from trainer.memory.forecast.results import Hindered, Outcome, OutcomeStore, at_length, write_outcomes
+from trainer.memory.forecast.results import OomResult, Outcome, OutcomeStore, at_length, write_outcomes
 from trainer.memory.planner.planner import SMALLER, plan
-from trainer.memory.trace.library import Traces
+from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.memory_trace import outline_of
-from trainer.memory.trace.store import SHIPPED_OUTCOMES, SUFFIX, Archive, TapeStore
-from trainer.memory.trace.workload import Wish, library_versions
+from trainer.memory.trace.store import SHIPPED_OUTCOMES, SUFFIX, Archive, TraceStore
+from trainer.memory.trace.workload import TraceRequest, library_versions
 from trainer.protocol.forecast import ForecastPhase
 
 REMEDY = "run python -m tests.bench.ship_traces and commit assets/traces"
@@ -41,11 +41,11 @@ def entries(index: Mapping[str, Notes]) -> Notes:
 
 
 @pytest.fixture(scope="module")
-def shipped(tmp_path_factory: pytest.TempPathFactory) -> Traces:
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> TraceLibrary:
     """The tapes that ship, and no others; nothing is kept between runs."""
-    store = TapeStore(tmp_path_factory.mktemp("own"), asset_path("traces"))
+    store = TraceStore(tmp_path_factory.mktemp("own"), asset_path("traces"))
     store.outcomes, store.shipped_outcomes = tmp_path_factory.mktemp("played"), None
-    return Traces(store, _missing)
+    return TraceLibrary(store, _missing)
 
 
 def _missing() -> None:
@@ -90,8 +90,8 @@ def test_tracing_again_gives_what_ships(
         for key, note in entries.items()
         if (note["family"], note["part"]) == (family, part) and fit.items() <= note["fit"].items()
     )
-    shipped = TapeStore(tmp_path / "none", asset_path("traces")).load(key)
-    traces = Traces(TapeStore(tmp_path))
+    shipped = TraceStore(tmp_path / "none", asset_path("traces")).load(key)
+    traces = TraceLibrary(TraceStore(tmp_path))
     traces.fulfil(wish_of(note))
     assert traces.made == [key]
     made = traces.store.load(key)
@@ -109,7 +109,7 @@ SHAPES: dict[str, tuple[int, int]] = {"sd15": (576, 448), "sdxl": (832, 1216)}
 
 
 @pytest.mark.parametrize("family", ["sd15", "sdxl"])
-def test_a_recipe_at_another_rank_and_shape_needs_no_trace(entries: Notes, shipped: Traces, family: str) -> None:
+def test_a_recipe_at_another_rank_and_shape_needs_no_trace(entries: Notes, shipped: TraceLibrary, family: str) -> None:
     """Whatever a plan for the recipe asked for follows from what ships; optimizers ship for common ranks."""
     wishes = [elsewhere(wish_of(note)) for note in entries.values() if is_of_character(note, family)]
     asked = [wish for wish in wishes if wish.part not in ("cache_pictures", "cache_texts")]
@@ -126,7 +126,7 @@ def is_of_character(note: Mapping[str, Any], family: str) -> bool:
     return asked == (family, "character", "none", "bf16") and "rank" not in note
 
 
-def elsewhere(wish: Wish) -> Wish:
+def elsewhere(wish: TraceRequest) -> TraceRequest:
     """The same for another rank, and for training in another shape."""
     more = (SHAPES[wish.subject.family], wish.more[1]) if wish.part == "micro" else wish.more
     return replace(wish, subject=wish.subject.at_rank(RANK), more=more)
@@ -134,10 +134,10 @@ def elsewhere(wish: Wish) -> Wish:
 
 @pytest.mark.parametrize("family", ["sd15", "sdxl"])
 def test_tapes_of_another_rank_and_shape_are_those_that_a_trace_gives(
-    entries: Notes, shipped: Traces, tmp_path: Path, family: str
+    entries: Notes, shipped: TraceLibrary, tmp_path: Path, family: str
 ) -> None:
     first = next(note for note in entries.values() if is_of_character(note, family) and note["part"] == "micro")
-    wish, real = elsewhere(wish_of(first)), Traces(TapeStore(tmp_path))
+    wish, real = elsewhere(wish_of(first)), TraceLibrary(TraceStore(tmp_path))
     shipped.fulfil(wish)
     real.fulfil(wish)
     assert real.made == [wish.key]
@@ -146,15 +146,15 @@ def test_tapes_of_another_rank_and_shape_are_those_that_a_trace_gives(
         assert one.events.tolist() == traced.events.tolist()
 
 
-def test_shipped_outcomes_are_those_that_are_asked_for(index: Mapping[str, Notes], shipped: Traces) -> None:
-    store = OutcomeStore.beside(TapeStore(Path("nowhere"), asset_path("traces")))
+def test_shipped_outcomes_are_those_that_are_asked_for(index: Mapping[str, Notes], shipped: TraceLibrary) -> None:
+    store = OutcomeStore.beside(TraceStore(Path("nowhere"), asset_path("traces")))
     for key, note in index["outcomes"].items():
         runs, course = noted_run(note, shipped)
         assert runs.key(course) == key, REMEDY
         assert store.load(key, brief=True) is not None or store.hindered(key)
 
 
-def wrong(store: OutcomeStore, notes: Notes, traces: Traces) -> list[str]:
+def wrong(store: OutcomeStore, notes: Notes, traces: TraceLibrary) -> list[str]:
     """The keys of outcomes that are not what their tapes come to."""
     found = []
     for key, note in notes.items():
@@ -169,21 +169,21 @@ def wrong(store: OutcomeStore, notes: Notes, traces: Traces) -> list[str]:
 @pytest.fixture(scope="module")
 def looked_at(index: Mapping[str, Notes]) -> Notes:
     """Of each family an unquantised and a quantised run."""
-    store = OutcomeStore.beside(TapeStore(Path("nowhere"), asset_path("traces")))
+    store = OutcomeStore.beside(TraceStore(Path("nowhere"), asset_path("traces")))
     notes = {key: note for key, note in index["outcomes"].items() if store.load(key, brief=True) is not None}
     kinds = {(note["family"], note["fit"]["quantise"] == "none"): key for key, note in notes.items()}
     return {key: notes[key] for key in kinds.values()}
 
 
-def test_playing_again_gives_what_ships(looked_at: Notes, shipped: Traces) -> None:
-    store = OutcomeStore.beside(TapeStore(Path("nowhere"), asset_path("traces")))
+def test_playing_again_gives_what_ships(looked_at: Notes, shipped: TraceLibrary) -> None:
+    store = OutcomeStore.beside(TraceStore(Path("nowhere"), asset_path("traces")))
     assert not wrong(store, looked_at, shipped), REMEDY
 
 
-def test_playing_again_within_a_limit_gives_what_ships(index: Mapping[str, Notes], shipped: Traces) -> None:
+def test_playing_again_within_a_limit_gives_what_ships(index: Mapping[str, Notes], shipped: TraceLibrary) -> None:
     """Of each family that run which ends soonest: a phase before training, where there is one."""
-    store = OutcomeStore.beside(TapeStore(Path("nowhere"), asset_path("traces")))
-    soonest: dict[str, tuple[int, str, Hindered]] = {}
+    store = OutcomeStore.beside(TraceStore(Path("nowhere"), asset_path("traces")))
+    soonest: dict[str, tuple[int, str, OomResult]] = {}
     for key, note in index["outcomes"].items():
         for found in store.hindered(key):
             phases = get_args(ForecastPhase)
@@ -197,7 +197,7 @@ def test_playing_again_within_a_limit_gives_what_ships(index: Mapping[str, Notes
             assert runs.through(course, capacity).hindered == found, REMEDY
 
 
-def test_what_is_called_smaller_takes_less_of_the_card(index: Mapping[str, Notes], shipped: Traces) -> None:
+def test_what_is_called_smaller_takes_less_of_the_card(index: Mapping[str, Notes], shipped: TraceLibrary) -> None:
     """Of a whole run: pictures one by one alone would not do here, as previews take as much as training did."""
     del index  # skips where the tapes are those of other libraries
     question = built_in("sd15", "likeness", "RTX 3060", "Linux")
@@ -208,8 +208,8 @@ def test_what_is_called_smaller_takes_less_of_the_card(index: Mapping[str, Notes
     assert planned.floor is None and not planned.smallest
 
 
-def test_a_wrong_outcome_would_be_noticed(looked_at: Notes, shipped: Traces, tmp_path: Path) -> None:
-    sound = OutcomeStore.beside(TapeStore(Path("nowhere"), asset_path("traces")))
+def test_a_wrong_outcome_would_be_noticed(looked_at: Notes, shipped: TraceLibrary, tmp_path: Path) -> None:
+    sound = OutcomeStore.beside(TraceStore(Path("nowhere"), asset_path("traces")))
     key = next(key for key, note in looked_at.items() if note["family"] == "sd15")
     kept = sound.load(key, brief=False) or sound.load(key, brief=True)
     assert kept is not None

@@ -13,10 +13,10 @@ from trainer.config.base import Family
 from trainer.config.fit import FitConfig
 from trainer.files.assets import asset_path
 from trainer.memory.forecast.forecast import run_through
-from trainer.memory.forecast.schedule import Course
+from trainer.memory.forecast.schedule import RunSchedule
 from trainer.memory.planner.planner import plan
-from trainer.memory.trace.library import Traces
-from trainer.memory.trace.store import TapeStore
+from trainer.memory.trace.library import TraceLibrary
+from trainer.memory.trace.store import TraceStore
 
 GIB = 1 << 30
 RANK = 16
@@ -47,10 +47,10 @@ def test_a_run_stays_within_the_cap(
     subject = replace(asked.subject, recipe=asked.subject.recipe.changed(rank=RANK, conv_rank=RANK, effective_batch=1))
     assert {bucket.size for bucket in subject.buckets} == {(side, side)} and subject.previews
     situation = replace(asked.situation, free_bytes=asked.situation.outside + cap)
-    traces = Traces(TapeStore(tmp_path, asset_path("traces")))
+    traces = TraceLibrary(TraceStore(tmp_path, asset_path("traces")))
     picked = plan(subject, FitConfig(**written), situation, traces, asked.occasions, others=False).pick
     assert picked is not None and picked.forecast.fits and situation.budget < cap
-    course = Course(replace(subject, fit=picked.fit), traces, asked.occasions, situation.rate)
+    course = RunSchedule(replace(subject, fit=picked.fit), traces, asked.occasions, situation.rate)
     playing = run_through(course, situation, situation.budget)
     assert playing.failure is None and playing.reserved <= situation.budget
     assert {key: getattr(picked.fit, key) for key in found} == found

@@ -21,7 +21,7 @@ from tests.support.cpu_steps import tiny_subject
 from tests.support.loras import full_size
 from trainer.config.base import Family
 from trainer.memory.trace.meta_models import META, empty_engine, micro_batch
-from trainer.memory.trace.workload import Subject
+from trainer.memory.trace.workload import Workload
 
 RECIPE = {"layers": "attention", "rank": 4, "resolution": 64}
 
@@ -99,12 +99,12 @@ def test_waits_are_seen() -> None:
 
 
 @pytest.fixture(scope="module")
-def subject() -> Subject:
+def subject() -> Workload:
     return tiny_subject("sdxl", RECIPE, {"dtype": "bf16"})
 
 
 @pytest.fixture(scope="module")
-def ours(subject: Subject) -> Mapping[str, Any]:
+def ours(subject: Workload) -> Mapping[str, Any]:
     """What the command prints of a tiny base."""
     printed = io.StringIO()
     with patch("tests.bench.speed.subject_of", lambda options: subject), redirect_stdout(printed):
@@ -113,7 +113,7 @@ def ours(subject: Subject) -> Mapping[str, Any]:
     return found
 
 
-def test_a_steps_kept_bytes_are_those_that_autograd_is_given(subject: Subject) -> None:
+def test_a_steps_kept_bytes_are_those_that_autograd_is_given(subject: Workload) -> None:
     """What autograd hands to its hooks, beside the storages that live when backward begins."""
     engine = empty_engine(subject)
     unet = engine.models.unet
@@ -131,7 +131,7 @@ def test_a_steps_kept_bytes_are_those_that_autograd_is_given(subject: Subject) -
     assert count_step(subject, 2, "lean").saved_bytes == pytest.approx(given, rel=0.02)
 
 
-def test_weights_in_fp32_cost_casts_and_copies(subject: Subject, ours: Mapping[str, Any]) -> None:
+def test_weights_in_fp32_cost_casts_and_copies(subject: Workload, ours: Mapping[str, Any]) -> None:
     theirs = count_step(subject, 2, "peft-fp32")
     assert theirs.forward > ours["forward"]
     assert theirs.backward > ours["backward"]
@@ -158,7 +158,7 @@ def test_a_step_of_the_whole_base_asks_for_no_more_than_the_goal(
     assert told["waits"] == {}
 
 
-def test_layers_of_our_own_ask_for_less(subject: Subject, ours: Mapping[str, Any]) -> None:
+def test_layers_of_our_own_ask_for_less(subject: Workload, ours: Mapping[str, Any]) -> None:
     """By hand, for each of the 12 transformer blocks, over two attentions with four adapted layers each.
 
     Forward: PEFT's layers take four operations more than the base, ours two; q, k and v share theirs, and so k and v of

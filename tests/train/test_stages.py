@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from trainer.training.data import pipeline
-from trainer.training.data.pipeline import MOST_KEPT, READERS, Pace, Room, Stages
+from trainer.training.data.pipeline import MOST_KEPT, READERS, MemoryLimiter, Pace, Pipeline
 
 PATIENCE = 60.0
 
@@ -38,7 +38,7 @@ def test_all_pass_in_order_each_stage_in_its_threads() -> None:
         here("keep")
         kept.append((item, result))
 
-    pace = Stages(ready, compute, keep).run(range(20), told.append)
+    pace = Pipeline(ready, compute, keep).run(range(20), told.append)
     assert kept == [(item, 10 * item + 1) for item in range(20)]
     assert told == list(range(1, 21)) and pace.count == 20
     assert threads == {"ready": {"reader"}, "compute": {threading.current_thread().name}, "keep": {"keeper"}}
@@ -66,7 +66,7 @@ def test_the_next_is_made_ready_and_the_last_kept_while_one_is_computed() -> Non
             assert computing.wait(PATIENCE)
             keeping.set()
 
-    assert Stages(ready, compute, keep).run(range(3), quiet).count == 3
+    assert Pipeline(ready, compute, keep).run(range(3), quiet).count == 3
 
 
 def test_no_more_are_made_ready_than_there_are_threads() -> None:
@@ -81,7 +81,7 @@ def test_no_more_are_made_ready_than_there_are_threads() -> None:
         made.append(item)
         return item
 
-    Stages(ready, compute, lambda *_: None).run(range(40), quiet)
+    Pipeline(ready, compute, lambda *_: None).run(range(40), quiet)
     assert 0 < max(ahead) <= READERS + 1
 
 
@@ -95,7 +95,7 @@ def test_no_more_wait_to_be_kept_than_stated(monkeypatch: pytest.MonkeyPatch) ->
         waiting.append(item - len(kept))
         return item
 
-    Stages(lambda item: item, compute, lambda item, _: kept.append(item)).run(range(40), quiet)
+    Pipeline(lambda item: item, compute, lambda item, _: kept.append(item)).run(range(40), quiet)
     assert waiting == [0] * 40
 
 
@@ -114,7 +114,7 @@ def test_what_fails_is_raised_and_what_was_computed_before_is_kept(stage: str) -
         return work
 
     with pytest.raises(OSError, match=stage):
-        Stages(failing("ready"), failing("compute"), failing("keep")).run(range(40), failing("kept"))
+        Pipeline(failing("ready"), failing("compute"), failing("keep")).run(range(40), failing("kept"))
     assert kept[:5] == [0, 1, 2, 3, 4] and len(kept) <= 5 + MOST_KEPT + 1
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith(("reader", "keeper"))]
 
@@ -130,14 +130,14 @@ def test_the_pace_of_a_stage_is_what_it_would_come_to_by_itself(monkeypatch: pyt
         now[0] += 4.0
         return item
 
-    pace = Stages(int, compute, lambda item, result: None).run(range(10), quiet)
+    pace = Pipeline(int, compute, lambda item, result: None).run(range(10), quiet)
     assert (pace.seconds, pace.ready, pace.compute, pace.keep) == (40.0, 0.5, 0.5, 0.5)
     assert pace.of_parts(75) == Pace(75, 40.0, ready=3.75, compute=3.75, keep=3.75)
 
 
 def test_threads_hold_no_more_together_than_there_is_and_as_much() -> None:
     """Two of five hold room at once, as they wait for each other in it; more than the whole takes all of it."""
-    room, pairs, lock = Room(10), threading.Barrier(2), threading.Lock()
+    room, pairs, lock = MemoryLimiter(10), threading.Barrier(2), threading.Lock()
     held = [0.0]
     most: list[float] = []
 

@@ -246,7 +246,7 @@ def test_a_request_that_the_end_of_the_run_cuts_short_is_answered(shared: Path, 
             commands.send(run_of(job).commands, "pause")
 
     assert start(job, SETTINGS, Watcher(watch)) == 75
-    assert commands.answer(sent[0]) == commands.Answer("void", "The run ended before this was done.")
+    assert commands.answer(sent[0]) == commands.CommandResult("void", "The run ended before this was done.")
 
 
 def test_a_backward_pass_is_interrupted_between_two_layers() -> None:

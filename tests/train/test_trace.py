@@ -22,7 +22,7 @@ from tests.support.traced_steps import StepTapes, trace_steps
 from trainer.config.base import Family
 from trainer.config.fit import FitConfig
 from trainer.config.recipe import RecipeConfig
-from trainer.memory.trace.memory_trace import Tape
+from trainer.memory.trace.memory_trace import MemoryTrace
 from trainer.memory.trace.meta_models import empty_engine, know_engine, micro_batch
 from trainer.memory.trace.recorder import recording
 from trainer.memory.trace.workload import subject_ahead
@@ -46,13 +46,13 @@ def traced(family: Family, fit: dict[str, Any], recipe: dict[str, Any], pictures
     return tapes
 
 
-def live(tape: Tape) -> list[int]:
+def live(tape: MemoryTrace) -> list[int]:
     """Bytes alive after each event, counted from the tape's beginning; without workspaces."""
     sizes = [0 if storage.kind == "workspace" else storage.bytes for storage in tape.storages]
     return list(accumulate(sizes[event] if event >= 0 else -sizes[~event] for event in tape.events.tolist()))
 
 
-def operations(tape: Tape) -> int:
+def operations(tape: MemoryTrace) -> int:
     return sum(work.count for work in tape.work if work.stage in ("forward", "backward", "recompute"))
 
 

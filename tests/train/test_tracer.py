@@ -13,19 +13,19 @@ from tests.support.cpu_steps import tiny_subject
 from tests.support.traced_steps import trace_steps
 from trainer.base.quantized import quantise_linears
 from trainer.memory.trace.cuda_kernels import AttentionKernel
-from trainer.memory.trace.memory_trace import Storage, Tape
+from trainer.memory.trace.memory_trace import MemoryTrace, Storage
 from trainer.memory.trace.recorder import CUBLAS_WORKSPACE, Tracer, recording
 
 META = torch.device("meta")
 
 
-def tape_of(program: Callable[[Tracer], object], kernel: AttentionKernel = "flash") -> Tape:
+def tape_of(program: Callable[[Tracer], object], kernel: AttentionKernel = "flash") -> MemoryTrace:
     with recording(kernel) as tracer:
         program(tracer)
         return tracer.cut("tape")
 
 
-def story(tape: Tape) -> list[tuple[str, int]]:
+def story(tape: MemoryTrace) -> list[tuple[str, int]]:
     """Births and deaths with their bytes, workspaces left out."""
     return [
         ("born" if event >= 0 else "dies", tape.storages[max(event, ~event)].bytes)
@@ -34,7 +34,7 @@ def story(tape: Tape) -> list[tuple[str, int]]:
     ]
 
 
-def by_kind(tape: Tape, kind: str) -> list[Storage]:
+def by_kind(tape: MemoryTrace, kind: str) -> list[Storage]:
     return [storage for storage in tape.storages if storage.kind == kind]
 
 

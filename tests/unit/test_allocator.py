@@ -7,7 +7,7 @@ import random
 import pytest
 
 from trainer.memory.allocator.allocator import MIB, Allocator, OutOfMemory
-from trainer.memory.allocator.blocks import BlockState, SegmentState, Snapshot
+from trainer.memory.allocator.blocks import AllocatorSnapshot, BlockState, SegmentState
 from trainer.memory.allocator.settings import AllocatorSettings
 
 KIB = 2**10
@@ -222,7 +222,7 @@ def test_a_restored_allocator_goes_on_as_the_first_would() -> None:
 def test_the_driver_places_segments() -> None:
     allocator = Allocator(place=lambda size: 2**40 - size)
     assert allocator.allocate(12 * MIB) == 2**40 - 12 * MIB
-    assert allocator.snapshot() == Snapshot(
+    assert allocator.snapshot() == AllocatorSnapshot(
         (SegmentState(2**40 - 12 * MIB, 12 * MIB, "large", (BlockState(2**40 - 12 * MIB, 12 * MIB, 12 * MIB),)),)
     )
 

@@ -186,16 +186,16 @@ def test_json_lines_are_the_events_themselves_with_the_past_first():
     [
         (events.AttemptStarted(7, "cuda:0", attempt=2), "Started on cuda:0 (attempt 2)."),
         (
-            events.Cached("cache_pictures", 1240, 155.0, 22.46, 8.125, 431.0),
+            events.CachingSpeed("cache_pictures", 1240, 155.0, 22.46, 8.125, 431.0),
             "Encoded 1,240 pictures in 2:35, 8 a second; each stage by itself: decoding 22.5, encoding 8.12, "
             "writing 431.",
         ),
         (
-            events.Cached("cache_texts", 50, 2.0, None, 26.0, 500.0),
+            events.CachingSpeed("cache_texts", 50, 2.0, None, 26.0, 500.0),
             "Encoded 50 captions in 0:02, 25 a second; each stage by itself: encoding 26, writing 500.",
         ),
         (
-            events.Cached("cache_texts", 1, 0.0, None, 2512.3, 1e9),
+            events.CachingSpeed("cache_texts", 1, 0.0, None, 2512.3, 1e9),
             "Encoded 1 caption in 0:00, 1,000 a second; each stage by itself: encoding 2,512.",
         ),
         (events.Validation(1200, 0.25, True, {}), "Step 1,200: loss 0.2500 at fixed noise on held-out pictures."),
@@ -238,7 +238,7 @@ def test_json_lines_are_the_events_themselves_with_the_past_first():
         (events.Finished("failed", 3, None), "Failed at step 3."),
         (events.CheckpointEvent(5, "step-00000005"), None),
         (events.Skipped(5, "loss"), None),
-        (events.Unknown("{}"), None),
+        (events.UnknownEvent("{}"), None),
     ],
 )
 def test_each_event_has_its_sentence(event, text):

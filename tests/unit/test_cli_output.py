@@ -21,7 +21,7 @@ from trainer import cli
 from trainer.cli import common, doctor
 from trainer.cli.common import quieten
 from trainer.cli.display import RunLog, open_display
-from trainer.cli.doctor import Check
+from trainer.cli.doctor import DoctorCheck
 from trainer.errors import JobError
 from trainer.protocol import events
 from trainer.protocol.queue import Queue
@@ -121,7 +121,7 @@ def things(tmp_path, monkeypatch):
     run = write_run(here / f"runs {FILE}", "mine", steps=10)
     with events.EventWriter(run.events, 2) as writer:
         for event in every_event():
-            if not isinstance(event, events.Unknown):
+            if not isinstance(event, events.UnknownEvent):
                 writer.write(event)
         writer.write(events.Finished("failed", 1, MARKER, MARKER))
     renamed = run.path.rename(run.path.with_name(FILE))
@@ -207,7 +207,7 @@ def every_event():
         hints = typing.get_type_hints(kind)
         fields = {field.name: sample(hints[field.name]) for field in dataclasses.fields(kind)}
         yield kind(**fields | {"time": 1.0, "attempt": 2})
-    yield events.Unknown(line='{"type": "later", "text": "' + MARKER.replace("\x7f", "") + '"}')
+    yield events.UnknownEvent(line='{"type": "later", "text": "' + MARKER.replace("\x7f", "") + '"}')
 
 
 def sample(annotation):
@@ -276,7 +276,7 @@ def test_errors_expected_or_not_are_harmless(debug, monkeypatch, capsys):
 
 
 def test_checks_of_the_machine_are_harmless(monkeypatch, capsys):
-    monkeypatch.setattr(doctor, "examine", lambda **_: iter([Check("broken", MARKER, MARKER)]))
+    monkeypatch.setattr(doctor, "examine", lambda **_: iter([DoctorCheck("broken", MARKER, MARKER)]))
     assert cli.main(["doctor"]) == 1
     shown = capsys.readouterr().out
     assert "odd" in shown

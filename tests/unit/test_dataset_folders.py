@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.pictures import folder_of
 from trainer.config.job import DatasetConfig, FolderConfig
-from trainer.dataset.folders import Candidate, Scan, scan_folders
+from trainer.dataset.folders import ImageFile, Scan, scan_folders
 from trainer.dataset.sidecar import Sidecar, write_sidecar
 from trainer.errors import DatasetError
 
@@ -25,7 +25,7 @@ def scan(path: Path, **facts: object) -> Scan:
     return scan_folders(folder_of(path, **facts), {})
 
 
-def only(path: Path, **facts: object) -> Candidate:
+def only(path: Path, **facts: object) -> ImageFile:
     (candidate,) = scan(path, **facts).candidates
     return candidate
 

@@ -15,9 +15,9 @@ from trainer.config.fit import FitConfig
 from trainer.config.presets.library import fit_for, read_shelf
 from trainer.files.assets import asset_path, preset_path
 from trainer.memory.device.gpu_specs import find_card
-from trainer.memory.forecast.forecast import Playing
-from trainer.memory.trace.library import Traces
-from trainer.memory.trace.store import TapeStore
+from trainer.memory.forecast.forecast import Simulation
+from trainer.memory.trace.library import TraceLibrary
+from trainer.memory.trace.store import TraceStore
 from trainer.memory.trace.workload import library_versions
 
 GOLDEN = json.loads(peaks.FILE.read_text(encoding="utf-8"))
@@ -32,14 +32,14 @@ ROWS = [
 
 
 @pytest.fixture(scope="module")
-def traces(tmp_path_factory: pytest.TempPathFactory) -> Traces:
+def traces(tmp_path_factory: pytest.TempPathFactory) -> TraceLibrary:
     if tuple(read_index(asset_path("traces"))["versions"]) != library_versions():
         pytest.skip("the shipped traces were made with other versions of the libraries")
 
     def missing() -> None:
         raise AssertionError("a trace does not ship: run python -m tests.bench.ship_traces")
 
-    return Traces(TapeStore(tmp_path_factory.mktemp("traces"), asset_path("traces")), missing)
+    return TraceLibrary(TraceStore(tmp_path_factory.mktemp("traces"), asset_path("traces")), missing)
 
 
 def test_there_is_one_for_every_family_and_size_in_the_order_of_cards() -> None:
@@ -50,7 +50,7 @@ def test_there_is_one_for_every_family_and_size_in_the_order_of_cards() -> None:
 
 
 @pytest.mark.parametrize(("family", "gigabytes"), EVERY)
-def test_a_preset_is_what_the_planner_finds(family: Family, gigabytes: int, traces: Traces) -> None:
+def test_a_preset_is_what_the_planner_finds(family: Family, gigabytes: int, traces: TraceLibrary) -> None:
     path = preset_path("fits", file_name(family, gigabytes))
     assert path.read_text(encoding="utf-8") == preset_text(family, gigabytes, traces), (
         "run python -m tests.bench.make_fits"
@@ -58,7 +58,7 @@ def test_a_preset_is_what_the_planner_finds(family: Family, gigabytes: int, trac
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_a_preset_fits_its_card_with_margin_and_takes_what_it_took(row: peaks.Golden, traces: Traces) -> None:
+def test_a_preset_fits_its_card_with_margin_and_takes_what_it_took(row: peaks.Golden, traces: TraceLibrary) -> None:
     situation = row.question.situation
     assert situation.margin > 0
     playing = peaks.play(row.question, peaks.preset_fit(row.family, row.gigabytes), traces)
@@ -68,7 +68,7 @@ def test_a_preset_fits_its_card_with_margin_and_takes_what_it_took(row: peaks.Go
 
 
 @pytest.mark.parametrize("row", peaks.other_rows(), ids=lambda row: row.name)
-def test_other_recipes_take_what_they_took(row: peaks.Golden, traces: Traces) -> None:
+def test_other_recipes_take_what_they_took(row: peaks.Golden, traces: TraceLibrary) -> None:
     fit = FitConfig.model_validate(GOLDEN[row.name]["fit"])
     playing = peaks.play(row.question, fit, traces)
     assert playing.failure is None
@@ -79,7 +79,7 @@ def test_the_golden_peaks_are_of_these_rows() -> None:
     assert list(GOLDEN) == [row.name for row in (*peaks.preset_rows(), *peaks.other_rows())]
 
 
-def assert_golden(row: peaks.Golden, playing: Playing) -> None:
+def assert_golden(row: peaks.Golden, playing: Simulation) -> None:
     golden = {key: GOLDEN[row.name][key] for key in ("allocated", "reserved")}
     assert peaks.peaks_of(playing) == pytest.approx(golden, rel=peaks.TOLERANCE), "run python -m tests.golden.peaks"
 

@@ -11,18 +11,18 @@ import pytest
 from trainer.config.fit import FitConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.memory.trace.derive import RANKS, SHAPES, rules
-from trainer.memory.trace.workload import Subject, TracePart, Wish, subject_ahead
+from trainer.memory.trace.workload import TracePart, TraceRequest, Workload, subject_ahead
 
 
-def subject(rank: int = 24, **fit: Any) -> Subject:
+def subject(rank: int = 24, **fit: Any) -> Workload:
     return subject_ahead("sdxl", RecipeConfig(resolution=1024), FitConfig(**fit)).at_rank(rank)
 
 
-def micro(subject: Subject, shape: tuple[int, int] = (832, 1216), pictures: int = 4) -> Wish:
-    return Wish(subject, "micro", (shape, pictures))
+def micro(subject: Workload, shape: tuple[int, int] = (832, 1216), pictures: int = 4) -> TraceRequest:
+    return TraceRequest(subject, "micro", (shape, pictures))
 
 
-def ends(wish: Wish) -> Iterator[Wish]:
+def ends(wish: TraceRequest) -> Iterator[TraceRequest]:
     """What is asked for last, by all ways."""
     found = rules(wish)
     for rule in found:
@@ -45,16 +45,19 @@ def test_other_ranks_shapes_and_larger_batches_follow_from_the_few_that_ship() -
         micro(subject(16), (1000, 1024), pictures=2),  # a side that leaves a rest when it is halved
         micro(subject(16), (64, 1024), pictures=2),  # of which a single place is left
         micro(replace(subject(16), unet_config={**subject().unet_config, "layers_per_block": 3}), pictures=2),
-        Wish(subject(), "optimizer"),
-        Wish(subject(), "cache_pictures"),
+        TraceRequest(subject(), "optimizer"),
+        TraceRequest(subject(), "cache_pictures"),
         micro(replace(subject(), recipe=subject().recipe.changed(conv_rank=4)), SHAPES["sdxl"][0], pictures=3),
     ],
 )
-def test_nothing_follows_that_would_not_be_exact(wish: Wish) -> None:
+def test_nothing_follows_that_would_not_be_exact(wish: TraceRequest) -> None:
     assert not rules(wish)
 
 
 @pytest.mark.parametrize("part", ["load", "quantise", "validate", "preview", "save"])
 def test_phases_follow_by_rank_alone(part: TracePart) -> None:
-    assert [source.subject.recipe.rank for rule in rules(Wish(subject(), part)) for source in rule.sources] == [16, 32]
-    assert not rules(Wish(subject(RANKS[0]), part))
+    assert [source.subject.recipe.rank for rule in rules(TraceRequest(subject(), part)) for source in rule.sources] == [
+        16,
+        32,
+    ]
+    assert not rules(TraceRequest(subject(RANKS[0]), part))

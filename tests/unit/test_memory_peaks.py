@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from trainer.memory.forecast.peaks import high_points
-from trainer.memory.trace.memory_trace import Storage, Tape
+from trainer.memory.trace.memory_trace import MemoryTrace, Storage
 
 UP, DOWN, MIDDLE = "unet.up_blocks.0.resnets.0", "unet.down_blocks.0.resnets.0", "unet.mid_block.attentions.0"
 
 
-def tape(*steps: tuple[int, str, str]) -> Tape:
+def tape(*steps: tuple[int, str, str]) -> MemoryTrace:
     """Each step is (bytes, module, stage); bytes below zero: all that lives dies, but for so much of it."""
     storages: list[Storage] = []
     events: list[int] = []
@@ -24,10 +24,10 @@ def tape(*steps: tuple[int, str, str]) -> Tape:
         alive.append(len(storages))
         events.append(len(storages))
         storages.append(Storage(size, "temporary", module, stage))
-    return Tape("made", tuple(storages), np.array(events, dtype=np.int32), ())
+    return MemoryTrace("made", tuple(storages), np.array(events, dtype=np.int32), ())
 
 
-def names(made: Tape) -> list[str]:
+def names(made: MemoryTrace) -> list[str]:
     return [point.name for point in high_points(made)]
 
 
@@ -95,5 +95,5 @@ def test_every_stage_has_words(stage: str, module: str, name: str) -> None:
 
 
 def test_workspaces_and_empty_tapes_have_no_high_points() -> None:
-    workspace = Tape("w", (Storage(9, "workspace", "cudnn", "forward"),), np.array([0, -1], dtype=np.int32), ())
+    workspace = MemoryTrace("w", (Storage(9, "workspace", "cudnn", "forward"),), np.array([0, -1], dtype=np.int32), ())
     assert high_points(workspace) == high_points(tape()) == ()

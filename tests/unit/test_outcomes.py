@@ -15,14 +15,14 @@ from trainer.memory.forecast.results import (
     HINDERED_SUFFIX,
     MOST_HINDERED,
     OUTCOME_SUFFIX,
-    Hindered,
+    OomResult,
     Outcome,
     OutcomeStore,
     in_brief,
     most_reserved,
     write_outcomes,
 )
-from trainer.memory.trace.store import TapeStore
+from trainer.memory.trace.store import TraceStore
 from trainer.protocol.forecast import Peak, PhaseForecast
 
 PEAK = Peak(
@@ -63,7 +63,7 @@ def test_what_ships_comes_first_and_is_left_alone(tmp_path: Path) -> None:
     shipped = tmp_path / "traces" / "outcomes.zip"
     write_outcomes(shipped, {"key": outcome(1), "other": outcome(2)})
     sound = shipped.read_bytes()
-    store = OutcomeStore.beside(TapeStore(tmp_path / "own", tmp_path / "traces"))
+    store = OutcomeStore.beside(TraceStore(tmp_path / "own", tmp_path / "traces"))
     store.save("key", outcome(3))
     assert store.load("key", brief=False) == outcome(1)
     assert store.load("other", brief=False) == outcome(2)
@@ -96,8 +96,8 @@ def test_what_is_no_outcome_is_a_miss(tmp_path: Path, content: bytes) -> None:
     assert OutcomeStore(tmp_path).load("key", brief=True) is None
 
 
-def hindered(least: int) -> Hindered:
-    return Hindered(least, least + 512, "train", (0, 2, 1))
+def hindered(least: int) -> OomResult:
+    return OomResult(least, least + 512, "train", (0, 2, 1))
 
 
 def test_what_came_of_limits_is_kept_beside_what_ships(tmp_path: Path) -> None:

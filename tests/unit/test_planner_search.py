@@ -13,7 +13,7 @@ import pytest
 from trainer.config.fit import FitConfig
 from trainer.memory.planner.evaluator import Preference, best, time_step
 from trainer.memory.planner.search_space import candidates, micro_batches, nested_sets, within
-from trainer.memory.trace.memory_trace import Block, Storage, StorageKind, Tape, blocks, held_after_forward
+from trainer.memory.trace.memory_trace import MemoryTrace, Storage, StorageKind, UnetBlock, blocks, held_after_forward
 
 
 @dataclass
@@ -135,7 +135,7 @@ def test_what_a_block_holds_is_what_lives_when_backward_begins() -> None:
         storage(64, "unet.up_blocks.0.conv", name="kept for later"),
     )
     events = np.array([0, 1, ~1, 2, 3, 5, 4, ~4, ~0, ~2, ~3], dtype=np.int32)
-    held = held_after_forward(Tape("micro", storages, events, ()))
+    held = held_after_forward(MemoryTrace("micro", storages, events, ()))
     assert held == {"down_blocks.0": 100, "mid_block": 30, None: 5}
 
 
@@ -149,8 +149,8 @@ def test_blocks_come_in_the_order_of_what_they_save_for_their_cost() -> None:
         for name, size in (("down_blocks.0", 100), ("down_blocks.1", 100), ("mid_block", 10), ("up_blocks.1", 200))
     )
     found = blocks(
-        Tape("weights", weights, np.arange(4, dtype=np.int32), ()),
-        Tape("micro", micro, np.arange(4, dtype=np.int32), ()),
+        MemoryTrace("weights", weights, np.arange(4, dtype=np.int32), ()),
+        MemoryTrace("micro", micro, np.arange(4, dtype=np.int32), ()),
     )
     # Where pictures are halved, a weight is applied to a quarter of the places.
     assert [block.name for block in found] == ["down_blocks.1", "up_blocks.1", "down_blocks.0", "mid_block"]
@@ -164,7 +164,7 @@ def test_blocks_come_in_the_order_of_what_they_save_for_their_cost() -> None:
 
 
 def test_sets_within_sets() -> None:
-    sets = nested_sets([Block(name, 0, 1.0) for name in ("up_blocks.0", "mid_block", "down_blocks.0")])
+    sets = nested_sets([UnetBlock(name, 0, 1.0) for name in ("up_blocks.0", "mid_block", "down_blocks.0")])
     for place, inner in enumerate(sets):
         assert [within(inner, outer) for outer in sets] == [place <= other for other in range(len(sets))]
 

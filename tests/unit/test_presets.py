@@ -213,11 +213,11 @@ def test_what_is_replaced_is_kept() -> None:
 
 
 def test_the_largest_fit_that_a_card_can_hold_is_chosen() -> None:
-    def fit(gigabytes: float) -> library.Shelved:
+    def fit(gigabytes: float) -> library.PresetEntry:
         data = {"name": f"{gigabytes}gb", "recipe": None, "fit": {"dtype": "bf16"}, "card": {"gigabytes": gigabytes}}
-        return library.Shelved(preset(**data), Path(), "built-in")
+        return library.PresetEntry(preset(**data), Path(), "built-in")
 
-    at_hand = library.Shelf((fit(8), fit(12), fit(24)), ())
+    at_hand = library.PresetLibrary((fit(8), fit(12), fit(24)), ())
     chosen = {gib: library.fit_for(at_hand, "sdxl", int(gib * 1024**3)) for gib in (6, 7.8, 11.6, 15.7, 23.6)}
     names = [each and each.preset.name for each in chosen.values()]
     assert names == [None, "8gb", "12gb", "12gb", "24gb"]

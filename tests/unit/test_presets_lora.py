@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from trainer import cli
 from trainer.config.presets.exchange import load_preset
 from trainer.config.presets.kohya import LoraParts, recipe_of_metadata
-from trainer.config.presets.making import Made, preset_of_lora
+from trainer.config.presets.making import CreatedPreset, preset_of_lora
 from trainer.config.presets.preset import RECIPE_KEY
 from trainer.config.recipe import RecipeConfig
 from trainer.errors import ImpastoError
@@ -98,7 +98,7 @@ def lora(folder: Path, layers: dict[str, int], metadata: dict[str, str], rank: i
     return path
 
 
-def recipe(made: Made) -> dict[str, Any]:
+def recipe(made: CreatedPreset) -> dict[str, Any]:
     assert made.preset.recipe is not None
     found: dict[str, Any] = made.preset.recipe.model_dump(mode="json", exclude_unset=True)
     return found

@@ -5,7 +5,7 @@ import pytest
 
 from trainer.protocol import commands
 from trainer.protocol import files as atomic
-from trainer.protocol.commands import Answer
+from trainer.protocol.commands import CommandResult
 from trainer.protocol.run_directory import RunDirectory
 
 
@@ -27,7 +27,7 @@ def test_a_command_is_sent_read_and_answered(run):
     assert commands.pending(run.commands) == [command]  # looking changes nothing
     commands.finish(command, "done", "samples/a.png")
     assert commands.pending(run.commands) == []
-    assert commands.answer(sent) == Answer("done", "samples/a.png")
+    assert commands.answer(sent) == CommandResult("done", "samples/a.png")
     assert files(run.commands) == []
     kept = json.loads((run.commands / "done" / sent.name).read_text(encoding="utf-8"))
     assert kept["name"] == "sample"
@@ -55,7 +55,7 @@ def test_an_answer_before_a_kill_is_not_given_twice(run, monkeypatch):
     assert files(run.commands) == [sent.name]
     assert commands.pending(run.commands) == []
     assert files(run.commands) == []
-    assert commands.answer(sent) == Answer("done", "step 7")
+    assert commands.answer(sent) == CommandResult("done", "step 7")
 
 
 @pytest.mark.parametrize(
@@ -131,5 +131,5 @@ def test_what_a_killed_engine_had_accepted_is_voided(run):
     commands.accept(commands.pending(run.commands)[0])
     with run.hold():
         run.begin_attempt({})
-    assert commands.answer(sent) == Answer("void", "The run ended before this was done.")
+    assert commands.answer(sent) == CommandResult("void", "The run ended before this was done.")
     assert commands.ending(run.commands) is None

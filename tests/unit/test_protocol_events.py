@@ -8,14 +8,14 @@ import typing
 import pytest
 
 from trainer.protocol import events
-from trainer.protocol.events import EventWriter, StepEvent, Unknown, latest_steps, read_events
+from trainer.protocol.events import EventWriter, StepEvent, UnknownEvent, latest_steps, read_events
 
 EXAMPLES = [
     events.AttemptStarted(pid=4711, device="cuda:0"),
     events.PhaseStarted("cache_pictures", 40),
     events.PhaseProgress("download", 1 << 40, None),
     events.PhaseFinished("load", 1.25),
-    events.Cached("cache_texts", 240, 12.5, None, 20.5, 400.0),
+    events.CachingSpeed("cache_texts", 240, 12.5, None, 20.5, 400.0),
     events.StepEvent(7, 2, 0.125, 0.5, {"unet": 1e-4, "text_encoder": 5e-5}, 4, 0.75, False, 65536.0, 9 << 30),
     events.Validation(10, 0.25, True, {"100": 0.5, "900": 0.125}),
     events.Preview(10, 0, "step000010-0.png", 2.5),
@@ -110,7 +110,7 @@ def test_what_is_not_known_is_kept(tmp_path, line):
     path = tmp_path / "events.jsonl"
     path.write_text(line + "\n", encoding="utf-8", newline="\n")
     (event,), _ = read_events(path)
-    assert event == Unknown(line)
+    assert event == UnknownEvent(line)
     assert events.to_line(event) == line
 
 

@@ -11,17 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.memory.allocator.allocator import MIB, Allocator
-from trainer.memory.allocator.replay import Kept, Moment, by_kind, by_module, replay
+from trainer.memory.allocator.replay import Moment, SurvivingStorage, by_kind, by_module, replay
 from trainer.memory.allocator.settings import AllocatorSettings
-from trainer.memory.trace.memory_trace import Storage, StorageKind, Tape
+from trainer.memory.trace.memory_trace import MemoryTrace, Storage, StorageKind
 
 
 def storage(size: int, kind: StorageKind = "temporary", module: str = "unet", name: str | None = None) -> Storage:
     return Storage(size, kind, module, "forward", name)
 
 
-def tape(storages: list[Storage], events: list[int], name: str = "tape") -> Tape:
-    return Tape(name, tuple(storages), np.array(events, dtype=np.int32), ())
+def tape(storages: list[Storage], events: list[int], name: str = "tape") -> MemoryTrace:
+    return MemoryTrace(name, tuple(storages), np.array(events, dtype=np.int32), ())
 
 
 LOAD = tape([storage(30 * MIB, "weights", "unet.conv", "w"), storage(12 * MIB, "adapter", "lora", "a")], [0, 1], "load")
@@ -39,7 +39,7 @@ UPDATE = tape([storage(12 * MIB, "gradients", "lora", "g")], [~0], "update")
 
 
 def test_peaks_say_where_they_fall_and_what_lives_there() -> None:
-    names: dict[str, Kept] = {}
+    names: dict[str, SurvivingStorage] = {}
     allocator = Allocator()
     result = replay([LOAD, STEP, UPDATE], allocator, names)
     assert result.failure is None
@@ -65,7 +65,7 @@ def test_peaks_say_where_they_fall_and_what_lives_there() -> None:
 
 
 def test_what_an_earlier_replay_left_is_freed_by_a_later_one_and_counts_as_alive() -> None:
-    names: dict[str, Kept] = {}
+    names: dict[str, SurvivingStorage] = {}
     allocator = Allocator()
     replay([LOAD], allocator, names)
     replay([STEP], allocator, names)
@@ -76,7 +76,7 @@ def test_what_an_earlier_replay_left_is_freed_by_a_later_one_and_counts_as_alive
 
 
 def test_a_name_may_pass_from_one_storage_to_the_next() -> None:
-    names: dict[str, Kept] = {}
+    names: dict[str, SurvivingStorage] = {}
     allocator = Allocator()
     old, new = storage(30 * MIB, name="state"), storage(14 * MIB, name="state")
     replay([tape([old], [0]), tape([old, new], [~0, 1])], allocator, names)
@@ -93,14 +93,14 @@ def test_a_name_may_pass_from_one_storage_to_the_next() -> None:
         (tape([storage(512, name="x"), storage(512, name="x")], [0, 1]), "under no name of its own"),
     ],
 )
-def test_a_broken_tape_is_refused(broken: Tape, words: str) -> None:
+def test_a_broken_tape_is_refused(broken: MemoryTrace, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         replay([broken], Allocator(), {})
 
 
 def test_storages_of_no_size_take_nothing() -> None:
     allocator = Allocator()
-    names: dict[str, Kept] = {}
+    names: dict[str, SurvivingStorage] = {}
     result = replay(
         [tape([storage(0), storage(0, name="n")], [0, 1, ~0]), tape([storage(0, name="n")], [~0])], allocator, names
     )
@@ -116,7 +116,7 @@ def test_workspaces_are_as_large_as_the_card_makes_them_and_taken_once() -> None
     def card(part: Storage) -> int:
         return 32 * MIB if part.module == "cublas" else part.bytes // 10
 
-    names: dict[str, Kept] = {}
+    names: dict[str, SurvivingStorage] = {}
     allocator = Allocator()
     result = replay([step, step], allocator, names, card)
     assert allocator.allocated == 32 * MIB
@@ -178,7 +178,7 @@ def test_the_books_balance_at_every_moment(sizes: list[int], random: Random, exp
         if random.random() < 0.6:
             events.append(~alive.pop(random.randrange(len(alive))))
     allocator = Allocator(AllocatorSettings(expandable=expandable))
-    names: dict[str, Kept] = {}
+    names: dict[str, SurvivingStorage] = {}
     result = replay([tape(storages, events)], allocator, names)
     played = result.played[0]
     for number in range(len(events)):

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from trainer.memory.trace.derive import Size, joined, reshaped, scaled
-from trainer.memory.trace.memory_trace import Storage, Tape, Work
+from trainer.memory.trace.memory_trace import MemoryTrace, Storage, Work
 
 
 def storage(size: int, name: str | None = None) -> Storage:
     return Storage(size, "temporary", "", "forward", name)
 
 
-def tape(name: str, storages: list[Storage], events: list[int], work: tuple[Work, ...] = ()) -> Tape:
-    return Tape(name, tuple(storages), np.array(events, dtype=np.int32), work)
+def tape(name: str, storages: list[Storage], events: list[int], work: tuple[Work, ...] = ()) -> MemoryTrace:
+    return MemoryTrace(name, tuple(storages), np.array(events, dtype=np.int32), work)
 
 
 def test_joined_tapes_know_each_others_storages_by_name() -> None:
@@ -56,7 +56,7 @@ def test_every_size_follows_from_two_with_like_events(size: int) -> None:
         tape("step", list(THREE.storages), [0, 1, ~0, 2]),
     ],
 )
-def test_nothing_follows_from_tapes_that_differ_in_more_than_size(other: Tape) -> None:
+def test_nothing_follows_from_tapes_that_differ_in_more_than_size(other: MemoryTrace) -> None:
     assert scaled(TWO, other, (2, 3), 4) is None
 
 
@@ -70,7 +70,7 @@ def in_backward(size: int) -> Storage:
     return Storage(size, "temporary", "", "backward")
 
 
-def of_shape(places: int, padded: int, deeper: int) -> Tape:
+def of_shape(places: int, padded: int, deeper: int) -> MemoryTrace:
     """What a picture of so many places takes: 7 bytes each and 100 more, and 8 each of what is padded at two depths."""
     own = Work("attention", "bfloat16", "forward", flops=3 * places**2, bytes=2 * places, count=1)
     text = replace(own, flops=5 * 77 * places)
@@ -87,7 +87,9 @@ def of_shape(places: int, padded: int, deeper: int) -> Tape:
         ((64, 128), of_shape(128, 128, 128)),  # 128 and 32
     ],
 )
-def test_every_shape_follows_from_two_by_its_pixels_and_whole_blocks_of_attention(shape: Size, made: Tape) -> None:
+def test_every_shape_follows_from_two_by_its_pixels_and_whole_blocks_of_attention(
+    shape: Size, made: MemoryTrace
+) -> None:
     known = of_shape(4096, 4096, 1024), of_shape(10816, 10880, 2816)
     result = reshaped(*known, ((512, 512), (832, 832)), shape)
     assert result is not None

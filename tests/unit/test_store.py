@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from tests.support.damage import damaged
-from trainer.memory.trace.memory_trace import Storage, Tape, Work, outline_of
-from trainer.memory.trace.store import STRAY_SECONDS, Archive, TapeStore, read, read_outlines, write, write_archive
+from trainer.memory.trace.memory_trace import MemoryTrace, Storage, Work, outline_of
+from trainer.memory.trace.store import STRAY_SECONDS, Archive, TraceStore, read, read_outlines, write, write_archive
 
 
-def tape(seed: int = 0, count: int = 200) -> Tape:
+def tape(seed: int = 0, count: int = 200) -> MemoryTrace:
     """A tape of every kind of event: births, deaths of its own and of others' storages, and what stays."""
     chance = random.Random(seed)
     kinds = ("weights", "adapter", "gradients", "optimizer", "activations", "temporary", "workspace")
@@ -31,7 +31,7 @@ def tape(seed: int = 0, count: int = 200) -> Tape:
     )
     born = [index for index in range(count) if index % 7]  # every seventh comes from an earlier tape
     dying = [~index for index in range(count) if index % 3 == 0]
-    return Tape(
+    return MemoryTrace(
         name=f"micro {seed}",
         storages=storages,
         events=np.array(born + dying, dtype=np.int32),
@@ -39,18 +39,18 @@ def tape(seed: int = 0, count: int = 200) -> Tape:
     )
 
 
-def equal(one: Tape, other: Tape) -> bool:
+def equal(one: MemoryTrace, other: MemoryTrace) -> bool:
     same_events = one.events.dtype == other.events.dtype and np.array_equal(one.events, other.events)
     return same_events and (one.name, one.storages, one.work) == (other.name, other.storages, other.work)
 
 
-def same(found: tuple[Tape, ...] | None, wanted: tuple[Tape, ...]) -> bool:
+def same(found: tuple[MemoryTrace, ...] | None, wanted: tuple[MemoryTrace, ...]) -> bool:
     return found is not None and len(found) == len(wanted) and all(map(equal, found, wanted))
 
 
 def test_tapes_come_back_as_they_were(tmp_path: Path) -> None:
-    tapes = (tape(1), tape(2, 1), Tape("empty", (), np.zeros(0, np.int32), ()))
-    store = TapeStore(tmp_path / "a folder ü")
+    tapes = (tape(1), tape(2, 1), MemoryTrace("empty", (), np.zeros(0, np.int32), ()))
+    store = TraceStore(tmp_path / "a folder ü")
     assert store.load("absent") is None
     store.save("some key", tapes)
     assert same(store.load("some key"), tapes)
@@ -58,10 +58,10 @@ def test_tapes_come_back_as_they_were(tmp_path: Path) -> None:
 
 
 def test_outlines_are_those_of_the_tapes(tmp_path: Path) -> None:
-    tapes = (tape(1), tape(2, 1), Tape("empty", (), np.zeros(0, np.int32), ()))
+    tapes = (tape(1), tape(2, 1), MemoryTrace("empty", (), np.zeros(0, np.int32), ()))
     write(tmp_path / "a.npz", tapes)
     assert read_outlines(tmp_path / "a.npz") == tuple(map(outline_of, tapes))
-    store = TapeStore(tmp_path)
+    store = TraceStore(tmp_path)
     assert store.outlines("a") == tuple(map(outline_of, tapes))
     assert store.outlines("b") is None
 
@@ -75,12 +75,12 @@ def test_equal_tapes_give_equal_files(tmp_path: Path) -> None:
 def test_repeated_layers_take_little_room(tmp_path: Path) -> None:
     layers = tape(3).storages * 100
     events = np.arange(len(layers), dtype=np.int32)
-    write_archive(tmp_path / "a.npz", {"a": [Tape("", layers, np.concatenate([events, ~events]), ())]})
+    write_archive(tmp_path / "a.npz", {"a": [MemoryTrace("", layers, np.concatenate([events, ~events]), ())]})
     assert (tmp_path / "a.npz").stat().st_size < len(layers)
 
 
 def test_a_damaged_entry_is_a_miss_and_goes(tmp_path: Path) -> None:
-    store, whole = TapeStore(tmp_path), (tape(1), tape(2))
+    store, whole = TraceStore(tmp_path), (tape(1), tape(2))
     store.save("key", whole)
     path = tmp_path / "key.npz"
     sound = path.read_bytes()
@@ -97,8 +97,8 @@ def test_a_damaged_entry_is_a_miss_and_goes(tmp_path: Path) -> None:
 def test_what_is_absent_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process may put it there at the same moment."""
     monkeypatch.setattr(Path, "unlink", lambda *_, **__: pytest.fail("something was removed"))
-    assert TapeStore(tmp_path).load("key") is None
-    assert TapeStore(tmp_path).outlines("key") is None
+    assert TraceStore(tmp_path).load("key") is None
+    assert TraceStore(tmp_path).outlines("key") is None
 
 
 def test_what_writers_left_that_were_killed_goes_with_time(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_what_writers_left_that_were_killed_goes_with_time(tmp_path: Path) -> No
     hours_ago = time.time() - 2 * STRAY_SECONDS
     for path in (old, other):
         os.utime(path, (hours_ago, hours_ago))
-    TapeStore(tmp_path).save("key", [tape(1)])
+    TraceStore(tmp_path).save("key", [tape(1)])
     assert {path.name for path in tmp_path.iterdir()} == {new.name, other.name, "key.npz"}
 
 
@@ -122,20 +122,20 @@ def test_shipped_tapes_come_first(tmp_path: Path) -> None:
     shipped = tmp_path / "shipped"
     shipped.mkdir()
     write_archive(shipped / "one.npz", {"key": [tape(1)], "nothing": []})
-    store = TapeStore(tmp_path / "own", shipped)
+    store = TraceStore(tmp_path / "own", shipped)
     assert (store.load("nothing"), store.outlines("nothing")) == ((), ())
     store.save("key", [tape(2)])
     assert same(store.load("key"), (tape(1),))
     assert store.outlines("key") == (outline_of(tape(1)),)
     (shipped / "one.npz").write_bytes(b"damaged")
-    store = TapeStore(tmp_path / "own", shipped)
+    store = TraceStore(tmp_path / "own", shipped)
     assert same(store.load("key"), (tape(2),))
     assert store.outlines("key") == (outline_of(tape(2)),)
     assert (shipped / "one.npz").exists(), "what ships is left alone"
 
 
 def test_every_entry_of_an_archive_is_as_it_was_put_in(tmp_path: Path) -> None:
-    empty = Tape("empty", (), np.zeros(0, np.int32), ())
+    empty = MemoryTrace("empty", (), np.zeros(0, np.int32), ())
     entries = {"a": (tape(1), tape(2, 1)), "b": (empty,), "none": (), "c": (tape(1), tape(3, 300))}
     write_archive(tmp_path / "all.npz", entries)
     for keys in (("c", "a", "b", "none"), ("a",), ("none", "c")):  # in any order
@@ -162,7 +162,7 @@ def test_a_damaged_archive_gives_nothing_wrong(tmp_path: Path) -> None:
 
 
 def test_the_oldest_used_make_room(tmp_path: Path) -> None:
-    store = TapeStore(tmp_path)
+    store = TraceStore(tmp_path)
     store.save("a", [tape(1)])
     size = (tmp_path / "a.npz").stat().st_size
     store.most_bytes = 3 * size + size // 2
@@ -176,7 +176,7 @@ def test_the_oldest_used_make_room(tmp_path: Path) -> None:
 
 
 def test_the_newest_stays_even_when_it_is_too_large_alone(tmp_path: Path) -> None:
-    store = TapeStore(tmp_path, most_bytes=10)
+    store = TraceStore(tmp_path, most_bytes=10)
     store.save("a", [tape(1)])
     store.save("b", [tape(1)])
     assert [path.stem for path in tmp_path.iterdir()] == ["b"]

@@ -16,10 +16,10 @@ from trainer.config.job import Job
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.picture import Picture
 from trainer.files.assets import bundled_configs
-from trainer.memory.trace.workload import BucketUse, Subject, TracePart, subject_ahead, subject_of_job
+from trainer.memory.trace.workload import BucketUse, TracePart, Workload, subject_ahead, subject_of_job
 
 
-def subject(recipe: dict[str, Any] | None = None, **fit: Any) -> Subject:
+def subject(recipe: dict[str, Any] | None = None, **fit: Any) -> Workload:
     return subject_ahead("sdxl", RecipeConfig.model_validate({"resolution": 1024, **(recipe or {})}), FitConfig(**fit))
 
 
@@ -117,7 +117,7 @@ def test_buckets_of_a_job_by_pixels_with_what_is_shown_in_the_first_epoch() -> N
         dataclasses.replace(subject(), unet_config={**subject().unet_config, "layers_per_block": 1}),
     ],
 )
-def test_what_a_micro_batch_depends_on_gives_another_key(other: Subject) -> None:
+def test_what_a_micro_batch_depends_on_gives_another_key(other: Workload) -> None:
     assert other.key("micro") != subject().key("micro")
 
 
@@ -134,7 +134,7 @@ def test_what_a_micro_batch_depends_on_gives_another_key(other: Subject) -> None
         dataclasses.replace(subject(), unet_config={**subject().unet_config, "_name_or_path": "elsewhere"}),
     ],
 )
-def test_what_a_micro_batch_does_not_depend_on_gives_the_same_key(same: Subject) -> None:
+def test_what_a_micro_batch_does_not_depend_on_gives_the_same_key(same: Workload) -> None:
     assert same.key("micro") == subject().key("micro")
 
 
@@ -149,7 +149,7 @@ def test_what_a_micro_batch_does_not_depend_on_gives_the_same_key(same: Subject)
         subject(dtype="fp16"),
     ],
 )
-def test_what_an_optimizer_depends_on_gives_another_key(other: Subject) -> None:
+def test_what_an_optimizer_depends_on_gives_another_key(other: Workload) -> None:
     assert other.key("optimizer") != subject().key("optimizer")
 
 

@@ -44,7 +44,7 @@ def lora_is_exported(error: OSError, tmp_path: Path, monkeypatch: pytest.MonkeyP
     with monkeypatch.context() as patch:
         patch.setattr(export, "_write", refuse)
         with pytest.raises(ImpastoError) as caught:
-            export.export(tmp_path / "a.safetensors", tmp_path / "loras", "a", export.About("a"))
+            export.export(tmp_path / "a.safetensors", tmp_path / "loras", "a", export.LoraSummary("a"))
     return caught.value
 
 

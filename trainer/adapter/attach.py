@@ -37,7 +37,7 @@ Factor = nn.Linear | nn.Conv2d
 _SETTINGS = {"unet": "recipe", "text_encoder": "recipe.text_encoder", "text_encoder_2": "recipe.text_encoder_2"}
 
 
-class Size(NamedTuple):
+class LoraSize(NamedTuple):
     """How large the LoRA of one layer is, and how strongly it acts: with alpha / rank."""
 
     rank: int
@@ -53,7 +53,7 @@ class Factors(NamedTuple):
 
 def inject(
     model: nn.Module,
-    sizes: Mapping[Slot, Size],
+    sizes: Mapping[Slot, LoraSize],
     dtype: torch.dtype,
     customise: Callable[[LoraConfig], None] | None = None,
 ) -> dict[Slot, Factors]:
@@ -248,14 +248,14 @@ def _is_trained(slot: Slot, recipe: RecipeConfig) -> bool:
     return encoder.learning_rate > 0
 
 
-def _size(slot: Slot, recipe: RecipeConfig) -> Size:
+def _size(slot: Slot, recipe: RecipeConfig) -> LoraSize:
     """Only 3x3 kernels take the convolutions' rank, as in sd-scripts; LoCon's other layers take the recipe's."""
     if slot.part == "unet":
         rank, alpha = (recipe.conv_rank, recipe.conv_alpha) if slot.kernel == 3 else (None, None)
     else:
         encoder = recipe.text_encoder if slot.part == "text_encoder" else recipe.text_encoder_2
         rank, alpha = encoder.rank, encoder.alpha
-    return Size(rank or recipe.rank, alpha or recipe.alpha)
+    return LoraSize(rank or recipe.rank, alpha or recipe.alpha)
 
 
 def _adopt(adapter: Adapter, slot: Slot, factors: Factors, recipe: RecipeConfig) -> None:
@@ -337,7 +337,7 @@ class AppliedLoras:
 
     def _inject(self, ranks: Mapping[Slot, int]) -> None:
         for part, model in self._models.items():
-            sizes = {slot: Size(rank, rank) for slot, rank in ranks.items() if slot.part == part}
+            sizes = {slot: LoraSize(rank, rank) for slot, rank in ranks.items() if slot.part == part}
             if sizes:
                 self._factors |= inject(model, sizes, self._dtype)
 

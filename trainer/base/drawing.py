@@ -36,7 +36,7 @@ OnStep = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Drawing:
+class RenderSpec:
     """One picture to draw: its settings with the size filled in, and its embeddings (each a batch of one)."""
 
     settings: PromptConfig
@@ -79,7 +79,7 @@ def _tensors_as_arrays() -> Iterator[None]:
 
 
 @torch.no_grad()
-def draw_latents(family: Family, unet: torch.nn.Module, sampler: Any, drawing: Drawing, on_step: OnStep) -> Tensor:
+def draw_latents(family: Family, unet: torch.nn.Module, sampler: Any, drawing: RenderSpec, on_step: OnStep) -> Tensor:
     """Denoises one picture; returns scaled latents (1, 4, height/8, width/8) on the UNet's device.
 
     The first noise is drawn on the CPU, so that a seed gives the same picture on every device.
@@ -126,7 +126,7 @@ def compute_dtype(unet: torch.nn.Module) -> torch.dtype:
     return dtype
 
 
-def embeddings(drawing: Drawing, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+def embeddings(drawing: RenderSpec, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
     """The pipeline's keyword arguments for the text."""
     sides = {"": drawing.positive, "negative_": drawing.negative}
     arguments = {f"{side}prompt_embeds": text.hidden.to(device, dtype) for side, text in sides.items()}

@@ -73,7 +73,7 @@ print(json.dumps(found))
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class DoctorCheck:
     """One thing looked at: whether training works with it, what was found, and what to do if not."""
 
     verdict: Literal["ok", "doubtful", "broken"]
@@ -81,7 +81,7 @@ class Check:
     remedy: str = ""
 
 
-def check_card(card: Card) -> Check:
+def check_card(card: Card) -> DoctorCheck:
     """Judge what is free on a card, and how it is."""
     free = f"{words.size(card.free_bytes)} of {words.size(card.total_bytes)} free"
     facts = [
@@ -95,36 +95,40 @@ def check_card(card: Card) -> Check:
         facts.append(f"{card.load} % busy")
     sentence = f"Card {card.index}: {card.name}, {free}, {', '.join(facts)}"
     if card.temperature is not None and card.temperature >= HOT_CELSIUS:
-        return Check("doubtful", sentence, "It is so hot that it slows itself down: clear its fans and vents of dust.")
-    return Check("ok", sentence)
+        return DoctorCheck(
+            "doubtful", sentence, "It is so hot that it slows itself down: clear its fans and vents of dust."
+        )
+    return DoctorCheck("ok", sentence)
 
 
-def check_uses(card: Card) -> Check:
+def check_uses(card: Card) -> DoctorCheck:
     """Judge what else uses a card: memory that others hold is memory that training lacks."""
     others = ", ".join(_told(use) for use in card.uses) or "no program that the driver names"
     sentence = f"Card {card.index} is used by: {others}"
     if card.free_bytes < card.total_bytes // 2:
-        return Check("doubtful", sentence, f"Close what you do not need on it{_largest(card)}.")
+        return DoctorCheck("doubtful", sentence, f"Close what you do not need on it{_largest(card)}.")
     if card.load is not None and card.load >= BUSY_PERCENT:
-        return Check(
+        return DoctorCheck(
             "doubtful", sentence, f"It is {card.load} % busy: training beside that is slow. Close games first."
         )
-    return Check("ok", sentence)
+    return DoctorCheck("ok", sentence)
 
 
-def check_context(card: Card, context_bytes: int, desktop_bytes: int) -> Check:
+def check_context(card: Card, context_bytes: int, desktop_bytes: int) -> DoctorCheck:
     """Say what CUDA itself will take of a card, and whether that leaves anything."""
     sentence = (
         f"Card {card.index}: CUDA itself takes about {words.size(context_bytes)} of it while training; "
         f"{words.size(max(0, card.free_bytes - context_bytes))} are left for the model"
     )
     if card.free_bytes - context_bytes >= (card.total_bytes - desktop_bytes - context_bytes) // 2:
-        return Check("ok", sentence)
+        return DoctorCheck("ok", sentence)
     usual = words.size(max(0, card.total_bytes - desktop_bytes - context_bytes))
-    return Check("doubtful", f"{sentence}, where {usual} are usual", "Close other programs on it before training.")
+    return DoctorCheck(
+        "doubtful", f"{sentence}, where {usual} are usual", "Close other programs on it before training."
+    )
 
 
-def check_commit(memory: MainMemory, cards: list[Card]) -> Check | None:
+def check_commit(memory: MainMemory, cards: list[Card]) -> DoctorCheck | None:
     """Judge on Windows whether the system may promise as much memory as a full card and training itself need.
 
     None where the system does not count promises. A card's memory counts as if it were main memory: without room in the
@@ -139,34 +143,36 @@ def check_commit(memory: MainMemory, cards: list[Card]) -> Check | None:
         f"filling the card of {words.size(largest)} takes up to {words.size(needed)}"
     )
     if memory.commit_free >= needed:
-        return Check("ok", sentence)
+        return DoctorCheck("ok", sentence)
     size = -(-(needed - memory.commit_free) // GIB)
     remedy = (
         f"Make the page file at least {size} GiB larger, or leave its size to Windows: Settings, System, About, "
         "Advanced system settings, Performance, Advanced, Virtual memory. Then restart."
     )
-    return Check("doubtful", sentence, remedy)
+    return DoctorCheck("doubtful", sentence, remedy)
 
 
-def check_spilling(driver: str, system: str) -> Check | None:
+def check_spilling(driver: str, system: str) -> DoctorCheck | None:
     """Say on Windows what the driver does when the card is full; None elsewhere, where a program is simply told."""
     found = re.match(r"(\d+)\.(\d+)", driver)
     if system != "Windows" or found is None:
         return None
     version = int(found[1]), int(found[2])
     if version < SPILLS_FROM:
-        return Check("ok", f"Driver {driver} tells a program when the card is full, and does not go on in main memory")
+        return DoctorCheck(
+            "ok", f"Driver {driver} tells a program when the card is full, and does not go on in main memory"
+        )
     sentence = (
         f"Driver {driver} goes on in main memory when the card is full, a hundred times slower; "
         "Impasto takes less than what is free, so that this does not happen to it"
     )
     if version < SWITCH_FROM:
-        return Check("ok", sentence, "Nothing need be done. Drivers from 546.01 on can be told not to do so.")
+        return DoctorCheck("ok", sentence, "Nothing need be done. Drivers from 546.01 on can be told not to do so.")
     remedy = (
         "Nothing need be done. For other programs: NVIDIA Control Panel, Manage 3D settings, CUDA - Sysmem Fallback "
         "Policy, Prefer No Sysmem Fallback."
     )
-    return Check("ok", sentence, remedy)
+    return DoctorCheck("ok", sentence, remedy)
 
 
 def _told(use: Use) -> str:
@@ -203,7 +209,7 @@ def run_doctor(options: argparse.Namespace) -> int:
     return EXIT_FAULT if broken else EXIT_DONE
 
 
-def _tell_programs(checks: Iterator[Check]) -> int:
+def _tell_programs(checks: Iterator[DoctorCheck]) -> int:
     broken = False
     for check in checks:
         echo_json(asdict(check))
@@ -211,7 +217,7 @@ def _tell_programs(checks: Iterator[Check]) -> int:
     return EXIT_FAULT if broken else EXIT_DONE
 
 
-def examine(*, self_test: bool) -> Iterator[Check]:
+def examine(*, self_test: bool) -> Iterator[DoctorCheck]:
     """Yield what was found, one thing after the other, the slow ones last."""
     yield _check_python()
     yield from _check_libraries()
@@ -224,15 +230,15 @@ def examine(*, self_test: bool) -> Iterator[Check]:
         yield from _run_self_test(found)
 
 
-def _check_python() -> Check:
+def _check_python() -> DoctorCheck:
     bits = struct.calcsize("P") * 8
     sentence = f"Python {platform.python_version()} ({bits} bit) on {platform.platform()}"
     if bits == 64 and (3, 11) <= sys.version_info[:2] <= (3, 14):
-        return Check("ok", sentence)
-    return Check("broken", sentence, "Impasto needs a 64-bit Python 3.11 to 3.14.")
+        return DoctorCheck("ok", sentence)
+    return DoctorCheck("broken", sentence, "Impasto needs a 64-bit Python 3.11 to 3.14.")
 
 
-def _check_libraries() -> Iterator[Check]:
+def _check_libraries() -> Iterator[DoctorCheck]:
     found, missing = [], []
     for name in LIBRARIES:
         version = version_of(name)
@@ -240,25 +246,25 @@ def _check_libraries() -> Iterator[Check]:
             missing.append(name)
         else:
             found.append(f"{name} {version}")
-    yield Check("ok", "Libraries: " + ", ".join(found))
+    yield DoctorCheck("ok", "Libraries: " + ", ".join(found))
     if missing:
-        yield Check("broken", f"Not installed: {', '.join(missing)}", _REBUILD)
+        yield DoctorCheck("broken", f"Not installed: {', '.join(missing)}", _REBUILD)
 
 
-def _find_cards() -> tuple[list[Card], Check]:
+def _find_cards() -> tuple[list[Card], DoctorCheck]:
     from trainer import gpu
 
     try:
         found = gpu.cards()
     except ImpastoError as error:
-        return [], Check("broken", error.sentence, error.remedy)
+        return [], DoctorCheck("broken", error.sentence, error.remedy)
     if not found:
-        return [], Check("ok", "No NVIDIA card or driver: training runs on the CPU, which is slow.")
+        return [], DoctorCheck("ok", "No NVIDIA card or driver: training runs on the CPU, which is slow.")
     cuda = ".".join(map(str, found[0].cuda))
-    return found, Check("ok", f"NVIDIA driver {found[0].driver}, CUDA {cuda}")
+    return found, DoctorCheck("ok", f"NVIDIA driver {found[0].driver}, CUDA {cuda}")
 
 
-def _check_cards(found: list[Card]) -> Iterator[Check]:
+def _check_cards(found: list[Card]) -> Iterator[DoctorCheck]:
     """Judge every card, and what the system has to do with them."""
     from trainer.host import main_memory
     from trainer.memory.device.calibration import corrections
@@ -277,22 +283,22 @@ def _check_cards(found: list[Card]) -> Iterator[Check]:
     yield from (check for check in told if check is not None)
 
 
-def _check_build(found: list[Card]) -> Check:
+def _check_build(found: list[Card]) -> DoctorCheck:
     """Judge by its files which machines the installed torch was built for."""
     try:
         version = metadata.version("torch")
         text = Path(str(metadata.distribution("torch").locate_file("torch/version.py"))).read_text(encoding="utf-8")
     except (metadata.PackageNotFoundError, OSError):
-        return Check("broken", "PyTorch is not installed, or its files are damaged", _REBUILD)
+        return DoctorCheck("broken", "PyTorch is not installed, or its files are damaged", _REBUILD)
     match = re.search(r"^cuda\b.*= *'([\d.]+)'", text, re.MULTILINE)
     if match:
-        return Check("ok", f"PyTorch {version} is built for CUDA {match[1]}")
+        return DoctorCheck("ok", f"PyTorch {version} is built for CUDA {match[1]}")
     if found:
-        return Check("broken", f"PyTorch {version} is built for CPUs only, so it cannot use the card", _REBUILD)
-    return Check("ok", f"PyTorch {version} is built for CPUs")
+        return DoctorCheck("broken", f"PyTorch {version} is built for CPUs only, so it cannot use the card", _REBUILD)
+    return DoctorCheck("ok", f"PyTorch {version} is built for CPUs")
 
 
-def _check_folders() -> Iterator[Check]:
+def _check_folders() -> Iterator[DoctorCheck]:
     named = {"The cache": places.cache_folder(), "Downloaded models": places.models_folder(), "This folder": Path.cwd()}
     for name, folder in named.items():
         try:
@@ -300,15 +306,17 @@ def _check_folders() -> Iterator[Check]:
             _try_to_write(folder)
         except OSError as error:
             reason = error.strerror or str(error)
-            yield Check(
+            yield DoctorCheck(
                 "broken", f"{name}, {folder}: cannot be written: {reason}", "Make it writable, or choose another."
             )
             continue
         sentence = f"{name}: {folder}, {words.size(free)} free"
         if free < _ENOUGH_BYTES:
-            yield Check("doubtful", sentence, "Make room: pictures, bases and checkpoints of SDXL take gigabytes.")
+            yield DoctorCheck(
+                "doubtful", sentence, "Make room: pictures, bases and checkpoints of SDXL take gigabytes."
+            )
         else:
-            yield Check("ok", sentence)
+            yield DoctorCheck("ok", sentence)
 
 
 def _try_to_write(folder: Path) -> None:
@@ -318,7 +326,7 @@ def _try_to_write(folder: Path) -> None:
         file.write(b"x")
 
 
-def _run_self_test(found: list[Card]) -> Iterator[Check]:
+def _run_self_test(found: list[Card]) -> Iterator[DoctorCheck]:
     # -P: a folder called torch in the present one is not ours.
     command = [sys.executable, "-P", "-c", _SELF_TEST]
     try:
@@ -326,23 +334,23 @@ def _run_self_test(found: list[Card]) -> Iterator[Check]:
             command, capture_output=True, encoding="utf-8", errors="replace", timeout=_SELF_TEST_SECONDS
         )
     except subprocess.TimeoutExpired:
-        yield Check("broken", f"The self test did not end within {_SELF_TEST_SECONDS} seconds", _REBUILD)
+        yield DoctorCheck("broken", f"The self test did not end within {_SELF_TEST_SECONDS} seconds", _REBUILD)
         return
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["it stopped unexpectedly"])[-1]
-        yield Check("broken", f"PyTorch does not work: {last} (exit code {done.returncode})", _REBUILD)
+        yield DoctorCheck("broken", f"PyTorch does not work: {last} (exit code {done.returncode})", _REBUILD)
         return
     told = parse_json(done.stdout.splitlines()[-1])
-    yield Check("ok", f"Self test: PyTorch computes on {', '.join(['the CPU', *told['cards']])}")
+    yield DoctorCheck("ok", f"Self test: PyTorch computes on {', '.join(['the CPU', *told['cards']])}")
     full = told.get("full", [])
     for name in full:
         sentence = f"Self test: {name} was not tested, because it has no free memory"
-        yield Check("doubtful", sentence, "Close other programs that use it, then run `doctor` again.")
+        yield DoctorCheck("doubtful", sentence, "Close other programs that use it, then run `doctor` again.")
     if (count := len(told["cards"]) + len(full)) < len(found):
         seen = words.counted(count, "card", "cards")
-        yield Check("broken", f"PyTorch sees {seen} of {len(found)}", _REBUILD)
+        yield DoctorCheck("broken", f"PyTorch sees {seen} of {len(found)}", _REBUILD)
     if "bitsandbytes" in told:
         remedy = f"8-bit optimizers and quantised bases need it. {_REBUILD}"
-        yield Check("doubtful", f"bitsandbytes does not work: {told['bitsandbytes']}", remedy)
+        yield DoctorCheck("doubtful", f"bitsandbytes does not work: {told['bitsandbytes']}", remedy)
     else:
-        yield Check("ok", "Self test: bitsandbytes takes an 8-bit optimizer step")
+        yield DoctorCheck("ok", "Self test: bitsandbytes takes an 8-bit optimizer step")

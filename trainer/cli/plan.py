@@ -16,11 +16,11 @@ from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, JobError, joined
 from trainer.protocol.text import share
 
 if TYPE_CHECKING:
-    from trainer.memory.device.device_state import Situation
+    from trainer.memory.device.device_state import DeviceState
     from trainer.memory.planner.planner import Plan, Planned
-    from trainer.memory.planner.request import Question
-    from trainer.memory.planner.suggestions import Lever
-    from trainer.memory.trace.library import Traces
+    from trainer.memory.planner.request import PlanRequest
+    from trainer.memory.planner.suggestions import Suggestion
+    from trainer.memory.trace.library import TraceLibrary
 
 # Plans make millions of objects that live on: looking for garbage among them as often as Python does costs a tenth.
 OBJECTS_BETWEEN_LOOKS = 200_000
@@ -60,7 +60,7 @@ def run_plan(options: argparse.Namespace) -> int:
         return _answered(question, traces, options)
 
 
-def _answered(question: Question, traces: Traces, options: argparse.Namespace) -> int:
+def _answered(question: PlanRequest, traces: TraceLibrary, options: argparse.Namespace) -> int:
     """Print the plan as it becomes known; the exit code."""
     from trainer.cli.planning import as_json, planned_for
 
@@ -76,7 +76,7 @@ def _answered(question: Question, traces: Traces, options: argparse.Namespace) -
     return EXIT_DONE if planned.pick else EXIT_BAD_INPUT
 
 
-def _question(options: argparse.Namespace) -> Question:
+def _question(options: argparse.Namespace) -> PlanRequest:
     from trainer.cli.planning import question_ahead_of
     from trainer.memory.planner.request import question_of_job
 
@@ -95,18 +95,18 @@ def _question(options: argparse.Namespace) -> Question:
     return question_ahead_of(options.family, options.recipe, options.gpu)
 
 
-def _batch(question: Question) -> int:
+def _batch(question: PlanRequest) -> int:
     return question.subject.recipe.effective_batch
 
 
-def _asked(question: Question) -> Iterator[str]:
+def _asked(question: PlanRequest) -> Iterator[str]:
     """Yield what is planned, and the card."""
     yield _headline(question)
     yield from _card_lines(question.situation)
     yield ""
 
 
-def _answer(question: Question, planned: Planned) -> Iterator[str]:
+def _answer(question: PlanRequest, planned: Planned) -> Iterator[str]:
     """Yield what comes after the pick: the other plans, where the peak is; or what to do where nothing fits."""
     situation = planned.situation
     if situation.on_cpu:
@@ -126,7 +126,7 @@ def _answer(question: Question, planned: Planned) -> Iterator[str]:
         yield situation.correction.damage
 
 
-def _card_lines(situation: Situation) -> Iterator[str]:
+def _card_lines(situation: DeviceState) -> Iterator[str]:
     if situation.on_cpu:
         yield "This computer's CPU, because the job says so or no NVIDIA GPU works here"
         yield "(add --gpu 8GB, or another GPU, to compare)."
@@ -137,7 +137,7 @@ def _card_lines(situation: Situation) -> Iterator[str]:
     yield f"({kept})."
 
 
-def _headline(question: Question) -> str:
+def _headline(question: PlanRequest) -> str:
     subject, recipe = question.subject, question.subject.recipe
     largest = subject.buckets[0]
     steps = words.counted(recipe.steps or 0, "step", "steps")
@@ -147,7 +147,7 @@ def _headline(question: Question) -> str:
     )
 
 
-def _explained(question: Question, planned: Planned, traces: Traces) -> Iterator[str]:
+def _explained(question: PlanRequest, planned: Planned, traces: TraceLibrary) -> Iterator[str]:
     """Yield the timeline on one screen, then what would need less; `--json` holds every detail."""
     from trainer.memory.forecast.forecast import encoding_again
 
@@ -168,7 +168,7 @@ def _explained(question: Question, planned: Planned, traces: Traces) -> Iterator
     yield from plan_text.levers(_levers(question, plan, traces))
 
 
-def _levers(question: Question, plan: Plan, traces: Traces) -> Iterator[Lever]:
+def _levers(question: PlanRequest, plan: Plan, traces: TraceLibrary) -> Iterator[Suggestion]:
     """The levers that are found within the time that people wait for them."""
     from trainer.cli.planning import PATIENCE_BESIDE
     from trainer.memory.planner.suggestions import levers

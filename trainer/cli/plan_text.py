@@ -14,11 +14,11 @@ from trainer.protocol.text import share
 if TYPE_CHECKING:
     from trainer.config.base import Family
     from trainer.config.fit import FitConfig
-    from trainer.memory.device.device_state import Situation
-    from trainer.memory.forecast.cache_shards import Later
-    from trainer.memory.planner.planner import Lighter, Plan, Planned
-    from trainer.memory.planner.request import Question
-    from trainer.memory.planner.suggestions import Change, Lever
+    from trainer.memory.device.device_state import DeviceState
+    from trainer.memory.forecast.cache_shards import LaterShards
+    from trainer.memory.planner.planner import Plan, Planned, ReducedRecipe
+    from trainer.memory.planner.request import PlanRequest
+    from trainer.memory.planner.suggestions import RecipeChange, Suggestion
     from trainer.protocol.forecast import Forecast, Peak, PhaseForecast
 
 
@@ -126,7 +126,7 @@ def estimated(found: Forecast) -> str:
     return "This is an estimate, as if all linear layers multiplied in int8: which do is measured when the run starts."
 
 
-def room(missing: int, situation: Situation) -> str:
+def room(missing: int, situation: DeviceState) -> str:
     """Return what would make so much more of a card usable, by who uses it: the fewest programs that suffice."""
     uses, missing = situation.uses, situation.to_free(missing)
     if missing > situation.card.total_bytes - situation.free_bytes:
@@ -147,7 +147,7 @@ def room(missing: int, situation: Situation) -> str:
     return f"free {words.size(missing)}, or {_LARGER_CARD}"
 
 
-def margin(situation: Situation) -> str:
+def margin(situation: DeviceState) -> str:
     """Return how much of a GPU is kept free beside a plan, and why so much."""
     kept, found = situation.kept_free, situation.correction
     match kept.reason:
@@ -164,7 +164,7 @@ def margin(situation: Situation) -> str:
     return f"Margin: {words.size(kept.bytes)} stay free because forecasts can be off ({why})."
 
 
-def change(changed: Change) -> str:
+def change(changed: RecipeChange) -> str:
     """Return a change of a recipe as it is written in a job."""
     from trainer.config.toml_file import toml_value
 
@@ -183,7 +183,7 @@ def nothing_fits(planned: Planned, written: FitConfig) -> str:
     )
 
 
-def remarks(question: Question, planned: Planned, *, whole: bool = True) -> list[str]:
+def remarks(question: PlanRequest, planned: Planned, *, whole: bool = True) -> list[str]:
     """Return what else is to be known of a plan: what was assumed, what it lacks, what it does late.
 
     What time was too short for is known only once it is `whole`.
@@ -202,7 +202,7 @@ def _cut_short(planned: Planned) -> str:
     return "" if planned.complete_beside else f"There was no time to look at every plan beside the pick: {again}"
 
 
-def _encoded_late(later: Later, found: Forecast) -> str:
+def _encoded_late(later: LaterShards, found: Forecast) -> str:
     """Return how a cache is filled that is larger than its limit; empty where it is filled before the first step."""
     if not later.pictures and not later.texts:
         return ""
@@ -225,7 +225,7 @@ def _no_smaller(planned: Planned) -> str:
     return "No plan was found that needs much less." if planned.smallest else ""
 
 
-def what_would(found: Lighter | None, situation: Situation, missing: int, effective_batch: int) -> str:
+def what_would(found: ReducedRecipe | None, situation: DeviceState, missing: int, effective_batch: int) -> str:
     """Return what to do where nothing fits."""
     if found is None:
         way = room(missing, situation)
@@ -315,7 +315,7 @@ def encoded_again(again: PhaseForecast, forecast: Forecast) -> Iterator[str]:
     )
 
 
-def levers(found: Iterable[Lever]) -> Iterator[str]:
+def levers(found: Iterable[Suggestion]) -> Iterator[str]:
     """Yield what to change, what that saves, and what it costs."""
     rows = [_lever_row(lever) for lever in found]
     if rows:
@@ -371,7 +371,7 @@ def _peak_lines(high: Peak) -> Iterator[str]:
     yield from (line.replace(_NO_BREAK, " ") for line in _paragraph(whole, " " * 13))
 
 
-def _lever_row(lever: Lever) -> tuple[str, str, str]:
+def _lever_row(lever: Suggestion) -> tuple[str, str, str]:
     from trainer.config.toml_file import toml_value
 
     value = toml_value(lever.value)

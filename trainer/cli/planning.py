@@ -33,11 +33,11 @@ from typing import TYPE_CHECKING, Any, TextIO
 from trainer.cli import plan_text, words
 from trainer.cli.common import note
 from trainer.errors import EXIT_DONE, JobError
-from trainer.memory.forecast.forecast import Runs
+from trainer.memory.forecast.forecast import RunSimulator
 from trainer.memory.planner.planner import plan
 from trainer.memory.planner.request import question_of_job
-from trainer.memory.trace.library import Traces, prepare
-from trainer.memory.trace.store import TapeStore
+from trainer.memory.trace.library import TraceLibrary, prepare
+from trainer.memory.trace.store import TraceStore
 from trainer.protocol.processes import Request, Server, Work
 from trainer.protocol.records import to_record
 
@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     from trainer.config.resolve import Machine
     from trainer.dataset.picture import Picture
     from trainer.memory.allocator.settings import AllocatorSettings
-    from trainer.memory.device.device_state import Situation
+    from trainer.memory.device.device_state import DeviceState
     from trainer.memory.planner.planner import Planned
-    from trainer.memory.planner.request import Question
+    from trainer.memory.planner.request import PlanRequest
     from trainer.protocol.processes import Answer, Turn
     from trainer.training.run.start import PlannedFit
 
@@ -71,7 +71,7 @@ def plan_run(
     import torch
 
     from trainer.config.fit import PLANNED
-    from trainer.dataset.cache_keys import Cached
+    from trainer.dataset.cache_keys import CacheKeys
     from trainer.memory.device.device_state import situation_here
     from trainer.memory.forecast.schedule import occasions_of
     from trainer.memory.planner.on_cpu import plan_on_cpu
@@ -83,8 +83,8 @@ def plan_run(
     from trainer.training.device.out_of_memory import card_of
     from trainer.training.run.start import PlannedFit
 
-    traces = Traces(TapeStore.of_user())
-    cached = Cached(cache_folder(), job, source.family, source.vae_hash, source.text_hash)
+    traces = TraceLibrary(TraceStore.of_user())
+    cached = CacheKeys(cache_folder(), job, source.family, source.vae_hash, source.text_hash)
     subject, occasions = subject_of_job(job, source, pictures), occasions_of(job, source, pictures, cached)
     require_room(job, subject, occasions)
     if machine.device == "cpu":
@@ -170,8 +170,8 @@ def serve() -> int:
 class _Planner:
     """Tapes, what was played, and the last plans, kept from request to request."""
 
-    traces: Traces = field(default_factory=lambda: Traces(TapeStore.of_user()))
-    runs: dict[tuple[int, float, AllocatorSettings], Runs] = field(default_factory=dict)
+    traces: TraceLibrary = field(default_factory=lambda: TraceLibrary(TraceStore.of_user()))
+    runs: dict[tuple[int, float, AllocatorSettings], RunSimulator] = field(default_factory=dict)
     """By a card's workspaces and its allocator's settings, all that replays depend on beside tapes and limit."""
     told: dict[str, Answer] = field(default_factory=dict)
     """The last whole plan for each job or recipe."""
@@ -233,15 +233,15 @@ class _Planner:
         if planned.pick is not None:
             self.picked[subject] = planned.pick.fit
 
-    def _runs(self, situation: Situation, turn: Turn) -> Runs:
+    def _runs(self, situation: DeviceState, turn: Turn) -> RunSimulator:
         overheads = situation.overheads
         key = overheads.cublas_workspace_bytes, overheads.cudnn_workspace_share, situation.allocator
-        runs = self.runs.setdefault(key, Runs(situation))
+        runs = self.runs.setdefault(key, RunSimulator(situation))
         runs.before_playing = turn.go_on
         return runs
 
 
-def _requested(turn: Turn) -> Question:
+def _requested(turn: Turn) -> PlanRequest:
     request = turn.request
     if "job" in request:
         tell = once(lambda: turn.tell("reading"))
@@ -259,9 +259,9 @@ def _requested(turn: Turn) -> Question:
 
 if TYPE_CHECKING:
     from trainer.config.base import Family
-    from trainer.memory.device.device_state import Situation
+    from trainer.memory.device.device_state import DeviceState
     from trainer.memory.planner.planner import Plan, Planned
-    from trainer.memory.planner.request import Question
+    from trainer.memory.planner.request import PlanRequest
 
 # After so many seconds nothing new is traced for a better pick, whoever asks: nobody waits longer for one.
 PATIENCE = 22.0
@@ -269,7 +269,7 @@ PATIENCE = 22.0
 PATIENCE_BESIDE = 12.0
 
 
-def as_json(question: Question, planned: Planned, *, whole: bool = True) -> dict[str, Any]:
+def as_json(question: PlanRequest, planned: Planned, *, whole: bool = True) -> dict[str, Any]:
     """Return a plan as plain data, whole or on its way; bytes and seconds everywhere."""
     situation = planned.situation
 
@@ -314,7 +314,7 @@ def as_json(question: Question, planned: Planned, *, whole: bool = True) -> dict
     }
 
 
-def question_ahead_of(family: Family, recipe: str | None, gpu: str | None) -> Question:
+def question_ahead_of(family: Family, recipe: str | None, gpu: str | None) -> PlanRequest:
     """Return the question for a preset's recipe on a card, or for an open one."""
     from trainer.config.presets.library import preset_with_recipe
     from trainer.memory.planner.request import question_ahead
@@ -324,15 +324,17 @@ def question_ahead_of(family: Family, recipe: str | None, gpu: str | None) -> Qu
 
 
 @contextmanager
-def traces_of_user(*, quiet: bool = False) -> Iterator[Traces]:
+def traces_of_user(*, quiet: bool = False) -> Iterator[TraceLibrary]:
     """Return the tapes that are known here; that new ones have to be made is said once, unless `quiet`."""
 
-    traces = Traces(TapeStore.of_user(), once(lambda: _say_tracing(as_json=quiet)))
+    traces = TraceLibrary(TraceStore.of_user(), once(lambda: _say_tracing(as_json=quiet)))
     with traces.helped():
         yield traces
 
 
-def planned_for(question: Question, traces: Traces, on_pick: Callable[[Planned], None] = lambda _: None) -> Planned:
+def planned_for(
+    question: PlanRequest, traces: TraceLibrary, on_pick: Callable[[Planned], None] = lambda _: None
+) -> Planned:
     """Return the best plan that is found within the time that people wait for one; `on_pick` hears of it first."""
     from trainer.memory.planner.on_cpu import plan_on_cpu
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from trainer.config.base import Family
     from trainer.config.fit import FitConfig
     from trainer.config.job import Job
-    from trainer.config.presets.library import Shelved
-    from trainer.config.presets.making import Made
+    from trainer.config.presets.library import PresetEntry
+    from trainer.config.presets.making import CreatedPreset
     from trainer.config.presets.preset import Preset
     from trainer.config.recipe import RecipeConfig
 
@@ -293,7 +293,7 @@ def _carries(preset: Preset) -> str:
     return " and ".join(part for part in ("recipe", "fit") if getattr(preset, part) is not None)
 
 
-def _shown(shelved: Shelved) -> str:
+def _shown(shelved: PresetEntry) -> str:
     from trainer.config.presets.preset import dump_preset
 
     preset = shelved.preset
@@ -356,7 +356,7 @@ def _planned(recipe: RecipeConfig, family: Family, card: str | None, written: Fi
     return (sentence if situation.on_cpu else f"On {situation.card.name}: {sentence}", *question.remarks)
 
 
-def preset_of(source: str, family: Family | None = None, *, with_fit: bool) -> Made:
+def preset_of(source: str, family: Family | None = None, *, with_fit: bool) -> CreatedPreset:
     """Make a preset of what `source` names; a job's or run's fit goes along only `with_fit`.
 
     `family` tells which preset, where both have one of that name.
@@ -383,13 +383,13 @@ def preset_of(source: str, family: Family | None = None, *, with_fit: bool) -> M
     return _of_run(run or find_run(source), with_fit)
 
 
-def _of_file(path: Path, with_fit: bool) -> Made:
+def _of_file(path: Path, with_fit: bool) -> CreatedPreset:
     from trainer.config.load import load_job
     from trainer.config.presets.exchange import load_preset
-    from trainer.config.presets.making import Made, preset_of_job
+    from trainer.config.presets.making import CreatedPreset, preset_of_job
 
     try:
-        return Made(load_preset(path))
+        return CreatedPreset(load_preset(path))
     except JobError as error:
         if error.code != "preset.job":
             raise
@@ -401,12 +401,12 @@ def _of_file(path: Path, with_fit: bool) -> Made:
     return preset_of_job(job, family, with_fit=with_fit)
 
 
-def _of_preset(name: str, family: Family | None, *, none_is_fine: bool) -> Made | None:
+def _of_preset(name: str, family: Family | None, *, none_is_fine: bool) -> CreatedPreset | None:
     from trainer.config.presets.library import find_preset
-    from trainer.config.presets.making import Made
+    from trainer.config.presets.making import CreatedPreset
 
     try:
-        return Made(find_preset(name, family).preset)
+        return CreatedPreset(find_preset(name, family).preset)
     except JobError as error:
         if error.code == "preset.unknown" and none_is_fine:
             return None
@@ -423,7 +423,7 @@ def _run_called(name: str) -> RunDirectory | None:
         raise
 
 
-def _of_run(run: RunDirectory, with_fit: bool) -> Made:
+def _of_run(run: RunDirectory, with_fit: bool) -> CreatedPreset:
     """Of a run's frozen job, the words in its frozen listing, and the last picture of its first prompt."""
     from trainer.config.load import load_job
     from trainer.config.presets.making import preset_of_job

@@ -96,7 +96,7 @@ def _withdraw(run: RunDirectory, name: protocol.CommandName) -> int:
     )
 
 
-def _wait_for_answer(run: RunDirectory, name: protocol.CommandName, timeout: float) -> protocol.Answer | None:
+def _wait_for_answer(run: RunDirectory, name: protocol.CommandName, timeout: float) -> protocol.CommandResult | None:
     """Send a command and return its answer (to stop and pause: once the engine has ended); None if it ended without."""
     sent = protocol.send(run.commands, name)
     deadline = time.monotonic() + timeout
@@ -107,7 +107,7 @@ def _wait_for_answer(run: RunDirectory, name: protocol.CommandName, timeout: flo
             return answer
         if time.monotonic() >= deadline:
             late = f"no answer within {timeout:g} seconds; the run will read it as soon as it can"
-            return answer or protocol.Answer("failed", late)
+            return answer or protocol.CommandResult("failed", late)
         time.sleep(_POLL)
 
 

@@ -87,7 +87,7 @@ def sentence(event: events.Event) -> str | None:
         case events.AttemptStarted():
             again = f" (attempt {event.attempt})" if event.attempt > 1 else ""
             return f"Started on {event.device}{again}."
-        case events.Cached():
+        case events.CachingSpeed():
             return encoded(event)
         case events.Validation():
             where = "held-out pictures" if event.held_out else "training pictures"
@@ -115,7 +115,7 @@ def sentence(event: events.Event) -> str | None:
             return None
 
 
-def encoded(event: events.Cached) -> str:
+def encoded(event: events.CachingSpeed) -> str:
     """Return how fast pictures or captions were encoded, and what each stage could have done by itself."""
     names = ("picture", "pictures") if event.phase == "cache_pictures" else ("caption", "captions")
     limits = [f"{STAGES[name]} {rate(limit)}" for name, limit in event.limits.items()]

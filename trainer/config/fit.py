@@ -102,7 +102,7 @@ class FitConfig(Section):
         return EVERYWHERE if self.int8_products is None else self.int8_products
 
 
-class RungConfig(Section):
+class FallbackStep(Section):
     """One step down: the keys of the fit that change from there on; absent keys stay as they are."""
 
     exact: bool

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from trainer.config.base import BaseConfig
-from trainer.config.fit import FitConfig, RungConfig
+from trainer.config.fit import FallbackStep, FitConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.config.schema import Section
 from trainer.protocol.files import LONGEST_NAME
@@ -191,7 +191,7 @@ class Job(Section):
     """What is learned and how."""
     fit: FitConfig = FitConfig()
     """How it is made to fit this machine."""
-    ladder: tuple[RungConfig, ...] = Field(default=(), strict=False)
+    ladder: tuple[FallbackStep, ...] = Field(default=(), strict=False)
     """Written by the planner into a run's frozen job: what changes, in order, each time memory runs out."""
     report: ReportConfig = ReportConfig()
     """What is shown and kept."""

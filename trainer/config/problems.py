@@ -25,7 +25,7 @@ _Section = TypeVar("_Section", bound=Section)
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _SchemaPlace:
     """Where in the schema an error lies: its dotted key, and the field or the tables found there."""
 
     key: str
@@ -122,7 +122,7 @@ def _reasons(detail: ErrorDetails, root: type[Section]) -> Iterator[tuple[str, s
         yield place.key, _bad_value(place, detail["input"])
 
 
-def _place(loc: Sequence[str | int], root: type[Section]) -> _Place:
+def _place(loc: Sequence[str | int], root: type[Section]) -> _SchemaPlace:
     """Follow pydantic's location through the schema; labels that pydantic adds for union members are no keys."""
     key: list[str] = []
     annotation: Any = root
@@ -143,7 +143,7 @@ def _place(loc: Sequence[str | int], root: type[Section]) -> _Place:
         key.append(step)
         field, annotation = known, known.annotation
         tables = sections_in(annotation)
-    return _Place(".".join(key), annotation, field, tables)
+    return _SchemaPlace(".".join(key), annotation, field, tables)
 
 
 def _join(table: str, key: str) -> str:
@@ -167,7 +167,7 @@ def _item(annotation: Any) -> Any:
     return next((part for part in get_args(annotation) if part is not type(None)), annotation)
 
 
-def _bad_value(place: _Place, value: Any) -> str:
+def _bad_value(place: _SchemaPlace, value: Any) -> str:
     words = choices(place.annotation)
     if isinstance(value, str) and words and not place.tables:
         wanted = f"must be {values_text(place.annotation, place.field)}, not {_shown(value)}"
@@ -189,7 +189,7 @@ def _meant(key: str, value: str, words: Sequence[str]) -> str:
     return f"; {advice}" if advice else ""
 
 
-def _hint(place: _Place, value: Any) -> str:
+def _hint(place: _SchemaPlace, value: Any) -> str:
     wanted = values_text(place.annotation, place.field)
     if isinstance(value, str) and len(value) > _LONGEST_HINT:
         return ""

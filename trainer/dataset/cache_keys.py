@@ -43,7 +43,7 @@ def entry_path(folder: Path, key: str) -> Path:
 
 
 @dataclass(frozen=True)
-class Cached:
+class CacheKeys:
     """The entries of a resolved job in the cache under ``folder``; the hashes are those of its VAE and encoders."""
 
     folder: Path

@@ -16,7 +16,7 @@ from trainer.config.recipe import RecipeConfig
 from trainer.dataset.decoders import Progress, inspect_pictures
 from trainer.dataset.duplicates import alike, same
 from trainer.dataset.findings import CROP_LOSS, Finding, by_severity, word_copies, word_marks
-from trainer.dataset.folders import Candidate, Imported, Scan, scan_folders
+from trainer.dataset.folders import ImageFile, Imported, Scan, scan_folders
 from trainer.dataset.inspection import Inspection, PictureFacts
 from trainer.dataset.picture import MaskSource, Picture, choose_bucket, crop_loss, enlargement, region_of
 from trainer.dataset.sampling import (
@@ -76,7 +76,7 @@ def doubts_of_file(path: Path, facts: PictureFacts) -> list[str]:
     return [code for code, applies in doubts.items() if applies]
 
 
-class Assembler:
+class DatasetBuilder:
     """Makes pictures of candidates, and notes on the scan what is wrong or doubtful with each."""
 
     def __init__(
@@ -90,7 +90,7 @@ class Assembler:
         wanted = dataset.masks in ("files", "alpha")
         self._masks_wanted = wanted or any(candidate.mask_path for candidate in scan.candidates)
 
-    def picture(self, candidate: Candidate) -> tuple[Picture, PictureFacts] | None:
+    def picture(self, candidate: ImageFile) -> tuple[Picture, PictureFacts] | None:
         """Return the record of a candidate and what its file is; None when it has to be left out."""
         facts = self._sound(candidate.path)
         if facts is None:
@@ -133,7 +133,7 @@ class Assembler:
         for code in (*doubts_of_shape(size, bucket, self._recipe), *doubts_of_file(path, facts)):
             self._mark(code, path)
 
-    def _mask(self, candidate: Candidate, facts: PictureFacts) -> tuple[MaskSource, Path | None, str | None]:
+    def _mask(self, candidate: ImageFile, facts: PictureFacts) -> tuple[MaskSource, Path | None, str | None]:
         """Return where the mask is and the hash of its file; one that cannot be read is reported, and none used."""
         if self._dataset.masks == "alpha" and facts.transparent:
             return "alpha", None, None
@@ -233,7 +233,7 @@ def read_dataset(
     inspected = inspect_pictures(
         [*(candidate.path for candidate in scan.candidates), *masks], dataset.max_megapixels, progress
     )
-    assembler = Assembler(dataset, recipe, inspected, scan)
+    assembler = DatasetBuilder(dataset, recipe, inspected, scan)
     made = [made for candidate in scan.candidates if (made := assembler.picture(candidate))]
     pictures = [picture for picture, _ in made]
     groups = alike([bytes.fromhex(facts.fingerprint) for _, facts in made])

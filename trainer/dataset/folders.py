@@ -57,7 +57,7 @@ class FolderMarks(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class ImageFile:
     """A file that looks like a picture, before anybody has opened it."""
 
     path: Path
@@ -71,7 +71,7 @@ class Candidate:
 class Scan:
     """What was found; `marks` holds the files concerned by the code of a finding, whose words are in health.py."""
 
-    candidates: list[Candidate] = field(default_factory=list)
+    candidates: list[ImageFile] = field(default_factory=list)
     marks: defaultdict[str, list[Path]] = field(default_factory=lambda: defaultdict(list))
     findings: list[Finding] = field(default_factory=list)
 
@@ -296,7 +296,7 @@ def _scan_picture(
         scan.marks["mask.unused"].append(mask)
         mask = None
     captions = imported.get(file) or _captions(file, directory, facts, dataset, scan)
-    scan.candidates.append(Candidate(file, facts, captions, mask, notes.crop))
+    scan.candidates.append(ImageFile(file, facts, captions, mask, notes.crop))
 
 
 def _captions(file: Path, directory: _Directory, facts: FolderFacts, dataset: DatasetConfig, scan: Scan) -> Captions:

@@ -36,19 +36,19 @@ PAPER, INK, FAINT = "#f6f4f0", "#22201d", "#8a857c"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SheetRow:
     """A row of pictures, one a prompt, all of one size."""
 
     title: str
     pictures: Sequence[Image.Image]
 
 
-def draw_sheet(rows: Sequence[Row], prompts: Sequence[str], inside: int) -> Image.Image:
+def draw_sheet(rows: Sequence[SheetRow], prompts: Sequence[str], inside: int) -> Image.Image:
     """The rows with prompts below, wrapped after COLUMNS; the first ``inside`` prompts are marked as trained on."""
     bands = []
     for first in range(0, len(prompts), COLUMNS):
         part = slice(first, first + COLUMNS)
-        cut = [Row(row.title, row.pictures[part]) for row in rows]
+        cut = [SheetRow(row.title, row.pictures[part]) for row in rows]
         bands.append(draw_band(cut, prompts[part], inside - first))
     size = (bands[0].width, sum(band.height for band in bands))
     sheet = Image.new("RGB", size, PAPER)
@@ -57,7 +57,7 @@ def draw_sheet(rows: Sequence[Row], prompts: Sequence[str], inside: int) -> Imag
     return sheet
 
 
-def draw_band(rows: Sequence[Row], prompts: Sequence[str], inside: int) -> Image.Image:
+def draw_band(rows: Sequence[SheetRow], prompts: Sequence[str], inside: int) -> Image.Image:
     """One column a prompt, one row each, prompts below."""
     side = rows[0].pictures[0].width * SCALE
     columns = len(prompts)
@@ -150,7 +150,7 @@ def compare(lora: Path, sheet: Path) -> tuple[Path, float]:
     with gpu_guard("draw the demo's images"):
         before = draw(inside + outside, [])
         after = draw([f"{words['trigger']}, {text}" for text in inside + outside], [LoraUse(lora)])
-    rows = [Row("base", before), Row("base + LoRA", after)]
+    rows = [SheetRow("base", before), SheetRow("base + LoRA", after)]
     draw_sheet(rows, inside + outside, len(inside)).save(sheet)
     return sheet, style_progress(before[len(inside) :], after[len(inside) :], dataset_pictures())
 

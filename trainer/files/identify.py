@@ -99,7 +99,7 @@ _LORA_FAMILIES: Mapping[int, Family] = {768: "sd15", 2048: "sdxl"}
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class PredictionTarget:
     """What a base was trained to predict; None if the user has to decide. `evidence` says how each was found."""
 
     prediction: Prediction | None
@@ -107,7 +107,7 @@ class Target:
     evidence: tuple[str, ...]
 
 
-def single_file_target(path: Path, header: Header, scheduler: Mapping[str, Any] | None) -> Target:
+def single_file_target(path: Path, header: Header, scheduler: Mapping[str, Any] | None) -> PredictionTarget:
     """Decide by marker tensors, then metadata, a .yaml of the same name, and the scheduler config that a file carries.
 
     Without any of them a base predicts noise, unless its name says otherwise: then nothing is decided. Raises
@@ -129,7 +129,7 @@ def single_file_target(path: Path, header: Header, scheduler: Mapping[str, Any] 
     return _with_doubts(target, unknown)
 
 
-def folder_target(folder: Path, scheduler: Mapping[str, Any] | None, index: Mapping[str, Any]) -> Target:
+def folder_target(folder: Path, scheduler: Mapping[str, Any] | None, index: Mapping[str, Any]) -> PredictionTarget:
     """Decide by a diffusers folder's scheduler config and the scheduler that its model_index.json names.
 
     Raises BaseModelError for a process that Impasto does not train.
@@ -140,13 +140,15 @@ def folder_target(folder: Path, scheduler: Mapping[str, Any] | None, index: Mapp
     return _with_doubts(target, unknown)
 
 
-def _with_doubts(target: Target, unknown: Mapping[JobKey, str]) -> Target:
+def _with_doubts(target: PredictionTarget, unknown: Mapping[JobKey, str]) -> PredictionTarget:
     """Leave to the user what an unknown statement makes uncertain."""
     if not unknown:
         return target
     prediction = None if "prediction" in unknown else target.prediction
     zero_snr = None if "zero_terminal_snr" in unknown else target.zero_terminal_snr
-    return Target(prediction, zero_snr, (*target.evidence, *(_capitalized(text) for text in unknown.values())))
+    return PredictionTarget(
+        prediction, zero_snr, (*target.evidence, *(_capitalized(text) for text in unknown.values()))
+    )
 
 
 def _capitalized(text: str) -> str:
@@ -166,7 +168,7 @@ def _scheduler_doubts(base: str, scheduler: Mapping[str, Any] | None, source: st
     return doubts(base, [Statement(source, key, value) for key, value in stated if key not in SAMPLING], SCHEDULER)
 
 
-def _from_scheduler(scheduler: Mapping[str, Any] | None, evidence: str) -> Target | None:
+def _from_scheduler(scheduler: Mapping[str, Any] | None, evidence: str) -> PredictionTarget | None:
     stated = scheduler or {}
     prediction = predicted(stated.get("prediction_type"))
     if prediction is None:
@@ -174,7 +176,7 @@ def _from_scheduler(scheduler: Mapping[str, Any] | None, evidence: str) -> Targe
     return _target(prediction, stated.get("rescale_betas_zero_snr", False) is True, evidence)
 
 
-def _from_markers(header: Header) -> Target | None:
+def _from_markers(header: Header) -> PredictionTarget | None:
     """Read the zero-size tensors by which NoobAI and others mark a file; ztsnr means nothing without v_pred."""
     if "v_pred" not in header.tensors:
         return None
@@ -183,7 +185,7 @@ def _from_markers(header: Header) -> Target | None:
     return _target("v", zero_snr, f"the file is marked {names}")
 
 
-def _from_metadata(metadata: Mapping[str, str]) -> Target | None:
+def _from_metadata(metadata: Mapping[str, str]) -> PredictionTarget | None:
     prediction = predicted(metadata.get("modelspec.prediction_type"))
     if prediction is None:
         return None
@@ -191,7 +193,7 @@ def _from_metadata(metadata: Mapping[str, str]) -> Target | None:
     return _target(prediction, stated, "modelspec.prediction_type in its metadata says so")
 
 
-def _from_yaml(name: str, statements: Sequence[Statement]) -> Target | None:
+def _from_yaml(name: str, statements: Sequence[Statement]) -> PredictionTarget | None:
     stated = {statement.key: statement.value for statement in statements}
     prediction = predicted(stated.get("parameterization")) or predicted(stated.get("scaling"))
     if prediction is None:
@@ -200,18 +202,18 @@ def _from_yaml(name: str, statements: Sequence[Statement]) -> Target | None:
     return _target(prediction, zero_snr, f"{name} beside it says so")
 
 
-def _target(prediction: Prediction, zero_snr: bool | None, evidence: str) -> Target:
+def _target(prediction: Prediction, zero_snr: bool | None, evidence: str) -> PredictionTarget:
     if prediction == "epsilon" and zero_snr is None:
         zero_snr = False  # no base learns to predict noise in pure noise
     ending = " with zero terminal SNR" if zero_snr else ""
-    return Target(prediction, zero_snr, (f"It predicts {_NAMED[prediction]}{ending}: {evidence}.",))
+    return PredictionTarget(prediction, zero_snr, (f"It predicts {_NAMED[prediction]}{ending}: {evidence}.",))
 
 
-def _by_custom(name: str) -> Target:
+def _by_custom(name: str) -> PredictionTarget:
     if hint := _HINT.search(name):
         evidence = f'Its name says "{hint[0]}", but nothing inside or beside it says what it predicts.'
-        return Target(None, None, (evidence,))
-    return Target("epsilon", False, (f"It predicts {_NAMED['epsilon']}: nothing marks it as anything else.",))
+        return PredictionTarget(None, None, (evidence,))
+    return PredictionTarget("epsilon", False, (f"It predicts {_NAMED['epsilon']}: nothing marks it as anything else.",))
 
 
 def _yaml_statements(path: Path) -> Iterator[Statement]:

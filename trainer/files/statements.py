@@ -39,7 +39,7 @@ _OTHER_PROCESSES = (
 _LARGEST_VALUE = 80
 
 
-class Rule(NamedTuple):
+class StatementRule(NamedTuple):
     """What a statement may say.
 
     `settles` is the job key by which the user can answer for a value that is unknown or of the wrong type; without one
@@ -51,12 +51,12 @@ class Rule(NamedTuple):
     settles: JobKey | None = None
 
 
-def _one_of(*values: str, settles: JobKey | None = "prediction") -> Rule:
-    return Rule(str, frozenset(_spelled(value) for value in values), settles)
+def _one_of(*values: str, settles: JobKey | None = "prediction") -> StatementRule:
+    return StatementRule(str, frozenset(_spelled(value) for value in values), settles)
 
 
-def _number(value: float) -> Rule:
-    return Rule(float, frozenset({value}))
+def _number(value: float) -> StatementRule:
+    return StatementRule(float, frozenset({value}))
 
 
 def _spelled(text: str) -> str:
@@ -64,19 +64,21 @@ def _spelled(text: str) -> str:
 
 
 _PREDICTION = _one_of(*PREDICTIONS)
-_ZERO_SNR = Rule(bool, frozenset({True, False}), "zero_terminal_snr")
-_NOTHING = Rule(type(None), frozenset({None}), "prediction")
-_NEVER = Rule(bool, frozenset({False}), "prediction")
+_ZERO_SNR = StatementRule(bool, frozenset({True, False}), "zero_terminal_snr")
+_NOTHING = StatementRule(type(None), frozenset({None}), "prediction")
+_NEVER = StatementRule(bool, frozenset({False}), "prediction")
 
-SCHEDULER: Mapping[str, Rule] = {
+SCHEDULER: Mapping[str, StatementRule] = {
     "_class_name": _one_of(*(f"{name}Scheduler" for name in DIFFUSION_SCHEDULERS)),
     "prediction_type": _PREDICTION,
-    "predict_epsilon": Rule(bool, frozenset({True}), "prediction"),  # before diffusers 0.10; false was the image itself
+    "predict_epsilon": StatementRule(
+        bool, frozenset({True}), "prediction"
+    ),  # before diffusers 0.10; false was the image itself
     "beta_schedule": _one_of("scaled_linear", settles=None),
     "beta_start": _number(0.00085),
     "beta_end": _number(0.012),
     "num_train_timesteps": _number(1000),
-    "trained_betas": Rule(type(None), frozenset({None})),
+    "trained_betas": StatementRule(type(None), frozenset({None})),
     "rescale_betas_zero_snr": _ZERO_SNR,
     "use_flow_sigmas": _NEVER,
     "use_dynamic_shifting": _NEVER,
@@ -94,12 +96,12 @@ SAMPLING = frozenset({
     "use_beta_sigmas", "use_exponential_sigmas", "use_karras_sigmas", "use_lu_lambdas", "variance_type",
 })  # fmt: skip
 """Keys of diffusers' scheduler configs that only choose how images are sampled."""
-METADATA: Mapping[str, Rule] = {
+METADATA: Mapping[str, StatementRule] = {
     "modelspec.prediction_type": _PREDICTION,
     "ss_zero_terminal_snr": _one_of("true", "false", "none", settles="zero_terminal_snr"),
 }
 """Keys of a single file's metadata, whose values are always text."""
-YAML: Mapping[str, Rule] = {
+YAML: Mapping[str, StatementRule] = {
     "parameterization": _PREDICTION,
     "scaling": _PREDICTION,
     "discretization": _one_of("LegacyDDPMDiscretization"),
@@ -133,7 +135,7 @@ class Statement:
         return f"{self.source} states {self.key} = {text[:_LARGEST_VALUE]}"
 
 
-def doubts(base: str, statements: Iterable[Statement], rules: Mapping[str, Rule]) -> dict[JobKey, str]:
+def doubts(base: str, statements: Iterable[Statement], rules: Mapping[str, StatementRule]) -> dict[JobKey, str]:
     """Return what is unknown about a base's process, by the job key that settles it, each as a sentence.
 
     Raises BaseModelError, which names `base`, for a process that Impasto does not train.
@@ -155,14 +157,14 @@ def predicted(value: Any) -> Prediction | None:
     return PREDICTIONS.get(_spelled(value)) if isinstance(value, str) else None
 
 
-def _is_supported(value: Any, rule: Rule) -> bool:
+def _is_supported(value: Any, rule: StatementRule) -> bool:
     if rule.kind is float:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         return number and any(math.isclose(value, one, rel_tol=1e-6) for one in rule.supported)
     return type(value) is rule.kind and (_spelled(value) if isinstance(value, str) else value) in rule.supported
 
 
-def _other_process(statement: Statement, rule: Rule | None) -> str | None:
+def _other_process(statement: Statement, rule: StatementRule | None) -> str | None:
     """Return the name of the process that an unsupported value stands for; None if it is not known."""
     if statement.key in ("use_flow_sigmas", "use_dynamic_shifting") and statement.value is True:
         return "flow matching"
@@ -173,7 +175,7 @@ def _other_process(statement: Statement, rule: Rule | None) -> str | None:
     return next((name for pattern, name in _OTHER_PROCESSES if pattern.search(statement.value)), None)
 
 
-def _unsupported(base: str, statement: Statement, rule: Rule | None, other: str | None) -> BaseModelError:
+def _unsupported(base: str, statement: Statement, rule: StatementRule | None, other: str | None) -> BaseModelError:
     if other:
         reason = f"that is {other}"
     else:

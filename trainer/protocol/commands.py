@@ -51,7 +51,7 @@ class Ending:
 
 
 @dataclass(frozen=True)
-class Answer:
+class CommandResult:
     """What became of a command: `detail` is a sentence, or the file that was written."""
 
     outcome: CommandOutcome
@@ -130,14 +130,14 @@ def finish(command: Command, outcome: CommandOutcome, detail: str = "") -> None:
     _conclude(command.path, _fields(command), outcome, detail)
 
 
-def answer(sent: Path) -> Answer | None:
+def answer(sent: Path) -> CommandResult | None:
     """Return what became of the command that `send` put at `sent`; None while it waits."""
     try:
         return reading.read_record(sent.parent / "done" / sent.name, "record", _answer)
     except FileNotFoundError:
         return None
     except (OSError, reading.UnusableFileError) as error:
-        return Answer("failed", f"The answer cannot be read: {reading.reason_of(error)}.")
+        return CommandResult("failed", f"The answer cannot be read: {reading.reason_of(error)}.")
 
 
 def unread(folder: Path) -> frozenset[str]:
@@ -195,10 +195,10 @@ def _command(fields: Any, path: Path) -> Command:
     return Command(fields["name"], fields["arguments"], path, moment(fields["sent"]))
 
 
-def _answer(fields: Any) -> Answer:
+def _answer(fields: Any) -> CommandResult:
     if fields["outcome"] not in get_args(CommandOutcome):
         raise ValueError("it is not an answer")
-    return Answer(fields["outcome"], str(fields["detail"]))
+    return CommandResult(fields["outcome"], str(fields["detail"]))
 
 
 def _fields(command: Command) -> dict[str, object]:

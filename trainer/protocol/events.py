@@ -91,7 +91,7 @@ class PhaseFinished(Event):
 
 @json_keys("phase", "count", "seconds", "decode", "encode", "write")
 @dataclass(frozen=True)
-class Cached(Event):
+class CachingSpeed(Event):
     """Pictures or texts were encoded and written, all stages at once; how fast, and how fast each could have been."""
 
     type: ClassVar[str] = "cached"
@@ -319,7 +319,7 @@ class Finished(Event):
 
 
 @dataclass(frozen=True)
-class Unknown(Event):
+class UnknownEvent(Event):
     """A line of another version or a damaged one, kept as it is so that a reader loses nothing."""
 
     type: ClassVar[str] = "unknown"
@@ -333,7 +333,7 @@ TYPES: Mapping[str, type[Event]] = {
         PhaseStarted,
         PhaseProgress,
         PhaseFinished,
-        Cached,
+        CachingSpeed,
         StepEvent,
         Validation,
         Preview,
@@ -393,19 +393,19 @@ class EventWriter:
 
 def to_line(event: Event) -> str:
     """Return an event as one line of JSON without its end; numbers that are not finite become null."""
-    if isinstance(event, Unknown):
+    if isinstance(event, UnknownEvent):
         return event.line
     return json.dumps({"type": event.type} | _finite(to_record(event)), ensure_ascii=False, allow_nan=False)
 
 
 def from_line(line: str) -> Event:
-    """Return the event in one line of JSON: fields of later versions are left out, other types kept as `Unknown`."""
+    """Return the event in one line of JSON; fields of later versions are left out, other types are `UnknownEvent`."""
     try:
         fields = parse_json(line)
         kind = TYPES[fields["type"]]
         return build(kind, fields, null_floats=True)
     except (ValueError, LookupError, TypeError, AttributeError):
-        return Unknown(line)
+        return UnknownEvent(line)
 
 
 def read_events(path: Path, offset: int = 0, limit: int | None = None) -> tuple[list[Event], int]:

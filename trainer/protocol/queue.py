@@ -47,7 +47,7 @@ from trainer.protocol.reading import UnusableFileError, read_record, reason_of
 from trainer.protocol.records import json_keys, to_record
 from trainer.protocol.run_directory import RunDirectory
 
-__all__ = ["Entry", "Fault", "Queue", "Reading", "State", "Wish", "new_entry", "new_id"]
+__all__ = ["Entry", "Queue", "QueueFault", "Reading", "State", "Wish", "new_entry", "new_id"]
 
 _NAME = re.compile(r"[0-9a-f]{8}")
 _PATIENCE = 10.0
@@ -56,7 +56,7 @@ _BROKEN_OFF = "Its process was ended from outside, or the computer went down."
 
 @json_keys("id", "sentence")
 @dataclass(frozen=True)
-class Fault:
+class QueueFault:
     """A file of the queue that cannot be used; `id` is the entry's, empty for queue.json."""
 
     id: str
@@ -70,7 +70,7 @@ class Reading:
 
     entries: tuple[Entry, ...] = ()
     """In order, ended ones too."""
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[QueueFault, ...] = ()
     held: bool = False
     """Whether nothing is begun until `go_on`."""
     reason: str = ""
@@ -111,11 +111,11 @@ class Queue:
     def read(self) -> Reading:
         """Return all there is; needs no lock, for every file is whole at any time."""
         settings, problem = self._read_settings()
-        faults = [Fault("", problem)] if problem else []
+        faults = [QueueFault("", problem)] if problem else []
         found: list[Entry] = []
         for path in self._files():
             entry = self._read_entry(path)
-            if isinstance(entry, Fault):
+            if isinstance(entry, QueueFault):
                 faults.append(entry)
             elif entry is not None:
                 found.append(entry)
@@ -128,7 +128,7 @@ class Queue:
         entry = self._read_entry(self._file(name)) if _NAME.fullmatch(name) else None
         if entry is None:
             raise RunError("queue.none", f'There is no entry "{name}" in the queue.', "`queue list` names them.")
-        if isinstance(entry, Fault):
+        if isinstance(entry, QueueFault):
             raise RunError("queue.entry", entry.sentence, "Update Impasto, or remove the entry from the queue.")
         return entry
 
@@ -376,16 +376,16 @@ class Queue:
         files.write_json(self._file(entry.id), {"version": VERSION, **fields})
         return entry
 
-    def _read_entry(self, path: Path) -> Entry | Fault | None:
+    def _read_entry(self, path: Path) -> Entry | QueueFault | None:
         """Return an entry, what is wrong with it, or None when it has just been taken out."""
         try:
             return read_record(path, "record", lambda found: entry_of(path.stem, versioned(found)))
         except FileNotFoundError:
             return None
         except NewerError:
-            return Fault(path.stem, f"The queue's entry {path} was written by a newer version of Impasto.")
+            return QueueFault(path.stem, f"The queue's entry {path} was written by a newer version of Impasto.")
         except (OSError, UnusableFileError) as error:
-            return Fault(path.stem, f"The queue's entry {path} is damaged: {reason_of(error)}.")
+            return QueueFault(path.stem, f"The queue's entry {path} is damaged: {reason_of(error)}.")
 
     def _read_settings(self) -> tuple[_Settings, str]:
         """Return the order and what holds the queue, and in words what is wrong with the file."""

@@ -21,7 +21,7 @@ LONGEST_LINE = 10_000
 MOST_LINES = 60
 
 
-class Parts(NamedTuple):
+class DurationParts(NamedTuple):
     """A length of time no finer than it tells something: in seconds alone, or in minutes and what is longer."""
 
     days: int
@@ -30,14 +30,14 @@ class Parts(NamedTuple):
     seconds: int
 
 
-def parts(seconds: float) -> Parts:
+def parts(seconds: float) -> DurationParts:
     """Divide a length of time in seconds; below 90 of them it is told in seconds, at least one."""
     whole = max(1, round(seconds))
     if whole < _SECONDS_TELL:
-        return Parts(0, 0, 0, whole)
+        return DurationParts(0, 0, 0, whole)
     hours, minutes = divmod(round(whole / 60), 60)
     days, hours = divmod(hours, 24)
-    return Parts(days, hours, minutes, 0)
+    return DurationParts(days, hours, minutes, 0)
 
 
 def about(seconds: float) -> str:

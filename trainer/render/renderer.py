@@ -12,7 +12,7 @@ from PIL import Image
 from trainer.adapter.attach import AppliedLoras
 from trainer.adapter.names import slots
 from trainer.adapter.reading import LoraWeights, read_lora
-from trainer.base.drawing import Drawing, OnStep, decode, draw_latents, make_sampler, save_picture
+from trainer.base.drawing import OnStep, RenderSpec, decode, draw_latents, make_sampler, save_picture
 from trainer.base.encoding import TextConditioning, encode_words
 from trainer.base.source import open_base
 from trainer.config.base import NATIVE_RESOLUTION, BaseConfig
@@ -77,7 +77,7 @@ class Renderer:
         source = self.source
         sampler = make_sampler(prompt.sampler, source.prediction, zero_terminal_snr=source.zero_terminal_snr)
         positive, negative = (self._encode(text) for text in (prompt.prompt, prompt.negative))
-        drawing = Drawing(prompt, width, height, positive, negative)
+        drawing = RenderSpec(prompt, width, height, positive, negative)
         latents = draw_latents(source.family, self.unet, sampler, drawing, on_step)
         if not bool(latents.isfinite().all()):
             what, remedy = f"the base {self.name} is damaged", "Get the base again or choose another one."

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.config.fit import FitConfig, RungConfig
+from trainer.config.fit import FallbackStep, FitConfig
 from trainer.config.job import Job
 from trainer.config.resolve import FIT_NUMERICS
 from trainer.dataset.cache_keys import texts_at_once
@@ -32,30 +32,30 @@ HELPS: Mapping[ForecastPhase, frozenset[str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class AppliedFallback:
     """A rung that was taken."""
 
     step: int
     """The first optimizer step (from 0) that it holds for."""
     number: int
     """On the ladder, from 1."""
-    rung: RungConfig
+    rung: FallbackStep
 
 
 @dataclass(slots=True)
-class Plan:
+class ActivePlan:
     """The fit that a run began with, the ladder below it, and how far the run has come down."""
 
     frozen: FitConfig
-    ladder: tuple[RungConfig, ...]
-    taken: list[Taken] = field(default_factory=list)
+    ladder: tuple[FallbackStep, ...]
+    taken: list[AppliedFallback] = field(default_factory=list)
     """In the order of their steps; the list is replaced, not changed, so that it can be compared with a former one."""
 
-    saved: list[Taken] = field(default_factory=list)
+    saved: list[AppliedFallback] = field(default_factory=list)
     """The rungs that the checkpoint holds which the attempt began with."""
 
     @classmethod
-    def of(cls, job: Job) -> Plan:
+    def of(cls, job: Job) -> ActivePlan:
         """The plan of a frozen job, whose ladder was settled when it started; none means that nothing may change."""
         return cls(job.fit, job.ladder)
 
@@ -67,7 +67,7 @@ class Plan:
                 fit = fit.changed(**lowered(fit, taken.rung))
         return fit
 
-    def step_down(self, step: int, phase: ForecastPhase) -> tuple[Taken, Mapping[str, Any]] | None:
+    def step_down(self, step: int, phase: ForecastPhase) -> tuple[AppliedFallback, Mapping[str, Any]] | None:
         """Takes the next rung that helps ``phase``, in force from ``step`` on, and says what it changes.
 
         While steps are replayed, it may be one that was first taken later. None when the ladder ends.
@@ -77,7 +77,7 @@ class Plan:
         for number, rung in enumerate(self.ladder, 1):
             changes = lowered(fit, rung)
             if number not in past and HELPS.get(phase, frozenset()) & changes.keys():
-                taken = Taken(step, number, rung)
+                taken = AppliedFallback(step, number, rung)
                 others = [other for other in self.taken if other.number != number]
                 self.taken = sorted([*others, taken], key=lambda one: one.step)
                 return taken, changes
@@ -106,12 +106,12 @@ class Plan:
     def load(self, state: Mapping[str, Any]) -> None:
         """Goes on from a checkpoint's state; checkpoints of older versions know no rungs."""
         self.taken = self.saved = [
-            Taken(entry["step"], entry["number"], RungConfig.model_validate(entry["rung"]))
+            AppliedFallback(entry["step"], entry["number"], FallbackStep.model_validate(entry["rung"]))
             for entry in state.get("rungs", ())
         ]
 
 
-def lowered(fit: FitConfig, rung: RungConfig) -> dict[str, Any]:
+def lowered(fit: FitConfig, rung: FallbackStep) -> dict[str, Any]:
     """What ``rung`` changes in ``fit``, with the values that then hold; never a change back to more memory."""
     wanted = {name: value for name, value in rung if name != "exact" and value is not None}
     return {name: value for name, value in wanted.items() if _needs_less(fit, name, value)}
@@ -134,36 +134,36 @@ def _needs_less(fit: FitConfig, name: str, value: Any) -> bool:
             return bool(value) and not present
 
 
-def implied_ladder(fit: FitConfig, written: FitConfig) -> Iterator[RungConfig]:
+def implied_ladder(fit: FitConfig, written: FitConfig) -> Iterator[FallbackStep]:
     """The rungs below a fit that no planner made: exact ones first, then halved micro-batches, then quantised bases.
 
     Those of encoding come last; only encoding takes them. Keys that the user has ``written`` stay as they are
     (docs/decisions/0008).
     """
     if written.vae_tiling is None:
-        yield RungConfig(exact=True, vae_tiling=True)
+        yield FallbackStep(exact=True, vae_tiling=True)
     if written.preview_offload is None and fit.device != "cpu":
-        yield RungConfig(exact=True, preview_offload=True)
+        yield FallbackStep(exact=True, preview_offload=True)
     if written.checkpointing is None:
-        yield RungConfig(exact=True, checkpointing="full")
+        yield FallbackStep(exact=True, checkpointing="full")
     size = fit.micro_batch or 1
     while size > 1 and written.micro_batch is None:
         size = math.ceil(size / 2)
-        yield RungConfig(exact=False, micro_batch=size)
+        yield FallbackStep(exact=False, micro_batch=size)
     if fit.allow_quantised and written.quantise is None:
-        yield RungConfig(exact=False, quantise="int8")
-        yield RungConfig(exact=False, quantise="nf4")
+        yield FallbackStep(exact=False, quantise="int8")
+        yield FallbackStep(exact=False, quantise="nf4")
     yield from encoding_ladder(fit, written)
 
 
-def encoding_ladder(fit: FitConfig, written: FitConfig) -> Iterator[RungConfig]:
+def encoding_ladder(fit: FitConfig, written: FitConfig) -> Iterator[FallbackStep]:
     """Yield the fallback steps of encoding: images in bf16, then in tiles, which changes them more; single captions.
 
     bf16 only where the base has it too, so that the GPU is known to compute in it.
     """
     if fit.dtype == "bf16" and fit.vae_dtype != "bf16" and written.vae_dtype is None:
-        yield RungConfig(exact=False, vae_dtype="bf16")
+        yield FallbackStep(exact=False, vae_dtype="bf16")
     if not fit.vae_encode_tiling and written.vae_encode_tiling is None:
-        yield RungConfig(exact=False, vae_encode_tiling=True)
+        yield FallbackStep(exact=False, vae_encode_tiling=True)
     if texts_at_once(fit) > 1 and written.text_encoder_batch_size is None:
-        yield RungConfig(exact=False, text_encoder_batch_size=1)
+        yield FallbackStep(exact=False, text_encoder_batch_size=1)

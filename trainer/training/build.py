@@ -18,7 +18,7 @@ from trainer.config.job import Job, learning_rates, live_text
 from trainer.dataset.picture import Picture
 from trainer.dataset.sampling import generator
 from trainer.training.acceleration.channels_last import Kernels, lay_out
-from trainer.training.data.batches import Assembler, Feed
+from trainer.training.data.batches import BatchSchedule, Collator
 from trainer.training.data.latent_cache import Cache
 from trainer.training.device.device import DTYPES
 from trainer.training.device.gradient_checkpointing import set_checkpointing
@@ -31,26 +31,26 @@ from trainer.training.step import StepModels
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class RunParts:
     """What exists before the model is loaded: everything that deals data."""
 
     source: BaseSource
     cache: Cache
-    feed: Feed
-    assembler: Assembler
+    feed: BatchSchedule
+    assembler: Collator
     device: torch.device
 
 
-def build_parts(job: Job, pictures: Sequence[Picture], source: BaseSource, cache_folder: Path) -> Parts:
+def build_parts(job: Job, pictures: Sequence[Picture], source: BaseSource, cache_folder: Path) -> RunParts:
     """The data side of a run; loads no weights."""
     device = torch.device(job.fit.device or "cpu")
     live = live_text(job)
     cache = Cache(cache_folder, source, job, device)
-    feed = Feed(pictures, job, cache, live_text=live)
-    return Parts(source, cache, feed, Assembler(job, source, cache, live_text=live), device)
+    feed = BatchSchedule(pictures, job, cache, live_text=live)
+    return RunParts(source, cache, feed, Collator(job, source, cache, live_text=live), device)
 
 
-def build_engine(job: Job, parts: Parts, segments: Sequence[Segment], *, fresh: bool) -> Engine:
+def build_engine(job: Job, parts: RunParts, segments: Sequence[Segment], *, fresh: bool) -> Engine:
     """Loads the base, attaches the adapter and readies the optimizer, at step 0.
 
     With ``fresh`` the weights are those that a run starts from; else a checkpoint is to be put in, and the LoRA that
@@ -70,7 +70,9 @@ def build_engine(job: Job, parts: Parts, segments: Sequence[Segment], *, fresh: 
     return engine
 
 
-def put_together(job: Job, parts: Parts, segments: Sequence[Segment], models: StepModels, adapter: Adapter) -> Engine:
+def put_together(
+    job: Job, parts: RunParts, segments: Sequence[Segment], models: StepModels, adapter: Adapter
+) -> Engine:
     """What trains ``models``, whose adapter is attached: masters, optimizer and schedule, at step 0."""
     choice, dropouts = job.fit.checkpointing or "none", job.recipe.has_dropouts
     set_checkpointing(models.unet, models.text_encoders, choice, dropouts=dropouts)

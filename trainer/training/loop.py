@@ -17,7 +17,7 @@ from trainer.dataset.sampling import Sample
 from trainer.errors import TrainingFault
 from trainer.protocol.forecast import ForecastPhase
 from trainer.protocol.records import json_keys
-from trainer.training.data.batches import Assembler, Feed
+from trainer.training.data.batches import BatchSchedule, Collator
 from trainer.training.objective import NoiseSchedule
 from trainer.training.optim.lr_schedule import Multiplier
 from trainer.training.optim.master_weights import LossScaler, MasterWeights, clip, measure
@@ -35,7 +35,7 @@ SkipReason = Literal["loss", "gradient", "scale"]
 
 @json_keys("step", "pictures", "skipped", "skipped_in_row", "back_offs", "best_step", "best_loss", "unvalidated")
 @dataclass(slots=True)
-class Progress:
+class TrainingProgress:
     """The counters of a run; all of them are saved in checkpoints."""
 
     step: int = 0
@@ -65,7 +65,7 @@ class StepResult:
     loss_scale: float | None
 
 
-class Graphs(Protocol):
+class StepRecorder(Protocol):
     """Learns from micro-batches as :meth:`Engine.learn` does, with fewer orders to the device."""
 
     def learn(self, engine: Engine, micro: MicroBatch) -> Tensor:
@@ -98,10 +98,10 @@ class Component(Protocol):
     phase: ForecastPhase
     """What its work counts as when memory is measured, and when it runs out."""
 
-    def at_start(self, progress: Progress) -> None:
+    def at_start(self, progress: TrainingProgress) -> None:
         """Called once before the first step of an attempt: baselines, and what a killed attempt left undone."""
 
-    def after_step(self, progress: Progress, result: StepResult) -> None:
+    def after_step(self, progress: TrainingProgress, result: StepResult) -> None:
         """Called after every optimizer step, in the order the components are listed."""
 
 
@@ -116,17 +116,17 @@ class Engine:
     masters: MasterWeights
     optimizer: torch.optim.Optimizer
     multiplier: Multiplier
-    feed: Feed
-    assembler: Assembler
+    feed: BatchSchedule
+    assembler: Collator
     device: torch.device
     scaler: LossScaler | None = None
-    graphs: Graphs | None = None
+    graphs: StepRecorder | None = None
     """What replays micro-batches of shapes that it has recorded, where the job asks for it."""
     compiled: Compiled | None = None
     """What compiles the UNet's blocks, where the job asks for it."""
     check: Callable[[], object] = lambda: None
     """Called between micro-batches; raises to interrupt the step. A replayed graph calls nothing of the models'."""
-    progress: Progress = field(default_factory=Progress)
+    progress: TrainingProgress = field(default_factory=TrainingProgress)
 
     @property
     def steps(self) -> int:

@@ -9,8 +9,8 @@ from itertools import count, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.core.engine import Served
-from app.core.events import Event
+from app.core.engine import ServedProcess
+from app.core.events import Emitter
 from app.core.tasks import Post
 from trainer.errors import ImpastoError, RunError
 
@@ -22,7 +22,7 @@ _REMEDY = "Try again; if it ends once more, these words belong into a report of 
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class GridCell:
     """One picture to draw: a LoRA at a strength (None: the base alone), and a prompt's settings as a job has them."""
 
     lora: Path | None
@@ -35,29 +35,29 @@ class Cell:
         return {"loras": loras, "prompt": self.prompt}
 
 
-def grid(loras: Sequence[Path], strengths: Sequence[float], prompts: Sequence[dict[str, Any]]) -> list[Cell]:
+def grid(loras: Sequence[Path], strengths: Sequence[float], prompts: Sequence[dict[str, Any]]) -> list[GridCell]:
     """Return the cells of a grid in the order in which they are drawn soonest: LoRAs change as rarely as can be."""
-    return [Cell(lora, strength, prompt) for lora, strength, prompt in product(loras, strengths, prompts)]
+    return [GridCell(lora, strength, prompt) for lora, strength, prompt in product(loras, strengths, prompts)]
 
 
 @dataclass
-class Drawing:
+class RenderJob:
     """What was asked of the engine, and how far it is. The events belong to the thread of the window."""
 
-    cells: tuple[Cell, ...]
+    cells: tuple[GridCell, ...]
     files: dict[int, Path] = field(default_factory=dict)
     """What is drawn, by the cell's place."""
     stage: str = "starting"
     """starting, loading, drawing, done, cancelled or failed."""
     share: float = 0.0
     """How much of the stage is done, 0 to 1; over all cells while they are drawn."""
-    changed: Event[None] = field(default_factory=Event)
+    changed: Emitter[None] = field(default_factory=Emitter)
     """It is further, or over."""
-    drawn: Event[int] = field(default_factory=Event)
+    drawn: Emitter[int] = field(default_factory=Emitter)
     """The cell of this place has its picture."""
-    noticed: Event[str] = field(default_factory=Event)
+    noticed: Emitter[str] = field(default_factory=Emitter)
     """A sentence that should be known and hinders nothing."""
-    failed: Event[ImpastoError] = field(default_factory=Event)
+    failed: Emitter[ImpastoError] = field(default_factory=Emitter)
 
     @property
     def over(self) -> bool:
@@ -65,7 +65,7 @@ class Drawing:
         return self.stage in ("done", "cancelled", "failed")
 
 
-class Renderer:
+class RenderClient:
     """The resident renderer, one drawing at a time: a new one cancels that before.
 
     It starts with the first drawing and keeps the base in memory until nothing was asked for a while, the app ends, or
@@ -73,19 +73,19 @@ class Renderer:
     """
 
     def __init__(self, post: Post) -> None:
-        self._served = Served(("render", "--serve"), post)
+        self._served = ServedProcess(("render", "--serve"), post)
         self._served.answered.connect(self._hear)
         self._served.ended.connect(self._lose)
         self._numbers = count(1)
         self._number = 0
-        self._drawing: Drawing | None = None
+        self._drawing: RenderJob | None = None
         self._warm = self._on_cpu = False
 
-    def draw(self, job: Job, cells: Sequence[Cell], folder: Path) -> Drawing:
-        """Draw cells into a folder with the base of a job; the pictures come as `Drawing.drawn`."""
+    def draw(self, job: Job, cells: Sequence[GridCell], folder: Path) -> RenderJob:
+        """Draw cells into a folder with the base of a job; the pictures come as `RenderJob.drawn`."""
         self._end("cancelled")
         self._number = next(self._numbers)
-        drawing = self._drawing = Drawing(tuple(cells))
+        drawing = self._drawing = RenderJob(tuple(cells))
         self._ask(
             {
                 "id": self._number,

@@ -26,7 +26,7 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|])")
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class LoraSummary:
     """What a file says of itself; what is empty is not said."""
 
     title: str
@@ -57,7 +57,7 @@ class TakenError(LoraFileError):
         self.files = files
 
 
-def about(lora: Path) -> About:
+def about(lora: Path) -> LoraSummary:
     """Return what a LoRA file says of itself now; raises LoraFileError."""
     from trainer.files.header import read_header
 
@@ -65,10 +65,10 @@ def about(lora: Path) -> About:
     title, author, licence, description, triggers = (
         said.get(f"modelspec.{key}", "") for key in ("title", "author", "license", "description", "trigger_phrase")
     )
-    return About(title, author, licence, description, triggers)
+    return LoraSummary(title, author, licence, description, triggers)
 
 
-def export(lora: Path, folder: Path, name: str, told: About, *, replace: bool = False) -> Exported:
+def export(lora: Path, folder: Path, name: str, told: LoraSummary, *, replace: bool = False) -> Exported:
     """Write a copy of a LoRA into a folder as NAME.safetensors, with its picture and its words beside it.
 
     NAME.png and NAME.json are what ComfyUI, A1111, Forge, InvokeAI and SwarmUI show of a LoRA; the picture is in the
@@ -95,7 +95,7 @@ def export(lora: Path, folder: Path, name: str, told: About, *, replace: bool = 
     return Exported(target, tuple(beside))
 
 
-def _write(lora: Path, target: Path, name: str, told: About) -> None:
+def _write(lora: Path, target: Path, name: str, told: LoraSummary) -> None:
     """Write the small files first: where the LoRA is, the others are."""
     from trainer.files.header import read_header
     from trainer.files.rewriting import UnusablePictureError, rewrite_metadata, thumbnail
@@ -121,7 +121,7 @@ def _write(lora: Path, target: Path, name: str, told: About) -> None:
     rewrite_metadata(lora, target, changes)
 
 
-def _words(header: Header, told: About) -> dict[str, object]:
+def _words(header: Header, told: LoraSummary) -> dict[str, object]:
     """Return the contents of NAME.json, as A1111, Forge and InvokeAI read it."""
     from trainer.config.base import ARCHITECTURES, SIDE_FILE_VERSIONS
 
@@ -168,7 +168,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class SavedSteps:
     """What the events of a run say of its saved steps; a copy, to be looked at on a worker."""
 
     folder: Path
@@ -177,12 +177,12 @@ class Told:
     previews: tuple[events.Preview, ...]
 
     @classmethod
-    def of(cls, run: Run) -> Told:
+    def of(cls, run: Run) -> SavedSteps:
         """Copy what is known of a run."""
         return cls(run.directory.path, tuple(run.saved), tuple(run.validations), tuple(run.previews))
 
 
-def candidates(told: Told) -> list[Candidate]:
+def candidates(told: SavedSteps) -> list[Candidate]:
     """Return the saved steps whose files are there, by step; looks at the disk."""
     files = _files(told)
     losses = {one.step: one.loss for one in told.validations if one.held_out}
@@ -197,7 +197,7 @@ def candidates(told: Told) -> list[Candidate]:
     ]
 
 
-def _files(told: Told) -> dict[int, tuple[Path, bool]]:
+def _files(told: SavedSteps) -> dict[int, tuple[Path, bool]]:
     """The file of each step that is there, and whether it is the run's result, whose name does not end in its step."""
     files: dict[int, tuple[Path, bool]] = {}
     for saved in told.saved:
@@ -215,7 +215,7 @@ def named(found: Iterable[Candidate], step: int) -> Candidate | None:
     return next((one for one in found if one.step == step), None)
 
 
-def model_card(job: Job, told: About, candidate: Candidate, name: str, pictures: int) -> str:
+def model_card(job: Job, told: LoraSummary, candidate: Candidate, name: str, pictures: int) -> str:
     """Return the card of one saved step of a run of `job`; `pictures` is how many were trained on."""
     recipe = job.recipe
     base = _plain(job.base.name)
@@ -241,7 +241,7 @@ def model_card(job: Job, told: About, candidate: Candidate, name: str, pictures:
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _use(told: About, name: str, base: str) -> str:
+def _use(told: LoraSummary, name: str, base: str) -> str:
     lines = ["## How to use it", "", f"Made for {base}. Begin with a strength of 1 and go lower where it is too much."]
     if told.triggers:
         lines += ["", f"Trigger words: `{told.triggers.replace('`', '')}`"]
@@ -254,7 +254,7 @@ def _table(rows: dict[str, str]) -> str:
     return "\n".join([*lines, *(f"| {key} | {value} |" for key, value in rows.items()), "", "Trained with Impasto."])
 
 
-def _credits(told: About) -> str:
+def _credits(told: LoraSummary) -> str:
     lines = [f"{title}: {_plain(text)}" for title, text in (("Author", told.author), ("Licence", told.licence)) if text]
     return "\n\n".join(lines)
 

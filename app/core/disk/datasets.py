@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.core.disk.roots import Forgetting, identity_of, overlapping, silence
-from app.core.events import Event
+from app.core.events import Emitter
 from app.core.library import Altered, Fact, Field, Folder, FolderField, Library, Picture, Value
 from app.core.tasks import Tasks, in_turns, raise_again
 from trainer.errors import ImpastoError
 
 if TYPE_CHECKING:  # brings numpy, Pillow and pydantic: a window without a dataset does not wait for them
-    from app.core.disk.scanner import Looker, News, Notes, Stage, Strays
+    from app.core.disk.scanner import FolderScanner, News, NotesRead, OrphanFiles, Stage
     from trainer.dataset.folders import FolderMarks
 
 _AHEAD = 2
@@ -49,14 +49,14 @@ _KINDS: Mapping[str, Fact | Field] = {
 }
 
 
-class Opened(NamedTuple):
+class OpenedDataset(NamedTuple):
     """A dataset whose pictures are all listed now."""
 
     folder: Path
     pictures: int
 
 
-class Progress(NamedTuple):
+class ReadingProgress(NamedTuple):
     """How far the reading of a dataset has come."""
 
     folder: Path
@@ -82,7 +82,7 @@ class _Dataset:
     """Those that were open before, one of which may be the same folder by another path."""
     stop: threading.Event = field(default_factory=threading.Event)
     slots: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(_AHEAD))
-    looker: Looker | None = None
+    looker: FolderScanner | None = None
     looking: bool = False
     listed: bool = False
     known: bool = False
@@ -119,23 +119,23 @@ class Datasets:
     """
 
     def __init__(self, library: Library, tasks: Tasks) -> None:
-        self.opened: Event[Opened] = Event()
-        self.known: Event[Opened] = Event()
+        self.opened: Emitter[OpenedDataset] = Emitter()
+        self.known: Emitter[OpenedDataset] = Emitter()
         """All that is cheap to know of a dataset is known: now is the time for work that takes long."""
-        self.closed: Event[Path] = Event()
-        self.looked: Event[Path] = Event()
+        self.closed: Emitter[Path] = Emitter()
+        self.looked: Emitter[Path] = Emitter()
         """A look at that dataset is over, and all that it found is told."""
-        self.progress: Event[Progress] = Event()
-        self.problems: Event[ImpastoError] = Event()
-        self.found: Event[ImpastoError] = Event()
+        self.progress: Emitter[ReadingProgress] = Emitter()
+        self.problems: Emitter[ImpastoError] = Emitter()
+        self.found: Emitter[ImpastoError] = Emitter()
         """What was told by `problems` is over: the dataset can be reached again, or is closed."""
-        self.reworded: Event[Collection[int]] = Event()
+        self.reworded: Emitter[Collection[int]] = Emitter()
         """Other captions than before stand in the files of these pictures, of which all was known."""
-        self.notes: Event[Notes] = Event()
+        self.notes: Emitter[NotesRead] = Emitter()
         """The notes of a folder cannot be read, or can again."""
-        self.strays: Event[Strays] = Event()
+        self.strays: Emitter[OrphanFiles] = Emitter()
         """Files of a folder have no picture, or others than before have none."""
-        self.differs: Event[OnDisk] = Event()
+        self.differs: Emitter[OnDisk] = Emitter()
         """The disk shows another value than an unsaved edit."""
         self.unsaved: Callable[[Folder, str], Mapping[Field, Value]] = lambda folder, name: {}
         """Returns the edits of an image that are not on disk; they are shown, whatever is there. Set by the session."""
@@ -260,7 +260,7 @@ class Datasets:
         whole, dataset.whole = dataset.whole, False
 
         def look() -> None:
-            from app.core.disk.scanner import Looker
+            from app.core.disk.scanner import FolderScanner
             from trainer.dataset.links import Links
 
             dataset.answer()
@@ -270,7 +270,9 @@ class Datasets:
 
             if dataset.looker is None:
                 links = Links([dataset.root, *(other.root for other in dataset.others)])
-                dataset.looker = Looker(dataset.root, lambda news: self._hand(dataset, news), dataset.answer, links)
+                dataset.looker = FolderScanner(
+                    dataset.root, lambda news: self._hand(dataset, news), dataset.answer, links
+                )
             dataset.looker.look(whole, near, again, dropped)
 
         self._tasks.run(look, lambda _: self._looked(dataset), lambda fault: self._failed(dataset, fault), kept=False)
@@ -297,7 +299,7 @@ class Datasets:
         self._hear(dataset)
         if not dataset.listed and not dataset.lost:
             dataset.listed = True
-            self.opened.emit(Opened(dataset.root, sum(map(len, dataset.ids.values()))))
+            self.opened.emit(OpenedDataset(dataset.root, sum(map(len, dataset.ids.values()))))
         self._size_more(dataset)
         self.looked.emit(dataset.root)
         if dataset.whole:  # asked for while this look ran, which may have passed what has changed since
@@ -334,7 +336,7 @@ class Datasets:
 
         self._hear(dataset)
         match news:
-            case scanner.Found():
+            case scanner.FilesFound():
                 self._enter(dataset, news.folder, news.pictures)
             case scanner.Facts():
                 self._learn(dataset, news.folder, news.pictures)
@@ -342,16 +344,16 @@ class Datasets:
                 self._forget(dataset, news.folder, news.names)
             case scanner.Marked():
                 self._mark(dataset, news.folder, news.marks)
-            case scanner.Strays():
+            case scanner.OrphanFiles():
                 self.strays.emit(news)
-            case scanner.Notes():
+            case scanner.NotesRead():
                 self.notes.emit(news)
-            case scanner.Trouble():
+            case scanner.ScanProblem():
                 self.problems.emit(news.error)
             case scanner.Lost():
                 self._lose(dataset, news.error)
-            case scanner.Step():
-                self.progress.emit(Progress(dataset.root, news.stage, news.done, news.total))
+            case scanner.ScanProgress():
+                self.progress.emit(ReadingProgress(dataset.root, news.stage, news.done, news.total))
 
     def _enter(self, dataset: _Dataset, folder: Folder, pictures: Mapping[str, Mapping[str, Any]]) -> None:
         if folder not in dataset.ids:
@@ -365,7 +367,7 @@ class Datasets:
         ids.update(zip(new, self._library.add(shown), strict=True))
         dataset.unsized.update(dict.fromkeys(ids[name] for name in new))
         self._learn(dataset, folder, kept)
-        self.progress.emit(Progress(dataset.root, "listing", sum(map(len, dataset.ids.values())), 0))
+        self.progress.emit(ReadingProgress(dataset.root, "listing", sum(map(len, dataset.ids.values())), 0))
         self._size_more(dataset)
 
     def _learn(self, dataset: _Dataset, folder: Folder, pictures: Mapping[str, Mapping[str, Any]]) -> None:
@@ -462,7 +464,7 @@ class Datasets:
         if not dataset.unsized:
             if dataset.listed and not dataset.known:
                 dataset.known = True
-                self.known.emit(Opened(dataset.root, sum(map(len, dataset.ids.values()))))
+                self.known.emit(OpenedDataset(dataset.root, sum(map(len, dataset.ids.values()))))
             return
         some = list(islice(dataset.unsized, _HEADERS))
         for number in some:
@@ -502,7 +504,7 @@ class Datasets:
         self._tell(facts, ["size", "problem"])
         dataset.sized = dataset.sized + len(asked) if dataset.unsized else 0
         total = dataset.sized + len(dataset.unsized)
-        self.progress.emit(Progress(dataset.root, "sizes" if dataset.unsized else "done", dataset.sized, total))
+        self.progress.emit(ReadingProgress(dataset.root, "sizes" if dataset.unsized else "done", dataset.sized, total))
         self._size_more(dataset)
 
 

@@ -206,7 +206,7 @@ def _split(name: str) -> tuple[str, str]:
     return (stem, dot + ending) if stem else (name, "")
 
 
-class Words(NamedTuple):
+class CaptionRead(NamedTuple):
     """A picture's caption as it stands, whether another of its captions differs, and what is wrong with the files."""
 
     caption: str | None
@@ -216,7 +216,7 @@ class Words(NamedTuple):
     """Whether all files were still there; else they, or the disk, went while they were read."""
 
 
-def read_caption(folder: Path, sources: Sequence[str], listed: str | None) -> Words:
+def read_caption(folder: Path, sources: Sequence[str], listed: str | None) -> CaptionRead:
     """Return what a picture's captions are.
 
     `sources` are its caption files, the one that counts first, `listed` what metadata.jsonl says. The first that is
@@ -235,7 +235,7 @@ def read_caption(folder: Path, sources: Sequence[str], listed: str | None) -> Wo
         texts.append(listed)
     read = [split_caption(text, "caption") for text in texts]
     used = next((text for text, words in zip(texts, read, strict=True) if words), "" if texts else None)
-    return Words(used, len(set(read)) > 1, faults, whole)
+    return CaptionRead(used, len(set(read)) > 1, faults, whole)
 
 
 def noted(notes: PictureNotes) -> dict[str, Any]:

@@ -44,7 +44,7 @@ _UNKNOWN = {"width": None, "height": None, "problem": None, "content": None, "fi
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FilesFound:
     """Pictures that were not there before, with what the directory says of each; at most a batch of one folder."""
 
     folder: Folder
@@ -76,7 +76,7 @@ class Marked:
 
 
 @dataclass(frozen=True, slots=True)
-class Strays:
+class OrphanFiles:
     """Names of all files of a folder that were to belong to a picture which is not there, by the code of their kind."""
 
     folder: Folder
@@ -84,14 +84,14 @@ class Strays:
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class ScanProblem:
     """Something that the user should know of; the rest goes on."""
 
     error: ImpastoError
 
 
 @dataclass(frozen=True, slots=True)
-class Notes:
+class NotesRead:
     """Whether the notes of a folder can be read; None: they can, or there are none."""
 
     folder: Folder
@@ -106,7 +106,7 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ScanProgress:
     """How far a look has come: pictures done, and how many there are as far as is known."""
 
     stage: Stage
@@ -114,7 +114,7 @@ class Step:
     total: int
 
 
-News = Found | Facts | Gone | Marked | Strays | Notes | Trouble | Lost | Step
+News = FilesFound | Facts | Gone | Marked | OrphanFiles | NotesRead | ScanProblem | Lost | ScanProgress
 
 
 Names = Mapping[Path, Collection[str]]
@@ -122,7 +122,7 @@ Names = Mapping[Path, Collection[str]]
 
 
 @dataclass(slots=True)
-class _Directory:
+class _SeenDirectory:
     """What the last look saw of a directory."""
 
     folder: Folder
@@ -150,7 +150,7 @@ class _Directory:
         return self.folder.path
 
 
-class Looker:
+class FolderScanner:
     """Remembers what the folders of one dataset held. Only one thread at a time may look.
 
     While the disk answers, `alive` is called again and again.
@@ -167,7 +167,7 @@ class Looker:
         self.root = root
         self._hand, self._alive = hand, alive
         self._links = links or Links([root])
-        self._directories: dict[Path, _Directory] = {}
+        self._directories: dict[Path, _SeenDirectory] = {}
         self._lost = False
         self._rounds: Iterator[tuple[Path, str]] = iter(())
 
@@ -275,13 +275,13 @@ class Looker:
         directory = self._directory(path)
         if not directory.unreadable:
             directory.unreadable = True
-            self._hand(Trouble(_unreachable(path, fault, listed=True)))
+            self._hand(ScanProblem(_unreachable(path, fault, listed=True)))
         return directory.listing
 
-    def _directory(self, path: Path) -> _Directory:
+    def _directory(self, path: Path) -> _SeenDirectory:
         directory = self._directories.get(path)
         if directory is None:
-            directory = self._directories[path] = _Directory(Folder(path, self.root))
+            directory = self._directories[path] = _SeenDirectory(Folder(path, self.root))
             self._mark(directory)
         return directory
 
@@ -293,7 +293,7 @@ class Looker:
             return
         new = [name for name in now.pictures if name not in known.pictures and name not in directory.missing]
         for batch in _batches(new):
-            self._hand(Found(directory.folder, {name: _file_facts(now, name) for name in batch}))
+            self._hand(FilesFound(directory.folder, {name: _file_facts(now, name) for name in batch}))
         back = directory.missing & now.pictures.keys()
         self._tell_changed(directory, known, back)
         directory.unread.update(new, back, _reworded(known, now))
@@ -305,7 +305,7 @@ class Looker:
         if known.texts.get(METADATA_NAME) != now.texts.get(METADATA_NAME):
             self._read_metadata(directory)
 
-    def _tell_changed(self, directory: _Directory, known: Listing, back: Collection[str]) -> None:
+    def _tell_changed(self, directory: _SeenDirectory, known: Listing, back: Collection[str]) -> None:
         now, changed = directory.listing, {}
         for name, before in known.pictures.items():
             if now.pictures.get(name, before) != before:
@@ -315,7 +315,7 @@ class Looker:
         changed.update({name: {**_file_facts(now, name), **_UNKNOWN} for name in back})
         self._tell(directory, changed)
 
-    def _tell(self, directory: _Directory, facts: Mapping[str, Mapping[str, Any]]) -> None:
+    def _tell(self, directory: _SeenDirectory, facts: Mapping[str, Mapping[str, Any]]) -> None:
         for batch in _batches(list(facts)):
             self._hand(Facts(directory.folder, {name: facts[name] for name in batch}))
 
@@ -346,7 +346,7 @@ class Looker:
             if not (directory.listing.identity or directory.listing.inside or fresh or directory.listing.pictures):
                 del self._directories[path]
 
-    def _tell_strays(self, directory: _Directory) -> None:
+    def _tell_strays(self, directory: _SeenDirectory) -> None:
         """Tell of captions and masks without a picture, if they are others now; a missing one may come back."""
         if directory.searched is directory.listing:
             return
@@ -354,25 +354,25 @@ class Looker:
         found = directory.listing.strays(directory.missing)
         if found != directory.strays:
             directory.strays = found
-            self._hand(Strays(directory.folder, found))
+            self._hand(OrphanFiles(directory.folder, found))
 
     # Captions and notes
 
-    def _read_notes(self, directory: _Directory) -> None:
+    def _read_notes(self, directory: _SeenDirectory) -> None:
         before = directory.notes
         try:
             notes = read_sidecar(directory.path)
         except DatasetError as error:
             if not _has_gone(directory, FILE_NAME):
                 directory.notes_damaged = True
-                self._hand(Trouble(error))
-                self._hand(Notes(directory.folder, error))
+                self._hand(ScanProblem(error))
+                self._hand(NotesRead(directory.folder, error))
             return
         if _has_gone(directory, FILE_NAME):
             return
         if directory.notes_damaged:
             directory.notes_damaged = False
-            self._hand(Notes(directory.folder, None))
+            self._hand(NotesRead(directory.folder, None))
         directory.notes = notes
         others = directory.notes.changed_since(before, directory.listing.pictures.keys() - directory.unread)
         self._tell(directory, {name: noted(directory.notes.of(name)) for name in others})
@@ -380,7 +380,7 @@ class Looker:
             if path.is_relative_to(directory.path):
                 self._mark(other)
 
-    def _mark(self, directory: _Directory) -> None:
+    def _mark(self, directory: _SeenDirectory) -> None:
         chain = chain_of(self.root, directory.path)
         known = [
             self._directories[path].notes.folder if path in self._directories else Sidecar().folder for path in chain
@@ -388,14 +388,14 @@ class Looker:
         marks = folder_marks(list(zip([path.name for path in chain], known, strict=True)))
         self._hand(Marked(directory.folder, marks))
 
-    def _read_metadata(self, directory: _Directory) -> None:
+    def _read_metadata(self, directory: _SeenDirectory) -> None:
         metadata, faults = read_metadata(directory.path / METADATA_NAME)
         if _has_gone(directory, METADATA_NAME):
             return
         directory.metadata = metadata
         for fault in faults:
             sentence = f"In {directory.path / METADATA_NAME}, {fault}."
-            self._hand(Trouble(DatasetError("metadata.damaged", sentence, "Correct that line.")))
+            self._hand(ScanProblem(DatasetError("metadata.damaged", sentence, "Correct that line.")))
         for other in self._directories.values() if directory.path == self.root else (directory,):
             other.unread.update(other.listing.pictures)
 
@@ -415,28 +415,28 @@ class Looker:
                 gone.update(read.keys() - facts.keys())
                 self._hand(Facts(directory.folder, facts))
                 done += len(batch)
-                self._hand(Step("captions", done, total))
+                self._hand(ScanProgress("captions", done, total))
             directory.unread = gone
 
-    def _words(self, directory: _Directory, name: str, listed: str | None) -> dict[str, Any] | None:
+    def _words(self, directory: _SeenDirectory, name: str, listed: str | None) -> dict[str, Any] | None:
         sources = directory.listing.captions_of(name)
         words = read_caption(directory.path, sources, listed)
         if not words.whole:
             return None
         for error in words.faults:
-            self._hand(Trouble(error))
+            self._hand(ScanProblem(error))
         if not all(is_settled(directory.listing.texts[source]) for source in sources):
             directory.unsettled.add(name)
         return {"caption": words.caption, "clash": words.clash, **noted(directory.notes.of(name))}
 
-    def _from_root(self, directory: _Directory) -> dict[str, str]:
+    def _from_root(self, directory: _SeenDirectory) -> dict[str, str]:
         """Return what the metadata file of the dataset's own folder says of the pictures of a directory inside."""
         if directory.path == self.root:
             return {}
         return below(self._directories[self.root].metadata, directory.path.relative_to(self.root).as_posix())
 
 
-def _has_gone(directory: _Directory, name: str) -> bool:
+def _has_gone(directory: _SeenDirectory, name: str) -> bool:
     """Tell whether a text went after it was listed; then the next look lists and reads anew, whatever times say."""
     if name not in directory.listing.texts or file_state(directory.path / name):
         return False

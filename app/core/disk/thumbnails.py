@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from app.core.events import Event
+from app.core.events import Emitter
 from app.core.library import Picture
 from app.core.tasks import Post, stand_back, step_back
 from trainer.errors import DatasetError
@@ -42,7 +42,7 @@ class _Wish(NamedTuple):
     size: int
 
 
-class _Job(NamedTuple):
+class _ThumbnailJob(NamedTuple):
     """What a thread is to make."""
 
     wish: _Wish
@@ -82,7 +82,7 @@ class Thumbnails:
         disk: int = 2 << 30,
         quiet: float = 1.0,
     ) -> None:
-        self.ready: Event[Thumbnail] = Event()
+        self.ready: Emitter[Thumbnail] = Emitter()
         self.reachable: Callable[[Picture], bool] = lambda picture: True
         """Tells whether a picture's disk can be reached; whoever watches it says it here."""
         self._post = post
@@ -91,7 +91,7 @@ class Thumbnails:
         self._failed: dict[int, _Wish] = {}
         self._weight, self._memory = 0, memory
         self._change = threading.Condition()
-        self._wishes: dict[_Wish, _Job] = {}
+        self._wishes: dict[_Wish, _ThumbnailJob] = {}
         self._later: tuple[deque[Picture], int] = (deque(), EDGES[0])
         self._quiet, self._idle_from = quiet, 0.0
         self._done: deque[tuple[_Wish, Thumbnail]] = deque()
@@ -161,7 +161,7 @@ class Thumbnails:
 
     def _wait_for(self, pictures: Iterable[Picture], pixels: int, keep: bool) -> None:
         self.give_way()
-        jobs = [_Job(_wish(one, pixels), one.path, reachable=self.reachable(one)) for one in pictures]
+        jobs = [_ThumbnailJob(_wish(one, pixels), one.path, reachable=self.reachable(one)) for one in pictures]
         missing = [job for job in reversed(jobs) if job.wish not in self._kept]
         with self._change:
             waiting = self._wishes if keep else {}
@@ -202,7 +202,7 @@ class Thumbnails:
                 if job.shown:
                     self._hand(job, Thumbnail(job.wish.picture, job.wish.pixels, 0, 0, b"", str(fault)))
 
-    def _next(self) -> _Job | None:
+    def _next(self) -> _ThumbnailJob | None:
         """Return the newest of what somebody waits for, or something for later; None at the end."""
         me = threading.current_thread()
         with self._change:
@@ -221,14 +221,14 @@ class Thumbnails:
                     # Only here, as it would take the window's thread half a second for 100,000 pictures. What is read
                     # of a picture may be about to change: then its thumbnail is made under a name nobody asks for.
                     picture = later.popleft()
-                    return _Job(_wish(picture, pixels), picture.path, shown=False)
+                    return _ThumbnailJob(_wish(picture, pixels), picture.path, shown=False)
                 del self._busy[me]
                 self._change.wait(max(0.0, patience) if rests else None)
             self._threads -= 1
             self._change.notify_all()
             return None
 
-    def _make(self, job: _Job) -> Thumbnail | None:
+    def _make(self, job: _ThumbnailJob) -> Thumbnail | None:
         from app.core.disk.images import unpack
 
         data = self._store.get(_key(job))
@@ -238,7 +238,7 @@ class Thumbnails:
         pixels = pixels or self._draw(job)
         return Thumbnail(job.wish.picture, job.wish.pixels, pixels.width, pixels.height, pixels.rgb)
 
-    def _draw(self, job: _Job) -> Pixels:
+    def _draw(self, job: _ThumbnailJob) -> Pixels:
         from app.core.disk.images import make_thumbnail
 
         pixels, packed = make_thumbnail(job.path, job.wish.pixels)
@@ -246,7 +246,7 @@ class Thumbnails:
         self._store.put(_key(job), packed)
         return pixels
 
-    def _hand(self, job: _Job, thumbnail: Thumbnail | None) -> None:
+    def _hand(self, job: _ThumbnailJob, thumbnail: Thumbnail | None) -> None:
         if thumbnail is None:
             return
         with self._change:
@@ -287,5 +287,5 @@ def _wish(picture: Picture, pixels: int) -> _Wish:
     return _Wish(picture.id, pixels, picture.changed_ns, picture.bytes)
 
 
-def _key(job: _Job) -> bytes:
+def _key(job: _ThumbnailJob) -> bytes:
     return key_of(job.path, job.wish.changed_ns, job.wish.size, job.wish.pixels)

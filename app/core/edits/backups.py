@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from app.core.edits.safe_files import STRAY, ChangedMeanwhileError, Seen, remove_file, replace_file
+from app.core.edits.safe_files import STRAY, ChangedMeanwhileError, FileSeen, remove_file, replace_file
 from trainer.protocol import files as atomic
 from trainer.protocol.files import numbered
 from trainer.protocol.reading import read_bytes
@@ -45,7 +45,7 @@ class _DamagedError(OSError):
     """A database that SQLite cannot use, now or ever."""
 
 
-class Version(NamedTuple):
+class BackupVersion(NamedTuple):
     """One content of one file."""
 
     file: str
@@ -75,9 +75,9 @@ class Written(NamedTuple):
         """
         try:
             if self.after is None:
-                remove_file(str(self.file), Seen(self.before))
+                remove_file(str(self.file), FileSeen(self.before))
             else:
-                replace_file(str(self.file), Seen(self.before), self.after, durable=durable)
+                replace_file(str(self.file), FileSeen(self.before), self.after, durable=durable)
         except ChangedMeanwhileError:
             return False
         return True
@@ -145,14 +145,14 @@ class Backups:
             if self._bytes(database) > self._most:
                 _drop_oldest(database, self._bytes(database) - self._most * 3 // 4)
 
-    def originals(self, root: str) -> list[Version]:
+    def originals(self, root: str) -> list[BackupVersion]:
         """Return what each file of a dataset held before we first wrote it, by name; raises OSError.
 
         Without the temporary files of killed writers, which are kept only so that nothing in them is lost.
         """
         return [one for one in self._versions(root, "original") if not STRAY.fullmatch(one.file.rpartition("/")[2])]
 
-    def versions(self, root: str, file: str) -> list[Version]:
+    def versions(self, root: str, file: str) -> list[BackupVersion]:
         """Return all that is kept of one file, oldest first; raises OSError."""
         return [version for version in self._versions(root, "file = ?", _stored(file)) if version.file == file]
 
@@ -169,7 +169,7 @@ class Backups:
         files = [Written(Path(root, version.file), present[version.file], version.data) for version in changed]
         return [written for written in files if written.write()]
 
-    def _versions(self, root: str, where: str, *values: str | bytes) -> list[Version]:
+    def _versions(self, root: str, where: str, *values: str | bytes) -> list[BackupVersion]:
         if not self.path(root).exists():
             return []
         query = (
@@ -178,7 +178,7 @@ class Backups:
         )
         with self._opened(root) as database:
             return [
-                Version(_named(file), kept, bool(first), data)
+                BackupVersion(_named(file), kept, bool(first), data)
                 for file, kept, first, data in database.execute(query, values)
             ]
 

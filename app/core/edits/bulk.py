@@ -16,7 +16,7 @@ from itertools import takewhile
 from typing import Literal, NamedTuple, Protocol, overload
 
 from app.core.edits.history import Edit
-from app.core.library import Change, Folder, FolderChange, FolderField, Picture
+from app.core.library import Folder, FolderChange, FolderField, Picture, ValueChange
 from app.core.tags.splitting import (
     JOINT,
     SEPARATOR,
@@ -42,7 +42,7 @@ _WORDS = re.compile(r"\w+|\s+|[^\w\s]")
 _MOST_WORDS = 1500
 
 
-class Captioned(Protocol):
+class CaptionSnapshot(Protocol):
     """A picture, as far as it matters here."""
 
     @property
@@ -63,7 +63,7 @@ class PatternError(ImpastoError):
 
 
 def add_tags(
-    pictures: Iterable[Captioned], tags: Sequence[str], at: int | None = None, lines: Lines = "caption"
+    pictures: Iterable[CaptionSnapshot], tags: Sequence[str], at: int | None = None, lines: Lines = "caption"
 ) -> Edit:
     """Put tags before the one at place `at`, counted from 0, or behind the last; those that are there already stay."""
 
@@ -75,7 +75,7 @@ def add_tags(
     return _edit(f"Add {_quoted(tags)} to {{}}", pictures, _by_row(rewrite, lines), makes=True)
 
 
-def remove_tags(pictures: Iterable[Captioned], tags: Iterable[str], lines: Lines = "caption") -> Edit:
+def remove_tags(pictures: Iterable[CaptionSnapshot], tags: Iterable[str], lines: Lines = "caption") -> Edit:
     """Take tags away, each with the comma that parted it."""
     gone = list(dict.fromkeys(tags))
 
@@ -88,7 +88,7 @@ def remove_tags(pictures: Iterable[Captioned], tags: Iterable[str], lines: Lines
     return _edit(f"Remove {_quoted(gone)} from {{}}", pictures, _by_row(rewrite, lines))
 
 
-def rename_tag(pictures: Iterable[Captioned], old: str, new: str, lines: Lines = "caption") -> Edit:
+def rename_tag(pictures: Iterable[CaptionSnapshot], old: str, new: str, lines: Lines = "caption") -> Edit:
     """Write a tag differently; where the new one stands already, the old one goes."""
 
     def rewrite(row: str) -> str:
@@ -104,7 +104,7 @@ def rename_tag(pictures: Iterable[Captioned], old: str, new: str, lines: Lines =
 
 
 def replace_text(
-    pictures: Iterable[Captioned], find: str, replacement: str, *, pattern: bool = False, capitals: bool = True
+    pictures: Iterable[CaptionSnapshot], find: str, replacement: str, *, pattern: bool = False, capitals: bool = True
 ) -> Edit:
     r"""Replace text wherever it stands; with `pattern` both are a regular expression and its template (\1, \g<name>).
 
@@ -123,7 +123,7 @@ def replace_text(
 
 
 def sort_tags(
-    pictures: Sequence[Captioned], order: Order | Sequence[str], keep: int = 0, lines: Lines = "caption"
+    pictures: Sequence[CaptionSnapshot], order: Order | Sequence[str], keep: int = 0, lines: Lines = "caption"
 ) -> Edit:
     """Sort tags by the alphabet, the commonest among these pictures first, or as given, those not given last.
 
@@ -142,7 +142,7 @@ def sort_tags(
     return _edit("Sort the tags of {}", pictures, _by_row(rewrite, lines))
 
 
-def remove_repeated(pictures: Iterable[Captioned], lines: Lines = "caption") -> Edit:
+def remove_repeated(pictures: Iterable[CaptionSnapshot], lines: Lines = "caption") -> Edit:
     """Take away tags that stand in a caption already, further in front."""
 
     def rewrite(row: str) -> str:
@@ -155,17 +155,17 @@ def remove_repeated(pictures: Iterable[Captioned], lines: Lines = "caption") -> 
     return _edit("Remove repeated tags from {}", pictures, _by_row(rewrite, lines))
 
 
-def underscores_to_spaces(pictures: Iterable[Captioned], lines: Lines = "caption") -> Edit:
+def underscores_to_spaces(pictures: Iterable[CaptionSnapshot], lines: Lines = "caption") -> Edit:
     """Write spaces for the underscores of tags, but in faces such as ^_^."""
     return _edit("Write spaces for underscores in {}", pictures, _by_row(_by_tag("_", " "), lines))
 
 
-def spaces_to_underscores(pictures: Iterable[Captioned], lines: Lines = "caption") -> Edit:
+def spaces_to_underscores(pictures: Iterable[CaptionSnapshot], lines: Lines = "caption") -> Edit:
     """Write underscores for the spaces within tags."""
     return _edit("Write underscores for spaces in {}", pictures, _by_row(_by_tag(" ", "_"), lines))
 
 
-def tidy(pictures: Iterable[Captioned], lines: Lines = "caption") -> Edit:
+def tidy(pictures: Iterable[CaptionSnapshot], lines: Lines = "caption") -> Edit:
     """Part tags by one comma and one space; remove empty ones, needless spaces, and line breaks that mean nothing."""
 
     def rewrite(text: str) -> str:
@@ -176,12 +176,12 @@ def tidy(pictures: Iterable[Captioned], lines: Lines = "caption") -> Edit:
     return _edit("Tidy {}", pictures, rewrite)
 
 
-def set_caption(pictures: Iterable[Captioned], text: str) -> Edit:
+def set_caption(pictures: Iterable[CaptionSnapshot], text: str) -> Edit:
     """Give all the same caption."""
     return _edit("Write the same caption to {}", pictures, lambda _: text, makes=True)
 
 
-def _edit(name: str, pictures: Iterable[Captioned], rewrite: _Rewrite, *, makes: bool = False) -> Edit:
+def _edit(name: str, pictures: Iterable[CaptionSnapshot], rewrite: _Rewrite, *, makes: bool = False) -> Edit:
     """Return the edit of all captions that the function changes; the braces in its name become their number.
 
     `makes`: pictures without a caption count as having an empty one.
@@ -192,7 +192,7 @@ def _edit(name: str, pictures: Iterable[Captioned], rewrite: _Rewrite, *, makes:
         if before is not None or makes:
             after = rewrite(before or "")
             if after != (before or "") or (makes and before is None):
-                changes.append(Change(picture.id, "caption", before, after))
+                changes.append(ValueChange(picture.id, "caption", before, after))
     count = f"{len(changes):,} caption" + "s" * (len(changes) != 1)
     return Edit(count.join(name.rsplit("{}", 1)), tuple(changes))
 
@@ -244,7 +244,7 @@ def _by_tag(old: str, new: str) -> _Rewrite:
 
 
 def _placing(
-    pictures: Sequence[Captioned], order: Order | Sequence[str], lines: Lines
+    pictures: Sequence[CaptionSnapshot], order: Order | Sequence[str], lines: Lines
 ) -> Callable[[str], tuple[int, str, str]]:
     """Return what tags are sorted by: a rank, then the alphabet, capitals or not."""
     ranks: dict[str, int] = {}
@@ -294,14 +294,16 @@ def _slow(text: str) -> PatternError:
 
 def rate(pictures: Iterable[Picture], rating: int | None) -> Edit:
     """Give pictures a rating, 1 to 5, or take it from them."""
-    changes = tuple(Change(one.id, "rating", one.rating, rating) for one in pictures if one.rating != rating)
+    changes = tuple(ValueChange(one.id, "rating", one.rating, rating) for one in pictures if one.rating != rating)
     verb = f"Rate {rating} of 5" if rating else "Remove the rating"
     return Edit(f"{verb}: {_counted(changes)}", changes)
 
 
 def exclude(pictures: Iterable[Picture], excluded: bool) -> Edit:
     """Leave pictures out of training, or take them in again."""
-    changes = tuple(Change(one.id, "excluded", one.excluded, excluded) for one in pictures if one.excluded != excluded)
+    changes = tuple(
+        ValueChange(one.id, "excluded", one.excluded, excluded) for one in pictures if one.excluded != excluded
+    )
     return Edit(f"{'Exclude' if excluded else 'Include'} {_counted(changes)}", changes)
 
 
@@ -322,7 +324,7 @@ def mark_folder(folder: Folder, **facts: str | int | bool | None) -> Edit:
     return Edit(f"Change the folder {folder.path.name}", (), changes)
 
 
-def _counted(changes: Collection[Change]) -> str:
+def _counted(changes: Collection[ValueChange]) -> str:
     return "1 picture" if len(changes) == 1 else f"{len(changes)} pictures"
 
 
@@ -378,7 +380,7 @@ def _places(words: list[str], front: int, runs: list[Span]) -> Iterator[Span]:
         place += length
 
 
-class Words(NamedTuple):
+class SnapshotCaption(NamedTuple):
     """A picture's caption at that moment."""
 
     id: int
@@ -389,7 +391,7 @@ class CalledOffError(Exception):
     """Nobody wants the result any more."""
 
 
-class Snapshot(Sequence[Words]):
+class CaptionSnapshots(Sequence[SnapshotCaption]):
     """Taken on the library's thread, some 5 ms for 100,000 pictures; then any thread may read it.
 
     After `call_off` whoever goes through it is thrown out by CalledOffError, so that a worker is soon free again.
@@ -408,18 +410,18 @@ class Snapshot(Sequence[Words]):
     def __len__(self) -> int:
         return len(self._pictures)
 
-    def __iter__(self) -> Iterator[Words]:
+    def __iter__(self) -> Iterator[SnapshotCaption]:
         for picture, caption in zip(self._pictures, self._captions, strict=True):
             if self._off:
                 raise CalledOffError
-            yield Words(picture.id, caption)
+            yield SnapshotCaption(picture.id, caption)
 
     @overload
-    def __getitem__(self, place: int) -> Words: ...
+    def __getitem__(self, place: int) -> SnapshotCaption: ...
     @overload
-    def __getitem__(self, place: slice) -> Sequence[Words]: ...
-    def __getitem__(self, place: int | slice) -> Words | Sequence[Words]:
+    def __getitem__(self, place: slice) -> Sequence[SnapshotCaption]: ...
+    def __getitem__(self, place: int | slice) -> SnapshotCaption | Sequence[SnapshotCaption]:
         if isinstance(place, slice):
             chosen = zip(self._pictures[place], self._captions[place], strict=True)
-            return [Words(picture.id, caption) for picture, caption in chosen]
-        return Words(self._pictures[place].id, self._captions[place])
+            return [SnapshotCaption(picture.id, caption) for picture, caption in chosen]
+        return SnapshotCaption(self._pictures[place].id, self._captions[place])

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 from app.core.edits.journal import Journal
-from app.core.edits.save_state import Conflict, Key, Learned, SaveRequest
+from app.core.edits.save_state import Conflict, DiskValue, Key, SaveRequest
 from app.core.edits.saver import Saver
-from app.core.events import Event
-from app.core.library import Change, Field, Folder, FolderChange, FolderField, Library, Value
+from app.core.events import Emitter
+from app.core.library import Field, Folder, FolderChange, FolderField, Library, Value, ValueChange
 from trainer.errors import ImpastoError
 
 AT_ONCE = 500
@@ -22,7 +22,7 @@ class Edit:
     """Something that the user does; its name says what, in English with its count."""
 
     name: str
-    changes: tuple[Change, ...]
+    changes: tuple[ValueChange, ...]
     folders: tuple[FolderChange, ...] = ()
 
     def inverse(self) -> Edit:
@@ -42,7 +42,7 @@ Ended = Callable[[ImpastoError | None], None]
 """Is called once when files are written, with what stood against it."""
 
 
-class Deed(Protocol):
+class FileAction(Protocol):
     """Something that the user did to files and that is no change of values: pictures thrown away, a mask painted."""
 
     name: str
@@ -64,16 +64,16 @@ class History:
     """
 
     def __init__(self, library: Library, journal: Journal, saver: Saver) -> None:
-        self.done: Event[Edit] = Event()
-        self.changed: Event[None] = Event()
+        self.done: Emitter[Edit] = Emitter()
+        self.changed: Emitter[None] = Emitter()
         """The names below, or `busy`, may be different now."""
-        self.failed: Event[ImpastoError] = Event()
+        self.failed: Emitter[ImpastoError] = Emitter()
         """A deed could not be taken back or done again, and is no step any more."""
         self._library, self._journal, self._saver = library, journal, saver
-        self._undo: list[Edit | Deed] = []
-        self._redo: list[Edit | Deed] = []
-        self._under_way: Deed | None = None
-        self._asked: list[tuple[Edit | Deed, list[Edit | Deed]]] = []
+        self._undo: list[Edit | FileAction] = []
+        self._redo: list[Edit | FileAction] = []
+        self._under_way: FileAction | None = None
+        self._asked: list[tuple[Edit | FileAction, list[Edit | FileAction]]] = []
         """What is to be undone or done, once the files that are under way are written, and where it lies already."""
         self._running: Iterator[None] | None = None
         self._inside: dict[Folder, str] = {}
@@ -100,7 +100,7 @@ class History:
         return self._running is not None
 
     @property
-    def writing(self) -> Edit | Deed | None:
+    def writing(self) -> Edit | FileAction | None:
         """Return the first of those that still have files to write, or wait for one that has, of deeds and undos."""
         return self._under_way or (self._asked[0][0] if self._asked else None)
 
@@ -121,18 +121,18 @@ class History:
 
         self._start(edit, edit.name, remember, typing=joins)
 
-    def record(self, deed: Deed) -> None:
+    def record(self, deed: FileAction) -> None:
         """Enter something that was done to files: it is the next step to be taken back."""
         self.finish()
         self._redo.clear()
         self._undo.append(deed)
         self.changed.emit(None)
 
-    def perform(self, deed: Deed) -> None:
+    def perform(self, deed: FileAction) -> None:
         """Do a deed, when the files of those before are written: it is the next step to be taken back, at once."""
         self.settle(lambda: self._perform(deed))
 
-    def _perform(self, deed: Deed) -> None:
+    def _perform(self, deed: FileAction) -> None:
         self._redo.clear()
         self._move(deed, self._undo)
         self.changed.emit(None)
@@ -151,7 +151,7 @@ class History:
         again.
         """
         self.finish()
-        changes: list[Change] = []
+        changes: list[ValueChange] = []
         folders: list[FolderChange] = []
         theirs: list[Conflict] = []
         requests: list[SaveRequest] = []
@@ -168,7 +168,7 @@ class History:
             if conflict.key.of_folder and folder:
                 folders.append(FolderChange(folder, cast(FolderField, conflict.field), before, value))  # type: ignore[arg-type]
             elif picture:
-                changes.append(Change(picture.id, cast(Field, conflict.field), before, value))
+                changes.append(ValueChange(picture.id, cast(Field, conflict.field), before, value))
         self._library.apply(changes)
         self._library.apply_to_folders(folders)
         if requests:
@@ -189,21 +189,21 @@ class History:
         picture = self._library.at(conflict.path)
         return picture is None or picture.value(cast(Field, conflict.field)) == conflict.mine
 
-    def forget(self, deed: Deed) -> None:
+    def forget(self, deed: FileAction) -> None:
         """Let a deed be no step any more."""
         for steps in (self._undo, self._redo):
             _put(steps, deed, [])
         self._asked = [(step, onto) for step, onto in self._asked if step is not deed]
         self.changed.emit(None)
 
-    def undo(self, above: int = 0) -> Edit | Deed | None:
+    def undo(self, above: int = 0) -> Edit | FileAction | None:
         """Take the last step back; return it, or None where none lies above so many others.
 
         While files of another step are still being written it waits its turn.
         """
         return self._back(self._undo, self._redo, above)
 
-    def redo(self, above: int = 0) -> Edit | Deed | None:
+    def redo(self, above: int = 0) -> Edit | FileAction | None:
         """Make again what was last taken back, as `undo` does."""
         return self._back(self._redo, self._undo, above)
 
@@ -212,7 +212,9 @@ class History:
         while self._running is not None:
             self._step()
 
-    def _back(self, taken: list[Edit | Deed], onto: list[Edit | Deed], above: int) -> Edit | Deed | None:
+    def _back(
+        self, taken: list[Edit | FileAction], onto: list[Edit | FileAction], above: int
+    ) -> Edit | FileAction | None:
         self.finish()
         step = None
         while step is None and len(taken) > above:
@@ -225,11 +227,11 @@ class History:
         self.changed.emit(None)
         return step
 
-    def _has_not_begun(self, step: Edit | Deed, taken: list[Edit | Deed]) -> bool:
+    def _has_not_begun(self, step: Edit | FileAction, taken: list[Edit | FileAction]) -> bool:
         """Tell whether a step is what was asked for last, and still waits to come where it is taken from."""
         return bool(self._asked) and self._asked[-1][0] is step and self._asked[-1][1] is taken
 
-    def _move(self, step: Edit | Deed, onto: list[Edit | Deed]) -> bool:
+    def _move(self, step: Edit | FileAction, onto: list[Edit | FileAction]) -> bool:
         """Undo or do a step when its turn comes; return False where that is now and nothing of it can be.
 
         It lies in its new place at once, below what the user does until then.
@@ -243,7 +245,7 @@ class History:
             self._begin(step, onto)
         return True
 
-    def _begin(self, step: Edit | Deed, onto: list[Edit | Deed]) -> None:
+    def _begin(self, step: Edit | FileAction, onto: list[Edit | FileAction]) -> None:
         """Undo or do a step that lies in its new place; out of it where other programs wrote meanwhile."""
         undoing = onto is self._redo
         if not isinstance(step, Edit):
@@ -288,7 +290,7 @@ class History:
         self, edit: Edit, title: str, remember: Callable[[Edit], None], typing: bool, back: bool
     ) -> Iterator[None]:
         """Make an edit by portions: journal, library; the writer hears of it at last, so all of it or nothing."""
-        made: list[Change] = []
+        made: list[ValueChange] = []
         wishes: list[SaveRequest] = []
         for portion in _portions(edit.changes, back):
             if made:
@@ -311,7 +313,7 @@ class History:
     def _enter(self, title: str, wishes: list[SaveRequest]) -> list[SaveRequest]:
         return self._journal.append(title, wishes) if wishes else wishes
 
-    def _wish(self, change: Change) -> SaveRequest:
+    def _wish(self, change: ValueChange) -> SaveRequest:
         picture = self._library.pictures[change.picture]
         key = Key(str(picture.folder.root), self._prefix(picture.folder) + picture.name, change.field)
         return SaveRequest(key, (change.before,), change.after, change.picture, shown=True)
@@ -332,11 +334,11 @@ class History:
             getattr(change.folder, change.field) == change.after for change in edit.folders
         )
 
-    def _holds(self, change: Change) -> bool:
+    def _holds(self, change: ValueChange) -> bool:
         picture = self._library.pictures.get(change.picture)
         return picture is not None and picture.value(change.field) == change.before and change.before != change.after
 
-    def _learn(self, learned: Learned) -> None:
+    def _learn(self, learned: DiskValue) -> None:
         """Take over what stands on disk, unless the user went on meanwhile: it is no edit of his to be undone."""
         if self.busy:  # only at its end is it known of which pictures he did
             self._saver.post(lambda: self._learn(learned))
@@ -344,15 +346,15 @@ class History:
         picture = self._library.at(learned.key.path)
         if picture and not self._saver.wants_more(learned):
             field = cast(Field, learned.key.field)
-            self._library.apply([Change(picture.id, field, picture.value(field), learned.found)])
+            self._library.apply([ValueChange(picture.id, field, picture.value(field), learned.found)])
 
 
-def _put(steps: list[Edit | Deed], place: Edit | Deed, instead: Sequence[Edit]) -> None:
+def _put(steps: list[Edit | FileAction], place: Edit | FileAction, instead: Sequence[Edit]) -> None:
     """Put something else in the place of a step, or nothing; where it is there no more, all stays."""
     steps[:] = [one for step in steps for one in (instead if step is place else (step,))]
 
 
-def _portions(changes: Sequence[Change], back: bool) -> Iterator[Sequence[Change]]:
+def _portions(changes: Sequence[ValueChange], back: bool) -> Iterator[Sequence[ValueChange]]:
     """Give changes in portions, or from the last to the first what takes each back."""
     for start in range(0, len(changes), AT_ONCE):
         if back:
@@ -369,10 +371,10 @@ def _joined(first: Edit, second: Edit) -> Edit | None:
     (earlier,), (later,) = first.changes, second.changes
     if (earlier.picture, earlier.field, earlier.after) != (later.picture, later.field, later.before):
         return None
-    return Edit(second.name, (Change(earlier.picture, earlier.field, earlier.before, later.after),))
+    return Edit(second.name, (ValueChange(earlier.picture, earlier.field, earlier.before, later.after),))
 
 
-class Stretch:
+class UndoScope:
     """It begins when it is made; what lies before it in the history is out of reach."""
 
     def __init__(self, history: History) -> None:

@@ -242,7 +242,7 @@ def _packed(pixels: Grey, box: Box) -> bytes:
 # The file
 
 
-class Opened(NamedTuple):
+class OpenedMask(NamedTuple):
     """A mask as it was read: `state` is the hash of its file, None where there was none."""
 
     pixels: Grey
@@ -260,7 +260,7 @@ def mask_path(picture: Path) -> Path:
     return picture.with_name(f"{picture.stem}{MASK}.png")
 
 
-def read_mask(picture: Path, width: int, height: int) -> Opened:
+def read_mask(picture: Path, width: int, height: int) -> OpenedMask:
     """Return a picture's mask in its upright size, all trained where there is none.
 
     Raises DatasetError where the file is no picture that can be read; it is left as it is. For a worker.
@@ -274,12 +274,12 @@ def read_mask(picture: Path, width: int, height: int) -> Opened:
             "mask.unreadable", sentence, "Replace it with a copy that can be read, or remove it."
         ) from fault
     if state is None:
-        return Opened(np.full((height, width), TRAINED, np.uint8), None, False)
+        return OpenedMask(np.full((height, width), TRAINED, np.uint8), None, False)
     image = load_upright(path, "#000000", MOST_MEGAPIXELS).convert("L")
     stretched = image.size != (width, height)
     if stretched:
         image = image.resize((width, height), Image.Resampling.BOX)
-    return Opened(np.array(image), state, stretched)
+    return OpenedMask(np.array(image), state, stretched)
 
 
 def write_mask(

@@ -52,7 +52,7 @@ Mark = tuple[int, int, int, int]
 """By which the system tells one state of a file from another: number, size, times of the last changes."""
 
 
-class Seen(NamedTuple):
+class FileSeen(NamedTuple):
     """What a file held."""
 
     data: bytes | None
@@ -61,16 +61,16 @@ class Seen(NamedTuple):
     """If that tells a later change for sure: not where the last one was so recent that another has the same time."""
 
 
-def look_at(file: str, most: int) -> Seen:
+def look_at(file: str, most: int) -> FileSeen:
     """Read a file, at most so many bytes; raises OSError, FileNotFoundError among them."""
     with open_file(Path(file), "stream") as opened:
         about = os.fstat(opened.fileno())
         data = opened.read(most)
     settled = sys.platform != "win32" and time.time_ns() - about.st_mtime_ns > _SETTLED
-    return Seen(data, _mark(about) if settled else None)
+    return FileSeen(data, _mark(about) if settled else None)
 
 
-def replace_file(file: str, seen: Seen, data: bytes, *, durable: bool, within: str | None = None) -> None:
+def replace_file(file: str, seen: FileSeen, data: bytes, *, durable: bool, within: str | None = None) -> None:
     """Write a file in one step in place of what was seen, and read it back.
 
     A link's target is written if it is in the folder `within`, by default the link's own; else PermissionError.
@@ -103,7 +103,7 @@ def _target(link: str, within: str) -> str:
     return os.path.realpath(link)
 
 
-def remove_file(file: str, seen: Seen) -> None:
+def remove_file(file: str, seen: FileSeen) -> None:
     """Remove a file that still is what was seen; raises ChangedMeanwhileError and OSError."""
     _check(file, seen)
     if seen.data is None:
@@ -177,13 +177,13 @@ def refusal(fault: OSError, place: Path) -> DatasetError:
     )
 
 
-def _check(file: str, seen: Seen) -> None:
+def _check(file: str, seen: FileSeen) -> None:
     """Raise ChangedMeanwhileError if a file is not what was seen: cheaper than an exchange and its way back."""
     if not _is(file, seen):
         raise ChangedMeanwhileError(file)
 
 
-def _is(file: str, seen: Seen) -> bool:
+def _is(file: str, seen: FileSeen) -> bool:
     """Return whether a file is what was seen, also under another name: renaming changes only the fourth mark."""
     try:
         if seen.mark and _mark(os.stat(_system(file)))[:3] == seen.mark[:3]:
@@ -229,7 +229,7 @@ def _read_back(file: str, data: bytes, number: int) -> None:
     raise OSError(errno.EIO, "it reads differently from what was written", file)
 
 
-def _exchange(temporary: str, target: str, seen: Seen, data: bytes) -> None:
+def _exchange(temporary: str, target: str, seen: FileSeen, data: bytes) -> None:
     """Give a temporary file the target's name, and it that of the temporary, provided that it is what was seen."""
     try:
         _swap(temporary, target)

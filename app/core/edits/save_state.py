@@ -110,7 +110,7 @@ class Conflict:
         return self.key.field
 
 
-class Learned(NamedTuple):
+class DiskValue(NamedTuple):
     """What is on disk for an image, where the library may hold something else."""
 
     key: Key
@@ -120,7 +120,7 @@ class Learned(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
+class SaveNotice:
     """Something about saving that the user is shown once a session for each dataset.
 
     `notice.converted`: files in other encodings became UTF-8. `notice.beside_list`: captions of metadata.jsonl were

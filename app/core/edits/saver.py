@@ -16,9 +16,9 @@ from typing import Literal, TypeVar
 
 from app.core.edits.journal import Journal
 from app.core.edits.safe_files import refusal
-from app.core.edits.save_state import Conflict, Key, Learned, Notice, SaveProblem, SaveRequest, SaveState
+from app.core.edits.save_state import Conflict, DiskValue, Key, SaveNotice, SaveProblem, SaveRequest, SaveState
 from app.core.edits.writer import Outcome, Writer
-from app.core.events import Event
+from app.core.events import Emitter
 from app.core.library import Field, Folder, FolderField, Picture, Value
 from app.core.tasks import Post, stand_back, step_back
 from trainer.errors import DatasetError
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Entry:
+class _UnsavedValue:
     """One value that is not known to be on disk. There is at most one for each value.
 
     The states, and what ends them:
@@ -147,10 +147,10 @@ class Saver:
         self, journal: Journal, writer: Writer, post: Post, *, pause: float = PAUSE, threaded: bool = True
     ) -> None:
         self.post = post
-        self.state: Event[SaveState] = Event()
-        self.learned: Event[Learned] = Event()
+        self.state: Emitter[SaveState] = Emitter()
+        self.learned: Emitter[DiskValue] = Emitter()
         """Emitted where the user's edit is void, or an earlier session's was written after all, for `History`."""
-        self.notices: Event[Notice] = Event()
+        self.notices: Emitter[SaveNotice] = Emitter()
         self.recovered: tuple[SaveRequest, ...] = ()
         """What sessions that stopped unexpectedly had left unwritten at the start of this one."""
         self.now = SaveState()
@@ -158,8 +158,8 @@ class Saver:
         self._journal, self._writer, self._pause = journal, writer, pause
         self._inbox: list[_Arrived] = []
         """Edits on their way into `_entries`: a queue and no state. What is in it is newer than any entry."""
-        self._entries: dict[Key, _Entry] = {}
-        self._untried: dict[Notice, set[Key]] = {}
+        self._entries: dict[Key, _UnsavedValue] = {}
+        self._untried: dict[SaveNotice, set[Key]] = {}
         """What earlier sessions left and nothing has come of yet, by what is to be said when something has."""
         self._saved = self._taken = 0
         self._states = self._emitted = 0
@@ -195,7 +195,7 @@ class Saver:
             found[one.key in left.crashed, one.key.root].add(one.key)
         with self._changed:
             for (crashed, root), keys in found.items():
-                self._untried[Notice("notice.recovered" if crashed else "notice.left", root, len(keys))] = keys
+                self._untried[SaveNotice("notice.recovered" if crashed else "notice.left", root, len(keys))] = keys
         self.take(left.requests)
 
     def unsaved(self, picture: Picture) -> Mapping[Field, Value]:
@@ -235,7 +235,7 @@ class Saver:
         entry = self._entries.get(key)
         return entry.newest if entry else None
 
-    def wants_more(self, learned: Learned) -> bool:
+    def wants_more(self, learned: DiskValue) -> bool:
         """Return whether a later edit of the same value waits."""
         with self._changed:
             newest = self._newest(learned.key)
@@ -363,7 +363,7 @@ class Saver:
             number, state = self._numbered_state()
             self._changed.notify_all()
         learned = [
-            Learned(outcome.request.key, outcome.request.number, outcome.found)
+            DiskValue(outcome.request.key, outcome.request.number, outcome.found)
             for outcome in saved
             if not outcome.request.key.of_folder
             and (outcome.found != outcome.request.desired or not outcome.request.shown)
@@ -439,11 +439,11 @@ class Saver:
         self._taken = max(self._taken, request.number)
         entry = self._entries.get(request.key)
         if entry is None:
-            self._entries[request.key] = _Entry(request, due)
+            self._entries[request.key] = _UnsavedValue(request, due)
         else:
             entry.add(request, due, time.monotonic())
 
-    def _settle(self, outcomes: Sequence[Outcome]) -> list[Notice]:
+    def _settle(self, outcomes: Sequence[Outcome]) -> list[SaveNotice]:
         """Take in what came of a batch; return what the user is to be shown of it."""
         for outcome in outcomes:
             self._saved += outcome.kind == "saved"
@@ -454,7 +454,7 @@ class Saver:
             self._retry_at = time.monotonic() + RETRY
         return [*self._tried(outcomes), *self._worth_saying(outcomes)]
 
-    def _tried(self, outcomes: Sequence[Outcome]) -> Iterator[Notice]:
+    def _tried(self, outcomes: Sequence[Outcome]) -> Iterator[SaveNotice]:
         """Give what came of earlier sessions' edits, once all of a dataset's were tried."""
         for notice, keys in list(self._untried.items()):
             kinds = [outcome.kind for outcome in outcomes if outcome.request.key in keys]
@@ -470,7 +470,7 @@ class Saver:
             else:
                 yield notice
 
-    def _worth_saying(self, outcomes: Sequence[Outcome]) -> Iterator[Notice]:
+    def _worth_saying(self, outcomes: Sequence[Outcome]) -> Iterator[SaveNotice]:
         counts: defaultdict[tuple[str, str], int] = defaultdict(int)
         for outcome in outcomes:
             if outcome.notice:
@@ -478,9 +478,11 @@ class Saver:
         for code, root in counts:
             if (code, root) not in self._noticed:
                 self._noticed.add((code, root))
-                yield Notice(code, root, counts[code, root])  # type: ignore[arg-type]
+                yield SaveNotice(code, root, counts[code, root])  # type: ignore[arg-type]
 
-    def _report(self, learned: Sequence[Learned], notices: Sequence[Notice], state: SaveState, number: int) -> None:
+    def _report(
+        self, learned: Sequence[DiskValue], notices: Sequence[SaveNotice], state: SaveState, number: int
+    ) -> None:
         for each in learned:
             self.learned.emit(each)
         for notice in notices:

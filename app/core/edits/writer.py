@@ -16,7 +16,7 @@ from app.core.edits.backups import Backups
 from app.core.edits.safe_files import (
     SYNCS_FILE_SYSTEM,
     ChangedMeanwhileError,
-    Seen,
+    FileSeen,
     look_at,
     refusal,
     remove_file,
@@ -54,7 +54,7 @@ class Caption:
     """None where there is no caption at all."""
     file: str
     """The file that is read; where there is none, or another program's list is, the one to make."""
-    seen: Seen
+    seen: FileSeen
     """What it holds."""
     listed: str | None = None
     """What metadata.jsonl says, if it was looked at: only where no caption file counts."""
@@ -137,7 +137,7 @@ def look(picture: str, around: Neighbours) -> Caption:
     listed = around.listed(Path(picture))
     if first:
         return Caption(plain(listed) or "", first.file, first.seen, listed, first.encoding)
-    return Caption(plain(listed), stem + SUFFIXES[0], Seen(None), listed)
+    return Caption(plain(listed), stem + SUFFIXES[0], FileSeen(None), listed)
 
 
 def _read(file: str, around: Neighbours) -> Caption | None:
@@ -370,7 +370,7 @@ class Writer:
         yield from outcomes
         yield from (Outcome(request, "saved", request.desired) for request in due)
 
-    def _replace_notes(self, root: str, found: Notes, data: bytes) -> None:
+    def _replace_notes(self, root: str, found: NotesFile, data: bytes) -> None:
         name = str(found.file)
         if found.data is None or self._ours.get(name) != hash(found.data):
             try:
@@ -378,7 +378,7 @@ class Writer:
             except OSError as fault:
                 raise _no_backup(fault, root) from fault
         self._sweep(root, str(found.file.parent))
-        replace_file(name, Seen(found.data), data, within=root, durable=True)
+        replace_file(name, FileSeen(found.data), data, within=root, durable=True)
         self._ours[name] = hash(data)
 
 
@@ -424,7 +424,7 @@ def _no_backup(fault: OSError, root: str) -> DatasetError:
 
 
 @dataclass(frozen=True, slots=True)
-class Notes:
+class NotesFile:
     """The notes of one folder, and the bytes that they were read from."""
 
     file: Path
@@ -448,7 +448,7 @@ class Notes:
         return sidecar_text(_changed(self.sidecar, facts, pictures)).encode("utf-8")
 
 
-def read_notes(folder: Path, around: Neighbours) -> Notes:
+def read_notes(folder: Path, around: Neighbours) -> NotesFile:
     """Return a folder's notes; raises DatasetError when they are damaged or lead out of the dataset, and OSError."""
     file = folder / FILE_NAME
     around.require_inside(str(file))
@@ -456,7 +456,7 @@ def read_notes(folder: Path, around: Neighbours) -> Notes:
     sidecar = read_sidecar(folder)
     while (now := _bytes(file)) != data:  # written between the two looks
         data, sidecar = now, read_sidecar(folder)
-    return Notes(file, data, sidecar)
+    return NotesFile(file, data, sidecar)
 
 
 def _bytes(file: Path) -> bytes | None:

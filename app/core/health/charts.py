@@ -20,7 +20,7 @@ class Bar(NamedTuple):
     """Where it begins on the axis, where there is one."""
 
 
-class Cell(NamedTuple):
+class SizeCell(NamedTuple):
     """Pictures of about one width and height; `left` to `right` and `top` to `bottom` are pixels."""
 
     left: float
@@ -57,7 +57,7 @@ def frequent_tags(health: Health) -> list[Bar]:
     return [Bar(tag, count, health.tagged(tag)) for tag, count in health.tags.top]
 
 
-def sizes(health: Health) -> list[Cell]:
+def sizes(health: Health) -> list[SizeCell]:
     """Return where the pictures' sizes lie, on logarithmic axes, as cells that hold at least one."""
     from app.core.health.judging import CELLS_PER_DOUBLING
 
@@ -67,5 +67,5 @@ def sizes(health: Health) -> list[Cell]:
     cells = []
     for place, ids in health.files.all("cell").items():
         column, row = cast("Size", place)
-        cells.append(Cell(side(column), side(column + 1), side(row), side(row + 1), ids))
+        cells.append(SizeCell(side(column), side(column + 1), side(row), side(row + 1), ids))
     return cells

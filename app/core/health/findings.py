@@ -9,7 +9,7 @@ from typing import Literal
 
 from app.core.edits.bulk import add_tags, exclude, remove_tags
 from app.core.edits.history import Edit
-from app.core.library import Change, Folder, Picture
+from app.core.library import Folder, Picture, ValueChange
 from app.core.tags.splitting import Lines, split_tags
 from trainer.dataset.findings import RULES, Rule, Severity, worded
 from trainer.errors import ImpastoError
@@ -76,7 +76,7 @@ _ORDER: Mapping[Severity, int] = {"error": 0, "warning": 1, "info": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class HealthFinding:
     """One kind of thing that was found."""
 
     code: str
@@ -107,7 +107,7 @@ def name_of(code: str, severity: Severity) -> str:
 
 def found(
     code: str, ids: Set[int], fix: tuple[str, Callable[[], Edit]] | None, alone: Picture | None = None
-) -> Finding:
+) -> HealthFinding:
     """Return the finding for pictures with this code; of one that is `alone`, its own problem is the sentence."""
     rule = rule_of(code)
     sentence, place = worded(rule, len(ids)), ""
@@ -116,27 +116,27 @@ def found(
         sentence = alone.problem.replace(place, str(alone.path.relative_to(alone.folder.root)))
     title, make = fix or ("", None)
     remedy = _REMEDIES.get(code, rule.remedy)
-    return Finding(code, rule.severity, sentence, remedy, ids, title, make, _ACTIONS.get(code), place)
+    return HealthFinding(code, rule.severity, sentence, remedy, ids, title, make, _ACTIONS.get(code), place)
 
 
-def of_files(code: str, count: int, files: Sequence[Path]) -> Finding:
+def of_files(code: str, count: int, files: Sequence[Path]) -> HealthFinding:
     """Return the finding for so many files that belong to no picture, of which these are the first."""
     rule = rule_of(code)
     names = ", ".join(path.name for path in files[:_NAMED])
     more = f" and {count - _NAMED} more" if count > _NAMED else ""
     sentence = f"{worded(rule, count).removesuffix('.')}: {names}{more}."
     place = "\n".join(map(str, files))
-    return Finding(code, rule.severity, sentence, rule.remedy, frozenset(), place=place, files=tuple(files))
+    return HealthFinding(code, rule.severity, sentence, rule.remedy, frozenset(), place=place, files=tuple(files))
 
 
-def unseen(fault: ImpastoError) -> Finding:
+def unseen(fault: ImpastoError) -> HealthFinding:
     """Return the finding that pictures could not be looked at, for a reason that is none of theirs."""
-    return Finding(fault.code, "error", fault.sentence, fault.remedy, frozenset(), action="look")
+    return HealthFinding(fault.code, "error", fault.sentence, fault.remedy, frozenset(), action="look")
 
 
-def of_notes(fault: ImpastoError) -> Finding:
+def of_notes(fault: ImpastoError) -> HealthFinding:
     """Return the finding that the notes of a folder cannot be read, for which training refuses the folder."""
-    return Finding(fault.code, "error", fault.sentence, fault.remedy, frozenset())
+    return HealthFinding(fault.code, "error", fault.sentence, fault.remedy, frozenset())
 
 
 def rule_of(code: str) -> Rule:
@@ -144,7 +144,7 @@ def rule_of(code: str) -> Rule:
     return OURS.get(code) or RULES[code]
 
 
-def in_order(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+def in_order(findings: Sequence[HealthFinding]) -> tuple[HealthFinding, ...]:
     """Return errors first, then what concerns most pictures."""
     return tuple(sorted(findings, key=lambda one: (_ORDER[one.severity], -len(one.ids or one.files), one.code)))
 
@@ -165,7 +165,7 @@ def put_trigger_first(pictures: Iterable[Picture], lines: Lines = "caption") -> 
     by_folder: dict[Folder, list[Picture]] = {}
     for picture in pictures:
         by_folder.setdefault(picture.folder, []).append(picture)
-    changes: list[Change] = []
+    changes: list[ValueChange] = []
     for folder, inside in by_folder.items():
         if folder.trigger:
             changes += add_tags(inside, [folder.trigger.strip()], 0, lines).changes

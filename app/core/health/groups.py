@@ -57,7 +57,7 @@ class Files:
         return self._kinds.get(kind, {})
 
 
-class Shared:
+class SharedIndex:
     """Which pictures have something (content, place and stem) in common with another one."""
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class Shared:
             del self._groups[key]
 
 
-class Aim(NamedTuple):
+class JudgingTarget(NamedTuple):
     """A training to come, as far as pictures can suit it or not."""
 
     resolution: int = 1024
@@ -117,15 +117,15 @@ class Aim(NamedTuple):
         return RecipeConfig.model_validate({"resolution": self.resolution, "token_chunks": self.tokens})
 
 
-def aim_of(values: Mapping[str, Any], native: int) -> Aim:
+def aim_of(values: Mapping[str, Any], native: int) -> JudgingTarget:
     """Return what a job's values say; `native` is the resolution that its base has, wrong values count as absent."""
     recipe, dataset = _table(values, "recipe"), _table(values, "dataset")
     resolution, tokens = recipe.get("resolution"), recipe.get("token_chunks")
     if not isinstance(resolution, int) or not 64 <= resolution <= 4096 or resolution % 8:
         resolution = native
-    return Aim(
+    return JudgingTarget(
         resolution,
-        tokens if tokens in TOKEN_MARKS else Aim().tokens,
+        tokens if tokens in TOKEN_MARKS else JudgingTarget().tokens,
         "variants" if dataset.get("lines") == "variants" else "caption",
     )
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.core.edits.history import Edit
-from app.core.events import Event
-from app.core.health.groups import Aim, Files, Shared
-from app.core.health.inspector import Inspector, Seen, Slice
+from app.core.events import Emitter
+from app.core.health.groups import Files, JudgingTarget, SharedIndex
+from app.core.health.inspector import InspectedImage, Inspector, Slice
 from app.core.library import Altered, Folder, Library, Picture
 from app.core.query.tokens import TokenCounts
 from app.core.tags.index import Row, TagIndex
@@ -25,8 +25,8 @@ from app.core.tasks import Post, Tasks, in_turns, raise_again
 from trainer.errors import ImpastoError
 
 if TYPE_CHECKING:  # pydantic, numpy: a worker loads them once there are pictures
-    from app.core.disk.scanner import Notes, Strays
-    from app.core.health.findings import Finding
+    from app.core.disk.scanner import NotesRead, OrphanFiles
+    from app.core.health.findings import HealthFinding
     from app.core.health.judging import Judge
 
 # How long the owner's thread judges pictures in one go, in seconds; what changes at once up to so many is judged there.
@@ -46,7 +46,7 @@ _WORDS = 4
 _TOP = 40
 
 
-class Progress(NamedTuple):
+class HealthProgress(NamedTuple):
     """How many pictures are still to be judged, and how many files still to be looked at."""
 
     judging: int
@@ -64,16 +64,18 @@ class Tags(NamedTuple):
 class Health:
     """Belongs to the thread that owns the library."""
 
-    def __init__(self, library: Library, index: TagIndex, tasks: Tasks, post: Post, aim: Aim | None = None) -> None:
-        self.findings: Event[tuple[Finding, ...]] = Event()
-        self.progress: Event[Progress] = Event()
-        self.charts: Event[None] = Event()
+    def __init__(
+        self, library: Library, index: TagIndex, tasks: Tasks, post: Post, aim: JudgingTarget | None = None
+    ) -> None:
+        self.findings: Emitter[tuple[HealthFinding, ...]] = Emitter()
+        self.progress: Emitter[HealthProgress] = Emitter()
+        self.charts: Emitter[None] = Emitter()
         """What the charts show is different now."""
-        self.aim = aim or Aim()
+        self.aim = aim or JudgingTarget()
         self.files = Files()
         """Pictures by what the charts show: kinds "bucket", "tokens" and "cell"."""
         self.tags = Tags([], frozenset())
-        self.now: tuple[Finding, ...] = ()
+        self.now: tuple[HealthFinding, ...] = ()
         """The findings of now."""
         self._library, self._index, self._tasks, self._post = library, index, tasks, post
         self._inspector = Inspector(library, post, self._have, self._tell_soon)
@@ -83,7 +85,7 @@ class Health:
         self._tags_stale = True
         self._waiting: dict[int, None] = {}
         self._seen: dict[int, tuple[str, ...]] = {}
-        self._contents, self._stems = Shared(), Shared()
+        self._contents, self._stems = SharedIndex(), SharedIndex()
         self._strays: dict[Folder, Mapping[str, tuple[str, ...]]] = {}
         self._unread_notes: dict[Folder, ImpastoError] = {}
         self._near: dict[int, set[int]] = {}
@@ -97,10 +99,10 @@ class Health:
         """Return the yardsticks in force, None until a worker has loaded them."""
         return self._judge
 
-    def state(self) -> Progress:
+    def state(self) -> HealthProgress:
         """Return how far it has come."""
         judging = len(self._waiting) + (self._tokens.pending if self._judge else 0)
-        return Progress(judging, self._inspector.pending, len(self._library.pictures))
+        return HealthProgress(judging, self._inspector.pending, len(self._library.pictures))
 
     def tagged(self, tag: str) -> Set[int]:
         """Return the pictures with a tag."""
@@ -110,7 +112,7 @@ class Health:
         """Return the pictures of each finding by what `problem:` asks for; the sets live and are not to be changed."""
         return {finding.query.removeprefix("problem:"): finding.ids for finding in self.now if finding.ids}
 
-    def aim_at(self, aim: Aim) -> None:
+    def aim_at(self, aim: JudgingTarget) -> None:
         """Judge all pictures for another training."""
         if aim != self.aim:
             self.aim, self._judge = aim, None
@@ -141,7 +143,7 @@ class Health:
         """Look again at files that were away for a moment which no look at the disk noticed: after each of those."""
         self._inspector.want(filter(self._is_unseen, self._inspector.take_gone()))
 
-    def take_strays(self, strays: Strays) -> None:
+    def take_strays(self, strays: OrphanFiles) -> None:
         """Tell from now on of these files of a folder that have no picture, and of no others there."""
         if strays.names:
             self._strays[strays.folder] = strays.names
@@ -149,7 +151,7 @@ class Health:
             self._strays.pop(strays.folder, None)
         self._tell_soon()
 
-    def take_notes(self, notes: Notes) -> None:
+    def take_notes(self, notes: NotesRead) -> None:
         """Take in whether the notes of a folder can be read: training refuses a folder whose notes cannot."""
         if notes.error:
             self._unread_notes[notes.folder] = notes.error
@@ -226,7 +228,7 @@ class Health:
 
         self._tasks.run(load, lambda judge: self._loaded(aim, judge), raise_again)
 
-    def _loaded(self, aim: Aim, judge: Judge) -> None:
+    def _loaded(self, aim: JudgingTarget, judge: Judge) -> None:
         self._loading = False
         if aim == self.aim:
             self._judge = judge
@@ -297,7 +299,7 @@ class Health:
         self._library.learn(facts, *kinds)  # type: ignore[arg-type]  # built from Literals
         self._tell_soon()
 
-    def _facts(self, seen: Seen, kinds: set[str]) -> dict[str, object]:
+    def _facts(self, seen: InspectedImage, kinds: set[str]) -> dict[str, object]:
         picture = self._library.pictures[seen.picture]
         facts: dict[str, object] = {"content": seen.content, "fingerprint": seen.fingerprint}
         if seen.width and (picture.width, picture.height) != (seen.width, seen.height):
@@ -367,7 +369,7 @@ class Health:
             self.charts.emit(None)
         self.progress.emit(self.state())
 
-    def _findings(self) -> tuple[Finding, ...]:
+    def _findings(self) -> tuple[HealthFinding, ...]:
         from app.core.health.findings import LISTED, found, in_order, of_files, of_notes, unseen
 
         sets: dict[str, Set[int]] = {str(code): ids for code, ids in self.files.all("mark").items()}

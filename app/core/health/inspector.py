@@ -17,7 +17,7 @@ from trainer.errors import DatasetError
 from trainer.protocol.reading import read_bytes
 
 if TYPE_CHECKING:
-    from app.core.health.judging import Near
+    from app.core.health.judging import NearDuplicates
     from trainer.dataset.decoders import Decoders
     from trainer.dataset.inspection import Inspection
 
@@ -28,7 +28,7 @@ _AGAIN = 30.0
 """Seconds after which a look that could not begin is tried again when pictures change."""
 
 
-class Seen(NamedTuple):
+class InspectedImage(NamedTuple):
     """What came of one picture; sizes are upright pixels."""
 
     picture: int
@@ -56,7 +56,7 @@ class _Asked(NamedTuple):
 class Slice(NamedTuple):
     """What came of some pictures, and which are nearly the same as another known by now."""
 
-    seen: list[Seen]
+    seen: list[InspectedImage]
     near: list[tuple[int, int]]
 
 
@@ -78,7 +78,7 @@ class Inspector:
         self.fault: DatasetError | None = None
         """Why no picture can be looked at, where the processes cannot be started; until that is tried again."""
         self._decoders: Decoders | None = None
-        self._near: Near | None = None
+        self._near: NearDuplicates | None = None
 
     @property
     def pending(self) -> int:
@@ -125,14 +125,14 @@ class Inspector:
     def _look(self, asked: list[_Asked]) -> Slice | None:
         """Look at some pictures, on the worker; for none of them, let the processes go."""
         from app.core.disk.reading import MOST_MEGAPIXELS
-        from app.core.health.judging import Near
+        from app.core.health.judging import NearDuplicates
         from trainer.dataset.decoders import AT_ONCE, Decoders, inspect_pictures
 
         if not asked:
             self._let_go()
             return None
         self._decoders = self._decoders or Decoders(max(1, AT_ONCE // 2))  # the user wants cores too
-        self._near = self._near or Near()
+        self._near = self._near or NearDuplicates()
         paths = [one.path for one in asked]
         try:
             found = inspect_pictures(paths, MOST_MEGAPIXELS, lambda done, total: self._check_stop(), self._decoders)
@@ -150,7 +150,7 @@ class Inspector:
 
     def _check_stop(self) -> None:
         if self._stopped:
-            raise _Stopped
+            raise _InspectionStopped
 
     def _looked(self, some: list[int], found: Slice | None) -> None:
         self._running = False
@@ -163,7 +163,7 @@ class Inspector:
         if some or self._waiting:
             self._go_on()
 
-    def _is_current(self, seen: Seen) -> bool:
+    def _is_current(self, seen: InspectedImage) -> bool:
         picture: Picture | None = self._library.pictures.get(seen.picture)
         now = picture and (picture.changed_ns, picture.mask_changed_ns)
         return now == (seen.changed_ns, seen.mask_changed_ns)
@@ -178,11 +178,11 @@ class Inspector:
         self._stuck()
 
 
-class _Stopped(Exception):
+class _InspectionStopped(Exception):
     """The app is closing."""
 
 
-def _seen(asked: _Asked, found: Inspection) -> Seen | None:
+def _seen(asked: _Asked, found: Inspection) -> InspectedImage | None:
     """Return what came of a picture; None where its file is gone, perhaps with its folder: that is told by others."""
     from app.core.disk.reading import file_state
     from trainer.dataset.dataset import doubts_of_file
@@ -192,10 +192,10 @@ def _seen(asked: _Asked, found: Inspection) -> Seen | None:
     if isinstance(found, DatasetError):
         if found.code == "picture.missing" or file_state(path) is None:
             return None
-        return Seen(number, changed_ns, mask_changed_ns, written, problem=found.sentence)
+        return InspectedImage(number, changed_ns, mask_changed_ns, written, problem=found.sentence)
     codes = (*doubts_of_file(path, found), *written, *_mask_doubts(asked, (found.width, found.height)))
     content = found.id, found.fingerprint, found.width, found.height
-    return Seen(number, changed_ns, mask_changed_ns, codes, *content)
+    return InspectedImage(number, changed_ns, mask_changed_ns, codes, *content)
 
 
 def _mask_doubts(asked: _Asked, size: tuple[int, int]) -> tuple[str, ...]:

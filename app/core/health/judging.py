@@ -16,7 +16,7 @@ from math import floor, log2
 
 from app.core.edits.history import Edit
 from app.core.health.groups import Key
-from app.core.library import Change, Crop, Folder, Picture
+from app.core.library import Crop, Folder, Picture, ValueChange
 from app.core.tags.splitting import Lines, split_tags
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.caption_files import split_caption
@@ -126,7 +126,7 @@ def cell_of(side: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class CropPreview:
     """What a centred showing of a picture holds."""
 
     bucket: tuple[int, int]
@@ -139,7 +139,7 @@ class Shown:
     """By which factor its sides grow; below 1 they shrink."""
 
 
-def shown_of(width: int, height: int, crop: Crop | None, recipe: RecipeConfig) -> Shown | None:
+def shown_of(width: int, height: int, crop: Crop | None, recipe: RecipeConfig) -> CropPreview | None:
     """Return what training shows of an upright picture of this many pixels; None: too small for any bucket."""
     region = region_of(width, height, crop)
     bucket = choose_bucket(region[2], region[3], recipe)
@@ -147,7 +147,7 @@ def shown_of(width: int, height: int, crop: Crop | None, recipe: RecipeConfig) -
         return None
     left, top, wide, high = window_in(region, bucket, 0.5, 0.5)
     frame = (left / width, top / height, (left + wide) / width, (top + high) / height)
-    return Shown(bucket, frame, 1.0 - wide * high / (width * height), enlargement(wide, high, bucket))
+    return CropPreview(bucket, frame, 1.0 - wide * high / (width * height), enlargement(wide, high, bucket))
 
 
 def largest(width: int, height: int, shape: tuple[int, int]) -> Crop:
@@ -185,10 +185,10 @@ def crop_to(picture: Picture, frame: Crop | None) -> Edit:
         left, top, right, bottom = (round(min(max(side, 0.0), 1.0), 6) for side in frame)
         crop = left, top, right, bottom
     name = f"Crop {picture.name}" if crop else f"Remove the crop of {picture.name}"
-    return Edit(name, (Change(picture.id, "crop", picture.crop, crop),) if crop != picture.crop else ())
+    return Edit(name, (ValueChange(picture.id, "crop", picture.crop, crop),) if crop != picture.crop else ())
 
 
-class Near:
+class NearDuplicates:
     """All fingerprints so far: a new one is compared with all others, 0.3 ms at 100,000."""
 
     def __init__(self) -> None:

@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from app.core.events import Event
+from app.core.events import Emitter
 from app.core.jobs.job_file import JobFile, Values, changed_keys, drop, put, value_at
-from app.core.jobs.settings import Base, Verdict, arguments, judge, settings
+from app.core.jobs.settings import Base, SettingsVerdict, arguments, judge, settings
 from app.core.tasks import Tasks, only, raise_again
 from app.core.words import QT_TRANSLATE_NOOP
 from trainer.config.base import Family
@@ -66,7 +66,7 @@ def _first(value: Any, otherwise: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class DraftStep:
     """The values before and after one change, and what it changed."""
 
     name: str
@@ -79,8 +79,8 @@ class Undo:
     """Steps done and taken back; letters typed into one field are one step until `seal`."""
 
     def __init__(self) -> None:
-        self._done: list[Step] = []
-        self._undone: list[Step] = []
+        self._done: list[DraftStep] = []
+        self._undone: list[DraftStep] = []
         self._open = False
 
     @property
@@ -99,14 +99,14 @@ class Undo:
         if typing and self._open and self._done and self._done[-1].name == name:
             before = self._done.pop().before
         if before != after:
-            self._done.append(Step(name, before, copy.deepcopy(after)))
+            self._done.append(DraftStep(name, before, copy.deepcopy(after)))
         self._open = typing
 
     def seal(self) -> None:
         """Let the next change be a step of its own."""
         self._open = False
 
-    def undo(self) -> Step | None:
+    def undo(self) -> DraftStep | None:
         """Take the last step back; its `before` holds now."""
         self._open = False
         if not self._done:
@@ -114,7 +114,7 @@ class Undo:
         self._undone.append(self._done.pop())
         return self._undone[-1]
 
-    def redo(self) -> Step | None:
+    def redo(self) -> DraftStep | None:
         """Make the step that was taken back again; its `after` holds now."""
         self._open = False
         if not self._undone:
@@ -133,11 +133,11 @@ class Draft:
         """Open a job file that holds these values, read with `read_values`."""
         self.path = path.absolute()
         self.file = JobFile(self.path, tasks)
-        self.changed: Event[frozenset[str]] = Event()
+        self.changed: Emitter[frozenset[str]] = Emitter()
         """These keys have other values now, or what is said of the job is another (then the set may be empty)."""
-        self.taken_over: Event[None] = Event()
+        self.taken_over: Emitter[None] = Emitter()
         """Another program changed the file; its values hold now, undo brings back ours."""
-        self.secured: Event[str] = Event()
+        self.secured: Emitter[str] = Emitter()
         """A password or token was taken out of the base link; the message says where it is now."""
         self.file.own(values)
         self.values = values
@@ -149,7 +149,7 @@ class Draft:
         self._base = Base()
         self._refused: tuple[str, JobError] | None = None
         """What another program wrote that cannot be read, and why."""
-        self._verdict = Verdict()
+        self._verdict = SettingsVerdict()
         self.differences: Mapping[str, Any] = {}
         """Keys whose value is another than in the job's preset or by default, with the value there (None: absent)."""
         self._judge()
@@ -249,14 +249,14 @@ class Draft:
         """Let what is typed next be a step of its own: the field was left."""
         self._undo.seal()
 
-    def undo(self) -> Step | None:
+    def undo(self) -> DraftStep | None:
         """Take the last change back; return it."""
         step = self._undo.undo()
         if step:
             self._hold(copy.deepcopy(step.before))
         return step
 
-    def redo(self) -> Step | None:
+    def redo(self) -> DraftStep | None:
         """Make the change that was taken back again; return it."""
         step = self._undo.redo()
         if step:

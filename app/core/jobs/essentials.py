@@ -15,7 +15,7 @@ from app.core.words import QT_TRANSLATE_NOOP
 from trainer.config.base import Family
 from trainer.config.job import SCHEMA
 from trainer.config.paths import absolute
-from trainer.config.presets.library import Shelved, read_shelf, same_name
+from trainer.config.presets.library import PresetEntry, read_shelf, same_name
 from trainer.config.presets.preset import Preset
 from trainer.config.recipe import LENGTH_KEYS
 from trainer.config.resolve import resolve_length
@@ -66,19 +66,19 @@ def new_values(name: str, pictures: Sequence[Pictures], folder: Path, stated: Ma
     return values
 
 
-def recipes() -> tuple[Shelved, ...]:
+def recipes() -> tuple[PresetEntry, ...]:
     """Return every preset at hand that holds a recipe, the user's own first; reads files."""
     return tuple(each for each in read_shelf().presets if each.preset.recipe is not None and each.preset.card is None)
 
 
-def preset_of(draft: Draft, shelf: Iterable[Shelved]) -> Preset | None:
+def preset_of(draft: Draft, shelf: Iterable[PresetEntry]) -> Preset | None:
     """Return the preset that a job's recipe came from, None where it names none or one that is not at hand."""
     family, _, name = str(draft.get("preset") or "").partition("/")
     fitting = (each.preset for each in shelf if each.preset.base.family == family)
     return next((preset for preset in fitting if same_name(preset.name, name)), None)
 
 
-def recipe_called(name: str, shelf: Iterable[Shelved], family: Family | None) -> Preset | None:
+def recipe_called(name: str, shelf: Iterable[PresetEntry], family: Family | None) -> Preset | None:
     """Return the preset that "sdxl/style" or "style" means; of several families that of `family`, or the first."""
     stated, _, plain = name.rpartition("/")
     named = [each.preset for each in shelf if same_name(each.preset.name, plain)]

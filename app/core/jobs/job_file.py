@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from app.core.events import Event
+from app.core.events import Emitter
 from app.core.tasks import Tasks, only
 from trainer.config.job import Job
 from trainer.config.load import JOB_FILE, migrate, read_job_text
@@ -162,13 +162,13 @@ class JobFile:
 
     def __init__(self, path: Path, tasks: Tasks) -> None:
         self.path = path
-        self.written: Event[None] = Event()
+        self.written: Emitter[None] = Emitter()
         """All that was handed over is on disk."""
-        self.failed: Event[JobError] = Event()
+        self.failed: Emitter[JobError] = Emitter()
         """It cannot be written now; the next change tries again, and so does `retry`."""
-        self.mended: Event[JobError] = Event()
+        self.mended: Emitter[JobError] = Emitter()
         """What `failed` told is over: all is on disk, or something else stands against it."""
-        self.kept: Event[Path] = Event()
+        self.kept: Emitter[Path] = Emitter()
         """Where the file as it was before lies now."""
         self._tasks = tasks
         self._own: str | None = None

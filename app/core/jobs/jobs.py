@@ -13,8 +13,8 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from app.core.events import Event
-from app.core.settings.deferred_writer import Behind
+from app.core.events import Emitter
+from app.core.settings.deferred_writer import DeferredWriter
 from app.core.tasks import Tasks, only, raise_again
 from trainer.errors import ImpastoError, JobError
 from trainer.protocol import files, places
@@ -55,7 +55,7 @@ class JobEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Thrown:
+class TrashedJob:
     """A job that was put into the trash, or, where its file lies elsewhere, only taken off the list."""
 
     path: Path
@@ -74,17 +74,17 @@ class Jobs:
         self.folder = folder or places.home() / "jobs"
         self.all: tuple[JobEntry, ...] = ()
         """Latest first."""
-        self.changed: Event[None] = Event()
+        self.changed: Emitter[None] = Emitter()
         """`all` is another now."""
-        self.turned: Event[Draft | None] = Event()
+        self.turned: Emitter[Draft | None] = Emitter()
         """Another job is the open one, whoever asked for it; None: no job is open."""
-        self.rescued: Event[Path] = Event()
+        self.rescued: Emitter[Path] = Emitter()
         """Changes that a job's own place refused are kept in this file."""
-        self.mended: Event[ImpastoError] = Event()
+        self.mended: Emitter[ImpastoError] = Emitter()
         """What a job's file told by `failed` is over, of a job that was let go too."""
-        self.secured: Event[str] = Event()
+        self.secured: Emitter[str] = Emitter()
         """A password or token was taken out of a job's base link; the message says where it is now."""
-        self.closed: Event[None] = Event()
+        self.closed: Emitter[None] = Emitter()
         """The app ends, and every job is on disk."""
         self.last: Path | None = None
         """The job that was open last."""
@@ -98,7 +98,7 @@ class Jobs:
         self._wanted: Path | None = None
         self._leaving: dict[Path, Draft] = {}
         """Those let go whose last change is still on its way to the disk."""
-        self._list = Behind(self.folder / "list.json", "the list of jobs was")
+        self._list = DeferredWriter(self.folder / "list.json", "the list of jobs was")
         nothing: _Kept = (None, (), ())
         lost = "open jobs in other folders again"
         kept = self._list.load(_listed, nothing, lost, lambda kept: _list_text(*kept))
@@ -172,7 +172,7 @@ class Jobs:
         values, names = draft.values if draft else None, {entry.name for entry in self.all}
         self._do(lambda: _copied(self.folder, path, values, names), then, refused)
 
-    def trash(self, path: Path, then: Callable[[Thrown], None], refused: Refused) -> None:
+    def trash(self, path: Path, then: Callable[[TrashedJob], None], refused: Refused) -> None:
         """Take a job off the list: one of ours moves to our trash without its runs, others stay where they lie."""
         path = path.absolute()
         shown = self._opened(path)
@@ -184,7 +184,7 @@ class Jobs:
             self._newest = next(self._readings)  # whoever reads the list by now may have found it there
             self.all = tuple(entry for entry in self.all if entry.path != path)
             self.changed.emit(None)
-            then(Thrown(path, lies))
+            then(TrashedJob(path, lies))
 
         def stays(error: ImpastoError) -> None:
             if shown and self._open is None:
@@ -198,7 +198,7 @@ class Jobs:
         draft = self._leaving.get(path)
         draft.file.settle(lambda _: throw()) if draft else throw()
 
-    def bring_back(self, thrown: Thrown, then: Callable[[Path], None], refused: Refused) -> None:
+    def bring_back(self, thrown: TrashedJob, then: Callable[[Path], None], refused: Refused) -> None:
         """Undo `trash`."""
 
         def back(_: None) -> None:
@@ -406,7 +406,7 @@ def _throw(path: Path) -> Path:
     return target
 
 
-def _bring_back(thrown: Thrown) -> None:
+def _bring_back(thrown: TrashedJob) -> None:
     if thrown.lies is None:
         return
     try:

@@ -186,7 +186,7 @@ class Base:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class SettingsVerdict:
     """What a look at a job's values found."""
 
     job: Job | None = None
@@ -201,7 +201,7 @@ class Verdict:
     """Keys that work and that hardly anybody wants so."""
 
 
-def judge(values: Values, folder: Path, base: Base) -> Verdict:
+def judge(values: Values, folder: Path, base: Base) -> SettingsVerdict:
     """Check values as the job file in `folder` holds them; touches no disk."""
     data = copy.deepcopy(values)
     faults = make_absolute(data, folder, base.is_path)
@@ -213,7 +213,7 @@ def judge(values: Values, folder: Path, base: Base) -> Verdict:
         _without_parked(values, [(key, reason) for key, _, reason in (fault.partition(": ") for fault in faults)])
     )
     sound = job if not found else _sound(data, [key for key, _ in found])
-    return Verdict(
+    return SettingsVerdict(
         job=None if found else job,
         sound=sound,
         problems=found,

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.core.disk.datasets import Datasets
-from app.core.events import Event
-from app.core.health.groups import NATIVE, Aim, aim_of
+from app.core.events import Emitter
+from app.core.health.groups import NATIVE, JudgingTarget, aim_of
 from app.core.jobs.jobs import JobEntry, Jobs
 from app.core.settings.preferences import Settings
 from app.core.tasks import Tasks, raise_again
@@ -21,16 +21,16 @@ KEYS = {"resolution": "recipe.resolution", "tokens": "recipe.token_chunks", "lin
 """The setting of a job behind each field of an aim."""
 
 
-class _Source(NamedTuple):
+class _TargetSource(NamedTuple):
     """Where an aim comes from: a job, or the preferences where `job` is empty."""
 
     job: str
-    aim: Aim
+    aim: JudgingTarget
     native: int | None
     """Native resolution of the job's base; None where no job says so."""
 
 
-class Target:
+class TargetTracker:
     """Follows the open folders and the jobs; belongs to the thread of `tasks`.
 
     The job that is open counts if it uses an open folder, else the latest job that does. Where no job uses them, the
@@ -38,9 +38,9 @@ class Target:
     """
 
     def __init__(self, jobs: Jobs, datasets: Datasets, settings: Settings, tasks: Tasks) -> None:
-        self.changed: Event[None] = Event()
+        self.changed: Emitter[None] = Emitter()
         """`aim` or `job` has another value."""
-        self.failed: Event[ImpastoError] = Event()
+        self.failed: Emitter[ImpastoError] = Emitter()
         """A job could not be opened to change its settings."""
         self._jobs, self._datasets, self._settings, self._tasks = jobs, datasets, settings, tasks
         self._draft: Draft | None = None
@@ -55,7 +55,7 @@ class Target:
         datasets.closed.connect(lambda _: self._follow())
 
     @property
-    def aim(self) -> Aim:
+    def aim(self) -> JudgingTarget:
         """What images and captions are judged for."""
         return self._source.aim
 
@@ -85,7 +85,7 @@ class Target:
         aim, native, judging = self._source.aim, self._source.native, self._settings.preferences.judging
         resolution = aim.resolution if native else judging.resolution
         stated = {"resolution": resolution, "tokens": aim.tokens, "lines": aim.lines}
-        plain = {"resolution": native, "tokens": Aim().tokens, "lines": Aim().lines}
+        plain = {"resolution": native, "tokens": JudgingTarget().tokens, "lines": JudgingTarget().lines}
         return {KEYS[name]: value for name, value in stated.items() if value is not None and value != plain[name]}
 
     # --- inside
@@ -95,15 +95,17 @@ class Target:
         if before != self._source:
             self.changed.emit(None)
 
-    def _find(self) -> _Source:
+    def _find(self) -> _TargetSource:
         if draft := self._open_draft():
             native = NATIVE[draft.family or "sdxl"]
-            return _Source(draft.name, aim_of(draft.values, native), native)
+            return _TargetSource(draft.name, aim_of(draft.values, native), native)
         if entry := self._latest():
             native = NATIVE[entry.family] if entry.family in NATIVE else self._native(entry)
-            return _Source(entry.name, aim_of(entry.stated, native), native)
+            return _TargetSource(entry.name, aim_of(entry.stated, native), native)
         judging = self._settings.preferences.judging
-        return _Source("", Aim(judging.resolution or Aim().resolution, judging.tokens, judging.lines), None)
+        return _TargetSource(
+            "", JudgingTarget(judging.resolution or JudgingTarget().resolution, judging.tokens, judging.lines), None
+        )
 
     def _open_draft(self) -> Draft | None:
         draft = self._draft

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.core.loras.strength import Block, Layer, layers_of, read_blocks
+from app.core.loras.strength import BlockStrength, Layer, layers_of, read_blocks
 from app.core.pixels import Pixels, pixels_of
 from trainer.config.base import Family
 from trainer.config.presets.making import picture_beside
@@ -189,7 +189,7 @@ class LoraFile:
     alphas: Mapping[str, float]
     """Alphas that stand in the metadata instead of in tensors, by the first part of the layers' names."""
 
-    def blocks(self, wanted: Callable[[], bool] = lambda: True) -> list[Block]:
+    def blocks(self, wanted: Callable[[], bool] = lambda: True) -> list[BlockStrength]:
         """Read all tensors and tell where it acts how strongly; nothing once it is not `wanted`. Raises OSError."""
         return read_blocks(self.path, self.layers, lambda layer: self.alphas.get(layer.partition(".")[0]), wanted)
 

@@ -103,7 +103,7 @@ def _as_original(side: str, level: int, part: str, index: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class BlockStrength:
     """What a LoRA has in one block of the model."""
 
     name: str
@@ -120,7 +120,7 @@ class Block:
 
 def read_blocks(
     path: Path, layers: Mapping[str, Layer], alpha: Callable[[str], float | None], wanted: Callable[[], bool]
-) -> list[Block]:
+) -> list[BlockStrength]:
     """Read a LoRA's tensors and return its blocks in the order in which data pass through them.
 
     `alpha` tells what the metadata say for layers without a tensor of it. Returns nothing when `wanted` turns false.
@@ -140,9 +140,9 @@ def read_blocks(
     return [_block(name, found[name]) for name in sorted(found, key=block_order)]
 
 
-def _block(name: str, parts: list[tuple[Layer, float | None, float | None]]) -> Block:
+def _block(name: str, parts: list[tuple[Layer, float | None, float | None]]) -> BlockStrength:
     norms = [norm for _, _, norm in parts if norm is not None]
-    return Block(
+    return BlockStrength(
         name,
         len(parts),
         tuple(sorted({rank for layer, _, _ in parts if (rank := rank_of(layer)) is not None})),

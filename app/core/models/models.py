@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from app.core.events import Event
+from app.core.events import Emitter
 from app.core.models.search import Search
 from app.core.models.tools import Installation, this_pc
-from app.core.models.verdict import Destination, Found, Verdict, judge
-from app.core.settings.deferred_writer import Behind
+from app.core.models.verdict import BaseVerdict, Destination, FoundBase, judge
+from app.core.settings.deferred_writer import DeferredWriter
 from app.core.tasks import Post, Tasks, raise_again
 from trainer.config.credentials import without_secrets
 from trainer.protocol import places
@@ -37,11 +37,11 @@ class Choices:
     """Folders of tools whose models are not wanted."""
 
 
-class Kept:
+class ModelChoices:
     """The choices in force; each change is on disk soon, and when `settle` returns."""
 
     def __init__(self, path: Path | None = None) -> None:
-        self._file = Behind(path or places.home() / "models.json", "the models in use were")
+        self._file = DeferredWriter(path or places.home() / "models.json", "the models in use were")
         self.choices = self._file.load(_choices, Choices(), "no base is remembered", _text)
 
     @property
@@ -93,22 +93,22 @@ class Models:
     """Belongs to the thread that makes it; the disks are read on threads of its own, and nothing on them is changed."""
 
     def __init__(self, post: Post) -> None:
-        self.bases: tuple[Found, ...] = ()
+        self.bases: tuple[FoundBase, ...] = ()
         """What was found where the user wants it: those that can be trained on first, by name."""
         self.installations: tuple[Installation, ...] = ()
         """The tools that were found, and folders that the user named."""
         self.looking = False
         """Whether a search runs."""
-        self.changed: Event[None] = Event()
+        self.changed: Emitter[None] = Emitter()
         """Any of these, or of the choices, is another now."""
-        self.judged: dict[str, Verdict] = {}
+        self.judged: dict[str, BaseVerdict] = {}
         """What those used last were when they were looked at."""
-        self._kept = Kept()
+        self._kept = ModelChoices()
         self._post = post
         self._tasks = Tasks(post)
         self._stop = threading.Event()
         self._looked = False
-        self._all: tuple[Found, ...] = ()
+        self._all: tuple[FoundBase, ...] = ()
 
     @property
     def notice(self) -> str:
@@ -133,7 +133,7 @@ class Models:
         self._stop = stop = threading.Event()
         folders = self.folders
 
-        def share(tools: tuple[Installation, ...], found: tuple[Found, ...]) -> None:
+        def share(tools: tuple[Installation, ...], found: tuple[FoundBase, ...]) -> None:
             self._post(lambda: self._take(tools, found, stop))
 
         def search() -> None:
@@ -152,7 +152,7 @@ class Models:
             self._end(self._stop)
             self._looked = False
 
-    def judge(self, text: str, done: Callable[[Verdict], None]) -> None:
+    def judge(self, text: str, done: Callable[[BaseVerdict], None]) -> None:
         """Find out what a text for `base.model` means, and call `done` with it."""
         found = self._all
         self._tasks.run(lambda: judge(text, found), done, raise_again, kept=False)
@@ -208,7 +208,7 @@ class Models:
         self._kept.settle()
         self._tasks.close()
 
-    def _know(self, judged: dict[str, Verdict]) -> None:
+    def _know(self, judged: dict[str, BaseVerdict]) -> None:
         if judged != self.judged:
             self.judged = judged
             self.changed.emit(None)
@@ -217,7 +217,7 @@ class Models:
         self.stop_looking()
         self.look(again=True)
 
-    def _take(self, tools: tuple[Installation, ...], found: tuple[Found, ...], stop: threading.Event) -> None:
+    def _take(self, tools: tuple[Installation, ...], found: tuple[FoundBase, ...], stop: threading.Event) -> None:
         if stop is self._stop and not stop.is_set():
             self.installations, self._all = tools, found
             self._sort()
@@ -251,5 +251,5 @@ def _lies_in(path: Path, place: Path) -> bool:
     return place == path or place in path.parents
 
 
-def _order(found: Found) -> tuple[bool, str, str]:
+def _order(found: FoundBase) -> tuple[bool, str, str]:
     return bool(found.told.problem), found.name.casefold(), str(found.path)

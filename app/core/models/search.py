@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from app.core.models.tools import Ground, Installation, recognise
-from app.core.models.verdict import Found, Told, Tool, models_in, state_of, tell
+from app.core.models.tools import Installation, SearchRoots, recognise
+from app.core.models.verdict import BaseDescription, FoundBase, Tool, models_in, state_of, tell
 from trainer import __version__
 from trainer.files.assets import asset_path
 from trainer.protocol import files, places
@@ -88,14 +88,14 @@ class Known:
         self._told, self.installations = self._read()
         self._asked: dict[str, list[Any]] = {}
 
-    def tell(self, path: Path) -> tuple[Told, int]:
+    def tell(self, path: Path) -> tuple[BaseDescription, int]:
         """Return what a base is and its bytes; raises OSError when it is gone."""
         size, changed = state_of(path)
         entry = self._told.get(str(path))
         if entry is None or entry[:2] != [size, changed]:
             entry = [size, changed, to_record(tell(path))]
         self._asked[str(path)] = entry
-        return build(Told, entry[2]), size
+        return build(BaseDescription, entry[2]), size
 
     def write(self, installations: Iterable[Installation]) -> None:
         """Keep what was asked for since it was made; a disk that refuses costs the next search its head start."""
@@ -122,7 +122,8 @@ def _kept(found: Any) -> tuple[dict[str, list[Any]], list[Installation]]:
     if found.pop("checksum", "") != checksum(json.dumps(found, sort_keys=True)):
         return {}, []
     told = {
-        path: [size, changed, to_record(build(Told, said))] for path, (size, changed, said) in found["told"].items()
+        path: [size, changed, to_record(build(BaseDescription, said))]
+        for path, (size, changed, said) in found["told"].items()
     }
     return told, [_installation(one) for one in found["tools"]]
 
@@ -141,7 +142,7 @@ def _installation(kept: dict[str, Any]) -> Installation:
     return Installation(kept["tool"], Path(kept["folder"]), bases, loras)
 
 
-def installations(ground: Ground, stopped: Callable[[], bool]) -> Iterator[Installation]:
+def installations(ground: SearchRoots, stopped: Callable[[], bool]) -> Iterator[Installation]:
     """Yield each tool once, as it is found; ends early when `stopped` says so, or after 20 seconds."""
     deadline = time.monotonic() + _SECONDS
     seen: set[str] = set()
@@ -152,7 +153,7 @@ def installations(ground: Ground, stopped: Callable[[], bool]) -> Iterator[Insta
             yield found
 
 
-def _candidates(ground: Ground, stopped: Callable[[], bool]) -> Iterator[Installation]:
+def _candidates(ground: SearchRoots, stopped: Callable[[], bool]) -> Iterator[Installation]:
     for folder in ground.asked:
         yield from _at(folder)
     waiting = deque((folder, 0) for folder in dict.fromkeys(ground.searched))
@@ -205,7 +206,7 @@ def _is_junction(entry: os.DirEntry[str]) -> bool:
     return False
 
 
-Share = Callable[[tuple[Installation, ...], tuple[Found, ...]], None]
+Share = Callable[[tuple[Installation, ...], tuple[FoundBase, ...]], None]
 
 
 class Search:
@@ -214,12 +215,12 @@ class Search:
     `share` is called from the worker with what has been found so far.
     """
 
-    def __init__(self, ground: Ground, folders: Iterable[Path], stopped: Callable[[], bool], share: Share) -> None:
+    def __init__(self, ground: SearchRoots, folders: Iterable[Path], stopped: Callable[[], bool], share: Share) -> None:
         self._ground = ground
         self._folders = tuple(folders)
         self._stopped = stopped
         self._share = share
-        self._found: dict[str, Found] = {}
+        self._found: dict[str, FoundBase] = {}
         self._tools: dict[Path, Installation] = {}
 
     def run(self) -> None:
@@ -259,7 +260,7 @@ class Search:
                 except OSError:  # gone while we looked, or not ours
                     continue
                 plain = path.stem if path.suffix else path.name
-                self._found[str(path)] = Found(path, tool, size, told, name or plain)
+                self._found[str(path)] = FoundBase(path, tool, size, told, name or plain)
         self._share(tuple(self._tools.values()), tuple(self._found.values()))
 
 

@@ -307,7 +307,7 @@ def _text(path: Path) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class SearchRoots:
     """`searched` are walked some levels deep, `asked` are looked at themselves, `hubs` are caches of the Hub."""
 
     searched: tuple[Path, ...] = ()
@@ -315,26 +315,26 @@ class Ground:
     hubs: tuple[Path, ...] = ()
 
 
-def this_pc() -> Ground:
+def this_pc() -> SearchRoots:
     """Return what to look at here: the home folder and the drives, and where tools keep their settings.
 
     $IMPASTO_LOOK_IN names other folders instead, separated as in PATH; empty, it forbids to look anywhere.
     """
     chosen = os.environ.get("IMPASTO_LOOK_IN")
     if chosen is not None:
-        return Ground(searched=tuple(Path(one) for one in chosen.split(os.pathsep) if one))
+        return SearchRoots(searched=tuple(Path(one) for one in chosen.split(os.pathsep) if one))
     home = Path.home()
     return ground(home, os.environ, _drives(home))
 
 
-def ground(home: Path, environment: Mapping[str, str], drives: tuple[Path, ...] = ()) -> Ground:
+def ground(home: Path, environment: Mapping[str, str], drives: tuple[Path, ...] = ()) -> SearchRoots:
     """Return what to look at for one home folder, one set of environment variables, and these drives."""
     settings = _settings_folder(home, environment)
     library = library_of_stability_matrix(settings / "StabilityMatrix")
     invoke = environment.get("INVOKEAI_ROOT", "")
     asked = [settings / "ComfyUI", settings / "StabilityMatrix", home / "Documents" / "ComfyUI"]
     asked += [path for path in (library, Path(invoke) if invoke else None) if path]
-    return Ground((home, *drives), tuple(asked), tuple(_hubs(home, environment)))
+    return SearchRoots((home, *drives), tuple(asked), tuple(_hubs(home, environment)))
 
 
 def _settings_folder(home: Path, environment: Mapping[str, str]) -> Path:

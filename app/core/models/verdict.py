@@ -38,7 +38,7 @@ _CIVITAI = ("civitai.com", "www.civitai.com", "civitai.green", "civitai.red")
 
 @json_keys("family", "velocity", "problem", "remedy")
 @dataclass(frozen=True, slots=True)
-class Told:
+class BaseDescription:
     """What a base's header or configs tell; `problem` says in words why it is none that can be trained on, else ""."""
 
     family: Family | None = None
@@ -49,13 +49,13 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundBase:
     """A base on this PC, left where it lies: a .safetensors file, or a diffusers folder."""
 
     path: Path
     tool: Tool
     bytes: int
-    told: Told
+    told: BaseDescription
     name: str
     """What people call it: the file's stem, the folder's name, or the Hub id."""
 
@@ -68,18 +68,20 @@ class Destination:
     folder: Path
 
 
-def tell(path: Path) -> Told:
+def tell(path: Path) -> BaseDescription:
     """Read the header or the configs of a base; what is wrong with it comes back in words that name it shortly."""
     from trainer.files.identify import identify_base  # after the window is there
 
     try:
         identity = identify_base(path)
     except ImpastoError as error:
-        return Told(None, None, error.sentence.replace(str(path), path.name), error.remedy)
+        return BaseDescription(None, None, error.sentence.replace(str(path), path.name), error.remedy)
     except OSError as error:
-        return Told(None, None, f"It cannot be read: {error.strerror}.", "Check the disk and your rights to the file.")
+        return BaseDescription(
+            None, None, f"It cannot be read: {error.strerror}.", "Check the disk and your rights to the file."
+        )
     velocity = None if identity.prediction is None else identity.prediction == "v"
-    return Told(identity.family, velocity)
+    return BaseDescription(identity.family, velocity)
 
 
 def state_of(path: Path) -> tuple[int, int]:
@@ -133,12 +135,12 @@ Place = Literal["nowhere", "here", "link", "hub"]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class BaseVerdict:
     """`place` says where the base lies: on this PC, or where training will bring it from."""
 
     text: str
     place: Place
-    told: Told
+    told: BaseDescription
     bytes: int = 0
 
 
@@ -154,26 +156,30 @@ def cleaned(written: str) -> str:
     return text
 
 
-def judge(text: str, found: Iterable[Found] = ()) -> Verdict:
+def judge(text: str, found: Iterable[FoundBase] = ()) -> BaseVerdict:
     """Say what a text for `base.model` means; reads the file's header, so it belongs on a worker."""
     if not text:
-        return Verdict(text, "nowhere", Told())
+        return BaseVerdict(text, "nowhere", BaseDescription())
     if broken := _broken_rule(text):
-        return Verdict(text, "nowhere", Told(None, None, f"This {broken}.", "Correct it, or choose a file."))
+        return BaseVerdict(
+            text, "nowhere", BaseDescription(None, None, f"This {broken}.", "Correct it, or choose a file.")
+        )
     if "://" in text:
-        return Verdict(text, "link", _told_link(text))
+        return BaseVerdict(text, "link", _told_link(text))
     from trainer.config.paths import is_base_path
 
     if not is_base_path(text, Path.home()):
         known = next((one for one in found if one.name == text and one.tool == "Impasto"), None)
-        return Verdict(text, "hub", known.told if known else Told(), known.bytes if known else 0)
+        return BaseVerdict(text, "hub", known.told if known else BaseDescription(), known.bytes if known else 0)
     path = Path(text).expanduser()
     if not path.is_absolute():
-        return Verdict(
-            text, "nowhere", Told(None, None, "This is no whole path.", "Choose the file, or write all of it.")
+        return BaseVerdict(
+            text,
+            "nowhere",
+            BaseDescription(None, None, "This is no whole path.", "Choose the file, or write all of it."),
         )
     known = next((one for one in found if one.path == path), None)
-    return Verdict(text, "here", tell(path), known.bytes if known else _bytes(path))
+    return BaseVerdict(text, "here", tell(path), known.bytes if known else _bytes(path))
 
 
 def _broken_rule(text: str) -> str:
@@ -189,22 +195,24 @@ def _broken_rule(text: str) -> str:
     return ""
 
 
-def _told_link(link: str) -> Told:
+def _told_link(link: str) -> BaseDescription:
     """Refuse what is known to give a page instead of a file; everything else shows when it is downloaded."""
     parts = urlsplit(link)
     if parts.hostname in ("huggingface.co", "hf.co") and "/blob/" in parts.path:
         right = link.replace("/blob/", "/resolve/", 1)
-        return Told(None, None, "This link leads to a web page about the file.", f"The file itself is {right}")
+        return BaseDescription(
+            None, None, "This link leads to a web page about the file.", f"The file itself is {right}"
+        )
     page = parts.path.strip("/").removesuffix("/tree/main")
     if parts.hostname in ("huggingface.co", "hf.co") and page.count("/") == 1:
-        return Told(None, None, "This link leads to the page of a model.", f"Write {page} instead.")
+        return BaseDescription(None, None, "This link leads to the page of a model.", f"Write {page} instead.")
     if parts.hostname in _CIVITAI and parts.path.startswith("/models/"):
         remedy = "Copy the link of the Download button on that page."
-        return Told(None, None, "This link leads to the page of a model.", remedy)
+        return BaseDescription(None, None, "This link leads to the page of a model.", remedy)
     if parts.path.lower().endswith((".ckpt", ".pt", ".bin", ".zip", ".gguf")):
         sentence = f'This link leads to a "{parts.path.rpartition(".")[2]}" file, which is no .safetensors file.'
-        return Told(None, None, sentence, "Look for the .safetensors form of this model on the same page.")
-    return Told()
+        return BaseDescription(None, None, sentence, "Look for the .safetensors form of this model on the same page.")
+    return BaseDescription()
 
 
 def _bytes(path: Path) -> int:

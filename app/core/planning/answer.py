@@ -47,7 +47,7 @@ _THINK_OVER = QT_TRANSLATE_NOOP("Preflight", "It works, but hardly anybody wants
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class MemoryUser:
     """A program that holds memory of the card; `bytes` is None where the driver does not tell."""
 
     name: str
@@ -81,11 +81,11 @@ class PlannedCard:
     total: int
     free: int
     budget: int
-    uses: tuple[Use, ...]
+    uses: tuple[MemoryUser, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AnsweredPlan:
     """A fit together with its forecast."""
 
     fit: Mapping[str, Any]
@@ -116,20 +116,20 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PlanAnswer:
     """A plan, as far as it is known."""
 
     card: PlannedCard
     family: str
     effective_batch: int
-    pick: Plan | None
+    pick: AnsweredPlan | None
     """None where nothing fits."""
-    quicker: Plan | None
+    quicker: AnsweredPlan | None
     missing: int
     """Bytes that `quicker` lacks; without a pick, bytes that the smallest fit lacks."""
-    smaller: Plan | None
-    quantised: Plan | None
-    lighter: Plan | None
+    smaller: AnsweredPlan | None
+    quantised: AnsweredPlan | None
+    lighter: AnsweredPlan | None
     """Where nothing fits: the plan with the smallest change that would."""
     changes: Mapping[str, Any]
     """That change, as keys below `recipe`."""
@@ -150,17 +150,17 @@ class Answer:
         return self.card.name == CPU
 
     @property
-    def best(self) -> Plan | None:
+    def best(self) -> AnsweredPlan | None:
         """What is shown: the pick, or the smallest there is."""
         return self.pick or self.smaller
 
 
-def answer_from(found: Mapping[str, Any], *, whole: bool) -> Answer:
+def answer_from(found: Mapping[str, Any], *, whole: bool) -> PlanAnswer:
     """Return an answer from its JSON; raises ValueError for anything else."""
     try:
         card, lighter = found["card"], found["lighter"] or {}
-        uses = tuple(Use(use["name"], use["bytes"]) for use in card["uses"])
-        return Answer(
+        uses = tuple(MemoryUser(use["name"], use["bytes"]) for use in card["uses"])
+        return PlanAnswer(
             card=PlannedCard(card["name"], card["total"], card["free"], card["budget"], uses),
             family=found["family"],
             effective_batch=found["effective_batch"],
@@ -182,12 +182,12 @@ def answer_from(found: Mapping[str, Any], *, whole: bool) -> Answer:
         raise ValueError(f"no plan: {error!r}") from error
 
 
-def _plan(found: Mapping[str, Any] | None) -> Plan | None:
-    return Plan(found["fit"], found["quality"], forecast_from(found["forecast"])) if found else None
+def _plan(found: Mapping[str, Any] | None) -> AnsweredPlan | None:
+    return AnsweredPlan(found["fit"], found["quality"], forecast_from(found["forecast"])) if found else None
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class PreflightCheck:
     """One thing, with what to do about it."""
 
     severity: Literal["error", "warning", "info"]
@@ -200,41 +200,41 @@ class Check:
     """The setting concerned, if it is one."""
 
 
-def preflight(draft: Draft, answer: Answer | None, error: ImpastoError | None) -> tuple[Check, ...]:
+def preflight(draft: Draft, answer: PlanAnswer | None, error: ImpastoError | None) -> tuple[PreflightCheck, ...]:
     """Return all checks that have something to say, the worst first."""
     failed = [_of_error(draft, error)] if error else []
     found = [*_of_draft(draft), *failed, *(_of_answer(answer) if answer else ())]
     return tuple(sorted(dict.fromkeys(found), key=lambda check: _ORDER[check.severity]))
 
 
-def _of_draft(draft: Draft) -> Iterator[Check]:
+def _of_draft(draft: Draft) -> Iterator[PreflightCheck]:
     for key, reason in draft.problems:
         if reason.startswith("is missing") and key in _TO_CHOOSE:
             setting, wish = _TO_CHOOSE[key]
-            yield Check("error", "", wish, setting)
+            yield PreflightCheck("error", "", wish, setting)
         else:
-            yield Check("error", sentence_of(reason), _SET_RIGHT, key)
+            yield PreflightCheck("error", sentence_of(reason), _SET_RIGHT, key)
     for key, reason in draft.doubts.items():
-        yield Check("warning", sentence_of(reason), _THINK_OVER, key)
+        yield PreflightCheck("warning", sentence_of(reason), _THINK_OVER, key)
 
 
-def _of_error(draft: Draft, error: ImpastoError) -> Check:
+def _of_error(draft: Draft, error: ImpastoError) -> PreflightCheck:
     if error.code == "plan.family":
         if Path(draft.base).is_absolute():
-            return Check("error", error.sentence, _CHOOSE_ANOTHER, "base.model")
-        return Check("warning", "", _STILL_TO_COME, "base.family")  # a Hub id or a link: no fault of the job's
+            return PreflightCheck("error", error.sentence, _CHOOSE_ANOTHER, "base.model")
+        return PreflightCheck("warning", "", _STILL_TO_COME, "base.family")  # a Hub id or a link: no fault of the job's
     return _told(error)
 
 
-def _told(error: ImpastoError | Obstacle) -> Check:
+def _told(error: ImpastoError | Obstacle) -> PreflightCheck:
     key, remedy = _IN_THE_APP.get(error.code, ("", error.remedy))
-    return Check("error", error.sentence, remedy, key)
+    return PreflightCheck("error", error.sentence, remedy, key)
 
 
-def _of_answer(answer: Answer) -> Iterator[Check]:
+def _of_answer(answer: PlanAnswer) -> Iterator[PreflightCheck]:
     for obstacle in answer.obstacles:
         yield _told(obstacle)
     for remark in answer.remarks:
-        yield Check("info", remark)
+        yield PreflightCheck("info", remark)
     for finding in answer.findings:
-        yield Check(finding.severity, finding.sentence, finding.remedy)
+        yield PreflightCheck(finding.severity, finding.sentence, finding.remedy)

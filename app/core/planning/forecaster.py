@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from app.core.engine import Served
-from app.core.events import Event
-from app.core.planning.answer import Answer, answer_from
+from app.core.engine import ServedProcess
+from app.core.events import Emitter
+from app.core.planning.answer import PlanAnswer, answer_from
 from app.core.tasks import Post, Single, Tasks, only
 from trainer.errors import ImpastoError
 from trainer.files.architecture import NAMES
@@ -26,7 +26,7 @@ _MOST_DEATHS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ForecastRequest:
     """A job on a card."""
 
     job: Path
@@ -36,7 +36,7 @@ class Question:
     """What holds in place of what the job says, as `--set` takes it."""
 
     @classmethod
-    def of(cls, draft: Draft, card: str) -> Question:
+    def of(cls, draft: Draft, card: str) -> ForecastRequest:
         """A job as its file says; the family of a base that is still to be downloaded is that of its recipe."""
         family = str(draft.get("preset") or "").partition("/")[0]
         unknown = draft.family is None and family in NAMES
@@ -50,13 +50,13 @@ class Forecaster:
     """Belongs to the thread of `tasks`. Its child lives from the first question to `rest` or `close`."""
 
     def __init__(self, tasks: Tasks, post: Post) -> None:
-        self.changed: Event[None] = Event()
+        self.changed: Emitter[None] = Emitter()
         """Something below is another."""
-        self.seen: Event[None] = Event()
+        self.seen: Emitter[None] = Emitter()
         """`cards` has been looked at."""
-        self.answer: Answer | None = None
+        self.answer: PlanAnswer | None = None
         """The last forecast for the device that training will use, also while a newer one is awaited."""
-        self.compared: Answer | None = None
+        self.compared: PlanAnswer | None = None
         """The last forecast for another GPU, to compare with."""
         self.stale = False
         """Whether `answer` or `compared` is of another question than the last."""
@@ -70,10 +70,10 @@ class Forecaster:
         self.card_error: ImpastoError | None = None
         """Why they cannot be looked at."""
         self._looking = Single(tasks)
-        self._served = Served(["plan", "--serve"], post)
+        self._served = ServedProcess(["plan", "--serve"], post)
         self._served.answered.connect(self._take)
         self._served.ended.connect(self._lost)
-        self._question: Question | None = None
+        self._question: ForecastRequest | None = None
         self._compare: str | None = None
         """The GPU to ask about next."""
         self._comparing = False
@@ -99,7 +99,7 @@ class Forecaster:
             self.stale = True
             self.changed.emit(None)
 
-    def ask(self, question: Question, compare: str | None = None) -> None:
+    def ask(self, question: ForecastRequest, compare: str | None = None) -> None:
         """Ask about a job, then about the same job on another GPU, if any; drop what was asked before."""
         self._deaths, self._outdated, self.settled = 0, False, False
         if compare is None:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.core.engine import Served
-from app.core.events import Event
-from app.core.planning.answer import Answer, answer_from
+from app.core.engine import ServedProcess
+from app.core.events import Emitter
+from app.core.planning.answer import PlanAnswer, answer_from
 from app.core.planning.forecaster import HERE
 from app.core.tasks import Post
 
@@ -19,29 +19,29 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class CostEstimate:
     """How a recipe would be fitted to a card, or what hinders to know it."""
 
-    answer: Answer | None
+    answer: PlanAnswer | None
     problem: str = ""
 
 
-class Outlooks:
+class CostEstimates:
     """One planner, which runs while somebody looks; `want` says at what, and each answer is kept."""
 
     def __init__(self, post: Post) -> None:
         self.card = HERE
-        self.changed: Event[None] = Event()
+        self.changed: Emitter[None] = Emitter()
         """There is an answer more, or it is about another card."""
-        self._served = Served(["plan", "--serve"], post)
+        self._served = ServedProcess(["plan", "--serve"], post)
         self._served.answered.connect(self._hear)
         self._served.ended.connect(self._lose)
         self._numbers = itertools.count()
         self._wanted: list[tuple[Path, Preset]] = []
         self._asked: tuple[int, Path, Preset, str] | None = None
-        self._known: dict[tuple[Path, str], tuple[Preset, Outlook]] = {}
+        self._known: dict[tuple[Path, str], tuple[Preset, CostEstimate]] = {}
 
-    def of(self, path: Path, preset: Preset) -> Outlook | None:
+    def of(self, path: Path, preset: Preset) -> CostEstimate | None:
         """Return what is known of a preset in a file on the card chosen; None where it is not known yet."""
         found = self._known.get((path, self.card))
         return found[1] if found and found[0].recipe == preset.recipe else None
@@ -82,21 +82,21 @@ class Outlooks:
         try:
             self._served.ask(request)
         except OSError as error:
-            self._have(Outlook(None, problem=f"The planner cannot be started: {error}"))
+            self._have(CostEstimate(None, problem=f"The planner cannot be started: {error}"))
 
     def _hear(self, said: dict[str, Any]) -> None:
         if self._asked is None or said.get("id") != self._asked[0]:
             return
         state = said.get("state")
         if state == "done" or (state == "pick" and said["plan"]["complete"]):  # what stands beside it is not shown
-            self._have(Outlook(answer_from(said["plan"], whole=False)))
+            self._have(CostEstimate(answer_from(said["plan"], whole=False)))
         elif state == "error":
-            self._have(Outlook(None, problem=str(said.get("sentence", ""))))
+            self._have(CostEstimate(None, problem=str(said.get("sentence", ""))))
         elif state == "cancelled":
             self._asked = None
             self._next()
 
-    def _have(self, outlook: Outlook) -> None:
+    def _have(self, outlook: CostEstimate) -> None:
         if self._asked is None:
             return
         _, path, preset, card = self._asked
@@ -108,4 +108,4 @@ class Outlooks:
     def _lose(self, words: str) -> None:
         """Say what the planner said last, in the place of the answer: the same question would end the next one too."""
         if self._asked is not None:
-            self._have(Outlook(None, problem=words.splitlines()[-1] if words else "The planner ended."))
+            self._have(CostEstimate(None, problem=words.splitlines()[-1] if words else "The planner ended."))

@@ -8,19 +8,19 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from app.core.events import Event
-from app.core.presets.outlooks import Outlooks
+from app.core.events import Emitter
+from app.core.presets.outlooks import CostEstimates
 from app.core.tasks import Tasks
 from trainer.errors import ImpastoError, JobError
 
 # The rooms of presets bring Pillow, for which the window does not wait: they are loaded by the workers.
 if TYPE_CHECKING:
     from app.core.presets.receiving import Received
-    from trainer.config.presets.library import Origin, Shelf, Shelved, Version
-    from trainer.config.presets.making import Made
+    from trainer.config.presets.library import Origin, PresetEntry, PresetLibrary, PresetVersion
+    from trainer.config.presets.making import CreatedPreset
     from trainer.config.presets.preset import Preset
 
-    Past = tuple[Version, list[tuple[str, str, str]]]
+    Past = tuple[PresetVersion, list[tuple[str, str, str]]]
     """A version, with the keys that going back to it would change: key, value now, value then."""
 
 _Result = TypeVar("_Result")
@@ -33,11 +33,11 @@ class Presets:
 
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
-        self.shelf: Shelf | None = None
+        self.shelf: PresetLibrary | None = None
         """None until it was read for the first time."""
-        self.changed: Event[None] = Event()
-        self.failed: Event[ImpastoError] = Event()
-        self.outlooks = Outlooks(tasks.post)
+        self.changed: Emitter[None] = Emitter()
+        self.failed: Emitter[ImpastoError] = Emitter()
+        self.outlooks = CostEstimates(tasks.post)
         self._readings = count(1)
         self._newest = 0
         """The number of the reading that `shelf` comes from."""
@@ -76,14 +76,16 @@ class Presets:
 
         self._change(work, then, refused)
 
-    def duplicate(self, shelved: Shelved, then: Callable[[Path], None]) -> None:
+    def duplicate(self, shelved: PresetEntry, then: Callable[[Path], None]) -> None:
         """Make an own preset of any, under its name with a number."""
         self._change(lambda: _kept_free(shelved.preset)[0], then)
 
-    def make_of_lora(self, lora: Path, then: Callable[[tuple[Path, Made]], None], refused: Refused = None) -> None:
+    def make_of_lora(
+        self, lora: Path, then: Callable[[tuple[Path, CreatedPreset]], None], refused: Refused = None
+    ) -> None:
         """Make an own preset of what a LoRA file says of itself."""
 
-        def work() -> tuple[Path, Made]:
+        def work() -> tuple[Path, CreatedPreset]:
             from trainer.config.presets.making import preset_of_lora
 
             made = preset_of_lora(lora)
@@ -93,7 +95,7 @@ class Presets:
         self._change(work, then, refused)
 
     def revise(
-        self, shelved: Shelved, details: Mapping[str, object], then: Callable[[Path], None], refused: Refused = None
+        self, shelved: PresetEntry, details: Mapping[str, object], then: Callable[[Path], None], refused: Refused = None
     ) -> None:
         """Change details of a preset; what it was stays as a version. `picture` is a file to show, or None for none."""
 
@@ -113,7 +115,7 @@ class Presets:
 
         self._change(work, then, refused)
 
-    def versions(self, shelved: Shelved, then: Callable[[list[Past]], None]) -> None:
+    def versions(self, shelved: PresetEntry, then: Callable[[list[Past]], None]) -> None:
         """Tell what a preset was before, the latest first; not what it is now."""
 
         def work() -> list[Past]:
@@ -133,7 +135,7 @@ class Presets:
         self._run(work, then)
 
     def go_back(
-        self, shelved: Shelved, version: Version, then: Callable[[Path], None], refused: Refused = None
+        self, shelved: PresetEntry, version: PresetVersion, then: Callable[[Path], None], refused: Refused = None
     ) -> None:
         """Make a preset what it was; what it is now stays as a version."""
 
@@ -167,12 +169,12 @@ class Presets:
     def _change(self, work: Callable[[], _Result], then: Callable[[_Result], None], refused: Refused = None) -> None:
         """Do something to the files, read them all again, and only then go on."""
 
-        def both() -> tuple[_Result, int, Shelf]:
+        def both() -> tuple[_Result, int, PresetLibrary]:
             from trainer.config.presets.library import read_shelf
 
             return work(), next(self._readings), read_shelf()
 
-        def have(came: tuple[_Result, int, Shelf]) -> None:
+        def have(came: tuple[_Result, int, PresetLibrary]) -> None:
             result, number, shelf = came
             if number > self._newest:  # of two workers the one that began earlier may come later
                 self._newest, self.shelf = number, shelf

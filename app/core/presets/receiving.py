@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainer.config.presets.exchange import load_carried, read_pasted
 from trainer.config.presets.library import (
-    Shelved,
+    PresetEntry,
     changed_keys,
     free_name,
     is_built_in,
@@ -27,7 +27,7 @@ class Received:
     preset: Preset
     place: Path
     """A file that holds it for as long as it is looked at, for the planner to read."""
-    former: Shelved | None
+    former: PresetEntry | None
     """The one that has its name and family here."""
     built_in: bool
     """Its name is that of a preset that comes with Impasto, so that it needs another."""

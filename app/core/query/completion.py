@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from app.core.library import Library
 from app.core.query.finder import way_of
-from app.core.query.language import KEYS, OPTIONAL, Key, Token, tokenize
+from app.core.query.language import KEYS, OPTIONAL, QueryKey, Token, tokenize
 from app.core.query.terms import WILD, Query, Term, literal
 from app.core.tags.index import TagIndex
 from app.core.tags.splitting import fold
@@ -55,7 +55,7 @@ class QueryCompleter:
         keys = [_of_key(key, word.start, word.end) for key in KEYS.values() if key.name.startswith(typed.casefold())]
         return (keys + list(self._tags(typed, word, limit)))[:limit]
 
-    def _values(self, key: Key, typed: str, word: Token) -> Iterator[Proposal]:
+    def _values(self, key: QueryKey, typed: str, word: Token) -> Iterator[Proposal]:
         if key.name == "tag":
             return self._tags(typed, word)
         if key.name == "folder":
@@ -77,13 +77,13 @@ class QueryCompleter:
         return sorted(way_of(folder) for folder in folders)
 
 
-def _fitting(key: Key, typed: str, word: Token, values: Iterable[str]) -> Iterator[Proposal]:
+def _fitting(key: QueryKey, typed: str, word: Token, values: Iterable[str]) -> Iterator[Proposal]:
     for value in values:
         if typed.casefold() in value.casefold():
             yield Proposal(str(Term(key.name, value)), word.start, word.end, key.sentence)
 
 
-def _of_key(key: Key, start: int, end: int) -> Proposal:
+def _of_key(key: QueryKey, start: int, end: int) -> Proposal:
     return Proposal(f"{key.name}:", start, end, key.sentence)
 
 
@@ -100,7 +100,7 @@ def _is_free(text: str, cursor: int) -> bool:
     return not text[:cursor].strip() or text[cursor - 1] in " (-"
 
 
-class Unknown(NamedTuple):
+class UnknownTag(NamedTuple):
     """A tag that no picture has, where it stands in the query, and the most frequent tag that is nearly the same."""
 
     tag: str
@@ -109,7 +109,7 @@ class Unknown(NamedTuple):
     end: int
 
 
-def unknown_tags(query: Query, index: TagIndex) -> list[Unknown]:
+def unknown_tags(query: Query, index: TagIndex) -> list[UnknownTag]:
     """Return the tags of a query that no picture has; patterns with * or ? are none. About 1 ms each."""
     found = []
     for term in query.terms():
@@ -118,7 +118,7 @@ def unknown_tags(query: Query, index: TagIndex) -> list[Unknown]:
             continue
         tag = tag.replace("\\*", "*").replace("\\?", "?")
         if not index.spellings(tag):
-            found.append(Unknown(tag, nearest(index, tag), *term.span))
+            found.append(UnknownTag(tag, nearest(index, tag), *term.span))
     return found
 
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from app.core.events import Event
+from app.core.events import Emitter
 from app.core.library import Altered, Library
 from app.core.query.finder import Finder
 from app.core.query.language import parse
 from app.core.query.terms import And, Node, Not, Query, Term
-from app.core.settings.deferred_writer import Kept
+from app.core.settings.deferred_writer import DurableWriter
 from app.core.tags.index import TagIndex
 from app.core.tasks import Post
 from trainer.protocol.places import home
@@ -24,7 +24,7 @@ _PAUSE = 0.5
 _RECENT = 30
 
 
-class Shown(Protocol):
+class FilterTarget(Protocol):
     """What the filter fills: `app.core.session.View`."""
 
     ids: list[int]
@@ -42,8 +42,8 @@ class Filtering:
     when an edit makes the filter pass it over; it goes when the filter is applied anew.
     """
 
-    def __init__(self, library: Library, view: Shown, index: TagIndex, finder: Finder, post: Post) -> None:
-        self.changed: Event[None] = Event()
+    def __init__(self, library: Library, view: FilterTarget, index: TagIndex, finder: Finder, post: Post) -> None:
+        self.changed: Emitter[None] = Emitter()
         """The query, the number found, or what is still to be counted is another now."""
         self.query = Query()
         self.text = ""
@@ -147,8 +147,8 @@ class SavedFilters:
     """
 
     def __init__(self, post: Post, path: Path | None = None) -> None:
-        self.changed: Event[None] = Event()
-        self.file = Kept(path or home() / "filters.json", "saved filters", "filters.unwritable", post)
+        self.changed: Emitter[None] = Emitter()
+        self.file = DurableWriter(path or home() / "filters.json", "saved filters", "filters.unwritable", post)
         nothing: tuple[list[SavedFilter], list[str]] = ([], [])
         lost = "save your filters again or repair the file and rename it back"
         self._filters, self._recent = self.file.load(_kept, nothing, lost, _text)

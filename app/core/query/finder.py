@@ -10,7 +10,7 @@ from itertools import islice
 from math import inf, nan
 from typing import NamedTuple
 
-from app.core.events import Event
+from app.core.events import Emitter
 from app.core.library import Altered, Folder, Library, Picture
 from app.core.query.language import KEYS, parse
 from app.core.query.terms import WILD, Node, Not, Or, Query, Range, Term
@@ -31,7 +31,7 @@ _LOOKED_UP = frozenset({"tag", "caption", "dup"})
 _CONTENT = frozenset({"inspection", "file"})
 
 
-class Columns:
+class NumberColumns:
     """Numbers by key and id, NaN where there is none; kept up to date with the library, on the thread that owns it."""
 
     def __init__(self, library: Library) -> None:
@@ -131,7 +131,7 @@ class Lengths:
     """Counts by id, NaN while one is not known; kept up to date with the library, on the thread that owns it."""
 
     def __init__(self, library: Library, tasks: Tasks) -> None:
-        self.more: Event[int] = Event()
+        self.more: Emitter[int] = Emitter()
         """More is known; of so many pictures it is still to be found out."""
         self._library, self._post = library, tasks.post
         self._counts = TokenCounts(tasks)
@@ -218,7 +218,7 @@ Ids = Set[int] | None
 """Pictures among which to search; None: all."""
 
 
-class Found(NamedTuple):
+class Matches(NamedTuple):
     """The pictures that a part of a query finds; with `others` all but these, so that "not" turns nothing round."""
 
     ids: Set[int]
@@ -240,12 +240,12 @@ class Finder:
     """Answers queries on the thread that owns the library, in a few milliseconds at 100,000 pictures."""
 
     def __init__(self, library: Library, index: TagIndex, tasks: Tasks, findings: Findings = dict) -> None:
-        self.more: Event[Counting] = Event()
+        self.more: Emitter[Counting] = Emitter()
         """More is known than when the last query was answered: ask again."""
         self.findings = findings
         self._library = library
         self._index = index
-        self._columns = Columns(library)
+        self._columns = NumberColumns(library)
         self._lengths = Lengths(library, tasks)
         self._lengths.more.connect(lambda pending: self.more.emit(Counting("tokens", pending)))
         self._names: dict[int, str] = {}
@@ -253,7 +253,7 @@ class Finder:
         self._copies: set[int] | None = None
         library.altered.connect(self._take)
         self._take(Altered(added=frozenset(library.pictures)))
-        self._terms: dict[str, Callable[[Term, Ids], Set[int] | Found]] = {
+        self._terms: dict[str, Callable[[Term, Ids], Set[int] | Matches]] = {
             "": self._words,
             "tag": lambda term, _: self._tag(str(term.value)),
             "caption": lambda term, _: self._caption(str(term.value)),
@@ -264,7 +264,7 @@ class Finder:
             "tokens": lambda term, ids: self._lengths.between(*_bounds(term), ids),
             "missing": self._missing,
             "problem": lambda term, ids: self._problem(str(term.value), ids),
-            "dup": lambda term, _: Found(self._duplicates(), not term.value),
+            "dup": lambda term, _: Matches(self._duplicates(), not term.value),
         }
 
     def find(self, query: Query | str) -> list[int]:
@@ -286,14 +286,14 @@ class Finder:
         """Return which changes of pictures can alter the query's answer, in the words of `Altered.what`."""
         return frozenset().union(*(KEYS[term.key or "caption"].depends for term in query.terms()))
 
-    def _answer(self, node: Node, ids: Ids) -> Found:
+    def _answer(self, node: Node, ids: Ids) -> Matches:
         """Return which pictures a part of a query finds; of others than `ids` it may say anything."""
         if isinstance(node, Term):
             found = self._terms.get(node.key, self._simple)(node, ids)
-            return found if isinstance(found, Found) else Found(found)
+            return found if isinstance(found, Matches) else Matches(found)
         if isinstance(node, Not):
             found = self._answer(node.part, ids)
-            return Found(found.ids, not found.others)
+            return Matches(found.ids, not found.others)
         if isinstance(node, Or):
             return _any_of([self._answer(part, ids) for part in node.parts])
         left_out: set[int] = set()  # as long as no part has said which pictures it could be at all
@@ -305,7 +305,7 @@ class Finder:
                 left_out |= found.ids
             else:
                 ids = found.ids - left_out if left_out else found.ids
-        return Found(left_out, others=True) if ids is None else Found(ids)
+        return Matches(left_out, others=True) if ids is None else Matches(ids)
 
     def _few(self, ids: Set[int]) -> Ids:
         """Return the pictures among which to search, or None where a walk over all is shorter than looking each up."""
@@ -363,22 +363,22 @@ class Finder:
         folders = {picture.folder for picture in self._library.pictures.values()}
         return {folder: even(way_of(folder)) for folder in folders}
 
-    def _simple(self, term: Term, ids: Ids) -> Set[int] | Found:
+    def _simple(self, term: Term, ids: Ids) -> Set[int] | Matches:
         """Find by a number or a yes that the picture itself holds."""
         if isinstance(term.value, Range):
             return self._columns.between(term.key, *_bounds(term), ids)
-        return Found(self._columns.having(term.key), not term.value)
+        return Matches(self._columns.having(term.key), not term.value)
 
     def _tag_counts(self, term: Term, _: Ids) -> Set[int]:
         low, high = _bounds(term)
         found = self._index.pictures_with_count(low, high)
         return found if low > 0 else found | (self._library.pictures.keys() - self._index.tagged)
 
-    def _missing(self, term: Term, ids: Ids) -> Set[int] | Found:
+    def _missing(self, term: Term, ids: Ids) -> Set[int] | Matches:
         what = str(term.value)
         if what in ("caption", "mask", "crop"):
-            return Found(self._columns.having(what), others=True)
-        return Found(self._columns.between(what, -inf, inf, ids), others=True)
+            return Matches(self._columns.having(what), others=True)
+        return Matches(self._columns.between(what, -inf, inf, ids), others=True)
 
     def _problem(self, text: str, ids: Ids) -> Set[int]:
         text = text.casefold()
@@ -412,13 +412,13 @@ class Finder:
             self._copies = None
 
 
-def _any_of(answers: list[Found]) -> Found:
+def _any_of(answers: list[Matches]) -> Matches:
     """Return what one of these finds: where some find all but a few, only those few are compared with the rest."""
     few = [found.ids for found in answers if found.others]
     named = sorted((found.ids for found in answers if not found.others), key=len)
     if few:
-        return Found(set.intersection(*map(set, few)).difference(*named), others=True)
-    return Found(set(named.pop()).union(*named))  # the largest is copied as a whole, the others one by one
+        return Matches(set.intersection(*map(set, few)).difference(*named), others=True)
+    return Matches(set(named.pop()).union(*named))  # the largest is copied as a whole, the others one by one
 
 
 def way_of(folder: Folder) -> str:

@@ -51,7 +51,7 @@ _YES = {"": True, "yes": True, "no": False}
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class QueryKey:
     """One key: the kind of value it takes, what it asks for, an example, and which changes can alter its answer."""
 
     name: str
@@ -66,11 +66,11 @@ class Key:
     """The greatest number that there can be."""
 
 
-def _key(name: str, kind: Kind, sentence: str, example: str, depends: str = "", **more: object) -> Key:
-    return Key(name, kind, sentence, example, frozenset(depends.split()), **more)  # type: ignore[arg-type]
+def _key(name: str, kind: Kind, sentence: str, example: str, depends: str = "", **more: object) -> QueryKey:
+    return QueryKey(name, kind, sentence, example, frozenset(depends.split()), **more)  # type: ignore[arg-type]
 
 
-KEYS: dict[str, Key] = {
+KEYS: dict[str, QueryKey] = {
     key.name: key
     for key in (
         _key("tag", "text", "has this tag; * stands for any text, ? for one character", "tag:red*", "caption file"),
@@ -109,7 +109,7 @@ KEYS: dict[str, Key] = {
 }
 
 
-class Fault(NamedTuple):
+class QueryProblem(NamedTuple):
     """What is wrong between two places of a query, and what to write instead."""
 
     sentence: str
@@ -121,7 +121,7 @@ class Fault(NamedTuple):
 class QueryError(ImpastoError):
     """A query that cannot be understood; `faults` holds everything that is wrong with it, from left to right."""
 
-    def __init__(self, faults: list[Fault]) -> None:
+    def __init__(self, faults: list[QueryProblem]) -> None:
         super().__init__("query.wrong", faults[0].sentence, faults[0].remedy)
         self.faults = tuple(faults)
 
@@ -159,10 +159,10 @@ def parse(text: str) -> Query:
     return Query(root)
 
 
-def tokenize(text: str) -> tuple[list[Token], list[Fault]]:
+def tokenize(text: str) -> tuple[list[Token], list[QueryProblem]]:
     """Take a text apart into words, parentheses and minus signs."""
     tokens: list[Token] = []
-    faults: list[Fault] = []
+    faults: list[QueryProblem] = []
     place = 0
     while place < len(text):
         character = text[place]
@@ -175,11 +175,11 @@ def tokenize(text: str) -> tuple[list[Token], list[Fault]]:
             tokens.append(_word(text, place, faults))
             place = tokens[-1].end
             if text[tokens[-1].start : place] == "-":
-                faults.append(Fault("This minus turns nothing round.", _LONE_MINUS, place - 1, place))
+                faults.append(QueryProblem("This minus turns nothing round.", _LONE_MINUS, place - 1, place))
     return tokens, faults
 
 
-def _word(text: str, start: int, faults: list[Fault]) -> Token:
+def _word(text: str, start: int, faults: list[QueryProblem]) -> Token:
     """Read the word that begins here: its key, if it has one, and its value, quoted or bare."""
     keyed = _KEYED.match(text, start)
     key = keyed[1].casefold() if keyed else None
@@ -189,12 +189,14 @@ def _word(text: str, start: int, faults: list[Fault]) -> Token:
         return Token("word", start, end, key, _BARE_ESCAPE.sub(r"\1", text[first:end]), first)
     close = _closing_quote(text, first)
     if close is None:
-        faults.append(Fault("The quote is not closed.", 'Write a " where the text ends.', first, len(text)))
+        faults.append(QueryProblem("The quote is not closed.", 'Write a " where the text ends.', first, len(text)))
         close = len(text)
     end = min(close + 1, len(text))
     rest = _bare_end(text, end)
     if rest > end:
-        faults.append(Fault("Something follows right after the quote.", "Put a space after the quote.", end, rest))
+        faults.append(
+            QueryProblem("Something follows right after the quote.", "Put a space after the quote.", end, rest)
+        )
     value = _ESCAPE.sub(r"\1", text[first + 1 : close])
     return Token("word", start, max(end, rest), key, value, first, quoted=True)
 
@@ -227,7 +229,7 @@ def _bare_end(text: str, place: int) -> int:
 class _Parser:
     """Reads tokens from left to right: or binds least, then and, then not; goes on after each fault."""
 
-    def __init__(self, tokens: list[Token], faults: list[Fault]) -> None:
+    def __init__(self, tokens: list[Token], faults: list[QueryProblem]) -> None:
         self._tokens = tokens
         self._faults = faults
         self._next = 0
@@ -323,14 +325,14 @@ class _Parser:
         found = value_of[key.kind](key, token)
         return None if found is None else Term(key.name, found, span)
 
-    def _text(self, key: Key, token: Token) -> str | None:
+    def _text(self, key: QueryKey, token: Token) -> str | None:
         value = token.value.strip()
         if not value and key.name not in OPTIONAL:
             self._fault(f'"{key.name}:" needs a text after it.', f"Write it like {key.example}.", token)
             return None
         return value
 
-    def _range(self, key: Key, token: Token) -> Range | None:
+    def _range(self, key: QueryKey, token: Token) -> Range | None:
         value = token.value.strip()
         ratio = None if key.whole else _RATIO.fullmatch(value.lstrip("<>="))
         if ratio and float(ratio[2]):
@@ -348,14 +350,14 @@ class _Parser:
             return None
         return wanted
 
-    def _flag(self, key: Key, token: Token) -> bool | None:
+    def _flag(self, key: QueryKey, token: Token) -> bool | None:
         value = _YES.get(token.value.strip().casefold())
         if value is None:
             said = f'"{key.name}:" is a question of yes or no, not "{token.value}".'
             self._fault(said, f"Write {key.name}: or {key.name}:no.", token)
         return value
 
-    def _choice(self, key: Key, token: Token) -> str | None:
+    def _choice(self, key: QueryKey, token: Token) -> str | None:
         value = token.value.strip().casefold()
         if value in key.choices:
             return value
@@ -371,7 +373,9 @@ class _Parser:
         if meant:
             remedy = f"Did you mean {meant[0]}:? {remedy}"
         start = token.start
-        self._faults.append(Fault(f'There is no key "{token.key}".', remedy, start, start + len(str(token.key)) + 1))
+        self._faults.append(
+            QueryProblem(f'There is no key "{token.key}".', remedy, start, start + len(str(token.key)) + 1)
+        )
 
     def _lonely(self, joint: Token, side: Literal["before", "after"]) -> None:
         word = joint.value.casefold() or "minus"
@@ -379,7 +383,7 @@ class _Parser:
 
     def _fault(self, sentence: str, remedy: str, token: Token) -> None:
         if not self._given_up:
-            self._faults.append(Fault(sentence, remedy, token.start, token.end))
+            self._faults.append(QueryProblem(sentence, remedy, token.start, token.end))
 
     def _take(self, kind: str) -> Token | None:
         if self._next < len(self._tokens) and self._tokens[self._next].kind == kind:

@@ -7,7 +7,7 @@ from functools import cache, lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from app.core.events import Event
+from app.core.events import Emitter
 from app.core.tags.splitting import one_line
 from app.core.tasks import Tasks, in_turns
 
@@ -22,7 +22,7 @@ class TokenCounts:
     """How many tokens each caption has, as training reads it; asked on the thread that owns the library."""
 
     def __init__(self, tasks: Tasks) -> None:
-        self.counted: Event[int] = Event()
+        self.counted: Emitter[int] = Emitter()
         """Some more captions are counted; so many are still to come."""
         self._tasks = tasks
         self._known: dict[str, int] = {"": 0}

@@ -26,7 +26,7 @@ _INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class LogChunk:
     """Whole lines of a log, from byte `start` to byte `end`."""
 
     start: int
@@ -42,13 +42,13 @@ class Piece:
         return self.size - self.end >= ROOM
 
 
-def read_end(log: Path, *, torn: bool, room: int = ROOM) -> Piece:
+def read_end(log: Path, *, torn: bool, room: int = ROOM) -> LogChunk:
     """Return the last lines; `torn` tells whether an unfinished last line is to be taken too. Raises OSError."""
     size = _size(log)
     return read_before(log, size, room) if torn else read_before(log, _last_end(log, size), room)
 
 
-def read_before(log: Path, end: int, room: int = ROOM) -> Piece:
+def read_before(log: Path, end: int, room: int = ROOM) -> LogChunk:
     """Return lines that end at byte `end`, where a line ends too. Raises OSError."""
     size = _size(log)
     end = min(end, size)
@@ -57,10 +57,10 @@ def read_before(log: Path, end: int, room: int = ROOM) -> Piece:
     if start:  # up to the first line that begins here, unless there is none
         cut = data.find(b"\n") + 1
         start, data = (start + cut, data[cut:]) if 0 < cut < len(data) else (start, data)
-    return Piece(start, end, size, lines_of(data))
+    return LogChunk(start, end, size, lines_of(data))
 
 
-def read_after(log: Path, start: int, *, torn: bool, room: int = ROOM) -> Piece:
+def read_after(log: Path, start: int, *, torn: bool, room: int = ROOM) -> LogChunk:
     """Return lines from byte `start` on, where a line begins; nothing where none is finished. Raises OSError."""
     size = _size(log)
     data = _bytes(log, start, start + room)
@@ -68,7 +68,7 @@ def read_after(log: Path, start: int, *, torn: bool, room: int = ROOM) -> Piece:
     # An unfinished line waits for its end, unless none will come or it is longer than any line should be.
     if not (torn and start + len(data) >= size) and not (cut == 0 and len(data) == room):
         data = data[:cut]
-    return Piece(start, start + len(data), size, lines_of(data))
+    return LogChunk(start, start + len(data), size, lines_of(data))
 
 
 def find(log: Path, wanted: str, start: int, *, back: bool) -> int | None:

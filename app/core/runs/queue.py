@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from app.core.events import Event
+from app.core.events import Emitter
 from app.core.runs.summary import RunSummary
 from app.core.tasks import Post, Tasks, only
 from app.core.words import in_words
@@ -57,9 +57,9 @@ class QueueKeeper:
         self.queue = queue or Queue()
         self.now = Look()
         """The queue as it was looked at last."""
-        self.changed: Event[None] = Event()
+        self.changed: Emitter[None] = Emitter()
         """`now` is another."""
-        self.failed: Event[ImpastoError] = Event()
+        self.failed: Emitter[ImpastoError] = Emitter()
         """Something that was asked could not be done."""
         self._tasks = Tasks(post, in_order=True)
         self.write_edits: Callable[[], None] = lambda: None

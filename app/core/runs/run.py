@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from app.core.events import Event
+from app.core.events import Emitter
 from app.core.runs.log import read_end
 from app.core.runs.series import Series, Track
 from app.core.runs.summary import RESUMABLE, RunSummary, summarise
@@ -89,7 +89,7 @@ def _kind(event: events.Event) -> Kind | None:
             return None if event.outcome == "done" else "warning"
         case events.Notice():
             return "warning" if event.code in _DOUBTS else "info"
-        case events.Cached():
+        case events.CachingSpeed():
             return "info"
         case _:
             return None
@@ -106,7 +106,7 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Glimpse:
+class RunSnapshot:
     """What one look at a run's folder brought."""
 
     summary: RunSummary
@@ -129,11 +129,11 @@ class Run:
         self.summary = RunSummary(path, path.name, "unknown")
         self.job: Job | None = None
         self.forecast: Forecast | None = None
-        self.arrived: Event[list[events.Event]] = Event()
+        self.arrived: Emitter[list[events.Event]] = Emitter()
         """New events, already taken in; long runs come in portions. An empty list: told anew from the start."""
-        self.changed: Event[None] = Event()
+        self.changed: Emitter[None] = Emitter()
         """`summary`, `problem`, `last_words`, `job` or `forecast` are others now."""
-        self.looked: Event[None] = Event()
+        self.looked: Emitter[None] = Emitter()
         """Its folder was read to the end once more, whether or not that brought anything."""
         self.loaded = False
         """Whether everything that stood in the folder at first was read."""
@@ -211,7 +211,7 @@ class Run:
         self._offset = 0
         self._last_time = self._last_read = 0.0
 
-    def _take(self, glimpse: Glimpse) -> None:
+    def _take(self, glimpse: RunSnapshot) -> None:
         if self.closed:
             return
         if glimpse.replaced:
@@ -231,7 +231,7 @@ class Run:
         else:
             self.looked.emit(None)
 
-    def _say(self, glimpse: Glimpse, first: bool) -> None:
+    def _say(self, glimpse: RunSnapshot, first: bool) -> None:
         """Tell of what stands in other files than that of the events, where it changed or all is known at `first`."""
         before = (self.summary, self.problem, self.last_words, self._setup)
         self.summary, self.last_words, self._setup = glimpse.summary, glimpse.last_words, glimpse.setup
@@ -254,7 +254,7 @@ class Run:
                 self.validations.append(event)
             case events.Notice():
                 self.notices.append(event)
-            case events.Unknown():
+            case events.UnknownEvent():
                 self.unknown += 1
 
     @property
@@ -270,7 +270,7 @@ class Run:
         return left * sum(phase.seconds for phase in self.forecast.phases if phase.phase in _BESIDES)
 
 
-def look(path: Path, offset: int, before: Setup) -> Glimpse:
+def look(path: Path, offset: int, before: Setup) -> RunSnapshot:
     """Read what is new in a run's folder since byte `offset` of its events; on a worker."""
     summary = summarise(path)  # first: an engine that ended after this has written its last events by the next look
     run = RunDirectory(path)
@@ -284,7 +284,7 @@ def look(path: Path, offset: int, before: Setup) -> Glimpse:
     more = bool(arrived) and _size(run.events) > end
     setup = _set_up(run, before)
     words = last_words(run.console) if summary.state in ("interrupted", "failed") and not more else ""
-    return Glimpse(summary, arrived, end, more, replaced, setup, words)
+    return RunSnapshot(summary, arrived, end, more, replaced, setup, words)
 
 
 def last_words(console: Path) -> str:
@@ -344,7 +344,7 @@ class CardWatch:
         """Degrees Celsius."""
         self.name = ""
         """Of the card; nothing until it is known."""
-        self.changed: Event[None] = Event()
+        self.changed: Emitter[None] = Emitter()
         self._looking = Single(tasks)
         self._run: Run | None = None
         self._began = time.monotonic()

@@ -7,13 +7,13 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.core.events import Event
+from app.core.events import Emitter
 from app.core.runs.run import Run
 from app.core.runs.summary import RunSummary, Summaries
 from app.core.tasks import Post, Single, Tasks, only
 from trainer.errors import ImpastoError, RunError
 from trainer.protocol import commands, places
-from trainer.protocol.commands import Answer, CommandName, EndingName
+from trainer.protocol.commands import CommandName, CommandResult, EndingName
 from trainer.protocol.places import write_remedy
 from trainer.protocol.run_directory import RunDirectory, State, forget_run, forgotten_runs, known_runs
 
@@ -30,9 +30,9 @@ class Runs:
     def __init__(self, post: Post) -> None:
         self.all: list[RunSummary] = []
         """The latest started first."""
-        self.changed: Event[None] = Event()
+        self.changed: Emitter[None] = Emitter()
         """`all` is another list now."""
-        self.failed: Event[ImpastoError] = Event()
+        self.failed: Emitter[ImpastoError] = Emitter()
         """Something that was asked could not be done."""
         self.looked = False
         """Whether `all` was read once."""
@@ -139,10 +139,10 @@ class Orders:
         self._tasks = tasks
         self._waiting: list[Order] = []
         self._looking = Single(tasks)
-        self.changed: Event[None] = Event()
+        self.changed: Emitter[None] = Emitter()
         """Others wait now."""
-        self.answered: Event[tuple[Order, Answer]] = Event()
-        self.failed: Event[ImpastoError] = Event()
+        self.answered: Emitter[tuple[Order, CommandResult]] = Emitter()
+        self.failed: Emitter[ImpastoError] = Emitter()
         """An order could not be written."""
 
     def waiting(self, run: RunDirectory) -> list[CommandName]:
@@ -189,7 +189,7 @@ class Orders:
         if orders:
             self._looking.run(lambda: [(order, _answer(order)) for order in orders], self._take)
 
-    def _take(self, found: list[tuple[Order, Answer | None]]) -> None:
+    def _take(self, found: list[tuple[Order, CommandResult | None]]) -> None:
         for order, answer in found:
             if answer is not None:
                 self._waiting.remove(order)
@@ -197,7 +197,7 @@ class Orders:
                 self.answered.emit((order, answer))
 
 
-def _answer(order: Order) -> Answer | None:
+def _answer(order: Order) -> CommandResult | None:
     """Return what became of an order; on a worker."""
     assert order.sent is not None
     alive = order.run.is_alive()  # asked first: an engine answers, and then ends
@@ -205,11 +205,11 @@ def _answer(order: Order) -> Answer | None:
     return answer if answer or alive else _unread(order)
 
 
-def _unread(order: Order) -> Answer:
+def _unread(order: Order) -> CommandResult:
     """Return what becomes of an order that nobody read: another one, from elsewhere, may have done the same."""
     status = order.run.read_status()
     came_about = status is not None and status.state == _ENDS.get(order.name)
-    return Answer("done" if came_about else "void", "")
+    return CommandResult("done" if came_about else "void", "")
 
 
 def _unwritten(run: RunDirectory, error: OSError) -> RunError:

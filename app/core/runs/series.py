@@ -114,7 +114,7 @@ class Series:
             self.rates.setdefault(part, Track()).add(step, rate)
 
 
-class Spot(NamedTuple):
+class CellIndex(NamedTuple):
     """A place in the matrix."""
 
     step: int
@@ -136,7 +136,7 @@ class Samples:
         self.saved: dict[int, Path] = {}
         """The LoRA of a step, where one was saved; it may have been removed since."""
         self._folder = Folder(folder, folder)
-        self._spots: dict[Spot, int] = {}
+        self._spots: dict[CellIndex, int] = {}
         self._losses: dict[int, float | None] = {}
 
     def name_prompts(self, prompts: Sequence[str]) -> None:
@@ -159,7 +159,7 @@ class Samples:
             counted = True
         return counted
 
-    def at(self, spot: Spot) -> Picture | None:
+    def at(self, spot: CellIndex) -> Picture | None:
         """Return the picture of a prompt at a step, where there is one."""
         number = self._spots.get(spot)
         return self.pictures[number] if number is not None else None
@@ -170,7 +170,7 @@ class Samples:
         return lowest(self._losses)
 
     def _draw(self, event: events.Preview) -> None:
-        spot = Spot(event.step, event.index)
+        spot = CellIndex(event.step, event.index)
         if (former := self._spots.get(spot)) is not None:
             del self.pictures[former]
         elif event.step not in self.steps:

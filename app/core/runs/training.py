@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from app.core.events import Event
+from app.core.events import Emitter
 from app.core.runs.queue import QueueKeeper
 from app.core.runs.run import Run
 from app.core.runs.runs import Orders, Runs
 from app.core.runs.summary import RunSummary
-from app.core.runs.watcher import Telling
+from app.core.runs.watcher import RunWatcher
 from trainer.protocol.commands import Ending
 from trainer.protocol.queue import Entry
 from trainer.protocol.run_directory import RunDirectory
@@ -49,7 +49,7 @@ class Training:
 class NowTraining:
     """Belongs to the thread that makes it. `look` reads the run that is shown; call it about once a second."""
 
-    def __init__(self, runs: Runs, queue: QueueKeeper, telling: Telling, orders: Orders) -> None:
+    def __init__(self, runs: Runs, queue: QueueKeeper, telling: RunWatcher, orders: Orders) -> None:
         self._runs, self._queue, self._telling, self._orders = runs, queue, telling, orders
         self._run: Run | None = None
         self._latest: RunSummary | None = None
@@ -57,7 +57,7 @@ class NowTraining:
         self._stop_listening: Callable[[], None] | None = None
         self.now: Training | None = None
         """What trains; the first of several."""
-        self.changed: Event[None] = Event()
+        self.changed: Emitter[None] = Emitter()
         """`now` is another."""
         telling.changed.connect(lambda _: self._follow())
         queue.changed.connect(lambda _: self._follow())

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from app.core.events import Event
+from app.core.events import Emitter
 from app.core.runs.queue import QueueKeeper
 from app.core.runs.runs import Runs
 from app.core.runs.summary import LIVE, RunSummary, State, summarise
@@ -33,7 +33,7 @@ class Unfinished:
     entries: frozenset[str] = frozenset()
 
 
-class Memory:
+class SeenRuns:
     """Keeps it in a file of the user's; a file that cannot be read holds nothing, for nothing but a notice is lost."""
 
     def __init__(self, tasks: Tasks) -> None:
@@ -97,12 +97,12 @@ class Ended:
     """Whether it ended while the app was closed."""
 
 
-class Telling:
+class RunWatcher:
     """Belongs to the thread that makes it. While nothing runs and nothing waits for its turn, it needs no look."""
 
     def __init__(self, runs: Runs, queue: QueueKeeper, tasks: Tasks) -> None:
         self._runs, self._queue, self._looking = runs, queue, Single(tasks)
-        self._memory = Memory(tasks)
+        self._memory = SeenRuns(tasks)
         left = self._memory.kept
         self._alive = set(left.runs)
         self._living: dict[Path, RunSummary] = {}
@@ -116,10 +116,10 @@ class Telling:
         self._queue_seen = False
         self.awaited: set[str] = set()
         """Entries whose beginning somebody waits for, who tells himself why they could not begin."""
-        self.changed: Event[None] = Event()
+        self.changed: Emitter[None] = Emitter()
         """`watching` may be another now."""
-        self.ended: Event[Ended] = Event()
-        self.goes_on_again: Event[Path] = Event()
+        self.ended: Emitter[Ended] = Emitter()
+        self.goes_on_again: Emitter[Path] = Emitter()
         """A run whose end was told is alive: it was resumed. Told as often as that is seen."""
         runs.changed.connect(lambda _: self._learn())
         queue.changed.connect(lambda _: self._learn_queue())
@@ -237,6 +237,6 @@ def _why(run: RunDirectory) -> str:
         told, _ = events.read_events(run.events, start)
     except OSError:
         return ""
-    latest = next((one.attempt for one in reversed(told) if not isinstance(one, events.Unknown)), 0)
+    latest = next((one.attempt for one in reversed(told) if not isinstance(one, events.UnknownEvent)), 0)
     errors = [one for one in told if isinstance(one, events.ErrorEvent) and one.attempt == latest]
     return in_words(errors[-1]) if errors else ""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from app.core.events import Event
+from app.core.events import Emitter
 from app.core.tasks import Post
 from trainer.errors import ImpastoError
 from trainer.protocol import files
@@ -58,7 +58,7 @@ def _set_aside(path: Path) -> str:
 _log = logging.getLogger(__name__)
 
 
-class Behind:
+class DeferredWriter:
     """One file, written on a thread of its own while there is something to write: a disk that sleeps holds up nobody.
 
     Of texts that are handed over meanwhile only the latest is written. A disk that refuses is noted, as `what` "was not
@@ -137,7 +137,7 @@ class Behind:
             return text
 
 
-class Kept(Behind):
+class DurableWriter(DeferredWriter):
     """Such a file that the user would miss: it outlives a loss of power, and he hears where it cannot be written.
 
     `what` is what it holds, in the plural; `code` that of the error. `post` leads to the thread that it belongs to.
@@ -146,9 +146,9 @@ class Kept(Behind):
     def __init__(self, path: Path, what: str, code: str, post: Post) -> None:
         super().__init__(path, f"the {what} were", durable=True)
         self.post = post
-        self.failed: Event[ImpastoError] = Event()
+        self.failed: Emitter[ImpastoError] = Emitter()
         """What was handed over holds, but could not be kept for the next start."""
-        self.mended: Event[ImpastoError] = Event()
+        self.mended: Emitter[ImpastoError] = Emitter()
         """What `failed` told is over, or is told anew."""
         self._code, self._content = code, what
         self._error: ImpastoError | None = None

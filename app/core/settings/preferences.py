@@ -13,14 +13,14 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from app.core.events import Event
-from app.core.settings.deferred_writer import Kept
+from app.core.events import Emitter
+from app.core.settings.deferred_writer import DurableWriter
 from app.core.words import QT_TRANSLATE_NOOP
 from trainer.protocol import places
 from trainer.protocol.reading import read_toml
 
 
-class Section(BaseModel):
+class PreferenceGroup(BaseModel):
     """A group of preferences; never changed in place."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -32,7 +32,7 @@ def choice(default: Any, title: str, description: str, **more: Any) -> Any:
     return Field(default, title=title, description=description, json_schema_extra=extra, **more)
 
 
-class Appearance(Section):
+class Appearance(PreferenceGroup):
     """How the app looks."""
 
     look: Literal["system", "light", "dark", "contrast"] = choice(
@@ -63,7 +63,7 @@ class Appearance(Section):
     )
 
 
-class Starting(Section):
+class StartupPreferences(PreferenceGroup):
     """What happens when the app starts."""
 
     reopen: bool = choice(
@@ -73,7 +73,7 @@ class Starting(Section):
     )
 
 
-class Judging(Section):
+class Judging(PreferenceGroup):
     """What was chosen on the images page while no job used the open folders: the next new job starts with it.
 
     Not in the dialog: where a job uses the folders, its own settings count (app/core/jobs/target.py).
@@ -87,7 +87,7 @@ class Judging(Section):
     """How captions of several lines are read, as in `dataset.lines`."""
 
 
-class Telling(Section):
+class NotificationPreferences(PreferenceGroup):
     """How the user is told that a run has ended."""
 
     notify: bool = choice(
@@ -102,13 +102,15 @@ class Telling(Section):
     )
 
 
-class Preferences(Section):
+class Preferences(PreferenceGroup):
     """All of it."""
 
     appearance: Appearance = Field(default=Appearance(), title=QT_TRANSLATE_NOOP("Preferences", "Appearance"))
-    starting: Starting = Field(default=Starting(), title=QT_TRANSLATE_NOOP("Preferences", "Start"))
+    starting: StartupPreferences = Field(default=StartupPreferences(), title=QT_TRANSLATE_NOOP("Preferences", "Start"))
     judging: Judging = Judging()
-    telling: Telling = Field(default=Telling(), title=QT_TRANSLATE_NOOP("Preferences", "Runs"))
+    telling: NotificationPreferences = Field(
+        default=NotificationPreferences(), title=QT_TRANSLATE_NOOP("Preferences", "Runs")
+    )
     shortcuts: dict[str, tuple[str, ...]] = Field(default={})
     """The user's own keys by command; what is not named here has those of the table. Edited in a dialog of its own."""
 
@@ -122,8 +124,8 @@ class Settings:
     def __init__(self, path: Path | None = None) -> None:
         path = path or places.home() / "preferences.toml"
         # The way home is given by the session; before there is one, nobody changes anything.
-        self.file = Kept(path, "preferences", "settings.unwritable", lambda work: work())
-        self.changed: Event[Preferences] = Event()
+        self.file = DurableWriter(path, "preferences", "settings.unwritable", lambda work: work())
+        self.changed: Emitter[Preferences] = Emitter()
         self.preferences = self._read()
 
     def change(self, preferences: Preferences) -> None:

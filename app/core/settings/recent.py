@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from app.core.events import Event
-from app.core.settings.deferred_writer import Behind, load
+from app.core.events import Emitter
+from app.core.settings.deferred_writer import DeferredWriter, load
 from app.core.tasks import Post, Single, Tasks
 from trainer import __version__
 from trainer.protocol import files, places
@@ -31,15 +31,15 @@ class RecentFolders:
     """
 
     def __init__(self, post: Post, path: Path | None = None) -> None:
-        self.changed: Event[None] = Event()
+        self.changed: Emitter[None] = Emitter()
         """`folders` are others now."""
-        self.looked: Event[None] = Event()
+        self.looked: Emitter[None] = Emitter()
         """`absent` may be different now."""
         self.folders: tuple[Path, ...] = ()
         """Newest first; one that is gone stays, since it may be back tomorrow."""
         self.absent: dict[Path, Absence] = {}
         """Those that could not be opened when they were last looked at."""
-        self._file = Behind(path or places.home() / "folders.json", "the recent folders were")
+        self._file = DeferredWriter(path or places.home() / "folders.json", "the recent folders were")
         self._open: tuple[Path, ...] = ()
         self._tasks = Tasks(post)
         self._looks: dict[Path, Single] = {}

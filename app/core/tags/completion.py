@@ -20,7 +20,7 @@ from heapq import nsmallest
 from itertools import islice
 from pathlib import Path
 
-from app.core.events import Event
+from app.core.events import Emitter
 from app.core.tags.index import TagIndex
 from app.core.tags.splitting import Haystack, fold, is_face
 from app.core.tasks import Tasks, raise_again
@@ -257,7 +257,7 @@ class Completer:
     """Completes tags; belongs to the thread that owns the library. Under 5 ms with lists of 140,000 tags."""
 
     def __init__(self, index: TagIndex, vocabulary: Vocabulary | None = None) -> None:
-        self.loaded: Event[tuple[str, ...]] = Event()
+        self.loaded: Emitter[tuple[str, ...]] = Emitter()
         """The lists are here; with sentences about what of them could not be used."""
         self.vocabulary = vocabulary or Vocabulary()
         """Replaced as a whole when a worker has read the lists."""

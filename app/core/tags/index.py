@@ -11,7 +11,7 @@ from heapq import nsmallest
 from itertools import chain, islice
 from typing import NamedTuple
 
-from app.core.events import Event
+from app.core.events import Emitter
 from app.core.library import Altered, Library
 from app.core.tags.splitting import Haystack, Lines, fold, split_tags
 from app.core.tasks import Single, Tasks, in_turns
@@ -39,7 +39,7 @@ class TagIndex:
     """
 
     def __init__(self, library: Library, tasks: Tasks | None = None, lines: Lines = "caption") -> None:
-        self.changed: Event[None] = Event()
+        self.changed: Emitter[None] = Emitter()
         """Tags or their counts are different now."""
         self._library, self._lines = library, lines
         self._rows: dict[int, Row] = {}

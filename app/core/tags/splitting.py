@@ -25,7 +25,7 @@ Lines = Literal["caption", "variants"]
 _BLOCK = 256
 
 
-class Piece(NamedTuple):
+class TagSpan(NamedTuple):
     """One tag and where it stands: `text[start:end]` is the tag as written, line breaks and all."""
 
     tag: str
@@ -48,7 +48,7 @@ def join_tags(tags: Iterable[str]) -> str:
     return JOINT.join(tags)
 
 
-def pieces(text: str, lines: Lines = "caption") -> list[Piece]:
+def pieces(text: str, lines: Lines = "caption") -> list[TagSpan]:
     """Return each tag with its place in the text, so that one can be changed and the rest stays byte for byte."""
     found = []
     broken = len(text.splitlines()) > 1  # asked of each of some thousand tags it would take most of the time
@@ -56,16 +56,16 @@ def pieces(text: str, lines: Lines = "caption") -> list[Piece]:
         part = text[start:end]
         if tag := part.strip():
             start += len(part) - len(part.lstrip())
-            found.append(Piece(one_line(tag) if broken else tag, start, start + len(tag)))
+            found.append(TagSpan(one_line(tag) if broken else tag, start, start + len(tag)))
     return found
 
 
-def replace_piece(text: str, piece: Piece, tag: str) -> str:
+def replace_piece(text: str, piece: TagSpan, tag: str) -> str:
     """Return the text with this tag written differently."""
     return text[: piece.start] + tag + text[piece.end :]
 
 
-def remove_piece(text: str, piece: Piece) -> str:
+def remove_piece(text: str, piece: TagSpan) -> str:
     """Return the text without this tag and the one comma, with its space, that parted it from a neighbour."""
     front, back = text[: piece.start], text[piece.end :]
     rest = back.lstrip(" \t")
@@ -77,7 +77,7 @@ def remove_piece(text: str, piece: Piece) -> str:
     return front + back
 
 
-def move_piece(text: str, found: Sequence[Piece], source: int, target: int) -> str:
+def move_piece(text: str, found: Sequence[TagSpan], source: int, target: int) -> str:
     """Return the text with the tag at place `source` at place `target`; commas, spaces and line breaks stay put."""
     written = [text[piece.start : piece.end] for piece in found]
     written.insert(target, written.pop(source))

@@ -79,7 +79,7 @@ def portable(keys: str) -> str:
     return QKeySequence(keys, _PORTABLE).toString(_PORTABLE)
 
 
-class Command(QAction):
+class CommandAction(QAction):
     """One action of the table, bound to the widget that does it."""
 
     def __init__(self, action: Action, owner: QWidget, keys: tuple[str, ...]) -> None:
@@ -116,7 +116,7 @@ class Command(QAction):
         tip = QCoreApplication.translate("Action", self.action.tip or self.action.title)
         self.setToolTip(" ".join([tip, *(f"({key})" for key in self.keys()[:1])]))
 
-    def drawn(self) -> Command:
+    def drawn(self) -> CommandAction:
         """Return it with its icon, which is drawn when it is to be seen: most commands never are, but in a menu."""
         if not self._drawn and self.action.icon:
             self._drawn = True
@@ -147,7 +147,7 @@ class Commands(QObject):
 
     def __init__(self, parent: QObject | None = None, own: Keys | None = None) -> None:
         super().__init__(parent)
-        self._commands: dict[str, Command] = {}
+        self._commands: dict[str, CommandAction] = {}
         self._menus: dict[Menu, QMenu] = {}
         self._own = own or {}
         self._due = False
@@ -166,7 +166,7 @@ class Commands(QObject):
             assert former is None or once_more, f"two actions are named {action.id}"
             if former:
                 former.deleteLater()
-            command = Command(action, owner, action.keys)
+            command = CommandAction(action, owner, action.keys)
             self._commands[action.id] = command
             made.append(command)
             self._enter(command)
@@ -175,10 +175,10 @@ class Commands(QObject):
         owner.destroyed.connect(lambda _=None: self._forget(made))
         self.refresh()
 
-    def __getitem__(self, name: str) -> Command:
+    def __getitem__(self, name: str) -> CommandAction:
         return self._commands[name].drawn()
 
-    def __iter__(self) -> Iterator[Command]:
+    def __iter__(self) -> Iterator[CommandAction]:
         return (command.drawn() for command in self._commands.values())
 
     def rebind(self, own: Keys) -> None:
@@ -232,13 +232,13 @@ class Commands(QObject):
             if command.action.menu == menu:
                 command.drawn()
 
-    def _forget(self, made: Iterable[Command]) -> None:
+    def _forget(self, made: Iterable[CommandAction]) -> None:
         """The widget that did them is gone, and they are about to be, unless others took their place."""
         for command in made:
             if self._commands.get(command.action.id) is command:
                 del self._commands[command.action.id]
 
-    def _enter(self, command: Command) -> None:
+    def _enter(self, command: CommandAction) -> None:
         menu = self._menus.get(command.action.menu)
         if menu is not None:
             menu.addAction(command)

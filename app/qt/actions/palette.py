@@ -20,7 +20,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.qt.actions.commands import MENUS, Command, Commands
+from app.qt.actions.commands import MENUS, CommandAction, Commands
 from app.qt.widgets import close_row
 
 _MOVES = (Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_PageUp, Qt.Key.Key_PageDown)
@@ -121,7 +121,7 @@ class CommandPalette(QDialog):
         command.trigger()
 
 
-def _value(typed: str, command: Command) -> int | None:
+def _value(typed: str, command: CommandAction) -> int | None:
     """The words of the command count twice; its menu helps to find it."""
     title = score(typed, command.text())
     return title * 2 if title is not None else score(typed, f"{command.group} {command.text()}")
@@ -134,7 +134,7 @@ def _blank() -> QIcon:
     return QIcon(room)
 
 
-def _item(command: Command) -> QTreeWidgetItem:
+def _item(command: CommandAction) -> QTreeWidgetItem:
     item = QTreeWidgetItem([command.text(), command.group, "  ".join(command.keys())])
     item.setIcon(0, command.icon() if not command.icon().isNull() else _blank())
     item.setData(0, Qt.ItemDataRole.UserRole, command.action.id)
@@ -168,7 +168,7 @@ class KeySheet(QDialog):
         column.addWidget(area)
         column.addWidget(buttons)
 
-    def _add_group(self, grid: QGridLayout, title: str, members: list[Command]) -> None:
+    def _add_group(self, grid: QGridLayout, title: str, members: list[CommandAction]) -> None:
         heading = QLabel(title)
         heading.setProperty("role", "heading")
         heading.setContentsMargins(0, 10 if grid.count() else 0, 0, 2)

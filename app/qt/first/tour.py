@@ -88,7 +88,7 @@ class Coach(QFrame):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TourStep:
     """`go` names the tour's method that shows the page, `act` the title of a button for the tour's method `do`."""
 
     title: str
@@ -99,7 +99,7 @@ class Step:
 
 
 STEPS = (
-    Step(
+    TourStep(
         QT_TRANSLATE_NOOP("Tour", "Your pictures"),
         QT_TRANSLATE_NOOP(
             "Tour",
@@ -109,7 +109,7 @@ STEPS = (
         ),
         "show_pictures",
     ),
-    Step(
+    TourStep(
         QT_TRANSLATE_NOOP("Tour", "What each one shows"),
         QT_TRANSLATE_NOOP(
             "Tour",
@@ -118,7 +118,7 @@ STEPS = (
         ),
         "show_caption",
     ),
-    Step(
+    TourStep(
         QT_TRANSLATE_NOOP("Tour", "What is learned, and from which base"),
         QT_TRANSLATE_NOOP(
             "Tour",
@@ -127,7 +127,7 @@ STEPS = (
         ),
         "show_job",
     ),
-    Step(
+    TourStep(
         QT_TRANSLATE_NOOP("Tour", "Start"),
         QT_TRANSLATE_NOOP(
             "Tour",
@@ -138,7 +138,7 @@ STEPS = (
         QT_TRANSLATE_NOOP("Tour", "Start training"),
         "start",
     ),
-    Step(
+    TourStep(
         QT_TRANSLATE_NOOP("Tour", "Watch"),
         QT_TRANSLATE_NOOP(
             "Tour",
@@ -147,7 +147,7 @@ STEPS = (
         ),
         "show_run",
     ),
-    Step(
+    TourStep(
         QT_TRANSLATE_NOOP("Tour", "Keep the best"),
         QT_TRANSLATE_NOOP(
             "Tour",

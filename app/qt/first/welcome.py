@@ -21,7 +21,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.first import CheckUp, Machine, this_machine
+from app.core.first import CheckUp, MachineFacts, this_machine
 from app.core.models.models import Models
 from app.core.models.tools import Installation
 from app.core.session import Session
@@ -44,7 +44,7 @@ _ENOUGH_BYTES = 20 * 10**9
 """Room for a base or two, cached pictures and some runs; `doctor` has its own, lower, limit."""
 
 
-class Line(QWidget):
+class CheckLine(QWidget):
     """Plain text, as long as it needs to be; the sign is said by the words too."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -68,7 +68,7 @@ class MachinePanel(QWidget):
 
     def __init__(self, tasks: Tasks, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.card, self.disk, self.check = Line(), Line(), Line()
+        self.card, self.disk, self.check = CheckLine(), CheckLine(), CheckLine()
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
@@ -91,7 +91,7 @@ class MachinePanel(QWidget):
         """End the test: its answer is wanted no more."""
         self._check_up.close()
 
-    def _tell(self, found: Machine) -> None:
+    def _tell(self, found: MachineFacts) -> None:
         self._tell_cards(found)
         if found.free is not None:
             words = self.tr("{free} free for models and runs, on the disk of {folder}.")
@@ -102,7 +102,7 @@ class MachinePanel(QWidget):
             )
             self.disk.show()
 
-    def _tell_cards(self, found: Machine) -> None:
+    def _tell_cards(self, found: MachineFacts) -> None:
         if found.fault:
             self.card.say("bad", found.fault)
             return

@@ -18,7 +18,7 @@ from trainer.errors import DatasetError, ImpastoError
 
 
 @dataclass
-class Thrown:
+class TrashedFiles:
     """What one deletion did, file by file."""
 
     pictures: list[int] = field(default_factory=list)
@@ -28,7 +28,7 @@ class Thrown:
     """Pictures that the system would not take."""
 
 
-def throw_away(pictures: Iterable[Picture], shared: Callable[[Picture], bool]) -> Thrown:
+def throw_away(pictures: Iterable[Picture], shared: Callable[[Picture], bool]) -> TrashedFiles:
     """Move pictures to the trash with captions and masks; those that `shared` says others use stay.
 
     The picture goes first: where the trash will not take it, all stays.
@@ -38,7 +38,7 @@ def throw_away(pictures: Iterable[Picture], shared: Callable[[Picture], bool]) -
     from trainer.dataset.caption_files import SUFFIXES
     from trainer.dataset.folders import MASK
 
-    thrown = Thrown()
+    thrown = TrashedFiles()
     for picture in pictures:
         path = picture.path
         if file_state(path) is None:
@@ -56,7 +56,7 @@ def throw_away(pictures: Iterable[Picture], shared: Callable[[Picture], bool]) -
     return thrown
 
 
-def bring_back(thrown: Thrown) -> list[Path]:
+def bring_back(thrown: TrashedFiles) -> list[Path]:
     """Move what a deletion took back to where it was; return what could not be, of which nothing is overwritten."""
     from app.core.disk.reading import file_state
 
@@ -69,15 +69,15 @@ def bring_back(thrown: Thrown) -> list[Path]:
     return left
 
 
-def throw_files(paths: Iterable[Path]) -> Thrown:
+def throw_files(paths: Iterable[Path]) -> TrashedFiles:
     """Move files to the trash; those that the system will not take are not among the moved."""
-    thrown = Thrown()
+    thrown = TrashedFiles()
     for path in paths:
         throw_file(path, thrown)
     return thrown
 
 
-def throw_file(path: Path, thrown: Thrown) -> bool:
+def throw_file(path: Path, thrown: TrashedFiles) -> bool:
     """Move one file to the trash and note it; False where the system will not take it."""
     file = QFile(str(path))
     if not file.moveToTrash():
@@ -106,7 +106,7 @@ class Deletion(QObject):
     def __init__(self, session: Session, pictures: Sequence[Picture], parent: QObject) -> None:
         super().__init__(parent)
         self._session, self._pictures = session, pictures
-        self._thrown = Thrown()
+        self._thrown = TrashedFiles()
         self.lies = False
         """Whether its pictures lie in the trash."""
         self.name = _named(len(pictures))
@@ -124,7 +124,7 @@ class Deletion(QObject):
         self._session.datasets.drop(one.id for one in pictures)
         chosen = self._chosen()
 
-        def work() -> Thrown:
+        def work() -> TrashedFiles:
             from app.core.disk.reading import stem_of  # numpy and Pillow, for which the window does not wait
 
             if unsaved:
@@ -134,7 +134,7 @@ class Deletion(QObject):
 
         self._run(work, lambda thrown: self._gone(thrown, chosen, ended), ended)
 
-    def _gone(self, thrown: Thrown, chosen: object, ended: Ended) -> None:
+    def _gone(self, thrown: TrashedFiles, chosen: object, ended: Ended) -> None:
         self._thrown = thrown
         self.lies = bool(thrown.pictures)
         self.name = _named(self.count)

@@ -34,12 +34,12 @@ from PySide6.QtWidgets import (
 from app.core.jobs.settings import full_title, setting
 from app.core.pixels import Pixels
 from app.core.planning.forecaster import GIGABYTES, HERE
-from app.core.presets.outlooks import Outlook, Outlooks
+from app.core.presets.outlooks import CostEstimate, CostEstimates
 from app.qt.tables import Row, Table
 from app.qt.theme import colours, icon
 from app.qt.train.words import duration, figure, fit, gigabytes, headline
 from app.qt.widgets import QT_TRANSLATE_NOOP, ComboBox, FlowLayout, pixmap_of, plain_label, say, until_destroyed
-from trainer.config.presets.library import Origin, Shelved, changed_keys
+from trainer.config.presets.library import Origin, PresetEntry, changed_keys
 from trainer.config.presets.preset import Preset
 from trainer.config.resolve import flat
 from trainer.config.schema import fields
@@ -72,7 +72,7 @@ def by(preset: Preset) -> str:
     return f"{author} · {licence}"
 
 
-def in_short(outlook: Outlook | None) -> str:
+def in_short(outlook: CostEstimate | None) -> str:
     """Return what a preset costs, for one line of its card."""
     if outlook is None:
         return QCoreApplication.translate("Presets", "Working out what it costs…")
@@ -96,7 +96,7 @@ def in_short(outlook: Outlook | None) -> str:
     )
 
 
-def in_full(outlook: Outlook | None, card: str) -> str:
+def in_full(outlook: CostEstimate | None, card: str) -> str:
     """Return what a preset costs and how it is fitted, in sentences."""
     if outlook is None:
         return QCoreApplication.translate("Presets", "Working out how it would be fitted…")
@@ -142,15 +142,15 @@ _Index = QModelIndex | QPersistentModelIndex
 _PICTURE, _PAD, _GAP, _LINE = 72, 12, 12, 4
 
 
-class CardModel(QAbstractListModel):
+class PresetModel(QAbstractListModel):
     """The presets that are shown; `outlook` tells what one costs, None while it is not known."""
 
-    def __init__(self, outlook: Callable[[Shelved], Outlook | None], parent: QObject | None = None) -> None:
+    def __init__(self, outlook: Callable[[PresetEntry], CostEstimate | None], parent: QObject | None = None) -> None:
         super().__init__(parent)
-        self.rows: list[Shelved] = []
+        self.rows: list[PresetEntry] = []
         self.outlook = outlook
 
-    def show(self, rows: Sequence[Shelved]) -> None:
+    def show(self, rows: Sequence[PresetEntry]) -> None:
         """Replace them."""
         self.beginResetModel()
         self.rows = list(rows)
@@ -183,7 +183,7 @@ class CardModel(QAbstractListModel):
             return ", ".join(self.lines(each))
         return None
 
-    def lines(self, each: Shelved) -> tuple[str, str, str, str]:
+    def lines(self, each: PresetEntry) -> tuple[str, str, str, str]:
         """Return what a card says: name with family, who made it, what it is for, what it costs."""
         preset = each.preset
         what = preset.notes.partition("\n")[0] or self.tr("It says nothing of what it is for.")
@@ -195,7 +195,7 @@ class CardModel(QAbstractListModel):
 class CardDelegate(QStyledItemDelegate):
     """Paints one card."""
 
-    def __init__(self, model: CardModel, parent: QObject | None = None) -> None:
+    def __init__(self, model: PresetModel, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._model = model
         self.pictures: Mapping[str, Pixels] = {}
@@ -248,7 +248,7 @@ class CardDelegate(QStyledItemDelegate):
         painter.drawText(place, int(side | Qt.AlignmentFlag.AlignTop), shown)
         return metrics.horizontalAdvance(shown)
 
-    def _picture(self, painter: QPainter, place: QRect, each: Shelved) -> None:
+    def _picture(self, painter: QPainter, place: QRect, each: PresetEntry) -> None:
         """Draw the preset's picture, cut to a square, or the sign of presets where it has none."""
         scheme = colours()
         shape = QPainterPath()
@@ -270,7 +270,7 @@ class CardDelegate(QStyledItemDelegate):
             )
         painter.restore()
 
-    def _pixmap(self, each: Shelved, ratio: float) -> QPixmap | None:
+    def _pixmap(self, each: PresetEntry, ratio: float) -> QPixmap | None:
         text = each.preset.preview.picture if each.preset.preview else ""
         pixels = self.pictures.get(text)
         if pixels is None:
@@ -286,9 +286,9 @@ class CardView(QListView):
 
     looked = Signal()
 
-    def __init__(self, outlook: Callable[[Shelved], Outlook | None], parent: QWidget | None = None) -> None:
+    def __init__(self, outlook: Callable[[PresetEntry], CostEstimate | None], parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.cards = CardModel(outlook, self)
+        self.cards = PresetModel(outlook, self)
         self.painter = CardDelegate(self.cards, self)
         self.setModel(self.cards)
         self.setItemDelegate(self.painter)
@@ -300,12 +300,12 @@ class CardView(QListView):
         self.setMinimumWidth(320)
 
     @property
-    def current(self) -> Shelved | None:
+    def current(self) -> PresetEntry | None:
         """The preset that is chosen."""
         index = self.currentIndex()
         return self.cards.rows[index.row()] if index.isValid() else None
 
-    def visible_cards(self) -> Iterator[Shelved]:
+    def visible_cards(self) -> Iterator[PresetEntry]:
         """Yield those in view, the chosen one first."""
         if self.current is not None:
             yield self.current
@@ -318,7 +318,7 @@ class CardView(QListView):
 class OutlookLine(QWidget):
     """Says how one preset would be fitted; the choice of the card counts for all presets."""
 
-    def __init__(self, outlooks: Outlooks, parent: QWidget | None = None) -> None:
+    def __init__(self, outlooks: CostEstimates, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._outlooks = outlooks
         self._shown: tuple[Path, Preset] | None = None
@@ -357,7 +357,7 @@ class OutlookLine(QWidget):
             say(self.words, in_full(outlook, self._outlooks.card), "warning" if doubtful else "")
 
 
-class About(QWidget):
+class PresetHeading(QWidget):
     """Picture, name, who made it, what it is for."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -398,9 +398,9 @@ class About(QWidget):
 class Details(QWidget):
     """The chosen preset; `buttons` is where the page puts what can be done with it."""
 
-    def __init__(self, outlooks: Outlooks, parent: QWidget | None = None) -> None:
+    def __init__(self, outlooks: CostEstimates, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.about = About()
+        self.about = PresetHeading()
         self.outlook = OutlookLine(outlooks)
         self.table = Table(
             (self.tr("Setting"), self.tr("As usual"), self.tr("With this preset")), self.tr("What it sets")
@@ -417,7 +417,7 @@ class Details(QWidget):
         column.addWidget(self.heading)
         column.addWidget(self.table, 1)
 
-    def show_preset(self, shelved: Shelved, picture: QPixmap | None) -> None:
+    def show_preset(self, shelved: PresetEntry, picture: QPixmap | None) -> None:
         """Show this one."""
         preset = shelved.preset
         self.about.show_preset(preset, origin_words(shelved.origin), picture)

@@ -25,10 +25,10 @@ from PySide6.QtWidgets import (
 from app.core.presets.receiving import Received
 from app.core.session import Session
 from app.core.words import in_words
-from app.qt.presets.cards import About, OutlookLine, rows_of
+from app.qt.presets.cards import OutlookLine, PresetHeading, rows_of
 from app.qt.tables import Table
 from app.qt.widgets import close_row, plain_label, say, while_there
-from trainer.config.presets.library import Shelved, same_name
+from trainer.config.presets.library import PresetEntry, same_name
 from trainer.errors import ImpastoError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class EditDialog(QDialog):
 
     changed = Signal(object)
 
-    def __init__(self, session: Session, shelved: Shelved, parent: QWidget | None = None) -> None:
+    def __init__(self, session: Session, shelved: PresetEntry, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._session, self._shelved = session, shelved
         self._picture: Path | None = None
@@ -155,7 +155,7 @@ class ReceiveDialog(QDialog):
         self.setWindowTitle(self.tr("A preset arrived"))
         self.setModal(True)
         self.resize(760, 640)
-        self.about, self.outlook = About(), OutlookLine(session.presets.outlooks)
+        self.about, self.outlook = PresetHeading(), OutlookLine(session.presets.outlooks)
         self.heading, self.fault = plain_label("heading"), plain_label("bad")
         here = self.tr("Yours") if received.former else self.tr("As usual")
         self.table = Table((self.tr("Setting"), here, self.tr("In this preset")), self.tr("What it changes"))
@@ -244,7 +244,7 @@ class VersionsDialog(QDialog):
 
     changed = Signal(object)
 
-    def __init__(self, session: Session, shelved: Shelved, parent: QWidget | None = None) -> None:
+    def __init__(self, session: Session, shelved: PresetEntry, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._session, self._shelved = session, shelved
         self.past: list[Past] = []

@@ -24,13 +24,13 @@ from app.core.session import Session
 from app.core.tasks import raise_again
 from app.qt.actions.commands import Action, Commands
 from app.qt.page_loader import Page
-from app.qt.pictures.deletion import Thrown, bring_back, throw_files
+from app.qt.pictures.deletion import TrashedFiles, bring_back, throw_files
 from app.qt.presets.cards import PICTURE, CardView, Details
 from app.qt.presets.dialogs import EditDialog, ReceiveDialog, VersionsDialog
 from app.qt.theme import set_icon
 from app.qt.widgets import QT_TRANSLATE_NOOP, ComboBox, pixmap_of, plain_label, until_destroyed, while_there
 from trainer.config.presets.exchange import preset_text
-from trainer.config.presets.library import Shelved, folder_of
+from trainer.config.presets.library import PresetEntry, folder_of
 from trainer.config.presets.preset import Preset
 from trainer.errors import ImpastoError, JobError
 from trainer.files.architecture import NAMES
@@ -180,7 +180,7 @@ class PresetsPage(Page):
     # --- what the table of actions names
 
     @property
-    def chosen(self) -> Shelved | None:
+    def chosen(self) -> PresetEntry | None:
         """The preset that is chosen."""
         return self.list.current
 
@@ -269,7 +269,7 @@ class PresetsPage(Page):
             return
         name, path = self.chosen.preset.name, self.chosen.path
 
-        def tell(thrown: Thrown) -> None:
+        def tell(thrown: TrashedFiles) -> None:
             if not thrown.moved:
                 sentence = self.tr("“{name}” could not be moved to the trash.").format(name=name)
                 self.failed.emit(JobError("preset.trash", sentence, self.tr("Check your rights to the folder.")))
@@ -413,7 +413,7 @@ class PresetsPage(Page):
         self._show_chosen()
         self._ask_soon()
 
-    def _fits(self, each: Shelved) -> bool:
+    def _fits(self, each: PresetEntry) -> bool:
         preset = each.preset
         if self.origin.currentData() not in ("", each.origin):
             return False
@@ -502,7 +502,7 @@ class PresetsPage(Page):
     def _saved(self, path: Path) -> None:
         self.said.emit(self.tr("Saved as {file}. Send it to whom you like.").format(file=path.name))
 
-    def _bring_back(self, thrown: Thrown) -> None:
+    def _bring_back(self, thrown: TrashedFiles) -> None:
         def tell(left: list[Path]) -> None:
             for path in left:
                 sentence = self.tr("{file} could not be brought back.").format(file=path.name)

@@ -19,7 +19,7 @@ from app.qt.runs.rows import ending_word, starting_word, state_colour, word_of
 from app.qt.theme import colours
 from app.qt.widgets import QT_TRANSLATE_NOOP as _NOOP
 from app.qt.widgets import Elided, duration, open_folder, plain_tip, say, until_destroyed
-from trainer.protocol.commands import Answer, CommandName, Ending
+from trainer.protocol.commands import CommandName, CommandResult, Ending
 from trainer.protocol.events import Phase
 from trainer.protocol.progress import PhaseState
 from trainer.protocol.queue import Entry
@@ -359,7 +359,7 @@ class RunHeader(QWidget):
         if self._run:
             self._orders.give(self._run.directory, name)
 
-    def _tell_answer(self, order: Order, answer: Answer) -> None:
+    def _tell_answer(self, order: Order, answer: CommandResult) -> None:
         """Say what became of an order: what was done in passing, what was not so that it is not missed."""
         if answer.outcome == "done":
             self.said.emit(self._done(order.name).format(run=order.run.name, detail=answer.detail))

@@ -13,11 +13,11 @@ from PySide6.QtGui import QFontDatabase, QGuiApplication, QHideEvent, QKeyEvent,
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QLineEdit, QPlainTextEdit, QVBoxLayout, QWidget
 
 from app.core.runs import log as logs
-from app.core.runs.log import ROOM, Piece, report_on
+from app.core.runs.log import ROOM, LogChunk, report_on
 from app.core.session import Session
 from app.core.tasks import Tasks, only, raise_again
 from app.qt.actions.commands import Action, Commands
-from app.qt.runs.remarks import RemarkPanel, Told, sentence
+from app.qt.runs.remarks import RemarkPanel, RemarkText, sentence
 from app.qt.widgets import QT_TRANSLATE_NOOP as _NOOP
 from app.qt.widgets import moment
 
@@ -72,7 +72,7 @@ class LogText(QPlainTextEdit):
         self._tasks = tasks
         self._log: Path | None = None
         self._torn = False
-        self._pieces: deque[Piece] = deque()
+        self._pieces: deque[LogChunk] = deque()
         self._size = 0
         self._more = False
         """Whether there is more of the log than a few lines below what is held."""
@@ -163,10 +163,10 @@ class LogText(QPlainTextEdit):
         log, torn = self._log, self._torn
         assert log is not None
 
-        def read() -> tuple[Piece, Piece]:
+        def read() -> tuple[LogChunk, LogChunk]:
             return logs.read_before(log, place), logs.read_after(log, place, torn=torn)
 
-        def done(found: tuple[Piece, Piece]) -> None:
+        def done(found: tuple[LogChunk, LogChunk]) -> None:
             self._follows = False
             self._put(found)
             cursor = QTextCursor(self.document().findBlockByNumber(len(found[0].lines)))
@@ -209,7 +209,7 @@ class LogText(QPlainTextEdit):
             self._wish = None
             wish()
 
-    def _show_end(self, piece: Piece) -> None:
+    def _show_end(self, piece: LogChunk) -> None:
         self._put((piece,) if piece.lines else ())
         self._follows = True
         self._go_along()
@@ -221,7 +221,7 @@ class LogText(QPlainTextEdit):
             end = self._pieces[-1].end
             self._ask(lambda: logs.read_after(log, end, torn=torn), self._go_on)
 
-    def _go_on(self, piece: Piece) -> None:
+    def _go_on(self, piece: LogChunk) -> None:
         """Take in what comes after what is held; the log may have become another meanwhile."""
         if piece.size < self._pieces[-1].end or (self._follows and piece.size - piece.end > _FAR):
             self.to_end()
@@ -241,7 +241,7 @@ class LogText(QPlainTextEdit):
         if log and start:
             self._ask(lambda: logs.read_before(log, start), self._go_back, self._read_before)
 
-    def _go_back(self, piece: Piece) -> None:
+    def _go_back(self, piece: LogChunk) -> None:
         bar = self.verticalScrollBar()
         here = bar.value()
         self._pieces.appendleft(piece)
@@ -270,7 +270,7 @@ class LogText(QPlainTextEdit):
             cursor.movePosition(QTextCursor.MoveOperation.End, QTextCursor.MoveMode.KeepAnchor)
         cursor.removeSelectedText()
 
-    def _put(self, pieces: tuple[Piece, ...]) -> None:
+    def _put(self, pieces: tuple[LogChunk, ...]) -> None:
         """Hold these pieces and nothing else."""
         held = [piece for piece in pieces if piece.lines]
         self._pieces = deque(held)
@@ -335,11 +335,11 @@ class LogView(QWidget):
         self.remarks.show_told(self.told())
         self._commands.refresh()
 
-    def told(self) -> list[Told]:
+    def told(self) -> list[RemarkText]:
         """Return what should be known of the run in words, the latest first."""
         now = time.time()
         remarks = reversed(self._run.remarks.all) if self._run else ()
-        return [Told(one.kind, sentence(one), moment((one.last or one.event).time, now)) for one in remarks]
+        return [RemarkText(one.kind, sentence(one), moment((one.last or one.event).time, now)) for one in remarks]
 
     def _follow(self) -> None:
         run = self._run

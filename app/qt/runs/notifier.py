@@ -22,7 +22,7 @@ _SECONDS = 2.5
 _EVERY_MS = 1000
 
 
-class Farewell(QFrame):
+class CloseNotice(QFrame):
     """Stands for a moment where the window stood; the app ends with it, unless the window was opened again."""
 
     def __init__(self, window: QWidget, goes_on: GoesOn) -> None:
@@ -70,7 +70,7 @@ class Notifier(QObject):
         self._last: Ended | None = None
         self._told: dict[Path, str] = {}
         """What was said last of the end of a run."""
-        self.farewell: Farewell | None = None
+        self.farewell: CloseNotice | None = None
         self._timer = QTimer(self)
         self._timer.setInterval(_EVERY_MS)
         self._timer.timeout.connect(session.telling.look)
@@ -111,7 +111,7 @@ class Notifier(QObject):
         application = QGuiApplication.instance()
         assert isinstance(application, QGuiApplication)
         if not application.isSavingSession():  # the system does not wait for it
-            self.farewell = Farewell(self._window, goes_on)
+            self.farewell = CloseNotice(self._window, goes_on)
             self.farewell.show()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:  # noqa: N802

@@ -54,7 +54,7 @@ ACTIONS = (
 )
 
 
-class Trouble(QFrame):
+class FailureBanner(QFrame):
     """A sentence and the last words of the engine; hidden where there is nothing to say."""
 
     unwanted = Signal()
@@ -150,7 +150,7 @@ class RunsPage(Page):
         self.queue = QueuePanel(session, commands)
         yield
         self.header = RunHeader(session, commands)
-        self.trouble = Trouble()
+        self.trouble = FailureBanner()
         yield
         self.progress = ProgressPanel(session, commands)
         yield

@@ -137,7 +137,7 @@ class QueuePanel(QWidget):
         super().__init__(parent)
         self._session, self._commands, self._keeper = session, commands, session.queue
         self.list = QueueList()
-        self.bar = _Bar()
+        self.bar = _SentenceBar()
         self.buttons: dict[str, QToolButton] = {}
         commands.add(ACTIONS, self)
         self._lay_out()
@@ -386,7 +386,7 @@ class QueuePanel(QWidget):
         column.addLayout(row)
 
 
-class _Bar(QFrame):
+class _SentenceBar(QFrame):
     """One sentence above the list, with a button where something can be done about it."""
 
     def __init__(self) -> None:

@@ -55,7 +55,7 @@ _STAGES = {
 }
 
 
-class Told(NamedTuple):
+class RemarkText(NamedTuple):
     """One of them."""
 
     kind: Kind
@@ -68,7 +68,7 @@ class RemarkPanel(QScrollArea):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.told: list[Told] = []
+        self.told: list[RemarkText] = []
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setWidgetResizable(True)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
@@ -76,7 +76,7 @@ class RemarkPanel(QScrollArea):
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Maximum)
         self.hide()
 
-    def show_told(self, told: Sequence[Told]) -> None:
+    def show_told(self, told: Sequence[RemarkText]) -> None:
         """Show these, the first on top."""
         if list(told) == self.told:
             return
@@ -148,7 +148,7 @@ def sentence(remark: Remark) -> str:
             return in_words(event)
         case events.Notice() as event:
             return event.sentence
-        case events.Cached() as event:
+        case events.CachingSpeed() as event:
             return _cached(event)
         case events.Skipped() as event:
             return _skipped(event, remark)
@@ -165,7 +165,7 @@ def sentence(remark: Remark) -> str:
     raise AssertionError(remark)
 
 
-def _cached(event: events.Cached) -> str:
+def _cached(event: events.CachingSpeed) -> str:
     if event.phase == "cache_pictures":
         words = translate("Remarks", "Pictures encoded: {count} in {seconds} s, {rate} a second.")
     else:

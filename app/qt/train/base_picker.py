@@ -38,7 +38,7 @@ from PySide6.QtWidgets import (
 from shiboken6 import isValid
 
 from app.core.models.models import Models
-from app.core.models.verdict import Found, Told, Verdict, cleaned
+from app.core.models.verdict import BaseDescription, BaseVerdict, FoundBase, cleaned
 from app.core.session import Session
 from app.qt.theme import colours
 from app.qt.train.words import details, family_of, verdict_words
@@ -52,7 +52,7 @@ _SIDE, _GAP = 12, 8
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BaseRow:
     """A heading, or a base: `text` is what becomes `base.model`."""
 
     kind: Literal["heading", "base", "unusable"]
@@ -63,8 +63,8 @@ class Row:
 
 
 def rows(
-    found: Iterable[Found], recent: Mapping[str, Verdict | None], typed: str, titles: tuple[str, str, str]
-) -> Iterator[Row]:
+    found: Iterable[FoundBase], recent: Mapping[str, BaseVerdict | None], typed: str, titles: tuple[str, str, str]
+) -> Iterator[BaseRow]:
     """Yield what answers the words typed, under `titles`: used last, on this PC, cannot be used.
 
     Of those in `recent`, used last, it is said what they are as soon as somebody has looked.
@@ -78,29 +78,29 @@ def rows(
     for title, group in zip(titles, (used, usable, unusable), strict=True):
         answering = [row for row in group if _answers(row, words)]
         if answering:
-            yield Row("heading", title)
+            yield BaseRow("heading", title)
             yield from answering
 
 
-def _row(found: Found) -> Row:
+def _row(found: FoundBase) -> BaseRow:
     kind: Literal["base", "unusable"] = "unusable" if found.told.problem else "base"
-    return Row(kind, found.name, str(found.path), details(found), family_of(found.told))
+    return BaseRow(kind, found.name, str(found.path), details(found), family_of(found.told))
 
 
-def _used(text: str, verdict: Verdict | None) -> Row:
+def _used(text: str, verdict: BaseVerdict | None) -> BaseRow:
     """One that lies where nobody searches, or is not on this PC."""
     if verdict is None:
-        return Row("base", text, text)
+        return BaseRow("base", text, text)
     told, path = verdict.told, Path(text)
     kind: Literal["base", "unusable"] = "unusable" if told.problem else "base"
     if verdict.place != "here":
-        return Row(kind, text, text, told.problem or verdict_words(verdict), family_of(told))
+        return BaseRow(kind, text, text, told.problem or verdict_words(verdict), family_of(told))
     name = path.stem if path.suffix.lower() == ".safetensors" else path.name
     detail = told.problem or " · ".join(filter(None, (verdict_words(verdict), str(path.parent))))
-    return Row(kind, name, text, detail, family_of(told))
+    return BaseRow(kind, name, text, detail, family_of(told))
 
 
-def _answers(row: Row, words: list[str]) -> bool:
+def _answers(row: BaseRow, words: list[str]) -> bool:
     text = f"{row.name}\n{row.text}\n{row.detail}\n{row.badge}".casefold()
     return all(word in text for word in words)
 
@@ -110,9 +110,9 @@ class BaseRows(QAbstractListModel):
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
-        self.rows: list[Row] = []
+        self.rows: list[BaseRow] = []
 
-    def show(self, rows: Iterable[Row]) -> None:
+    def show(self, rows: Iterable[BaseRow]) -> None:
         """Replace them."""
         self.beginResetModel()
         self.rows = list(rows)
@@ -182,7 +182,9 @@ class BaseDelegate(QStyledItemDelegate):
         elif option.state & QStyle.StateFlag.State_MouseOver and option.state & QStyle.StateFlag.State_Enabled:
             painter.fillRect(option.rect, QColor(scheme.hover))
 
-    def _lines(self, painter: QPainter, option: QStyleOptionViewItem, inside: QRect, row: Row, chosen: bool) -> None:
+    def _lines(
+        self, painter: QPainter, option: QStyleOptionViewItem, inside: QRect, row: BaseRow, chosen: bool
+    ) -> None:
         scheme, metrics = colours(), option.fontMetrics
         if row.badge:
             inside.setRight(self._badge(painter, option, inside, row.badge, chosen) - _GAP)
@@ -340,7 +342,7 @@ class BasePicker(QWidget):
         self._settled = ""
         self._asked = ""
         self._by_user = False
-        self.verdict = Verdict("", "nowhere", Told())
+        self.verdict = BaseVerdict("", "nowhere", BaseDescription())
         """What the field's text meant when it was looked at last."""
         self.field, self.badge, self.state = QLineEdit(), QLabel(), plain_label()
         self.button = QPushButton(self.tr("Choose…"))
@@ -419,7 +421,7 @@ class BasePicker(QWidget):
         self._asked = cleaned(self.field.text())
         self._models.judge(self._asked, self._learn)
 
-    def _learn(self, verdict: Verdict) -> None:
+    def _learn(self, verdict: BaseVerdict) -> None:
         """Show an answer, unless the field says something else by now."""
         if not isValid(self) or verdict.text != self._asked:
             return
@@ -434,7 +436,7 @@ class BasePicker(QWidget):
         if self._by_user and self.verdict.place != "nowhere" and not self.verdict.told.problem:
             self._models.used(self.verdict.text)
 
-    def _show(self, verdict: Verdict) -> None:
+    def _show(self, verdict: BaseVerdict) -> None:
         self.badge.setText(family_of(verdict.told))
         self.badge.setVisible(bool(verdict.told.family))
         words = verdict_words(verdict)
@@ -442,6 +444,6 @@ class BasePicker(QWidget):
         self.field.setAccessibleDescription(words)
 
 
-def _is_whole(verdict: Verdict) -> bool:
+def _is_whole(verdict: BaseVerdict) -> bool:
     """Tell whether a good text is all that the user wants to write; an id, and most links, may go on."""
     return verdict.place == "here" or (verdict.place == "link" and verdict.text.lower().endswith(".safetensors"))

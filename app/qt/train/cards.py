@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QAbstractButton, QSizePolicy, QWidget
 from app.qt.theme import colours, icon
 from app.qt.widgets import plain_tip
 from trainer.config.base import Family
-from trainer.config.presets.library import Shelved
+from trainer.config.presets.library import PresetEntry
 from trainer.config.presets.preset import Preset
 from trainer.files.architecture import NAMES
 
@@ -31,7 +31,7 @@ class RecipeCards(QWidget):
         self.cards: list[RecipeCard] = []
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
 
-    def show_recipes(self, shelf: Sequence[Shelved], family: Family | None) -> None:
+    def show_recipes(self, shelf: Sequence[PresetEntry], family: Family | None) -> None:
         """Show the recipes for bases of this family; all of them while nobody knows it."""
         fitting = [each for each in shelf if family in (None, each.preset.base.family)]
         if [card.shelved for card in self.cards] == fitting and all(
@@ -88,7 +88,7 @@ class RecipeCards(QWidget):
 class RecipeCard(QAbstractButton):
     """A preset's name and the first of its notes, painted as plain text: presets come from anybody."""
 
-    def __init__(self, shelved: Shelved, tells_family: bool, parent: QWidget) -> None:
+    def __init__(self, shelved: PresetEntry, tells_family: bool, parent: QWidget) -> None:
         super().__init__(parent)
         self.shelved = shelved
         self.tells_family = tells_family

@@ -22,7 +22,7 @@ from app.qt.train.prompts import PromptRows
 from app.qt.widgets import QT_TRANSLATE_NOOP, ComboBox, plain_label, say
 from trainer.config.job import OutputConfig
 from trainer.config.paths import absolute
-from trainer.config.presets.library import Shelved
+from trainer.config.presets.library import PresetEntry
 from trainer.config.presets.preset import Preset
 from trainer.config.resolve import resolve_length
 
@@ -154,7 +154,7 @@ class Essentials(QWidget):
         super().__init__(parent)
         self._session = session
         self._draft: Draft | None = None
-        self._shelf: Sequence[Shelved] = ()
+        self._shelf: Sequence[PresetEntry] = ()
         self.base = BasePicker(session)
         self.pictures = FolderRows(session)
         self.cards = RecipeCards()
@@ -173,7 +173,7 @@ class Essentials(QWidget):
         for part in (self.trigger.editingFinished, self.length.left, self.output.left):
             part.connect(self._seal)
 
-    def show_recipes(self, shelf: Sequence[Shelved]) -> None:
+    def show_recipes(self, shelf: Sequence[PresetEntry]) -> None:
         """Offer these recipes."""
         self._shelf = shelf
         self._compare()

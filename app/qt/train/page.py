@@ -13,8 +13,8 @@ from PySide6.QtWidgets import QFileDialog, QPushButton, QSplitter, QVBoxLayout, 
 
 from app.core.edits.bulk import exclude_others
 from app.core.jobs import essentials
-from app.core.jobs.draft import Draft, Step
-from app.core.jobs.jobs import Thrown
+from app.core.jobs.draft import Draft, DraftStep
+from app.core.jobs.jobs import TrashedJob
 from app.core.jobs.settings import full_title, setting
 from app.core.session import Session
 from app.core.tasks import raise_again
@@ -25,9 +25,9 @@ from app.qt.train.forecast.panel import ForecastPanel
 from app.qt.train.form import words
 from app.qt.train.job_list import JobList
 from app.qt.train.sheet import JobSheet
-from app.qt.train.starting import Starting
+from app.qt.train.starting import JobStarter
 from app.qt.widgets import QT_TRANSLATE_NOOP, until_destroyed, while_there
-from trainer.config.presets.library import Shelved
+from trainer.config.presets.library import PresetEntry
 from trainer.errors import ImpastoError
 
 ACTIONS = (
@@ -117,7 +117,7 @@ class DraftUndo:
         return _named(self.draft.redo() if self.draft else None)
 
 
-def _named(step: Step | None) -> Named | None:
+def _named(step: DraftStep | None) -> Named | None:
     return Named(_words(step.name) or "") if step else None
 
 
@@ -141,7 +141,7 @@ class TrainPage(Page):
         super().__init__(session, commands)
         self.draft: Draft | None = None
         self._stops: list[Callable[[], None]] = []
-        self._shelf: tuple[Shelved, ...] = ()
+        self._shelf: tuple[PresetEntry, ...] = ()
         self._recipe = ""
         self._awaited = False
         """Whether a job that was asked for is on its way."""
@@ -163,7 +163,7 @@ class TrainPage(Page):
         self.forecast = ForecastPanel(session, commands)
         yield
         self.start_button = QPushButton()
-        self._starting = Starting(session, self, self.forecast)
+        self._starting = JobStarter(session, self, self.forecast)
         yield from self._lay_out()
         self._listen()
 
@@ -308,7 +308,7 @@ class TrainPage(Page):
         self.start_button.setEnabled(self.can_start())
         self.commands.refresh()
 
-    def _learn_recipes(self, shelf: tuple[Shelved, ...]) -> None:
+    def _learn_recipes(self, shelf: tuple[PresetEntry, ...]) -> None:
         if shelf != self._shelf:
             self._shelf = shelf
             self.sheet.show_recipes(shelf)
@@ -342,7 +342,7 @@ class TrainPage(Page):
         if unopened:
             self.mended.emit(unopened)
 
-    def _tell_thrown(self, name: str, thrown: Thrown) -> None:
+    def _tell_thrown(self, name: str, thrown: TrashedJob) -> None:
         """Show the job below the one that is in the trash, and offer to bring that back."""
         if self.draft is not None and self.draft.path == thrown.path:  # else another was opened meanwhile
             self._show(None)

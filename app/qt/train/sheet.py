@@ -25,7 +25,7 @@ from app.qt.theme import set_icon
 from app.qt.train.essentials import Essentials
 from app.qt.train.form import Line, SettingsForm
 from app.qt.widgets import centre, say
-from trainer.config.presets.library import Shelved
+from trainer.config.presets.library import PresetEntry
 
 _WIDEST = 820
 """Of the sheet, in Qt's pixels: longer lines are hard to read."""
@@ -43,7 +43,7 @@ class JobSheet(QScrollArea):
         self.essentials = Essentials(session)
         self.all, self.search, self.differences = QToolButton(), QLineEdit(), QLabel()
         self.form = SettingsForm()
-        self._inner, self.invitation = QWidget(), Invitation()
+        self._inner, self.invitation = QWidget(), NoJobState()
         self._counting = QTimer(self)
         self._counting.setSingleShot(True)
         self._counting.setInterval(_COUNT_MS)
@@ -63,7 +63,7 @@ class JobSheet(QScrollArea):
         self.invitation.setVisible(draft is None)
         self.verticalScrollBar().setValue(0)
 
-    def show_recipes(self, shelf: Sequence[Shelved]) -> None:
+    def show_recipes(self, shelf: Sequence[PresetEntry]) -> None:
         """Offer these recipes."""
         self.essentials.show_recipes(shelf)
 
@@ -209,7 +209,7 @@ class JobSheet(QScrollArea):
         return row
 
 
-class Invitation(QWidget):
+class NoJobState(QWidget):
     """Stands there while no job is open."""
 
     def __init__(self) -> None:

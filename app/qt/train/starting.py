@@ -17,7 +17,7 @@ from trainer.protocol.queue import Entry
 LONG_ON_CPU = 600.0
 
 
-class Starting(QObject):
+class JobStarter(QObject):
     """Knows what was started here and has no run yet."""
 
     said = Signal(str)

@@ -7,8 +7,8 @@ from typing import Any
 
 from PySide6.QtCore import QCoreApplication, QLocale, QObject
 
-from app.core.models.verdict import Family, Found, Told, Tool, Verdict
-from app.core.planning.answer import Answer, Plan, Use
+from app.core.models.verdict import BaseDescription, BaseVerdict, Family, FoundBase, Tool
+from app.core.planning.answer import AnsweredPlan, MemoryUser, PlanAnswer
 from app.qt.widgets import QT_TRANSLATE_NOOP
 from app.qt.widgets import duration as duration
 from trainer.errors import joined
@@ -77,7 +77,7 @@ def figure(size: float) -> str:
     return QLocale().toString(size / _GIB, "f", 1)
 
 
-def headline(answer: Answer, *, here: bool) -> str:
+def headline(answer: PlanAnswer, *, here: bool) -> str:
     """Return the answer in a sentence: how long, on which device, how much memory it takes, where the peak is."""
     if answer.on_cpu and answer.pick is not None:
         words = QCoreApplication.translate("Forecast", "About {time} on this PC's CPU, {needed} of main memory.")
@@ -95,13 +95,13 @@ def headline(answer: Answer, *, here: bool) -> str:
     return words.format(time=time, card=card, needed=needed, free=free, peak=peak(plan))
 
 
-def comparison(answer: Answer) -> str:
+def comparison(answer: PlanAnswer) -> str:
     """Return what another GPU would do, marked as a comparison."""
     words = QCoreApplication.translate("Forecast", "For comparison only, training does not use it: {sentence}")
     return words.format(sentence=headline(answer, here=False))
 
 
-def peak(plan: Plan) -> str:
+def peak(plan: AnsweredPlan) -> str:
     """Return where most memory is needed: "peak in the backward of the last up block"."""
     phase = plan.decisive
     if not phase.peaks:
@@ -132,7 +132,7 @@ def fit(chosen: Mapping[str, Any], effective_batch: int) -> str:
     return ", ".join(told)
 
 
-def cost(plan: Plan) -> str:
+def cost(plan: AnsweredPlan) -> str:
     """Return what a plan costs in fidelity; empty for none."""
     rounding = ROUNDING.get(plan.quality)
     return (
@@ -162,7 +162,7 @@ def rung(changes: Mapping[str, Any]) -> str:
     return words[:1].upper() + words[1:]
 
 
-def lacking(missing: int, uses: tuple[Use, ...]) -> str:
+def lacking(missing: int, uses: tuple[MemoryUser, ...]) -> str:
     """Return what is missing, and the smallest program whose end would make room for it."""
     told = sorted((use for use in uses if use.bytes), key=lambda use: use.bytes or 0)
     lacks = QCoreApplication.translate("Forecast", "lacks {size}").format(size=gigabytes(missing))
@@ -203,7 +203,7 @@ def _checkpointed(chosen: Mapping[str, Any]) -> str:
     return Counts().twice(len(blocks))
 
 
-def family_of(told: Told) -> str:
+def family_of(told: BaseDescription) -> str:
     """Return the badge of a base; empty where nothing is known."""
     return FAMILIES[told.family] if told.family else ""
 
@@ -218,7 +218,7 @@ def size_words(size: int) -> str:
     return QLocale().formattedDataSize(size, 1, QLocale.DataSizeFormat.DataSizeSIFormat) if size else ""
 
 
-def details(found: Found) -> str:
+def details(found: FoundBase) -> str:
     """Return the second line of a base in the list: what is wrong with it, else where it lies."""
     if found.told.problem:
         return found.told.problem
@@ -226,7 +226,7 @@ def details(found: Found) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def verdict_words(verdict: Verdict) -> str:
+def verdict_words(verdict: BaseVerdict) -> str:
     """Return the line below the field."""
     told = verdict.told
     if told.problem:
@@ -240,7 +240,7 @@ def verdict_words(verdict: Verdict) -> str:
     return " · ".join(part for part in (size_words(verdict.bytes), _prediction(told)) if part)
 
 
-def _prediction(told: Told) -> str:
+def _prediction(told: BaseDescription) -> str:
     """Most bases predict noise: only what differs is worth a word."""
     if told.velocity is None:
         return _tr(_UNDECIDED)

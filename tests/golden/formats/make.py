@@ -41,7 +41,7 @@ from trainer.protocol import commands, events, files
 from trainer.protocol.forecast import Forecast, Peak, PhaseForecast, write_forecast
 from trainer.protocol.report import CachingReport, Memory, PhaseReport, RunReport, write_report
 from trainer.protocol.run_directory import RunDirectory, Status
-from trainer.training.loop import Progress
+from trainer.training.loop import TrainingProgress
 from trainer.training.run.resume import resume
 
 HERE = Path(__file__).parent
@@ -269,7 +269,7 @@ EVENTS: tuple[events.Event, ...] = (
     events.PhaseStarted(phase="cache_pictures", total=20),
     events.PhaseProgress(phase="cache_texts", done=5, total=21),
     events.PhaseFinished(phase="load", seconds=3.5),
-    events.Cached(phase="cache_pictures", count=20, seconds=4.0, decode=9.0, encode=8.0, write=70.0),
+    events.CachingSpeed(phase="cache_pictures", count=20, seconds=4.0, decode=9.0, encode=8.0, write=70.0),
     events.StepEvent(
         step=12, epoch=2, loss=0.125, grad_norm=0.5, learning_rates={"unet": 1e-4, "text_encoder": 5e-5}, pictures=4,
         seconds=0.25, skipped=True, loss_scale=1024.0, memory=123456789,
@@ -470,7 +470,7 @@ def write_records(folder: Path) -> None:
     write_report(folder / "report.json", REPORT)
     run = RunDirectory(folder)
     assert run.write_status(Status("paused", "cache_texts", 41, 90, 2, 1_760_000_000.5))
-    progress = Progress(
+    progress = TrainingProgress(
         step=41, pictures=82, skipped=3, skipped_in_row=2, back_offs=1, best_step=30, best_loss=0.125, unvalidated=True
     )
     files.write_json(folder / "progress.json", dataclasses.asdict(progress))

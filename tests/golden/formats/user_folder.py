@@ -18,12 +18,19 @@ from app.core.edits.journal import Journal
 from app.core.edits.save_state import Key, SaveRequest
 from app.core.jobs.jobs import Jobs
 from app.core.library import Folder, Picture
-from app.core.models.models import Kept
+from app.core.models.models import ModelChoices
 from app.core.models.search import Known
 from app.core.models.tools import Installation
 from app.core.query.filtering import SavedFilter, SavedFilters
-from app.core.runs.watcher import Memory, Unfinished
-from app.core.settings.preferences import Appearance, Judging, Preferences, Settings, Starting, Telling
+from app.core.runs.watcher import SeenRuns, Unfinished
+from app.core.settings.preferences import (
+    Appearance,
+    Judging,
+    NotificationPreferences,
+    Preferences,
+    Settings,
+    StartupPreferences,
+)
 from app.core.settings.recent import RecentFolders
 from app.core.tasks import Tasks
 from trainer.base.fetch import _Download, _remember
@@ -31,9 +38,9 @@ from trainer.config.credentials import safe_link
 from trainer.dataset.inspection import PictureFacts, PictureMemory
 from trainer.files.weights import sha256_file
 from trainer.memory.device.calibration import learn
-from trainer.memory.forecast.results import Hindered
-from trainer.memory.trace.memory_trace import Storage, Tape, Work
-from trainer.memory.trace.store import TapeStore
+from trainer.memory.forecast.results import OomResult
+from trainer.memory.trace.memory_trace import MemoryTrace, Storage, Work
+from trainer.memory.trace.store import TraceStore
 from trainer.protocol.forecast import Peak, PhaseForecast
 from trainer.protocol.places import cache_folder, home
 from trainer.protocol.queue import Queue
@@ -101,9 +108,9 @@ def _write_settings(root: Path) -> None:
     settings.change(
         Preferences(
             appearance=Appearance(look="contrast", scaling=125, language="de"),
-            starting=Starting(reopen=False),
+            starting=StartupPreferences(reopen=False),
             judging=Judging(resolution=768, tokens=150, lines="variants"),
-            telling=Telling(notify=False, sound=False),
+            telling=NotificationPreferences(notify=False, sound=False),
             shortcuts={"captions.write": ("Ctrl+U", "Alt+U"), "captions.type": ()},
         )
     )
@@ -119,7 +126,7 @@ def _write_settings(root: Path) -> None:
     recent.closed(root / "older")
     recent.opened(root / "pictures")
     recent.close()
-    kept = Kept()
+    kept = ModelChoices()
     for what in ("recent", "folders", "loras", "passed_over"):
         for number in (2, 1):
             kept.put_first(what, f"{root}/{what}/{number}")
@@ -127,7 +134,7 @@ def _write_settings(root: Path) -> None:
     recent.write_window_state({"geometry": "AdnQ", "said.queue": "yes"} | dict.fromkeys(SPLITTERS, "AAAA"))
     recent.remember_welcome()
     tasks = Tasks(_post)
-    memory = Memory(tasks)
+    memory = SeenRuns(tasks)
     memory.keep(Unfinished(frozenset({root / "runs" / "sample"}), frozenset({"0123abcd"})))
     jobs = Jobs(tasks)
     jobs.agree_to_cpu(root / "job.toml")
@@ -197,14 +204,14 @@ def _write_caches(root: Path) -> None:
     PictureMemory(store).keep(Path("0.png"), IMAGE_STATE, facts)
     store.close()
     _write_thumbnail(root)
-    traces = TapeStore(cache_folder() / "traces")
+    traces = TraceStore(cache_folder() / "traces")
     traces.save("trace", [tape()])
     outcome = PhaseForecast(
         phase="cache_pictures", allocated=100, reserved=200, host=300, seconds=4.5, timeline=((10, 20), (90, 100)),
         peaks=(Peak("decoding", "vae.decoder", "forward", 90, {"weights": 50}, (("vae.decoder", 30),)),),
     )  # fmt: skip
     traces.outcomes.save("result", (outcome,))
-    traces.outcomes.save_hindered("result", Hindered(1000, 2000, "first_step", (0, 2)))
+    traces.outcomes.save_hindered("result", OomResult(1000, 2000, "first_step", (0, 2)))
 
 
 def _write_thumbnail(root: Path) -> None:
@@ -221,7 +228,7 @@ def _write_thumbnail(root: Path) -> None:
     os.chdir(former)
 
 
-def tape() -> Tape:
+def tape() -> MemoryTrace:
     """Return a trace with storages and work of several kinds."""
     storages = (
         Storage(1024, "weights", "unet", "load", "unet.weight"),
@@ -229,4 +236,4 @@ def tape() -> Tape:
         Storage(4096, "gradients", "unet.mid_block", "backward"),
     )
     work = (Work("gemm", "bfloat16", "forward", 1000, 3072, 2), Work("attention", "float32", "backward", 5, 6, 7))
-    return Tape("micro_first", storages, np.array([0, 1, 2, ~1, ~2], np.int32), work)
+    return MemoryTrace("micro_first", storages, np.array([0, 1, 2, ~1, ~2], np.int32), work)

@@ -15,7 +15,7 @@ import safetensors.numpy
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from app.core.after.export import About, TakenError, Told, about, candidates, export, model_card
+from app.core.after.export import LoraSummary, SavedSteps, TakenError, about, candidates, export, model_card
 from app.core.after.run_jobs import Edited, edited
 from trainer.config.job import Job
 from trainer.dataset.dataset import write_listing
@@ -83,10 +83,10 @@ def test_what_is_no_lora_is_refused_and_nothing_is_written(tmp_path: Path) -> No
 def test_an_export_holds_what_it_says_of_itself_and_other_programs_find_its_picture(
     lora: Path, picture: Path, tmp_path: Path
 ) -> None:
-    told = About("Title", "Ä", "CC0", "What it does", "sks, neon", picture)
+    told = LoraSummary("Title", "Ä", "CC0", "What it does", "sks, neon", picture)
     made = export(lora, tmp_path / "ComfyUI" / "loras", "neon: v1", told)
     assert made.file.name == "neon- v1.safetensors" and payload(made.file) == payload(lora)
-    assert about(made.file) == About("Title", "Ä", "CC0", "What it does", "sks, neon")
+    assert about(made.file) == LoraSummary("Title", "Ä", "CC0", "What it does", "sks, neon")
     said = read_header(made.file, "lora").metadata
     assert said["ss_output_name"] == "neon- v1", "A1111 and Forge call it by this"
     kind, _, data = said["modelspec.thumbnail"].partition(",")
@@ -105,18 +105,18 @@ def test_nothing_is_overwritten_without_being_asked(lora: Path, picture: Path, t
     folder.mkdir()
     (folder / "neon.png").write_bytes(b"of somebody")
     with pytest.raises(TakenError, match=r"neon\.png"):
-        export(lora, folder, "neon", About("t", picture=picture))
+        export(lora, folder, "neon", LoraSummary("t", picture=picture))
     assert [path.name for path in folder.iterdir()] == ["neon.png"]
-    export(lora, folder, "neon", About("t", picture=picture), replace=True)
+    export(lora, folder, "neon", LoraSummary("t", picture=picture), replace=True)
     assert (folder / "neon.png").read_bytes() != b"of somebody"
     with pytest.raises(LoraFileError, match="own file"):
-        export(lora, lora.parent, lora.stem, About("t"), replace=True)
+        export(lora, lora.parent, lora.stem, LoraSummary("t"), replace=True)
 
 
 @pytest.mark.parametrize("fault", ["picture", "folder"])
 def test_what_cannot_be_exported_is_said_in_words(lora: Path, tmp_path: Path, fault: str) -> None:
     (tmp_path / "text").write_text("x")
-    told = About("t", picture=tmp_path / "text" if fault == "picture" else None)
+    told = LoraSummary("t", picture=tmp_path / "text" if fault == "picture" else None)
     with pytest.raises(LoraFileError) as refused:
         export(lora, tmp_path / "text" if fault == "folder" else tmp_path / "new", "neon", told)
     assert refused.value.code == f"export.{fault}" and refused.value.remedy
@@ -139,7 +139,7 @@ def test_candidates_are_the_saved_steps_that_are_there_and_the_best_has_the_lowe
     ]
     measured.append(events.Validation(step=20, loss=0.001, held_out=False, per_timestep={}))
     drawn = events.Preview(step=30, index=1, file="samples/b.png", seconds=1.0)
-    found = candidates(Told(tmp_path, tuple(saved), tuple(measured), (drawn,)))
+    found = candidates(SavedSteps(tmp_path, tuple(saved), tuple(measured), (drawn,)))
     assert [(one.step, one.held_out, one.best, one.last) for one in found] == [
         (20, 0.2, False, False),
         (30, 0.1, True, False),
@@ -153,7 +153,7 @@ def test_the_result_is_known_whatever_the_job_is_called(tmp_path: Path) -> None:
     files = ((10, "output/a two-step000020 dance-step000010.safetensors"), (20, "output/a two-step000010.safetensors"))
     for _, file in files:
         (tmp_path / file).touch()
-    told = Told(tmp_path, tuple(events.Saved(step=step, file=file, sha256="") for step, file in files), (), ())
+    told = SavedSteps(tmp_path, tuple(events.Saved(step=step, file=file, sha256="") for step, file in files), (), ())
     assert [(one.step, one.last) for one in candidates(told)] == [(10, False), (20, True)]
 
 
@@ -195,9 +195,9 @@ def frozen(path: Path, captions: tuple[str, ...]) -> Picture:
 
 
 def test_the_model_card_tells_what_the_run_knows_and_shows_texts_as_they_are(tmp_path: Path, lora: Path) -> None:
-    told = About("Neon | *signs*", "Ä", "", "Glows", "sks")
+    told = LoraSummary("Neon | *signs*", "Ä", "", "Glows", "sks")
     (candidate,) = candidates(
-        Told(lora.parent, (events.Saved(step=500, file=lora.name, sha256=""),),
+        SavedSteps(lora.parent, (events.Saved(step=500, file=lora.name, sha256=""),),
              (events.Validation(step=500, loss=0.0832, held_out=True, per_timestep={}),), ())
     )  # fmt: skip
     card = model_card(job_on(tmp_path), told, candidate, "neon", 18)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from app.core.health.groups import Aim
+from app.core.health.groups import JudgingTarget
 from app.core.health.judging import LEAST, crop_to, largest, moved, scaled, shown_of
 from app.core.library import Folder, Picture
 from trainer.config.job import DatasetConfig, FolderConfig
@@ -15,7 +15,7 @@ from trainer.dataset.dataset import read_dataset
 from trainer.dataset.sampling import plain_sample
 from trainer.dataset.sidecar import Sidecar, write_sidecar
 
-RECIPE = Aim(resolution=512).recipe()
+RECIPE = JudgingTarget(resolution=512).recipe()
 SIDE, FAR = st.integers(LEAST, 4000), st.floats(-1, 1)
 
 

@@ -15,10 +15,10 @@ from app.core.edits.backups import Backups, Written
 from app.core.edits.file_actions import Rewriter, Rewriting
 from app.core.edits.history import AT_ONCE, Edit, History
 from app.core.edits.journal import Journal, read
-from app.core.edits.save_state import Key, Learned, SaveRequest
+from app.core.edits.save_state import DiskValue, Key, SaveRequest
 from app.core.edits.saver import Saver
 from app.core.edits.writer import Outcome, Writer
-from app.core.library import Change, Folder, Library
+from app.core.library import Folder, Library, ValueChange
 from app.core.tasks import Tasks
 
 
@@ -47,7 +47,7 @@ def test_typing_is_one_step_and_one_write(tmp_path: Path) -> None:
     live = Live(tmp_path, 1)
     words = ["red, x", *("abcd"[:length] for length in range(1, 5))]
     for before, after in itertools.pairwise(words):
-        live.history.do(Edit("Type", (Change(live.ids[0], "caption", before, after),)), joins=True)
+        live.history.do(Edit("Type", (ValueChange(live.ids[0], "caption", before, after),)), joins=True)
     assert (live.data / "0.txt").read_bytes() == b"red, x"
     live.saver.flush()
     live.deliver()
@@ -73,11 +73,11 @@ def test_who_waits_for_the_disk_waits_for_nothing_that_is_typed_meanwhile(
         return write(requests)
 
     monkeypatch.setattr(live.saver._writer, "write", wait_and_write)
-    live.history.do(Edit("Type", (Change(live.ids[0], "caption", "red, x", "first"),)), joins=True)
+    live.history.do(Edit("Type", (ValueChange(live.ids[0], "caption", "red, x", "first"),)), joins=True)
     waits = threading.Thread(target=live.saver.flush)
     waits.start()
     assert writing.wait(120.0)
-    live.history.do(Edit("Type", (Change(live.ids[1], "caption", "red, x", "more"),)), joins=True)
+    live.history.do(Edit("Type", (ValueChange(live.ids[1], "caption", "red, x", "more"),)), joins=True)
     typed.set()
     waits.join(120.0)  # what was typed is due in six hundred
     assert not waits.is_alive()
@@ -104,13 +104,13 @@ def test_who_waits_for_the_disk_waits_for_a_caption_that_is_typed_on_meanwhile(
 
     monkeypatch.setattr(live.saver._writer, "write", wait_and_write)
     monkeypatch.setattr(live.saver, "hurry", hurry_and_tell)
-    live.history.do(Edit("Set", (Change(live.ids[1], "caption", "red, x", "blue"),)))
+    live.history.do(Edit("Set", (ValueChange(live.ids[1], "caption", "red, x", "blue"),)))
     assert writing.wait(120.0)
-    live.history.do(Edit("Type", (Change(live.ids[0], "caption", "red, x", "first"),)), joins=True)
+    live.history.do(Edit("Type", (ValueChange(live.ids[0], "caption", "red, x", "first"),)), joins=True)
     waits = threading.Thread(target=live.saver.flush)
     waits.start()
     assert hurried.wait(120.0)
-    live.history.do(Edit("Type", (Change(live.ids[0], "caption", "first", "first, more"),)), joins=True)
+    live.history.do(Edit("Type", (ValueChange(live.ids[0], "caption", "first", "first, more"),)), joins=True)
     typed.set()
     waits.join(120.0)
     assert not waits.is_alive()
@@ -131,9 +131,9 @@ def test_what_no_thread_has_entered_when_the_disk_hangs_at_the_end_is_there_at_t
 
     monkeypatch.setattr(saver, "_PATIENCE", 0.0)
     monkeypatch.setattr(live.saver._writer, "write", hang)
-    live.history.do(Edit("Set", (Change(live.ids[0], "caption", "red, x", "one"),)))
+    live.history.do(Edit("Set", (ValueChange(live.ids[0], "caption", "red, x", "one"),)))
     assert writing.wait(60.0)
-    live.history.do(Edit("Set", (Change(live.ids[1], "caption", "red, x", "two"),)))
+    live.history.do(Edit("Set", (ValueChange(live.ids[1], "caption", "red, x", "two"),)))
     live.saver.close()
     over.set()
     live.saver._thread.join(60.0)  # type: ignore[union-attr]
@@ -145,7 +145,7 @@ def test_a_large_edit_is_made_in_portions_and_undone_whole(tmp_path: Path) -> No
     live = Live(tmp_path, AT_ONCE + 10)
     told = list[Edit]()
     live.history.done.connect(told.append)
-    live.history.do(Edit("All", tuple(Change(number, "caption", "red, x", "blue") for number in live.ids)))
+    live.history.do(Edit("All", tuple(ValueChange(number, "caption", "red, x", "blue") for number in live.ids)))
     asked = list[bool]()
     live.history.settle(lambda: asked.append(live.history.busy))
     assert live.history.busy and not told and not asked
@@ -161,8 +161,8 @@ def test_a_large_edit_is_made_in_portions_and_undone_whole(tmp_path: Path) -> No
 
 def test_what_stands_on_disk_is_taken_over_behind_a_large_edit_that_is_being_made(tmp_path: Path) -> None:
     live = Live(tmp_path, AT_ONCE + 10)
-    live.history.do(Edit("All", tuple(Change(number, "caption", "red, x", "blue") for number in live.ids)))
-    live.saver.learned.emit(Learned(Key(str(live.data), f"{AT_ONCE}.jpg", "caption"), 0, "red"))
+    live.history.do(Edit("All", tuple(ValueChange(number, "caption", "red, x", "blue") for number in live.ids)))
+    live.saver.learned.emit(DiskValue(Key(str(live.data), f"{AT_ONCE}.jpg", "caption"), 0, "red"))
     live.deliver()
     assert {picture.caption for picture in live.library.pictures.values()} == {"blue"}
     live.saver.close()
@@ -183,7 +183,7 @@ def rewritten(tmp_path: Path) -> Iterator[tuple[Live, Tasks]]:
     live = Live(tmp_path, 2)
     tasks = Tasks(live.posted.put)
     rewriter = rewriter_of(live, tasks)
-    live.history.do(Edit("Set", (Change(live.ids[0], "caption", "red, x", "one"),)))
+    live.history.do(Edit("Set", (ValueChange(live.ids[0], "caption", "red, x", "one"),)))
     live.saver.flush()
     for number, before in enumerate((b"one", b"red, x")):
         file = live.data / f"{number}.txt"
@@ -245,7 +245,7 @@ def test_what_is_asked_for_first_is_taken_back_last_though_it_waits(rewritten: t
     live, tasks = rewritten
     live.history.undo()
     live.history.perform(writing_again(live, tasks))
-    live.history.do(Edit("Rate", (Change(live.ids[0], "rating", None, 3),)))
+    live.history.do(Edit("Rate", (ValueChange(live.ids[0], "rating", None, 3),)))
     assert [step.name for step in (live.history.undo(), live.history.undo()) if step] == ["Rate", "Write again"]
     assert (live.history.undo_name, live.history.redo_name) == ("Write 0", "Write again")
     assert settle(live, tasks) == ["whole", "red, x"] and live.library.pictures[live.ids[0]].rating is None
@@ -257,6 +257,6 @@ def test_what_is_done_while_an_undo_waits_stays(rewritten: tuple[Live, Tasks]) -
     live, tasks = rewritten
     live.history.undo()
     live.history.undo()
-    live.history.do(Edit("Rate", (Change(live.ids[0], "rating", None, 3),)))
+    live.history.do(Edit("Rate", (ValueChange(live.ids[0], "rating", None, 3),)))
     assert settle(live, tasks) == ["one", "red, x"]
     assert (live.library.pictures[live.ids[0]].rating, live.history.undo_name) == (3, "Rate")

@@ -11,7 +11,7 @@ import pytest
 from app.core.edits import writer
 from app.core.edits.history import Edit
 from app.core.edits.journal import Journal
-from app.core.edits.save_state import Key, Notice, SaveRequest
+from app.core.edits.save_state import Key, SaveNotice, SaveRequest
 from tests.faults.captions import kill
 from tests.support.app_world import FAULTS, GIVEN, READ_ONLY, World, a_world, change, conflicts, set_to
 
@@ -99,7 +99,7 @@ def test_what_the_user_chose_does_not_come_back_after_a_crash(world: World, keep
 
 
 def test_it_is_known_whether_a_session_was_closed(world: World) -> None:
-    said: list[Notice] = []
+    said: list[SaveNotice] = []
     for end, code in ((world.close, "notice.left"), (world.crash, "notice.recovered")):
         set_to(world, 0, "mine")
         set_to(world, 1, 3, "rating")
@@ -113,7 +113,7 @@ def test_it_is_known_whether_a_session_was_closed(world: World) -> None:
         world.open()
         world.saver.notices.connect(said.append)
         world.recover()
-        assert said == [Notice(code, str(world.data), 2, in_conflict=1)]  # type: ignore[arg-type]
+        assert said == [SaveNotice(code, str(world.data), 2, in_conflict=1)]  # type: ignore[arg-type]
         assert len(world.saver.recovered) == (2 if code == "notice.recovered" else 0)
         world.resolve("theirs")
         set_to(world, 1, None, "rating")

@@ -19,9 +19,9 @@ from app.core.edits import safe_files
 from app.core.edits import saver as saver_module
 from app.core.edits.backups import Backups
 from app.core.edits.history import Edit
-from app.core.edits.save_state import Key, Learned, SaveRequest
+from app.core.edits.save_state import DiskValue, Key, SaveRequest
 from app.core.edits.saver import Saver
-from app.core.library import Change, FolderChange
+from app.core.library import FolderChange, ValueChange
 from tests.support.app_world import DISK_FULL, FAULTS, World, a_world, change, conflicts, set_to
 from trainer.dataset.sidecar import read_sidecar
 
@@ -537,7 +537,7 @@ def test_of_a_large_edit_no_more_is_entered_at_once_than_the_window_may_wait_for
 
     monkeypatch.setattr(Saver, "_absorb", noted)
     monkeypatch.setattr(Saver, "_add", counted)
-    changes = [Change(one.id, "caption", one.caption, "mine") for one in map(world.picture, range(3))]
+    changes = [ValueChange(one.id, "caption", one.caption, "mine") for one in map(world.picture, range(3))]
     world.history.do(Edit("Set", tuple(changes)))
     unsaved = [dict(world.saver.unsaved(world.picture(place))) for place in (0, 2, 3)]
     assert unsaved == [{"caption": "mine"}, {"caption": "mine"}, {}]
@@ -571,7 +571,7 @@ def test_a_later_edit_of_another_value_is_no_later_request_for_this_one(world: W
     """Of what a session that crashed left, edits of many numbers arrive at once."""
     first, other = (Key(str(world.data), name, "caption") for name in ("a.jpg", "b.jpg"))
     world.saver.take([SaveRequest(first, (None,), "x", number=1), SaveRequest(other, (None,), "y", number=5)])
-    asked = [Learned(first, 0, ""), Learned(first, 1, ""), Learned(other, 4, ""), Learned(other, 5, "")]
+    asked = [DiskValue(first, 0, ""), DiskValue(first, 1, ""), DiskValue(other, 4, ""), DiskValue(other, 5, "")]
     assert [world.saver.wants_more(learned) for learned in asked] == [True, False, True, False]
 
 
@@ -594,8 +594,8 @@ def test_nothing_that_the_window_asks_of_a_large_edit_enters_all_of_it(
         add(saver, request, due)
 
     monkeypatch.setattr(Saver, "_add", noted)
-    assert [world.saver.wants_more(Learned(key, 0, "theirs")) for key in (first.key, last.key)] == [True, True]
-    assert not world.saver.wants_more(Learned(first.key, 99, "theirs"))
+    assert [world.saver.wants_more(DiskValue(key, 0, "theirs")) for key in (first.key, last.key)] == [True, True]
+    assert not world.saver.wants_more(DiskValue(first.key, 99, "theirs"))
     world.saver.hurry()
     world.history.resolve([(last, last.theirs)], "Keep theirs")
     assert entered == []

@@ -16,7 +16,7 @@ import pytest
 
 from app.core.disk import reading, scanner
 from app.core.disk.datasets import OnDisk
-from app.core.library import Change
+from app.core.library import ValueChange
 from tests.support.desk import a_desk
 from tests.support.opened import Open, picture, write
 from trainer.errors import ImpastoError
@@ -45,7 +45,7 @@ def test_a_thorough_look_requested_during_another_runs_after_it(
 ) -> None:
     picture(tmp_path / "1.png")
     opened.open(tmp_path)
-    look = scanner.Looker.look
+    look = scanner.FolderScanner.look
 
     def look_and_be_asked(*arguments: Any) -> None:
         look(*arguments)
@@ -53,7 +53,7 @@ def test_a_thorough_look_requested_during_another_runs_after_it(
         picture(tmp_path / "2.png")  # as by a copy that ends when the running look has passed the folder
         opened.desk.post(lambda: opened.datasets.refresh(whole=True))
 
-    monkeypatch.setattr(scanner.Looker, "look", look_and_be_asked)
+    monkeypatch.setattr(scanner.FolderScanner, "look", look_and_be_asked)
     opened.look()
     assert opened.names() == ["1.png", "2.png"]
 
@@ -249,7 +249,7 @@ def test_captions_that_go_while_they_are_read_are_read_when_they_are_back(
     here = root if away else text
     elsewhere, real = tmp_path / "elsewhere", scanner.read_caption
 
-    def late(*words: Any) -> reading.Words:
+    def late(*words: Any) -> reading.CaptionRead:
         here.rename(elsewhere)
         return real(*words)
 
@@ -294,7 +294,7 @@ def test_an_unsaved_edit_is_never_overwritten_by_the_disk(opened: Open, tmp_path
     text = write(tmp_path / "1.txt", "one")
     opened.open(tmp_path)
     number = opened["1.png"].id
-    opened.library.apply([Change(number, "caption", "one", "mine")])
+    opened.library.apply([ValueChange(number, "caption", "one", "mine")])
     pending = {"1.png": {"caption": "mine"}}
     opened.datasets.unsaved = lambda folder, name: pending.get(name, {})
     write(text, "theirs")
@@ -318,7 +318,7 @@ def test_an_edit_during_a_look_wins_over_what_the_look_read(opened: Open, tmp_pa
     opened.open(tmp_path)
     write(text, "two")
     opened.datasets.refresh(whole=True)
-    opened.library.apply([Change(opened["1.png"].id, "caption", "one", "mine")])
+    opened.library.apply([ValueChange(opened["1.png"].id, "caption", "one", "mine")])
     opened.settle()
     assert opened["1.png"].caption == "mine"
     opened.look()

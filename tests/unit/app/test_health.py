@@ -10,9 +10,9 @@ from PIL import Image
 
 from app.core import tasks
 from app.core.edits.history import Edit
-from app.core.health.groups import Aim, Files, Shared
+from app.core.health.groups import Files, JudgingTarget, SharedIndex
 from app.core.health.health import Health, count_tags
-from app.core.library import Change, Folder
+from app.core.library import Folder, ValueChange
 from app.core.tags.index import TagIndex
 from tests.support.desk import a_desk
 from tests.support.pictures import photograph
@@ -20,7 +20,7 @@ from trainer.config.job import DatasetConfig, FolderConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.dataset import read_dataset
 
-AIM = Aim(resolution=256)
+AIM = JudgingTarget(resolution=256)
 
 
 class Checked:
@@ -66,7 +66,7 @@ class Checked:
 
     def write(self, name, caption):
         number = self.number(name)
-        self.library.apply([Change(number, "caption", self.library.pictures[number].caption, caption)])
+        self.library.apply([ValueChange(number, "caption", self.library.pictures[number].caption, caption)])
 
     def mend(self, code):
         edit = self.finding(code).fix()
@@ -181,11 +181,11 @@ def test_an_edit_of_a_caption_is_judged_at_once(checked):
 def test_excluding_takes_a_picture_out_of_all_findings_and_frees_its_copies(checked):
     checked.settle()
     numbers = [checked.number("copy a.png"), checked.number("tiny.png")]
-    checked.library.apply([Change(number, "excluded", False, True) for number in numbers])
+    checked.library.apply([ValueChange(number, "excluded", False, True) for number in numbers])
     checked.desk.until(lambda: "picture.excluded" in checked.codes())
     assert {"duplicate.exact", "picture.tiny"}.isdisjoint(checked.codes())
     assert checked.names("duplicate.near") == ["copy b.png", "near.jpg"]
-    checked.library.apply([Change(numbers[0], "excluded", True, False)])
+    checked.library.apply([ValueChange(numbers[0], "excluded", True, False)])
     checked.desk.until(lambda: "duplicate.exact" in checked.codes())
     assert checked.names("duplicate.near") == ["copy a.png", "copy b.png", "near.jpg"]
 
@@ -204,7 +204,7 @@ def test_removing_and_changing_pictures_is_followed(checked, mixed):
 def test_a_picture_that_a_crop_makes_small_is_found(checked):
     checked.settle()
     number = checked.number("good.png")
-    checked.library.apply([Change(number, "crop", None, (0.0, 0.0, 0.4, 0.4))])
+    checked.library.apply([ValueChange(number, "crop", None, (0.0, 0.0, 0.4, 0.4))])
     checked.desk.until(lambda: "good.png" in checked.names("picture.small"))
 
 
@@ -253,7 +253,7 @@ def test_a_trigger_that_captions_lack_is_put_first(desk, tmp_path):
 def test_another_aim_judges_anew(checked):
     checked.settle()
     before = checked.names("picture.small")
-    checked.health.aim_at(Aim(resolution=1024, tokens=225))
+    checked.health.aim_at(JudgingTarget(resolution=1024, tokens=225))
     checked.desk.until(lambda: "good.png" in checked.names("picture.small"))
     checked.settle()
     assert "good.png" not in before
@@ -301,7 +301,7 @@ def test_closing_ends_a_look_in_the_middle(desk, tmp_path, monkeypatch):
 
 
 def test_files_and_shared_equal_a_recount():
-    files, shared = Files(), Shared()
+    files, shared = Files(), SharedIndex()
     chance = random.Random(3)
     keys, things = {}, {}
     for _ in range(2000):

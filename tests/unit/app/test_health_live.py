@@ -9,7 +9,7 @@ from PIL import Image
 
 from app.core.disk.datasets import Datasets
 from app.core.health import findings, inspector
-from app.core.health.groups import Aim
+from app.core.health.groups import JudgingTarget
 from app.core.health.health import Health
 from app.core.library import FolderChange
 from app.core.tags.index import TagIndex
@@ -41,7 +41,9 @@ class Watched:
     def __init__(self, desk: Desk, folder: Path) -> None:
         self.desk, self.folder, self.library = desk, folder, desk.library
         self.datasets = Datasets(desk.library, desk.tasks)
-        self.health = Health(desk.library, TagIndex(desk.library), desk.tasks, desk.post, Aim(resolution=SIDE))
+        self.health = Health(
+            desk.library, TagIndex(desk.library), desk.tasks, desk.post, JudgingTarget(resolution=SIDE)
+        )
         self.datasets.strays.connect(self.health.take_strays)
         self.datasets.closed.connect(self.health.drop_strays)
         self.datasets.reworded.connect(self.health.look_again)
@@ -125,7 +127,7 @@ def test_each_line_is_judged_where_lines_are_alternatives(watched: Watched, fold
     watched.look()
     absent = ["3.png", "4.png"]
     assert watched.found() == {"caption.long": ["0.png", "2.png"], "trigger.absent": absent} == watched.of_trainer()
-    watched.health.aim_at(Aim(SIDE, lines="variants"))
+    watched.health.aim_at(JudgingTarget(SIDE, lines="variants"))
     watched.settle()
     told = {"caption.long": ["2.png"], "trigger.absent": ["0.png", *absent]}
     assert watched.found() == told == watched.of_trainer("variants")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.core import library as order
-from app.core.library import Altered, Change, Folder, Library, natural_key
+from app.core.library import Altered, Folder, Library, ValueChange, natural_key
 
 ROOT = Path("/data/cats")
 
@@ -80,7 +80,7 @@ def test_a_file_that_comes_back_is_the_picture_that_it_was() -> None:
     first, second = library.add([(folder, "a.png", {}), (folder, "b.png", {})])
     library.altered.connect(told.append)
     library.remove([first, 99])
-    library.apply([Change(first, "caption", None, "lost"), Change(second, "caption", None, "kept")])
+    library.apply([ValueChange(first, "caption", None, "lost"), ValueChange(second, "caption", None, "kept")])
     assert library.pictures[second].caption == "kept"
     assert library.add([(folder, "a.png", {}), (folder, "c.png", {})]) == [first, 3]
     assert names(library) == ["cats/a.png", "cats/b.png", "cats/c.png"]

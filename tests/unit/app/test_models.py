@@ -13,16 +13,16 @@ import pytest
 
 from app.core.models.models import Models
 from app.core.models.search import Known, Search, _is_worth, installations
-from app.core.models.tools import Ground, Installation, ground, recognise
-from app.core.models.verdict import Found, cleaned, judge
+from app.core.models.tools import Installation, SearchRoots, ground, recognise
+from app.core.models.verdict import FoundBase, cleaned, judge
 from tests.support import tool_homes
 from trainer.files.assets import asset_path
 from trainer.protocol import places
 
 
-def search(where: Ground, *folders: Path) -> tuple[dict[str, Found], list[Installation]]:
+def search(where: SearchRoots, *folders: Path) -> tuple[dict[str, FoundBase], list[Installation]]:
     """Search as the app does; what was found by file name."""
-    shared: list[tuple[tuple[Installation, ...], tuple[Found, ...]]] = []
+    shared: list[tuple[tuple[Installation, ...], tuple[FoundBase, ...]]] = []
     Search(where, folders, lambda: False, lambda tools, found: shared.append((tools, found))).run()
     tools, found = shared[-1]
     return {one.path.name: one for one in found if one.name != "Demo"}, list(tools)
@@ -34,7 +34,7 @@ def everything(folder: Path) -> dict[Path, tuple[int, int]]:
 
 def test_comfy_with_folders_elsewhere(tmp_path: Path) -> None:
     root = tool_homes.comfy_portable(tmp_path / "home", tmp_path / "disk D")
-    found, tools = search(Ground(searched=(tmp_path / "home",)))
+    found, tools = search(SearchRoots(searched=(tmp_path / "home",)))
     assert {name: (one.tool, one.told.family) for name, one in found.items()} == {
         "illustrious é.safetensors": ("ComfyUI", "sdxl"),
         "dreamy.safetensors": ("ComfyUI", "sd15"),
@@ -45,14 +45,14 @@ def test_comfy_with_folders_elsewhere(tmp_path: Path) -> None:
 def test_the_desktop_apps_data_by_its_settings(tmp_path: Path) -> None:
     settings = tmp_path / "home" / ".config"
     root = tool_homes.comfy_desktop(settings, tmp_path / "far" / "away")
-    found, tools = search(Ground(asked=(settings / "ComfyUI",)))
+    found, tools = search(SearchRoots(asked=(settings / "ComfyUI",)))
     assert found["noobai-v.safetensors"].told.velocity is True
     assert [one.loras for one in tools] == [(root / "models" / "loras",)]
 
 
 def test_the_folders_that_forges_launcher_names(tmp_path: Path) -> None:
     tool_homes.forge(tmp_path / "home", tmp_path / "disk")
-    found, (tool,) = search(Ground(searched=(tmp_path / "home",)))
+    found, (tool,) = search(SearchRoots(searched=(tmp_path / "home",)))
     assert {name: one.told.family for name, one in found.items()} == {
         "pony.safetensors": "sdxl",
         "sd-v1-5.safetensors": "sd15",
@@ -65,7 +65,7 @@ def test_the_folders_that_forges_launcher_names(tmp_path: Path) -> None:
 
 def test_a1111_as_installed(tmp_path: Path) -> None:
     root = tool_homes.a1111(tmp_path)
-    found, (tool,) = search(Ground(searched=(tmp_path,)))
+    found, (tool,) = search(SearchRoots(searched=(tmp_path,)))
     assert list(found) == ["anything.safetensors"]
     assert tool.loras == (root / "models" / "Lora",)
 
@@ -73,7 +73,7 @@ def test_a1111_as_installed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", ["3", "6"])
 def test_invoke_before_and_after_its_folders_became_flat(tmp_path: Path, version: str) -> None:
     root = tool_homes.invoke_3(tmp_path) if version == "3" else tool_homes.invoke_6(tmp_path)
-    found, (tool,) = search(Ground(searched=(tmp_path,)))
+    found, (tool,) = search(SearchRoots(searched=(tmp_path,)))
     usable = [name for name, one in found.items() if not one.told.problem]
     assert usable == ["juggernaut.safetensors" if version == "3" else "realvis.safetensors"]
     assert len(found) == (1 if version == "3" else 2)
@@ -82,7 +82,7 @@ def test_invoke_before_and_after_its_folders_became_flat(tmp_path: Path, version
 
 def test_swarm_with_two_roots_and_the_comfy_within(tmp_path: Path) -> None:
     root = tool_homes.swarm(tmp_path)
-    found, tools = search(Ground(searched=(tmp_path,)))
+    found, tools = search(SearchRoots(searched=(tmp_path,)))
     assert {name: one.tool for name, one in found.items()} == {
         "sd_xl_base_1.0.safetensors": "SwarmUI",
         "extra.safetensors": "SwarmUI",
@@ -95,7 +95,7 @@ def test_stability_matrix_by_its_library_file_each_model_once(tmp_path: Path) ->
     home = tmp_path / "home"
     settings = ground(home, {}).asked[1].parent
     root = tool_homes.stability_matrix(settings, tmp_path / "disk")
-    found, tools = search(Ground(asked=ground(home, {}).asked))
+    found, tools = search(SearchRoots(asked=ground(home, {}).asked))
     assert {name: one.tool for name, one in found.items()} == {"animagine.safetensors": "Stability Matrix"}
     assert {one.tool: one.loras[0] for one in tools} == {
         "Stability Matrix": root / "Models" / "Lora",
@@ -105,7 +105,7 @@ def test_stability_matrix_by_its_library_file_each_model_once(tmp_path: Path) ->
 
 def test_kohya_with_a_file_that_is_no_base(tmp_path: Path) -> None:
     tool_homes.kohya(tmp_path)
-    found, (tool,) = search(Ground(searched=(tmp_path,)))
+    found, (tool,) = search(SearchRoots(searched=(tmp_path,)))
     assert tool.tool == "kohya_ss"
     assert found["nai.safetensors"].told.problem == ""
     assert found["flux1-dev.safetensors"].told.problem == '"flux1-dev.safetensors" is a Flux model.'
@@ -113,14 +113,14 @@ def test_kohya_with_a_file_that_is_no_base(tmp_path: Path) -> None:
 
 def test_the_base_that_one_trainer_used_last(tmp_path: Path) -> None:
     tool_homes.one_trainer(tmp_path / "home", tmp_path / "disk")
-    found, _ = search(Ground(searched=(tmp_path / "home",)))
+    found, _ = search(SearchRoots(searched=(tmp_path / "home",)))
     assert {name: one.tool for name, one in found.items()} == {"used before.safetensors": "OneTrainer"}
 
 
 def test_the_hub_cache_in_its_newest_revision(tmp_path: Path) -> None:
     new = tool_homes.hub(tmp_path / "hub cache")
     (cache,) = ground(tmp_path, {"HF_HUB_CACHE": str(tmp_path / "hub cache")}).hubs
-    found, _ = search(Ground(hubs=(cache,)))
+    found, _ = search(SearchRoots(hubs=(cache,)))
     assert [(one.path, one.name) for one in found.values()] == [(new, "someone/great-sdxl")]
 
 
@@ -129,7 +129,7 @@ def test_a_diffusers_folder_and_what_is_not_supported(tmp_path: Path) -> None:
     shutil.copytree(asset_path("demo", "base"), mine / "a folder" / "small")
     tool_homes.sd2(mine / "sd2.safetensors")
     tool_homes.lora(mine / "lora.safetensors")
-    found, _ = search(Ground(), mine)
+    found, _ = search(SearchRoots(), mine)
     assert {name: (one.told.family, one.told.problem) for name, one in found.items()} == {
         "small": ("sd15", ""),
         "sd2.safetensors": (None, '"sd2.safetensors" is an SD 2 model.'),
@@ -141,16 +141,16 @@ def test_nothing_on_the_disk_is_changed(tmp_path: Path) -> None:
     tool_homes.forge(tmp_path / "home", tmp_path / "disk")
     tool_homes.swarm(tmp_path / "home" / "AI")
     before = everything(tmp_path)
-    search(Ground(searched=(tmp_path / "home",)))
+    search(SearchRoots(searched=(tmp_path / "home",)))
     assert everything(tmp_path) == before
 
 
 def test_the_nearest_tools_first_and_none_too_deep(tmp_path: Path) -> None:
     tool_homes.a1111(tmp_path / "a" / "b" / "c" / "d")
     tool_homes.kohya(tmp_path / "z")
-    found = [one.tool for one in installations(Ground(searched=(tmp_path,)), lambda: False)]
+    found = [one.tool for one in installations(SearchRoots(searched=(tmp_path,)), lambda: False)]
     assert found == ["kohya_ss"]  # the other lies five levels deep
-    deeper = [one.tool for one in installations(Ground(searched=(tmp_path / "a",)), lambda: False)]
+    deeper = [one.tool for one in installations(SearchRoots(searched=(tmp_path / "a",)), lambda: False)]
     assert deeper == ["A1111/Forge"]
 
 
@@ -161,7 +161,7 @@ def test_links_in_circles_and_folders_of_others(tmp_path: Path) -> None:
         (tmp_path / "up").symlink_to(tmp_path, target_is_directory=True)
     except OSError:
         pytest.skip("this user may not make links")
-    found, tools = search(Ground(searched=(tmp_path,)))
+    found, tools = search(SearchRoots(searched=(tmp_path,)))
     assert len(tools) == 1
     assert "anything.safetensors" in found
 
@@ -192,7 +192,7 @@ def test_settings_that_mean_nothing(tmp_path: Path, content: str) -> None:
 
 def test_a_known_base_is_told_from_the_cache_until_it_changes(tmp_path: Path) -> None:
     path = tool_homes.sd15(tmp_path / "m" / "a.safetensors")
-    search(Ground(), tmp_path / "m")
+    search(SearchRoots(), tmp_path / "m")
     stamp = path.stat()
     tool_homes.flux(path)
     path.write_bytes(path.read_bytes().ljust(stamp.st_size, b" ")[: stamp.st_size])
@@ -207,12 +207,12 @@ def test_a_known_base_is_told_from_the_cache_until_it_changes(tmp_path: Path) ->
 def test_a_damaged_cache_costs_nothing(tmp_path: Path) -> None:
     tool_homes.text(places.cache_folder() / "models.json", '{"version": 3, "told": [')
     tool_homes.sd15(tmp_path / "a.safetensors")
-    assert list(search(Ground(), tmp_path)[0]) == ["a.safetensors"]
+    assert list(search(SearchRoots(), tmp_path)[0]) == ["a.safetensors"]
 
 
 def test_a_stopped_search_ends_and_keeps_nothing(tmp_path: Path) -> None:
     tool_homes.kohya(tmp_path)
-    Search(Ground(searched=(tmp_path,)), (), lambda: True, lambda tools, found: None).run()
+    Search(SearchRoots(searched=(tmp_path,)), (), lambda: True, lambda tools, found: None).run()
     assert not (places.cache_folder() / "models.json").exists()
 
 

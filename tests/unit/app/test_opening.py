@@ -15,7 +15,7 @@ from PIL import Image
 
 from app.core.disk import datasets, reading
 from app.core.disk import roots as forgetting
-from app.core.disk.datasets import Opened
+from app.core.disk.datasets import OpenedDataset
 from app.core.disk.reading import read_size
 from tests.support.opened import Open, picture, write
 from trainer.dataset.pixels import load_upright
@@ -208,7 +208,7 @@ def test_a_dataset_is_known_once_when_every_size_is(opened: Open, tmp_path: Path
     (tmp_path / "none").mkdir()
     told: list[tuple[str, int, bool]] = []
 
-    def tell(dataset: Opened) -> None:
+    def tell(dataset: OpenedDataset) -> None:
         told.append((dataset.folder.name, dataset.pictures, all(one.width for one in opened.library.pictures.values())))
 
     opened.datasets.known.connect(tell)

@@ -32,7 +32,7 @@ def source_of(module: str) -> Path:
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
-PAGES = [tuple(ast.literal_eval(argument) for argument in call.args[:2]) for call in calls("Room")]
+PAGES = [tuple(ast.literal_eval(argument) for argument in call.args[:2]) for call in calls("PageSpec")]
 MODULES = sorted(set(module_names(ast.parse(TABLE.read_text(encoding="utf-8")))))
 
 

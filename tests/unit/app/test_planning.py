@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from app.core.planning.answer import preflight
-from app.core.planning.forecaster import Forecaster, Question
+from app.core.planning.forecaster import Forecaster, ForecastRequest
 from app.core.tasks import Tasks
 from tests.support.drafts import opened
 from tests.support.forecasts import known_job
@@ -57,14 +57,14 @@ def job(tmp_path: Path) -> Path:
 
 def test_the_pick_comes_before_the_whole_and_an_error_in_words(desk: Desk, job: Path) -> None:
     forecaster = desk.forecaster
-    forecaster.ask(Question(job, "8GB"))
+    forecaster.ask(ForecastRequest(job, "8GB"))
     desk.wait(desk.ended)
     assert desk.states == ["asked", "picked", "done"]
     answer = forecaster.answer
     assert answer and answer.whole and answer.pick and answer.smaller and not forecaster.stale
     assert answer.pick.forecast.seconds > 60 and answer.pick.decisive.peaks
     assert answer.pick.keys["fit.micro_batch"] >= 1
-    forecaster.ask(Question(job, "RTX 9999"))
+    forecaster.ask(ForecastRequest(job, "RTX 9999"))
     assert forecaster.stale and forecaster.answer is answer
     desk.wait(desk.ended)
     assert forecaster.error is not None and "RTX 9999" in forecaster.error.sentence and forecaster.error.remedy
@@ -76,7 +76,7 @@ def test_what_stands_in_the_way_is_said_in_words_of_the_app(desk: Desk, job: Pat
     with job.open("a", encoding="utf-8") as file:
         file.write("\n[output]\nruns = '../file'\n")
     draft = opened(job, desk.tasks)
-    desk.forecaster.ask(Question(job, "8GB"))
+    desk.forecaster.ask(ForecastRequest(job, "8GB"))
     desk.wait(desk.ended)
     (runs,) = [check for check in preflight(draft, desk.forecaster.answer, None) if check.key == "output.runs"]
     assert runs.severity == "error" and "is a file" in runs.sentence
@@ -89,7 +89,7 @@ def test_what_stands_in_the_way_is_said_in_words_of_the_app(desk: Desk, job: Pat
 
 def test_the_newest_question_is_answered_alone(desk: Desk, job: Path) -> None:
     for card in ("6GB", "8GB", "24GB"):
-        desk.forecaster.ask(Question(job, card))
+        desk.forecaster.ask(ForecastRequest(job, card))
     desk.wait(desk.ended)
     assert desk.states == ["asked", "asked", "asked", "picked", "done"]
     assert desk.forecaster.answer is not None and "24GB" in desk.forecaster.answer.card.name
@@ -97,24 +97,24 @@ def test_the_newest_question_is_answered_alone(desk: Desk, job: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="os.kill with SIGKILL")
 def test_a_killed_planner_is_started_again_and_one_that_dies_again_is_told(desk: Desk, job: Path) -> None:
-    desk.forecaster.ask(Question(job, "8GB"))
+    desk.forecaster.ask(ForecastRequest(job, "8GB"))
     first = desk.child()
     os.kill(first, signal.SIGKILL)
     desk.wait(desk.ended)
     assert desk.forecaster.state == "done" and desk.child() != first
-    desk.forecaster.ask(Question(job, "12GB"))
+    desk.forecaster.ask(ForecastRequest(job, "12GB"))
     for _ in range(2):
         child = desk.child()
         os.kill(child, signal.SIGKILL)
         desk.wait(lambda child=child: desk.forecaster.state == "failed" or desk.child() != child)  # type: ignore[misc]
     assert desk.forecaster.error is not None and "ended unexpectedly" in desk.forecaster.error.sentence
-    desk.forecaster.ask(Question(job, "12GB"))  # and the next question finds a new one
+    desk.forecaster.ask(ForecastRequest(job, "12GB"))  # and the next question finds a new one
     desk.wait(desk.ended)
     assert desk.forecaster.state == "done"
 
 
 def test_at_rest_no_process_is_left_and_what_was_asked_is_given_up(desk: Desk, job: Path) -> None:
-    desk.forecaster.ask(Question(job, "8GB"))
+    desk.forecaster.ask(ForecastRequest(job, "8GB"))
     process = desk.forecaster._served._process
     desk.forecaster.rest()
     assert desk.forecaster.state == "idle" and not desk.forecaster.waiting

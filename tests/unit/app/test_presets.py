@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from app.core.presets.outlooks import Outlooks
+from app.core.presets.outlooks import CostEstimates
 from app.core.presets.presets import Presets
 from tests.support.desk import Desk, a_desk
 from tests.unit.test_presets_hostile import GOOD
@@ -21,7 +21,7 @@ def desk():
 def test_a_planner_that_dies_is_told_in_the_place_of_the_answer_and_started_anew(desk: Desk, tmp_path):
     preset = parse_preset(GOOD, "good")
     path, _ = library.keep_preset(preset)
-    outlooks = Outlooks(desk.post)
+    outlooks = CostEstimates(desk.post)
     outlooks.choose("8GB")
     outlooks.want([(path, preset)])
     assert outlooks.of(path, preset) is None

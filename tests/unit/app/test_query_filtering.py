@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.library import Change, Folder, Library
+from app.core.library import Folder, Library, ValueChange
 from app.core.query.filtering import Filtering, narrowed
 from app.core.query.finder import Finder
 from app.core.query.language import QueryError, parse
@@ -44,7 +44,7 @@ class Sitting:
             self.calls.get(timeout=120)()
 
     def write(self, number, caption):
-        self.library.apply([Change(number, "caption", self.library.pictures[number].caption, caption)])
+        self.library.apply([ValueChange(number, "caption", self.library.pictures[number].caption, caption)])
 
 
 @pytest.fixture
@@ -103,10 +103,10 @@ def test_a_wrong_filter_leaves_the_former_in_force(sitting):
 
 def test_changes_that_cannot_matter_are_not_asked_for(sitting):
     sitting.filtering.apply("tag:cat")
-    sitting.library.apply([Change(1, "rating", None, 3)])
+    sitting.library.apply([ValueChange(1, "rating", None, 3)])
     assert sitting.calls.empty()
     sitting.filtering.apply("rating:3")
-    sitting.library.apply([Change(2, "rating", None, 3)])
+    sitting.library.apply([ValueChange(2, "rating", None, 3)])
     sitting.run()
     assert sitting.view.ids == [1, 2]
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.core.library import Change, Folder, Library
+from app.core.library import Folder, Library, ValueChange
 from app.core.query import finder as lengths
 from app.core.query import tokens
 from app.core.query.finder import Counting, Finder
@@ -226,7 +226,7 @@ def test_token_counts_come_behind_and_are_kept():
     tasks.close()  # whoever asks again gets the answer without a worker
     assert news == [Counting("tokens", 100), Counting("tokens", 0)]
     assert finder.find("tokens:>75") == expected(parse("tokens:>75").root, library)
-    library.apply([Change(1, "caption", library.pictures[1].caption, library.pictures[2].caption)])
+    library.apply([ValueChange(1, "caption", library.pictures[1].caption, library.pictures[2].caption)])
     assert finder.find("tokens:>75") == expected(parse("tokens:>75").root, library)
 
 
@@ -262,7 +262,7 @@ def test_captions_are_looked_at_and_counted_in_portions(home, monkeypatch):
     without, over_those = finder_over([(FOLDERS[0], f"{n}.png", {}) for n in range(9)], home[1])
     assert ask(over_those, "tokens:0", home[0]) == list(without.pictures)
     assert max(looked) <= 3
-    library.apply([Change(3, "caption", library.pictures[3].caption, "one of many words")])
+    library.apply([ValueChange(3, "caption", library.pictures[3].caption, "one of many words")])
     assert 3 not in finder.find("tokens:0..3")  # what it had before is no answer any more
     assert ask(finder, "tokens:4", home[0])[0] == 3
 
@@ -313,7 +313,7 @@ def test_counting_that_failed_once_is_tried_again_and_what_fails_twice_in_a_row_
     numbers = list(library.pictures)
     assert tried == [captions[:2], captions[2:4], [captions[4], captions[0]], [captions[1]], [captions[1]]]
     assert found == finder.find("tokens:>1") == [numbers[0], *numbers[2:]] and finder.pending == 0
-    library.apply([Change(numbers[1], "caption", captions[1], f"{captions[1]}, edited")])
+    library.apply([ValueChange(numbers[1], "caption", captions[1], f"{captions[1]}, edited")])
     assert finder.find("tokens:>1") == [numbers[0], *numbers[2:]] and finder.pending == 1
     calls.get(timeout=120)()
     tasks.close()

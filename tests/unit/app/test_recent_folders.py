@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from app.core.session import Session
-from app.core.settings.preferences import Preferences, Settings, Starting
+from app.core.settings.preferences import Preferences, Settings, StartupPreferences
 from app.core.settings.recent import RecentFolders
 from tests.support.desk import Desk, a_desk
 from tests.support.waiting import until
@@ -88,7 +88,7 @@ def test_who_does_not_want_it_begins_with_nothing_and_later_too(folders: list[Pa
     with a_sitting() as first:
         first.open(folders[0])
     chosen = Settings()
-    chosen.change(Preferences(starting=Starting(reopen=False)))
+    chosen.change(Preferences(starting=StartupPreferences(reopen=False)))
     chosen.file.settle()
     with a_sitting() as second:
         assert second.reopen() == set()

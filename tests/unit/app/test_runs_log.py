@@ -60,7 +60,7 @@ def test_a_line_that_is_being_written_waits_for_its_end_unless_none_will_come(tm
 
 def test_a_log_that_is_missing_empty_or_one_endless_line(tmp_path):
     path = tmp_path / "console.log"
-    assert read_end(path, torn=True) == log.Piece(0, 0, 0, ())
+    assert read_end(path, torn=True) == log.LogChunk(0, 0, 0, ())
     path.write_bytes(b"")
     assert read_end(path, torn=False).lines == ()
     path.write_bytes(b"x" * (3 * ROOM))

@@ -33,7 +33,7 @@ class Asker:
         self.orders.failed.connect(lambda error: self.problems.append(error.code))
 
 
-def _told(answer: commands.Answer) -> tuple[str, str]:
+def _told(answer: commands.CommandResult) -> tuple[str, str]:
     return answer.outcome, answer.detail
 
 

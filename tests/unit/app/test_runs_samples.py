@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from app.core.runs.series import Samples, Spot
+from app.core.runs.series import CellIndex, Samples
 from app.qt.tiles import SampleLayout
 from trainer.protocol import events
 
@@ -21,17 +21,17 @@ def test_steps_stand_in_order_whatever_order_they_were_drawn_in():
     samples = Samples(Path("run"))
     assert samples.take([preview(200), preview(0), preview(100, 1), preview(100)])
     assert samples.steps == [0, 100, 200]
-    assert samples.at(Spot(100, 1)).path == Path("run/samples/100-1.png")
-    assert samples.at(Spot(200, 1)) is None
+    assert samples.at(CellIndex(100, 1)).path == Path("run/samples/100-1.png")
+    assert samples.at(CellIndex(200, 1)) is None
     assert len(samples.prompts) == 2
 
 
 def test_a_resumed_run_shows_what_it_drew_last_and_forgets_the_rest():
     samples = Samples(Path("run"))
     samples.take([preview(100, time=1.0)])
-    former = samples.at(Spot(100, 0))
+    former = samples.at(CellIndex(100, 0))
     samples.take([preview(100, time=2.0)])
-    latest = samples.at(Spot(100, 0))
+    latest = samples.at(CellIndex(100, 0))
     assert latest.id != former.id, "the thumbnail of the former picture would be shown"
     assert latest.changed_ns != former.changed_ns
     assert list(samples.pictures.values()) == [latest]

@@ -11,7 +11,7 @@ import pytest
 from app.core.runs.queue import QueueKeeper
 from app.core.runs.runs import Runs
 from app.core.runs.summary import summarise
-from app.core.runs.watcher import Ended, Telling
+from app.core.runs.watcher import Ended, RunWatcher
 from tests.support.desk import Desk, a_desk
 from tests.support.told_runs import held, new_run
 from trainer.protocol import events, locks
@@ -24,7 +24,7 @@ class Watcher:
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
         self.runs, self.queue = Runs(desk.post), QueueKeeper(desk.post)
-        self.telling = Telling(self.runs, self.queue, desk.tasks)
+        self.telling = RunWatcher(self.runs, self.queue, desk.tasks)
         self.ended: list[Ended] = []
         self.telling.ended.connect(self.ended.append)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from app.core.edits import safe_files
-from app.core.edits.safe_files import ChangedMeanwhileError, Seen, look_at, remove_file, replace_file, sweep
+from app.core.edits.safe_files import ChangedMeanwhileError, FileSeen, look_at, remove_file, replace_file, sweep
 
 SYSTEMS = ["as it is", "without exchange", "without exchange and links"]
 
@@ -73,7 +73,7 @@ def test_the_newest_of_several_writes_stays(file: Path, monkeypatch: pytest.Monk
     writes = [lambda number=number: in_place(file, b"theirs %d" % number) for number in range(4)]
     interrupt(monkeypatch, "_swap", *writes)
     with pytest.raises(ChangedMeanwhileError):
-        replace_file(str(file), Seen(b"before"), b"mine", durable=False)
+        replace_file(str(file), FileSeen(b"before"), b"mine", durable=False)
     assert file.read_bytes() == b"theirs 3"
 
 
@@ -81,7 +81,7 @@ def test_a_file_made_after_the_check_stays(file: Path, monkeypatch: pytest.Monke
     file.unlink()
     interrupt(monkeypatch, "_place", lambda: file.write_bytes(b"theirs"))
     with pytest.raises(ChangedMeanwhileError):
-        replace_file(str(file), Seen(None), b"mine", durable=False)
+        replace_file(str(file), FileSeen(None), b"mine", durable=False)
     assert file.read_bytes() == b"theirs"
 
 
@@ -91,23 +91,23 @@ def test_a_write_before_the_removal_stays(
 ) -> None:
     interrupt(monkeypatch, "_rename", lambda: write(file, b"theirs"))
     with pytest.raises(ChangedMeanwhileError):
-        remove_file(str(file), Seen(b"before"))
+        remove_file(str(file), FileSeen(b"before"))
     assert file.read_bytes() == b"theirs"
 
 
 def test_a_removal_after_the_check_stays(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupt(monkeypatch, "_swap", file.unlink)
     with pytest.raises(ChangedMeanwhileError):
-        replace_file(str(file), Seen(b"before"), b"mine", durable=False)
+        replace_file(str(file), FileSeen(b"before"), b"mine", durable=False)
     assert not file.exists()
 
 
 def test_what_is_as_it_was_seen_is_replaced_and_removed(file: Path) -> None:
-    replace_file(str(file), Seen(b"before"), b"mine", durable=True)
+    replace_file(str(file), FileSeen(b"before"), b"mine", durable=True)
     assert file.read_bytes() == b"mine"
-    remove_file(str(file), Seen(b"mine"))
+    remove_file(str(file), FileSeen(b"mine"))
     assert not file.exists()
-    replace_file(str(file), Seen(None), b"again", durable=False)
+    replace_file(str(file), FileSeen(None), b"again", durable=False)
     assert file.read_bytes() == b"again"
 
 
@@ -122,7 +122,7 @@ def test_a_file_moved_aside_comes_back_if_the_new_one_cannot_take_its_place(
 
     interrupt(monkeypatch, "_place", full)
     with pytest.raises(OSError, match="No space left"):
-        replace_file(str(file), Seen(b"before"), b"mine", durable=False)
+        replace_file(str(file), FileSeen(b"before"), b"mine", durable=False)
     assert file.read_bytes() == b"before"
 
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from app.core import engine
-from app.core.engine import Served
+from app.core.engine import ServedProcess
 
 PATIENCE = 120
 # Says what it was sent only after somebody tells it to begin by making a file: until then its pipe fills.
@@ -38,7 +38,7 @@ def posted():
 
 @pytest.fixture
 def child(gate, posted):
-    child = Served(["plan", "--serve"], posted.put)
+    child = ServedProcess(["plan", "--serve"], posted.put)
     child.said, child.ends = [], []
     child.answered.connect(child.said.append)
     child.ended.connect(child.ends.append)

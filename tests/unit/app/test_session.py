@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from app.core.edits.history import Edit
-from app.core.library import Change, Field, FolderChange, Value
+from app.core.library import Field, FolderChange, Value, ValueChange
 from app.core.session import Session
 from tests.support.desk import Desk, a_desk
 from trainer.dataset.sidecar import read_sidecar, write_sidecar
@@ -36,7 +36,7 @@ class Sitting:
         return self.session.library.pictures[self.number].value(field)
 
     def set_to(self, field: Field, value: Value) -> None:
-        change = Change(self.number, field, self.value(field), value)
+        change = ValueChange(self.number, field, self.value(field), value)
         self.session.history.do(Edit("Set", (change,)))
 
     def note(self, rating: int) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from app.core.settings import recent
-from app.core.settings.deferred_writer import Behind
+from app.core.settings.deferred_writer import DeferredWriter
 from app.core.settings.preferences import Appearance, Preferences, Settings
 from trainer.protocol import files
 
@@ -148,7 +148,7 @@ def test_a_small_file_is_written_behind_and_only_the_latest_text_of_those_that_w
         real(path, text, durable=durable)
 
     monkeypatch.setattr(files, "write_text", sleepy)
-    file = Behind(tmp_path / "new" / "list.json", "the list was")
+    file = DeferredWriter(tmp_path / "new" / "list.json", "the list was")
     for text in "abcd":
         file.write(text)  # although the disk sleeps
     awake.set()
@@ -159,7 +159,7 @@ def test_a_small_file_is_written_behind_and_only_the_latest_text_of_those_that_w
 
 def test_a_disk_that_refuses_a_small_file_stops_nobody_and_is_asked_again_at_the_end(tmp_path):
     (tmp_path / "place").write_text("a file", encoding="utf-8")
-    file = Behind(tmp_path / "place" / "list.json", "the list was")
+    file = DeferredWriter(tmp_path / "place" / "list.json", "the list was")
     file.write("a")
     file.settle()
     (tmp_path / "place").unlink()

@@ -14,7 +14,7 @@ from app.core.disk import datasets, images, reading, scanner, thumbnails
 from app.core.disk.thumbnails import Thumbnails
 from app.core.edits import saver, writer
 from app.core.edits.history import Edit
-from app.core.library import Change, Folder, Picture
+from app.core.library import Folder, Picture, ValueChange
 from app.core.session import Session
 from tests.support.desk import a_desk
 from tests.support.opened import Open, picture
@@ -178,7 +178,7 @@ def test_the_end_waits_for_no_silent_disk_and_the_next_start_writes_what_was_on_
         while silent.asked.acquire(blocking=False):
             pass
         (number,) = session.library.pictures
-        session.history.do(Edit("Set", (Change(number, "caption", None, "kept"),)))
+        session.history.do(Edit("Set", (ValueChange(number, "caption", None, "kept"),)))
         session.datasets.refresh(whole=True)
         session.thumbnails.request(session.library.pictures[number], 256)
         for _ in ("the file", "the folder", "the picture"):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.core.library import Change, Folder, Library
+from app.core.library import Folder, Library, ValueChange
 from app.core.tags.completion import (
     Completer,
     Completion,
@@ -179,7 +179,7 @@ def test_proposals_are_written_as_the_dataset_writes():
     assert one.style == Style(underscores=True)
     assert [proposal.tag for proposal in one.complete("long")] == ["long_hair"]
     assert [proposal.tag for proposal in one.complete("red h")] == ["red_hat"]
-    library.apply([Change(1, "caption", "", r"red hat, blue hat, rin \(vocaloid\)")])
+    library.apply([ValueChange(1, "caption", "", r"red hat, blue hat, rin \(vocaloid\)")])
     assert one.style == Style(escapes=True)
     assert [proposal.tag for proposal in one.complete("long_")] == ["long hair"]
     assert [proposal.tag for proposal in one.complete("miku (")] == [r"miku \(vocaloid\)"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.core.library import Change, Folder, Library
+from app.core.library import Folder, Library, ValueChange
 from app.core.tags.index import TagIndex
 from app.core.tasks import Tasks
 
@@ -64,7 +64,7 @@ def test_index_equals_a_recount_after_any_changes(captions, operations, chance):
             made.remove(chosen)
         elif kind == "apply":
             made.apply(
-                Change(number, "caption", made.pictures[number].caption, text)
+                ValueChange(number, "caption", made.pictures[number].caption, text)
                 for number, text in zip(chosen, texts, strict=False)
             )
         else:
@@ -106,7 +106,7 @@ def test_captions_changed_while_workers_read_are_read_again(home):
     index = TagIndex(made, tasks)
     numbers = list(made.pictures)
     made.remove(numbers[:3])
-    made.apply(Change(number, "caption", "cat", "dog") for number in numbers[3:9] + numbers[-2:])
+    made.apply(ValueChange(number, "caption", "cat", "dog") for number in numbers[3:9] + numbers[-2:])
     run_until(calls, lambda: not index.pending)
     assert index.counts() == {"cat": 1189, "dog": 8}
 
@@ -117,7 +117,7 @@ def test_settling_reads_at_once_and_late_workers_change_nothing(home):
     index = TagIndex(made, tasks)
     index.settle()
     assert index.counts() == {"cat": 1200}
-    made.apply([Change(next(iter(made.pictures)), "caption", "cat", "dog")])
+    made.apply([ValueChange(next(iter(made.pictures)), "caption", "cat", "dog")])
     calls.get(timeout=120)()
     assert index.counts() == {"cat": 1199, "dog": 1}
 
@@ -127,10 +127,10 @@ def test_what_else_changes_of_a_picture_is_no_news():
     index = TagIndex(made)
     news = []
     index.changed.connect(news.append)
-    made.apply([Change(1, "rating", None, 3)])
-    made.apply([Change(1, "caption", "cat", "cat ")])
+    made.apply([ValueChange(1, "rating", None, 3)])
+    made.apply([ValueChange(1, "caption", "cat", "cat ")])
     assert news == []
-    made.apply([Change(1, "caption", "cat ", "dog")])
+    made.apply([ValueChange(1, "caption", "cat ", "dog")])
     made.remove([1])
     assert len(news) == 2
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from app.core.disk.datasets import Datasets
-from app.core.health.groups import NATIVE, Aim, aim_of
+from app.core.health.groups import NATIVE, JudgingTarget, aim_of
 from app.core.jobs.jobs import Jobs, write_new
-from app.core.jobs.target import Target
+from app.core.jobs.target import TargetTracker
 from app.core.settings.preferences import Settings
 from tests.support.desk import Desk, a_desk
 from tests.support.opened import picture
@@ -27,7 +27,7 @@ class Page:
         self.desk, self.folder = desk, folder
         self.jobs, self.datasets = Jobs(desk.tasks, folder / "jobs"), Datasets(desk.library, desk.tasks)
         self.settings = Settings(folder / "preferences.toml")
-        self.target = Target(self.jobs, self.datasets, self.settings, desk.tasks)
+        self.target = TargetTracker(self.jobs, self.datasets, self.settings, desk.tasks)
         self.images = folder / "bilder ü"
         picture(self.images / "a.png")
 
@@ -38,7 +38,7 @@ class Page:
         os.utime(path, (changed, changed))
         return path
 
-    def open(self) -> Target:
+    def open(self) -> TargetTracker:
         """Open the images, and let the page know all that it finds out by itself."""
         known: list[object] = []
         self.datasets.known.connect(known.append)
@@ -61,10 +61,10 @@ def page(tmp_path: Path) -> Any:
 
 def test_without_a_job_the_choice_is_kept_for_the_next_new_one(page: Page) -> None:
     target = page.open()
-    assert (target.aim, target.job, target.for_new_job()) == (Aim(), "", {})
+    assert (target.aim, target.job, target.for_new_job()) == (JudgingTarget(), "", {})
     target.set("resolution", 1024)
     target.set("lines", "variants")
-    assert target.aim == Aim(1024, 75, "variants")
+    assert target.aim == JudgingTarget(1024, 75, "variants")
     assert target.for_new_job() == {"recipe.resolution": 1024, "dataset.lines": "variants"}
     page.settings.file.settle()
     assert Settings(page.settings.file.path).preferences.judging.resolution == 1024
@@ -104,8 +104,8 @@ def test_a_closed_folder_leaves_its_job(page: Page) -> None:
 def test_a_wrong_value_counts_as_absent(wrong: object) -> None:
     values = {"recipe": {"resolution": wrong, "token_chunks": wrong}, "dataset": {"lines": wrong}}
 
-    assert aim_of(values, 512) == Aim(512, 75, "caption")
-    assert aim_of({"recipe": wrong, "dataset": 3}, 512) == Aim(512, 75, "caption")
+    assert aim_of(values, 512) == JudgingTarget(512, 75, "caption")
+    assert aim_of({"recipe": wrong, "dataset": 3}, 512) == JudgingTarget(512, 75, "caption")
 
 
 def test_native_resolutions_are_those_of_the_trainer() -> None:

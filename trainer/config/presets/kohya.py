@@ -61,7 +61,7 @@ _ARGUMENT = re.compile(r"(\w{1,40})=(\([^()]{0,100}\)|[^,()]{0,100})(?:,\s*|$)")
 
 
 @dataclass
-class Mapped:
+class Conversion:
     """A recipe as far as metadata tell it."""
 
     recipe: dict[str, Any] = field(default_factory=dict)
@@ -93,9 +93,9 @@ class LoraParts:
     """Every rank in it, ascending."""
 
 
-def recipe_of_metadata(metadata: Mapping[str, str], parts: LoraParts) -> Mapped:
+def recipe_of_metadata(metadata: Mapping[str, str], parts: LoraParts) -> Conversion:
     """Map a LoRA's ss_* metadata to a recipe; nothing is guessed, and values are left to validation."""
-    mapped = Mapped()
+    mapped = Conversion()
     told = {key: value for key, value in _with_dataset(metadata, mapped).items() if value not in _NONE}
     for read in (_network, _rates, _optimizer, _schedule, _pictures, _objective):
         read(told, parts, mapped)
@@ -110,7 +110,7 @@ def recipe_of_metadata(metadata: Mapping[str, str], parts: LoraParts) -> Mapped:
     return mapped
 
 
-def _with_dataset(metadata: Mapping[str, str], mapped: Mapped) -> dict[str, str]:
+def _with_dataset(metadata: Mapping[str, str], mapped: Conversion) -> dict[str, str]:
     """The metadata with what a dataset file told of batches, buckets and captions put where a folder's would be."""
     told = dict(metadata)
     datasets = _json(metadata.get("ss_datasets"))
@@ -150,7 +150,7 @@ def _with_dataset(metadata: Mapping[str, str], mapped: Mapped) -> dict[str, str]
     return told
 
 
-def _network(told: Mapping[str, str], parts: LoraParts, mapped: Mapped) -> None:
+def _network(told: Mapping[str, str], parts: LoraParts, mapped: Conversion) -> None:
     """Rank, alpha, layers and dropouts; the tensors know the rank where the metadata do not."""
     arguments = _json(told.get("ss_network_args"))
     arguments = arguments if isinstance(arguments, dict) else {}
@@ -174,7 +174,7 @@ def _network(told: Mapping[str, str], parts: LoraParts, mapped: Mapped) -> None:
     mapped.notes.extend(f"ss_network_args.{_short(key)}: has no equal here" for key in list(arguments)[:20])
 
 
-def _rates(told: Mapping[str, str], parts: LoraParts, mapped: Mapped) -> None:
+def _rates(told: Mapping[str, str], parts: LoraParts, mapped: Conversion) -> None:
     """Learning rates: a part's own, else the common one, and 0 for parts that the file does not hold."""
     common = _number(told.get("ss_learning_rate"))
     unet = _number(told.get("ss_unet_lr")) or common
@@ -188,7 +188,7 @@ def _rates(told: Mapping[str, str], parts: LoraParts, mapped: Mapped) -> None:
         mapped.put("text_encoder_2.learning_rate", second if parts.text_encoder_2 else 0.0)
 
 
-def _optimizer(told: Mapping[str, str], _: LoraParts, mapped: Mapped) -> None:
+def _optimizer(told: Mapping[str, str], _: LoraParts, mapped: Conversion) -> None:
     """The optimizer by the last part of its class, with the arguments that mean the same here."""
     text = told.get("ss_optimizer")
     if text is None:
@@ -212,7 +212,7 @@ def _optimizer(told: Mapping[str, str], _: LoraParts, mapped: Mapped) -> None:
         _one_rate(mapped)
 
 
-def _one_rate(mapped: Mapped) -> None:
+def _one_rate(mapped: Conversion) -> None:
     """Give all trained parts the UNet's rate: Prodigy finds one for all parts here."""
     unet = mapped.recipe.get("learning_rate")
     for part in ("text_encoder", "text_encoder_2"):
@@ -222,7 +222,7 @@ def _one_rate(mapped: Mapped) -> None:
             table["learning_rate"] = unet
 
 
-def _schedule(told: Mapping[str, str], _: LoraParts, mapped: Mapped) -> None:
+def _schedule(told: Mapping[str, str], _: LoraParts, mapped: Conversion) -> None:
     """The schedule and its warm-up, which sd-scripts' plain "constant" passes over."""
     text = told.get("ss_lr_scheduler")
     if text is None:
@@ -241,7 +241,7 @@ def _warmup(text: str | None) -> int | float | None:
     return number if number is None or 0 < number < 1 else int(number)
 
 
-def _pictures(told: Mapping[str, str], _: LoraParts, mapped: Mapped) -> None:
+def _pictures(told: Mapping[str, str], _: LoraParts, mapped: Conversion) -> None:
     """Resolution, buckets, crop and the number of pictures that a step learns from."""
     sides = [int(digits) for digits in re.findall(r"(?<!\d)\d{1,9}(?!\d)", told.get("ss_resolution", ""))[:2]]
     if sides:
@@ -262,7 +262,7 @@ def _pictures(told: Mapping[str, str], _: LoraParts, mapped: Mapped) -> None:
     mapped.put("token_chunks", _whole(tokens) if tokens else 75)
 
 
-def _objective(told: Mapping[str, str], _: LoraParts, mapped: Mapped) -> None:
+def _objective(told: Mapping[str, str], _: LoraParts, mapped: Conversion) -> None:
     """Loss, min-SNR and multires noise, whose zeros mean off."""
     mapped.put("objective.min_snr_gamma", _number(told.get("ss_min_snr_gamma")) or None)
     levels = _whole(told.get("ss_multires_noise_iterations"))

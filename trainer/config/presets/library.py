@@ -35,7 +35,7 @@ _PICTURE = "preview.picture"
 
 
 @dataclass(frozen=True, slots=True)
-class Shelved:
+class PresetEntry:
     """A preset and where it lies."""
 
     preset: Preset
@@ -44,7 +44,7 @@ class Shelved:
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class PresetVersion:
     """What a preset's file held before it was changed."""
 
     path: Path
@@ -53,10 +53,10 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
+class PresetLibrary:
     """All presets at hand, the user's own first, then those received, and the files that are broken with the reason."""
 
-    presets: tuple[Shelved, ...]
+    presets: tuple[PresetEntry, ...]
     broken: tuple[tuple[Path, ImpastoError], ...]
 
 
@@ -70,21 +70,21 @@ def folder_of(origin: Origin) -> Path:
     return presets_folder() / "received" if origin == "received" else presets_folder()
 
 
-def read_shelf() -> Shelf:
+def read_shelf() -> PresetLibrary:
     """Read all presets at hand; a broken file of the user's is named and does not hide the others."""
-    found: list[Shelved] = []
+    found: list[PresetEntry] = []
     broken: list[tuple[Path, ImpastoError]] = []
     origins: tuple[Origin, ...] = ("yours", "received")
     for origin in origins:
         for path in sorted(folder_of(origin).glob("*.toml")):
             try:
-                found.append(Shelved(load_preset(path), path, origin))
+                found.append(PresetEntry(load_preset(path), path, origin))
             except JobError as error:
                 broken.append((path, error))
-    return Shelf((*found, *_built_in()), tuple(broken))
+    return PresetLibrary((*found, *_built_in()), tuple(broken))
 
 
-def find_preset(name: str, family: Family | None = None) -> Shelved:
+def find_preset(name: str, family: Family | None = None) -> PresetEntry:
     """Return the preset that `name` means for bases of `family` (None: whichever there is).
 
     `name` is a preset's name, with any spelling of capitals, or the path of a preset file that ends in .toml. The
@@ -94,7 +94,7 @@ def find_preset(name: str, family: Family | None = None) -> Shelved:
     if name.lower().endswith(".toml"):
         preset = load_preset(Path(name))
         require_family(preset, family)
-        return Shelved(preset, Path(name), "yours")
+        return PresetEntry(preset, Path(name), "yours")
     shelf = read_shelf()
     named = [each for each in shelf.presets if same_name(each.preset.name, name)]
     fitting = [each for each in named if family in (None, each.preset.base.family)]
@@ -112,7 +112,7 @@ def find_preset(name: str, family: Family | None = None) -> Shelved:
     return fitting[0]
 
 
-def fit_for(shelf: Shelf, family: Family, total_bytes: int) -> Shelved | None:
+def fit_for(shelf: PresetLibrary, family: Family, total_bytes: int) -> PresetEntry | None:
     """Return the built-in fit for a card of that memory: of those made for no larger card, the one for the largest."""
     sold = total_bytes / 1024**3 * 1.06  # a card reports a few per cent less than it is sold with
     fits = [
@@ -123,7 +123,7 @@ def fit_for(shelf: Shelf, family: Family, total_bytes: int) -> Shelved | None:
     return max((fit for fit in fits if fit[0] <= sold), key=lambda fit: fit[0], default=(0, None))[1]
 
 
-def taken_by(preset: Preset) -> Shelved | None:
+def taken_by(preset: Preset) -> PresetEntry | None:
     """Return the preset in the user's folders that has this one's name and family, if there is one."""
     return _namesake(preset, read_shelf())
 
@@ -164,7 +164,7 @@ def rewrite_preset(path: Path, preset: Preset) -> Path | None:
     return version
 
 
-def versions_of(path: Path) -> list[Version]:
+def versions_of(path: Path) -> list[PresetVersion]:
     """Return what a preset's file held before, the latest first."""
     found = []
     for kept in (path.parent / "replaced").glob("*.toml"):
@@ -172,10 +172,10 @@ def versions_of(path: Path) -> list[Version]:
         if stamp:
             found.append((stamp[1], len(kept.stem), kept.stem, kept))
     stamps = sorted(found, reverse=True)
-    return [Version(kept, datetime.strptime(stamp, _STAMP).astimezone()) for stamp, _, _, kept in stamps]
+    return [PresetVersion(kept, datetime.strptime(stamp, _STAMP).astimezone()) for stamp, _, _, kept in stamps]
 
 
-def free_name(name: str, family: Family, shelf: Shelf) -> str:
+def free_name(name: str, family: Family, shelf: PresetLibrary) -> str:
     """Return `name`, or with a number behind it where a preset at hand for that family has it."""
     taken = [each.preset.name for each in shelf.presets if each.preset.base.family == family]
     short = made_up_name(name)[: LONGEST_NAME - 4].rstrip(". ")
@@ -199,12 +199,12 @@ def _back_up(path: Path) -> Path:
     return target
 
 
-def _namesake(preset: Preset, shelf: Shelf) -> Shelved | None:
+def _namesake(preset: Preset, shelf: PresetLibrary) -> PresetEntry | None:
     mine = (each for each in shelf.presets if each.origin != "built-in")
     return next((each for each in mine if _same_place(each.preset, preset)), None)
 
 
-def _free_place(preset: Preset, folder: Path, shelf: Shelf) -> Path:
+def _free_place(preset: Preset, folder: Path, shelf: PresetLibrary) -> Path:
     """Return a file that holds no sound preset: one that was renamed stays in the file of its first name."""
     stem = safe_name(f"{preset.name}.{preset.base.family}")
     taken = {each.path for each in shelf.presets}
@@ -212,11 +212,11 @@ def _free_place(preset: Preset, folder: Path, shelf: Shelf) -> Path:
     return next(place for place in places if place not in taken)
 
 
-def _built_in() -> Iterator[Shelved]:
+def _built_in() -> Iterator[PresetEntry]:
     for folder in ("recipes", "fits"):
         presets = [(load_preset(path), path) for path in sorted(preset_path(folder).glob("*.toml"))]
         for preset, path in sorted(presets, key=lambda each: _family_and_card(each[0])):
-            yield Shelved(preset, path, "built-in")
+            yield PresetEntry(preset, path, "built-in")
 
 
 def _family_and_card(preset: Preset) -> tuple[str, float]:
@@ -238,7 +238,7 @@ def require_family(preset: Preset, family: Family | None) -> None:
         )
 
 
-def _unknown(name: str, shelf: Shelf) -> JobError:
+def _unknown(name: str, shelf: PresetLibrary) -> JobError:
     names: Sequence[str] = list(dict.fromkeys(each.preset.name for each in shelf.presets))
     near = difflib.get_close_matches(name, names, n=3)
     broken = _broken_of(name, shelf.broken)

@@ -15,7 +15,7 @@ from trainer.config.base import Family
 from trainer.config.credentials import base_name
 from trainer.config.job import Job
 from trainer.config.presets.exchange import parse_preset
-from trainer.config.presets.kohya import LoraParts, Mapped, recipe_of_metadata
+from trainer.config.presets.kohya import Conversion, LoraParts, recipe_of_metadata
 from trainer.config.presets.picture import make_picture
 from trainer.config.presets.preset import (
     LONGEST_NAME,
@@ -52,7 +52,7 @@ _NOT_ASKED_FOR = re.compile(r"adapter|epochs|pictures_seen|conv_.*|text_encoder(
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class CreatedPreset:
     """A preset that was made of something else."""
 
     preset: Preset
@@ -70,7 +70,7 @@ def preset_of_job(
     triggers: Sequence[str] = (),
     picture: str | None = None,
     with_fit: bool = False,
-) -> Made:
+) -> CreatedPreset:
     """Make a preset of a job, as it is written or frozen in a run.
 
     ``triggers`` are the words found in the dataset, beside those that the job states; ``picture`` is base64 from
@@ -103,7 +103,7 @@ def stated_recipe(recipe: RecipeConfig) -> Data:
     return stated or recipe.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-def made_of(data: Data, left_out: Sequence[str] = (), not_found: Sequence[str] = ()) -> Made:
+def made_of(data: Data, left_out: Sequence[str] = (), not_found: Sequence[str] = ()) -> CreatedPreset:
     """Make a preset of values as they stand in its file; what no preset may hold is left out and named.
 
     Empty values, and what a recipe says of a text encoder that the family has not, are dropped without a word. Raises
@@ -127,7 +127,7 @@ def made_of(data: Data, left_out: Sequence[str] = (), not_found: Sequence[str] =
             sentence = f"No preset can be made of this: {fault}."
             raise JobError("preset.unmade", sentence, "Correct what is named where the preset is made from.", (fault,))
         gone.append(fault)
-    return Made(Preset.model_validate(data), tuple(gone), tuple(not_found))
+    return CreatedPreset(Preset.model_validate(data), tuple(gone), tuple(not_found))
 
 
 def revised(preset: Preset, details: Mapping[str, object]) -> Preset:
@@ -183,7 +183,7 @@ def hash_of_base(files: Mapping[str, str], name: str) -> str | None:
     return hashlib.sha256("".join(weights).encode("utf-8")).hexdigest() if weights else None
 
 
-def preset_of_lora(path: Path) -> Made:
+def preset_of_lora(path: Path) -> CreatedPreset:
     """Make a preset of a LoRA's metadata, tensors' shapes and the picture beside it.
 
     Raises LoraFileError when the file is broken, no LoRA, of a kind that is not trained here, or of no known family.
@@ -199,7 +199,7 @@ def preset_of_lora(path: Path) -> Made:
         )
     told = identity.metadata
     own = _own_recipe(told)
-    mapped = Mapped(own) if own is not None else _mapped(identity, family)
+    mapped = Conversion(own) if own is not None else _mapped(identity, family)
     stated = set(_leaves(mapped.recipe, ""))
     not_found = [] if own is not None else [key for key in _asked_for(family) if key not in stated]
     data = {
@@ -231,7 +231,7 @@ def picture_beside(lora: Path) -> dict[str, str] | None:
     return None
 
 
-def _mapped(identity: LoraIdentity, family: Family) -> Mapped:
+def _mapped(identity: LoraIdentity, family: Family) -> Conversion:
     """The recipe as far as kohya's keys tell it."""
     if not any(key.startswith("ss_") for key in identity.metadata):
         raise LoraFileError(

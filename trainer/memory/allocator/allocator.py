@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from trainer.memory.allocator.blocks import (
     ADDRESS,
     ADDRESS_BITS,
+    AllocatorSnapshot,
     Block,
     ExpandableBlocks,
     Pool,
     SegmentState,
-    Snapshot,
     is_segment,
     segment_state,
 )
@@ -319,7 +319,7 @@ class Allocator(ExpandableBlocks):
                 blocks[address].after, blocks[after.address].before = blocks[after.address], blocks[address]
         return twin
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> AllocatorSnapshot:
         """All segments with their blocks, by address."""
         runs: list[list[Block]] = []
         for address in sorted(self._blocks):
@@ -328,12 +328,12 @@ class Allocator(ExpandableBlocks):
                 if block.before is None or not block.before.mapped:
                     runs.append([])
                 runs[-1].append(block)
-        return Snapshot(tuple(segment_state(blocks) for blocks in runs))
+        return AllocatorSnapshot(tuple(segment_state(blocks) for blocks in runs))
 
     @classmethod
     def restored(
         cls,
-        snapshot: Snapshot,
+        snapshot: AllocatorSnapshot,
         settings: AllocatorSettings | None = None,
         place: Callable[[int], int] | None = None,
     ) -> Allocator:

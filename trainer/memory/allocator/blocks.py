@@ -38,7 +38,7 @@ class SegmentState:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class AllocatorSnapshot:
     """The allocator at one moment."""
 
     segments: tuple[SegmentState, ...]
@@ -95,7 +95,7 @@ class Pool:
         return twin
 
 
-class Blocks:
+class BlockTable:
     """All blocks by address, and the bytes of their segments."""
 
     def __init__(self) -> None:
@@ -165,7 +165,7 @@ def run_of_free(block: Block | None) -> int:
     return total
 
 
-class ExpandableBlocks(Blocks):
+class ExpandableBlocks(BlockTable):
     """Blocks among which unmapped ones may be, that nothing is held of."""
 
     def _reserve_addresses(self, pools: Iterable[Pool]) -> None:

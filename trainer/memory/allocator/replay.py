@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.memory.allocator.allocator import Allocator, OutOfMemory
-from trainer.memory.trace.memory_trace import Storage, StorageKind, Tape
+from trainer.memory.trace.memory_trace import MemoryTrace, Storage, StorageKind
 
 K = TypeVar("K", bound=str)
 Bytes = NDArray[np.int64]
@@ -19,7 +19,7 @@ WorkspaceBytes = Callable[[Storage], int]
 """How large a storage of kind "workspace" is on one card: what a trace on no card cannot know."""
 
 
-class Kept(NamedTuple):
+class SurvivingStorage(NamedTuple):
     """A named storage that outlived its tape."""
 
     handle: int
@@ -34,10 +34,10 @@ class Moment(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class SimulatedTrace:
     """What one tape did to memory; arrays have an entry for each of its events, of bytes after that event."""
 
-    tape: Tape
+    tape: MemoryTrace
     before: Mapping[str, Storage]
     """The named storages that lived when it began."""
     allocated: Bytes
@@ -61,7 +61,7 @@ class Failure:
 class Replayed:
     """What a sequence of tapes did to memory; a tape in which it ran out has only the events before that."""
 
-    played: tuple[Played, ...]
+    played: tuple[SimulatedTrace, ...]
     failure: Failure | None
 
     def peak_allocated(self) -> Moment:
@@ -126,9 +126,9 @@ def by_module(storages: Iterable[Storage]) -> dict[str, int]:
 
 
 def replay(
-    tapes: Iterable[Tape],
+    tapes: Iterable[MemoryTrace],
     allocator: Allocator,
-    names: dict[str, Kept],
+    names: dict[str, SurvivingStorage],
     workspace_bytes: WorkspaceBytes | None = None,
 ) -> Replayed:
     """Plays ``tapes`` in order on ``allocator`` up to where memory runs out, if it does.
@@ -137,7 +137,7 @@ def replay(
     a failure neither is of use. A workspace whose name lives already is taken to be that one, as libraries keep them.
     Raises ValueError for a tape that frees what does not live, or leaves a storage without a name.
     """
-    done: list[Played] = []
+    done: list[SimulatedTrace] = []
     for number, tape in enumerate(tapes):
         played, failed = _play(_with_workspaces(tape, names, workspace_bytes), allocator, names)
         done.append(played)
@@ -148,7 +148,9 @@ def replay(
     return Replayed(tuple(done), None)
 
 
-def _with_workspaces(tape: Tape, names: Mapping[str, Kept], workspace_bytes: WorkspaceBytes | None) -> Tape:
+def _with_workspaces(
+    tape: MemoryTrace, names: Mapping[str, SurvivingStorage], workspace_bytes: WorkspaceBytes | None
+) -> MemoryTrace:
     """The tape with workspaces as large as they are on the card, and those that live already of no size."""
     storages = list(tape.storages)
     for place in [place for place, storage in enumerate(storages) if storage.kind == "workspace"]:
@@ -158,7 +160,9 @@ def _with_workspaces(tape: Tape, names: Mapping[str, Kept], workspace_bytes: Wor
     return replace(tape, storages=tuple(storages))
 
 
-def _play(tape: Tape, allocator: Allocator, names: dict[str, Kept]) -> tuple[Played, OutOfMemory | None]:
+def _play(
+    tape: MemoryTrace, allocator: Allocator, names: dict[str, SurvivingStorage]
+) -> tuple[SimulatedTrace, OutOfMemory | None]:
     storages = tape.storages
     before = {name: kept.storage for name, kept in names.items()}
     alive = {place: _handle_of(names, storages[place], tape) for place in _left_by_earlier(tape)}
@@ -166,7 +170,7 @@ def _play(tape: Tape, allocator: Allocator, names: dict[str, Kept]) -> tuple[Pla
     account = allocator.play(tape.events, [storage.bytes for storage in storages], alive)
     if account.failure is None:
         _keep(tape, account.alive, names)
-    played = Played(
+    played = SimulatedTrace(
         tape=tape,
         before=before,
         allocated=account.allocated,
@@ -181,7 +185,7 @@ def _as_traced(storage: Storage) -> int:
     return storage.bytes
 
 
-def _left_by_earlier(tape: Tape) -> Iterator[int]:
+def _left_by_earlier(tape: MemoryTrace) -> Iterator[int]:
     """The places of storages that die in a tape they were not born in."""
     born = np.zeros(len(tape.storages), dtype=bool)
     born[tape.events[tape.events >= 0]] = True
@@ -189,20 +193,20 @@ def _left_by_earlier(tape: Tape) -> Iterator[int]:
     return (place for place in died[~born[died]].tolist() if tape.storages[place].bytes)
 
 
-def _handle_of(names: dict[str, Kept], storage: Storage, tape: Tape) -> int:
+def _handle_of(names: dict[str, SurvivingStorage], storage: Storage, tape: MemoryTrace) -> int:
     kept = names.pop(storage.name, None) if storage.name is not None else None
     if kept is None:
         raise ValueError(f"the tape {tape.name} frees a storage of {storage.module} that does not live")
     return kept.handle
 
 
-def _keep(tape: Tape, left: Mapping[int, int], names: dict[str, Kept]) -> None:
+def _keep(tape: MemoryTrace, left: Mapping[int, int], names: dict[str, SurvivingStorage]) -> None:
     """Enters what a tape leaves to later ones."""
     for place, handle in left.items():
         storage = tape.storages[place]
         if storage.name is None or storage.name in names:
             raise ValueError(f"the tape {tape.name} leaves a storage of {storage.module} under no name of its own")
-        names[storage.name] = Kept(handle, storage)
+        names[storage.name] = SurvivingStorage(handle, storage)
 
 
 def _highest(series: Sequence[Bytes]) -> Moment:

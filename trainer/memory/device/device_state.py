@@ -11,7 +11,7 @@ from trainer.errors import JobError
 from trainer.host import versions
 from trainer.memory.allocator.settings import AllocatorSettings, settings_here
 from trainer.memory.device.calibration import Correction, Margin, calibration_file, corrections
-from trainer.memory.device.gpu_specs import CardModel, Overheads, model_of, overheads_for
+from trainer.memory.device.gpu_specs import GpuSpec, Overheads, model_of, overheads_for
 from trainer.memory.device.roofline import rate_of
 from trainer.memory.trace.memory_trace import Storage
 from trainer.protocol.forecast import CPU, Rate
@@ -22,10 +22,10 @@ UNMEASURED = Rate(CPU, (), 1.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
-class Situation:
+class DeviceState:
     """A card, what is free on it, and what is known of how it works."""
 
-    card: CardModel
+    card: GpuSpec
     free_bytes: int
     overheads: Overheads
     correction: Correction
@@ -100,7 +100,7 @@ class Situation:
         return int(storage.bytes * self.overheads.cudnn_workspace_share)
 
 
-def situation_ahead(card: CardModel, *, system: str | None = None, deterministic: bool = False) -> Situation:
+def situation_ahead(card: GpuSpec, *, system: str | None = None, deterministic: bool = False) -> DeviceState:
     """A card that is not here, with a desktop on it and nothing else running."""
     system = system or platform.system()
     overheads = overheads_for(card, system, deterministic=deterministic)
@@ -109,7 +109,7 @@ def situation_ahead(card: CardModel, *, system: str | None = None, deterministic
 
 def situation_here(
     card: gpu.Card, *, rate: Rate | None = None, deterministic: bool = False, own: int | None = 0
-) -> Situation:
+) -> DeviceState:
     """A GPU of this machine as it is now; ``rate`` is what was measured on it, if anything was.
 
     ``own`` is what this process holds of it already, None for a CUDA context of unknown size. It counts as free, since
@@ -123,9 +123,9 @@ def situation_here(
     return replace(situation, free_bytes=free, allocator=settings_here(system=system))
 
 
-def situation_on_cpu(rate: Rate = UNMEASURED) -> Situation:
+def situation_on_cpu(rate: Rate = UNMEASURED) -> DeviceState:
     """Return main memory, which has no allocator that pools and no bound that a forecast knows."""
-    card = CardModel(
+    card = GpuSpec(
         name=CPU,
         gigabytes=0,
         total_bytes=0,
@@ -140,12 +140,12 @@ def situation_on_cpu(rate: Rate = UNMEASURED) -> Situation:
 
 
 def _situation(
-    card: CardModel,
+    card: GpuSpec,
     free_bytes: int,
     overheads: Overheads,
     system: str,
     rate: Rate | None = None,
     uses: tuple[gpu.Use, ...] = (),
-) -> Situation:
+) -> DeviceState:
     correction = corrections(card.name, system, versions())
-    return Situation(card, free_bytes, overheads, correction, rate or rate_of(card, system), uses)
+    return DeviceState(card, free_bytes, overheads, correction, rate or rate_of(card, system), uses)

@@ -43,7 +43,7 @@ _PAIR = re.compile(r":(\d+):(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class CardModel:
+class GpuSpec:
     """A card as far as a forecast depends on it."""
 
     name: str
@@ -77,7 +77,7 @@ class CardModel:
         return gpu.generation(self.capability)
 
 
-def find_card(text: str) -> CardModel:
+def find_card(text: str) -> GpuSpec:
     """Return the card that a user means: "RTX 3060", "3060 12gb", "4060ti 16", "8GB" (a typical card), or "here".
 
     Of a card sold with several memory sizes the table's first, the commonest, is taken unless one is named.
@@ -96,7 +96,7 @@ def find_card(text: str) -> CardModel:
     return sizes[0]
 
 
-def model_of(card: gpu.Card) -> CardModel:
+def model_of(card: gpu.Card) -> GpuSpec:
     """Return what the table knows of a real card, with its real name, memory and capability.
 
     One that the table does not list gets the rates of the listed card of its generation that is nearest in memory.
@@ -116,12 +116,12 @@ def model_of(card: gpu.Card) -> CardModel:
 
 
 @cache
-def known_cards() -> tuple[CardModel, ...]:
+def known_cards() -> tuple[GpuSpec, ...]:
     """Return every card of the table."""
     return tuple(_model(row, group) for group in _spec_table()["groups"] for row in group["cards"])
 
 
-def _card_here() -> CardModel:
+def _card_here() -> GpuSpec:
     found = gpu.cards()
     if not found:
         raise ImpastoError(
@@ -132,7 +132,7 @@ def _card_here() -> CardModel:
     return model_of(max(found, key=lambda card: card.free_bytes))
 
 
-def _typical(gigabytes: float) -> CardModel:
+def _typical(gigabytes: float) -> GpuSpec:
     named: dict[str, str] = _spec_table()["typical"]
     size = f"{gigabytes:g}"
     if size in named:
@@ -145,7 +145,7 @@ def _typical(gigabytes: float) -> CardModel:
     )
 
 
-def _unknown(text: str, named: list[CardModel]) -> ImpastoError:
+def _unknown(text: str, named: list[GpuSpec]) -> ImpastoError:
     plain = {" ".join(_words_of(card)): card.name.rpartition(" ")[0] for card in known_cards()}
     words = " ".join(word for word in _read(text)[0] if word not in _PREFIXES)
     near = [plain[name] for name in difflib.get_close_matches(words, plain, 4, 0.5)]
@@ -158,7 +158,7 @@ def _unknown(text: str, named: list[CardModel]) -> ImpastoError:
     )
 
 
-def _named(words: Iterable[str]) -> list[CardModel]:
+def _named(words: Iterable[str]) -> list[GpuSpec]:
     """Return the cards, one for each memory size, whose name is the longest among those that the words contain."""
     given = set(words)
     found = [(len(own), card) for card in known_cards() if (own := set(_words_of(card))) <= given <= own | _NOISE]
@@ -166,7 +166,7 @@ def _named(words: Iterable[str]) -> list[CardModel]:
     return [card for length, card in found if length == longest]
 
 
-def _words_of(card: CardModel) -> list[str]:
+def _words_of(card: GpuSpec) -> list[str]:
     return [word for word in _read(card.name)[0] if word not in _PREFIXES]
 
 
@@ -182,13 +182,13 @@ def _read(text: str) -> tuple[list[str], float | None]:
     return [_SAME.get(word, word) for word in words], sizes.pop() if len(sizes) == 1 else None
 
 
-def _model(row: Mapping[str, Any], group: Mapping[str, Any]) -> CardModel:
+def _model(row: Mapping[str, Any], group: Mapping[str, Any]) -> GpuSpec:
     capability: tuple[int, int] = tuple(group["capability"])
     fp32 = row["fp32"]
     tflops = {"float32": fp32, "tf32": fp32 * group["tf32"], "float16": fp32 * group["half"]}
     if gpu.computes_bf16(capability):
         tflops["bfloat16"] = tflops["float16"]
-    return CardModel(
+    return GpuSpec(
         name=f"{row['name']} {row['gb']}GB",
         gigabytes=row["gb"],
         total_bytes=row["mib"] * MIB,
@@ -222,7 +222,7 @@ class Overheads:
     """Where each is from, by field."""
 
 
-def overheads_for(card: CardModel, system: str, *, deterministic: bool = False) -> Overheads:
+def overheads_for(card: GpuSpec, system: str, *, deterministic: bool = False) -> Overheads:
     """Return what to reckon with on a card under a system, "Windows" or else, as platform.system() says."""
     table = _overhead_spec_table()
     area = "windows" if system == "Windows" else "linux"
@@ -253,14 +253,14 @@ def cublas_workspace_bytes(
     return sum(int(kib) * 1024 * int(count) for kib, count in pairs)
 
 
-def _on_windows(card: CardModel, table: Mapping[str, Any]) -> int:
+def _on_windows(card: GpuSpec, table: Mapping[str, Any]) -> int:
     if card.windows_share == 0.0:  # no screen, no desktop
         return _elsewhere(card, table)
     least: int = table["windows"]["least"] * _MIB
     return max(least, round(card.windows_share * card.total_bytes))
 
 
-def _elsewhere(card: CardModel, table: Mapping[str, Any]) -> int:
+def _elsewhere(card: GpuSpec, table: Mapping[str, Any]) -> int:
     desktop: int = table["linux"]["desktop"] * _MIB if card.windows_share else 0
     share: float = table["linux"]["driver_share"]
     return desktop + round(share * card.total_bytes)

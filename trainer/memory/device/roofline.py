@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from trainer.files.assets import asset_path
-from trainer.memory.device.gpu_specs import CardModel
+from trainer.memory.device.gpu_specs import GpuSpec
 from trainer.memory.trace.memory_trace import Work
 from trainer.protocol.forecast import Rate, Timed
 from trainer.protocol.reading import read_toml
@@ -40,7 +40,7 @@ def loading_seconds(size: int, rate: Rate) -> float:
     return size / rate.disk
 
 
-def rate_of(card: CardModel, system: str) -> Rate:
+def rate_of(card: GpuSpec, system: str) -> Rate:
     """Return what a named card is expected to reach under a system, "Windows" or else, as platform.system() says."""
     efficiency, operation = _table()["efficiency"], _table()["operation"]
     bandwidth = card.bandwidth * efficiency["bandwidth"]
@@ -52,7 +52,7 @@ def rate_of(card: CardModel, system: str) -> Rate:
     return Rate(card.name, tuple(timed), bandwidth, operation["launch"], host)
 
 
-def _dense_rates(card: CardModel, kind: str) -> dict[str, float]:
+def _dense_rates(card: GpuSpec, kind: str) -> dict[str, float]:
     """TFLOP/s by number format. PyTorch lets convolutions in fp32 use TF32 unless told otherwise, matrices not."""
     single = card.tflops["tf32" if kind == "conv" else "float32"]
     half = card.tflops["float16"]

@@ -8,7 +8,7 @@ from typing import Literal, TypeVar
 
 from trainer.config.job import Job
 from trainer.config.recipe import RecipeConfig
-from trainer.dataset.cache_keys import GIGABYTE, MOST_SHOWINGS, Cached, latent_bytes, text_bytes
+from trainer.dataset.cache_keys import GIGABYTE, MOST_SHOWINGS, CacheKeys, latent_bytes, text_bytes
 from trainer.dataset.picture import Picture
 from trainer.dataset.sampling import Sample, draw_sample, epoch_showings, samples_per_epoch, steps_per_epoch
 from trainer.files.architecture import Config
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Later:
+class LaterShards:
     """The portions of a cache after the first, as trainer.training.data.batches cuts them."""
 
     portions: int = 0
@@ -34,7 +34,7 @@ class Later:
     """Whether the disk limit cuts them, or how many showings are listed at once."""
 
 
-NOT_LATER = Later()
+NOT_LATER = LaterShards()
 
 _Cut = tuple[str, tuple[int, int, int, int], bool]
 
@@ -42,11 +42,11 @@ _Cut = tuple[str, tuple[int, int, int, int], bool]
 def first_portion(
     job: Job,
     pictures: Sequence[Picture],
-    later: Later,
+    later: LaterShards,
     *,
     samples: Sequence[Sample] = (),
     texts: Iterable[str] = (),
-    cached: Cached | None = None,
+    cached: CacheKeys | None = None,
 ) -> tuple[int, int]:
     """How many pictures and texts of a resolved job are encoded before the first step.
 
@@ -79,8 +79,8 @@ def first_portion(
 
 
 def later_portions(
-    job: Job, pictures: Sequence[Picture], text_configs: Iterable[Config], cached: Cached | None = None
-) -> Later:
+    job: Job, pictures: Sequence[Picture], text_configs: Iterable[Config], cached: CacheKeys | None = None
+) -> LaterShards:
     """Of a resolved job; ``text_configs`` are those of encoders whose texts are cached.
 
     Nothing is listed where all showings of the run fit whatever chance makes of them, as they do in most runs. Else the
@@ -113,7 +113,7 @@ def later_portions(
     # Where encoders learn, a caption is encoded in the step: it cuts portions as the feed does, but is cached in none.
     texts = round(repeated * told * absent[1]) if configs else 0
     limited: Literal["disk", "listing"] = "disk" if 1 + more <= listed else "listing"
-    return Later(portions, round(repeated * pictured * absent[0]), texts, together, limited)
+    return LaterShards(portions, round(repeated * pictured * absent[0]), texts, together, limited)
 
 
 def _latent_bytes(picture: Picture) -> int:

@@ -10,26 +10,35 @@ from itertools import cycle, islice
 from typing import Literal, NamedTuple, TypeVar
 
 from trainer.memory.allocator.allocator import Allocator
-from trainer.memory.allocator.replay import Failure, Kept, Moment, Played, Replayed, by_kind, by_module, replay
+from trainer.memory.allocator.replay import (
+    Failure,
+    Moment,
+    Replayed,
+    SimulatedTrace,
+    SurvivingStorage,
+    by_kind,
+    by_module,
+    replay,
+)
 from trainer.memory.device import roofline
-from trainer.memory.device.device_state import Situation
+from trainer.memory.device.device_state import DeviceState
 from trainer.memory.forecast.host_memory import host_bytes
 from trainer.memory.forecast.peaks import HighPoint, high_points
-from trainer.memory.forecast.results import RULES, Hindered, Outcome, at_length, in_brief, most_reserved
+from trainer.memory.forecast.results import RULES, OomResult, Outcome, at_length, in_brief, most_reserved
 from trainer.memory.forecast.schedule import (
     MOST_ROUNDS,
-    Act,
-    Course,
-    Graphs,
-    Occasions,
+    GraphSchedule,
+    PhaseCounts,
+    PhaseTraces,
+    RunSchedule,
     Seconds,
     bounding_buckets,
     parts,
     repeats,
 )
-from trainer.memory.trace.library import Traces
-from trainer.memory.trace.memory_trace import Tape, Work, unet_block
-from trainer.memory.trace.workload import Subject
+from trainer.memory.trace.library import TraceLibrary
+from trainer.memory.trace.memory_trace import MemoryTrace, Work, unet_block
+from trainer.memory.trace.workload import Workload
 from trainer.protocol.forecast import Forecast, ForecastPhase, Peak, PhaseForecast
 from trainer.protocol.records import to_record
 from trainer.training.device.release_points import PHASES, RELEASE_POINTS
@@ -57,13 +66,13 @@ TAPE_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 @dataclass
-class Playing:
+class Simulation:
     """A run played through one allocator, phase by phase, up to where memory runs out."""
 
-    situation: Situation
+    situation: DeviceState
     capacity: int | None
     allocator: Allocator = field(init=False)
-    names: dict[str, Kept] = field(default_factory=dict)
+    names: dict[str, SurvivingStorage] = field(default_factory=dict)
     phases: dict[ForecastPhase, Replayed] = field(default_factory=dict)
     """Of a phase that a run does more than once, the time that reserves most."""
     round_retries: tuple[int, ...] = ()
@@ -75,13 +84,13 @@ class Playing:
         """An empty card."""
         self.allocator = Allocator(replace(self.situation.allocator, capacity=self.capacity))
 
-    def play(self, phase: ForecastPhase, tapes: Iterable[Tape], *, join: Join = "replace") -> bool:
+    def play(self, phase: ForecastPhase, tapes: Iterable[MemoryTrace], *, join: Join = "replace") -> bool:
         """Play traces as a phase, and return False once memory has run out.
 
         Cached memory is returned where the run returns it, and otherwise stays for whatever comes next.
         """
         former = self.phases.get(phase)
-        played: list[Played] = list(former.played) if former and join == "extend" else []
+        played: list[SimulatedTrace] = list(former.played) if former and join == "extend" else []
         for tape in tapes:
             if self.failure is not None:
                 return False
@@ -97,9 +106,9 @@ class Playing:
             self.phases[phase] = max(former, now, key=_reserved) if former and join == "highest" else now
         return self.failure is None
 
-    def copy(self, capacity: int | None) -> Playing:
+    def copy(self, capacity: int | None) -> Simulation:
         """Another that has come as far, to go on from here in another way and within another limit."""
-        twin = Playing(self.situation, capacity)
+        twin = Simulation(self.situation, capacity)
         twin.allocator = self.allocator.copy(capacity)
         twin.names, twin.phases = dict(self.names), dict(self.phases)
         twin.round_retries = self.round_retries
@@ -112,11 +121,11 @@ class Playing:
         return self.allocator.refused is None
 
     @property
-    def hindered(self) -> Hindered | None:
+    def hindered(self) -> OomResult | None:
         """What came of the limit, and of which others the same would have; None where it made no difference."""
         if self.allocator.refused is None:
             return None
-        return Hindered(self.allocator.admitted, self.allocator.refused, self.failed_in, self.round_retries)
+        return OomResult(self.allocator.admitted, self.allocator.refused, self.failed_in, self.round_retries)
 
     @property
     def reserved(self) -> int:
@@ -128,12 +137,12 @@ def _reserved(phase: Replayed) -> int:
     return phase.reserved(phase.peak_reserved())
 
 
-def run_through(course: Course, situation: Situation, capacity: int | None) -> Playing:
+def run_through(course: RunSchedule, situation: DeviceState, capacity: int | None) -> Simulation:
     """A whole run on a card, or within ``capacity`` bytes of segments."""
-    return Runs(situation).through(course, capacity)
+    return RunSimulator(situation).through(course, capacity)
 
 
-class Within(NamedTuple):
+class BudgetCheck(NamedTuple):
     """How a run goes within a limit."""
 
     failed_in: ForecastPhase | None
@@ -141,37 +150,37 @@ class Within(NamedTuple):
     """What giving memory back to make room costs an optimizer step, once memory is as it stays."""
 
 
-class Runs:
+class RunSimulator:
     """Whole runs on a card; what several begin with is played once. Of those on cards with like workspaces, too."""
 
-    def __init__(self, situation: Situation, before_playing: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, situation: DeviceState, before_playing: Callable[[], None] = lambda: None) -> None:
         """``before_playing`` is called whenever something is played; what it raises ends that."""
         self.situation = situation
         self.before_playing = before_playing
         # By the very tapes of each chapter; they are kept beside, so that no new one can be taken for one that is gone.
-        self._played: dict[tuple[int | None, Chapters], tuple[Playing, Sequence[Tape]]] = {}
+        self._played: dict[tuple[int | None, Chapters], tuple[Simulation, Sequence[MemoryTrace]]] = {}
         self._outcomes: dict[str, Outcome] = {}
-        self._hindered: dict[str, tuple[Hindered, ...]] = {}
+        self._hindered: dict[str, tuple[OomResult, ...]] = {}
 
-    def within(self, course: Course, capacity: int) -> Within:
+    def within(self, course: RunSchedule, capacity: int) -> BudgetCheck:
         """How the run goes within ``capacity`` bytes; it is played where they may make a difference."""
         key = self.key(course)
         known = self._known_outcome(key, course, brief=True)
         # A segment that expands asks for more than it then takes, where it begins in what is free.
         expands = self.situation.allocator.expandable
         if known is not None and not expands and most_reserved(known) <= capacity:
-            return Within(None, 0.0)
+            return BudgetCheck(None, 0.0)
         hindered = self._known_hindered(key, course, capacity)
         if hindered is None:
             playing = self.through(course, capacity)
             hindered = playing.hindered
             if hindered is None:
                 self._keep_outcome(key, course, _outcome(course.subject, playing, brief=True))
-                return Within(None, 0.0)
+                return BudgetCheck(None, 0.0)
             self._keep_hindered(key, course, hindered)
-        return Within(hindered.failed_in, retry_seconds(course, hindered.retries))
+        return BudgetCheck(hindered.failed_in, retry_seconds(course, hindered.retries))
 
-    def unhindered(self, course: Course, *, brief: bool) -> Outcome:
+    def unhindered(self, course: RunSchedule, *, brief: bool) -> Outcome:
         """What every phase comes to without a limit; what had to be played for it is kept on disk."""
         key = self.key(course)
         outcome = self._known_outcome(key, course, brief=brief)
@@ -180,13 +189,13 @@ class Runs:
             self._keep_outcome(key, course, outcome)
         return outcome
 
-    def key(self, course: Course) -> str:
+    def key(self, course: RunSchedule) -> str:
         """Under which the outcome of a run on these cards is kept."""
         overheads = self.situation.overheads
         workspaces = overheads.cublas_workspace_bytes, overheads.cudnn_workspace_share
         return course.key(RULES, to_record(self.situation.allocator), workspaces)
 
-    def _known_outcome(self, key: str, course: Course, *, brief: bool) -> Outcome | None:
+    def _known_outcome(self, key: str, course: RunSchedule, *, brief: bool) -> Outcome | None:
         known = self._outcomes.get(key)
         if known is None or not (brief or at_length(known)):
             known = course.outcomes.load(key, brief=brief)
@@ -194,34 +203,34 @@ class Runs:
                 _keep(self._outcomes, key, known)
         return known and (in_brief(known) if brief else known)
 
-    def _known_hindered(self, key: str, course: Course, capacity: int) -> Hindered | None:
+    def _known_hindered(self, key: str, course: RunSchedule, capacity: int) -> OomResult | None:
         if key not in self._hindered:
             _keep(self._hindered, key, course.outcomes.hindered(key))
         return next((found for found in self._hindered[key] if found.holds(capacity)), None)
 
-    def _keep_hindered(self, key: str, course: Course, found: Hindered) -> None:
+    def _keep_hindered(self, key: str, course: RunSchedule, found: OomResult) -> None:
         _keep(self._hindered, key, (*self._hindered[key], found))
         with suppress(OSError):  # as for outcomes
             course.outcomes.save_hindered(key, found)
 
-    def _keep_outcome(self, key: str, course: Course, outcome: Outcome) -> None:
+    def _keep_outcome(self, key: str, course: RunSchedule, outcome: Outcome) -> None:
         _keep(self._outcomes, key, outcome)
         with suppress(OSError):  # a full disk costs the next forecast a second, not this one its answer
             course.outcomes.save(key, outcome)
 
-    def between_epochs(self, course: Course, capacity: int | None) -> Playing:
+    def between_epochs(self, course: RunSchedule, capacity: int | None) -> Simulation:
         """What is encoded between epochs, within ``capacity`` bytes, beside all that training holds."""
         playing = self.through(course, capacity, chapters=CHAPTERS_TO_TRAINING).copy(capacity)
         playing.phases = {}
         _act_all(playing, course.between_epochs())
         return playing
 
-    def through(self, course: Course, capacity: int | None, *, chapters: int | None = None) -> Playing:
+    def through(self, course: RunSchedule, capacity: int | None, *, chapters: int | None = None) -> Simulation:
         """The run to its end, or to where ``capacity`` bytes are not enough; not to be played on.
 
         With ``chapters`` only so many are played.
         """
-        playing = Playing(self.situation, capacity)
+        playing = Simulation(self.situation, capacity)
         read: Chapters = ()
         for tapes, play in islice(_chapters(course), chapters):
             read = (*read, tuple(map(id, tapes)))
@@ -236,7 +245,7 @@ class Runs:
                 break
         return playing
 
-    def _known(self, capacity: int | None, chapters: Chapters) -> Playing | None:
+    def _known(self, capacity: int | None, chapters: Chapters) -> Simulation | None:
         """What was played within this limit, or without one where it would not have come near this one."""
         free, _ = self._played.get((None, chapters), (None, ()))
         if free is not None and (capacity is None or free.allocator.admitted <= capacity):
@@ -252,14 +261,14 @@ def _keep(kept: dict[K, V], key: K, value: V) -> None:
         del kept[next(iter(kept))]
 
 
-def _chapters(course: Course) -> Iterator[tuple[Sequence[Tape], Callable[[Playing], object]]]:
+def _chapters(course: RunSchedule) -> Iterator[tuple[Sequence[MemoryTrace], Callable[[Simulation], object]]]:
     """What a run is made of, in order: the tapes of each part, and how they are played."""
     before, start = course.before_training(), course.at_start()
     yield _tapes(before), lambda playing: _act_all(playing, before)
     yield _tapes(start), lambda playing: _act_all(playing, start)
     first, later, graphs = course.first_step(), course.round(), course.graphs()
 
-    def train(playing: Playing) -> bool:
+    def train(playing: Simulation) -> bool:
         done = playing.play("first_step", first) and _train(playing, later)
         done = done and (graphs is None or _record(playing, graphs))
         playing.round_retries = tuple(played.retries for played in playing.phases["train"].played) if done else ()
@@ -271,15 +280,15 @@ def _chapters(course: Course) -> Iterator[tuple[Sequence[Tape], Callable[[Playin
     yield later, lambda playing: playing.play("train", later, join="highest")
 
 
-def _tapes(acts: Iterable[Act]) -> tuple[Tape, ...]:
+def _tapes(acts: Iterable[PhaseTraces]) -> tuple[MemoryTrace, ...]:
     return tuple(tape for act in acts for tape in act.tapes)
 
 
-def _act_all(playing: Playing, acts: Iterable[Act]) -> bool:
+def _act_all(playing: Simulation, acts: Iterable[PhaseTraces]) -> bool:
     return all(playing.play(act.phase, act.tapes, join="highest") for act in acts)
 
 
-def _train(playing: Playing, tapes: Sequence[Tape]) -> bool:
+def _train(playing: Simulation, tapes: Sequence[MemoryTrace]) -> bool:
     """Optimizer steps until reserved memory stops growing: what it is then, it stays."""
     for _ in range(MOST_ROUNDS):
         before = playing.allocator.reserved
@@ -290,7 +299,7 @@ def _train(playing: Playing, tapes: Sequence[Tape]) -> bool:
     return True
 
 
-def _record(playing: Playing, graphs: Graphs) -> bool:
+def _record(playing: Simulation, graphs: GraphSchedule) -> bool:
     """Micro-batches recorded as CUDA graphs, from one pool; then any that is not recorded yet, beside all of it."""
     playing.allocator.empty_cache()  # as torch.cuda.graph does
     done = playing.play("train", graphs.held, join="extend")
@@ -299,7 +308,7 @@ def _record(playing: Playing, graphs: Graphs) -> bool:
     return done and playing.play("train", graphs.beside, join="extend")
 
 
-def retry_seconds(course: Course, of_tapes: Sequence[int]) -> float:
+def retry_seconds(course: RunSchedule, of_tapes: Sequence[int]) -> float:
     """Of one optimizer step, once memory is as it stays: what giving memory back to make room costs.
 
     ``of_tapes`` is how often that was done in each tape of the last round of training.
@@ -309,20 +318,22 @@ def retry_seconds(course: Course, of_tapes: Sequence[int]) -> float:
     return roofline.RETRY_SECONDS * retries * len(times) / max(len(of_tapes), 1)
 
 
-def forecast(subject: Subject, situation: Situation, traces: Traces, occasions: Occasions | None = None) -> Forecast:
+def forecast(
+    subject: Workload, situation: DeviceState, traces: TraceLibrary, occasions: PhaseCounts | None = None
+) -> Forecast:
     """What ``subject`` needs in ``situation``; traces what is not known yet, which takes seconds.
 
     Raises OSError where a trace cannot be read.
     """
-    course = Course(subject, traces, occasions or Occasions(), situation.rate)
+    course = RunSchedule(subject, traces, occasions or PhaseCounts(), situation.rate)
     return forecast_of(course, situation)
 
 
 def forecast_of(
-    course: Course,
-    situation: Situation,
+    course: RunSchedule,
+    situation: DeviceState,
     *,
-    runs: Runs | None = None,
+    runs: RunSimulator | None = None,
     brief: bool = False,
 ) -> Forecast:
     """The forecast of a course, with ``brief`` without peaks and timelines; ``runs`` are those of others like it."""
@@ -331,7 +342,7 @@ def forecast_of(
     def seconds(work: Iterable[Work]) -> float:
         return factor * roofline.seconds(work, situation.rate)
 
-    runs = runs or Runs(situation)
+    runs = runs or RunSimulator(situation)
     failed_in, retrying = runs.within(course, situation.budget)
     between, alone = _between_epochs(course, runs, situation.budget, brief=brief)
     timed = _seconds(course, seconds, retrying)
@@ -360,7 +371,7 @@ def forecast_of(
 
 
 def _between_epochs(
-    course: Course, runs: Runs, budget: int, *, brief: bool
+    course: RunSchedule, runs: RunSimulator, budget: int, *, brief: bool
 ) -> tuple[Mapping[ForecastPhase, PhaseForecast], bool]:
     """What encoding between epochs needs beside training, and whether there is no room for that.
 
@@ -374,7 +385,7 @@ def _between_epochs(
     return {phase.phase: phase for phase in _outcome(course.subject, free, brief=brief)}, False
 
 
-def encoding_again(subject: Subject, situation: Situation, traces: Traces) -> PhaseForecast | None:
+def encoding_again(subject: Workload, situation: DeviceState, traces: TraceLibrary) -> PhaseForecast | None:
     """Caching where a bf16 VAE gives numbers that are not finite, so that it is done in fp32; None for an fp32 VAE.
 
     It takes what an fp32 VAE does from the start: the weights are widened one by one once the first try is gone.
@@ -382,8 +393,8 @@ def encoding_again(subject: Subject, situation: Situation, traces: Traces) -> Ph
     if subject.fit.vae_dtype != "bf16":
         return None
     widened = replace(subject, fit=subject.fit.changed(vae_dtype="fp32"))
-    playing = Playing(situation, None)
-    playing.play("cache_pictures", Course(widened, traces, Occasions(), situation.rate).tapes("cache_pictures"))
+    playing = Simulation(situation, None)
+    playing.play("cache_pictures", RunSchedule(widened, traces, PhaseCounts(), situation.rate).tapes("cache_pictures"))
     return _outcome(widened, playing, brief=True)[0]
 
 
@@ -391,7 +402,7 @@ def _taken(phase: PhaseForecast) -> int:
     return phase.reserved
 
 
-def forecast_on_cpu(course: Course, situation: Situation) -> Forecast:
+def forecast_on_cpu(course: RunSchedule, situation: DeviceState) -> Forecast:
     """The forecast of a course in main memory: what its tensors take there, beside the program itself, and the time."""
     boundless = replace(situation, free_bytes=MAIN_MEMORY)
     found = forecast_of(course, boundless)
@@ -402,7 +413,7 @@ def forecast_on_cpu(course: Course, situation: Situation) -> Forecast:
     return replace(found, phases=phases, allocated=0, reserved=0, outside=0, margin=0, budget=0, fits=True)
 
 
-def _seconds(course: Course, seconds: Seconds, retrying: float) -> dict[ForecastPhase, float]:
+def _seconds(course: RunSchedule, seconds: Seconds, retrying: float) -> dict[ForecastPhase, float]:
     """Of each phase over the whole run; ``retrying`` seconds of a step are for giving memory back."""
     training = (course.mean_step_seconds(seconds) + retrying) * _steps(course)
     timed = course.other_seconds(seconds)
@@ -411,7 +422,7 @@ def _seconds(course: Course, seconds: Seconds, retrying: float) -> dict[Forecast
     return timed
 
 
-def _outcome(subject: Subject, playing: Playing, *, brief: bool) -> Outcome:
+def _outcome(subject: Workload, playing: Simulation, *, brief: bool) -> Outcome:
     """Each phase that does anything to memory, in order."""
     return tuple(
         PhaseForecast(
@@ -427,16 +438,16 @@ def _outcome(subject: Subject, playing: Playing, *, brief: bool) -> Outcome:
     )
 
 
-def _passing_through(subject: Subject, phase: ForecastPhase, replayed: Replayed) -> int:
+def _passing_through(subject: Workload, phase: ForecastPhase, replayed: Replayed) -> int:
     played = replayed.played
     return host_bytes(phase, subject, [each.tape for each in played], played[0].before.values())
 
 
-def _steps(course: Course) -> int:
+def _steps(course: RunSchedule) -> int:
     return course.subject.recipe.steps or 1
 
 
-def _step_flops(course: Course) -> int:
+def _step_flops(course: RunSchedule) -> int:
     """Of one optimizer step in the largest shape."""
     steps = course.step_outlines(bounding_buckets(course.subject)[0])
     once, more = (sum(work.flops * work.count for work in tape.work) for tape in (steps.micro_first, steps.micro_more))

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from trainer.dataset.cache_keys import FLOAT_BYTES, latent_bytes, text_bytes, texts_at_once
-from trainer.memory.trace.memory_trace import Storage, Tape
-from trainer.memory.trace.workload import Subject
+from trainer.memory.trace.memory_trace import MemoryTrace, Storage
+from trainer.memory.trace.workload import Workload
 from trainer.protocol.forecast import ForecastPhase
 from trainer.training.data.pipeline import MOST_KEPT, READERS
 
@@ -26,7 +26,7 @@ CROPS_WAITING = READERS + 2
 COPIES_SAVED = 3
 
 
-def host_bytes(phase: ForecastPhase, subject: Subject, tapes: Sequence[Tape], living: Iterable[Storage]) -> int:
+def host_bytes(phase: ForecastPhase, subject: Workload, tapes: Sequence[MemoryTrace], living: Iterable[Storage]) -> int:
     """Bytes of main memory that ``phase`` takes at most on a run that trains on a card.
 
     ``tapes`` are those of the phase, ``living`` what lives on the card when it begins.
@@ -55,7 +55,7 @@ def host_bytes(phase: ForecastPhase, subject: Subject, tapes: Sequence[Tape], li
             return 0
 
 
-def _pictures_waiting(subject: Subject) -> int:
+def _pictures_waiting(subject: Workload) -> int:
     """What the stages of encoding hold: pictures cut and ready, in fp32 with their masks, and latents to be written."""
     width, height = subject.buckets[0].size
     channels = 4 if subject.masks else 3
@@ -63,7 +63,7 @@ def _pictures_waiting(subject: Subject) -> int:
     return CROPS_WAITING * channels * FLOAT_BYTES * width * height + waiting
 
 
-def _staged(tapes: Iterable[Tape], dtype: str | None) -> int:
+def _staged(tapes: Iterable[MemoryTrace], dtype: str | None) -> int:
     """The largest tensor on its way to the card: as the file has it, and rounded to ``dtype``."""
     kept = NUMBER_BYTES[dtype or "fp32"]
     largest = max(
@@ -76,5 +76,5 @@ def _masters(storages: Iterable[Storage]) -> int:
     return sum(storage.bytes for storage in storages if storage.name is not None and storage.name.startswith("master."))
 
 
-def _born(tapes: Iterable[Tape]) -> list[Storage]:
+def _born(tapes: Iterable[MemoryTrace]) -> list[Storage]:
     return [tape.storages[event] for tape in tapes for event in tape.events.tolist() if event >= 0]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.memory.trace.memory_trace import Storage, Tape
+from trainer.memory.trace.memory_trace import MemoryTrace, Storage
 
 # A rise counts as a high point when it stands out by this share of the highest: forward's small ups and downs do not.
 STANDS_OUT = 0.05
@@ -72,7 +72,7 @@ class HighPoint:
     """Above what lived when the tape began."""
 
 
-class Blocks(NamedTuple):
+class BlockCounts(NamedTuple):
     """How many down and up blocks a model has."""
 
     down: int
@@ -80,7 +80,7 @@ class Blocks(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def high_points(tape: Tape) -> tuple[HighPoint, ...]:
+def high_points(tape: MemoryTrace) -> tuple[HighPoint, ...]:
     """The high points of ``tape`` in the order of time, the highest among them; none where nothing is born.
 
     They are those that fine-tuning is known to have (quantisation, forward through the highest layer, the centre,
@@ -97,7 +97,7 @@ def high_points(tape: Tape) -> tuple[HighPoint, ...]:
 
 
 @lru_cache(maxsize=1 << 15)
-def _words(stage: str, module: str, blocks: Blocks) -> str:
+def _words(stage: str, module: str, blocks: BlockCounts) -> str:
     sized = _SIZED.match(stage)
     kind, size = sized.groups() if sized else (stage, "")
     if kind == "forward" and not module:
@@ -108,7 +108,7 @@ def _words(stage: str, module: str, blocks: Blocks) -> str:
     return f"{words} ({known})" if known else words
 
 
-def _part(module: str, blocks: Blocks) -> str:
+def _part(module: str, blocks: BlockCounts) -> str:
     """The part of the model that a module lies in: blocks are counted in the order of the forward pass."""
     if block := _BLOCK.match(module):
         side, index = block.group(1), int(block.group(2))
@@ -117,15 +117,15 @@ def _part(module: str, blocks: Blocks) -> str:
     return next((words for prefix, words in _PARTS.items() if module.startswith(prefix)), module or "the weights")
 
 
-def _blocks_of(storages: Iterable[Storage]) -> Blocks:
+def _blocks_of(storages: Iterable[Storage]) -> BlockCounts:
     counts = {"down": 0, "up": 0}
     for module in {storage.module for storage in storages}:
         if block := _BLOCK.match(module):
             counts[block.group(1)] = max(counts[block.group(1)], int(block.group(2)) + 1)
-    return Blocks(**counts)
+    return BlockCounts(**counts)
 
 
-def _live_bytes(tape: Tape) -> NDArray[np.int64]:
+def _live_bytes(tape: MemoryTrace) -> NDArray[np.int64]:
     """Bytes alive after each event, above what lived at the beginning, but for workspaces: cards differ in them."""
     sizes = np.array([0 if s.kind == "workspace" else s.bytes for s in tape.storages], dtype=np.int64)
     died = tape.events < 0
@@ -133,7 +133,7 @@ def _live_bytes(tape: Tape) -> NDArray[np.int64]:
     return np.cumsum(np.where(died, -changes, changes))
 
 
-def _stretches(tape: Tape) -> Iterator[tuple[int, int, str]]:
+def _stretches(tape: MemoryTrace) -> Iterator[tuple[int, int, str]]:
     """Runs of births with the same words: (first event, event after the last, words)."""
     blocks = _blocks_of(tape.storages)
     start, words = 0, None
@@ -150,7 +150,7 @@ def _stretches(tape: Tape) -> Iterator[tuple[int, int, str]]:
         yield start, len(tape.events), words
 
 
-def _highest(tape: Tape, live: NDArray[np.int64], start: int, end: int, name: str) -> HighPoint:
+def _highest(tape: MemoryTrace, live: NDArray[np.int64], start: int, end: int, name: str) -> HighPoint:
     event = start + int(live[start:end].argmax())
     storage = tape.storages[tape.events[event]]  # what is highest was just reached by a birth
     return HighPoint(event, name, storage.module, storage.stage, int(live[event]))

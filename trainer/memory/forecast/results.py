@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trainer.memory.trace.store import DAMAGED, TapeStore, make_room, mark_used
+from trainer.memory.trace.store import DAMAGED, TraceStore, make_room, mark_used
 from trainer.protocol import files
 from trainer.protocol.forecast import ForecastPhase, PhaseForecast, phase_from
 from trainer.protocol.reading import open_file, parse_json
@@ -38,7 +38,7 @@ MOST_HINDERED = 16
 
 @json_keys("least", "beyond", "failed_in", "retries")
 @dataclass(frozen=True)
-class Hindered:
+class OomResult:
     """How a run goes within every limit from ``least`` to below ``beyond`` bytes."""
 
     least: int
@@ -68,10 +68,10 @@ def most_reserved(outcome: Outcome) -> int:
 
 
 def write_outcomes(
-    path: Path, outcomes: Mapping[str, Outcome], hindered: Mapping[str, Sequence[Hindered]] | None = None
+    path: Path, outcomes: Mapping[str, Outcome], hindered: Mapping[str, Sequence[OomResult]] | None = None
 ) -> None:
     """Writes outcomes, and what came of limits, by key as one archive, atomically."""
-    entries: dict[str, Sequence[PhaseForecast] | Sequence[Hindered]] = {**outcomes}
+    entries: dict[str, Sequence[PhaseForecast] | Sequence[OomResult]] = {**outcomes}
     entries |= {f"{key}.{_HINDERED}": found for key, found in (hindered or {}).items()}
     with files.staged(path, durable=False) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         for name, content in entries.items():
@@ -86,10 +86,10 @@ def read_outcome(path: Path, key: str) -> Outcome | None:
     return _read(path, key, phase_from) or None
 
 
-def read_hindered(path: Path, key: str) -> tuple[Hindered, ...]:
+def read_hindered(path: Path, key: str) -> tuple[OomResult, ...]:
     """What came of limits under ``key`` in an archive; nothing where it is damaged."""
     return _read(
-        path, f"{key}.{_HINDERED}", lambda found: build(Hindered, {**found, "retries": tuple(found["retries"])})
+        path, f"{key}.{_HINDERED}", lambda found: build(OomResult, {**found, "retries": tuple(found["retries"])})
     )
 
 
@@ -113,7 +113,7 @@ class OutcomeStore:
         self.shipped = shipped
 
     @classmethod
-    def beside(cls, store: TapeStore) -> OutcomeStore:
+    def beside(cls, store: TraceStore) -> OutcomeStore:
         """Return the results of runs on the traces in ``store``, kept in the same folders."""
         return cls(store.outcomes, store.shipped_outcomes)
 
@@ -134,7 +134,7 @@ class OutcomeStore:
         write_outcomes(self.folder / f"{key}{OUTCOME_SUFFIX}", {key: outcome})
         make_room(self.folder, OUTCOME_SUFFIX, MOST_OUTCOME_BYTES)
 
-    def hindered(self, key: str) -> tuple[Hindered, ...]:
+    def hindered(self, key: str) -> tuple[OomResult, ...]:
         """What came of limits under ``key``."""
         own = self.folder / f"{key}{HINDERED_SUFFIX}"
         shipped = () if self.shipped is None else read_hindered(self.shipped, key)
@@ -142,7 +142,7 @@ class OutcomeStore:
             mark_used(own)
         return (*shipped, *found)
 
-    def save_hindered(self, key: str, found: Hindered) -> None:
+    def save_hindered(self, key: str, found: OomResult) -> None:
         """Keeps what came of one more limit, as ``save`` does."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{key}{HINDERED_SUFFIX}"

@@ -15,15 +15,15 @@ import numpy as np
 from trainer.config.fit import MOST_GRAPHS
 from trainer.config.job import Job
 from trainer.config.recipe import RecipeConfig
-from trainer.dataset.cache_keys import Cached, texts_at_once
+from trainer.dataset.cache_keys import CacheKeys, texts_at_once
 from trainer.dataset.picture import Picture
 from trainer.dataset.sampling import dealt_showings, measured_samples, steps_per_epoch
 from trainer.memory.device.roofline import loading_seconds
-from trainer.memory.forecast.cache_shards import NOT_LATER, Later, first_portion, later_portions
+from trainer.memory.forecast.cache_shards import NOT_LATER, LaterShards, first_portion, later_portions
 from trainer.memory.forecast.results import OutcomeStore
-from trainer.memory.trace.library import Steps, T, Traces
-from trainer.memory.trace.memory_trace import Outline, Storage, Sums, Tape, Work, in_a_row
-from trainer.memory.trace.workload import SourceFacts, Subject, TracePart, Wish, learns_texts, sizes_of_parts
+from trainer.memory.trace.library import Steps, T, TraceLibrary
+from trainer.memory.trace.memory_trace import MemoryTrace, Storage, Totals, TraceSummary, Work, in_a_row
+from trainer.memory.trace.workload import SourceFacts, TracePart, TraceRequest, Workload, learns_texts, sizes_of_parts
 from trainer.protocol.forecast import ForecastPhase, Rate
 from trainer.training.device.release_points import AT_START, BETWEEN_STEPS
 
@@ -69,25 +69,25 @@ def lessened(work: Iterable[Work], share: float) -> Iterator[Work]:
 
 
 @dataclass(frozen=True)
-class Graphs:
+class GraphSchedule:
     """What follows once plain steps have been done, in this order."""
 
-    held: tuple[Tape, ...]
+    held: tuple[MemoryTrace, ...]
     """What lives from then on."""
-    recorded: tuple[Tape, ...]
+    recorded: tuple[MemoryTrace, ...]
     """Played into the private pool."""
-    beside: tuple[Tape, ...]
+    beside: tuple[MemoryTrace, ...]
     """Plain steps of other shapes meanwhile."""
 
     @property
-    def tapes(self) -> tuple[Tape, ...]:
+    def tapes(self) -> tuple[MemoryTrace, ...]:
         """All of them."""
         return (*self.held, *self.recorded, *self.beside)
 
 
-def graphs_of(steps: Sequence[Steps[Tape]], beside: Sequence[Tape], shapes: int) -> Graphs:
+def graphs_of(steps: Sequence[Steps[MemoryTrace]], beside: Sequence[MemoryTrace], shapes: int) -> GraphSchedule:
     """For so many ``shapes`` of micro-batches, of which ``steps`` are the bounding ones."""
-    return Graphs(
+    return GraphSchedule(
         held=(_held(steps[0].micro_first, steps[0].micro_more, shapes),),
         recorded=tuple(_as_recorded(each.micro_more) for each in steps),
         beside=tuple(beside),
@@ -96,7 +96,7 @@ def graphs_of(steps: Sequence[Steps[Tape]], beside: Sequence[Tape], shapes: int)
 
 # Kept, so that like questions get the very same tapes, by which trainer.memory.forecast.Runs knows what was played.
 @lru_cache(maxsize=8)
-def _held(first: Tape, more: Tape, shapes: int) -> Tape:
+def _held(first: MemoryTrace, more: MemoryTrace, shapes: int) -> MemoryTrace:
     """The masters' gradients, which keep their place between steps, and the driver's part of the graphs.
 
     The gradients are there three times while a step is recorded: what was learned before, what it learns, and what its
@@ -109,11 +109,11 @@ def _held(first: Tape, more: Tape, shapes: int) -> Tape:
         Storage(3 * gradients, "gradients", "graphs", "graphs", "graphs.gradients"),
         Storage(driver, "temporary", "graphs", "graphs", "graphs.driver"),
     )
-    return Tape("graphs", storages, np.arange(len(storages), dtype=np.int32), ())
+    return MemoryTrace("graphs", storages, np.arange(len(storages), dtype=np.int32), ())
 
 
 @lru_cache(maxsize=8)
-def _as_recorded(tape: Tape) -> Tape:
+def _as_recorded(tape: MemoryTrace) -> MemoryTrace:
     """The same on the stream of recordings, for which libraries take workspaces of their own."""
     storages = tuple(
         replace(each, name=f"{each.name} of graphs") if each.kind == "workspace" and each.name else each
@@ -127,7 +127,7 @@ OtherPhase = Literal["cache_pictures", "cache_texts", "load", "quantise", "valid
 
 
 @dataclass(frozen=True)
-class Occasions:
+class PhaseCounts:
     """How often a run does what is not a training step; the defaults are those of twenty pictures without previews."""
 
     pictures: int = 20
@@ -141,11 +141,13 @@ class Occasions:
     """Rounds of all prompts."""
     batches: tuple[tuple[Makeup, int], ...] = ()
     """How often each makeup of effective batch is trained on; none: full ones of one shape, by pictures shown."""
-    later: Later = NOT_LATER
+    later: LaterShards = NOT_LATER
     """What is encoded between epochs."""
 
 
-def occasions_of(job: Job, source: SourceFacts, pictures: Sequence[Picture], cached: Cached | None = None) -> Occasions:
+def occasions_of(
+    job: Job, source: SourceFacts, pictures: Sequence[Picture], cached: CacheKeys | None = None
+) -> PhaseCounts:
     """Of a frozen job on its base and pictures; what is ``cached`` already is not encoded."""
     steps, report = job.recipe.steps or 1, job.report
     samples = measured_samples(pictures, job.recipe)
@@ -159,7 +161,7 @@ def occasions_of(job: Job, source: SourceFacts, pictures: Sequence[Picture], cac
         texts=[text for prompt in prompts for text in (prompt.prompt, prompt.negative)],
         cached=cached,
     )
-    return Occasions(
+    return PhaseCounts(
         pictures=encoded,
         texts=told,
         measured=len(samples),
@@ -172,14 +174,14 @@ def occasions_of(job: Job, source: SourceFacts, pictures: Sequence[Picture], cac
 
 
 @dataclass(frozen=True)
-class Act:
+class PhaseTraces:
     """One phase as it is played."""
 
     phase: ForecastPhase
-    tapes: tuple[Tape, ...]
+    tapes: tuple[MemoryTrace, ...]
 
 
-def bounding_buckets(subject: Subject) -> tuple[Size, ...]:
+def bounding_buckets(subject: Workload) -> tuple[Size, ...]:
     """The shapes that decide the peak: the one with the most pixels, and the one with the fewest."""
     sizes = [bucket.size for bucket in subject.buckets]
     return tuple(dict.fromkeys((sizes[0], sizes[-1])))
@@ -198,29 +200,29 @@ def transitions(buckets: Sequence[Size]) -> list[Size]:
     return order[:-1]
 
 
-def optimizer_step(subject: Subject, steps: Steps[T], *, first: bool = False) -> list[T]:
+def optimizer_step(subject: Workload, steps: Steps[T], *, first: bool = False) -> list[T]:
     """One optimizer step; micro-batches after the second repeat what that one did."""
     last = steps.optimizer_first if first else steps.optimizer
     return [steps.micro_first, last] if parts(subject) == 1 else [steps.micro_first, steps.micro_more, last]
 
 
-def repeats(subject: Subject) -> tuple[int, ...]:
+def repeats(subject: Workload) -> tuple[int, ...]:
     """How often each tape of ``optimizer_step`` is done in a step."""
     return (1, 1) if parts(subject) == 1 else (1, parts(subject) - 1, 1)
 
 
-def training_sums(subject: Subject, steps: Steps[Outline]) -> Sums:
+def training_sums(subject: Workload, steps: Steps[TraceSummary]) -> Totals:
     """What training in one shape needs at the least: the weights, the first step and a later one."""
     first, later = optimizer_step(subject, steps, first=True), optimizer_step(subject, steps)
     return in_a_row([steps.weights, *first, *later])
 
 
-def parts(subject: Subject) -> int:
+def parts(subject: Workload) -> int:
     """Into how many micro-batches an effective batch of one shape is split."""
     return -(-subject.recipe.effective_batch // (subject.fit.micro_batch or 1))
 
 
-def step_seconds(subject: Subject, steps: Steps[Outline], seconds: Seconds) -> float:
+def step_seconds(subject: Workload, steps: Steps[TraceSummary], seconds: Seconds) -> float:
     """Of one full optimizer step in one shape."""
     most = subject.fit.micro_batch or 1
     first, *further = sizes_of_parts(subject.recipe.effective_batch, most)
@@ -229,45 +231,45 @@ def step_seconds(subject: Subject, steps: Steps[Outline], seconds: Seconds) -> f
     return once + sum(times * seconds(lessened(steps.micro_more.work, part / most)) for part, times in more)
 
 
-class Course:
+class RunSchedule:
     """The phases of one subject, in their order; what is not traced yet is traced when it is asked for."""
 
-    def __init__(self, subject: Subject, traces: Traces, occasions: Occasions, rate: Rate) -> None:
+    def __init__(self, subject: Workload, traces: TraceLibrary, occasions: PhaseCounts, rate: Rate) -> None:
         self.subject = subject
         self.occasions = occasions
         self.rate = rate
         self.outcomes = OutcomeStore.beside(traces.store)
         self._traces = traces
 
-    def steps(self, bucket: Size) -> Steps[Tape]:
+    def steps(self, bucket: Size) -> Steps[MemoryTrace]:
         """The tapes of training in one shape."""
         return self._traces.steps(self.subject, bucket, self.subject.fit.micro_batch or 1)
 
-    def step_outlines(self, bucket: Size) -> Steps[Outline]:
+    def step_outlines(self, bucket: Size) -> Steps[TraceSummary]:
         """What they add up to."""
         return self._traces.step_outlines(self.subject, bucket, self.subject.fit.micro_batch or 1)
 
-    def before_training(self) -> list[Act]:
+    def before_training(self) -> list[PhaseTraces]:
         """Caches, then the base with adapter and masters."""
-        return [Act(phase, self.tapes(phase)) for phase in _BEFORE]
+        return [PhaseTraces(phase, self.tapes(phase)) for phase in _BEFORE]
 
-    def between_epochs(self) -> list[Act]:
+    def between_epochs(self) -> list[PhaseTraces]:
         """Caches again, beside all that training holds: what did not fit on disk with what came before."""
         later = self.occasions.later
         encoded: dict[OtherPhase, int] = {"cache_pictures": later.pictures, "cache_texts": later.texts}
-        return [Act(phase, self.tapes(phase)) for phase, count in encoded.items() if count]
+        return [PhaseTraces(phase, self.tapes(phase)) for phase, count in encoded.items() if count]
 
-    def at_start(self) -> list[Act]:
+    def at_start(self) -> list[PhaseTraces]:
         """Return what a run does before its first step."""
-        return [Act(phase, self.tapes(phase)) for phase in AT_START]
+        return [PhaseTraces(phase, self.tapes(phase)) for phase in AT_START]
 
-    def between_steps(self) -> list[Act]:
+    def between_steps(self) -> list[PhaseTraces]:
         """Return what a run does between two steps, beside what training left allocated and cached."""
-        return [Act(phase, self.tapes(phase)) for phase in BETWEEN_STEPS]
+        return [PhaseTraces(phase, self.tapes(phase)) for phase in BETWEEN_STEPS]
 
-    def foreseen(self) -> list[Wish]:
+    def foreseen(self) -> list[TraceRequest]:
         """All phases but training, the last first: whoever plays the course comes from the other end."""
-        return [Wish(_as_traced(self.subject, part), part) for part in reversed((*_BEFORE, *BETWEEN_STEPS))]
+        return [TraceRequest(_as_traced(self.subject, part), part) for part in reversed((*_BEFORE, *BETWEEN_STEPS))]
 
     def other_seconds(self, seconds: Seconds) -> dict[ForecastPhase, float]:
         """Of every phase but training over the whole run."""
@@ -294,11 +296,11 @@ class Course:
             content.append(self._graph_shapes())
         return hashlib.sha256(json.dumps(content).encode("utf-8")).hexdigest()
 
-    def first_step(self) -> tuple[Tape, ...]:
+    def first_step(self) -> tuple[MemoryTrace, ...]:
         """The optimizer step in which the optimizer's state appears, in the largest shape."""
         return tuple(optimizer_step(self.subject, self.steps(bounding_buckets(self.subject)[0]), first=True))
 
-    def round(self) -> tuple[Tape, ...]:
+    def round(self) -> tuple[MemoryTrace, ...]:
         """Later optimizer steps in which every shape follows on every other.
 
         Left out: where full batches are one micro-batch, mixed leftovers are several, so that the masters' gradients
@@ -308,7 +310,7 @@ class Course:
         order = transitions(bounding_buckets(self.subject))
         return tuple(tape for bucket in order for tape in optimizer_step(self.subject, self.steps(bucket)))
 
-    def graphs(self) -> Graphs | None:
+    def graphs(self) -> GraphSchedule | None:
         """What steps that are recorded as CUDA graphs take beside plain ones; None for a job without."""
         if not self._records:
             return None
@@ -372,7 +374,7 @@ class Course:
         slope = (known[large] - known[small]) / ((_pixels(large) - _pixels(small)) or 1)
         return lambda size: known.get(size, known[large] - slope * (_pixels(large) - _pixels(size)))
 
-    def tapes(self, part: TracePart) -> tuple[Tape, ...]:
+    def tapes(self, part: TracePart) -> tuple[MemoryTrace, ...]:
         """Those of a phase other than training."""
         return self._traces.phase(_as_traced(self.subject, part), part)
 
@@ -407,6 +409,6 @@ def _pixels(size: Size) -> int:
     return size[0] * size[1]
 
 
-def _as_traced(subject: Subject, part: TracePart) -> Subject:
+def _as_traced(subject: Workload, part: TracePart) -> Workload:
     """Without what changes nothing in a phase, so that one trace serves many fits: only backward needs checkpoints."""
     return replace(subject, fit=subject.fit.changed(checkpointing="none")) if part == "validate" else subject

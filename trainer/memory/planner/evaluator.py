@@ -12,9 +12,9 @@ from typing import NamedTuple, Protocol, TypeVar
 from trainer.config.fit import FitConfig
 from trainer.memory.forecast.schedule import Seconds, bounding_buckets, step_seconds, training_sums
 from trainer.memory.planner.search_space import Checkpointing, within
-from trainer.memory.trace.library import Steps, Traces
-from trainer.memory.trace.memory_trace import Block, Outline, Tape, blocks, held_after_forward, in_a_row
-from trainer.memory.trace.workload import OPEN_FIT, Subject, Wish
+from trainer.memory.trace.library import Steps, TraceLibrary
+from trainer.memory.trace.memory_trace import MemoryTrace, TraceSummary, UnetBlock, blocks, held_after_forward, in_a_row
+from trainer.memory.trace.workload import OPEN_FIT, TraceRequest, Workload
 
 Candidate = TypeVar("Candidate")
 _Contra = TypeVar("_Contra", contravariant=True)
@@ -130,21 +130,21 @@ class Anchor:
     """Bytes that live beside that from the first micro-batch of a step to its end."""
     held: dict[str | None, int]
     """Bytes waiting for backward, by block."""
-    blocks: tuple[Block, ...]
-    steps: Steps[Outline]
+    blocks: tuple[UnetBlock, ...]
+    steps: Steps[TraceSummary]
     kept: dict[str | None, int] = field(default_factory=dict)
     """The same where all blocks are checkpointed, once that is known: what they are computed again from."""
     grown: dict[int, tuple[float, float]] = field(default_factory=dict)
     """Seconds that a larger micro-batch takes at the least, and its forward, by its size."""
 
 
-class Appraisal:
+class Evaluator:
     """Tells the search how good each fit is; see :class:`trainer.memory.planner.evaluator.Appraiser`."""
 
     def __init__(
         self,
-        subject: Subject,
-        traces: Traces,
+        subject: Workload,
+        traces: TraceLibrary,
         seconds: Seconds,
         budget: int,
         fits: Callable[[FitConfig], bool],
@@ -152,7 +152,7 @@ class Appraisal:
         previews: float,
         free_choice: bool,
         until: float | None = None,
-        later: Callable[[], Sequence[Wish]] = tuple,
+        later: Callable[[], Sequence[TraceRequest]] = tuple,
     ) -> None:
         """``previews`` rounds are drawn; with ``free_choice`` quantised bases rank with the others.
 
@@ -276,22 +276,22 @@ class Appraisal:
             return fit
         return saving
 
-    def _lacking(self, fits: Iterable[FitConfig]) -> list[Wish]:
+    def _lacking(self, fits: Iterable[FitConfig]) -> list[TraceRequest]:
         """The next tapes that would be asked for of each fit that may do, in their order."""
         may_do = (fit for fit in fits if not self.exact(fit) and self.preference(fit).bytes <= self._budget)
         return list({wish.key: wish for wish in map(self._next_wish, may_do)}.values())
 
-    def _next_wish(self, fit: FitConfig) -> Wish:
+    def _next_wish(self, fit: FitConfig) -> TraceRequest:
         if self.knows_steps(fit):
-            return Wish(replace(self.subject, fit=fit), "preview")
+            return TraceRequest(replace(self.subject, fit=fit), "preview")
         fit = self._most_telling(fit) if (fit.quantise or "none") in self._anchors else _anchored(fit)
-        return Wish(replace(self.subject, fit=fit), "micro", (self.bucket, fit.micro_batch or 1))
+        return TraceRequest(replace(self.subject, fit=fit), "micro", (self.bucket, fit.micro_batch or 1))
 
-    def _tapes(self, fit: FitConfig) -> Steps[Tape]:
+    def _tapes(self, fit: FitConfig) -> Steps[MemoryTrace]:
         """Those of training in the bucket with most pixels."""
         return self.traces.steps(replace(self.subject, fit=fit), self.bucket, fit.micro_batch or 1)
 
-    def _outlines(self, fit: FitConfig) -> Steps[Outline]:
+    def _outlines(self, fit: FitConfig) -> Steps[TraceSummary]:
         return self.traces.step_outlines(replace(self.subject, fit=fit), self.bucket, fit.micro_batch or 1)
 
     def _is_late(self) -> bool:

@@ -21,14 +21,14 @@ from trainer.dataset.cache_keys import texts_at_once
 from trainer.files.assets import preset_path
 from trainer.host import usable_cores
 from trainer.memory.device import roofline
-from trainer.memory.device.device_state import Situation, situation_on_cpu
+from trainer.memory.device.device_state import DeviceState, situation_on_cpu
 from trainer.memory.forecast.forecast import PROCESS_BYTES, forecast_on_cpu
-from trainer.memory.forecast.schedule import Course, Occasions
+from trainer.memory.forecast.schedule import PhaseCounts, RunSchedule
 from trainer.memory.planner.planner import Plan, Planned
 from trainer.memory.planner.request import question_ahead
-from trainer.memory.trace.library import Steps, Traces
-from trainer.memory.trace.memory_trace import Outline, Work, in_a_row
-from trainer.memory.trace.workload import BucketUse, Subject, TracePart, Wish
+from trainer.memory.trace.library import Steps, TraceLibrary
+from trainer.memory.trace.memory_trace import TraceSummary, Work, in_a_row
+from trainer.memory.trace.workload import BucketUse, TracePart, TraceRequest, Workload
 from trainer.protocol.forecast import CPU, Forecast, ForecastPhase, PhaseForecast, Rate, Timed
 from trainer.training.device.release_points import PHASES
 
@@ -58,7 +58,7 @@ _rates: dict[tuple[int | None, bool | None, tuple[Work, ...]], Rate] = {}
 """Rates measured in this process, by threads, determinism and what was timed."""
 
 
-def plan_on_cpu(job: Job, subject: Subject, occasions: Occasions, traces: Traces) -> Planned:
+def plan_on_cpu(job: Job, subject: Workload, occasions: PhaseCounts, traces: TraceLibrary) -> Planned:
     """Return the plan of a resolved job on this computer's CPU, whose rate is measured.
 
     The answer takes seconds: only bases that are smaller than the published ones are traced, which loads torch.
@@ -71,11 +71,11 @@ def plan_on_cpu(job: Job, subject: Subject, occasions: Occasions, traces: Traces
     return Planned(situation, Plan(job.fit, forecast))
 
 
-def _traced(job: Job, subject: Subject, occasions: Occasions, traces: Traces) -> Planned:
+def _traced(job: Job, subject: Workload, occasions: PhaseCounts, traces: TraceLibrary) -> Planned:
     steps = traces.step_outlines(subject, subject.buckets[0].size, subject.fit.micro_batch or 1)
     rate = _rate(job, steps.micro_first.work)
     situation = situation_on_cpu(rate)
-    forecast = forecast_on_cpu(Course(subject, traces, occasions, rate), situation)
+    forecast = forecast_on_cpu(RunSchedule(subject, traces, occasions, rate), situation)
     return Planned(situation, Plan(job.fit, forecast))
 
 
@@ -120,15 +120,15 @@ def _quickest(call: Callable[[], object]) -> float:
     return best
 
 
-def _reference(subject: Subject, traces: Traces) -> Subject | None:
+def _reference(subject: Workload, traces: TraceLibrary) -> Workload | None:
     """Return a workload of the same base whose traces ship; None for other bases, and other versions of PyTorch."""
     if not subject.has_published_unet:
         return None
     recipe = load_preset(preset_path("recipes") / f"{subject.family}-{REFERENCE}.toml").recipe
     reference = question_ahead(subject.family, recipe, REFERENCE_GPU).subject
     reference = replace(reference, fit=reference.fit.changed(**REFERENCE_FIT))
-    wishes = [Wish(reference, part) for part in REFERENCE_PARTS]
-    wishes.append(Wish(reference, "micro", (reference.buckets[0].size, 1)))
+    wishes = [TraceRequest(reference, part) for part in REFERENCE_PARTS]
+    wishes.append(TraceRequest(reference, "micro", (reference.buckets[0].size, 1)))
     return reference if all(map(traces.has, wishes)) else None
 
 
@@ -136,11 +136,11 @@ def _reference(subject: Subject, traces: Traces) -> Subject | None:
 class _Estimate:
     """A full-size job on the CPU, as its reference takes it."""
 
-    subject: Subject
-    occasions: Occasions
-    reference: Subject
-    traces: Traces
-    situation: Situation
+    subject: Workload
+    occasions: PhaseCounts
+    reference: Workload
+    traces: TraceLibrary
+    situation: DeviceState
 
     def forecast(self) -> Forecast:
         """Return time and main memory by phase."""
@@ -178,7 +178,7 @@ class _Estimate:
         return self._size.width * self._size.height
 
     @cached_property
-    def _steps(self) -> Steps[Outline]:
+    def _steps(self) -> Steps[TraceSummary]:
         return self.traces.step_outlines(self.reference, self._size.size, 1)
 
     def _seconds(self) -> dict[ForecastPhase, float]:
@@ -269,5 +269,5 @@ def _in_fp32(work: Work, share: float) -> Work:
     return replace(work, dtype="float32", flops=round(flops), bytes=round(moved))
 
 
-def _forward(outline: Outline) -> list[Work]:
+def _forward(outline: TraceSummary) -> list[Work]:
     return [work for work in outline.work if work.stage == "forward"]

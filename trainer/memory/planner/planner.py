@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from trainer.config.fit import FitConfig, RungConfig
+from trainer.config.fit import FallbackStep, FitConfig
 from trainer.memory.device import roofline
-from trainer.memory.device.device_state import Situation
-from trainer.memory.forecast.forecast import Runs, Within, forecast_of
-from trainer.memory.forecast.schedule import Course, Occasions, bounding_buckets
-from trainer.memory.planner.evaluator import Appraisal, best
+from trainer.memory.device.device_state import DeviceState
+from trainer.memory.forecast.forecast import BudgetCheck, RunSimulator, forecast_of
+from trainer.memory.forecast.schedule import PhaseCounts, RunSchedule, bounding_buckets
+from trainer.memory.planner.evaluator import Evaluator, best
 from trainer.memory.planner.search_space import Checkpointing, candidates, ladder, nested_sets
-from trainer.memory.planner.suggestions import Change, lighter
-from trainer.memory.trace.library import Traces
+from trainer.memory.planner.suggestions import RecipeChange, lighter
+from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.memory_trace import Work
-from trainer.memory.trace.workload import Subject, TracePart, Wish, complete_fit
+from trainer.memory.trace.workload import TracePart, TraceRequest, Workload, complete_fit
 from trainer.protocol.forecast import SEARCHED, Forecast, ForecastPhase, PhaseForecast
 
 Quality = Literal["exact", "int8", "int8_products", "nf4"]
@@ -45,10 +45,10 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Lighter:
+class ReducedRecipe:
     """The smallest change of the recipe with which a plan fits."""
 
-    change: Change
+    change: RecipeChange
     plan: Plan
 
 
@@ -56,7 +56,7 @@ class Lighter:
 class Planned:
     """What to do, and what else there is; each but the pick may be absent."""
 
-    situation: Situation
+    situation: DeviceState
     pick: Plan | None
     """None where nothing fits."""
     quicker: Plan | None = None
@@ -71,9 +71,9 @@ class Planned:
     """Why: a phase that takes about as much in every fit."""
     quantised: Plan | None = None
     """Quicker with a base in fewer bits, at a cost in fidelity."""
-    lighter: Lighter | None = None
+    lighter: ReducedRecipe | None = None
     """Where nothing fits: what would."""
-    ladder: tuple[RungConfig, ...] = ()
+    ladder: tuple[FallbackStep, ...] = ()
     complete: bool = True
     """False where time ran out before every fit had been looked at: a quicker one may exist."""
     complete_beside: bool = True
@@ -81,16 +81,16 @@ class Planned:
 
 
 def plan(
-    subject: Subject,
+    subject: Workload,
     written: FitConfig,
-    situation: Situation,
-    traces: Traces,
-    occasions: Occasions,
+    situation: DeviceState,
+    traces: TraceLibrary,
+    occasions: PhaseCounts,
     *,
     until: float | None = None,
     until_beside: float | None = None,
     others: bool = True,
-    runs: Runs | None = None,
+    runs: RunSimulator | None = None,
     likely: FitConfig | None = None,
     on_soon: Callable[[Planned], None] | None = None,
     on_pick: Callable[[Planned], None] = lambda _: None,
@@ -157,13 +157,13 @@ class _Planning:
 
     def __init__(
         self,
-        subject: Subject,
+        subject: Workload,
         written: FitConfig,
-        situation: Situation,
-        traces: Traces,
-        occasions: Occasions,
+        situation: DeviceState,
+        traces: TraceLibrary,
+        occasions: PhaseCounts,
         until: float | None,
-        runs: Runs | None = None,
+        runs: RunSimulator | None = None,
     ) -> None:
         dtype = "bf16" if situation.card.bf16 else "fp16"
         start = complete_fit(written.changed(dtype=written.dtype or dtype))
@@ -174,7 +174,7 @@ class _Planning:
         self.occasions = occasions if subject.previews else replace(occasions, previews=0)
         self.until = until
         self.appraisal = self._appraisal(self._fits, until)
-        self._runs = runs or Runs(situation)
+        self._runs = runs or RunSimulator(situation)
 
     @property
     def qualities(self) -> tuple[str, ...]:
@@ -182,7 +182,7 @@ class _Planning:
         return (self.written.quantise,) if self.written.quantise else ("none", "int8", "nf4")
 
     @property
-    def foreseen(self) -> list[Wish]:
+    def foreseen(self) -> list[TraceRequest]:
         """What a search may ask for beside one picture without checkpointing: the optimizer, and what saves memory.
 
         Of two ways to keep the base, as a card that is too small for the first needs figures of both.
@@ -196,8 +196,8 @@ class _Planning:
             preview_offload=True,
         )
 
-        def wish(fit: FitConfig, part: TracePart, *more: object) -> Wish:
-            return Wish(replace(self.subject, fit=fit), part, more)
+        def wish(fit: FitConfig, part: TracePart, *more: object) -> TraceRequest:
+            return TraceRequest(replace(self.subject, fit=fit), part, more)
 
         looked_at = self.qualities[:2]
         fits = [fit.changed(quantise=quantise) for quantise in looked_at for fit in (plain, saving)]
@@ -353,7 +353,7 @@ class _Planning:
             return None
         return self.plan_of(found)
 
-    def ladder(self, pick: FitConfig) -> tuple[RungConfig, ...]:
+    def ladder(self, pick: FitConfig) -> tuple[FallbackStep, ...]:
         """The rungs below a fit."""
         looked_at = self.qualities if pick.allow_quantised else (pick.quantise or "none",)
         for quantise in looked_at:
@@ -374,7 +374,7 @@ class _Planning:
         found = self._lighter(self._within(self.smallest).failed_in) if look_for_change else None
         return Planned(self.situation, None, missing=missing, smaller=smallest, lighter=found)
 
-    def _lighter(self, failed_in: ForecastPhase | None) -> Lighter | None:
+    def _lighter(self, failed_in: ForecastPhase | None) -> ReducedRecipe | None:
         for change in lighter(self.subject):
             if failed_in == "cache_pictures" and "resolution" not in change.keys:
                 continue  # encoding pictures depends on nothing else of a recipe
@@ -383,7 +383,7 @@ class _Planning:
                 subject, self.written, self.situation, self.traces, self.occasions, self.until, self._runs
             )
             if other.smallest_fits and (pick := other.best(other.choices)) is not None:
-                return Lighter(change, other.plan_of(pick))
+                return ReducedRecipe(change, other.plan_of(pick))
         return None
 
     @property
@@ -408,8 +408,8 @@ class _Planning:
             return False
         return not self.appraisal.hopeless(self.smallest) and self._fits(self.smallest)
 
-    def _appraisal(self, fits: Callable[[FitConfig], bool], until: float | None) -> Appraisal:
-        return Appraisal(
+    def _appraisal(self, fits: Callable[[FitConfig], bool], until: float | None) -> Evaluator:
+        return Evaluator(
             self.subject,
             self.traces,
             self._seconds,
@@ -424,13 +424,13 @@ class _Planning:
     def _seconds(self, work: Iterable[Work]) -> float:
         return roofline.seconds(work, self.situation.rate)
 
-    def _course(self, fit: FitConfig) -> Course:
+    def _course(self, fit: FitConfig) -> RunSchedule:
         """The course of a fit, which is about to be played."""
-        course = Course(replace(self.subject, fit=fit), self.traces, self.occasions, self.situation.rate)
+        course = RunSchedule(replace(self.subject, fit=fit), self.traces, self.occasions, self.situation.rate)
         self.traces.foresee(course.foreseen)
         return course
 
-    def _within(self, fit: FitConfig) -> Within:
+    def _within(self, fit: FitConfig) -> BudgetCheck:
         return self._runs.within(self._course(fit), self.situation.budget)
 
     def _fits(self, fit: FitConfig) -> bool:

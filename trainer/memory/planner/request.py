@@ -14,7 +14,7 @@ from trainer.config.job import DatasetConfig, FolderConfig, Job, PreviewConfig, 
 from trainer.config.load import load_job
 from trainer.config.recipe import RecipeConfig
 from trainer.config.resolve import Machine, resolve_job
-from trainer.dataset.cache_keys import Cached, latent_bytes, text_bytes
+from trainer.dataset.cache_keys import CacheKeys, latent_bytes, text_bytes
 from trainer.dataset.dataset import read_dataset
 from trainer.dataset.decoders import Progress
 from trainer.dataset.findings import Finding
@@ -34,10 +34,10 @@ from trainer.files.identify import (
     vae_files,
 )
 from trainer.host import usable_cores
-from trainer.memory.device.device_state import Situation, situation_ahead, situation_here, situation_on_cpu
+from trainer.memory.device.device_state import DeviceState, situation_ahead, situation_here, situation_on_cpu
 from trainer.memory.device.gpu_specs import find_card
-from trainer.memory.forecast.schedule import Occasions, occasions_of
-from trainer.memory.trace.workload import Subject, subject_ahead, subject_of_job
+from trainer.memory.forecast.schedule import PhaseCounts, occasions_of
+from trainer.memory.trace.workload import Workload, subject_ahead, subject_of_job
 from trainer.protocol.places import cache_folder, existing, free_bytes
 from trainer.protocol.run_directory import require_place
 from trainer.protocol.text import size
@@ -57,7 +57,7 @@ PICTURES_AHEAD = 20
 PROMPTS_AHEAD = 2
 
 
-def require_room(job: Job, subject: Subject, encoded: Occasions | None) -> None:
+def require_room(job: Job, subject: Workload, encoded: PhaseCounts | None) -> None:
     """Raise RunError where a disk lacks room for what a run surely writes.
 
     ``job`` is resolved; ``encoded`` tells what goes into the cache, where that is known.
@@ -66,7 +66,7 @@ def require_room(job: Job, subject: Subject, encoded: Occasions | None) -> None:
         raise error
 
 
-def lacking_room(job: Job, subject: Subject, encoded: Occasions | None) -> Iterator[RunError]:
+def lacking_room(job: Job, subject: Workload, encoded: PhaseCounts | None) -> Iterator[RunError]:
     """Yield an error for each disk that lacks room for what a run surely writes; see `require_room`."""
     runs, cache = Path(job.output.runs), cache_folder()
     needs = [("run.room", runs, _run_bytes(job, subject) + _SPARE_BYTES, "LoRA files and checkpoints")]
@@ -92,7 +92,7 @@ def _too_little(code: str, folder: Path, free: int, need: int, what: str) -> Run
     )
 
 
-def _run_bytes(job: Job, subject: Subject) -> int:
+def _run_bytes(job: Job, subject: Workload) -> int:
     """Bytes of the LoRA files and checkpoints, without what the optimizer remembers: at least that comes."""
     if not subject.has_published_unet:
         return 0  # a base of another size, whose layers are not counted here
@@ -102,7 +102,7 @@ def _run_bytes(job: Job, subject: Subject) -> int:
     return _weights(subject) * (files * _FILE_BYTES[job.output.dtype] + checkpoints * _CHECKPOINT_BYTES)
 
 
-def _weights(subject: Subject) -> int:
+def _weights(subject: Workload) -> int:
     """How many weights the LoRA has on the UNet."""
     recipe, counts = subject.recipe, _WEIGHTS[subject.family]
     if not recipe.learning_rate:
@@ -120,7 +120,7 @@ def _rank(recipe: RecipeConfig, kind: str) -> int:
     return min(recipe.rank, recipe.conv_rank or recipe.rank) if kind == "conv" else recipe.rank
 
 
-def _cache_bytes(subject: Subject, encoded: Occasions) -> int:
+def _cache_bytes(subject: Workload, encoded: PhaseCounts) -> int:
     """Bytes of what is encoded before the first step."""
     shown = sum(bucket.pictures for bucket in subject.buckets) or 1
     latents = sum(latent_bytes(bucket.size, masked=False) * bucket.pictures for bucket in subject.buckets) / shown
@@ -129,15 +129,15 @@ def _cache_bytes(subject: Subject, encoded: Occasions) -> int:
 
 
 @dataclass(frozen=True)
-class Question:
+class PlanRequest:
     """A job on a card, as far as a plan depends on it."""
 
     name: str
-    subject: Subject
+    subject: Workload
     written: FitConfig
     """What of the fit the user states."""
-    situation: Situation
-    occasions: Occasions
+    situation: DeviceState
+    occasions: PhaseCounts
     remarks: tuple[str, ...] = ()
     """What was assumed, in sentences."""
     obstacles: tuple[ImpastoError, ...] = ()
@@ -149,7 +149,7 @@ class Question:
 
 
 @dataclass
-class _Source:
+class _BaseFacts:
     """The facts of a base that lies here, or that are assumed of one that does not."""
 
     family: Family
@@ -162,7 +162,7 @@ class _Source:
     """Of its VAE's content and its encoders', where its files were read before; see trainer.dataset.cache_keys."""
 
 
-def situation_of(card: str | None, fit: FitConfig | None = None) -> Situation:
+def situation_of(card: str | None, fit: FitConfig | None = None) -> DeviceState:
     """Return the GPU that a user means: by name or size as it would be bought; "here" or None: this computer's.
 
     Without an NVIDIA GPU that works, and for a ``fit`` that names the CPU, "here" is the CPU, as it is for a run.
@@ -188,7 +188,7 @@ def situation_of(card: str | None, fit: FitConfig | None = None) -> Situation:
 
 def question_of_job(
     path: Path, overrides: Sequence[str], card: str | None, progress: Progress | None = None
-) -> Question:
+) -> PlanRequest:
     """The job in ``path`` on a card; without its base or pictures it is answered from what is known.
 
     On the card here a run encodes nothing anew that it finds encoded, as far as the base's files were read before.
@@ -209,20 +209,20 @@ def question_of_job(
     here = card is None or _is_here(card)
     if pictures:
         resolved = _resolved(job, source, situation, samples_per_epoch(pictures))
-        cached = Cached(cache_folder(), resolved, source.family, *source.hashes) if here and source.hashes else None
+        cached = CacheKeys(cache_folder(), resolved, source.family, *source.hashes) if here and source.hashes else None
         subject = subject_of_job(resolved, source, pictures)
         occasions = occasions_of(resolved, source, pictures, cached)
     else:
         subject, occasions = _ahead(resolved, source)
     obstacles += _ground(resolved, subject, occasions if here and pictures else None)
-    return Question(
+    return PlanRequest(
         job.name, subject, job.fit, situation, occasions, tuple(remarks), tuple(obstacles), findings, resolved
     )
 
 
 def question_ahead(
     family: Family, recipe: RecipeConfig | None, card: str | None, name: str = "", fit: FitConfig | None = None
-) -> Question:
+) -> PlanRequest:
     """A recipe on a card before there is a job: published architecture, square pictures, two prompts.
 
     What ``fit`` states stays as it is.
@@ -241,14 +241,14 @@ def question_ahead(
     resolved = _resolved(job, source, situation, PICTURES_AHEAD)
     subject, occasions = _ahead(resolved, source)
     remark = f"Assumed: {PICTURES_AHEAD} square pictures, {PROMPTS_AHEAD} prompts for previews."
-    return Question(name or NAMES[family], subject, job.fit, situation, occasions, (remark,), resolved=resolved)
+    return PlanRequest(name or NAMES[family], subject, job.fit, situation, occasions, (remark,), resolved=resolved)
 
 
 def _is_here(card: str) -> bool:
     return card.strip().lower() == "here"
 
 
-def _resolved(job: Job, source: _Source, situation: Situation, showings: int) -> Job:
+def _resolved(job: Job, source: _BaseFacts, situation: DeviceState, showings: int) -> Job:
     card, cores = situation.card, usable_cores()
     machine = Machine("cuda:0", card.name, card.total_bytes, card.bf16, cores)
     return resolve_job(
@@ -261,14 +261,14 @@ def _resolved(job: Job, source: _Source, situation: Situation, showings: int) ->
     )
 
 
-def _ahead(job: Job, source: _Source) -> tuple[Subject, Occasions]:
+def _ahead(job: Job, source: _BaseFacts) -> tuple[Workload, PhaseCounts]:
     """Without pictures: the subject of square ones."""
     square = subject_ahead(source.family, job.recipe, job.fit).buckets
     subject = replace(subject_of_job(job, source, ()), buckets=square)
     return subject, replace(occasions_of(job, source, ()), pictures=PICTURES_AHEAD, texts=PICTURES_AHEAD, measured=8)
 
 
-def _source_of(base: BaseConfig, remarks: list[str], obstacles: list[ImpastoError]) -> _Source:
+def _source_of(base: BaseConfig, remarks: list[str], obstacles: list[ImpastoError]) -> _BaseFacts:
     """The base if it lies here, else the published architecture of its family."""
     path = Path(base.model)
     try:
@@ -295,7 +295,7 @@ def _source_of(base: BaseConfig, remarks: list[str], obstacles: list[ImpastoErro
     vae = configs.get("vae") or bundled_configs(identity.family)["vae"]
     if base.vae is not None and Path(base.vae).exists():
         vae = identify_vae(Path(base.vae))[1] or vae
-    return _Source(
+    return _BaseFacts(
         family=identity.family,
         prediction=prediction,
         zero_terminal_snr=zero_snr,
@@ -306,7 +306,7 @@ def _source_of(base: BaseConfig, remarks: list[str], obstacles: list[ImpastoErro
     )
 
 
-def _ground(job: Job, subject: Subject, encoded: Occasions | None) -> list[ImpastoError]:
+def _ground(job: Job, subject: Workload, encoded: PhaseCounts | None) -> list[ImpastoError]:
     """What the disks would refuse; without what is ``encoded`` the room for it is left out."""
     try:
         require_place(Path(job.output.runs))
@@ -326,10 +326,10 @@ def _hashes_of(base: BaseConfig, identity: BaseIdentity) -> tuple[str, str] | No
     return (vae.digest(known), joint_digest(texts, known)) if known else None
 
 
-def _assumed(family: Family, base: BaseConfig | None = None) -> _Source:
+def _assumed(family: Family, base: BaseConfig | None = None) -> _BaseFacts:
     configs = bundled_configs(family)
     prediction: Prediction = "v" if base is not None and base.prediction == "v" else "epsilon"
-    return _Source(
+    return _BaseFacts(
         family=family,
         prediction=prediction,
         zero_terminal_snr=base is not None and base.zero_terminal_snr is True,

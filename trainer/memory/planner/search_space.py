@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
 from typing import Any, Literal
 
-from trainer.config.fit import LARGEST_MICRO_BATCH, FitConfig, RungConfig
-from trainer.memory.trace.memory_trace import Block, _forward_order
+from trainer.config.fit import LARGEST_MICRO_BATCH, FallbackStep, FitConfig
+from trainer.memory.trace.memory_trace import UnetBlock, _forward_order
 from trainer.protocol.forecast import SEARCHED
 from trainer.training.active_plan import encoding_ladder
 
@@ -35,7 +35,7 @@ def micro_batches(effective_batch: int) -> tuple[int, ...]:
     return tuple(sizes) if sizes[-1] == 1 else (*sizes, 1)
 
 
-def nested_sets(ordered: Sequence[Block]) -> tuple[Checkpointing, ...]:
+def nested_sets(ordered: Sequence[UnetBlock]) -> tuple[Checkpointing, ...]:
     """No block, the first, the first two, ..., all: each holds less than the one before and computes more again.
 
     Blocks that hold next to nothing come last; a set that differs from all blocks in such ones alone is left out.
@@ -89,35 +89,35 @@ def ladder(
     effective_batch: int,
     previews: bool,
     need: Need,
-) -> tuple[RungConfig, ...]:
+) -> tuple[FallbackStep, ...]:
     """The rungs below ``fit``, each of which needs less than the one before; keys that the user wrote stay.
 
     First those that leave the result as it is bit for bit, then smaller micro-batches, which only round otherwise,
     then, where the job allows it, a quantised base, at last those of encoding. Each is taken only by phases that it
     helps. ``sets`` are nested.
     """
-    rungs: list[RungConfig] = []
+    rungs: list[FallbackStep] = []
     if previews:
         rungs += _of_previews(fit, written)
     quantise, checkpointing, size = fit.quantise or "none", fit.checkpointing or "none", fit.micro_batch or 1
     if written.checkpointing is None:
         for more in _worthwhile(checkpointing, sets, lambda chosen: need(quantise, chosen, size)):
-            rungs.append(RungConfig(exact=True, checkpointing=more))
+            rungs.append(FallbackStep(exact=True, checkpointing=more))
             checkpointing = more
     if written.micro_batch is None:
         for fewer in [fewer for fewer in micro_batches(effective_batch) if fewer < size]:
-            rungs.append(RungConfig(exact=False, micro_batch=fewer))
+            rungs.append(FallbackStep(exact=False, micro_batch=fewer))
             size = fewer
     if fit.allow_quantised and written.quantise is None:
         rungs += _of_quantising(quantise, lambda bits: need(bits, checkpointing, size))
     return (*rungs, *encoding_ladder(fit, written))
 
 
-def _of_previews(fit: FitConfig, written: FitConfig) -> Iterator[RungConfig]:
+def _of_previews(fit: FitConfig, written: FitConfig) -> Iterator[FallbackStep]:
     if not fit.vae_tiling and written.vae_tiling is None:
-        yield RungConfig(exact=True, vae_tiling=True)
+        yield FallbackStep(exact=True, vae_tiling=True)
     if not fit.preview_offload and written.preview_offload is None:
-        yield RungConfig(exact=True, preview_offload=True)
+        yield FallbackStep(exact=True, preview_offload=True)
 
 
 def _worthwhile(
@@ -134,10 +134,10 @@ def _worthwhile(
             yield more
 
 
-def _of_quantising(now: str, need: Callable[[str], int]) -> Iterator[RungConfig]:
+def _of_quantising(now: str, need: Callable[[str], int]) -> Iterator[FallbackStep]:
     """Fewer bits, where they save anything: of a small model only few weights are quantised at all."""
     least = need(now)
     for bits in QUANTISED[QUANTISED.index(now) + 1 if now in QUANTISED else 0 :]:
         if (needed := need(bits)) < least:
             least = needed
-            yield RungConfig(exact=False, quantise=bits)
+            yield FallbackStep(exact=False, quantise=bits)

@@ -9,11 +9,11 @@ from typing import Any
 from trainer.config.fit import FitConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.memory.device import roofline
-from trainer.memory.device.device_state import Situation
+from trainer.memory.device.device_state import DeviceState
 from trainer.memory.forecast.schedule import bounding_buckets, step_seconds, training_sums
-from trainer.memory.trace.library import Traces
+from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.memory_trace import Work
-from trainer.memory.trace.workload import BucketUse, Subject
+from trainer.memory.trace.workload import BucketUse, Workload
 
 LOWEST_RANK = 4
 SMALLEST_SIDE = 256
@@ -22,13 +22,13 @@ SHARES = (0.875, 0.75, 0.625, 0.5)
 
 
 @dataclass(frozen=True)
-class Change:
+class RecipeChange:
     """Keys of a recipe with other values."""
 
     keys: Mapping[str, Any]
     """By their names below ``recipe``, such as "text_encoder.learning_rate"."""
 
-    def applied_to(self, subject: Subject) -> Subject:
+    def applied_to(self, subject: Workload) -> Workload:
         """The subject with the change; its shapes follow the resolution."""
         recipe = changed(subject.recipe, self.keys)
         share = (recipe.resolution or 1) / (subject.recipe.resolution or 1)
@@ -36,17 +36,17 @@ class Change:
         return replace(subject, recipe=recipe, buckets=buckets)
 
 
-def lighter(subject: Subject) -> Iterator[Change]:
+def lighter(subject: Workload) -> Iterator[RecipeChange]:
     """Changes in the order of what they cost the result: one alone first, then all of them with less resolution."""
     recipe = subject.recipe
     kept: dict[str, Any] = {}
     for single in _singles(recipe):
-        yield Change(single)
+        yield RecipeChange(single)
         kept |= single
     for side in _sides(recipe):
-        yield Change({"resolution": side})
+        yield RecipeChange({"resolution": side})
     for side in _sides(recipe):
-        yield Change({**kept, "resolution": side})
+        yield RecipeChange({**kept, "resolution": side})
 
 
 def changed(recipe: RecipeConfig, keys: Mapping[str, Any]) -> RecipeConfig:
@@ -83,7 +83,7 @@ def _sides(recipe: RecipeConfig) -> Iterator[int]:
             yield lower
 
 
-def _scaled(subject: Subject, share: float) -> tuple[BucketUse, ...]:
+def _scaled(subject: Workload, share: float) -> tuple[BucketUse, ...]:
     """Shapes about as the pictures would fall into them: their own, smaller, in whole steps."""
     step = subject.recipe.pictures.bucket_step
     uses: dict[tuple[int, int], int] = {}
@@ -95,7 +95,7 @@ def _scaled(subject: Subject, share: float) -> tuple[BucketUse, ...]:
 
 
 @dataclass(frozen=True)
-class Lever:
+class Suggestion:
     """One key of a fit or recipe changed, everything else as planned."""
 
     key: str
@@ -107,17 +107,17 @@ class Lever:
     """By which factor a step then takes longer; below 1: shorter."""
 
 
-def levers(subject: Subject, fit: FitConfig, situation: Situation, traces: Traces) -> Iterator[Lever]:
+def levers(subject: Workload, fit: FitConfig, situation: DeviceState, traces: TraceLibrary) -> Iterator[Suggestion]:
     """The levers that save something, those of the fit first; traces what is not known."""
     planned = replace(subject, fit=fit)
     now = training_figures(planned, situation, traces)
     for key, value, other in _changed(planned):
         then = training_figures(other, situation, traces)
         if then[0] < now[0]:
-            yield Lever(key, value, now[0] - then[0], then[1] / now[1])
+            yield Suggestion(key, value, now[0] - then[0], then[1] / now[1])
 
 
-def _changed(subject: Subject) -> Iterator[tuple[str, Any, Subject]]:
+def _changed(subject: Workload) -> Iterator[tuple[str, Any, Workload]]:
     fit = subject.fit
     for key, value in _of_fit(fit):
         yield f"fit.{key}", value, replace(subject, fit=fit.changed(**{key: value}))
@@ -141,7 +141,7 @@ def _of_fit(fit: FitConfig) -> Iterable[tuple[str, Any]]:
         yield "quantise", "nf4"
 
 
-def training_figures(subject: Subject, situation: Situation, traces: Traces) -> tuple[int, float]:
+def training_figures(subject: Workload, situation: DeviceState, traces: TraceLibrary) -> tuple[int, float]:
     """Bytes at the highest moment of training, and seconds a step; traces what is not known."""
 
     def seconds(work: Iterable[Work]) -> float:

@@ -9,8 +9,8 @@ from functools import partial
 import numpy as np
 
 from trainer.config.base import Family
-from trainer.memory.trace.memory_trace import Storage, Tape, Work
-from trainer.memory.trace.workload import TracePart, Wish
+from trainer.memory.trace.memory_trace import MemoryTrace, Storage, Work
+from trainer.memory.trace.workload import TracePart, TraceRequest
 
 Size = tuple[int, int]
 # The number that follows from two, each with what it is of.
@@ -41,7 +41,7 @@ LEAST_SIDE = 128
 NOT_RANKED: tuple[TracePart, ...] = ("optimizer", "cache_pictures", "cache_texts", "checkpoint")
 
 
-def joined(name: str, tapes: Iterable[Tape]) -> Tape:
+def joined(name: str, tapes: Iterable[MemoryTrace]) -> MemoryTrace:
     """One tape that does what ``tapes`` do in their order; what passes between them is known by its name."""
     storages: list[Storage] = []
     events: list[int] = []
@@ -65,10 +65,10 @@ def joined(name: str, tapes: Iterable[Tape]) -> Tape:
             events.append(~place)
         left |= {storages[place].name: place for place in places.values()}
         work += tape.work
-    return Tape(name, tuple(storages), np.array(events, dtype=np.int32), tuple(work))
+    return MemoryTrace(name, tuple(storages), np.array(events, dtype=np.int32), tuple(work))
 
 
-def scaled(one: Tape, other: Tape, sizes: tuple[int, int], size: int) -> Tape | None:
+def scaled(one: MemoryTrace, other: MemoryTrace, sizes: tuple[int, int], size: int) -> MemoryTrace | None:
     """The tape for micro-batches of ``size``, or a LoRA of that rank, from those of two other ``sizes``.
 
     It follows exactly where both have the same events: then every storage and every operation has bytes and flops
@@ -79,7 +79,7 @@ def scaled(one: Tape, other: Tape, sizes: tuple[int, int], size: int) -> Tape | 
     return _grown(one, other, straight, lambda _, a, b: straight(a, b), lambda _, a, b: straight(a, b))
 
 
-def reshaped(one: Tape, other: Tape, shapes: tuple[Size, Size], shape: Size) -> Tape | None:
+def reshaped(one: MemoryTrace, other: MemoryTrace, shapes: tuple[Size, Size], shape: Size) -> MemoryTrace | None:
     """The tape of micro-batches of ``shape`` from those of two other ``shapes`` (width, height), as for ``scaled``.
 
     Bytes and flops are a + b * pixels, but for two things of attention by flash: what it takes in backward is padded to
@@ -107,7 +107,9 @@ def reshaped(one: Tape, other: Tape, shapes: tuple[Size, Size], shape: Size) -> 
     return _grown(one, other, straight, bytes_of, flops_of)
 
 
-def _grown(one: Tape, other: Tape, straight: Straight, bytes_of: BytesOf, flops_of: FlopsOf) -> Tape | None:
+def _grown(
+    one: MemoryTrace, other: MemoryTrace, straight: Straight, bytes_of: BytesOf, flops_of: FlopsOf
+) -> MemoryTrace | None:
     """A tape with the events of two, whose numbers follow from theirs; None where one of them does not."""
     if not _alike(one, other):
         return None
@@ -123,7 +125,7 @@ def _grown(one: Tape, other: Tape, straight: Straight, bytes_of: BytesOf, flops_
         if flops is None or moved is None:
             return None
         work.append(replace(c, flops=flops, bytes=moved))
-    return Tape(one.name, tuple(storages), one.events, tuple(work))
+    return MemoryTrace(one.name, tuple(storages), one.events, tuple(work))
 
 
 def _between(sizes: tuple[int, int], size: int, first: int, second: int) -> int | None:
@@ -137,7 +139,7 @@ def _padded(pixels: int, depth: int) -> int:
     return -(-pixels // (PIXELS_A_PLACE << 2 * depth) // FLASH_BLOCK) * FLASH_BLOCK
 
 
-def _alike(one: Tape, other: Tape) -> bool:
+def _alike(one: MemoryTrace, other: MemoryTrace) -> bool:
     """Whether two tapes have the same events, on storages and with operations that differ in size alone."""
     return (
         np.array_equal(one.events, other.events)
@@ -156,19 +158,19 @@ def _same_work(a: Work, b: Work) -> bool:
     return (a.kind, a.dtype, a.stage, a.count) == (b.kind, b.dtype, b.stage, b.count)
 
 
-Derive = Callable[[Tape, Tape], Tape | None]
+Derive = Callable[[MemoryTrace, MemoryTrace], MemoryTrace | None]
 
 
 @dataclass(frozen=True)
-class Rule:
+class DerivationRule:
     """How the tapes of a wish follow, one by one, from those of two others."""
 
-    sources: tuple[Wish, Wish]
+    sources: tuple[TraceRequest, TraceRequest]
     derive: Derive
     """None where the two turn out to differ in more than sizes."""
 
 
-def rules(wish: Wish) -> list[Rule]:
+def rules(wish: TraceRequest) -> list[DerivationRule]:
     """The ways in which a wish's tapes may follow; which is taken first does not matter, as all are exact.
 
     The sources of each differ from the wish in one thing only: it is as no wish has it that follows by this rule. So
@@ -178,23 +180,23 @@ def rules(wish: Wish) -> list[Rule]:
     return [rule for rule in found if rule is not None]
 
 
-def _by_rank(wish: Wish) -> Rule | None:
+def _by_rank(wish: TraceRequest) -> DerivationRule | None:
     subject, rank = wish.subject, wish.subject.recipe.rank
     if wish.part in NOT_RANKED or rank in RANKS or not subject.has_one_rank:
         return None
     one, other = (replace(wish, subject=subject.at_rank(known)) for known in RANKS)
-    return Rule((one, other), partial(scaled, sizes=RANKS, size=rank))
+    return DerivationRule((one, other), partial(scaled, sizes=RANKS, size=rank))
 
 
-def _by_pictures(wish: Wish) -> Rule | None:
+def _by_pictures(wish: TraceRequest) -> DerivationRule | None:
     if wish.part != "micro" or wish.more[1] <= max(PICTURES):
         return None
     bucket, pictures = wish.more
     one, other = (replace(wish, more=(bucket, known)) for known in PICTURES)
-    return Rule((one, other), partial(scaled, sizes=PICTURES, size=pictures))
+    return DerivationRule((one, other), partial(scaled, sizes=PICTURES, size=pictures))
 
 
-def _by_shape(wish: Wish) -> Rule | None:
+def _by_shape(wish: TraceRequest) -> DerivationRule | None:
     """Of attention by flash at the depths where published UNets attend; a shape matters only by its pixels."""
     fit = wish.subject.fit
     flash = fit.attention in ("auto", "flash") and fit.dtype in ("bf16", "fp16")
@@ -205,4 +207,4 @@ def _by_shape(wish: Wish) -> Rule | None:
     if bucket in shapes or min(bucket) < LEAST_SIDE or any(side % WHOLE_SIDE for side in bucket):
         return None
     one, other = (replace(wish, more=(known, pictures)) for known in shapes)
-    return Rule((one, other), partial(reshaped, shapes=shapes, shape=bucket))
+    return DerivationRule((one, other), partial(reshaped, shapes=shapes, shape=bucket))

@@ -10,14 +10,14 @@ from typing import Generic, TypeVar
 
 from trainer.base.imports import quick_imports
 from trainer.host import usable_cores
-from trainer.memory.trace.derive import PICTURES, Rule, rules
-from trainer.memory.trace.memory_trace import Outline, Tape, outline_of
-from trainer.memory.trace.prefetch import TracerAside
-from trainer.memory.trace.store import TapeStore
-from trainer.memory.trace.workload import Subject, TracePart, Wish
+from trainer.memory.trace.derive import PICTURES, DerivationRule, rules
+from trainer.memory.trace.memory_trace import MemoryTrace, TraceSummary, outline_of
+from trainer.memory.trace.prefetch import TracePrefetcher
+from trainer.memory.trace.store import TraceStore
+from trainer.memory.trace.workload import TracePart, TraceRequest, Workload
 
 Size = tuple[int, int]
-T = TypeVar("T", Tape, Outline)
+T = TypeVar("T", MemoryTrace, TraceSummary)
 
 # A UNet of SDXL whose blocks are as wide as this takes a second a trace, and a plan asks for a dozen: that is worth a
 # process beside this one, which takes three to start. Those of SD 1.5 are traced before it has.
@@ -42,14 +42,14 @@ class Steps(Generic[T]):
     optimizer: T
 
 
-class Traces:
+class TraceLibrary:
     """The tapes of any subject; those asked for once are kept."""
 
     def __init__(
         self,
-        store: TapeStore,
+        store: TraceStore,
         before_tracing: Callable[[], None] = lambda: None,
-        aside: TracerAside | None = None,
+        aside: TracePrefetcher | None = None,
     ) -> None:
         """``before_tracing`` is called whenever tapes are missing; what it raises ends the asking.
 
@@ -62,14 +62,14 @@ class Traces:
         """The keys of all entries that were asked for."""
         self.made: list[str] = []
         """Those of them that had to be traced."""
-        self._tapes: dict[str, tuple[Tape, ...]] = {}
-        self._outlines: dict[str, tuple[Outline, ...]] = {}
-        self._foreseen: Callable[[], Sequence[Wish]] = tuple
+        self._tapes: dict[str, tuple[MemoryTrace, ...]] = {}
+        self._outlines: dict[str, tuple[TraceSummary, ...]] = {}
+        self._foreseen: Callable[[], Sequence[TraceRequest]] = tuple
 
     @contextmanager
     def helped(self) -> Iterator[None]:
         """Let a process beside this one trace what is foreseen, until the block ends."""
-        self.aside = TracerAside(self.store, tracer)
+        self.aside = TracePrefetcher(self.store, tracer)
         try:
             yield
         finally:
@@ -85,58 +85,58 @@ class Traces:
         """End the process beside this one until tapes are missing again: it holds 0.8 GB of main memory."""
         if self.aside is not None:
             self.aside.close()
-            self.aside = TracerAside(self.store, tracer)
+            self.aside = TracePrefetcher(self.store, tracer)
 
-    def foresee(self, wishes: Callable[[], Sequence[Wish]]) -> None:
+    def foresee(self, wishes: Callable[[], Sequence[TraceRequest]]) -> None:
         """Say what is likely to be asked for beside tapes that are missing, the soonest first: asked when some are."""
         self._foreseen = wishes
 
-    def fulfil(self, wish: Wish) -> None:
+    def fulfil(self, wish: TraceRequest) -> None:
         """Have these tapes on the disk."""
         self._tapes_of(wish)
 
-    def steps(self, subject: Subject, bucket: Size, pictures: int) -> Steps[Tape]:
+    def steps(self, subject: Workload, bucket: Size, pictures: int) -> Steps[MemoryTrace]:
         """Training on micro-batches of ``pictures`` in ``bucket``."""
-        micro = self._tapes_of(Wish(subject, "micro", (bucket, pictures)))
+        micro = self._tapes_of(TraceRequest(subject, "micro", (bucket, pictures)))
         return Steps(*micro, *self.phase(subject, "optimizer"))
 
-    def step_outlines(self, subject: Subject, bucket: Size, pictures: int) -> Steps[Outline]:
+    def step_outlines(self, subject: Workload, bucket: Size, pictures: int) -> Steps[TraceSummary]:
         """What the tapes of ``steps`` add up to."""
-        micro = self._outlines_of(Wish(subject, "micro", (bucket, pictures)))
+        micro = self._outlines_of(TraceRequest(subject, "micro", (bucket, pictures)))
         return Steps(*micro, *self.phase_outlines(subject, "optimizer"))
 
-    def phase(self, subject: Subject, part: TracePart) -> tuple[Tape, ...]:
+    def phase(self, subject: Workload, part: TracePart) -> tuple[MemoryTrace, ...]:
         """A phase other than training, or of training what the optimizer does."""
-        return self._tapes_of(Wish(subject, part))
+        return self._tapes_of(TraceRequest(subject, part))
 
-    def phase_outlines(self, subject: Subject, part: TracePart) -> tuple[Outline, ...]:
+    def phase_outlines(self, subject: Workload, part: TracePart) -> tuple[TraceSummary, ...]:
         """What the tapes of ``phase`` add up to."""
-        return self._outlines_of(Wish(subject, part))
+        return self._outlines_of(TraceRequest(subject, part))
 
-    def has_steps(self, subject: Subject, bucket: Size, pictures: int) -> bool:
+    def has_steps(self, subject: Workload, bucket: Size, pictures: int) -> bool:
         """Whether the tapes of these micro-batches need not be traced, nor those of the optimizer."""
-        return self.has(Wish(subject, "micro", (bucket, pictures))) and self.has_phase(subject, "optimizer")
+        return self.has(TraceRequest(subject, "micro", (bucket, pictures))) and self.has_phase(subject, "optimizer")
 
-    def has_phase(self, subject: Subject, part: TracePart) -> bool:
+    def has_phase(self, subject: Workload, part: TracePart) -> bool:
         """Whether the tapes of this phase need not be traced."""
-        return self.has(Wish(subject, part))
+        return self.has(TraceRequest(subject, part))
 
-    def has(self, wish: Wish) -> bool:
+    def has(self, wish: TraceRequest) -> bool:
         """Whether these tapes need not be traced."""
         if self._read_outlines(wish.key) is not None:
             return True
         return any(all(map(self.has, rule.sources)) for rule in rules(wish))
 
-    def _outlines_of(self, wish: Wish) -> tuple[Outline, ...]:
+    def _outlines_of(self, wish: TraceRequest) -> tuple[TraceSummary, ...]:
         found = self._read_outlines(wish.key)
         return self._outlined(wish.key, self._tapes_of(wish)) if found is None else found
 
-    def _here_or_following(self, wish: Wish) -> tuple[Tape, ...] | None:
+    def _here_or_following(self, wish: TraceRequest) -> tuple[MemoryTrace, ...] | None:
         """None where nothing is known; a phase that a fit does not have is no tape at all."""
         here = self._read(wish.key)
         return self._following(wish) if here is None else here
 
-    def _tapes_of(self, wish: Wish) -> tuple[Tape, ...]:
+    def _tapes_of(self, wish: TraceRequest) -> tuple[MemoryTrace, ...]:
         """What is here or follows from that, else what is traced: of many pictures, two micro-batches of few."""
         if (here := self._read(wish.key)) is not None:
             return here
@@ -150,14 +150,14 @@ class Traces:
         self._save(wish.key, found)
         return found
 
-    def _following(self, wish: Wish) -> tuple[Tape, ...] | None:
+    def _following(self, wish: TraceRequest) -> tuple[MemoryTrace, ...] | None:
         """The tapes, if they follow exactly from others that are here or follow themselves."""
         for rule in rules(wish):
             if all(map(self.has, rule.sources)) and (found := self._by(rule)) is not None:
                 return self._keep(wish.key, found)
         return None
 
-    def _by(self, rule: Rule) -> tuple[Tape, ...] | None:
+    def _by(self, rule: DerivationRule) -> tuple[MemoryTrace, ...] | None:
         one, other = map(self._here_or_following, rule.sources)
         if one is None or other is None:
             return None
@@ -165,25 +165,25 @@ class Traces:
         whole = tuple(tape for tape in tapes if tape is not None)
         return whole if len(whole) == len(tapes) else None
 
-    def _read(self, key: str) -> tuple[Tape, ...] | None:
+    def _read(self, key: str) -> tuple[MemoryTrace, ...] | None:
         if key not in self._tapes and (tapes := self.store.load(key)) is not None:
             self._tapes[key] = tapes
             self.used.add(key)
         return self._tapes.get(key)
 
-    def _read_outlines(self, key: str) -> tuple[Outline, ...] | None:
+    def _read_outlines(self, key: str) -> tuple[TraceSummary, ...] | None:
         if key not in self._outlines and (outlines := self.store.outlines(key)) is not None:
             self._outlines[key] = outlines
             self.used.add(key)
         return self._outlines.get(key)
 
-    def _outlined(self, key: str, tapes: Sequence[Tape]) -> tuple[Outline, ...]:
+    def _outlined(self, key: str, tapes: Sequence[MemoryTrace]) -> tuple[TraceSummary, ...]:
         """What tapes add up to that are here by now: traced just now, or made by others meanwhile."""
         if key not in self._outlines:
             self._outlines[key] = tuple(map(outline_of, tapes))
         return self._outlines[key]
 
-    def _trace(self, wish: Wish) -> tuple[Tape, ...]:
+    def _trace(self, wish: TraceRequest) -> tuple[MemoryTrace, ...]:
         key = wish.key
         self.before_tracing()
         self._look_ahead(wish)
@@ -198,25 +198,25 @@ class Traces:
         self._save(key, tapes)
         return tapes
 
-    def _look_ahead(self, wish: Wish) -> None:
+    def _look_ahead(self, wish: TraceRequest) -> None:
         """Have traced, in the process beside this one, what is foreseen beside a wish; on a single core nothing."""
         if self.aside is not None and usable_cores() > 1 and _is_large(wish.subject):
             self.aside.want([each for each in self._foreseen() if each.key != wish.key and not self.has(each)])
 
-    def _keep(self, key: str, tapes: Sequence[Tape]) -> tuple[Tape, ...]:
+    def _keep(self, key: str, tapes: Sequence[MemoryTrace]) -> tuple[MemoryTrace, ...]:
         self._tapes[key] = kept = tuple(tapes)
         self._outlines[key] = tuple(map(outline_of, kept))
         self.used.add(key)
         return kept
 
-    def _save(self, key: str, tapes: Sequence[Tape]) -> None:
+    def _save(self, key: str, tapes: Sequence[MemoryTrace]) -> None:
         with suppress(OSError):  # a full disk costs the next forecast some seconds, not this one its answer
             self.store.save(key, tapes)
 
 
-def tracer(store: TapeStore) -> Callable[[Wish], None]:
+def tracer(store: TraceStore) -> Callable[[TraceRequest], None]:
     """Return what traces into a store."""
-    return Traces(store).fulfil
+    return TraceLibrary(store).fulfil
 
 
 def prepare() -> None:
@@ -225,11 +225,11 @@ def prepare() -> None:
         from trainer.memory.trace import other_phases, train_step  # noqa: F401
 
 
-def _is_large(subject: Subject) -> bool:
+def _is_large(subject: Workload) -> bool:
     return subject.family == "sdxl" and max(subject.unet_config["block_out_channels"]) >= WIDE
 
 
-def _traced(wish: Wish) -> tuple[Tape, ...]:
+def _traced(wish: TraceRequest) -> tuple[MemoryTrace, ...]:
     from trainer.memory.trace import other_phases
     from trainer.memory.trace.train_step import trace_micro, trace_optimizer
 

@@ -49,7 +49,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tape:
+class MemoryTrace:
     """What one phase, or one repeatable part of it, does to memory; each is itself alone."""
 
     name: str
@@ -61,7 +61,7 @@ class Tape:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class UnetBlock:
     """A block of the UNet, as one forward without checkpointing leaves it."""
 
     name: str
@@ -77,7 +77,7 @@ def unet_block(module: str) -> str | None:
     return found.group(1) if found else None
 
 
-def held_after_forward(tape: Tape) -> dict[str | None, int]:
+def held_after_forward(tape: MemoryTrace) -> dict[str | None, int]:
     """Bytes born in a micro-batch's forward and alive when its backward begins, by block; None: outside of blocks."""
     backward = np.array([storage.stage.startswith("backward") for storage in tape.storages], dtype=bool)
     births = tape.events >= 0
@@ -92,7 +92,7 @@ def held_after_forward(tape: Tape) -> dict[str | None, int]:
     return dict(held)
 
 
-def blocks(weights: Tape, micro: Tape) -> list[Block]:
+def blocks(weights: MemoryTrace, micro: MemoryTrace) -> list[UnetBlock]:
     """The UNet's blocks by what checkpointing them saves for its cost, the best first.
 
     ``micro`` is a micro-batch without checkpointing. The cost is counted as weights times places they are applied to:
@@ -104,7 +104,7 @@ def blocks(weights: Tape, micro: Tape) -> list[Block]:
         if (name := unet_block(storage.module)) is not None and storage.kind == "weights":
             sizes[name] += storage.bytes
     levels = sum(name.startswith("down_blocks.") for name in sizes)
-    found = [Block(name, held.get(name, 0), size / 4 ** _level(name, levels)) for name, size in sizes.items()]
+    found = [UnetBlock(name, held.get(name, 0), size / 4 ** _level(name, levels)) for name, size in sizes.items()]
     return sorted(found, key=lambda block: (-block.held / max(block.cost, 1.0), block.name))
 
 
@@ -122,7 +122,7 @@ def _forward_order(name: str) -> tuple[int, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Sums:
+class Totals:
     """One tape, or several in a row, in bytes rounded up as the allocator does."""
 
     net: int
@@ -130,24 +130,24 @@ class Sums:
     peak: int
     """How far above the beginning the highest moment lies."""
 
-    def then(self, other: Sums) -> Sums:
+    def then(self, other: Totals) -> Totals:
         """Both in a row."""
-        return Sums(self.net + other.net, max(self.peak, self.net + other.peak))
+        return Totals(self.net + other.net, max(self.peak, self.net + other.peak))
 
 
-NOTHING = Sums(0, 0)
+NOTHING = Totals(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Outline:
+class TraceSummary:
     """All that a search asks of a tape."""
 
     name: str
-    sums: Sums
+    sums: Totals
     work: tuple[Work, ...]
 
 
-def sums(tape: Tape) -> Sums:
+def sums(tape: MemoryTrace) -> Totals:
     """The sums of one tape; workspaces are left out, whose size depends on the card.
 
     No allocator can do with less: what it cannot split off a block only adds to this.
@@ -159,15 +159,15 @@ def sums(tape: Tape) -> Sums:
     died = tape.events < 0
     changes = sizes[np.where(died, ~tape.events, tape.events)]
     running = np.cumsum(np.where(died, -changes, changes))
-    return Sums(int(running[-1]), max(0, int(running.max()))) if len(running) else NOTHING
+    return Totals(int(running[-1]), max(0, int(running.max()))) if len(running) else NOTHING
 
 
-def outline_of(tape: Tape) -> Outline:
+def outline_of(tape: MemoryTrace) -> TraceSummary:
     """The outline of a tape."""
-    return Outline(tape.name, sums(tape), tape.work)
+    return TraceSummary(tape.name, sums(tape), tape.work)
 
 
-def in_a_row(outlines: Iterable[Outline]) -> Sums:
+def in_a_row(outlines: Iterable[TraceSummary]) -> Totals:
     """The sums of tapes played one after the other."""
     total = NOTHING
     for outline in outlines:

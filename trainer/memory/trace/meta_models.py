@@ -26,8 +26,8 @@ from trainer.config.base import BaseConfig
 from trainer.config.job import DatasetConfig, FolderConfig, Job
 from trainer.dataset.cache_keys import LATENT_SCALE
 from trainer.memory.trace.recorder import Tracer
-from trainer.memory.trace.workload import Subject
-from trainer.training.build import Parts, put_together
+from trainer.memory.trace.workload import Workload
+from trainer.training.build import RunParts, put_together
 from trainer.training.device.device import DTYPES
 from trainer.training.loop import Engine
 from trainer.training.optim.lr_schedule import Segment
@@ -40,7 +40,7 @@ Placed = TypeVar("Placed", bound=nn.Module)
 
 
 @no_init_weights()  # numbers for weights that are never there would be a quarter of the time to build
-def bare_unet(subject: Subject, device: torch.device = META) -> tuple[UNet2DConditionModel, Placer | None]:
+def bare_unet(subject: Workload, device: torch.device = META) -> tuple[UNet2DConditionModel, Placer | None]:
     """The UNet before its weights are placed, and what quantises each as it comes, where the fit says so."""
     unet: UNet2DConditionModel = empty_diffusers_model(UNet2DConditionModel, subject.unet_config, _SOURCE)
     kind = subject.fit.quantise
@@ -52,7 +52,7 @@ def bare_unet(subject: Subject, device: torch.device = META) -> tuple[UNet2DCond
 
 
 @no_init_weights()
-def bare_text_encoders(subject: Subject) -> list[TextEncoder]:
+def bare_text_encoders(subject: Workload) -> list[TextEncoder]:
     """The text encoders before their weights are placed."""
     facts = FAMILIES[subject.family].text_encoders
     return [
@@ -62,7 +62,7 @@ def bare_text_encoders(subject: Subject) -> list[TextEncoder]:
 
 
 @no_init_weights()
-def bare_vae(subject: Subject) -> AutoencoderKL:
+def bare_vae(subject: Workload) -> AutoencoderKL:
     """The VAE before its weights are placed."""
     vae: AutoencoderKL = empty_diffusers_model(AutoencoderKL, subject.vae_config, _SOURCE)
     return vae
@@ -78,12 +78,12 @@ def place(model: Placed, dtype: torch.dtype, placer: Placer | None = None) -> Pl
     return model
 
 
-def dtype_of(subject: Subject) -> torch.dtype:
+def dtype_of(subject: Workload) -> torch.dtype:
     """The number format that the base computes in."""
     return DTYPES[subject.fit.dtype or "fp32"]
 
 
-def empty_engine(subject: Subject) -> Engine:
+def empty_engine(subject: Workload) -> Engine:
     """The engine as a run builds it, at step 0, on models without weights; it deals no data.
 
     The models of the latest one are taken again where they are the same, for PEFT takes longer to put its layers into
@@ -103,7 +103,7 @@ _latest: dict[str, tuple[UNet2DConditionModel, list[TextEncoder], Adapter]] = {}
 """By what they depend on, the models of the engine that was made last."""
 
 
-def _adapted_models(subject: Subject) -> tuple[UNet2DConditionModel, list[TextEncoder], Adapter]:
+def _adapted_models(subject: Workload) -> tuple[UNet2DConditionModel, list[TextEncoder], Adapter]:
     dtype = dtype_of(subject)
     unet, placer = bare_unet(subject)
     encoders = bare_text_encoders(subject) if subject.trained_texts else []
@@ -112,14 +112,14 @@ def _adapted_models(subject: Subject) -> tuple[UNet2DConditionModel, list[TextEn
 
 
 def engine_around(
-    subject: Subject, unet: UNet2DConditionModel, encoders: Sequence[TextEncoder], device: torch.device = META
+    subject: Workload, unet: UNet2DConditionModel, encoders: Sequence[TextEncoder], device: torch.device = META
 ) -> Engine:
     """The engine that trains these models."""
     return _engine_of(subject, unet, encoders, _attached(subject, unet, encoders), device)
 
 
 @no_init_weights()
-def _attached(subject: Subject, unet: UNet2DConditionModel, encoders: Sequence[TextEncoder]) -> Adapter:
+def _attached(subject: Workload, unet: UNet2DConditionModel, encoders: Sequence[TextEncoder]) -> Adapter:
     return attach(
         subject.family,
         unet,
@@ -131,7 +131,7 @@ def _attached(subject: Subject, unet: UNet2DConditionModel, encoders: Sequence[T
 
 
 def _engine_of(
-    subject: Subject,
+    subject: Workload,
     unet: UNet2DConditionModel,
     encoders: Sequence[TextEncoder],
     adapter: Adapter,
@@ -140,7 +140,7 @@ def _engine_of(
     job = job_of(subject)
     # A subject answers what is asked of a source here; there is nothing to cache, deal or assemble.
     nothing = cast(Any, None)
-    parts = Parts(cast(BaseSource, subject), cache=nothing, feed=nothing, assembler=nothing, device=device)
+    parts = RunParts(cast(BaseSource, subject), cache=nothing, feed=nothing, assembler=nothing, device=device)
     models = StepModels(subject.family, unet, tuple(encoders), subject.recipe.clip_skip, dtype_of(subject))
     engine = put_together(job, parts, [Segment(0, job.recipe.steps or 1)], models, adapter)
     if device == META:
@@ -209,7 +209,7 @@ def lasting_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_buffers()
 
 
-def micro_batch(subject: Subject, bucket: tuple[int, int], pictures: int) -> MicroBatch:
+def micro_batch(subject: Workload, bucket: tuple[int, int], pictures: int) -> MicroBatch:
     """A micro-batch as the assembler makes it, on the CPU, its numbers left as they come; ``bucket`` is (w, h)."""
     width, height = (side // LATENT_SCALE for side in bucket)
     latents = torch.empty(pictures, 4, height, width)
@@ -234,7 +234,7 @@ def micro_batch(subject: Subject, bucket: tuple[int, int], pictures: int) -> Mic
     )
 
 
-def job_of(subject: Subject) -> Job:
+def job_of(subject: Workload) -> Job:
     """The least job with the subject's recipe and fit."""
     return Job(
         name="forecast",

@@ -17,7 +17,7 @@ from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from trainer.base.drawing import Drawing, decode_levels, draw_latents, make_sampler
+from trainer.base.drawing import RenderSpec, decode_levels, draw_latents, make_sampler
 from trainer.base.encoding import TextConditioning, encode_words, posterior
 from trainer.base.families import TextEncoder
 from trainer.config.job import PromptConfig
@@ -25,7 +25,7 @@ from trainer.config.optimizer import ScheduleFreeConfig
 from trainer.dataset.cache_keys import LATENT_SCALE, texts_at_once
 from trainer.memory.trace.cuda_kernels import AttentionKernel, as_on_cuda, attention_kernel
 from trainer.memory.trace.derive import joined
-from trainer.memory.trace.memory_trace import Storage, Tape
+from trainer.memory.trace.memory_trace import MemoryTrace, Storage
 from trainer.memory.trace.meta_models import (
     META,
     bare_text_encoders,
@@ -40,7 +40,7 @@ from trainer.memory.trace.meta_models import (
     place,
 )
 from trainer.memory.trace.recorder import Tracer, recording
-from trainer.memory.trace.workload import Subject, sizes_of_parts
+from trainer.memory.trace.workload import Workload, sizes_of_parts
 from trainer.training.callbacks.lora_export import as_exported
 from trainer.training.callbacks.validation import losses_of_picture
 from trainer.training.device.device import DTYPES
@@ -54,21 +54,21 @@ STEPS_DRAWN = 2
 # The VAE attends with one head of 512 numbers, which flash attention does not do; PyTorch falls back to this.
 VAE_ATTENTION: AttentionKernel = "efficient"
 # A phase in which the card only holds what it holds: one moment, to be looked at like those of other phases.
-NOTHING = Tape("nothing", (Storage(0, "temporary", "", "save"),), np.array([0, ~0], dtype=np.int32), ())
+NOTHING = MemoryTrace("nothing", (Storage(0, "temporary", "", "save"),), np.array([0, ~0], dtype=np.int32), ())
 ENCODERS = ("text_encoder", "text_encoder_2")
 
 
-def load(subject: Subject) -> tuple[Tape, ...]:
+def load(subject: Workload) -> tuple[MemoryTrace, ...]:
     """Base, adapter and masters as they are placed, tensor by tensor; no tape where the base is quantised meanwhile."""
     return () if _quantised(subject) else (_placed_all(subject, "load"),)
 
 
-def quantise(subject: Subject) -> tuple[Tape, ...]:
+def quantise(subject: Workload) -> tuple[MemoryTrace, ...]:
     """What :func:`load` is for a quantised base: each weight comes in 16 bits and stays in 8 or 4."""
     return (_placed_all(subject, "quantise"),) if _quantised(subject) else ()
 
 
-def cache_pictures(subject: Subject) -> tuple[Tape, ...]:
+def cache_pictures(subject: Workload) -> tuple[MemoryTrace, ...]:
     """The VAE placed, a picture of each shape encoded, the VAE gone; before the base is loaded.
 
     Past fit.cache_gigabytes later epochs' pictures and texts are encoded between epochs, beside all that training
@@ -86,7 +86,7 @@ def cache_pictures(subject: Subject) -> tuple[Tape, ...]:
         return (tracer.cut("cache_pictures"),)
 
 
-def cache_texts(subject: Subject) -> tuple[Tape, ...]:
+def cache_texts(subject: Workload) -> tuple[MemoryTrace, ...]:
     """The text encoders placed, as many texts encoded as go through them at once, the encoders gone.
 
     Before the base is loaded; none where they learn.
@@ -103,7 +103,7 @@ def cache_texts(subject: Subject) -> tuple[Tape, ...]:
         return (tracer.cut("cache_texts"),)
 
 
-def validate(subject: Subject) -> tuple[Tape, ...]:
+def validate(subject: Workload) -> tuple[MemoryTrace, ...]:
     """One picture of the largest shape measured at every timestep."""
     engine = empty_engine(subject)
     width, height = size = (subject.validation_buckets or subject.buckets)[0].size
@@ -122,7 +122,7 @@ def validate(subject: Subject) -> tuple[Tape, ...]:
     return (joined("validate", tapes),)
 
 
-def preview(subject: Subject) -> tuple[Tape, ...]:
+def preview(subject: Workload) -> tuple[MemoryTrace, ...]:
     """The prompts drawn; the VAE placed, the pictures decoded, the VAE gone; the end, in which the UNet returns.
 
     Of prompts that differ in words or seed alone one is drawn, and of many steps a few; the work is that of all.
@@ -148,12 +148,12 @@ def preview(subject: Subject) -> tuple[Tape, ...]:
     return _ending_with_deaths(drawn, leaving), decoded, _beginning_with_births(ended, leaving)
 
 
-def checkpoint(subject: Subject) -> tuple[Tape, ...]:
+def checkpoint(subject: Workload) -> tuple[MemoryTrace, ...]:
     """Nothing on the card: what is kept is copied to main memory tensor by tensor."""
     return (NOTHING,)
 
 
-def save(subject: Subject) -> tuple[Tape, ...]:
+def save(subject: Workload) -> tuple[MemoryTrace, ...]:
     """The averaged weights of Schedule-Free; else nothing, as for :func:`checkpoint`: files are made on the CPU."""
     if not isinstance(subject.recipe.optimizer, ScheduleFreeConfig):  # what there is to see takes seconds to build
         return (NOTHING,)
@@ -167,15 +167,15 @@ def save(subject: Subject) -> tuple[Tape, ...]:
     return (tape,)
 
 
-def _quantised(subject: Subject) -> bool:
+def _quantised(subject: Workload) -> bool:
     return subject.fit.quantise not in (None, "none")
 
 
-def _vae_dtype(subject: Subject) -> torch.dtype:
+def _vae_dtype(subject: Workload) -> torch.dtype:
     return DTYPES[subject.fit.vae_dtype or "fp32"]
 
 
-def _placed_all(subject: Subject, name: str) -> Tape:
+def _placed_all(subject: Workload, name: str) -> MemoryTrace:
     """Everything that stays for the run, in the order in which build_engine places it."""
     (unet, placer), dtype = bare_unet(subject), dtype_of(subject)
     encoders = bare_text_encoders(subject) if subject.trained_texts else []
@@ -200,12 +200,12 @@ def _place(tracer: Tracer, part: str, model: nn.Module, dtype: torch.dtype) -> N
     tracer.watch(part, model)
 
 
-def _shapes(subject: Subject) -> list[Size]:
+def _shapes(subject: Workload) -> list[Size]:
     """Every shape that pictures are encoded in, the one with the most pixels first."""
     return list(dict.fromkeys(bucket.size for bucket in (*subject.buckets, *subject.validation_buckets)))
 
 
-def _encode(subject: Subject, encoders: Sequence[TextEncoder], texts: int = 1) -> TextConditioning:
+def _encode(subject: Workload, encoders: Sequence[TextEncoder], texts: int = 1) -> TextConditioning:
     recipe = subject.recipe
     return encode_words(subject.family, encoders, [""] * texts, recipe.clip_skip, META, recipe.token_chunks)
 
@@ -220,7 +220,7 @@ def _size(prompt: PromptConfig) -> Size:
     return prompt.width, prompt.height
 
 
-def _draw(tracer: Tracer, subject: Subject, engine: Engine, prompt: PromptConfig) -> Tensor:
+def _draw(tracer: Tracer, subject: Workload, engine: Engine, prompt: PromptConfig) -> Tensor:
     """The latents of one prompt, drawn in as few steps as show all of them."""
     width, height = _size(prompt)
     few = prompt.changed(steps=min(prompt.steps, STEPS_DRAWN))
@@ -228,11 +228,11 @@ def _draw(tracer: Tracer, subject: Subject, engine: Engine, prompt: PromptConfig
     with tracer.stage("texts"):
         positive, negative = _text(subject, engine), _text(subject, engine)
     with tracer.stage(f"draw {width}x{height}"):
-        drawing = Drawing(few, width, height, positive, negative)
+        drawing = RenderSpec(few, width, height, positive, negative)
         return draw_latents(subject.family, engine.models.unet, sampler, drawing, lambda *_: None)
 
 
-def _text(subject: Subject, engine: Engine) -> TextConditioning:
+def _text(subject: Workload, engine: Engine) -> TextConditioning:
     """A text from encoders that learn, else from the cache, on the CPU."""
     if engine.models.text_encoders:
         return _encode(subject, engine.models.text_encoders)
@@ -241,7 +241,7 @@ def _text(subject: Subject, engine: Engine) -> TextConditioning:
     return text
 
 
-def _decode(tracer: Tracer, subject: Subject, vae: AutoencoderKL, latents: Mapping[Size, Tensor]) -> None:
+def _decode(tracer: Tracer, subject: Workload, vae: AutoencoderKL, latents: Mapping[Size, Tensor]) -> None:
     """A picture of each size; making a file of it, on the CPU, is left out."""
     with as_on_cuda(VAE_ATTENTION):
         for (width, height), drawn in latents.items():
@@ -249,7 +249,7 @@ def _decode(tracer: Tracer, subject: Subject, vae: AutoencoderKL, latents: Mappi
                 decode_levels(vae, drawn, tiling=bool(subject.fit.vae_tiling))
 
 
-def _leaving(engine: Engine, weights: Tape) -> list[Storage]:
+def _leaving(engine: Engine, weights: MemoryTrace) -> list[Storage]:
     """What trainer.training.device.offload.away empties, in its order: each storage once, some hold several weights."""
     placed = {storage.name: storage for storage in weights.storages}
     names: dict[int, str] = {}
@@ -262,14 +262,14 @@ def _leaving(engine: Engine, weights: Tape) -> list[Storage]:
     return [placed[name] for name in leaving]
 
 
-def _ending_with_deaths(tape: Tape, leaving: Sequence[Storage]) -> Tape:
+def _ending_with_deaths(tape: MemoryTrace, leaving: Sequence[Storage]) -> MemoryTrace:
     """The tape, at whose end storages of earlier tapes are given back."""
     first = len(tape.storages)
     deaths = ~np.arange(first, first + len(leaving), dtype=np.int32)
     return replace(tape, storages=(*tape.storages, *leaving), events=np.concatenate([tape.events, deaths]))
 
 
-def _beginning_with_births(tape: Tape, returning: Sequence[Storage]) -> Tape:
+def _beginning_with_births(tape: MemoryTrace, returning: Sequence[Storage]) -> MemoryTrace:
     """The tape, at whose beginning storages that were given back are taken again."""
     births = np.arange(len(returning), dtype=np.int32)
     moved = np.where(tape.events < 0, tape.events - len(returning), tape.events + len(returning)).astype(np.int32)
@@ -287,7 +287,7 @@ def _steps_left_out(prompts: Sequence[PromptConfig]) -> dict[str, float]:
     return {stage: steps / traced[stage] for stage, steps in every.items()} | texts
 
 
-def _times(tape: Tape, factors: Mapping[str, float]) -> Tape:
+def _times(tape: MemoryTrace, factors: Mapping[str, float]) -> MemoryTrace:
     """The tape with the work of some stages done so many times."""
     work = (replace(item, count=round(item.count * factors.get(item.stage, 1))) for item in tape.work)
     return replace(tape, work=tuple(work))

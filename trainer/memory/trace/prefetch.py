@@ -17,8 +17,8 @@ from pathlib import Path
 from types import TracebackType
 
 from trainer.dataset.decoders import no_interrupts
-from trainer.memory.trace.store import TapeStore
-from trainer.memory.trace.workload import Wish
+from trainer.memory.trace.store import TraceStore
+from trainer.memory.trace.workload import TraceRequest
 
 _SPAWN = multiprocessing.get_context("spawn")
 # Longer than any one trace takes, on slow and busy cores too: a process that is at it still has come to a standstill.
@@ -27,11 +27,11 @@ LONGEST = 120.0
 PATIENCE = 3.0
 
 
-Tracer = Callable[[TapeStore], Callable[[Wish], None]]
+Tracer = Callable[[TraceStore], Callable[[TraceRequest], None]]
 """Returns what traces a wish into a store, in the worker process. A module-level function: it is pickled by name."""
 
 
-class TracerAside:
+class TracePrefetcher:
     """Traces wishes into a store, one after the other, in a process that starts with the first of them.
 
     It takes some seconds to start and 0.8 GB of main memory while it lives. What goes wrong in it is no loss: whoever
@@ -39,7 +39,7 @@ class TracerAside:
     in whatever way, so does this one, in the middle of a trace too.
     """
 
-    def __init__(self, store: TapeStore, tracer: Tracer) -> None:
+    def __init__(self, store: TraceStore, tracer: Tracer) -> None:
         self._tracer, self._folder, self._shipped = tracer, store.folder, store.shipped
         self._hand = ThreadPoolExecutor(1, thread_name_prefix="tracer aside")  # gives out wishes, waits for each
         self._asked: dict[str, Future[None]] = {}
@@ -48,7 +48,7 @@ class TracerAside:
         self._process: BaseProcess | None = None
         self._pipe: Connection | None = None
 
-    def __enter__(self) -> TracerAside:
+    def __enter__(self) -> TracePrefetcher:
         return self
 
     def __exit__(
@@ -68,14 +68,14 @@ class TracerAside:
         if self._pipe is not None:
             self._pipe.close()
 
-    def want(self, wishes: Sequence[Wish]) -> None:
+    def want(self, wishes: Sequence[TraceRequest]) -> None:
         """Trace these next, in their order; what was asked for before and is not begun is taken back."""
         for key in [key for key, asked in self._asked.items() if asked.cancel()]:
             del self._asked[key]
         for wish in wishes:
             self.ask(wish)
 
-    def ask(self, wish: Wish) -> Future[None]:
+    def ask(self, wish: TraceRequest) -> Future[None]:
         """Trace this too, after what was asked for before; the result is there when that is done with, or not to be."""
         if wish.key not in self._asked:
             self._asked[wish.key] = self._hand.submit(self._trace, wish)
@@ -94,7 +94,7 @@ class TracerAside:
         except TimeoutError:
             self._end()
 
-    def _trace(self, wish: Wish) -> None:
+    def _trace(self, wish: TraceRequest) -> None:
         with suppress(EOFError, OSError):  # the process was ended, or has died
             pipe = self._pipe or self._start()
             pipe.send(wish)
@@ -127,7 +127,7 @@ def _serve(pipe: Connection, tracer: Tracer, folder: Path, shipped: Path | None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _leave)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    fulfil = tracer(TapeStore(folder, shipped))
+    fulfil = tracer(TraceStore(folder, shipped))
     with suppress(EOFError, OSError):
         while True:
             wish = pipe.recv()

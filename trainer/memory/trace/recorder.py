@@ -25,7 +25,7 @@ from trainer.memory.trace.cuda_kernels import (
     overwritten,
     safe_softmax,
 )
-from trainer.memory.trace.memory_trace import Storage, StorageKind, Tape, Work, WorkKind
+from trainer.memory.trace.memory_trace import MemoryTrace, Storage, StorageKind, Work, WorkKind
 from trainer.training.device.dispatched import is_allocation, is_view
 
 aten = torch.ops.aten
@@ -173,12 +173,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # Checkpointing leaves a module by an exception once it has recomputed enough.
             self._hooks.append(part.register_forward_hook(self._leave, always_call=True))
 
-    def cut(self, name: str) -> Tape:
+    def cut(self, name: str) -> MemoryTrace:
         """Ends the current tape and begins the next; what is alive is left to later tapes under its name."""
         self._follow_stage()
         for number, living in enumerate(self._alive.values()):
             living.name = living.name or f"{name}:{number}"
-        tape = Tape(
+        tape = MemoryTrace(
             name=name,
             storages=tuple(self._finished(storage) for storage in self._storages),
             events=np.array(self._events, dtype=np.int32),

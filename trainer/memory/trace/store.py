@@ -23,7 +23,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.files.assets import asset_path
-from trainer.memory.trace.memory_trace import Outline, Storage, StorageKind, Sums, Tape, Work, WorkKind, sums
+from trainer.memory.trace.memory_trace import (
+    MemoryTrace,
+    Storage,
+    StorageKind,
+    Totals,
+    TraceSummary,
+    Work,
+    WorkKind,
+    sums,
+)
 from trainer.protocol import files, places
 from trainer.protocol.reading import open_file, parse_json
 
@@ -49,12 +58,12 @@ SHIPPED_OUTCOMES = "outcomes.zip"
 STRAY_SECONDS = 3600.0
 
 
-def write(path: Path, tapes: Sequence[Tape]) -> None:
+def write(path: Path, tapes: Sequence[MemoryTrace]) -> None:
     """Writes one entry as an npz of plain arrays, atomically."""
     _write(path, _arrays_of(tapes), zipfile.ZIP_DEFLATED)
 
 
-def write_archive(path: Path, entries: Mapping[str, Sequence[Tape]]) -> None:
+def write_archive(path: Path, entries: Mapping[str, Sequence[MemoryTrace]]) -> None:
     """Writes many entries, atomically; those that are alike best lie side by side.
 
     LZMA finds that they repeat each other: they take a tenth of the bytes of files of their own, and longer to write.
@@ -64,12 +73,12 @@ def write_archive(path: Path, entries: Mapping[str, Sequence[Tape]]) -> None:
     _write(path, {**arrays, "entries": _as_array(counts)}, zipfile.ZIP_LZMA)
 
 
-def read(path: Path) -> tuple[Tape, ...] | None:
+def read(path: Path) -> tuple[MemoryTrace, ...] | None:
     """The tapes of a file that ``write`` made; None when it is absent, damaged, or of another form."""
     return _read(path, _Columns.tapes)
 
 
-def read_outlines(path: Path) -> tuple[Outline, ...] | None:
+def read_outlines(path: Path) -> tuple[TraceSummary, ...] | None:
     """What the tapes of a file add up to, without reading their storages; None as for ``read``."""
     return _read(path, _Columns.outlines)
 
@@ -95,11 +104,11 @@ class Archive:
         """Whether there is an entry under a key."""
         return key in self._places
 
-    def read(self, key: str) -> tuple[Tape, ...] | None:
+    def read(self, key: str) -> tuple[MemoryTrace, ...] | None:
         """The tapes under ``key``; None when there are none or the file is damaged."""
         return self._found(key, self._columns.tapes)
 
-    def read_outlines(self, key: str) -> tuple[Outline, ...] | None:
+    def read_outlines(self, key: str) -> tuple[TraceSummary, ...] | None:
         """What the tapes under ``key`` add up to; None as for ``read``."""
         return self._found(key, self._columns.outlines)
 
@@ -179,7 +188,7 @@ def _from_array(array: NDArray[Any]) -> Any:
     return parse_json(array.tobytes())
 
 
-def _arrays_of(tapes: Sequence[Tape]) -> dict[str, NDArray[Any]]:
+def _arrays_of(tapes: Sequence[MemoryTrace]) -> dict[str, NDArray[Any]]:
     """Columns over all tapes; storages once each and then by number.
 
     Events are kept as distances to the latest birth, which repeat from layer to layer.
@@ -232,7 +241,7 @@ class _Columns:
         self.arrays = arrays
         self._known: dict[int, Storage] = {}
 
-    def outlines(self, which: slice) -> Iterator[Outline]:
+    def outlines(self, which: slice) -> Iterator[TraceSummary]:
         """Of the tapes in ``which`` places."""
         words, work = self._words, self._work
         for (name, _, _, count, net, peak), (_, _, start) in zip(self._rows[which], self._starts[which], strict=True):
@@ -241,15 +250,15 @@ class _Columns:
                 Work(_WORK_KINDS[kind], words[dtype], words[stage], flops, size, times)
                 for kind, dtype, stage, flops, size, times in zip(*columns, strict=True)
             )
-            yield Outline(words[name], Sums(net, peak), items)
+            yield TraceSummary(words[name], Totals(net, peak), items)
 
-    def tapes(self, which: slice) -> Iterator[Tape]:
+    def tapes(self, which: slice) -> Iterator[MemoryTrace]:
         """Those in ``which`` places."""
         rows, starts = self._rows[which], self._starts[which]
         for outline, row, (first, start, _) in zip(self.outlines(which), rows, starts, strict=True):
             numbers = self._numbers[first : first + row[1]]
             events = self._events(start, row[2], len(numbers))
-            yield Tape(outline.name, self._storages(numbers), events, outline.work)
+            yield MemoryTrace(outline.name, self._storages(numbers), events, outline.work)
 
     def _storages(self, numbers: NDArray[np.int32]) -> tuple[Storage, ...]:
         """Those with these numbers; equal ones are one object, made when it is first needed."""
@@ -326,7 +335,7 @@ def _absolute(relative: NDArray[np.int32]) -> NDArray[np.int32]:
     return absolute
 
 
-class TapeStore:
+class TraceStore:
     """Entries of a few tapes each, by key."""
 
     def __init__(self, folder: Path, shipped: Path | None = None, most_bytes: int = MOST_BYTES) -> None:
@@ -342,19 +351,19 @@ class TapeStore:
         self.shipped_outcomes = shipped and shipped / SHIPPED_OUTCOMES
 
     @staticmethod
-    def of_user() -> TapeStore:
+    def of_user() -> TraceStore:
         """This user's store, with the tapes that ship with Impasto behind it."""
-        return TapeStore(places.cache_folder() / "traces", asset_path("traces"))
+        return TraceStore(places.cache_folder() / "traces", asset_path("traces"))
 
-    def load(self, key: str) -> tuple[Tape, ...] | None:
+    def load(self, key: str) -> tuple[MemoryTrace, ...] | None:
         """The tapes under ``key``; None when there are none or the entry is damaged (which removes it)."""
         return self._found(key, Archive.read, read)
 
-    def outlines(self, key: str) -> tuple[Outline, ...] | None:
+    def outlines(self, key: str) -> tuple[TraceSummary, ...] | None:
         """What the tapes under ``key`` add up to, in a tenth of the time; None as for ``load``."""
         return self._found(key, Archive.read_outlines, read_outlines)
 
-    def save(self, key: str, tapes: Sequence[Tape]) -> None:
+    def save(self, key: str, tapes: Sequence[MemoryTrace]) -> None:
         """Keeps ``tapes`` under ``key``, atomically; raises OSError when the disk refuses."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write(self.folder / f"{key}{SUFFIX}", tapes)

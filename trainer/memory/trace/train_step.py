@@ -12,10 +12,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from trainer.memory.trace.cuda_kernels import attention_kernel
 from trainer.memory.trace.derive import joined
-from trainer.memory.trace.memory_trace import Tape
+from trainer.memory.trace.memory_trace import MemoryTrace
 from trainer.memory.trace.meta_models import META, dtype_of, empty_engine, know_engine, micro_batch
 from trainer.memory.trace.recorder import Tracer, recording
-from trainer.memory.trace.workload import Subject
+from trainer.memory.trace.workload import Workload
 from trainer.training.loop import Engine
 from trainer.training.optim.master_weights import measure
 from trainer.training.optim.optimizer import set_learning_rates
@@ -32,15 +32,15 @@ SMALLEST: Size = (64, 64)
 class MicroTapes:
     """Micro-batches as tapes that follow one another by the names of what they leave: ``first``, then any ``more``."""
 
-    weights: Tape
+    weights: MemoryTrace
     """Base, adapter and masters, as they are placed, before any of them."""
-    first: Mapping[Size, Tape]
+    first: Mapping[Size, MemoryTrace]
     """The first micro-batch of an optimizer step by its bucket, in which the masters' gradients are born."""
-    more: Mapping[Size, Tape]
+    more: Mapping[Size, MemoryTrace]
     """Any further one, in the same bucket or another."""
 
 
-def trace_micro(subject: Subject, buckets: Sequence[Size], pictures: int) -> MicroTapes:
+def trace_micro(subject: Workload, buckets: Sequence[Size], pictures: int) -> MicroTapes:
     """Traces micro-batches of ``pictures`` in each of ``buckets`` (width, height), on meta tensors."""
     engine = empty_engine(subject)
     with recording(attention_kernel(subject.fit.attention, dtype_of(subject))) as tracer:
@@ -56,7 +56,7 @@ def trace_micro(subject: Subject, buckets: Sequence[Size], pictures: int) -> Mic
     )
 
 
-def trace_optimizer(subject: Subject) -> tuple[Tape, Tape]:
+def trace_optimizer(subject: Workload) -> tuple[MemoryTrace, MemoryTrace]:
     """Traces the first optimizer step of a run, in which its state appears, and any later one.
 
     They follow on micro-batches of any size; one of the smallest tells which weights get gradients.
@@ -73,7 +73,7 @@ def trace_optimizer(subject: Subject) -> tuple[Tape, Tape]:
         return first, work.optimizer_step("optimizer")
 
 
-class _Place(NamedTuple):
+class _GradientSlot(NamedTuple):
     """Where a gradient lies: those of layers that are computed together are parts of one piece of memory."""
 
     storage: int
@@ -86,22 +86,22 @@ class _Place(NamedTuple):
 class _Training:
     """The parts of an optimizer step, as trainer.training.loop.Engine calls them, each cut off as a tape."""
 
-    def __init__(self, subject: Subject, engine: Engine, tracer: Tracer) -> None:
+    def __init__(self, subject: Workload, engine: Engine, tracer: Tracer) -> None:
         self.subject = subject
         self.engine = engine
         self.tracer = tracer
         self.modules = know_engine(tracer, engine)
         self.total: Tensor | None = None
-        self.places: dict[str, _Place] = {}
+        self.places: dict[str, _GradientSlot] = {}
         """Where the gradients of those weights lie that get one."""
         _keep_pages_apart(engine.optimizer)
 
-    def begin_step(self) -> Tape:
+    def begin_step(self) -> MemoryTrace:
         self.total = torch.zeros((), device=META)
         self.tracer.know(self.total, "temporary", "", "loss")
         return self.tracer.cut("begin")
 
-    def micro_step(self, bucket: Size, pictures: int) -> Tape:
+    def micro_step(self, bucket: Size, pictures: int) -> MemoryTrace:
         """Forward and backward up to the working weights' gradients, which are dropped again off the tape."""
         micro = micro_batch(self.subject, bucket, pictures)
         assert self.total is not None
@@ -116,7 +116,7 @@ class _Training:
         self.tracer.cut("")
         return tape
 
-    def accumulate(self, name: str) -> Tape:
+    def accumulate(self, name: str) -> MemoryTrace:
         """The working weights' gradients, put there off the tape, taken into the masters'."""
         masters = self.engine.masters
         wholes: dict[int, Tensor] = {}
@@ -133,7 +133,7 @@ class _Training:
         self._know_gradients(masters.masters)
         return self.tracer.cut(name)
 
-    def optimizer_step(self, name: str) -> Tape:
+    def optimizer_step(self, name: str) -> MemoryTrace:
         """From the summed loss and gradients to refreshed weights without gradients."""
         engine = self.engine
         assert self.total is not None
@@ -159,9 +159,9 @@ class _Training:
                     self.tracer.know(value, "optimizer", self.modules[key], f"{entry}.{key}")
 
 
-def _place(gradient: Tensor) -> _Place:
+def _place(gradient: Tensor) -> _GradientSlot:
     storage = gradient.untyped_storage()
-    return _Place(storage._cdata, storage.nbytes(), int(gradient.storage_offset()), gradient.stride())
+    return _GradientSlot(storage._cdata, storage.nbytes(), int(gradient.storage_offset()), gradient.stride())
 
 
 def _keep_pages_apart(optimizer: Any) -> None:

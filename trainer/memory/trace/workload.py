@@ -87,7 +87,7 @@ class BucketUse:
 
 
 @dataclass(frozen=True)
-class Subject:
+class Workload:
     """Everything that memory depends on; recipe and fit are resolved."""
 
     family: Family
@@ -126,7 +126,7 @@ class Subject:
         recipe = self.recipe
         return {recipe.conv_rank, recipe.text_encoder.rank, recipe.text_encoder_2.rank} == {recipe.rank}
 
-    def at_rank(self, rank: int) -> Subject:
+    def at_rank(self, rank: int) -> Workload:
         """The same with all of the LoRA at ``rank``."""
         recipe = self.recipe
         encoders = {name: getattr(recipe, name).changed(rank=rank) for name in ("text_encoder", "text_encoder_2")}
@@ -215,14 +215,14 @@ class SourceFacts(Protocol):
     zero_terminal_snr: bool
 
 
-def subject_of_job(job: Job, source: SourceFacts, pictures: Sequence[Picture]) -> Subject:
+def subject_of_job(job: Job, source: SourceFacts, pictures: Sequence[Picture]) -> Workload:
     """The subject of a job whose recipe is resolved, on its base and pictures."""
     shown = Counter(picture.bucket for picture, _ in epoch_showings(pictures, 0))
     shown.update({picture.bucket: 0 for picture in pictures if picture.kind != "validation"})
     held_out = Counter(picture.bucket for picture in pictures if picture.kind == "validation")
     side = job.recipe.resolution
     prompts = job.report.previews.prompts
-    return Subject(
+    return Workload(
         family=source.family,
         unet_config=source.unet_config,
         vae_config=source.vae_config,
@@ -242,14 +242,14 @@ def subject_of_job(job: Job, source: SourceFacts, pictures: Sequence[Picture]) -
 
 def subject_ahead(
     family: Family, recipe: RecipeConfig, fit: FitConfig | None = None, buckets: Iterable[BucketUse] = ()
-) -> Subject:
+) -> Workload:
     """The subject of a resolved recipe before there is a base or a picture: published configs, one square bucket."""
     configs = bundled_configs(family)
     step = recipe.pictures.bucket_step
     side = (recipe.resolution or 0) // step * step
     if not side:
         raise ValueError("the recipe's resolution has to be resolved before its memory is asked for")
-    return Subject(
+    return Workload(
         family=family,
         unet_config=configs["unet"],
         vae_config=configs["vae"],
@@ -298,10 +298,10 @@ def library_versions() -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """Tapes that may be asked for: what they are of, and what for besides, as in ``Subject.key``."""
+class TraceRequest:
+    """Tapes that may be asked for: what they are of, and what for besides, as in ``Workload.key``."""
 
-    subject: Subject
+    subject: Workload
     part: TracePart
     more: tuple[Any, ...] = ()
 

@@ -62,7 +62,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Race:
+class Benchmark:
     """What came of it."""
 
     chosen: AttentionChoice
@@ -123,7 +123,7 @@ def race(
     clock: Clock | None = None,
     *,
     widths: Set[int] = frozenset(),
-) -> Race | None:
+) -> Benchmark | None:
     """Times ``planned`` against the other kernels of this kind of device; None where there is nothing to choose.
 
     ``shapes`` says how much each counts; a kernel that does not suit heads of all ``widths`` cannot win. Leaves
@@ -146,12 +146,12 @@ def race(
         release(device)  # only here is the error gone, and with its frames all that they held
     best = min(seconds, key=lambda kernel: seconds[kernel], default=planned)
     wins = planned in seconds and seconds[best] < (1 - WORTH) * seconds[planned]
-    return Race(best if wins else planned, seconds, refused)
+    return Benchmark(best if wins else planned, seconds, refused)
 
 
 def race_of(
     job: Job, written: AttentionChoice | None, unet: Config, texts: Iterable[Config], pictures: Iterable[Picture]
-) -> Race | None:
+) -> Benchmark | None:
     """The race of a frozen and planned job, for the shapes that most of its pictures have.
 
     ``texts`` are the text encoders' configs: what computes the UNet's attention computes theirs.

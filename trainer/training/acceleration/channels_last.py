@@ -149,7 +149,7 @@ class Maps:
 
 
 @dataclass(frozen=True)
-class Found:
+class LayoutChoice:
     """Whether maps are to lie channels-last, and why."""
 
     pays: bool
@@ -159,7 +159,7 @@ class Found:
 
 def layout_of(
     job: Job, unet: Config, pictures: Iterable[Picture], clock: Callable[[float], Clock] = stopwatch
-) -> Found | None:
+) -> LayoutChoice | None:
     """Whether a frozen and planned job that asks for it gains by it here; None where nothing is to be found out.
 
     Where the user wants every run to be the same nothing is timed, as clocks differ: then it is done. Raises
@@ -168,14 +168,16 @@ def layout_of(
     if not job.fit.channels_last:
         return None
     if job.recipe.layers == "all":  # each would be a copy there and back
-        return Found(False, "Maps lie as usual: so a LoRA on a convolution leaves them.")
+        return LayoutChoice(False, "Maps lie as usual: so a LoRA on a convolution leaves them.")
     if job.fit.deterministic:
         return None
     shown = Counter(picture.bucket for picture, _ in epoch_showings(pictures, 0))
     (size, _), *_ = shown.most_common(1)
     blocks = residual_blocks(unet, size, min(job.fit.micro_batch or 1, job.recipe.effective_batch))
     if not blocks:
-        return Found(False, "Maps lie as usual: the base's config does not tell how many residual blocks there are.")
+        return LayoutChoice(
+            False, "Maps lie as usual: the base's config does not tell how many residual blocks there are."
+        )
     device, dtype = torch.device(job.fit.device or "cpu"), DTYPES[job.fit.dtype or "fp32"]
     measure = clock(SECONDS / (2 * len(blocks)))
     try:
@@ -188,13 +190,13 @@ def layout_of(
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise
-        return Found(False, f"Maps lie as usual: timing them channels-last failed ({reason(error)}).")
+        return LayoutChoice(False, f"Maps lie as usual: timing them channels-last failed ({reason(error)}).")
     finally:
         release(device)
     usual, last = (sum(times * pair[place] for times, pair in pairs) for place in (0, 1))
     pays = last < (1 - WORTH) * usual
     told = f"channels-last residual blocks take {last * 1e3:.2f} ms a micro-batch instead of {usual * 1e3:.2f}"
-    return Found(pays, f"Maps lie {'channels-last' if pays else 'as usual'}: {told}.")
+    return LayoutChoice(pays, f"Maps lie {'channels-last' if pays else 'as usual'}: {told}.")
 
 
 def residual_blocks(unet: Config, size: tuple[int, int], pictures: int) -> Counter[Maps]:

@@ -155,7 +155,7 @@ class RecordedSteps:
         self._gradients: list[Tensor] = []
 
     def learn(self, engine: Engine, micro: MicroBatch) -> Tensor:
-        """See trainer.training.loop.Graphs."""
+        """See trainer.training.loop.StepRecorder."""
         shape = tuple(tensor.shape for tensor in micro.tensors())
         if self._graphs and not self._in_place(engine):
             self.forget()
@@ -167,14 +167,14 @@ class RecordedSteps:
         return _plainly(engine, micro)
 
     def forget(self) -> None:
-        """See trainer.training.loop.Graphs. Shapes that were shown are recorded again when they come next."""
+        """See trainer.training.loop.StepRecorder. Shapes that were shown are recorded again when they come next."""
         self._graphs.clear()
         # PyTorch lets nothing be recorded into a pool whose recordings are gone.
         self._recorder = None
         self._weights, self._gradients = [], []
 
     def give_up(self) -> None:
-        """See trainer.training.loop.Graphs."""
+        """See trainer.training.loop.StepRecorder."""
         if self.in_use:
             self._say("memory ran out, so no step is recorded any more, and what graphs held is free")
         self._end()
@@ -185,7 +185,7 @@ class RecordedSteps:
 
     @property
     def in_use(self) -> bool:
-        """See trainer.training.loop.Graphs."""
+        """See trainer.training.loop.StepRecorder."""
         return self._records or bool(self._graphs)
 
     def _is_worth_it(self, engine: Engine, shape: Shape) -> bool:

@@ -84,7 +84,7 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Found:
+class ProductChoice:
     """Which layers of a run multiply in int8, and why."""
 
     products: tuple[ProductConfig, ...]
@@ -94,7 +94,7 @@ class Found:
 
 def products_of(
     job: Job, source: BaseSource, pictures: Iterable[Picture], clock: Callable[[float], Clock] = stopwatch
-) -> Found | None:
+) -> ProductChoice | None:
     """What a frozen and planned job is to multiply in int8; None where nothing is to be found out.
 
     Where the user wants every run to be the same, layers are only tried and not timed: clocks differ.
@@ -102,7 +102,7 @@ def products_of(
     if job.fit.quantise != "int8_products":
         return None
     if job.fit.int8_products is not None:
-        return Found(job.fit.int8_products, ("Layers multiply in int8 where fit.int8_products says so.",))
+        return ProductChoice(job.fit.int8_products, ("Layers multiply in int8 where fit.int8_products says so.",))
     shown = Counter(picture.bucket for picture, _ in epoch_showings(pictures, 0))
     (size, _), *_ = shown.most_common(1)
     at_once = min(job.fit.micro_batch or 1, job.recipe.effective_batch)
@@ -113,10 +113,12 @@ def products_of(
             timings = time_all(layers, device, dtype, None)
             refused = "".join(f"; {one.direction} {one.sentence}" for one in timings if one.refused)
             told = f"Layers multiply in int8 wherever they can, untimed, since every run is to be the same{refused}."
-            return Found(worthwhile(timings), (told,))
+            return ProductChoice(worthwhile(timings), (told,))
         timings = time_all(layers, device, dtype, clock)
     shape = f"{at_once} of {size[0]}x{size[1]}, {job.fit.dtype}"
-    return Found(worthwhile(timings), tuple(_told(timings, layers, direction, shape) for direction in DIRECTIONS))
+    return ProductChoice(
+        worthwhile(timings), tuple(_told(timings, layers, direction, shape) for direction in DIRECTIONS)
+    )
 
 
 def linears(

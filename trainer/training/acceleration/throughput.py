@@ -50,7 +50,7 @@ _MINIATURE: dict[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class OperationSize:
     """Operations of one size; `trainer.protocol.forecast.Operation` says what the fields mean."""
 
     kind: str
@@ -60,7 +60,7 @@ class Size:
     bytes: int
 
 
-def examples_of(size: Size, device: torch.device) -> list[Thunk]:
+def examples_of(size: OperationSize, device: torch.device) -> list[Thunk]:
     """Return calls that each take about as long as an operation of this size does; their mean stands for it.
 
     A trace knows flops and bytes but no shapes. Shapes are found that have both, as if matrices were square and
@@ -69,21 +69,21 @@ def examples_of(size: Size, device: torch.device) -> list[Thunk]:
     return _MAKERS[size.kind](size, device)
 
 
-def _random(size: Size, device: torch.device, *shape: int) -> Tensor:
+def _random(size: OperationSize, device: torch.device, *shape: int) -> Tensor:
     return torch.randn(shape, device=device).to(_format(size))
 
 
-def _format(size: Size) -> torch.dtype:
+def _format(size: OperationSize) -> torch.dtype:
     """The format to measure in: weights of 4 and 8 bits are multiplied in a 16-bit one."""
     found: torch.dtype = getattr(torch, size.dtype)
     return found if found.is_floating_point else torch.bfloat16
 
 
-def _numbers(size: Size) -> float:
+def _numbers(size: OperationSize) -> float:
     return size.bytes / _format(size).itemsize
 
 
-def _gemm(size: Size, device: torch.device) -> list[Thunk]:
+def _gemm(size: OperationSize, device: torch.device) -> list[Thunk]:
     """M x N by N x N: 2 M N N flops, and M N + N N + M N numbers."""
     products = size.flops / 2
     side = round(_likely(_widths(1.0, _numbers(size), 2 * products), products ** (1 / 3)))
@@ -91,7 +91,7 @@ def _gemm(size: Size, device: torch.device) -> list[Thunk]:
     return [lambda: left @ right]
 
 
-def _conv(size: Size, device: torch.device) -> list[Thunk]:
+def _conv(size: OperationSize, device: torch.device) -> list[Thunk]:
     """k x k over P places, C channels in and out: 2 k k P C C flops, and the numbers of maps of P C and the weight.
 
     Backward goes to the input only, as with a frozen base; it reads one map more.
@@ -114,7 +114,7 @@ def _conv(size: Size, device: torch.device) -> list[Thunk]:
     return [lambda: back(image, image, weight, None, ones, around, ones, False, [0, 0], 1, [True, False, False])]
 
 
-def _attention(size: Size, device: torch.device) -> list[Thunk]:
+def _attention(size: OperationSize, device: torch.device) -> list[Thunk]:
     """S places attending to S with a width of D in all: 4 S S D flops and 4 S D numbers; backward 10 and 8."""
     backward = size.stage == "backward"
     flops, maps = (10, 8) if backward else (4, 4)
@@ -131,7 +131,7 @@ def _attention(size: Size, device: torch.device) -> list[Thunk]:
     return [lambda: torch.autograd.grad(result, (query, key, value), above, retain_graph=True)]
 
 
-def _other(size: Size, device: torch.device) -> list[Thunk]:
+def _other(size: OperationSize, device: torch.device) -> list[Thunk]:
     """What moves that many bytes: a sum, an activation and a normalisation, as they follow each other in a UNet."""
     numbers = _numbers(size)
     one, other = (_random(size, device, max(1, round(numbers / 3))) for _ in range(2))
@@ -177,16 +177,16 @@ def measure_rate(
     return Rate(name or str(device), timed, _fastest(timed), LEAST_KERNEL, host)
 
 
-def largest(operations: Iterable[Operation]) -> list[Size]:
+def largest(operations: Iterable[Operation]) -> list[OperationSize]:
     """Return of each kind and format the sizes in which most of the work is done."""
-    work: Counter[Size] = Counter()
+    work: Counter[OperationSize] = Counter()
     for one in operations:
         kind = one.kind if one.flops else "other"
-        work[Size(kind, one.dtype, one.stage, one.flops, one.bytes)] += one.count * (one.flops or one.bytes)
+        work[OperationSize(kind, one.dtype, one.stage, one.flops, one.bytes)] += one.count * (one.flops or one.bytes)
     whole: Counter[tuple[str, str]] = Counter()
     for size, amount in work.items():
         whole[size.kind, size.dtype] += amount
-    chosen: list[Size] = []
+    chosen: list[OperationSize] = []
     covered: Counter[tuple[str, str]] = Counter()
     taken: Counter[tuple[str, str]] = Counter()
     for size, amount in work.most_common():
@@ -198,7 +198,7 @@ def largest(operations: Iterable[Operation]) -> list[Size]:
     return chosen
 
 
-def typical_sizes(device: torch.device) -> list[Size]:
+def typical_sizes(device: torch.device) -> list[OperationSize]:
     """Return sizes of SDXL at 1024 in the format that a card computes in, or small ones in fp32 for the CPU."""
     if device.type != "cuda":
         return list(_sizes("float32", 4, ((1024, 64), (256, 128))))
@@ -211,13 +211,13 @@ def cpu_time() -> Callable[[], float]:
     return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
 
 
-def _sizes(dtype: str, item: int, shapes: Iterable[tuple[int, int]]) -> Iterator[Size]:
+def _sizes(dtype: str, item: int, shapes: Iterable[tuple[int, int]]) -> Iterator[OperationSize]:
     for tokens, width in shapes:
         plane, square = tokens * width, width * width
-        yield Size("gemm", dtype, "forward", 2 * tokens * square, item * (2 * plane + square))
-        yield Size("conv", dtype, "forward", 18 * tokens * square, item * (2 * plane + 9 * square))
-        yield Size("attention", dtype, "forward", 4 * tokens * plane, item * 4 * plane)
-        yield Size("other", dtype, "forward", 0, item * 3 * plane)
+        yield OperationSize("gemm", dtype, "forward", 2 * tokens * square, item * (2 * plane + square))
+        yield OperationSize("conv", dtype, "forward", 18 * tokens * square, item * (2 * plane + 9 * square))
+        yield OperationSize("attention", dtype, "forward", 4 * tokens * plane, item * 4 * plane)
+        yield OperationSize("other", dtype, "forward", 0, item * 3 * plane)
 
 
 def _fastest(timed: Iterable[Timed]) -> float:
@@ -225,7 +225,9 @@ def _fastest(timed: Iterable[Timed]) -> float:
     return max(one.bytes / one.seconds for one in timed)
 
 
-def _timed(sizes: Sequence[Size], device: torch.device, clock: Clock, bare: float, budget: float) -> tuple[Timed, ...]:
+def _timed(
+    sizes: Sequence[OperationSize], device: torch.device, clock: Clock, bare: float, budget: float
+) -> tuple[Timed, ...]:
     """Time every size; ``bare`` seconds are in every timing, ``budget`` is for all.
 
     On the CPU they take turns, so that each finds the processor's caches as full of others' numbers as in a training
@@ -241,7 +243,7 @@ def _timed(sizes: Sequence[Size], device: torch.device, clock: Clock, bare: floa
     )
 
 
-def _quickest(sizes: Sequence[Size], device: torch.device, clock: Clock, budget: float) -> list[float]:
+def _quickest(sizes: Sequence[OperationSize], device: torch.device, clock: Clock, budget: float) -> list[float]:
     """Return the seconds of each size: its examples' quickest tries, averaged. The first two turns warm up."""
     examples = [examples_of(size, device) for size in sizes]
     best = [[math.inf] * len(variants) for variants in examples]

@@ -6,15 +6,15 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from trainer.config.fit import RungConfig
+from trainer.config.fit import FallbackStep
 from trainer.protocol import events
 from trainer.protocol.forecast import ForecastPhase
 from trainer.protocol.records import build, to_record
 from trainer.protocol.run_directory import RunDirectory
 from trainer.training import checkpoint
-from trainer.training.active_plan import Plan, Taken
+from trainer.training.active_plan import ActivePlan, AppliedFallback
 from trainer.training.callbacks.lora_export import due
-from trainer.training.loop import Engine, Progress, StepResult
+from trainer.training.loop import Engine, StepResult, TrainingProgress
 from trainer.training.optim.optimizer import pack_state, unpack_state
 from trainer.training.reporting.reporter import Reporter
 
@@ -24,27 +24,27 @@ class Checkpoints:
 
     phase: ForecastPhase = "checkpoint"
 
-    def __init__(self, engine: Engine, run: RunDirectory, reporter: Reporter, plan: Plan) -> None:
+    def __init__(self, engine: Engine, run: RunDirectory, reporter: Reporter, plan: ActivePlan) -> None:
         self.engine = engine
         self.run = run
         self.reporter = reporter
         self.plan = plan
-        self.rungs: Sequence[Taken] = plan.saved
+        self.rungs: Sequence[AppliedFallback] = plan.saved
         """The rungs that the last checkpoint holds."""
-        self._saved: Progress | None = None
+        self._saved: TrainingProgress | None = None
 
-    def at_start(self, progress: Progress) -> None:
+    def at_start(self, progress: TrainingProgress) -> None:
         """Saves the start, so that a resume never begins from nothing."""
         if progress.step == 0:
             self.save(progress)
 
-    def after_step(self, progress: Progress, result: StepResult) -> None:
+    def after_step(self, progress: TrainingProgress, result: StepResult) -> None:
         """Saves when it is time, and after the last step."""
         last_or_best = progress.step in (self.engine.steps, progress.best_step)
         if last_or_best or due(progress.step, self.engine.job.report.saving.checkpoint_every):
             self.save(progress)
 
-    def save(self, progress: Progress, held: checkpoint.Checkpoint | None = None) -> None:
+    def save(self, progress: TrainingProgress, held: checkpoint.Checkpoint | None = None) -> None:
         """Writes a checkpoint now, unless this attempt wrote one since anything moved.
 
         ``held`` is what was captured of this very step before, where the engine is not there.
@@ -80,10 +80,10 @@ def is_restorable(saved: checkpoint.Checkpoint) -> bool:
     """Tell whether a checkpoint holds all that `restore` and the plan take from it, of the right types."""
     try:
         state: Mapping[str, Any] = saved.state
-        progress = build(Progress, state["progress"])
+        progress = build(TrainingProgress, state["progress"])
         optimizer = state["optimizer"]
         for each in state.get("rungs", ()):
-            Taken(int(each["step"]), int(each["number"]), RungConfig.model_validate(each["rung"]))
+            AppliedFallback(int(each["step"]), int(each["number"]), FallbackStep.model_validate(each["rung"]))
         named = list(_tensor_names([optimizer["state"], optimizer["groups"]]))
         sound = isinstance(optimizer["optimizer"], str) and all(name in saved.optimizer for name in named)
     except (ValueError, TypeError, LookupError, AttributeError):
@@ -107,4 +107,4 @@ def restore(engine: Engine, saved: checkpoint.Checkpoint) -> None:
     unpack_state(engine.optimizer, saved.optimizer, state["optimizer"])
     if engine.scaler:
         engine.scaler.load(state["scaler"])
-    engine.progress = build(Progress, state["progress"])
+    engine.progress = build(TrainingProgress, state["progress"])

@@ -24,7 +24,7 @@ from trainer.protocol.reading import read_bytes
 from trainer.protocol.run_directory import RunDirectory
 from trainer.training.checkpoint import as_resumable
 from trainer.training.device.device import DTYPES
-from trainer.training.loop import Engine, Progress, StepResult
+from trainer.training.loop import Engine, StepResult, TrainingProgress
 from trainer.training.optim.optimizer import averaged_weights
 from trainer.training.reporting.reporter import Reporter
 
@@ -56,7 +56,7 @@ class Exporter:
         return self.run.output / f"{self.stem}.safetensors"
 
     def export(
-        self, weights: Mapping[str, Tensor], adapter: Adapter, progress: Progress, *, final: bool
+        self, weights: Mapping[str, Tensor], adapter: Adapter, progress: TrainingProgress, *, final: bool
     ) -> tuple[Path, str]:
         """Writes the LoRA of this moment, checked; returns path and SHA-256. Raises ResumableError, LoraFileError."""
         path = self.final_path() if final else self.step_path(progress.step)
@@ -170,23 +170,23 @@ class Saving:
         self.reporter = reporter
         self.finished = exporter.finished_step()
 
-    def at_start(self, progress: Progress) -> None:
+    def at_start(self, progress: TrainingProgress) -> None:
         """Exports what a killed attempt had no time for, and as a step's file what was finished before."""
         if self._due(progress) and not self.exporter.step_path(progress.step).exists():
             self.save(progress)
 
-    def after_step(self, progress: Progress, result: StepResult) -> None:
+    def after_step(self, progress: TrainingProgress, result: StepResult) -> None:
         """Exports when it is time."""
         if self._due(progress):
             self.save(progress)
 
-    def _due(self, progress: Progress) -> bool:
+    def _due(self, progress: TrainingProgress) -> bool:
         """At its times, at the best step so far and where a shorter run ended; the finished file is the last step's."""
         step = progress.step
         in_time = due(step, self.engine.job.report.saving.every_steps)
         return step < self.engine.steps and (in_time or step in (progress.best_step, self.finished))
 
-    def save(self, progress: Progress, *, final: bool = False) -> Path:
+    def save(self, progress: TrainingProgress, *, final: bool = False) -> Path:
         """Exports the LoRA now: as a step's file, or as the finished one."""
         self.reporter.phase("save", 0, 1)
         with averaged_weights(self.engine.optimizer, self.engine.masters):

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from trainer.base.drawing import Drawing, decode, draw_latents, make_sampler, save_picture
+from trainer.base.drawing import RenderSpec, decode, draw_latents, make_sampler, save_picture
 from trainer.base.encoding import TextConditioning
 from trainer.base.families import TextEncoder
 from trainer.base.source import BaseSource
@@ -23,7 +23,7 @@ from trainer.training.callbacks.lora_export import Exporter, as_exported, due
 from trainer.training.data.latent_cache import Cache
 from trainer.training.device.device import DTYPES, attention
 from trainer.training.device.offload import away, release_at
-from trainer.training.loop import Engine, Progress, StepResult
+from trainer.training.loop import Engine, StepResult, TrainingProgress
 from trainer.training.reporting.reporter import Reporter
 
 OnDrawn = Callable[[int, Path, float], None]
@@ -97,9 +97,9 @@ class Previewer:
         with attention("auto", vae.device, vae.dtype):
             return [decode(vae, drawn, tiling=bool(self.job.fit.vae_tiling)) for drawn in latents]
 
-    def _drawing(self, prompt: PromptConfig, encoders: Sequence[TextEncoder]) -> Drawing:
+    def _drawing(self, prompt: PromptConfig, encoders: Sequence[TextEncoder]) -> RenderSpec:
         positive, negative = (self._text(text, encoders) for text in (prompt.prompt, prompt.negative))
-        return Drawing(prompt, stated(prompt.width), stated(prompt.height), positive, negative)
+        return RenderSpec(prompt, stated(prompt.width), stated(prompt.height), positive, negative)
 
     def _text(self, text: str, encoders: Sequence[TextEncoder]) -> TextConditioning:
         return self.cache.encode_now(encoders, [text]) if encoders else self.cache.text(text)
@@ -121,12 +121,12 @@ class Previews:
         self.exporter = exporter
         self.reporter = reporter
 
-    def at_start(self, progress: Progress) -> None:
+    def at_start(self, progress: TrainingProgress) -> None:
         """Draws the baseline, or what a killed attempt had no time for."""
         if (progress.step == 0 or self._due(progress.step)) and not self.previewer.drawn(progress.step):
             self.draw(progress)
 
-    def after_step(self, progress: Progress, result: StepResult) -> None:
+    def after_step(self, progress: TrainingProgress, result: StepResult) -> None:
         """Draws when it is time, and after the last step."""
         if self._due(progress.step):
             self.draw(progress)
@@ -134,7 +134,7 @@ class Previews:
     def _due(self, step: int) -> bool:
         return step == self.engine.steps or due(step, self.engine.job.report.previews.every)
 
-    def draw(self, progress: Progress) -> None:
+    def draw(self, progress: TrainingProgress) -> None:
         """Draws all prompts with the weights as they would be exported now."""
         if not self.previewer.prompts:
             return

@@ -18,8 +18,8 @@ from trainer.protocol import events
 from trainer.protocol.forecast import ForecastPhase
 from trainer.protocol.text import share
 from trainer.training.device.out_of_memory import MIB, card_in_use
-from trainer.training.loop import Engine, Progress, StepResult
-from trainer.training.reporting.memory_use import Meter
+from trainer.training.loop import Engine, StepResult, TrainingProgress
+from trainer.training.reporting.memory_use import PhaseMemoryMeter
 from trainer.training.reporting.reporter import Reporter
 
 SLOW = 3.0
@@ -49,10 +49,10 @@ class Curves:
             ) from error
         self.writer = SummaryWriter(str(folder))
 
-    def at_start(self, progress: Progress) -> None:
+    def at_start(self, progress: TrainingProgress) -> None:
         """Nothing to draw before the first step."""
 
-    def after_step(self, progress: Progress, result: StepResult) -> None:
+    def after_step(self, progress: TrainingProgress, result: StepResult) -> None:
         """Adds a point to each curve."""
         values = {"loss": result.loss, "gradient_norm": result.grad_norm}
         values |= {f"learning_rate/{part}": rate for part, rate in result.learning_rates.items()}
@@ -66,16 +66,16 @@ class StepEvents:
 
     phase: ForecastPhase = "train"
 
-    def __init__(self, engine: Engine, reporter: Reporter, meter: Meter) -> None:
+    def __init__(self, engine: Engine, reporter: Reporter, meter: PhaseMemoryMeter) -> None:
         self.engine = engine
         self.reporter = reporter
         self.meter = meter
 
-    def at_start(self, progress: Progress) -> None:
+    def at_start(self, progress: TrainingProgress) -> None:
         """Shows how far the run is already."""
         self.reporter.phase("train", progress.step, self.engine.steps)
 
-    def after_step(self, progress: Progress, result: StepResult) -> None:
+    def after_step(self, progress: TrainingProgress, result: StepResult) -> None:
         """Writes the step's event and, now and then, the heartbeat."""
         self.reporter.phase("train", progress.step, self.engine.steps)
         self.reporter.write(
@@ -116,10 +116,10 @@ class SlowSteps:
         self._last = -math.inf
         self._slow = False
 
-    def at_start(self, progress: Progress) -> None:
+    def at_start(self, progress: TrainingProgress) -> None:
         """Nothing: the first steps of an attempt are its warm-up."""
 
-    def after_step(self, progress: Progress, result: StepResult) -> None:
+    def after_step(self, progress: TrainingProgress, result: StepResult) -> None:
         """Compares the step with those of the same sizes; one that something else came before is left out."""
         now, last = self.clock(), self._last
         self._last = now

@@ -16,15 +16,15 @@ from trainer.errors import BaseModelError
 from trainer.protocol import events
 from trainer.protocol.forecast import ForecastPhase
 from trainer.training.callbacks.lora_export import as_exported, due
-from trainer.training.data.batches import Assembler
-from trainer.training.loop import Engine, Progress, StepResult, is_finite
+from trainer.training.data.batches import Collator
+from trainer.training.loop import Engine, StepResult, TrainingProgress, is_finite
 from trainer.training.objective import NoiseSchedule
 from trainer.training.reporting.reporter import Reporter
 from trainer.training.step import MicroBatch, StepModels, validation_loss
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class ValidationResult:
     """A validation result: the mean loss and its parts by timestep."""
 
     loss: float
@@ -35,14 +35,16 @@ class Measured:
 class Validator:
     """Measures the plain MSE loss on a fixed set, at the same noise every time."""
 
-    def __init__(self, pictures: Sequence[Picture], job: Job, assembler: Assembler, device: torch.device) -> None:
+    def __init__(self, pictures: Sequence[Picture], job: Job, assembler: Collator, device: torch.device) -> None:
         self.held_out = any(picture.kind == "validation" for picture in pictures)
         self.job = job
         self.assembler = assembler
         self.device = device
         self.samples = measured_samples(pictures, job.recipe)
 
-    def measure(self, models: StepModels, schedule: NoiseSchedule, on_progress: Callable[[int, int], None]) -> Measured:
+    def measure(
+        self, models: StepModels, schedule: NoiseSchedule, on_progress: Callable[[int, int], None]
+    ) -> ValidationResult:
         """The loss now; reads the host once, at the end. ``models`` are left as they were."""
         losses = []
         timesteps = self.job.report.validation.timesteps
@@ -53,7 +55,7 @@ class Validator:
             losses.append(losses_of_picture(models, schedule, batches, self.device))
             on_progress(done, len(self.samples))
         by_timestep = torch.stack(losses).double().mean(dim=0).tolist()
-        return Measured(
+        return ValidationResult(
             loss=sum(by_timestep) / len(by_timestep),
             held_out=self.held_out,
             per_timestep=dict(zip(timesteps, by_timestep, strict=True)),
@@ -67,7 +69,7 @@ def losses_of_picture(
     return torch.cat([validation_loss(models, schedule, batch.to(device)) for batch in batches])
 
 
-class Validation:
+class ValidationCallback:
     """Measures the held-out loss and remembers the best step."""
 
     phase: ForecastPhase = "validate"
@@ -77,17 +79,17 @@ class Validation:
         self.validator = validator
         self.reporter = reporter
 
-    def at_start(self, progress: Progress) -> None:
+    def at_start(self, progress: TrainingProgress) -> None:
         """Measure the untrained start, or what an interrupted attempt did not finish."""
         if progress.step == 0 or progress.unvalidated:
             self._measure(progress)
 
-    def after_step(self, progress: Progress, result: StepResult) -> None:
+    def after_step(self, progress: TrainingProgress, result: StepResult) -> None:
         """Measures when it is time, and after the last step."""
         if due(progress.step, self.engine.job.report.validation.every) or progress.step == self.engine.steps:
             self._measure(progress)
 
-    def _measure(self, progress: Progress) -> None:
+    def _measure(self, progress: TrainingProgress) -> None:
         progress.unvalidated = True
         self.reporter.phase("validate", 0, len(self.validator.samples))
         with as_exported(self.engine):

@@ -27,14 +27,14 @@ from trainer.dataset.sampling import (
     micro_conditioning,
     steps_per_epoch,
 )
-from trainer.protocol.events import Cached, OnPhase
+from trainer.protocol.events import CachingSpeed, OnPhase
 from trainer.training.data.latent_cache import Cache
 from trainer.training.objective import draw_noise, draw_timestep
 from trainer.training.step import MicroBatch
 
 
 @dataclass(frozen=True, slots=True)
-class Portion:
+class CacheShard:
     """Consecutive epochs whose cached pictures and texts lie on disk together."""
 
     first: int
@@ -43,7 +43,7 @@ class Portion:
     """How they were encoded; under another plan they are encoded again."""
 
 
-class Feed:
+class BatchSchedule:
     """Deals the effective batches of a run; a pure function of the frozen listing and job."""
 
     def __init__(self, pictures: Sequence[Picture], job: Job, cache: Cache, *, live_text: bool) -> None:
@@ -52,7 +52,7 @@ class Feed:
         self.cache = cache
         self.live_text = live_text
         self.steps_per_epoch = steps_per_epoch(self.pictures, job.recipe)
-        self.prepared: Portion | None = None
+        self.prepared: CacheShard | None = None
         # Counted for every showing that differs.
         widths = (int(config["hidden_size"]) for config in cache.source.text_configs)
         self._text_bytes = 0 if live_text else text_bytes(job.recipe.token_chunks, widths)
@@ -80,7 +80,7 @@ class Feed:
         extra_texts: Sequence[str],
         extra_samples: Sequence[Sample],
         on_phase: OnPhase,
-        tell: Callable[[Cached], object],
+        tell: Callable[[CachingSpeed], object],
     ) -> bool:
         """Encodes what the portion around ``step`` needs, unless that is done already; returns whether it was not."""
         if self.holds(step):
@@ -106,7 +106,7 @@ class Feed:
             return False
         return portion.first <= self.epoch_of(step) <= portion.last
 
-    def _list_portion(self, first: int) -> tuple[Portion, list[Sample]]:
+    def _list_portion(self, first: int) -> tuple[CacheShard, list[Sample]]:
         """The epochs from ``first`` on that fit the disk limit, at least one, with their distinct samples."""
         limit = (self.job.fit.cache_gigabytes or float("inf")) * GIGABYTE
         last_epoch = self.epoch_of(stated(self.job.recipe.steps) - 1)
@@ -124,12 +124,12 @@ class Feed:
             size += sum(latent_bytes(one.bucket, masked=one.mask != "none") + self._text_bytes for one in pictures)
             showings += sum(map(len, self._epoch(epoch)))
             if epoch > first and (size > limit or showings > MOST_SHOWINGS):
-                return Portion(first, epoch - 1, form), list(distinct.values())
+                return CacheShard(first, epoch - 1, form), list(distinct.values())
             distinct |= fresh
-        return Portion(first, last_epoch, form), list(distinct.values())
+        return CacheShard(first, last_epoch, form), list(distinct.values())
 
 
-class Assembler:
+class Collator:
     """Builds micro-batches for one run."""
 
     def __init__(self, job: Job, source: BaseSource, cache: Cache, *, live_text: bool) -> None:
@@ -236,7 +236,7 @@ def join_texts(texts: Sequence[TextConditioning]) -> TextConditioning:
     return TextConditioning(torch.cat([text.hidden for text in texts]), torch.cat(pooled) if pooled else None)
 
 
-class AssemblerAhead(Assembler):
+class PrefetchCollator(Collator):
     """An assembler that begins with the next micro-batch of the run when it is asked for one.
 
     Reading and checking what is cached, and drawing noise, take some milliseconds a picture at SDXL's size, in which a
@@ -245,7 +245,7 @@ class AssemblerAhead(Assembler):
     not waited for. What fails in the thread is raised when that micro-batch is asked for.
     """
 
-    def __init__(self, assembler: Assembler, feed: Feed, device: torch.device, step: Callable[[], int]) -> None:
+    def __init__(self, assembler: Collator, feed: BatchSchedule, device: torch.device, step: Callable[[], int]) -> None:
         """``step`` tells how many optimizer steps are done."""
         super().__init__(assembler.job, assembler.source, assembler.cache, live_text=assembler.live_text)
         self.feed = feed

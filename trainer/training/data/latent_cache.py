@@ -23,7 +23,7 @@ from trainer.base.encoding import TextConditioning, encode_latents, encode_words
 from trainer.base.families import TextEncoder
 from trainer.base.source import BaseSource
 from trainer.config.job import Job
-from trainer.dataset.cache_keys import LATENT_SCALE, Cached, entry_path, texts_at_once
+from trainer.dataset.cache_keys import LATENT_SCALE, CacheKeys, entry_path, texts_at_once
 from trainer.dataset.picture import Picture
 from trainer.dataset.pixels import crop_pixels
 from trainer.dataset.sampling import Sample
@@ -32,7 +32,7 @@ from trainer.protocol import events, files
 from trainer.protocol.places import is_disk_full
 from trainer.protocol.reading import open_file
 from trainer.training.checkpoint import disk_full
-from trainer.training.data.pipeline import Pace, Room, Stages
+from trainer.training.data.pipeline import MemoryLimiter, Pace, Pipeline
 from trainer.training.device.device import DTYPES, attention
 from trainer.training.device.offload import release_at, trim
 from trainer.training.device.out_of_memory import is_out_of_memory
@@ -150,7 +150,7 @@ class Cache:
     """What a run's frozen samples and texts look like to the model, made by its base's VAE and text encoders."""
 
     def __init__(self, folder: Path, source: BaseSource, job: Job, device: torch.device) -> None:
-        self.entries = Cached(folder, job, source.family, source.vae_hash, source.text_hash)
+        self.entries = CacheKeys(folder, job, source.family, source.vae_hash, source.text_hash)
         self.pictures, self.texts = EntryStore(self.entries.pictures), EntryStore(self.entries.texts)
         self.source = source
         self.device = device
@@ -172,7 +172,7 @@ class Cache:
         """The key of a text's embeddings."""
         return self.entries.text_key(text)
 
-    def ensure_pictures(self, samples: Iterable[Sample], progress: OnProgress) -> events.Cached | None:
+    def ensure_pictures(self, samples: Iterable[Sample], progress: OnProgress) -> events.CachingSpeed | None:
         """Encodes the latents that are missing or damaged; the VAE is loaded only if there are any, and freed after.
 
         One picture at a time, so that none changes another's rounding; meanwhile the next are decoded and the last
@@ -206,7 +206,7 @@ class Cache:
     ) -> Pace:
         dtype = DTYPES[self.job.fit.vae_dtype or "fp32"]
         vae, tiled = self.source.load_vae(dtype, self.device), bool(self.job.fit.vae_encode_tiling)
-        room = Room(PIXELS_AT_ONCE)
+        room = MemoryLimiter(PIXELS_AT_ONCE)
 
         def crop(key: str) -> tuple[Floats, Floats | None]:
             picture = samples[key].picture
@@ -217,7 +217,7 @@ class Cache:
                     trim()
                 return crop
 
-        stages = Stages(crop, lambda shown: _encode_picture(vae, *shown, tiled=tiled), self.pictures.write)
+        stages = Pipeline(crop, lambda shown: _encode_picture(vae, *shown, tiled=tiled), self.pictures.write)
         # A kernel that the job forces on the UNet may not suit the VAE's one wide head.
         with attention("auto", self.device, dtype):
             return stages.run(missing, kept)
@@ -238,7 +238,7 @@ class Cache:
         self.pictures.drop_written({self.picture_key(sample) for sample in samples})
         self.texts.drop_written({self.text_key(text) for text in texts})
 
-    def ensure_texts(self, texts: Iterable[str], progress: OnProgress) -> events.Cached | None:
+    def ensure_texts(self, texts: Iterable[str], progress: OnProgress) -> events.CachingSpeed | None:
         """Encodes the texts that are missing or damaged, several at once unless runs are to repeat bit for bit.
 
         Meanwhile the last ones are written. Otherwise as for pictures.
@@ -266,7 +266,7 @@ class Cache:
                 self.texts.write(key, tensors)
 
         done = list(accumulate(len(group) for group in groups))
-        stages = Stages(list, encode, write)
+        stages = Pipeline(list, encode, write)
         with attention("auto", self.device, dtype):  # the same before the first step and between epochs
             return stages.run(groups, lambda count: kept(done[count - 1])).of_parts(len(missing))
 
@@ -323,6 +323,6 @@ def _each_text(encoded: TextConditioning) -> list[dict[str, Tensor]]:
     return [{name: tensor[row] for name, tensor in moved.items()} for row in range(len(encoded.hidden))]
 
 
-def _cached(phase: Literal["cache_pictures", "cache_texts"], pace: Pace) -> events.Cached:
+def _cached(phase: Literal["cache_pictures", "cache_texts"], pace: Pace) -> events.CachingSpeed:
     decode = pace.ready if phase == "cache_pictures" else None
-    return events.Cached(phase, pace.count, pace.seconds, decode=decode, encode=pace.compute, write=pace.keep)
+    return events.CachingSpeed(phase, pace.count, pace.seconds, decode=decode, encode=pace.compute, write=pace.keep)

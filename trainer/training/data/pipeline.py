@@ -44,7 +44,7 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Stages(Generic[Item, Ready, Result]):
+class Pipeline(Generic[Item, Ready, Result]):
     """What is done with a thing in each stage."""
 
     ready: Callable[[Item], Ready]
@@ -115,7 +115,7 @@ def _rate(count: int, seconds: float) -> float:
     return count / max(seconds, 1e-9)  # what takes no time that can be measured
 
 
-class Room:
+class MemoryLimiter:
     """So much of something that threads may hold together, such as the pixels of pictures being decoded."""
 
     def __init__(self, whole: float) -> None:

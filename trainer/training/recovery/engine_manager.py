@@ -15,21 +15,21 @@ from trainer.errors import ResumableError
 from trainer.training import checkpoint
 from trainer.training.acceleration.compile import compiled_of
 from trainer.training.acceleration.cuda_graphs import Tell, graphs_of
-from trainer.training.active_plan import Plan
-from trainer.training.build import Parts, build_engine
+from trainer.training.active_plan import ActivePlan
+from trainer.training.build import RunParts, build_engine
 from trainer.training.callbacks.checkpoints import capture, is_restorable, restore
 from trainer.training.callbacks.preview import Previewer
 from trainer.training.callbacks.validation import Validator
-from trainer.training.data.batches import AssemblerAhead
+from trainer.training.data.batches import PrefetchCollator
 from trainer.training.device.gradient_checkpointing import set_checkpointing
 from trainer.training.device.offload import discard, is_emptied, release, release_at
 from trainer.training.device.release_points import load_phase
-from trainer.training.loop import Engine, Prepare, Progress, StepResult
+from trainer.training.loop import Engine, Prepare, StepResult, TrainingProgress
 from trainer.training.optim.lr_schedule import Segment
 from trainer.training.reporting.reporter import watch
 
 
-class Keeper:
+class EngineManager:
     """The one engine of an attempt.
 
     A step that fails before the optimizer moved leaves the masters as they were: its gradients are dropped and it can
@@ -42,15 +42,15 @@ class Keeper:
     def __init__(
         self,
         job: Job,
-        parts: Parts,
+        parts: RunParts,
         segments: Sequence[Segment],
-        plan: Plan,
+        plan: ActivePlan,
         drawers: tuple[Validator, Previewer],
         folder: Path,
         tell: Tell,
     ) -> None:
         self.job = job
-        ahead = AssemblerAhead(parts.assembler, parts.feed, parts.device, lambda: self._require().progress.step)
+        ahead = PrefetchCollator(parts.assembler, parts.feed, parts.device, lambda: self._require().progress.step)
         self.parts = dataclasses.replace(parts, assembler=ahead)
         self.segments = segments
         self.plan = plan
@@ -65,7 +65,7 @@ class Keeper:
         self._held: checkpoint.Checkpoint | None = None
         self._empty = False
         self._replaying = False
-        self._goal = Progress()
+        self._goal = TrainingProgress()
 
     @property
     def models(self) -> dict[str, nn.Module]:
@@ -114,7 +114,7 @@ class Keeper:
         if self.torn or self._empty or self._held:
             self._held = self._held or self._last_checkpoint()
             state: dict[str, Any] = self._held.state
-            engine.progress = Progress(**state["progress"])
+            engine.progress = TrainingProgress(**state["progress"])
 
     def set_aside(self) -> bool:
         """Frees the models until they are needed again, if there are any; what was learned waits in main memory."""

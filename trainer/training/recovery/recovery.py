@@ -12,13 +12,13 @@ from trainer.errors import ResumableError
 from trainer.protocol import events
 from trainer.protocol.forecast import Forecast, ForecastPhase
 from trainer.protocol.text import size
-from trainer.training.active_plan import Plan
+from trainer.training.active_plan import ActivePlan
 from trainer.training.callbacks.checkpoints import Checkpoints
 from trainer.training.device.offload import release
 from trainer.training.device.out_of_memory import card_in_use, closing, is_out_of_memory, shortage_of
-from trainer.training.loop import Component, Engine, Progress, StepResult
-from trainer.training.recovery.engine_manager import Keeper
-from trainer.training.reporting.memory_use import Meter
+from trainer.training.loop import Component, Engine, StepResult, TrainingProgress
+from trainer.training.recovery.engine_manager import EngineManager
+from trainer.training.reporting.memory_use import PhaseMemoryMeter
 from trainer.training.reporting.reporter import Reporter
 
 # Once freed, the same plan often fits: what was in pieces is whole again. A plan that needs it often is too tight.
@@ -46,11 +46,11 @@ class Recovery:
 
     def __init__(
         self,
-        keeper: Keeper,
-        plan: Plan,
+        keeper: EngineManager,
+        plan: ActivePlan,
         prepare: PrepareIn,
         reporter: Reporter,
-        meter: Meter,
+        meter: PhaseMemoryMeter,
         forecast: Forecast | None,
     ) -> None:
         self.keeper = keeper
@@ -116,7 +116,7 @@ class Recovery:
         self.meter.lap()
         return result
 
-    def with_engine(self, phase: ForecastPhase, work: Callable[[Progress], T]) -> T:
+    def with_engine(self, phase: ForecastPhase, work: Callable[[TrainingProgress], T]) -> T:
         """Does ``work`` on the engine, which has been made whole; it is given the run's counters."""
         self.keeper.set_out()
 
@@ -218,11 +218,11 @@ class Protected:
         self.recovery = recovery
         self.phase: ForecastPhase = component.phase
 
-    def at_start(self, progress: Progress) -> None:
+    def at_start(self, progress: TrainingProgress) -> None:
         """As the component's own."""
         self.recovery.with_engine(self.phase, self.component.at_start)
 
-    def after_step(self, progress: Progress, result: StepResult) -> None:
+    def after_step(self, progress: TrainingProgress, result: StepResult) -> None:
         """As the component's own."""
         self.recovery.with_engine(self.phase, lambda now: self.component.after_step(now, result))
 

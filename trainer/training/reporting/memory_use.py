@@ -19,7 +19,7 @@ from trainer.training.reporting.reporter import Reporter
 
 
 @dataclass(slots=True)
-class Use:
+class PhaseMemoryUse:
     """The most that a phase has held so far, in bytes, and its seconds; on the CPU only main memory is known."""
 
     allocated: int | None = None
@@ -30,7 +30,7 @@ class Use:
     """What of the card's memory an event has told."""
 
 
-class Meter:
+class PhaseMemoryMeter:
     """Knows which phase is under way and what each has held at its peak.
 
     On a card the allocator itself keeps the peaks. Private main memory is looked at where a lap ends.
@@ -42,7 +42,7 @@ class Meter:
         self.phase: ForecastPhase = "load"
         self.latest: int | None = None
         """Bytes allocated on the card at the peak of the last lap; None on the CPU."""
-        self._uses: dict[ForecastPhase, Use] = {}
+        self._uses: dict[ForecastPhase, PhaseMemoryUse] = {}
         self._since = time.monotonic()
 
     def enter(self, phase: ForecastPhase) -> None:
@@ -56,12 +56,12 @@ class Meter:
             # The peaks so far are those of timing kernels before the run, which no phase of it reaches.
             torch.cuda.reset_peak_memory_stats(self.device)
         self.phase = phase
-        self._uses.setdefault(phase, Use())
+        self._uses.setdefault(phase, PhaseMemoryUse())
         self._since = time.monotonic()
 
     def lap(self) -> None:
         """Adds what came since the last lap to the phase under way."""
-        use, now = self._uses.setdefault(self.phase, Use()), time.monotonic()
+        use, now = self._uses.setdefault(self.phase, PhaseMemoryUse()), time.monotonic()
         use.seconds, self._since = use.seconds + now - self._since, now
         use.host = _higher(use.host, private_bytes())
         if self.device.type == "cuda":

@@ -89,7 +89,7 @@ def _phases(written: Sequence[events.Event], forecast: Forecast | None) -> Itera
 
 def _caching(written: Iterable[events.Event]) -> dict[str, CachingReport]:
     """Of each phase the most that were encoded in one go: what a few took says little."""
-    told = sorted((event for event in written if isinstance(event, events.Cached)), key=lambda event: event.count)
+    told = sorted((event for event in written if isinstance(event, events.CachingSpeed)), key=lambda event: event.count)
     return {
         event.phase: CachingReport(event.count, event.seconds, event.decode, event.encode, event.write)
         for event in told

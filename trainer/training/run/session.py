@@ -17,21 +17,21 @@ from trainer.protocol.forecast import ForecastPhase, read_forecast
 from trainer.protocol.report import write_report
 from trainer.protocol.run_directory import RunDirectory, State, Status, newest_step
 from trainer.training import checkpoint
-from trainer.training.active_plan import Plan
+from trainer.training.active_plan import ActivePlan
 from trainer.training.build import build_parts
 from trainer.training.callbacks.checkpoints import Checkpoints, is_restorable
 from trainer.training.callbacks.lora_export import Exporter, Saving
 from trainer.training.callbacks.preview import Previewer, Previews
 from trainer.training.callbacks.step_events import Curves, SlowSteps, StepEvents
-from trainer.training.callbacks.validation import Validation, Validator
+from trainer.training.callbacks.validation import ValidationCallback, Validator
 from trainer.training.device.device import attention
 from trainer.training.device.out_of_memory import cap_memory
 from trainer.training.device.release_points import load_phase
-from trainer.training.loop import Component, Engine, Progress, StepResult
+from trainer.training.loop import Component, Engine, StepResult, TrainingProgress
 from trainer.training.optim.lr_schedule import Segment
-from trainer.training.recovery.engine_manager import Keeper
+from trainer.training.recovery.engine_manager import EngineManager
 from trainer.training.recovery.recovery import Protected, Recovery
-from trainer.training.reporting.memory_use import Meter, warn_of_allocator
+from trainer.training.reporting.memory_use import PhaseMemoryMeter, warn_of_allocator
 from trainer.training.reporting.report import in_short, make_report
 from trainer.training.reporting.reporter import Control, Interrupted, Order, Reporter, answer
 from trainer.training.run.cache_pruning import tell_trimmed
@@ -63,10 +63,10 @@ class Attempt:
         self.validator = Validator(pictures, job, self.parts.assembler, self.parts.device)
         self.previewer = Previewer(job, source, self.parts.cache, run.samples)
         self.exporter = Exporter(run, job, source, pictures, self.parts.feed.steps_per_epoch)
-        self.plan = Plan.of(job)
-        self.meter = Meter(self.parts.device, reporter)
+        self.plan = ActivePlan.of(job)
+        self.meter = PhaseMemoryMeter(self.parts.device, reporter)
         drawers = (self.validator, self.previewer)
-        self.keeper = Keeper(job, self.parts, segments, self.plan, drawers, run.checkpoints, reporter.notice)
+        self.keeper = EngineManager(job, self.parts, segments, self.plan, drawers, run.checkpoints, reporter.notice)
         self.forecast = read_forecast(run.forecast)
         self.saving: Saving | None = None
         """What exports the LoRA, as soon as there is an engine."""
@@ -162,11 +162,11 @@ class Attempt:
             StepEvents(engine, self.reporter, self.meter),
             SlowSteps(engine, self.reporter),
             *curves,
-            Validation(engine, self.validator, self.reporter),
+            ValidationCallback(engine, self.validator, self.reporter),
             keeping,
             saving,
             previews,
-            Requests(self.control, self.reporter, saving, previews, keeping),
+            CommandHandler(self.control, self.reporter, saving, previews, keeping),
         ]
 
     def close(self, outcome: events.Outcome) -> None:
@@ -214,12 +214,12 @@ class Attempt:
         self.control.answer(self.reporter, "done", detail)
         return outcome, written
 
-    def _is_complete(self, progress: Progress) -> bool:
+    def _is_complete(self, progress: TrainingProgress) -> bool:
         """Tell whether neither the validation nor the previews of the present step are left to do."""
         return not progress.unvalidated and self.previewer.drawn(progress.step)
 
 
-class Requests:
+class CommandHandler:
     """Answers the commands "save" and "sample", which do not end the run."""
 
     phase: ForecastPhase = "preview"
@@ -233,10 +233,10 @@ class Requests:
         self.previews = previews
         self.keeping = keeping
 
-    def at_start(self, progress: Progress) -> None:
+    def at_start(self, progress: TrainingProgress) -> None:
         """Nothing: leftovers of former attempts were voided at the start."""
 
-    def after_step(self, progress: Progress, result: StepResult) -> None:
+    def after_step(self, progress: TrainingProgress, result: StepResult) -> None:
         """Carry out what was asked for and answer; what fails or is interrupted is answered too."""
         for command in self.control.requests():
             try:
@@ -249,10 +249,10 @@ class Requests:
                 raise
             answer(self.reporter, command, "done", detail)
 
-    def _save(self, progress: Progress) -> str:
+    def _save(self, progress: TrainingProgress) -> str:
         self.keeping.save(progress)
         return self.saving.save(progress).name
 
-    def _sample(self, progress: Progress) -> str:
+    def _sample(self, progress: TrainingProgress) -> str:
         self.previews.draw(progress)
         return f"previews of step {progress.step}"

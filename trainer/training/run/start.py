@@ -12,7 +12,7 @@ import torch
 
 from trainer.base.source import BaseSource, open_base
 from trainer.config.checks import doubtful, effectless
-from trainer.config.fit import FitConfig, RungConfig
+from trainer.config.fit import FallbackStep, FitConfig
 from trainer.config.job import Job, live_text
 from trainer.config.load import load_job
 from trainer.config.resolve import Machine, identity, resolve_job, resolve_length
@@ -51,7 +51,7 @@ class PlannedFit:
     """How a job is to be fitted to this machine, and what that will take."""
 
     fit: FitConfig
-    ladder: tuple[RungConfig, ...] | None = None
+    ladder: tuple[FallbackStep, ...] | None = None
     """What changes, in order, each time memory runs out; None: whatever the user's keys leave open."""
     forecast: Forecast | None = None
     notices: tuple[str, ...] = ()
@@ -132,7 +132,7 @@ def measured(
     return job, told
 
 
-def settled_ladder(job: Job, planned: PlannedFit) -> tuple[RungConfig, ...]:
+def settled_ladder(job: Job, planned: PlannedFit) -> tuple[FallbackStep, ...]:
     """The rungs that a run of ``job`` may step down: those that it states itself, else planned ones."""
     if job.ladder:
         return job.ladder

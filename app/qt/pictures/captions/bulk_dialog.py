@@ -26,20 +26,20 @@ from PySide6.QtWidgets import (
 )
 
 from app.core.edits import bulk
-from app.core.edits.bulk import CalledOffError, Snapshot, Words
+from app.core.edits.bulk import CalledOffError, CaptionSnapshots, SnapshotCaption
 from app.core.edits.history import Edit
-from app.core.library import Altered, Change, Picture
+from app.core.library import Altered, Picture, ValueChange
 from app.core.session import Session
 from app.core.tags.completion import Completion
 from app.core.tags.splitting import Lines, split_tags
 from app.core.words import in_words
-from app.qt.pictures.captions.preview import Preview, Row
+from app.qt.pictures.captions.preview import ChangeList, ChangeRow
 from app.qt.pictures.captions.tag_line import Complete, TagField
 from app.qt.widgets import ComboBox, SpinBox
 from trainer.errors import ImpastoError
 
 _Field = TypeVar("_Field", bound=QWidget)
-Make = Callable[[Sequence[Words], Lines], Edit]
+Make = Callable[[Sequence[SnapshotCaption], Lines], Edit]
 """Runs on a worker: all that the form asked for is inside already."""
 _SCOPES: tuple[Scope, ...] = ("all", "shown", "selected")
 _PAUSE_MS = 120
@@ -290,11 +290,11 @@ class BulkDialog(QDialog):
         super().__init__(parent)
         self._session, self._lines = session, lines
         self._edit: Edit | None = None
-        self._snapshot: Snapshot | None = None
+        self._snapshot: CaptionSnapshots | None = None
         self.operations, self.stack = QListWidget(), QStackedWidget()
         self.scopes: dict[Scope, QRadioButton] = {}
         self.count, self.fault = QLabel(), QLabel()
-        self.preview = Preview()
+        self.preview = ChangeList()
         self.buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
         self.apply_button = self.buttons.addButton("", QDialogButtonBox.ButtonRole.AcceptRole)
         self._pause = QTimer(self)
@@ -417,7 +417,7 @@ class BulkDialog(QDialog):
         if make is None:
             self._show(None, 0)
             return
-        captions = self._snapshot = Snapshot(self._pictures(self.scope))
+        captions = self._snapshot = CaptionSnapshots(self._pictures(self.scope))
         self.count.setText(self.tr("Looking at %n caption(s)…", "", len(captions)))
 
         def have(edit: Edit) -> None:
@@ -442,10 +442,10 @@ class BulkDialog(QDialog):
         self.count.setText(words if edit is not None else "")
         self._offer(len(changes))
 
-    def _row(self, change: Change) -> Row:
+    def _row(self, change: ValueChange) -> ChangeRow:
         picture = self._session.library.pictures.get(change.picture)
         before = None if change.before is None else str(change.before)
-        return Row(picture.name if picture else "", before, str(change.after or ""))
+        return ChangeRow(picture.name if picture else "", before, str(change.after or ""))
 
     def _offer(self, count: int) -> None:
         self.apply_button.setText(self.tr("Change %n caption(s)", "", count) if count else self.tr("Change"))

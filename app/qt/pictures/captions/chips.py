@@ -20,7 +20,7 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QAbstractButton, QApplication, QLineEdit, QSizePolicy, QWidget
 
-from app.core.tags.splitting import Lines, Piece
+from app.core.tags.splitting import Lines, TagSpan
 from app.qt.theme import colours, icon
 from app.qt.widgets import flow
 
@@ -237,7 +237,7 @@ class Chip(QAbstractButton):
         return self.tr("Enter writes it anew, Delete removes it")
 
 
-def chips_of(text: str, found: Sequence[Piece], lines: Lines) -> Sequence[ChipData]:
+def chips_of(text: str, found: Sequence[TagSpan], lines: Lines) -> Sequence[ChipData]:
     """Return the chips of one caption; a tag is repeated where it stands further in front of the same alternative."""
     chips, seen = [], set()
     for piece in found:

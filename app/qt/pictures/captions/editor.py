@@ -20,18 +20,18 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.edits.bulk import CalledOffError, Snapshot, Words, add_tags, remove_tags, rename_tag
+from app.core.edits.bulk import CalledOffError, CaptionSnapshots, SnapshotCaption, add_tags, remove_tags, rename_tag
 from app.core.edits.history import Edit
-from app.core.library import Altered, Change, Picture
+from app.core.library import Altered, Picture, ValueChange
 from app.core.session import Session
 from app.core.tags.completion import Completion
 from app.core.tags.index import Summary, summarise
-from app.core.tags.splitting import Lines, Piece, move_piece, pieces, remove_piece, replace_piece, split_tags
+from app.core.tags.splitting import Lines, TagSpan, move_piece, pieces, remove_piece, replace_piece, split_tags
 from app.core.tasks import only, raise_again
 from app.qt.actions.commands import Commands
 from app.qt.pictures.captions.actions import ACTIONS
 from app.qt.pictures.captions.chips import ChipBoard, ChipData, chips_of
-from app.qt.pictures.captions.status import Chosen, Safety, StateWords
+from app.qt.pictures.captions.status import Chosen, SaveStatusPanel, StateWords
 from app.qt.pictures.captions.tag_line import TagLine
 from app.qt.pictures.captions.text import LIMITS, CaptionText, Ruler
 from app.qt.widgets import ComboBox, until_destroyed
@@ -61,9 +61,9 @@ class CaptionEditor(QWidget):
         self._session = session
         self._chosen, self._ending = Chosen(session), False
         self._most = _MOST_CHIPS
-        self._pieces: list[Piece] = []
+        self._pieces: list[TagSpan] = []
         self._typing = False
-        self._snapshot: Snapshot | None = None
+        self._snapshot: CaptionSnapshots | None = None
         self._words = StateWords(self)
         self.title, self.state, self.hint, self.count = (QLabel() for _ in range(4))
         self.line = TagLine(self._complete)
@@ -75,7 +75,7 @@ class CaptionEditor(QWidget):
         self._gather = self._timer(_GATHER_MS, self._summarise)
         self._commands = commands
         commands.add(ACTIONS, self)
-        self.safety = Safety(session)
+        self.safety = SaveStatusPanel(session)
         self._build()
         self._listen()
         self._choose()
@@ -338,7 +338,7 @@ class CaptionEditor(QWidget):
         if len(self._chosen) < 2:
             self._show_many(Summary(0, (), (), 0, 0))
             return
-        captions = self._snapshot = Snapshot(self._chosen.pictures)
+        captions = self._snapshot = CaptionSnapshots(self._chosen.pictures)
         lines = self._lines
 
         def look() -> Summary:
@@ -431,7 +431,7 @@ class CaptionEditor(QWidget):
         picture = self._chosen.pictures[0]
         name = f"Write the caption of {picture.name}"
         joins, self._typing = self._typing, True
-        self._session.history.do(Edit(name, (Change(picture.id, "caption", picture.caption, text),)), joins=joins)
+        self._session.history.do(Edit(name, (ValueChange(picture.id, "caption", picture.caption, text),)), joins=joins)
         self._pause.start()
 
     def _end_typing(self) -> None:
@@ -442,12 +442,12 @@ class CaptionEditor(QWidget):
         self._end_typing()
         picture = self._chosen.pictures[0]
         if text != picture.caption:
-            self._session.history.do(Edit(name, (Change(picture.id, "caption", picture.caption, text),)))
+            self._session.history.do(Edit(name, (ValueChange(picture.id, "caption", picture.caption, text),)))
 
-    def _do(self, make: Callable[[Sequence[Words]], Edit], nothing: str = "") -> None:
+    def _do(self, make: Callable[[Sequence[SnapshotCaption]], Edit], nothing: str = "") -> None:
         """Make an edit of all captions: here where they are few or the window waits for it to close, else behind."""
         self._end_typing()
-        captions = Snapshot(self._chosen.pictures)
+        captions = CaptionSnapshots(self._chosen.pictures)
 
         def have(edit: Edit) -> None:
             if edit:

@@ -20,7 +20,7 @@ _AROUND = 24
 _compared = lru_cache(maxsize=512)(differences)
 
 
-class Row(NamedTuple):
+class ChangeRow(NamedTuple):
     """One change as it is shown."""
 
     name: str
@@ -35,9 +35,9 @@ class PreviewModel(QAbstractListModel):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.changes: Sequence[Any] = ()
-        self._row: Callable[[Any], Row] = lambda change: change
+        self._row: Callable[[Any], ChangeRow] = lambda change: change
 
-    def show(self, changes: Sequence[Any], row: Callable[[Any], Row]) -> None:
+    def show(self, changes: Sequence[Any], row: Callable[[Any], ChangeRow]) -> None:
         """Show these in place of the former; `row` says how one of them is shown."""
         self.beginResetModel()
         self.changes, self._row = changes, row
@@ -59,11 +59,11 @@ class PreviewModel(QAbstractListModel):
             return words.format(name=row.name, before=self.before(row), after=row.after or self.tr("nothing"))
         return None
 
-    def row(self, index: _Index) -> Row:
+    def row(self, index: _Index) -> ChangeRow:
         """Return one change."""
         return self._row(self.changes[index.row()])
 
-    def before(self, row: Row) -> str:
+    def before(self, row: ChangeRow) -> str:
         """Return what is there now, in words where it is nothing."""
         return self.tr("no caption") if row.before is None else row.before
 
@@ -94,7 +94,7 @@ class PreviewDelegate(QStyledItemDelegate):
         painter.restore()
 
     def _paint_texts(
-        self, painter: QPainter, option: QStyleOptionViewItem, box: QRect, change: Row, model: PreviewModel
+        self, painter: QPainter, option: QStyleOptionViewItem, box: QRect, change: ChangeRow, model: PreviewModel
     ) -> None:
         look = colours()
         before, after = change.before or "", change.after
@@ -114,7 +114,7 @@ class PreviewDelegate(QStyledItemDelegate):
         _paint_text(painter, lower, after, start, found.new, (option.font, look.text), (new, look.good))
 
 
-class Preview(QTreeView):
+class ChangeList(QTreeView):
     """The list of changes."""
 
     def __init__(self, parent: QWidget | None = None) -> None:

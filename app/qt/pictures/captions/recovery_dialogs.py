@@ -26,7 +26,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.core.edits.backups import Backups, Written
-from app.core.edits.bulk import Span, Words, add_tags, differences
+from app.core.edits.bulk import SnapshotCaption, Span, add_tags, differences
 from app.core.edits.safe_files import refusal
 from app.core.edits.save_state import AnyField, Conflict, SaveRequest, SaveState
 from app.core.library import Value
@@ -34,7 +34,7 @@ from app.core.session import Session
 from app.core.tags.splitting import split_tags
 from app.core.tasks import only
 from app.core.words import in_words
-from app.qt.pictures.captions.preview import Preview, Row
+from app.qt.pictures.captions.preview import ChangeList, ChangeRow
 from app.qt.pictures.captions.text import qt_place
 from app.qt.theme import colours
 from app.qt.widgets import ComboBox, while_there
@@ -54,7 +54,7 @@ class RestoreDialog(QDialog):
         self.setWindowTitle(self.tr("Restore original captions"))
         self.resize(820, 520)
         self.datasets, self.told, self.fault = ComboBox(), QLabel(), QLabel()
-        self.preview = Preview()
+        self.preview = ChangeList()
         self.buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
         role = QDialogButtonBox.ButtonRole.ActionRole
         self.chosen = self.buttons.addButton("", role)
@@ -109,11 +109,11 @@ class RestoreDialog(QDialog):
             return
         saver, backups, root = self._session.saver, self._session.backups, self.root
 
-        def compare() -> list[tuple[str, Row]]:
+        def compare() -> list[tuple[str, ChangeRow]]:
             saver.flush()
             return _changed(backups, root)
 
-        def have(rows: Sequence[tuple[str, Row]]) -> None:
+        def have(rows: Sequence[tuple[str, ChangeRow]]) -> None:
             if root == self.root:  # else another dataset was chosen meanwhile
                 self._have(rows)
 
@@ -124,14 +124,14 @@ class RestoreDialog(QDialog):
 
         self._session.tasks.run(compare, while_there(self, have), only(OSError, while_there(self, failed)))
 
-    def _have(self, rows: Sequence[tuple[str, Row]]) -> None:
+    def _have(self, rows: Sequence[tuple[str, ChangeRow]]) -> None:
         words = self.tr("%n caption file(s) changed since Impasto first wrote there.", "", len(rows))
         words += " " + self.tr("The upper line is what stands there, the lower one the original.")
         words += " " + self.tr("What stands there now is kept too.")
         self.told.setText(words if rows else self.tr("All captions are what they were before Impasto."))
         self._show(rows)
 
-    def _show(self, rows: Sequence[tuple[str, Row]]) -> None:
+    def _show(self, rows: Sequence[tuple[str, ChangeRow]]) -> None:
         self.preview.list.show(rows, lambda pair: pair[1])
         self._offer(QItemSelection(), QItemSelection())
 
@@ -142,11 +142,11 @@ class RestoreDialog(QDialog):
         self.chosen.setText(self.tr("Restore the %n chosen", "", chosen) if chosen else self.tr("Restore those chosen"))
         self.chosen.setEnabled(bool(chosen))
 
-    def _selected(self) -> list[tuple[str, Row]]:
+    def _selected(self) -> list[tuple[str, ChangeRow]]:
         rows = self.preview.selectionModel().selectedRows()
         return [self.preview.list.changes[index.row()] for index in rows]
 
-    def _restore(self, rows: Sequence[tuple[str, Row]]) -> None:
+    def _restore(self, rows: Sequence[tuple[str, ChangeRow]]) -> None:
         files = [file for file, _ in rows]
         self._show([])  # nothing of it is asked for twice
         self.datasets.setEnabled(False)
@@ -187,13 +187,13 @@ def _restored_name(count: int) -> str:
     return "Restore 1 original caption" if count == 1 else f"Restore {count} original captions"
 
 
-def _changed(backups: Backups, root: str) -> list[tuple[str, Row]]:
+def _changed(backups: Backups, root: str) -> list[tuple[str, ChangeRow]]:
     """Return the caption files of a dataset that are not what they were, each with both; raises OSError."""
     found = []
     for version in backups.originals(root):
         file = Path(root, version.file)
         if file.suffix.lower() in SUFFIXES and (now := _read(file)) != version.data:
-            found.append((version.file, Row(version.file, _text(now), _text(version.data) or "")))
+            found.append((version.file, ChangeRow(version.file, _text(now), _text(version.data) or "")))
     return found
 
 
@@ -368,7 +368,7 @@ def _value(conflict: Conflict, keep: Keep) -> Value:
 
 def _merged(conflict: Conflict) -> str:
     """Return the other version, plus the user's tags that are missing from it."""
-    theirs = Words(0, str(conflict.theirs or ""))
+    theirs = SnapshotCaption(0, str(conflict.theirs or ""))
     edit = add_tags([theirs], split_tags(str(conflict.mine or "")))
     return str(edit.changes[0].after) if edit else theirs.caption or ""
 
@@ -390,7 +390,7 @@ class RecoveredDialog(QDialog):
             words + " " + self.tr("Where another program wrote in the meantime, you choose which version to keep.")
         )
         told.setWordWrap(True)
-        self.preview = Preview()
+        self.preview = ChangeList()
         self.preview.setAccessibleName(self.tr("Recovered changes"))
         self.preview.list.show(requests, _row)
         buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
@@ -403,6 +403,6 @@ class RecoveredDialog(QDialog):
         column.addWidget(buttons)
 
 
-def _row(request: SaveRequest) -> Row:
+def _row(request: SaveRequest) -> ChangeRow:
     before, after = (value_words(request.key.field, value) for value in (request.bases[0], request.desired))
-    return Row(request.key.path.name, before, after or "")
+    return ChangeRow(request.key.path.name, before, after or "")

@@ -9,17 +9,17 @@ from pathlib import Path
 from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
 
-from app.core.edits.save_state import Notice, SaveProblem, SaveState
+from app.core.edits.save_state import SaveNotice, SaveProblem, SaveState
 from app.core.library import Altered, Picture
 from app.core.session import Session
 from app.core.tags.index import Summary
 from app.core.tags.splitting import Lines
 from app.core.words import in_words
-from app.qt.pictures.captions.text import CHUNK, Measured
+from app.qt.pictures.captions.text import CHUNK, TokenCount
 from app.qt.widgets import plain_tip, until_destroyed
 
 
-class Safety(QFrame):
+class SaveStatusPanel(QFrame):
     """Problems and conflicts of saving, one below the other; empty while there are none.
 
     `told` carries what is said once, above the page: a sentence, and a button's title with what it does, or None.
@@ -79,7 +79,7 @@ class Safety(QFrame):
                 words = words.replace(str(path), path.name)
         return words
 
-    def _tell(self, notice: Notice) -> None:
+    def _tell(self, notice: SaveNotice) -> None:
         folder = Path(notice.root).name
         act: tuple[str, Callable[[], None]] | None
         if notice.code in ("notice.recovered", "notice.left"):
@@ -101,7 +101,7 @@ class Safety(QFrame):
             self._unsettled.append(words)
         self.told.emit(words, act)
 
-    def _left(self, notice: Notice) -> tuple[str, tuple[str, Callable[[], None]] | None]:
+    def _left(self, notice: SaveNotice) -> tuple[str, tuple[str, Callable[[], None]] | None]:
         """Return what earlier sessions left unsaved and what has come of it, with the button that shows it."""
         if notice.code == "notice.recovered":
             words = [self.tr("Impasto stopped before it saved %n change(s) in {folder}.", "", notice.count)]
@@ -252,7 +252,7 @@ class StateWords(QObject):
         ]
         return ", ".join(word for word in words if word), "warning" if summary.missing or summary.empty else "muted"
 
-    def of_tokens(self, measured: Sequence[Measured] | None, limit: int) -> Told:
+    def of_tokens(self, measured: Sequence[TokenCount] | None, limit: int) -> Told:
         """Return how long the caption is; of several, the longest."""
         if measured is None:
             return self.tr("Counting tokens…"), "muted"
@@ -266,7 +266,7 @@ class StateWords(QObject):
             return words.format(count=longest.tokens, limit=limit, row=row, rows=limit // CHUNK), "muted"
         return self.tr("{count} of {limit} tokens").format(count=longest.tokens, limit=limit), "muted"
 
-    def about_tokens(self, measured: Sequence[Measured] | None) -> str:
+    def about_tokens(self, measured: Sequence[TokenCount] | None) -> str:
         """Return how they are counted."""
         words = self.tr("The text encoder reads 75 tokens in a row.")
         if measured and any(one.trigger for one in measured):

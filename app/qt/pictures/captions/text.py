@@ -36,7 +36,7 @@ _UNDO = (QKeySequence.StandardKey.Undo, QKeySequence.StandardKey.Redo)
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class TokenCount:
     """One caption, or one line of it where each line is an alternative; places count characters of the whole text."""
 
     start: int
@@ -63,7 +63,7 @@ class Ruler(QObject):
         self._ends: _Ends | None = None
         self._holds: _Holds | None = None
 
-    def measure(self, text: str, lines: Lines, limit: Limit, trigger: str = "") -> list[Measured] | None:
+    def measure(self, text: str, lines: Lines, limit: Limit, trigger: str = "") -> list[TokenCount] | None:
         """Return the measures of a caption, of each line that is an alternative; None: not loaded yet."""
         if self._ends is None:
             self._load()
@@ -71,7 +71,7 @@ class Ruler(QObject):
         parts = _parts(text[:_MOST], lines)
         return [self._measure(part, start, limit, trigger) for start, part in parts]
 
-    def _measure(self, text: str, start: int, limit: Limit, trigger: str) -> Measured:
+    def _measure(self, text: str, start: int, limit: Limit, trigger: str) -> TokenCount:
         assert self._ends
         assert self._holds
         first = f"{trigger}, " if trigger and text.strip() and not self._holds(text, trigger) else ""
@@ -79,7 +79,7 @@ class Ruler(QObject):
         # A row ends behind its last token. Where that is in the trigger word, the text is cut from its beginning.
         marks = [start + max(0, ends[place - 1] - len(first)) for place in range(CHUNK, len(ends), CHUNK)]
         cut = marks[limit // CHUNK - 1] if len(ends) > limit else None
-        return Measured(start, start + len(text), len(ends), tuple(marks), cut, bool(first))
+        return TokenCount(start, start + len(text), len(ends), tuple(marks), cut, bool(first))
 
     def _load(self) -> None:
         if not self._asked:
@@ -126,7 +126,7 @@ class CaptionText(QPlainTextEdit):
         super().__init__(parent)
         self._text = b""  # as Qt counts: UTF-16
         self._showing = False
-        self._measured: Sequence[Measured] = ()
+        self._measured: Sequence[TokenCount] = ()
         self.setUndoRedoEnabled(False)
         self.setTabChangesFocus(True)
         self.setAccessibleName(self.tr("Caption"))
@@ -152,7 +152,7 @@ class CaptionText(QPlainTextEdit):
         self.setTextCursor(cursor)
         self.mark(())
 
-    def mark(self, measured: Sequence[Measured]) -> None:
+    def mark(self, measured: Sequence[TokenCount]) -> None:
         """Show where the rows of the text encoder end, and dim what training does not read."""
         self._measured = measured
         look = QTextCharFormat()

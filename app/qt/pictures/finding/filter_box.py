@@ -26,9 +26,9 @@ from PySide6.QtWidgets import (
 )
 
 from app.core.disk.roots import told_apart
-from app.core.query.completion import Proposal, QueryCompleter, Unknown, unknown_tags
+from app.core.query.completion import Proposal, QueryCompleter, UnknownTag, unknown_tags
 from app.core.query.filtering import SavedFilter
-from app.core.query.language import Fault, QueryError, help_text, parse
+from app.core.query.language import QueryError, QueryProblem, help_text, parse
 from app.core.query.terms import Query, Term, literal
 from app.core.session import Session
 from app.core.words import in_words
@@ -165,7 +165,7 @@ class FilterField(QLineEdit):
         self.setAccessibleDescription(self.tr("Shows only the pictures that this query finds"))
         self.textEdited.connect(lambda _: self.propose(typing=True))
 
-    def underline(self, faults: Iterable[Fault]) -> None:
+    def underline(self, faults: Iterable[QueryProblem]) -> None:
         """Draw a wave below these parts of the text, and below no other.
 
         Formats are no part of a line edit; an input method may give some, so we speak as one (QTBUG-46603).
@@ -364,12 +364,12 @@ class FilterBox(QWidget):
             if text != self._filtering.text or not patient:
                 self._written = text
                 self._filtering.apply(text)
-            faults: tuple[Fault, ...] = ()
+            faults: tuple[QueryProblem, ...] = ()
         except QueryError as error:
             faults = error.faults
             self._written = self._filtering.text
         unknown = [] if faults else self._unknown()
-        doubts: list[Fault | Unknown] = [*faults, *unknown]
+        doubts: list[QueryProblem | UnknownTag] = [*faults, *unknown]
         if patient and doubts and all(self._is_typed(doubt) for doubt in doubts):
             self._patience.start()
             return
@@ -380,7 +380,7 @@ class FilterBox(QWidget):
         self._ask()
         self._remember()
 
-    def _is_typed(self, doubt: Fault | Unknown) -> bool:
+    def _is_typed(self, doubt: QueryProblem | UnknownTag) -> bool:
         return self._is_at_cursor(doubt.start, doubt.end)
 
     def _is_at_cursor(self, start: int, end: int) -> bool:
@@ -396,13 +396,13 @@ class FilterBox(QWidget):
         typed = [term for term in parse(self.field.text()).terms() if self._is_at_cursor(*term.span)]
         return any(not self._session.finder.find(Query(term)) for term in typed)
 
-    def _unknown(self) -> list[Unknown]:
+    def _unknown(self) -> list[UnknownTag]:
         """Return the tags asked for that explain why nothing is found."""
         if self._session.view.ids or self._session.tags.pending:
             return []
         return unknown_tags(self._filtering.query, self._session.tags)
 
-    def _tell_unknown(self, unknown: list[Unknown]) -> None:
+    def _tell_unknown(self, unknown: list[UnknownTag]) -> None:
         """Say which tags no picture has; a click on the one that may have been meant asks for it instead."""
         text, sentences = self.field.text(), []
         for tag, meant, start, end in unknown:
@@ -415,7 +415,7 @@ class FilterBox(QWidget):
         self.note.setText("<br>".join(sentences))
         self.note.setVisible(bool(sentences))
 
-    def _tell_faults(self, faults: tuple[Fault, ...]) -> None:
+    def _tell_faults(self, faults: tuple[QueryProblem, ...]) -> None:
         self.field.underline(faults)
         self.fault.setText("\n".join(map(in_words, faults)))
         self.fault.setVisible(bool(faults))

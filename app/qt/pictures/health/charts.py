@@ -13,7 +13,7 @@ from PySide6.QtCore import QEvent, QLocale, QPointF, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QFocusEvent, QHelpEvent, QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 
-from app.core.health.charts import Bar, Cell
+from app.core.health.charts import Bar, SizeCell
 from app.core.health.groups import TOKEN_MARKS
 from app.qt.theme import colours
 
@@ -22,7 +22,7 @@ _FORWARD = (Qt.Key.Key_Down, Qt.Key.Key_Right)
 _BACK = (Qt.Key.Key_Up, Qt.Key.Key_Left)
 
 
-class Chart(QWidget):
+class HealthChart(QWidget):
     """Parts that can be walked through by arrow keys and chosen by Enter or a click."""
 
     chosen = Signal(object)
@@ -127,7 +127,7 @@ class Chart(QWidget):
         return f"{label}: " + self.tr("%n picture(s)", "", pictures)
 
 
-class Rows(Chart):
+class BarChart(HealthChart):
     """Bars from left to right, one below the other: buckets, tags."""
 
     def __init__(self, name: str, parent: QWidget | None = None) -> None:
@@ -184,7 +184,7 @@ class Rows(Chart):
         return self.fontMetrics().height() + 9
 
 
-class Columns(Chart):
+class ColumnChart(HealthChart):
     """Bars side by side over an axis with marks: how long captions are."""
 
     def __init__(self, name: str, parent: QWidget | None = None) -> None:
@@ -257,17 +257,17 @@ class Columns(Chart):
         return QRectF(_SIDE, line + 4, self.width() - 2 * _SIDE - 4, max(self.height() - 2 * line - 14, 10))
 
 
-class SizeMap(Chart):
+class SizeMap(HealthChart):
     """Where pictures lie by width and height, both in doublings, with the line on which the area suffices."""
 
     def __init__(self, name: str, parent: QWidget | None = None) -> None:
         super().__init__(name, parent)
-        self.cells: Sequence[Cell] = ()
+        self.cells: Sequence[SizeCell] = ()
         self.resolution = 1024
         self.setMinimumHeight(160)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
 
-    def show_cells(self, cells: Sequence[Cell], resolution: int) -> None:
+    def show_cells(self, cells: Sequence[SizeCell], resolution: int) -> None:
         """Show these; pictures below `resolution` squared have too few pixels."""
         self.cells = sorted(cells, key=lambda cell: (cell.left, cell.top))
         self.resolution = resolution
@@ -322,7 +322,7 @@ class SizeMap(Chart):
         across, up = (log2(width) - low) / span, (log2(height) - low) / span
         return QPointF(field.left() + across * field.width(), field.bottom() - up * field.height())
 
-    def _place(self, cell: Cell) -> QRectF:
+    def _place(self, cell: SizeCell) -> QRectF:
         return QRectF(self._point(cell.left, cell.bottom), self._point(cell.right, cell.top))
 
     def _field(self) -> QRectF:
@@ -331,7 +331,7 @@ class SizeMap(Chart):
         return QRectF(left, 8, max(self.width() - left - 2 * _SIDE, 10), max(self.height() - line - 18, 10))
 
 
-def _bounds(cell: Cell) -> str:
+def _bounds(cell: SizeCell) -> str:
     return f"{cell.left:.0f} – {cell.right:.0f} × {cell.top:.0f} – {cell.bottom:.0f}"
 
 

@@ -9,8 +9,8 @@ from PySide6.QtCore import QLocale, QPointF, QRectF, Qt, Signal
 from PySide6.QtGui import QColor, QKeyEvent, QMouseEvent, QPainter, QPainterPath, QPaintEvent, QPen, QWheelEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
 
-from app.core.edits.history import Stretch
-from app.core.health.judging import Shown, crop_to, largest, moved, scaled, shown_of
+from app.core.edits.history import UndoScope
+from app.core.health.judging import CropPreview, crop_to, largest, moved, scaled, shown_of
 from app.core.library import Altered, Crop
 from app.core.session import Session
 from app.qt.pictures.dialogs import OneByOne
@@ -206,7 +206,7 @@ class Cropper(OneByOne):
     ) -> None:
         super().__init__(session, ids, start, parent)
         self._recipe = session.health.aim.recipe()
-        self._steps = Stretch(session.history)
+        self._steps = UndoScope(session.history)
         self.canvas = CropCanvas(session)
         self.facts, self.shape = QLabel(), ComboBox()
         self.reset_button, self.done_button = QPushButton(), QPushButton()
@@ -269,7 +269,7 @@ class Cropper(OneByOne):
         self.canvas.show_picture(picture.id if picture else None)
         self._tell()
 
-    def _shown(self, crop: Crop | None) -> Shown | None:
+    def _shown(self, crop: Crop | None) -> CropPreview | None:
         picture = self.picture
         if picture is None or not picture.width or not picture.height:
             return None
@@ -291,7 +291,7 @@ class Cropper(OneByOne):
         self.reset_button.setEnabled(picture is not None and picture.crop is not None)
         self._fill_shapes(shown)
 
-    def _facts(self, shown: Shown) -> str:
+    def _facts(self, shown: CropPreview) -> str:
         number = QLocale()
         parts = [f"{shown.bucket[0]} × {shown.bucket[1]}"]
         parts.append(self.tr("{share} % outside").format(share=number.toString(100 * shown.lost, "f", 0)))
@@ -299,7 +299,7 @@ class Cropper(OneByOne):
             parts.append(self.tr("enlarged {factor} times").format(factor=number.toString(shown.enlarged, "f", 2)))
         return "   ·   ".join(parts)
 
-    def _fill_shapes(self, shown: Shown | None) -> None:
+    def _fill_shapes(self, shown: CropPreview | None) -> None:
         """Offer the shapes that the dataset has already: pictures of one shape are batched together."""
         shapes = {cast("tuple[int, int]", shape) for shape in self._session.health.files.all("bucket")}
         shapes |= {shown.bucket} if shown else set()

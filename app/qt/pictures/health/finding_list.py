@@ -17,7 +17,7 @@ from PySide6.QtCore import (
 from PySide6.QtGui import QColor, QKeyEvent, QPainter, QResizeEvent
 from PySide6.QtWidgets import QAbstractItemView, QListView, QStyle, QStyledItemDelegate, QStyleOptionViewItem, QWidget
 
-from app.core.health.findings import Finding
+from app.core.health.findings import HealthFinding
 from app.qt.theme import colours, icon
 
 _Index = QModelIndex | QPersistentModelIndex
@@ -33,10 +33,10 @@ class FindingModel(QAbstractListModel):
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
-        self.rows: tuple[Finding, ...] = ()
+        self.rows: tuple[HealthFinding, ...] = ()
         self._texts: tuple[tuple[str, str], ...] = ()
 
-    def show(self, findings: Sequence[Finding]) -> None:
+    def show(self, findings: Sequence[HealthFinding]) -> None:
         """Show these; where kinds and places are the same only their words are renewed."""
         texts = tuple((one.code, one.sentence) for one in findings)
         codes = [code for code, _ in texts]
@@ -123,12 +123,12 @@ class FindingView(QListView):
         self.clicked.connect(lambda _: self.asked.emit())
 
     @property
-    def finding(self) -> Finding | None:
+    def finding(self) -> HealthFinding | None:
         """The chosen finding."""
         row = self.currentIndex().row()
         return self.findings.rows[row] if 0 <= row < len(self.findings.rows) else None
 
-    def show_findings(self, findings: Sequence[Finding]) -> None:
+    def show_findings(self, findings: Sequence[HealthFinding]) -> None:
         """Show these; what is chosen stays chosen while it is there."""
         code = self.finding.code if self.finding else ""
         self.findings.show(findings)
@@ -149,7 +149,7 @@ class FindingView(QListView):
         self.scheduleDelayedItemsLayout()
 
 
-def _finding(index: _Index) -> Finding:
+def _finding(index: _Index) -> HealthFinding:
     model = index.model()
     assert isinstance(model, FindingModel)
     return model.rows[index.row()]

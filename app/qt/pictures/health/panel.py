@@ -25,13 +25,13 @@ from shiboken6 import isValid
 
 from app.core.health import charts
 from app.core.health.findings import Action as ByHand
-from app.core.health.findings import Finding
-from app.core.health.health import Health, Progress
+from app.core.health.findings import HealthFinding
+from app.core.health.health import Health, HealthProgress
 from app.core.health.inspector import to_utf8
 from app.core.session import Session
 from app.core.words import in_words
 from app.qt.actions.commands import Action, Commands
-from app.qt.pictures.health.charts import Chart, Columns, Rows, SizeMap
+from app.qt.pictures.health.charts import BarChart, ColumnChart, HealthChart, SizeMap
 from app.qt.pictures.health.finding_list import FindingView
 from app.qt.theme import set_icon
 from app.qt.widgets import QT_TRANSLATE_NOOP, ComboBox, until_destroyed
@@ -73,10 +73,10 @@ class ChartsView(QWidget):
         super().__init__(parent)
         self._health = health
         self.choice = ComboBox()
-        self.buckets = Rows(self.tr("Shapes as training sees them"))
+        self.buckets = BarChart(self.tr("Shapes as training sees them"))
         self.sizes = SizeMap(self.tr("Widths and heights"))
-        self.lengths = Columns(self.tr("Lengths of captions in tokens"))
-        self.tags = Rows(self.tr("Most frequent tags"))
+        self.lengths = ColumnChart(self.tr("Lengths of captions in tokens"))
+        self.tags = BarChart(self.tr("Most frequent tags"))
         self.note = QLabel()
         self.stack = QStackedWidget()
         self._build()
@@ -118,10 +118,10 @@ class ChartsView(QWidget):
         row.setContentsMargins(10, 4, 10, 2)
         row.addWidget(self.choice)
         row.addWidget(self.note, 1)
-        charts_shown: tuple[Chart, ...] = (self.buckets, self.sizes, self.lengths, self.tags)
+        charts_shown: tuple[HealthChart, ...] = (self.buckets, self.sizes, self.lengths, self.tags)
         for chart in charts_shown:
             chart.chosen.connect(self._chosen)
-            self.stack.addWidget(_scrolled(chart) if isinstance(chart, Rows) else chart)
+            self.stack.addWidget(_scrolled(chart) if isinstance(chart, BarChart) else chart)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(2)
@@ -136,7 +136,7 @@ class ChartsView(QWidget):
         self.chosen.emit(ids)
 
 
-def _scrolled(chart: Chart) -> QScrollArea:
+def _scrolled(chart: HealthChart) -> QScrollArea:
     area = QScrollArea()
     area.setWidget(chart)
     area.setWidgetResizable(True)
@@ -356,14 +356,14 @@ class HealthPanel(QWidget):
         tip = self.tr("Resolution of the job “{name}”, which uses these images") if target.job else ""
         self.resolution.setToolTip(tip.format(name=target.job) or self.tr("Resolution of the next new job"))
 
-    def _show_findings(self, findings: tuple[Finding, ...]) -> None:
+    def _show_findings(self, findings: tuple[HealthFinding, ...]) -> None:
         self.list.show_findings(findings)
         self.answers.setCurrentWidget(self.list if findings else self.well)
         problems = sum(one.severity != "info" for one in findings)
         self.problems.setText(self.tr("Problems ({count})").format(count=problems) if problems else self.tr("Problems"))
         self._detail()
 
-    def _tell_progress(self, progress: Progress) -> None:
+    def _tell_progress(self, progress: HealthProgress) -> None:
         left = max(progress.inspecting, progress.judging)
         for part in (self.bar, self.progress):
             part.setVisible(bool(left and progress.total))
@@ -412,7 +412,7 @@ class HealthPanel(QWidget):
             self.said.emit(edit.name)
         self._detail()
 
-    def _convert(self, finding: Finding) -> None:
+    def _convert(self, finding: HealthFinding) -> None:
         pictures = self._session.library.pictures
         asked = [(pictures[number].folder.root, pictures[number].path) for number in self._in_order(finding.ids)]
         self.fix_button.setEnabled(False)

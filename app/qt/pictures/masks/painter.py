@@ -15,7 +15,7 @@ from app.core.edits.masks import (
     TRAINED,
     Mask,
     MaskChanged,
-    Opened,
+    OpenedMask,
     read_mask,
     remove_mask,
     state_of,
@@ -129,7 +129,7 @@ class MaskPainter(OneByOne):
         self._run(lambda: read_mask(path, width, height), self._opened)
 
     def _opened(self, opened: object) -> None:
-        assert isinstance(opened, Opened)
+        assert isinstance(opened, OpenedMask)
         self.state = opened.state
         self.canvas.show_mask(Mask(opened.pixels))
         if opened.stretched:

@@ -25,11 +25,11 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.after.export import About, Candidate, Exported, TakenError, about, export
+from app.core.after.export import Candidate, Exported, LoraSummary, TakenError, about, export
 from app.core.models.verdict import Destination
 from app.core.session import Session
 from app.core.tasks import only
-from app.qt.runs.after.strip import Shown
+from app.qt.runs.after.strip import ImageView
 from app.qt.widgets import ComboBox, close_row, plain_tip, reveal
 from trainer.errors import ImpastoError, LoraFileError
 from trainer.protocol import files
@@ -56,7 +56,7 @@ class ExportDialog(QDialog):
         self,
         session: Session,
         candidate: Candidate,
-        told: About,
+        told: LoraSummary,
         destinations: Sequence[Destination],
         parent: QWidget | None = None,
     ) -> None:
@@ -68,7 +68,7 @@ class ExportDialog(QDialog):
             QLineEdit(told.author),
         )
         self.triggers, self.licence, self.description = QLineEdit(told.triggers), ComboBox(), QPlainTextEdit()
-        self.picture_box, self.picture = ComboBox(), Shown(session, self.tr("No picture"))
+        self.picture_box, self.picture = ComboBox(), ImageView(session, self.tr("No picture"))
         self.buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
         self.export_button = self.buttons.addButton(self.tr("Export"), QDialogButtonBox.ButtonRole.AcceptRole)
         self.path = QLabel()
@@ -85,10 +85,10 @@ class ExportDialog(QDialog):
         return Path(found) if found else None
 
     @property
-    def told(self) -> About:
+    def told(self) -> LoraSummary:
         """What it says of itself."""
         picture = self.picture_box.currentData()
-        return About(
+        return LoraSummary(
             self.title.text().strip(),
             self.author.text().strip(),
             self.licence.currentText().strip(),
@@ -105,7 +105,7 @@ class ExportDialog(QDialog):
 
     # --- inside
 
-    def _fill(self, candidate: Candidate, told: About, destinations: Sequence[Destination]) -> None:
+    def _fill(self, candidate: Candidate, told: LoraSummary, destinations: Sequence[Destination]) -> None:
         for one in destinations:
             self.folder_box.addItem(f"{destination_name(one)}   {one.folder}", str(one.folder))
         self.licence.setEditable(True)
@@ -225,14 +225,14 @@ class Exporting(QObject):
         name = candidate.file.stem
         self._with_about(candidate, picture, lambda told: self._export(candidate, destination.folder, name, told))
 
-    def _with_about(self, candidate: Candidate, picture: Path | None, then: Callable[[About], None]) -> None:
+    def _with_about(self, candidate: Candidate, picture: Path | None, then: Callable[[LoraSummary], None]) -> None:
         self._session.tasks.run(
             lambda: about(candidate.file),
             lambda told: then(replace(told, picture=picture)),
             only(ImpastoError, self.failed.emit),
         )
 
-    def _ask(self, candidate: Candidate, told: About) -> None:
+    def _ask(self, candidate: Candidate, told: LoraSummary) -> None:
         dialog = ExportDialog(self._session, candidate, told, self._session.models.destinations(), self._parent)
         dialog.folder_chosen.connect(self._session.models.add_destination)
         dialog.accepted.connect(lambda: self._export_as(candidate, dialog))
@@ -245,7 +245,7 @@ class Exporting(QObject):
             self._use(next((one for one in known if one.folder == folder), Destination("", folder)))
             self._export(candidate, folder, dialog.name.text().strip(), dialog.told)
 
-    def _export(self, candidate: Candidate, folder: Path, name: str, told: About, *, over: bool = False) -> None:
+    def _export(self, candidate: Candidate, folder: Path, name: str, told: LoraSummary, *, over: bool = False) -> None:
         def refused(fault: ImpastoError) -> None:
             if isinstance(fault, TakenError):
                 again = (self.tr("Replace"), lambda: self._export(candidate, folder, name, told, over=True))

@@ -30,7 +30,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.after.drawing import Drawing, grid
+from app.core.after.drawing import RenderJob, grid
 from app.core.after.export import Candidate
 from app.core.session import Session
 from app.qt.runs.after.strip import paint_fitting, read_image
@@ -91,7 +91,7 @@ class GridDialog(QDialog):
         super().__init__(parent)
         self._session, self._job, self._settings, self._folder = session, job, settings, folder
         self._found = list(found)
-        self.drawing: Drawing | None = None
+        self.drawing: RenderJob | None = None
         self._columns: list[tuple[int, float]] = []
         self._rows: list[str] = []
         self.steps, self.strengths, self.prompts = QListWidget(), QLineEdit("0.6, 0.8, 1"), QPlainTextEdit()
@@ -228,12 +228,12 @@ class GridDialog(QDialog):
             head.setToolTip(plain_tip(prompt))
             table.setRowHeight(row, _SIDE + 10)
 
-    def _show(self, drawing: Drawing, number: int, row: int, column: int) -> None:
+    def _show(self, drawing: RenderJob, number: int, row: int, column: int) -> None:
         if drawing is self.drawing:
             file = drawing.files[number]
             read_image(self, self._session, file, lambda image: self._take(drawing, image, row, column), 2 * _SIDE)
 
-    def _take(self, drawing: Drawing, image: QImage, row: int, column: int) -> None:
+    def _take(self, drawing: RenderJob, image: QImage, row: int, column: int) -> None:
         if drawing is not self.drawing:
             return
         item = QTableWidgetItem()

@@ -24,7 +24,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.after.export import Candidate, Told, about, candidates, model_card
+from app.core.after.export import Candidate, SavedSteps, about, candidates, model_card
 from app.core.after.run_jobs import Edited, edited, new_job
 from app.core.models.verdict import Destination
 from app.core.session import Session
@@ -274,7 +274,7 @@ class AfterPanel(QWidget):
             self._stale = True
             return
         self._stale = False
-        told = Told.of(run)
+        told = SavedSteps.of(run)
         self._gathering.run(lambda: candidates(told), lambda found: self._gathered(run, found))
 
     def _gathered(self, run: Run, found: list[Candidate]) -> None:

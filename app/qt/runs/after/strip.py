@@ -63,7 +63,7 @@ def paint_fitting(painter: QPainter, room: QRect, image: QImage, ratio: float) -
     painter.drawImage(place.topLeft(), scaled)
 
 
-class Shown(QWidget):
+class ImageView(QWidget):
     """One picture, or a sentence while there is none."""
 
     def __init__(self, session: Session, sentence: str, parent: QWidget | None = None) -> None:

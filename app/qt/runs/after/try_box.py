@@ -19,10 +19,10 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.after.drawing import Cell, Drawing
+from app.core.after.drawing import GridCell, RenderJob
 from app.core.after.export import Candidate
 from app.core.session import Session
-from app.qt.runs.after.strip import Shown
+from app.qt.runs.after.strip import ImageView
 from app.qt.widgets import DoubleSpinBox, Slider, SpinBox
 
 if TYPE_CHECKING:
@@ -45,14 +45,14 @@ class TryBox(QWidget):
         self._candidate: Candidate | None = None
         self._folder = Path()
         self._settings: dict[str, Any] = {}
-        self.drawing: Drawing | None = None
+        self.drawing: RenderJob | None = None
         """What was asked last."""
         self.prompt, self.negative = QPlainTextEdit(), QLineEdit()
         self.strength, self.slider = DoubleSpinBox(), Slider(Qt.Orientation.Horizontal)
         self.seed, self.width_box, self.height_box = SpinBox(), SpinBox(), SpinBox()
         self.draw_button, self.cancel_button = QPushButton(self.tr("Draw")), QPushButton(self.tr("Cancel"))
         self.progress, self.stage = QProgressBar(), QLabel()
-        self.picture = Shown(session, self.tr("The picture appears here."))
+        self.picture = ImageView(session, self.tr("The picture appears here."))
         self._name()
         self._lay_out()
         self._listen()
@@ -82,7 +82,7 @@ class TryBox(QWidget):
         """Draw the prompt; what is drawn now is given up."""
         if not self.can_draw() or self._job is None or self._candidate is None:
             return
-        cell = Cell(self._candidate.file, self.strength.value(), self.prompt_settings())
+        cell = GridCell(self._candidate.file, self.strength.value(), self.prompt_settings())
         self.drawing = drawing = self._session.renderer.draw(self._job, [cell], self._folder)
         drawing.changed.connect(lambda _: self._refresh())
         drawing.drawn.connect(lambda number: self.picture.show_file(drawing.files[number]))
@@ -211,7 +211,7 @@ class TryBox(QWidget):
         self.slider.blockSignals(False)
 
 
-def show_progress(bar: QProgressBar, words: QLabel, drawing: Drawing | None) -> None:
+def show_progress(bar: QProgressBar, words: QLabel, drawing: RenderJob | None) -> None:
     """Say how far a drawing is, with a bar and a word; None: hide both."""
     bar.setVisible(drawing is not None)
     words.setVisible(drawing is not None)

@@ -15,7 +15,7 @@ from app.core.runs.curves import arrays, smoothed
 from app.core.runs.run import CardWatch, Run
 from app.core.runs.series import Mark, Track
 from app.qt.runs.charts.chart import Chart
-from app.qt.runs.charts.painting import Drawing, Level, Line, Look, Wording, colour_of, count, number, rate
+from app.qt.runs.charts.painting import ChartLine, ChartSpec, Level, Look, Wording, colour_of, count, number, rate
 from app.qt.widgets import keep_room
 
 # Per cent of the values at either end that an axis need not have room for.
@@ -29,7 +29,7 @@ _EDGE = 1.02
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class ChartOptions:
     """How the user wants to see it."""
 
     smoothing: float = 50.0
@@ -38,12 +38,12 @@ class Wishes:
     clip: bool = True
 
 
-def loss(runs: Sequence[Run], wishes: Wishes) -> Drawing:
+def loss(runs: Sequence[Run], wishes: ChartOptions) -> ChartSpec:
     """The loss of each step of one run, and smoothed of all."""
     lines = list(_noisy(runs, lambda run: run.series.loss, _tr("each step"), _tr("smoothed"), wishes.smoothing))
     kinds = {mark.kind for run in runs[:1] for mark in run.series.marks}
     legend = (("saved", _tr("saved"), "good"), ("preview", _tr("samples"), "muted"))
-    return Drawing(
+    return ChartSpec(
         lines,
         marks=_marks(runs),
         best=_best(runs),
@@ -54,75 +54,77 @@ def loss(runs: Sequence[Run], wishes: Wishes) -> Drawing:
     )
 
 
-def held_out(runs: Sequence[Run], wishes: Wishes) -> Drawing:
+def held_out(runs: Sequence[Run], wishes: ChartOptions) -> ChartSpec:
     """The loss at fixed noise: on pictures held out, else on those that are trained on, which tell no best step."""
     held = list(_each(runs, lambda run: run.series.held_out, _tr("held-out pictures"), "points"))
     trained = list(_each(runs, lambda run: run.series.validation, _tr("trained pictures (none held out)"), "points"))
     title = "" if held and trained else _tr("Loss on held-out pictures") if held else _tr("Loss on trained pictures")
     lines, words = [*held, *trained], _summary([*held, *trained], number)
-    return Drawing(lines, best=_best(runs), title=title, logarithmic=wishes.logarithmic, words=words)
+    return ChartSpec(lines, best=_best(runs), title=title, logarithmic=wishes.logarithmic, words=words)
 
 
-def learning_rates(runs: Sequence[Run]) -> Drawing:
+def learning_rates(runs: Sequence[Run]) -> ChartSpec:
     """Learning rates by part."""
     looks: tuple[Look, ...] = ("plain", "dashed", "dotted")
     names = {"unet": _tr("U-Net"), "text_encoder": _tr("text encoder"), "text_encoder_2": _tr("second text encoder")}
     parts = list(dict.fromkeys(part for run in runs for part in run.series.rates))
-    lines: list[Line] = []
+    lines: list[ChartLine] = []
     for place, part in enumerate(parts):
         lines += _each(runs, partial(_rate, part), names.get(part, part), looks[place % len(looks)])
-    return Drawing(lines, words=_summary(lines, rate))
+    return ChartSpec(lines, words=_summary(lines, rate))
 
 
 def _rate(part: str, run: Run) -> Track | None:
     return run.series.rates.get(part)
 
 
-def memory(runs: Sequence[Run]) -> Drawing:
+def memory(runs: Sequence[Run]) -> ChartSpec:
     """Memory on the device, against what was forecast for the first run."""
     measured = _each(runs, lambda run: run.series.memory, _tr("measured"), "thin")
     lines = [replace(line, values=line.values / _GIB) for line in measured]
     most = max((float(np.nanmax(line.values)) for line in lines), default=0.0)
     levels = list(_memory_levels(runs[0], most)) if runs and lines else []
     words = " ".join([_summary(lines, number), *(f"{level.label}: {number(level.value)}." for level in levels)])
-    return Drawing(lines, levels, marks=_marks(runs), words=words)
+    return ChartSpec(lines, levels, marks=_marks(runs), words=words)
 
 
-def seconds(runs: Sequence[Run], wishes: Wishes) -> Drawing:
+def seconds(runs: Sequence[Run], wishes: ChartOptions) -> ChartSpec:
     """Seconds of each step."""
     lines = list(_noisy(runs, lambda run: run.series.seconds, _tr("each step"), _tr("smoothed"), wishes.smoothing))
-    return Drawing(lines, clip=_CLIP if wishes.clip else 0.0, words=_summary(lines, number))
+    return ChartSpec(lines, clip=_CLIP if wishes.clip else 0.0, words=_summary(lines, number))
 
 
-def speed(runs: Sequence[Run], wishes: Wishes) -> Drawing:
+def speed(runs: Sequence[Run], wishes: ChartOptions) -> ChartSpec:
     """Pictures a second."""
     lines = list(_noisy(runs, lambda run: run.series.speed, _tr("each step"), _tr("smoothed"), wishes.smoothing))
-    return Drawing(lines, clip=_CLIP if wishes.clip else 0.0, words=_summary(lines, number))
+    return ChartSpec(lines, clip=_CLIP if wishes.clip else 0.0, words=_summary(lines, number))
 
 
-def card(watch: CardWatch) -> Drawing:
+def card(watch: CardWatch) -> ChartSpec:
     """Load and temperature of the card since it is watched."""
     told = ((watch.load, _tr("load, %"), "series1"), (watch.temperature, _tr("temperature, °C"), "series2"))
-    lines = [Line(label, *arrays(track), "plain", colour) for track, label, colour in told if len(track) > 1]
-    return Drawing(lines, words=_summary(lines, count))
+    lines = [ChartLine(label, *arrays(track), "plain", colour) for track, label, colour in told if len(track) > 1]
+    return ChartSpec(lines, words=_summary(lines, count))
 
 
-def _noisy(runs: Sequence[Run], track: Callable[[Run], Track], raw: str, smooth: str, steps: float) -> Iterator[Line]:
+def _noisy(
+    runs: Sequence[Run], track: Callable[[Run], Track], raw: str, smooth: str, steps: float
+) -> Iterator[ChartLine]:
     """Yield the values of each step, of one run only, and smoothed of all."""
     for place, run in enumerate(runs):
         x, y = arrays(track(run))
         if not len(x):
             continue
         if len(runs) == 1:
-            yield Line(raw, x, y, "raw", colour_of(place), run.summary.name)
-        yield Line(smooth, x, smoothed(y, steps), "smooth", colour_of(place), _named(runs, run))
+            yield ChartLine(raw, x, y, "raw", colour_of(place), run.summary.name)
+        yield ChartLine(smooth, x, smoothed(y, steps), "smooth", colour_of(place), _named(runs, run))
 
 
-def _each(runs: Sequence[Run], track: Callable[[Run], Track | None], label: str, look: Look) -> Iterator[Line]:
+def _each(runs: Sequence[Run], track: Callable[[Run], Track | None], label: str, look: Look) -> Iterator[ChartLine]:
     for place, run in enumerate(runs):
         found = track(run)
         if found:
-            yield Line(label, *arrays(found), look, colour_of(place), _named(runs, run))
+            yield ChartLine(label, *arrays(found), look, colour_of(place), _named(runs, run))
 
 
 def _memory_levels(run: Run, most: float) -> Iterator[Level]:
@@ -150,13 +152,13 @@ def _named(runs: Sequence[Run], run: Run) -> str:
     return run.summary.name if len(runs) > 1 else ""
 
 
-def _summary(lines: Sequence[Line], words: Wording) -> str:
+def _summary(lines: Sequence[ChartLine], words: Wording) -> str:
     """Return what the lines do, for who does not see them: where each begins, ends, is lowest and highest."""
     told = [_said(line, words) for line in lines if line.look != "raw" and np.isfinite(line.values).any()]
     return " ".join(told) or _tr("Nothing was measured yet.")
 
 
-def _said(line: Line, words: Wording) -> str:
+def _said(line: ChartLine, words: Wording) -> str:
     known = np.flatnonzero(np.isfinite(line.values))
     steps, values = line.steps[known], line.values[known]
     low = int(np.argmin(values))
@@ -187,7 +189,7 @@ class Board(QWidget):
         self._card_watch = card
         self._runs: Sequence[Run] = ()
         self._made: list[Chart] = []
-        self._waiting: list[tuple[Callable[[], Chart], Callable[[], Drawing]]] = []
+        self._waiting: list[tuple[Callable[[], Chart], Callable[[], ChartSpec]]] = []
         self._shown: list[Chart] = []
         self._next = QTimer(self)
         self._next.setSingleShot(True)
@@ -259,7 +261,7 @@ class Board(QWidget):
         for chart in self._laid[1:]:
             chart.hide()
 
-    def draw(self, runs: Sequence[Run], wishes: Wishes) -> None:
+    def draw(self, runs: Sequence[Run], wishes: ChartOptions) -> None:
         """Draw these runs as they are now: the loss at once, the other charts one after the other, each in its turn.
 
         Together they would hold the window for longer than is not felt, with a run of very many steps.

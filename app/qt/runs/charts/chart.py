@@ -27,7 +27,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QSizePolicy, QStacked
 
 from app.core.runs.curves import at
 from app.qt.runs.charts.painting import (
-    Drawing,
+    ChartSpec,
     Entry,
     Legend,
     Scale,
@@ -48,7 +48,7 @@ _NUDGE = 0.01
 
 
 class Plot(QWidget):
-    """Shows a `Drawing` between two steps; who holds it says which, also when the user wants to see others."""
+    """Shows a `ChartSpec` between two steps; who holds it says which, also when the user wants to see others."""
 
     moved = Signal(float, float)
     """The user wants to see these steps: first, last."""
@@ -61,7 +61,7 @@ class Plot(QWidget):
         """`words` and `along` word the axes; `press` does what a key asks for, and tells whether that was anything."""
         super().__init__()
         self._words, self._along, self._press, self._whole = words, along, press, whole
-        self._drawing = Drawing()
+        self._drawing = ChartSpec()
         self._cursor: float | None = None
         self._dragged: float | None = None
         self._painted: QPixmap | None = None
@@ -78,7 +78,7 @@ class Plot(QWidget):
         """Where each step and value stands now."""
         return Scale(field_in(self.size(), self._small()), self.steps, self.values, self._drawing.logarithmic)
 
-    def show_drawing(self, drawing: Drawing) -> None:
+    def show_drawing(self, drawing: ChartSpec) -> None:
         """Draw other lines, or more of them."""
         self._drawing = drawing
         self._fit()
@@ -217,7 +217,7 @@ class Plot(QWidget):
 
 
 class Chart(QFrame):
-    """Draws a `Drawing`; `words` word the values of its axis."""
+    """Draws a `ChartSpec`; `words` word the values of its axis."""
 
     moved = Signal(float, float)
     """The user wants to see these steps: first, last."""
@@ -228,7 +228,7 @@ class Chart(QFrame):
         super().__init__()
         self.title = title
         self._words, self._along = words, along
-        self.drawing = Drawing()
+        self.drawing = ChartSpec()
         self.cursor_step: float | None = None
         """Where the cursor is; None where there is none."""
         self.plot = Plot(words, along, self._press, whole=whole)
@@ -242,7 +242,7 @@ class Chart(QFrame):
         self.readout.setTextFormat(Qt.TextFormat.PlainText)  # runs are named in it
         self._lay_out()
 
-    def draw(self, drawing: Drawing) -> None:
+    def draw(self, drawing: ChartSpec) -> None:
         """Draw other lines, or more of them."""
         self.drawing = drawing
         self._title.setText(drawing.title or self.title)

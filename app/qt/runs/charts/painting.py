@@ -160,7 +160,7 @@ dotted: lines without noise. Points: each counts."""
 
 
 @dataclass(frozen=True)
-class Line:
+class ChartLine:
     """One line: values (points,) by rising steps (points,)."""
 
     label: str
@@ -183,10 +183,10 @@ class Level:
 
 
 @dataclass(frozen=True)
-class Drawing:
+class ChartSpec:
     """All of one chart."""
 
-    lines: Sequence[Line] = ()
+    lines: Sequence[ChartLine] = ()
     levels: Sequence[Level] = ()
     marks: Sequence[Mark] = ()
     best: int | None = None
@@ -241,7 +241,7 @@ class Scale:
         return first + (across - self.field.left()) / max(self.field.width(), 1.0) * (last - first)
 
 
-def room_for(drawing: Drawing, first: float, last: float) -> tuple[float, float]:
+def room_for(drawing: ChartSpec, first: float, last: float) -> tuple[float, float]:
     """Return the range of values that shows well what is drawn between two steps; exponents where it is logarithmic."""
     ranges = [extent(shown(line.steps, line.values, first, last), _clip(drawing, line)) for line in drawing.lines]
     bounds = [bound for each in ranges if each for bound in each]
@@ -255,7 +255,7 @@ def room_for(drawing: Drawing, first: float, last: float) -> tuple[float, float]
     return (low - room if drawing.logarithmic or low < 0 else max(0.0, low - room)), high + room
 
 
-def _clip(drawing: Drawing, line: Line) -> float:
+def _clip(drawing: ChartSpec, line: ChartLine) -> float:
     return drawing.clip if line.look in _NOISY else 0.0
 
 
@@ -297,7 +297,7 @@ def paint_axes(painter: QPainter, scale: Scale, words: Wording, along: Wording, 
         _write(painter, QRectF(left, field.bottom() + 4, width, metrics.height()), Qt.AlignmentFlag.AlignCenter, text)
 
 
-def paint_drawing(painter: QPainter, scale: Scale, drawing: Drawing) -> None:
+def paint_drawing(painter: QPainter, scale: Scale, drawing: ChartSpec) -> None:
     """Paint lines, levels and marks, one above the other."""
     painter.setClipRect(scale.field)
     painter.setRenderHint(QPainter.RenderHint.Antialiasing, False)
@@ -331,7 +331,7 @@ def _write(painter: QPainter, box: QRectF, where: Qt.AlignmentFlag, text: str) -
     painter.drawText(box, where, text)
 
 
-def _paint_line(painter: QPainter, scale: Scale, line: Line) -> None:
+def _paint_line(painter: QPainter, scale: Scale, line: ChartLine) -> None:
     """Paint no more points of a line than are seen: of noise its peaks, else means; those that count each are all."""
     noisy = line.look in _RAW_OR_THIN
     columns = int(scale.field.width() * painter.device().devicePixelRatioF()) // (1 if noisy else _SMOOTH)

@@ -185,12 +185,12 @@ class ProgressPanel(QWidget):
         self.difference.show_runs(self.runs)
         if self.board is None:
             return
-        from app.qt.runs.charts.board import Wishes  # with the board, that is after numpy
+        from app.qt.runs.charts.board import ChartOptions  # with the board, that is after numpy
 
         if not started:
             self.board.rest()
         elif self.isVisible():
-            wishes = Wishes(float(SMOOTHING[self.smoothing.value()]), self._logarithmic, self._clip)
+            wishes = ChartOptions(float(SMOOTHING[self.smoothing.value()]), self._logarithmic, self._clip)
             self.board.draw(self.runs, wishes)
 
     # --- what the table of actions names

@@ -39,7 +39,7 @@ class Stage(QWidget):
         super().__init__(parent)
         self.zoom = Zoom(self)
         self.first, self.second = (ZoomArea(session, self.zoom, self) for _ in range(2))
-        self.line = _Line(self)
+        self.line = _DividerLine(self)
         self.part = 0.5
         """Where the line is, as a part of the width."""
         self.beside = False
@@ -84,7 +84,7 @@ class Stage(QWidget):
         self.arrange()
 
 
-class _Line(QWidget):
+class _DividerLine(QWidget):
     """What is drawn across the pictures by the mouse."""
 
     def __init__(self, stage: Stage) -> None:

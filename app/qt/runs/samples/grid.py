@@ -23,7 +23,7 @@ from PySide6.QtWidgets import QAbstractScrollArea, QFrame, QToolTip, QWidget
 
 from app.core.disk.thumbnails import Edge, Thumbnail, edge_for
 from app.core.library import Picture
-from app.core.runs.series import Samples, Spot
+from app.core.runs.series import CellIndex, Samples
 from app.core.session import Session
 from app.qt.theme import colours, icon
 from app.qt.tile_painting import Cells, panel, ring
@@ -63,8 +63,8 @@ class SampleGrid(QAbstractScrollArea):
         self._cells = Cells(self.font())
         self._shape = 1.0, 1.0
         self.samples: Samples | None = None
-        self.current: Spot | None = None
-        self.pinned: Spot | None = None
+        self.current: CellIndex | None = None
+        self.pinned: CellIndex | None = None
         self.empty = ""
         """What is said where there are no samples."""
         self.side = 192
@@ -110,7 +110,7 @@ class SampleGrid(QAbstractScrollArea):
             self._reveal()
             self.resized.emit(side)
 
-    def go(self, spot: Spot | None) -> None:
+    def go(self, spot: CellIndex | None) -> None:
         """Make a sample the current one."""
         if spot != self.current:
             self.current = spot
@@ -126,13 +126,13 @@ class SampleGrid(QAbstractScrollArea):
             return
         last_row, last_column = len(samples.prompts) - 1, len(samples.steps) - 1
         if self.current is None:
-            self.go(Spot(samples.steps[-1], 0))
+            self.go(CellIndex(samples.steps[-1], 0))
             return
         row = min(max(self.current.prompt + rows, 0), last_row)
         column = min(max(samples.steps.index(self.current.step) + columns, 0), last_column)
-        self.go(Spot(samples.steps[column], row))
+        self.go(CellIndex(samples.steps[column], row))
 
-    def picture(self, spot: Spot | None) -> Picture | None:
+    def picture(self, spot: CellIndex | None) -> Picture | None:
         """Return the picture at a place, where there is one."""
         return self.samples.at(spot) if self.samples and spot else None
 
@@ -162,12 +162,12 @@ class SampleGrid(QAbstractScrollArea):
         """How far it is scrolled, to the right and down."""
         return self.horizontalScrollBar().value(), self.verticalScrollBar().value()
 
-    def rectangle(self, spot: Spot) -> QRect:
+    def rectangle(self, spot: CellIndex) -> QRect:
         """Return where a cell is on the viewport."""
         assert self.samples is not None
         return QRect(*self.layout_now.cell(spot.prompt, self.samples.steps.index(spot.step), *self.scrolled))
 
-    def seen(self) -> list[Spot]:
+    def seen(self) -> list[CellIndex]:
         """Return the places that are seen, the newest steps first, the baseline last."""
         layout, (across, down) = self.layout_now, self.scrolled
         samples, room = self.samples, self.viewport().size()
@@ -175,11 +175,11 @@ class SampleGrid(QAbstractScrollArea):
             return []
         columns = [*reversed(layout.columns_seen(across, room.width())), 0]
         rows = layout.rows_seen(down, room.height())
-        return [Spot(samples.steps[column], row) for column in columns for row in rows]
+        return [CellIndex(samples.steps[column], row) for column in columns for row in rows]
 
-    def _at(self, place: QPoint) -> Spot | None:
+    def _at(self, place: QPoint) -> CellIndex | None:
         found = self.layout_now.at(place.x(), place.y(), *self.scrolled)
-        return Spot(self.samples.steps[found[1]], found[0]) if found and self.samples else None
+        return CellIndex(self.samples.steps[found[1]], found[0]) if found and self.samples else None
 
     def _lay_out(self) -> None:
         layout, room = self.layout_now, self.viewport().size()
@@ -259,7 +259,7 @@ class SampleGrid(QAbstractScrollArea):
         if self._images.behind:
             QTimer.singleShot(0, self.viewport(), self.viewport().update)
 
-    def _paint_cells(self, painter: QPainter, spots: list[Spot]) -> None:
+    def _paint_cells(self, painter: QPainter, spots: list[CellIndex]) -> None:
         for spot in spots:
             room, picture = self.rectangle(spot), self.picture(spot)
             if picture is None:
@@ -384,7 +384,7 @@ class SampleGrid(QAbstractScrollArea):
             return True
         return super().viewportEvent(event)
 
-    def describe(self, spot: Spot, between: str = ", ") -> str:
+    def describe(self, spot: CellIndex, between: str = ", ") -> str:
         """Return what there is to say of a sample."""
         picture = self.picture(spot)
         thumbnail = self._session.thumbnails.get(picture, self._edge()) if picture else None

@@ -19,7 +19,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.core.library import Picture
-from app.core.runs.series import Samples, Spot
+from app.core.runs.series import CellIndex, Samples
 from app.core.session import Session
 from app.core.tasks import raise_again
 from app.qt.actions.commands import Action, Commands
@@ -268,10 +268,10 @@ class SampleMatrix(QWidget):
         samples, current = self.samples, self.grid.current
         if not self.in_compare() or samples is None or current is None:
             return
-        other = self.grid.pinned or Spot(samples.steps[0], current.prompt)
+        other = self.grid.pinned or CellIndex(samples.steps[0], current.prompt)
         self.compare.show_samples(samples.pictures, self._worded(other), self._worded(current))
 
-    def _worded(self, spot: Spot) -> tuple[Picture | None, str]:
+    def _worded(self, spot: CellIndex) -> tuple[Picture | None, str]:
         return self.grid.picture(spot), self.grid.step_title(spot.step)
 
     def _moved(self) -> None:

@@ -19,7 +19,7 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 
-from app.core.planning.answer import Answer, Plan
+from app.core.planning.answer import AnsweredPlan, PlanAnswer
 from app.qt.theme import colours
 from app.qt.train import words
 from app.qt.widgets import plain_tip
@@ -46,7 +46,7 @@ KINDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class PeakMark:
     """A named peak, and where it stands in its phase's samples."""
 
     phase: PhaseForecast
@@ -61,15 +61,15 @@ class Timeline(QWidget):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.spots: list[Spot] = []
+        self.spots: list[PeakMark] = []
         self.current: int | None = None
-        self._plan: Plan | None = None
+        self._plan: AnsweredPlan | None = None
         self.setMouseTracking(True)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.setAccessibleName(self.tr("Memory over the run; arrow keys go through the peaks"))
 
-    def show_plan(self, plan: Plan) -> None:
+    def show_plan(self, plan: AnsweredPlan) -> None:
         """Show a plan's phases; its highest peak is pointed at."""
         self._plan = plan
         self.spots = [spot for phase in plan.forecast.phases for spot in _spots(phase)]
@@ -188,7 +188,7 @@ class Timeline(QWidget):
             painter.setBrush(QColor(getattr(now, role)))
             painter.drawPolygon(QPolygonF(corners))
 
-    def _paint_limit(self, painter: QPainter, plan: Plan) -> None:
+    def _paint_limit(self, painter: QPainter, plan: AnsweredPlan) -> None:
         field, height = self._field(), self._height_of(plan.forecast.budget)
         painter.setPen(QPen(QColor(colours().text), 1.5, Qt.PenStyle.DashLine))
         painter.drawLine(QPointF(field.left(), height), QPointF(field.right(), height))
@@ -203,7 +203,7 @@ class Timeline(QWidget):
             size = _DOT + 3 if chosen else _DOT
             painter.drawEllipse(self._place(spot), size, size)
 
-    def _place(self, spot: Spot) -> QPointF:
+    def _place(self, spot: PeakMark) -> QPointF:
         left, width = next((left, width) for phase, left, width in self._columns() if phase is spot.phase)
         across = left + width * (spot.sample + 0.5) / max(len(spot.phase.timeline), 1)
         return QPointF(across, self._height_of(spot.peak.allocated))
@@ -215,17 +215,17 @@ class Timeline(QWidget):
                 self.point(nearest)
 
 
-def _spots(phase: PhaseForecast) -> list[Spot]:
+def _spots(phase: PhaseForecast) -> list[PeakMark]:
     """The peaks, which are in the order of time, each at the sample from the last one on that comes nearest to it."""
     found, start = [], 0
     for peak in phase.peaks:
         rest = range(start, len(phase.timeline))
         start = min(rest, key=lambda i: abs(phase.timeline[i][0] - peak.allocated), default=start)
-        found.append(Spot(phase, peak, start))
+        found.append(PeakMark(phase, peak, start))
     return found
 
 
-def described(spot: Spot) -> str:
+def described(spot: PeakMark) -> str:
     """Return what lives at a peak, the largest first."""
     kinds = sorted(spot.peak.by_kind.items(), key=lambda item: -item[1])
     least = _TOO_SMALL * spot.peak.allocated
@@ -236,7 +236,7 @@ _BAR, _LINE, _SWATCH, _GAP, _MARK = 26, 20, 10, 14, 7
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class BarSegment:
     """A stretch of the bar."""
 
     name: str
@@ -247,24 +247,24 @@ class Piece:
     """Whether the run takes it; else it is hatched."""
 
 
-def pieces(answer: Answer, plan: Plan) -> list[Piece]:
+def pieces(answer: PlanAnswer, plan: AnsweredPlan) -> list[BarSegment]:
     """Return what fills the card at the highest moment of a plan, from the left."""
     found = [
-        Piece(
+        BarSegment(
             QCoreApplication.translate("Forecast", "Other programs"),
             answer.card.total - answer.card.free,
             "edge",
             ours=False,
         ),
-        Piece(QCoreApplication.translate("Forecast", "CUDA"), plan.forecast.outside, "disabled"),
+        BarSegment(QCoreApplication.translate("Forecast", "CUDA"), plan.forecast.outside, "disabled"),
     ]
     phase = plan.decisive
     taken = plan.taken(phase.reserved)
     if phase.peaks:
         kinds = max(phase.peaks, key=lambda one: one.allocated).by_kind
-        found += [Piece(words.kind_name(kind), kinds.get(kind, 0), role) for kind, role in KINDS.items()]
+        found += [BarSegment(words.kind_name(kind), kinds.get(kind, 0), role) for kind, role in KINDS.items()]
         taken -= sum(kinds.get(kind, 0) for kind in KINDS)
-    found.append(Piece(QCoreApplication.translate("Forecast", "Cache and rounding"), max(taken, 0), "pressed"))
+    found.append(BarSegment(QCoreApplication.translate("Forecast", "Cache and rounding"), max(taken, 0), "pressed"))
     return [piece for piece in found if piece.bytes > 0]
 
 
@@ -273,14 +273,14 @@ class MemoryBar(QWidget):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.pieces: list[Piece] = []
+        self.pieces: list[BarSegment] = []
         self._total = self._limit = 0
         policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         policy.setHeightForWidth(True)
         self.setSizePolicy(policy)
         self.setAccessibleName(self.tr("Memory of the card at the peak"))
 
-    def show_plan(self, answer: Answer, plan: Plan) -> None:
+    def show_plan(self, answer: PlanAnswer, plan: AnsweredPlan) -> None:
         """Show what a plan does to the card."""
         card = answer.card
         self.pieces = pieces(answer, plan)
@@ -368,13 +368,13 @@ class MemoryBar(QWidget):
             left += needed + _GAP
         return places
 
-    def _label(self, piece: Piece) -> str:
+    def _label(self, piece: BarSegment) -> str:
         return f"{piece.name} {words.gigabytes(piece.bytes)}"
 
     def _limit_label(self) -> str:
         return self.tr("Limit {size}").format(size=words.gigabytes(self._limit))
 
-    def _at(self, place: int) -> Piece | None:
+    def _at(self, place: int) -> BarSegment | None:
         share = 0.0
         for piece in self.pieces:
             share += piece.bytes / self._total
@@ -383,6 +383,6 @@ class MemoryBar(QWidget):
         return None
 
 
-def _brush(piece: Piece) -> QBrush:
+def _brush(piece: BarSegment) -> QBrush:
     style = Qt.BrushStyle.SolidPattern if piece.ours else Qt.BrushStyle.BDiagPattern
     return QBrush(QColor(getattr(colours(), piece.colour)), style)

@@ -21,7 +21,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.core.jobs.settings import title_of
-from app.core.planning.answer import Answer, Check, Plan
+from app.core.planning.answer import AnsweredPlan, PlanAnswer, PreflightCheck
 from app.qt.theme import colours, set_icon
 from app.qt.train import words
 from app.qt.train.form import shown
@@ -42,11 +42,11 @@ def clear(layout: QLayout) -> None:
             widget.deleteLater()
 
 
-class Row(NamedTuple):
+class PlanRow(NamedTuple):
     """One plan as it is offered."""
 
     title: str
-    plan: Plan
+    plan: AnsweredPlan
     note: str
     keys: Mapping[str, Any]
     """What the button puts into the job."""
@@ -64,7 +64,7 @@ class PlanTable(QWidget):
         self._column.setContentsMargins(0, 0, 0, 0)
         self._column.setSpacing(8)
 
-    def show_answer(self, answer: Answer) -> None:
+    def show_answer(self, answer: PlanAnswer) -> None:
         """Show the plans of an answer."""
         clear(self._column)
         self.buttons.clear()
@@ -75,7 +75,7 @@ class PlanTable(QWidget):
             waiting.setProperty("role", "muted")
             self._column.addWidget(waiting)
 
-    def _rows(self, answer: Answer) -> Iterator[Row]:
+    def _rows(self, answer: PlanAnswer) -> Iterator[PlanRow]:
         if answer.pick is not None:
             found = [
                 (self.tr("Pick"), answer.pick, ""),
@@ -83,16 +83,16 @@ class PlanTable(QWidget):
                 (self.tr("Smaller"), answer.smaller, self.tr("leaves room for other programs")),
                 (self.tr("Quantised"), answer.quantised, ""),
             ]
-            yield from (Row(title, plan, note, plan.keys) for title, plan, note in found if plan is not None)
+            yield from (PlanRow(title, plan, note, plan.keys) for title, plan, note in found if plan is not None)
             return
         if answer.lighter is not None:
             keys = {f"recipe.{key}": value for key, value in answer.changes.items()}
             changes = ", ".join(f"{title_of(key)} {shown(value)}" for key, value in keys.items())
-            yield Row(self.tr("Would fit"), answer.lighter, self.tr("with {keys}").format(keys=changes), keys)
+            yield PlanRow(self.tr("Would fit"), answer.lighter, self.tr("with {keys}").format(keys=changes), keys)
         if answer.smaller is not None:
-            yield Row(self.tr("Smallest"), answer.smaller, words.lacking(answer.missing, answer.card.uses), {})
+            yield PlanRow(self.tr("Smallest"), answer.smaller, words.lacking(answer.missing, answer.card.uses), {})
 
-    def _line(self, row: Row, answer: Answer) -> QWidget:
+    def _line(self, row: PlanRow, answer: PlanAnswer) -> QWidget:
         line = QFrame()
         title, figures = QLabel(row.title), QLabel(self._figures(row.plan))
         title.setProperty("role", "heading")
@@ -115,10 +115,10 @@ class PlanTable(QWidget):
         column.addWidget(how)
         return line
 
-    def _figures(self, plan: Plan) -> str:
+    def _figures(self, plan: AnsweredPlan) -> str:
         return f"{words.duration(plan.forecast.seconds)} · {words.gigabytes(plan.needed)}"
 
-    def _button(self, row: Row) -> QPushButton:
+    def _button(self, row: PlanRow) -> QPushButton:
         from trainer.config.toml_file import toml_value  # the schema takes a fifth of a second, after the window
 
         button = self.buttons[row.title] = QPushButton(self.tr("Use"))
@@ -159,7 +159,7 @@ class PhaseTable(QWidget):
         self._grid.setVerticalSpacing(3)
         self._grid.setColumnStretch(2, 1)
 
-    def show_plan(self, plan: Plan) -> None:
+    def show_plan(self, plan: AnsweredPlan) -> None:
         """Show a plan's phases."""
         clear(self._grid)
         whole, on_cpu = plan.forecast.seconds or 1.0, plan.forecast.on_cpu
@@ -185,12 +185,12 @@ class PreflightList(QWidget):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.checks: Sequence[Check] = ()
+        self.checks: Sequence[PreflightCheck] = ()
         self._column = QVBoxLayout(self)
         self._column.setContentsMargins(0, 0, 0, 0)
         self._column.setSpacing(6)
 
-    def show_checks(self, checks: Sequence[Check]) -> None:
+    def show_checks(self, checks: Sequence[PreflightCheck]) -> None:
         """Show these, the worst first."""
         if checks == self.checks and self._column.count():
             return
@@ -207,7 +207,7 @@ class PreflightList(QWidget):
             more.setProperty("role", "muted")
             self._column.addWidget(more)
 
-    def _line(self, check: Check) -> QWidget:
+    def _line(self, check: PreflightCheck) -> QWidget:
         line, mark = QWidget(), QToolButton()
         name, role = _ICONS[check.severity]
         set_icon(mark, name, role)
@@ -233,7 +233,7 @@ class PreflightList(QWidget):
         return line
 
 
-def _told(check: Check) -> str:
+def _told(check: PreflightCheck) -> str:
     """Return what is to be said: "Rank: must be ...", for a setting stands beside its name elsewhere."""
     sentence = check.sentence
     if not check.key or not sentence:

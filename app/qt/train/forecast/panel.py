@@ -20,13 +20,13 @@ from PySide6.QtWidgets import (
 )
 
 from app.core.jobs.job_file import drop, put
-from app.core.planning.answer import Answer, Plan, preflight
-from app.core.planning.forecaster import GIGABYTES, HERE, NAMED, Forecaster, Question
+from app.core.planning.answer import AnsweredPlan, PlanAnswer, preflight
+from app.core.planning.forecaster import GIGABYTES, HERE, NAMED, Forecaster, ForecastRequest
 from app.core.session import Session
 from app.core.words import in_words
 from app.qt.actions.commands import Action, Commands
 from app.qt.train import words
-from app.qt.train.forecast.charts import MemoryBar, Spot, Timeline, described
+from app.qt.train.forecast.charts import MemoryBar, PeakMark, Timeline, described
 from app.qt.train.forecast.lists import PhaseTable, PlanTable, PreflightList
 from app.qt.widgets import QT_TRANSLATE_NOOP, ComboBox
 from trainer.protocol.forecast import SEARCHED
@@ -188,7 +188,7 @@ class ForecastPanel(QWidget):
         self.key = QLabel()
         """What the timeline's colours say."""
         self.figures = QWidget()
-        self._shown: Answer | None = None
+        self._shown: PlanAnswer | None = None
         self._build()
         self._connect()
         self._renew()
@@ -280,7 +280,7 @@ class ForecastPanel(QWidget):
         if draft is None or draft.job is None or draft.file.unsaved or self.forecaster.cards is None:
             return  # each of these, when it changes, asks again
         self._fresh = True
-        self.forecaster.ask(Question.of(draft, HERE), self._compared_gpu())
+        self.forecaster.ask(ForecastRequest.of(draft, HERE), self._compared_gpu())
 
     def _on_cpu(self) -> bool:
         """Whether training will use the CPU: the job says so, or this PC has no GPU that works."""
@@ -291,7 +291,7 @@ class ForecastPanel(QWidget):
         """Return the GPU to compare with; None where the details are for the device that training uses."""
         return None if self.chooser.card == HERE else self.chooser.card
 
-    def _detailed(self) -> Answer | None:
+    def _detailed(self) -> PlanAnswer | None:
         """Return the answer that the details are of."""
         return self.forecaster.answer if self._compared_gpu() is None else self.forecaster.compared
 
@@ -351,7 +351,7 @@ class ForecastPanel(QWidget):
             self._show_figures(answer, best)
         self._renew_checks()
 
-    def _show_figures(self, answer: Answer, best: Plan) -> None:
+    def _show_figures(self, answer: PlanAnswer, best: AnsweredPlan) -> None:
         """Show an answer's details; on the CPU there is no GPU memory to show, and no plan to choose."""
         for part in self._of_gpu:
             part.setVisible(not answer.on_cpu)
@@ -373,7 +373,7 @@ class ForecastPanel(QWidget):
         self.checks.setVisible(draft is not None and not (self.forecaster.waiting and not self.checks.checks))
         self.again.setVisible(self.has_planned_keys())
 
-    def _headline(self, answer: Answer | None) -> str:
+    def _headline(self, answer: PlanAnswer | None) -> str:
         if self._draft is None:
             return self.tr("Set up a job to see what it needs.")
         if answer is not None:
@@ -395,7 +395,7 @@ class ForecastPanel(QWidget):
             "asked": self.tr("Working it out…"),
         }.get(self.forecaster.state, "")
 
-    def _tell_spot(self, spot: Spot | None) -> None:
+    def _tell_spot(self, spot: PeakMark | None) -> None:
         """Say what lives at a peak."""
         if spot is None:
             self.spot.setText("")
@@ -462,7 +462,7 @@ class ForecastPanel(QWidget):
             self._of_gpu += [part for part in (heading, *parts) if part not in (self.course, self.phases)]
         return self.figures
 
-    def _key_words(self, plan: Plan) -> str:
+    def _key_words(self, plan: AnsweredPlan) -> str:
         """Return what the timeline's colours say."""
         colours = self.tr("Coloured: in use. Grey: taken from the card for it.")
         if self.timeline.shows_limit:
