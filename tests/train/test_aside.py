@@ -31,8 +31,8 @@ ASKING = """
 import sys
 from pathlib import Path
 from trainer.memory.trace import prefetch as module
-from trainer.memory.trace.prefetch import TracerAside
-from trainer.memory.trace.store import TapeStore
+from trainer.memory.trace.prefetch import TracePrefetcher
+from trainer.memory.trace.store import TraceStore
 from trainer.memory.trace.library import tracer
 
 module.PATIENCE = 600.0
@@ -46,10 +46,10 @@ class Endless:
             "print('begun', flush=True)\\nwhile True: pass",
         )
 
-with TracerAside(TapeStore(Path(sys.argv[1])), tracer) as aside:
+with TracePrefetcher(TraceStore(Path(sys.argv[1])), tracer) as aside:
     aside.ask(Endless())
     sys.stdin.readline()
-with TracerAside(TapeStore(Path(sys.argv[1])), tracer) as aside:
+with TracePrefetcher(TraceStore(Path(sys.argv[1])), tracer) as aside:
     aside.ask(Endless()).result()
 """
 AMPLE = 400 * 2**20

@@ -645,10 +645,10 @@ import resource, sys
 from pathlib import Path
 from tests.support.app_world import World
 from app.core.edits.history import Edit
-from app.core.library import Change
+from app.core.library import ValueChange
 world = World(Path(sys.argv[1]), {"a.jpg": {".txt": b"cat"}})
 resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
-world.history.do(Edit("Set", (Change(world.ids[0], "caption", "cat", "x" * 90_000),)))
+world.history.do(Edit("Set", (ValueChange(world.ids[0], "caption", "cat", "x" * 90_000),)))
 world.settle()
 sys.stdout.write(" ".join(problem.code for problem in world.saver.now.problems))
 """
