@@ -134,6 +134,16 @@ def shared_decoders(decoders: Decoders, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(module, "_started", lambda: nullcontext(decoders))
 
 
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let files be written without fsync, which takes milliseconds each time and shows only after a power cut.
+
+    Processes that tests start call it as ever, and so do tests marked fsync.
+    """
+    if not request.node.get_closest_marker("fsync"):
+        monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+
 @pytest.fixture(scope="session")
 def command_line() -> Callable[[], ArgumentParser]:
     """Build the parser of the command line once: a new one for each command takes longer than most commands."""

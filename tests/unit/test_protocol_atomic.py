@@ -12,6 +12,8 @@ from trainer.protocol.events import EventWriter, Notice, read_events
 from trainer.protocol.reading import read_text
 from trainer.protocol.run_directory import RunDirectory, known_runs
 
+pytestmark = pytest.mark.fsync
+
 # What a child needs to become somebody whom permissions bind: tests may run as root.
 AS_NOBODY = "import os\nif os.geteuid() == 0: os.seteuid(65534)\n"
 

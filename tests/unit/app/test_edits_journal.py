@@ -15,6 +15,8 @@ from app.core.edits.save_state import Key, SaveNotice, SaveRequest
 from tests.faults.captions import kill
 from tests.support.app_world import FAULTS, GIVEN, READ_ONLY, World, a_world, change, conflicts, set_to
 
+pytestmark = pytest.mark.fsync
+
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:

@@ -13,6 +13,8 @@ import pytest
 from app.core.edits import safe_files
 from app.core.edits.safe_files import ChangedMeanwhileError, FileSeen, look_at, remove_file, replace_file, sweep
 
+pytestmark = pytest.mark.fsync
+
 SYSTEMS = ["as it is", "without exchange", "without exchange and links"]
 
 
