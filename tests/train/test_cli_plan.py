@@ -35,7 +35,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def job(folder: Path) -> Path:
-    return write_job(folder / "job", tiny_base("sd15", folder / "base"), photographs(folder / "pictures", count=2))
+    """Return a job with a base of few layers, which is traced quickly."""
+    return write_job(
+        folder / "job", tiny_base("sd15", folder / "base", depth=1), photographs(folder / "pictures", count=2)
+    )
+
+
+@pytest.fixture(scope="module")
+def deep_job(job: Path, folder: Path) -> Path:
+    """Return a job with a base so deep that loading it decides the peak memory of training it."""
+    return write_job(folder / "deep job", tiny_base("sd15", folder / "base"), folder / "pictures")
 
 
 @pytest.fixture(autouse=True)
@@ -50,13 +59,13 @@ def words_of(job: Path, *more: str) -> list[str]:
     return ["plan", str(job), "--gpu", "8GB", *more, *(word for key in ONE_SIZE for word in ("--set", key))]
 
 
-def test_the_table_is_short_and_says_what_json_says(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_is_short_and_says_what_json_says(deep_job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     in_bf16 = ("--set", "fit.vae_dtype=bf16")
-    assert cli.main(words_of(job, "--explain", *in_bf16)) == 0
+    assert cli.main(words_of(deep_job, "--explain", *in_bf16)) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 60 and max(map(len, lines)) <= 100
     assert sum(line.startswith("Only if the VAE gives numbers that are not finite in bf16") for line in lines) == 1
-    assert cli.main(words_of(job, "--json", *in_bf16)) == 0
+    assert cli.main(words_of(deep_job, "--json", *in_bf16)) == 0
     told = capsys.readouterr()
     found = json.loads(told.out)
     assert not told.err
@@ -69,17 +78,17 @@ def test_the_table_is_short_and_says_what_json_says(job: Path, capsys: pytest.Ca
 
 
 def test_where_loading_alone_takes_as_much_no_plan_is_called_smaller(
-    job: Path, capsys: pytest.CaptureFixture[str]
+    deep_job: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """So small a base lies in segments that are larger than all that is trained with it."""
-    assert cli.main(words_of(job, "--json", "--set", "fit.compile=true")) == 0
+    assert cli.main(words_of(deep_job, "--json", "--set", "fit.compile=true")) == 0
     found = json.loads(capsys.readouterr().out)
     loading = next(phase for phase in found["pick"]["forecast"]["phases"] if phase["phase"] == "load")
     assert found["smaller"] is None and loading["reserved"] > 0.85 * found["pick"]["forecast"]["reserved"]
     reason = f'No plan with as fine a base needs much less: "Load the base" takes {loading["reserved"] / 2**20:.1f} MiB'
     assert any(remark.startswith(reason) for remark in found["remarks"])
     assert sum("blocks that are not compiled" in remark for remark in found["remarks"]) == 1
-    assert cli.main(words_of(job)) == 0
+    assert cli.main(words_of(deep_job)) == 0
     told = capsys.readouterr().out
     assert reason in told and "compiled" not in told
 

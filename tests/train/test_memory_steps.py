@@ -383,7 +383,7 @@ def test_tapes_of_two_ranks_give_those_of_any_other(
     assert len(real.made) == len(ranks) * len(wishes)
 
 
-@pytest.mark.parametrize("name", ["adamw8bit", "adafactor", "schedulefree"])
+@pytest.mark.parametrize("name", ["adamw8bit", pytest.param("adafactor", marks=pytest.mark.slow), "schedulefree"])
 def test_micro_batches_and_optimizers_do_not_depend_on_each_other(name: str) -> None:
     """So that each is traced once for all of the others."""
     plain = tiny_subject("sd15", ENCODER, {"dtype": "bf16"})
@@ -394,7 +394,7 @@ def test_micro_batches_and_optimizers_do_not_depend_on_each_other(name: str) -> 
     assert_alike(micro_tapes(optimizer), micro_tapes(plain))
 
 
-@pytest.mark.parametrize("quantise", ["int8", "int8_products", "nf4"])
+@pytest.mark.parametrize("quantise", [pytest.param("int8", marks=pytest.mark.slow), "int8_products", "nf4"])
 def test_models_that_were_traced_before_give_the_same_tapes(quantise: str) -> None:
     subject = tiny_subject("sd15", ENCODER, {"dtype": "bf16", "quantise": quantise})
     checkpointed = replace(subject, fit=subject.fit.changed(checkpointing="full"))
@@ -417,7 +417,7 @@ def test_models_that_were_traced_before_give_the_same_tapes(quantise: str) -> No
     assert unet() is once
 
 
-@pytest.mark.parametrize("quantise", ["int8", "int8_products", "nf4"])
+@pytest.mark.parametrize("quantise", [pytest.param("int8", marks=pytest.mark.slow), "int8_products", "nf4"])
 def test_rounded_weights_are_multiplied_as_often_as_plain_ones(quantise: str) -> None:
     """However a base is kept, its products are work of the same size, forward, recomputed and backward."""
     plain = tiny_subject("sdxl", {}, {"dtype": "bf16", "checkpointing": "full"})
