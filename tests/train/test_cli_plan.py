@@ -41,12 +41,6 @@ def job(folder: Path) -> Path:
     )
 
 
-@pytest.fixture(scope="module")
-def deep_job(job: Path, folder: Path) -> Path:
-    """Return a job with a base so deep that loading it decides the peak memory of training it."""
-    return write_job(folder / "deep job", tiny_base("sd15", folder / "base"), folder / "pictures")
-
-
 @pytest.fixture(autouse=True)
 def shared_home(folder: Path, per_user_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one test has traced the others know. However busy the machine is, every fit is looked at."""
@@ -59,13 +53,13 @@ def words_of(job: Path, *more: str) -> list[str]:
     return ["plan", str(job), "--gpu", "8GB", *more, *(word for key in ONE_SIZE for word in ("--set", key))]
 
 
-def test_the_table_is_short_and_says_what_json_says(deep_job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_is_short_and_says_what_json_says(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     in_bf16 = ("--set", "fit.vae_dtype=bf16")
-    assert cli.main(words_of(deep_job, "--explain", *in_bf16)) == 0
+    assert cli.main(words_of(job, "--explain", *in_bf16)) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 60 and max(map(len, lines)) <= 100
     assert sum(line.startswith("Only if the VAE gives numbers that are not finite in bf16") for line in lines) == 1
-    assert cli.main(words_of(deep_job, "--json", *in_bf16)) == 0
+    assert cli.main(words_of(job, "--json", *in_bf16)) == 0
     told = capsys.readouterr()
     found = json.loads(told.out)
     assert not told.err
@@ -77,18 +71,20 @@ def test_the_table_is_short_and_says_what_json_says(deep_job: Path, capsys: pyte
     assert found["pick"]["fit"]["micro_batch"] == 2  # as the job states
 
 
-def test_where_loading_alone_takes_as_much_no_plan_is_called_smaller(
-    deep_job: Path, capsys: pytest.CaptureFixture[str]
+def test_where_encoding_alone_takes_as_much_no_plan_is_called_smaller(
+    job: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """So small a base lies in segments that are larger than all that is trained with it."""
-    assert cli.main(words_of(deep_job, "--json", "--set", "fit.compile=true")) == 0
+    """The allocator's segments for encoding are larger than everything that trains so small a base."""
+    assert cli.main(words_of(job, "--json", "--set", "fit.compile=true")) == 0
     found = json.loads(capsys.readouterr().out)
-    loading = next(phase for phase in found["pick"]["forecast"]["phases"] if phase["phase"] == "load")
-    assert found["smaller"] is None and loading["reserved"] > 0.85 * found["pick"]["forecast"]["reserved"]
-    reason = f'No plan with as fine a base needs much less: "Load the base" takes {loading["reserved"] / 2**20:.1f} MiB'
+    encoding = next(phase for phase in found["pick"]["forecast"]["phases"] if phase["phase"] == "cache_pictures")
+    assert found["smaller"] is None and encoding["reserved"] > 0.85 * found["pick"]["forecast"]["reserved"]
+    reason = (
+        f'No plan with as fine a base needs much less: "Encode pictures" takes {encoding["reserved"] / 2**20:.1f} MiB'
+    )
     assert any(remark.startswith(reason) for remark in found["remarks"])
     assert sum("blocks that are not compiled" in remark for remark in found["remarks"]) == 1
-    assert cli.main(words_of(deep_job)) == 0
+    assert cli.main(words_of(job)) == 0
     told = capsys.readouterr().out
     assert reason in told and "compiled" not in told
 
