@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
 from tests.support.allocations import Change, changes_of, outside, telling_main_memory
-from tests.support.tiny import tiny_configs
+from tests.support.tiny import Depth, tiny_configs
 from trainer.base.weights import Placer, StoredTensor, place_weights
 from trainer.config.base import Family
 from trainer.config.fit import FitConfig
@@ -62,10 +62,11 @@ def tiny_subject(
     recipe: Mapping[str, Any] | None = None,
     fit: Mapping[str, Any] | None = None,
     buckets: tuple[Size, ...] = ((64, 64),),
+    depth: Depth = 1,
     **facts: Any,
 ) -> Workload:
     """A tiny base, by default in fp32 with attention computed by the same operations on every device."""
-    configs = tiny_configs(family)
+    configs = tiny_configs(family, depth=depth)
     return Workload(
         family=family,
         unet_config=configs["unet"],

@@ -35,7 +35,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def job(folder: Path) -> Path:
-    return write_job(folder / "job", tiny_base("sd15", folder / "base"), photographs(folder / "pictures", count=2))
+    """Return a job with a base of few layers, which is traced quickly."""
+    return write_job(
+        folder / "job", tiny_base("sd15", folder / "base", depth=1), photographs(folder / "pictures", count=2)
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -68,15 +71,17 @@ def test_the_table_is_short_and_says_what_json_says(job: Path, capsys: pytest.Ca
     assert found["pick"]["fit"]["micro_batch"] == 2  # as the job states
 
 
-def test_where_loading_alone_takes_as_much_no_plan_is_called_smaller(
+def test_where_encoding_alone_takes_as_much_no_plan_is_called_smaller(
     job: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """So small a base lies in segments that are larger than all that is trained with it."""
+    """The allocator's segments for encoding are larger than everything that trains so small a base."""
     assert cli.main(words_of(job, "--json", "--set", "fit.compile=true")) == 0
     found = json.loads(capsys.readouterr().out)
-    loading = next(phase for phase in found["pick"]["forecast"]["phases"] if phase["phase"] == "load")
-    assert found["smaller"] is None and loading["reserved"] > 0.85 * found["pick"]["forecast"]["reserved"]
-    reason = f'No plan with as fine a base needs much less: "Load the base" takes {loading["reserved"] / 2**20:.1f} MiB'
+    encoding = next(phase for phase in found["pick"]["forecast"]["phases"] if phase["phase"] == "cache_pictures")
+    assert found["smaller"] is None and encoding["reserved"] > 0.85 * found["pick"]["forecast"]["reserved"]
+    reason = (
+        f'No plan with as fine a base needs much less: "Encode pictures" takes {encoding["reserved"] / 2**20:.1f} MiB'
+    )
     assert any(remark.startswith(reason) for remark in found["remarks"])
     assert sum("blocks that are not compiled" in remark for remark in found["remarks"]) == 1
     assert cli.main(words_of(job)) == 0

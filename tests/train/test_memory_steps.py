@@ -121,15 +121,17 @@ def test_every_allocation_with_an_nf4_base() -> None:
         assert max(accumulate(real)) == pytest.approx(max(accumulate(traced)), abs=256)
 
 
-def test_what_autograd_saves_is_known_to_the_byte() -> None:
-    """Tiny in several settings, and the full SD 1.5 at a small resolution."""
-    full = subject_ahead(
-        "sd15",
-        RecipeConfig(resolution=64, text_encoder={"learning_rate": 1e-5}),  # type: ignore[arg-type]
-        FitConfig(dtype="fp32", attention="math"),
-    )
-    subjects = [tiny_subject(family, recipe, fit) for family, _, recipe, fit in SETTINGS[2::2]]
-    for subject in (full, *subjects):
+def subjects_of(size: str) -> list[Workload]:
+    """Return tiny subjects in several settings, or the full SD 1.5 at a small resolution."""
+    if size == "tiny":
+        return [tiny_subject(family, recipe, fit) for family, _, recipe, fit in SETTINGS[2::2]]
+    recipe = RecipeConfig(resolution=64, text_encoder={"learning_rate": 1e-5})  # type: ignore[arg-type]
+    return [subject_ahead("sd15", recipe, FitConfig(dtype="fp32", attention="math"))]
+
+
+@pytest.mark.parametrize("size", ["tiny", pytest.param("full", marks=pytest.mark.slow)])
+def test_what_autograd_saves_is_known_to_the_byte(size: str) -> None:
+    for subject in subjects_of(size):
         real, engine = _Saved(), cpu_engine(subject)
         with sdpa_kernel(SDPBackend.MATH), real.watching(engine):
             engine.micro_step(real_micro_batch(subject, BUCKET, 2))
@@ -320,9 +322,9 @@ def test_tapes_of_two_and_three_pictures_give_those_of_any_more(
     family: Family, bucket: Size, recipe: Options, fit: Options
 ) -> None:
     subject = tiny_subject(family, recipe, fit)
-    tapes = {pictures: trace_steps(subject, [bucket], pictures) for pictures in (2, 3, 4, 8)}
+    tapes = {pictures: trace_micro(subject, [bucket], pictures) for pictures in (2, 3, 4, 8)}
     for pictures in (4, 8):
-        for kind in ("micro_first", "micro_more"):
+        for kind in ("first", "more"):
             two, three, real = (getattr(tapes[size], kind)[bucket] for size in (2, 3, pictures))
             tape = scaled(two, three, (2, 3), pictures)
             assert tape is not None
@@ -333,7 +335,7 @@ def test_tapes_of_two_and_three_pictures_give_those_of_any_more(
 def test_a_single_picture_follows_no_rule_of_more() -> None:
     """PyTorch sees a transposed picture as a matrix where it has to copy several."""
     subject = tiny_subject("sd15", {}, {"attention": "auto"})
-    one, two = (trace_steps(subject, [BUCKET], pictures).micro_more[BUCKET] for pictures in (1, 2))
+    one, two = (trace_micro(subject, [BUCKET], pictures).more[BUCKET] for pictures in (1, 2))
     assert scaled(one, two, (1, 2), 4) is None
 
 
@@ -342,7 +344,7 @@ def test_the_bucket_of_most_pixels_bounds_all_others(family: Family) -> None:
     """Storage for storage, whatever the shape; so only that one need be traced."""
     buckets = [(128, 128), (64, 256), (256, 64), (96, 160), (64, 192), (64, 64)]
     subject = tiny_subject(family, {}, {"dtype": "bf16", "attention": "auto"})
-    micros = trace_steps(subject, buckets, 2).micro_more
+    micros = trace_micro(subject, buckets, 2).more
     largest = micros[buckets[0]]
     for bucket in buckets[1:]:
         assert np.array_equal(micros[bucket].events, largest.events)
@@ -383,7 +385,7 @@ def test_tapes_of_two_ranks_give_those_of_any_other(
     assert len(real.made) == len(ranks) * len(wishes)
 
 
-@pytest.mark.parametrize("name", ["adamw8bit", "adafactor", "schedulefree"])
+@pytest.mark.parametrize("name", ["adamw8bit", pytest.param("adafactor", marks=pytest.mark.slow), "schedulefree"])
 def test_micro_batches_and_optimizers_do_not_depend_on_each_other(name: str) -> None:
     """So that each is traced once for all of the others."""
     plain = tiny_subject("sd15", ENCODER, {"dtype": "bf16"})
@@ -394,7 +396,7 @@ def test_micro_batches_and_optimizers_do_not_depend_on_each_other(name: str) -> 
     assert_alike(micro_tapes(optimizer), micro_tapes(plain))
 
 
-@pytest.mark.parametrize("quantise", ["int8", "int8_products", "nf4"])
+@pytest.mark.parametrize("quantise", [pytest.param("int8", marks=pytest.mark.slow), "int8_products", "nf4"])
 def test_models_that_were_traced_before_give_the_same_tapes(quantise: str) -> None:
     subject = tiny_subject("sd15", ENCODER, {"dtype": "bf16", "quantise": quantise})
     checkpointed = replace(subject, fit=subject.fit.changed(checkpointing="full"))
@@ -417,7 +419,7 @@ def test_models_that_were_traced_before_give_the_same_tapes(quantise: str) -> No
     assert unet() is once
 
 
-@pytest.mark.parametrize("quantise", ["int8", "int8_products", "nf4"])
+@pytest.mark.parametrize("quantise", [pytest.param("int8", marks=pytest.mark.slow), "int8_products", "nf4"])
 def test_rounded_weights_are_multiplied_as_often_as_plain_ones(quantise: str) -> None:
     """However a base is kept, its products are work of the same size, forward, recomputed and backward."""
     plain = tiny_subject("sdxl", {}, {"dtype": "bf16", "checkpointing": "full"})

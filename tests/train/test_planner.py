@@ -57,14 +57,15 @@ def random_constraints(chance: random.Random, *, free_base: bool) -> FitConfig:
     return FitConfig.model_validate(written)
 
 
-@pytest.mark.timeout(900)  # two hundred searches, each done twice
-def test_the_pick_is_that_of_an_exhaustive_search(searched: list[Exhaustive], traces: TraceLibrary) -> None:
+@pytest.mark.timeout(900)  # so many searches, each done twice
+@pytest.mark.parametrize("cases", [80, pytest.param(200, marks=pytest.mark.slow)])
+def test_the_pick_is_that_of_an_exhaustive_search(cases: int, searched: list[Exhaustive], traces: TraceLibrary) -> None:
     chance = random.Random(7)
     found = {"pick": 0, "nothing": 0, "quantised": 0, "partial": 0, "split": 0, "with retries": 0}
     runs = RunSimulator(
         situation_with(AMPLE)
     )  # what was played for one question serves the next, as in the resident planner
-    for case in range(200):
+    for case in range(cases):
         one = chance.choice(searched)
         # Quantised bases have tapes of their own, so the one with the most micro-batches goes without.
         written = random_constraints(chance, free_base=one is not searched[1])

@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_and_its_lora_give_the_recipe_that_trains_the_same_again(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
-    base = tiny_base("sd15", folder / "base", form="single")
+    base = tiny_base("sd15", folder / "base", form="single", depth=1)
     pictures = photographs(folder / "pictures", count=4)
     job = write_job(folder / "job", base, pictures, name="first")
     assert cli.main(["train", str(job), "--set", "recipe.steps=2", "--set", "recipe.captions.shuffle=true"]) == 0

@@ -97,11 +97,10 @@ def changes_of(trial: Trial) -> list[tuple[int, Mapping[str, Any]]]:
 
 
 def assert_right(place: Place, family: str, settings: Sequence[str], trial: Trial) -> None:
-    """The LoRA is that of a run told in advance, and where all rungs were exact also that of the undisturbed one."""
+    """Require the LoRA of the undisturbed run, or of a run with the same changes where one of them is not exact."""
     assert trial.code == 0
-    assert trial.lora() == place.truth(family, settings, changes_of(trial))
-    if all(event.exact for event in trial.of(events.SteppedDown)):
-        assert trial.lora() == place.truth(family, settings)
+    exact = all(event.exact for event in trial.of(events.SteppedDown))
+    assert trial.lora() == place.truth(family, settings, () if exact else changes_of(trial))
     steps = [event.step for event in trial.of(events.StepEvent)]
     assert steps == [1, 2, 3, 4], "a step was left out or told twice"
 
@@ -114,7 +113,12 @@ OPTIMIZERS = {
     "prodigy": (),
     "schedulefree": (),
 }
-POINTS = [(name, where, times) for name in OPTIMIZERS for where, times in zip("ssooo", (1, 3, 1, 2, 3), strict=True)]
+# Micro-batches are computed alike for every optimizer, and retrying once is part of failing two or three times.
+POINTS = [
+    pytest.param(name, where, times, marks=[pytest.mark.slow] * (name != "adamw" and (where == "s" or times == 1)))
+    for name in OPTIMIZERS
+    for where, times in zip("ssooo", (1, 3, 1, 2, 3), strict=True)
+]
 
 
 @pytest.mark.parametrize(("name", "where", "times"), POINTS)

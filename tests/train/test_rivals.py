@@ -43,6 +43,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     return lay_out(tmp_path_factory.mktemp("rivals"), SETTINGS)
 
 
+@pytest.mark.slow
 def test_both_forms_of_the_base_hold_one_model_that_loads(place: Place) -> None:
     pipeline = StableDiffusionXLPipeline.from_pretrained(place.diffusers, add_watermarker=False)
     assert pipeline.tokenizer("a cat").input_ids[0] == 49406
@@ -95,6 +96,7 @@ def test_on_a_card_ours_runs_with_graphs_too() -> None:
         ]
 
 
+@pytest.mark.slow
 def test_of_sd15_there_are_a_base_of_its_own_and_the_trainers_that_know_it(tmp_path: Path) -> None:
     settings = replace(SETTINGS, family="sd15")
     place = lay_out(tmp_path, settings)
@@ -121,6 +123,7 @@ def test_a_trainer_is_watched_until_it_has_stepped_often_enough(place: Place, tm
     assert (outcome.trained, outcome.operations, outcome.kept) == (3, 7, 8)
 
 
+@pytest.mark.slow
 def test_one_that_ends_before_it_is_counted_keeps_its_time_and_says_why(place: Place, tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text(LOOP.replace("range(1000)", f"range({SETTINGS.steps})"), encoding="utf-8")
     rival = Rival("a loop", "attention", lambda settings, place, checkout: [str(checkout / "loop.py")])

@@ -100,7 +100,7 @@ def test_waits_are_seen() -> None:
 
 @pytest.fixture(scope="module")
 def subject() -> Workload:
-    return tiny_subject("sdxl", RECIPE, {"dtype": "bf16"})
+    return tiny_subject("sdxl", RECIPE, {"dtype": "bf16"}, depth=2)
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +113,7 @@ def ours(subject: Workload) -> Mapping[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_steps_kept_bytes_are_those_that_autograd_is_given(subject: Workload) -> None:
     """What autograd hands to its hooks, beside the storages that live when backward begins."""
     engine = empty_engine(subject)
@@ -131,6 +132,7 @@ def test_a_steps_kept_bytes_are_those_that_autograd_is_given(subject: Workload) 
     assert count_step(subject, 2, "lean").saved_bytes == pytest.approx(given, rel=0.02)
 
 
+@pytest.mark.slow
 def test_weights_in_fp32_cost_casts_and_copies(subject: Workload, ours: Mapping[str, Any]) -> None:
     theirs = count_step(subject, 2, "peft-fp32")
     assert theirs.forward > ours["forward"]
@@ -146,7 +148,10 @@ def test_the_command_says_what_it_counted(ours: Mapping[str, Any]) -> None:
     assert min(parts) > 0
 
 
-@pytest.mark.parametrize(("family", "operations", "gibibytes"), [("sdxl", 6000, 5.3), ("sd15", 1950, 0.5)])
+@pytest.mark.parametrize(
+    ("family", "operations", "gibibytes"),
+    [("sdxl", 6000, 5.3), pytest.param("sd15", 1950, 0.5, marks=pytest.mark.slow)],
+)
 def test_a_step_of_the_whole_base_asks_for_no_more_than_the_goal(
     family: Family, operations: int, gibibytes: float
 ) -> None:
@@ -174,6 +179,7 @@ def test_layers_of_our_own_ask_for_less(subject: Workload, ours: Mapping[str, An
     assert lean.waits == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["sd15", "sdxl"])
 def test_the_host_is_timed_on_every_layer_of_the_published_unet(family: Family) -> None:
     narrow, published = narrow_unet(family), full_size(family)[0]
@@ -181,6 +187,7 @@ def test_the_host_is_timed_on_every_layer_of_the_published_unet(family: Family) 
     assert narrow.num_parameters() < published.num_parameters() / 90
 
 
+@pytest.mark.slow
 def test_the_hosts_time_is_told_by_kind_of_lora_layers() -> None:
     told = io.StringIO()
     with redirect_stdout(told):

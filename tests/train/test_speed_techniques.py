@@ -90,6 +90,7 @@ def test_a_step_is_the_same_and_leaves_the_model_as_it_was(run: RealRun, micro: 
     assert torch.equal(again, loss)
 
 
+@pytest.mark.slow
 def test_graphs_are_those_of_the_trainer_and_go_with_their_row(run: RealRun, micro: MicroBatch) -> None:
     engine = run.engine
     assert engine is not None
@@ -107,6 +108,7 @@ def test_graphs_are_those_of_the_trainer_and_go_with_their_row(run: RealRun, mic
     assert engine.graphs is None
 
 
+@pytest.mark.slow
 def test_encoding_is_timed_in_every_way_and_what_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed_encode, "LEAST_SECONDS", 0.0)
     real = speed_encode._timed

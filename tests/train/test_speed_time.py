@@ -34,6 +34,7 @@ def test_a_row_has_all_that_a_step_takes_and_one_that_fails_is_named(rows: list[
     assert cudnn.failure.startswith("JobError: fit.attention")
 
 
+@pytest.mark.slow
 def test_blocks_that_make_nothing_again_are_a_base_of_their_own(rows: list[Row]) -> None:
     """PEFT's layers ask for most; with ours, blocks that make again what they do not keep ask for more than others."""
     ours, layers = (
@@ -71,6 +72,7 @@ def test_the_table_is_written_after_every_row_with_what_is_known(rows: list[Row]
     assert f"{2e9 / timing.seconds / timing.limit:.1%}" in lines[2]
 
 
+@pytest.mark.slow
 def test_the_work_of_a_step_is_that_of_its_trace() -> None:
     """Twice the pixels each way: four times what convolutions and products do, and more of attention."""
     one, other = picture_flops("sd15", 512, small=True), picture_flops("sd15", 1024, small=True)
