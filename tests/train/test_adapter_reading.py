@@ -368,7 +368,7 @@ def test_drawing_with_loras_adds_them_by_strength(family: Family, tmp_path: Path
     assert not any(parameter.requires_grad for model in drawn.parts.values() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [pytest.param("sd15", marks=pytest.mark.slow), "sdxl"])
 def test_other_loras_take_their_place_and_the_base_comes_back_bit_for_bit(family: Family, tmp_path: Path) -> None:
     """Strengths, weights of the same ranks, other ranks, none: each is as if it had been the first."""
     drawn = Models.copies(family)

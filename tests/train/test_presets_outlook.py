@@ -1,6 +1,7 @@
 """What a preset would cost on a card is said before it is kept: planned with tiny models of the true classes."""
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ GIB = 1024**3
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Let the published architecture be a tiny one, so that tracing it takes no time."""
     for module in (request, workload):
-        monkeypatch.setattr(module, "bundled_configs", tiny_configs)
+        monkeypatch.setattr(module, "bundled_configs", partial(tiny_configs, depth=1))
     # However busy the machine is, every fit is looked at.
     for name in ("PATIENCE", "PATIENCE_BESIDE"):
         monkeypatch.setattr(planning, name, 600.0)

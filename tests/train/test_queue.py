@@ -47,7 +47,8 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Path]
     def write(name: str, steps: int) -> Path:
         job = write_job(folder / name, base if not name.startswith("bad") else folder / "none", pictures, name=name)
         text = job.read_text(encoding="utf-8").replace("steps = 6\n", f"steps = {steps}\n", 1)
-        job.write_text(text.partition("[report]")[0], encoding="utf-8")
+        rare = "[report]\nvalidation = {every = 5000, timesteps = [500]}\n"
+        job.write_text(text.partition("[report]")[0] + rare, encoding="utf-8")
         return job
 
     return write

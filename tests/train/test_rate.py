@@ -18,6 +18,11 @@ from trainer.training.acceleration.throughput import OperationSize, cpu_time, ex
 CPU = torch.device("cpu")
 
 
+@pytest.fixture
+def operation_timed_once():
+    """Time operations in each test here, unlike in the tests of other files."""
+
+
 def gemm(rows, inner, columns, item=4):
     return 2 * rows * inner * columns, item * (rows * inner + inner * columns + rows * columns)
 

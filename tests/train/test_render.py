@@ -94,8 +94,15 @@ def test_a_base_of_nan_draws_no_black_image(loras: dict[str, Path], tmp_path: Pa
 
 # As in trainer/base/drawing.py: between diffusers, numpy 2 and torch.
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
-@pytest.mark.parametrize("with_lora", [False, True])
-@pytest.mark.parametrize("family", ["sd15", "sdxl"])
+@pytest.mark.parametrize(
+    ("family", "with_lora"),
+    [
+        ("sd15", False),
+        ("sdxl", True),
+        pytest.param("sd15", True, marks=pytest.mark.slow),
+        pytest.param("sdxl", False, marks=pytest.mark.slow),
+    ],
+)
 def test_equals_the_pipeline(loras: dict[str, Path], tmp_path: Path, family: str, with_lora: bool) -> None:
     base = loras[family].parents[4] / "bases" / f"tiny-{family}-float32-0-epsilon"
     used = [LoraUse(loras[family])] if with_lora else []

@@ -99,7 +99,7 @@ def undisturbed(shared: Path) -> Callable[[int], Path]:
     return lora
 
 
-@pytest.mark.parametrize("family", ["sd15", "sdxl"])
+@pytest.mark.parametrize("family", [pytest.param("sd15", marks=pytest.mark.slow), "sdxl"])
 def test_either_form_of_a_base_gives_the_same_lora(shared: Path, tmp_path: Path, family: str) -> None:
     loras = []
     for form in ("folder", "single"):
