@@ -86,10 +86,13 @@ def test_what_is_imported_is_declared_and_what_is_declared_is_imported():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = {re.split("[<>=]", line)[0].lower() for line in project["dependencies"]}
     files = [file for room in ("trainer", "app") for file in (ROOT / room).rglob("*.py")]
-    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in files]
-    nodes = [node for tree in trees for node in ast.walk(tree)]
-    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    names: set[str] = set()
+    for file in files:  # one tree at a time: all of them at once are millions of objects for Python to look through
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names.add(node.module)
     packages = {name.split(".")[0] for name in names} - sys.stdlib_module_names - {"trainer", "app"}
     owners = packages_distributions()
     imported = {re.sub("[-_.]+", "-", owners.get(package, [package])[0].lower()) for package in packages}
