@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import shiboken6
 from PySide6.QtCore import QCoreApplication, QEvent, QObject, QPoint, Qt, QThread, QTimer
-from PySide6.QtGui import QAction, QCursor, QWindow
+from PySide6.QtGui import QAction, QCursor, QGuiApplication, QWindow
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QAbstractButton, QWidget
 from pytestqt.qtbot import QtBot
@@ -121,6 +121,13 @@ def all_collected() -> Iterator[None]:
     """Leave no widget to tests whose threads might come to free it."""
     yield
     gc.collect()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def empty_clipboard_at_the_end(qapp: QGuiApplication) -> Iterator[None]:
+    """Empty the clipboard: without a screen Qt frees its content only after Python has ended, and crashes."""
+    yield
+    qapp.clipboard().clear()
 
 
 @pytest.fixture(autouse=True)
