@@ -313,6 +313,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
     return given
 
 
+@pytest.mark.slow  # seven compilations of about three seconds each; graphs alone are killed and resumed by default
 def test_with_everything_on_a_process_that_is_killed_leaves_what_leads_to_the_same_lora(
     place: SharedPlace, compiler: Compiler, engines: list[Engine], tmp_path: Path
 ) -> None:
