@@ -108,17 +108,17 @@ def test_texts_at_once_are_those_of_each_by_itself(tmp_path: Path) -> None:
     texts = [f"picture {n}, " + "many words, " * n * 3 for n in range(21)]
     told: list[tuple[int, int]] = []
     encoders = parts.source.load_text_encoders(torch.float32, "cpu")
-    latent_cache = cache_of(job.changed(fit=job.fit.changed(deterministic=False, text_encoder_batch_size=8)), parts)
-    latent_cache.ensure_texts(texts[:2], quiet)
-    cached = latent_cache.ensure_texts(texts, lambda *amount: told.append(amount))
+    cache = cache_of(job.changed(fit=job.fit.changed(deterministic=False, text_encoder_batch_size=8)), parts)
+    cache.ensure_texts(texts[:2], quiet)
+    cached = cache.ensure_texts(texts, lambda *amount: told.append(amount))
     assert cached is not None and cached.count == 19 and cached.encode >= cached.count / cached.seconds
     assert told == [(done, 21) for done in (2, 10, 18, 21)]
     for text in texts:
-        kept, alone = latent_cache.text(text), latent_cache.encode_now(encoders, [text])
+        kept, alone = cache.text(text), cache.encode_now(encoders, [text])
         torch.testing.assert_close(kept.hidden, alone.hidden, rtol=1e-5, atol=1e-5)
         assert kept.pooled is not None and alone.pooled is not None
         torch.testing.assert_close(kept.pooled, alone.pooled, rtol=1e-5, atol=1e-5)
-    assert len({latent_cache.text(text).hidden.numpy().tobytes() for text in texts}) == 21
+    assert len({cache.text(text).hidden.numpy().tobytes() for text in texts}) == 21
     # Nothing of these serves a run that is to repeat bit for bit, nor the other way round.
     exact = parts.cache.ensure_texts(texts, quiet)
     assert exact is not None and exact.count == 21

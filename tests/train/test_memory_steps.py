@@ -159,8 +159,8 @@ class _Saved:
 
     @contextmanager
     def watching(self, engine: Engine) -> Iterator[None]:
-        meta_models = (engine.models.unet, *engine.models.text_encoders)
-        weights = {tensor.untyped_storage()._cdata for model in meta_models for _, tensor in lasting_tensors(model)}
+        models = (engine.models.unet, *engine.models.text_encoders)
+        weights = {tensor.untyped_storage()._cdata for model in models for _, tensor in lasting_tensors(model)}
 
         def pack(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()

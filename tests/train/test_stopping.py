@@ -273,11 +273,11 @@ def test_each_signal_that_asks_a_program_to_end_pauses_the_run(name: str, tmp_pa
     if number is None:
         pytest.skip(f"this system has no {name}")
     former = signal.getsignal(number)
-    reporter = Control(RunDirectory.create(tmp_path, "run"))
-    with reporter.signals():
-        reporter.check()
+    control = Control(RunDirectory.create(tmp_path, "run"))
+    with control.signals():
+        control.check()
         signal.raise_signal(number)
         with pytest.raises(Interrupted) as caught:
-            reporter.check()
+            control.check()
     assert caught.value.order == "pause"
     assert signal.getsignal(number) == former

@@ -13,7 +13,6 @@ import pytest
 from trainer import cli
 from trainer.errors import RunError
 from trainer.protocol import commands, locks
-from trainer.protocol import locks as lanes
 from trainer.protocol.queue import Queue
 from trainer.protocol.run_directory import RunDirectory, Status
 from trainer.queue import worker
@@ -284,7 +283,7 @@ def test_a_job_that_names_its_device_waits_for_that_lane_and_lets_others_by(queu
 
 
 def test_a_lane_on_which_something_renders_is_left_alone(queue, tmp_path, monkeypatch):
-    with lanes.occupied("cpu"):
+    with locks.occupied("cpu"):
         started, one = begun(queue, tmp_path, monkeypatch, ["cpu"], ("a", ""))
         assert started == []
     one.look()
@@ -369,15 +368,15 @@ def test_a_job_goes_on_the_device_that_it_named_when_it_was_put_in(queue, tmp_pa
 
 
 def test_a_lane_is_held_by_one_and_marked_only_where_it_is_free():
-    assert not lanes.gpu_held("cuda:0")
-    with lanes.marked("cuda:0") as first:
+    assert not locks.gpu_held("cuda:0")
+    with locks.marked("cuda:0") as first:
         assert first
-        assert lanes.gpu_held("cuda:0")
-        assert lanes.gpu_held("cuda")  # as PyTorch names the first
-        assert not lanes.gpu_held("cuda:1")
-        with lanes.marked("cuda:0") as second:
+        assert locks.gpu_held("cuda:0")
+        assert locks.gpu_held("cuda")  # as PyTorch names the first
+        assert not locks.gpu_held("cuda:1")
+        with locks.marked("cuda:0") as second:
             assert not second
-        with pytest.raises(locks.LockBusyError), lanes.occupied("cuda:0", patience=0.0):
+        with pytest.raises(locks.LockBusyError), locks.occupied("cuda:0", patience=0.0):
             pass
-    assert not lanes.gpu_held("cuda:0")
-    assert [lanes.lane_of(device) for device in (None, "cpu", "cuda", "cuda:1")] == ["cpu", "cpu", "cuda:0", "cuda:1"]
+    assert not locks.gpu_held("cuda:0")
+    assert [locks.lane_of(device) for device in (None, "cpu", "cuda", "cuda:1")] == ["cpu", "cpu", "cuda:0", "cuda:1"]

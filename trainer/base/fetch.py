@@ -32,9 +32,8 @@ from trainer.files.assets import PARTS
 from trainer.files.header import read_header
 from trainer.files.weights import digest_file, remember_sha256
 from trainer.protocol import files, locks, places
-from trainer.protocol import files as atomic
 from trainer.protocol.events import OnPhase
-from trainer.protocol.files import safe_name
+from trainer.protocol.files import safe_name, write_json
 from trainer.protocol.reading import UnusableFileError, read_json, read_record
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -227,7 +226,7 @@ def _is_sound(entry: Any) -> bool:
 
 def _remember(key: str, path: Path, commit: str, files: Sequence[str]) -> None:
     entry = {"path": path.relative_to(_cache()).as_posix(), "commit": commit, "files": list(files)}
-    atomic.write_json(_record(), {**_entries(), key: entry})
+    write_json(_record(), {**_entries(), key: entry})
 
 
 _PARTIAL, _RANGE_REFUSED = 206, 416  # HTTP

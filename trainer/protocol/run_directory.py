@@ -17,8 +17,7 @@ from pathlib import Path, PurePath
 from typing import Any, Literal
 
 from trainer.errors import ImpastoError, RunError
-from trainer.protocol import files as atomic
-from trainer.protocol import locks, places
+from trainer.protocol import files, locks, places
 from trainer.protocol.commands import unread, void
 from trainer.protocol.events import Phase, cut_torn_line
 from trainer.protocol.files import long_path, numbered, safe_name
@@ -148,12 +147,12 @@ class RunDirectory:
         """
         cut_torn_line(self.events)
         for folder in (self.path, self.checkpoints, self.samples, self.output):
-            atomic.remove_strays(folder)
+            files.remove_strays(folder)
         void(self.commands, self._leftovers)
         record = self._record()
         number = len(self.attempts()) + 1
         started = {"number": number, "pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
-        atomic.write_json(self.run, record | {"attempts": [*self.attempts(), started | dict(facts)]})
+        files.write_json(self.run, record | {"attempts": [*self.attempts(), started | dict(facts)]})
         _enter_in_list(self.path)
         return number
 
@@ -164,7 +163,7 @@ class RunDirectory:
 
     def write_typed(self, recipe: Mapping[str, object]) -> None:
         """Keep the recipe as the user stated it; the frozen job holds every resolved value instead."""
-        atomic.write_json(self.run, self._record() | {"typed": dict(recipe)})
+        files.write_json(self.run, self._record() | {"typed": dict(recipe)})
 
     def read_typed(self) -> dict[str, object] | None:
         """Return the recipe as the user stated it; None for a run of an earlier version."""
@@ -174,7 +173,7 @@ class RunDirectory:
     def write_status(self, status: Status) -> bool:
         """Replace status.json; returns False when that failed, for a heartbeat is no reason to end a run."""
         try:
-            atomic.write_json(self.status, to_record(status), durable=False)
+            files.write_json(self.status, to_record(status), durable=False)
         except OSError:
             return False
         return True
@@ -199,7 +198,7 @@ class RunDirectory:
     def _lay_out(self) -> None:
         for folder in (self.commands / "done", self.checkpoints, self.samples, self.output):
             long_path(folder).mkdir(parents=True)
-        atomic.write_json(self.run, {"name": self.name, "created": time.time(), "attempts": []})
+        files.write_json(self.run, {"name": self.name, "created": time.time(), "attempts": []})
 
     def _record(self) -> dict[str, object]:
         try:
@@ -271,7 +270,7 @@ def forget_run(path: Path) -> None:
             lines = filter(None, text.split("\n"))  # a path may hold U+2028, at which splitlines would split, too
             kept = [line for line in lines if path not in (_listed_path(line), _listed_path(line, _FORGOTTEN))]
             kept.append(json.dumps({_FORGOTTEN: str(path)}, ensure_ascii=False))
-            atomic.write_text(target, "\n".join(kept) + "\n")
+            files.write_text(target, "\n".join(kept) + "\n")
     except (OSError, UnusableFileError, locks.LockBusyError) as error:
         raise _list_unwritable(error) from error
 
@@ -377,10 +376,10 @@ def read_manifest(folder: Path) -> Mapping[str, Mapping[str, object]]:
 
 
 def _manifest(found: Any) -> dict[str, dict[str, object]]:
-    files = {str(name): {"bytes": facts["bytes"], "sha256": facts["sha256"]} for name, facts in found["files"].items()}
-    if not all(PurePath(name).name == name for name in files):
+    stated = {str(name): {"bytes": facts["bytes"], "sha256": facts["sha256"]} for name, facts in found["files"].items()}
+    if not all(PurePath(name).name == name for name in stated):
         raise ValueError("it names a file outside its folder")
-    return files
+    return stated
 
 
 def sizes_hold(folder: Path, manifest: Mapping[str, Mapping[str, object]]) -> bool:

@@ -43,7 +43,6 @@ from trainer.config.recipe import RecipeConfig
 from trainer.config.schema import Section
 from trainer.errors import ImpastoError, RunError
 from trainer.protocol import locks
-from trainer.protocol import locks as lanes
 from trainer.protocol.events import Phase
 from trainer.protocol.places import write_remedy
 from trainer.protocol.processes import Answer, OvertakenError, Request, Server, Turn
@@ -214,7 +213,7 @@ class RenderService:
         if device.type == "cpu":
             return
         try:
-            self._card.enter_context(lanes.occupied(str(device), locks.ASKED))
+            self._card.enter_context(locks.occupied(str(device), locks.ASKED))
         except locks.LockBusyError:
             raise RunError(
                 "render.busy",

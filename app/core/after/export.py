@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from app.core.runs.series import lowest
 from trainer.errors import LoraFileError
 from trainer.protocol import events
-from trainer.protocol import files as atomic
-from trainer.protocol.files import safe_name, step_ending
+from trainer.protocol.files import long_path, safe_name, step_ending, write_bytes, write_json
 from trainer.protocol.places import write_remedy
 from trainer.protocol.reading import open_file
 
@@ -80,11 +79,11 @@ def export(lora: Path, folder: Path, name: str, told: LoraSummary, *, replace: b
     if target.absolute() == lora.absolute():
         raise LoraFileError("export.itself", f"{target} is the run's own file.", "Choose another folder or name.")
     beside = [target.with_suffix(".json"), *([target.with_suffix(".png")] if told.picture else [])]
-    taken = [path for path in (target, *beside) if atomic.long_path(path).exists()]
+    taken = [path for path in (target, *beside) if long_path(path).exists()]
     if taken and not replace:
         raise TakenError(taken)
     try:
-        atomic.long_path(folder).mkdir(parents=True, exist_ok=True)
+        long_path(folder).mkdir(parents=True, exist_ok=True)
         _write(lora, target, name, told)
     except OSError as error:
         raise LoraFileError(
@@ -116,8 +115,8 @@ def _write(lora: Path, target: Path, name: str, told: LoraSummary) -> None:
         except UnusablePictureError as fault:
             sentence = f"{told.picture} cannot be used as the picture: {fault}."
             raise LoraFileError("export.picture", sentence, "Choose another picture, or none.") from None
-        atomic.write_bytes(target.with_suffix(".png"), picture)
-    atomic.write_json(target.with_suffix(".json"), _words(header, told))
+        write_bytes(target.with_suffix(".png"), picture)
+    write_json(target.with_suffix(".json"), _words(header, told))
     rewrite_metadata(lora, target, changes)
 
 

@@ -372,7 +372,7 @@ class Datasets:
 
     def _learn(self, dataset: _Dataset, folder: Folder, pictures: Mapping[str, Mapping[str, Any]]) -> None:
         """Take over what differs from the library, but for edits that the disk does not show yet."""
-        ids, learned, scanner, reworded = dataset.ids.get(folder, {}), {}, set[Fact | Field](), list[int]()
+        ids, learned, changed, reworded = dataset.ids.get(folder, {}), {}, set[Fact | Field](), list[int]()
         for name, facts in pictures.items():
             picture = self._library.pictures.get(ids.get(name, 0))
             if picture is None:
@@ -381,11 +381,11 @@ class Datasets:
             values = self._without_edited(dataset, picture, values)
             if values:
                 learned[picture.id] = values
-                scanner.update(_KINDS[key] for key in values)
+                changed.update(_KINDS[key] for key in values)
                 reworded += [picture.id] if "caption" in values else []
             if "width" in facts and facts["width"] is None:
                 dataset.unsized[picture.id] = None
-        self._tell(learned, scanner)
+        self._tell(learned, changed)
         if reworded and dataset.known:
             self.reworded.emit(reworded)
 
@@ -406,10 +406,10 @@ class Datasets:
         kept.update((key, value) for key, value in edits.items() if picture.value(key) != value)
         return kept
 
-    def _tell(self, learned: Mapping[int, Mapping[str, Any]], scanner: Iterable[Fact | Field]) -> None:
+    def _tell(self, learned: Mapping[int, Mapping[str, Any]], changed: Iterable[Fact | Field]) -> None:
         self._learning = True
         try:
-            self._library.learn(learned, *scanner)
+            self._library.learn(learned, *changed)
         finally:
             self._learning = False
 

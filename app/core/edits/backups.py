@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.core.edits.safe_files import STRAY, ChangedMeanwhileError, FileSeen, remove_file, replace_file
-from trainer.protocol import files as atomic
-from trainer.protocol.files import numbered
+from trainer.protocol.files import numbered, replace
 from trainer.protocol.reading import read_bytes
 
 if TYPE_CHECKING:
@@ -126,8 +125,8 @@ class Backups:
         names = (path.with_suffix(f"{ending}{path.suffix}") for ending in numbered(".damaged"))
         aside = next(name for name in names if not name.exists())
         with contextlib.suppress(FileNotFoundError):  # left behind, it would be rolled back into the new database
-            atomic.replace(Path(f"{path}-journal"), Path(f"{aside}-journal"))
-        atomic.replace(path, aside)
+            replace(Path(f"{path}-journal"), Path(f"{aside}-journal"))
+        replace(path, aside)
         return aside
 
     def _enter(self, root: str, rows: Sequence[tuple[str, bytes, bytes | None]]) -> None:

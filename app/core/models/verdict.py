@@ -10,7 +10,7 @@ from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 from trainer.errors import ImpastoError
-from trainer.protocol import files as atomic
+from trainer.protocol.files import long_path
 from trainer.protocol.records import json_keys
 
 Family = Literal["sd15", "sdxl"]
@@ -89,10 +89,10 @@ def state_of(path: Path) -> tuple[int, int]:
 
     Raises OSError when it is gone.
     """
-    if not atomic.long_path(path).is_dir():
-        state = atomic.long_path(path).stat()
+    if not long_path(path).is_dir():
+        state = long_path(path).stat()
         return state.st_size, state.st_mtime_ns
-    inside = [one.stat() for one in _weights(atomic.long_path(path))]
+    inside = [one.stat() for one in _weights(long_path(path))]
     if not inside:
         raise FileNotFoundError(path)
     return sum(one.st_size for one in inside), max(one.st_mtime_ns for one in inside)
@@ -117,7 +117,7 @@ def models_in(place: Path, stopped: Callable[[], bool]) -> Iterator[Path]:
 def _listed(folder: Path) -> tuple[list[Path], list[Path]]:
     """Return the models of one folder, and the folders to go on with."""
     try:
-        with os.scandir(atomic.long_path(folder)) as entries:
+        with os.scandir(long_path(folder)) as entries:
             listed = sorted(((entry.name, entry.is_dir()) for entry in entries), key=lambda pair: pair[0].casefold())
     except OSError:
         return [], []

@@ -68,7 +68,7 @@ class RunModel(StandingModel[RunSummary]):
         """When it was said how runs stand: of some it is said which day they began on, as seen from today."""
 
     def show(self, rows: Sequence[RunSummary]) -> bool:
-        """Show these; returns whether they are others than before, and not only the same run_status otherwise."""
+        """Show these; returns whether they are others than before, and not only the same rows with another status."""
         same_day, self._day = self._day == _today(), _today()
         before = dict(zip(map(id, self.rows), self.words, strict=True)) if same_day else {}
         was, self._beginning = self._beginning, {row.path for row in rows if self._begins(row)}

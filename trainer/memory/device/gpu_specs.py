@@ -224,7 +224,7 @@ class Overheads:
 
 def overheads_for(card: GpuSpec, system: str, *, deterministic: bool = False) -> Overheads:
     """Return what to reckon with on a card under a system, "Windows" or else, as platform.system() says."""
-    table = _overhead_spec_table()
+    table = _overhead_table()
     area = "windows" if system == "Windows" else "linux"
     size = "large" if card.gigabytes >= _LARGE_GIGABYTES else "small"
     return Overheads(
@@ -267,5 +267,5 @@ def _elsewhere(card: GpuSpec, table: Mapping[str, Any]) -> int:
 
 
 @cache
-def _overhead_spec_table() -> dict[str, Any]:
+def _overhead_table() -> dict[str, Any]:
     return read_toml(asset_path("memory", "overheads.toml"), "config")
