@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,20 +28,6 @@ def torch_left_as_found(deterministic_torch: None) -> Iterator[None]:
     yield
     flags = torch.are_deterministic_algorithms_enabled(), torch.is_grad_enabled(), torch.get_default_dtype()
     assert (torch.get_num_threads(), *flags) == (1, True, True, torch.float32), "a test has left PyTorch changed"
-
-
-@pytest.fixture(scope="session")
-def operation_seconds() -> Callable[[torch.device], float]:
-    """Return the timing of one operation, which takes seconds for each forecast, measured once for all tests."""
-    from trainer.training.acceleration import throughput
-
-    return cache(throughput._operation_seconds)
-
-
-@pytest.fixture(autouse=True)
-def operation_timed_once(operation_seconds: Callable[[torch.device], float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let all forecasts in this process share the timing of one operation."""
-    monkeypatch.setattr("trainer.training.acceleration.throughput._operation_seconds", operation_seconds)
 
 
 @pytest.fixture(scope="module")

@@ -151,7 +151,17 @@ def test_what_is_passed_over_before_each_operation_does_not_count(monkeypatch):
             one + one
         return now() - started
 
-    assert throughput._passing_between(64, took) == took() + 5 == 6
+    assert throughput._seconds_after_passes(64, took) == took() + 5 == 6
+
+
+def test_one_slow_try_does_not_change_what_the_passes_cost(monkeypatch):
+    """Nor a quick one: of eleven pairs the middle difference counts, here three seconds."""
+    waits = {
+        throughput._CACHE: itertools.chain([90, 9], itertools.repeat(8)),
+        0: itertools.chain([1], itertools.repeat(5)),
+    }
+    monkeypatch.setattr(throughput, "_seconds_after_passes", lambda size, took: next(waits[size]))
+    assert throughput._eviction_seconds(lambda: 0.0) == 3
 
 
 def test_the_cost_of_an_operation_is_that_of_a_real_step():
@@ -163,4 +173,4 @@ def test_the_cost_of_an_operation_is_that_of_a_real_step():
         started = now()
         one + one
         bare.append(now() - started)
-    assert throughput._operation_seconds(CPU) > 2 * min(bare)
+    assert throughput._operation_seconds(CPU, 1) > 2 * min(bare)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -35,7 +37,7 @@ SIZES_OF_A_KIND = 12
 LEAST_KERNEL = 3e-6  # seconds that a card takes for an empty kernel, from one to the next
 _TRIES = 12
 _CACHE = 1 << 21  # bytes: twice what a core has of the second level, so that nothing of it stays there
-_COLD_TRIES = 5  # of steps that take some 0.04 s
+_COLD_TRIES = 11  # of pairs of steps that take some 0.12 s together
 _TOGETHER = 1 << 30  # bytes of main memory that examples may take at once
 _MINIATURE: dict[str, Any] = {
     "sample_size": 4,
@@ -163,11 +165,11 @@ def measure_rate(
     """Return what ``device`` takes for ``operations``: the largest are timed on matrices and pictures of their size.
 
     Without operations, sizes of SDXL are taken on a card and small ones on the CPU. As many threads work as are set;
-    the quickest of several tries counts, so that other programs disturb little. On a card, do it before anything is
+    several tries are made of each, so that other programs disturb little. On a card, do it before anything is
     placed there: it leaves no memory of the allocator behind, but makes the CUDA context.
     """
     sizes = largest(operations) or typical_sizes(device)
-    host = _operation_seconds(device)
+    host = _operation_seconds(device, torch.get_num_threads())
     if device.type != "cuda":
         timed = _timed(sizes, device, _cpu_clock(), _bare_call(), seconds)
         return Rate(name or f"cpu, {torch.get_num_threads()} threads", timed, _fastest(timed), host, 0.0)
@@ -235,7 +237,7 @@ def _timed(
     """
     together = device.type != "cuda" and sum(size.bytes for size in sizes) < _TOGETHER
     groups = [sizes] if together else [[size] for size in sizes]
-    taken = [mean for group in groups for mean in _quickest(group, device, clock, budget / len(groups))]
+    taken = [mean for group in groups for mean in _seconds_each(group, device, clock, budget / len(groups))]
     # What each operation costs besides is reckoned apart; a tenth is left to those that are nothing but that.
     return tuple(
         Timed(size.kind, size.dtype, size.flops, size.bytes, max(mean - bare, 0.1 * mean))
@@ -243,17 +245,23 @@ def _timed(
     )
 
 
-def _quickest(sizes: Sequence[OperationSize], device: torch.device, clock: Clock, budget: float) -> list[float]:
-    """Return the seconds of each size: its examples' quickest tries, averaged. The first two turns warm up."""
+def _seconds_each(sizes: Sequence[OperationSize], device: torch.device, clock: Clock, budget: float) -> list[float]:
+    """Return the seconds of each size: the mean over its examples. The first two turns warm up.
+
+    On a GPU the quickest try of an example counts, as nothing else runs between its events. On the CPU the median
+    does: a training step meets the same clock speeds and other programs, and takes 10 to 25 % longer than the quickest.
+    """
     examples = [examples_of(size, device) for size in sizes]
-    best = [[math.inf] * len(variants) for variants in examples]
+    tries: list[list[list[float]]] = [[[] for _ in variants] for variants in examples]
     ends = time.perf_counter() + budget
     for turn in range(_TRIES):
-        if turn > 2 and time.perf_counter() > ends:
+        if turn > 4 and time.perf_counter() > ends:
             break
-        for variants, quickest in zip(examples, best, strict=True):
-            quickest[:] = [min(known, clock(variant)) for variant, known in zip(variants, quickest, strict=True)]
-    return [sum(quickest) / len(quickest) for quickest in best]
+        for variants, taken in zip(examples, tries, strict=True):
+            for variant, seconds in zip(variants, taken, strict=True):
+                seconds.append(clock(variant))
+    typical: Callable[[list[float]], float] = min if device.type == "cuda" else statistics.median
+    return [statistics.fmean(typical(seconds[2:]) for seconds in taken) for taken in tries]
 
 
 def _cpu_clock() -> Clock:
@@ -288,11 +296,15 @@ def _bare_call() -> float:
     return min(clock(lambda: one + one) for _ in range(100))
 
 
-def _operation_seconds(device: torch.device) -> float:
+@cache
+def _operation_seconds(device: torch.device, threads: int) -> float:
     """Return the seconds that one operation costs the CPU in a training step, with next to nothing to compute.
 
-    A UNet of diffusers' with a LoRA, in miniature: modules, autograd and dispatch are those of a real step. Where the
-    CPU computes as well, what it dispatches with has left its caches each time; on a card's host it stays there.
+    A diffusers UNet with a LoRA, in miniature: modules, autograd and dispatch are those of a real step. Where the
+    CPU computes as well, each operation evicts what dispatching needs from the caches; on a GPU's host it stays there.
+
+    This is the same for every job, so a process measures it once per number of ``threads``. Medians are taken because
+    the quickest of a few tries varied by 40 % from one measurement to the next, and the whole forecast with it.
     """
     step, now = _miniature_step(device), cpu_time()
     counting = _Counting()
@@ -306,19 +318,27 @@ def _operation_seconds(device: torch.device) -> float:
         step()
         return now() - started
 
-    seconds = min(took() for _ in range(_TRIES))
+    seconds = statistics.median(took() for _ in range(_TRIES))
     if device.type != "cuda":
-        seconds += max(0.0, _passing_between(_CACHE, took) - _passing_between(0, took))
+        seconds += _eviction_seconds(took)
     return seconds / counting.operations
 
 
-def _passing_between(size: int, took: Callable[[], float]) -> float:
+def _eviction_seconds(took: Callable[[], float]) -> float:
+    """Return by how many seconds a step is longer when a pass over memory before each operation empties the caches.
+
+    Each step with passes is compared with one beside it whose passes are over nothing, so that both meet the same
+    clock speed and the same other programs.
+    """
+    longer = [_seconds_after_passes(_CACHE, took) - _seconds_after_passes(0, took) for _ in range(_COLD_TRIES)]
+    return max(0.0, statistics.median(longer))
+
+
+def _seconds_after_passes(size: int, took: Callable[[], float]) -> float:
     """Return the seconds of a step whose operations each come after a pass over ``size`` bytes, without the passes."""
-    quickest = math.inf
-    for _ in range(_COLD_TRIES):
-        with _Passing(size) as passing:
-            quickest = min(quickest, took() - passing.seconds)
-    return quickest
+    passing = _Passing(size)
+    with passing:
+        return took() - passing.seconds
 
 
 class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
