@@ -44,15 +44,15 @@ gc.disable()  # until all tests are collected: imports make millions of objects 
 
 # What takes longest begins first, lest one core is left with it when the others are done.
 LONGEST = (
-    "tests/train/test_recovery.py",
-    "tests/train/test_run.py",
-    "tests/train/test_planner.py",
-    "tests/train/test_memory_steps.py",
+    "tests/train/training/recovery/test_recovery.py",
+    "tests/train/training/run/test_run.py",
+    "tests/train/memory/planner/test_planner.py",
+    "tests/train/memory/trace/test_train_step.py",
     "tests/qt/test_screens.py",
-    "tests/train/test_cli_training.py",
-    "tests/train/test_queue.py",
+    "tests/train/cli/test_training.py",
+    "tests/train/queue/test_queue.py",
     "tests/train/test_bad_input.py",
-    "tests/train/test_memory_phases.py",
+    "tests/train/memory/trace/test_other_phases.py",
     "tests/qt/test_whole_way.py",
     "tests/unit/test_run_py.py",
     "tests/unit/test_guards.py",
@@ -60,7 +60,7 @@ LONGEST = (
 # And these come last, on each core: where a compiler has failed in a process, PyTorch counts a thread too many that
 # compiles, and leaves its own evaluation of frames to all of Python. Then arguments live until their call returns, and
 # storages die an operation later than in the tapes that ship. Runs plan before they compile.
-LAST = ("tests/train/test_compiled.py", "tests/train/test_layout.py")
+LAST = ("tests/train/training/acceleration/test_compile.py", "tests/train/training/acceleration/test_channels_last.py")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support import ROOT
+
 MIB = 1 << 20
 _PATIENCE = 120.0  # seconds; a run of a tiny base takes ten on an idle core
 

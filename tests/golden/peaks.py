@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tests.bench.built_in import FAMILIES, GIGABYTES, RECIPES, SYSTEMS, built_in
-from tests.bench.make_fits import RECIPE, file_name
+from tests.benchmarks.built_in import FAMILIES, GIGABYTES, RECIPES, SYSTEMS, built_in
+from tests.benchmarks.make_fits import RECIPE, file_name
 from trainer.config.base import Family
 from trainer.config.fit import PLANNED, FitConfig
 from trainer.config.presets.exchange import load_preset

@@ -11,7 +11,7 @@ from pytestqt.qtbot import QtBot
 from tests.support.bad_contents import BAD
 from tests.support.jobs import write_job
 from tests.support.runs import write_run
-from tests.unit.app.test_bad_stored import CACHES, OF_A_RUN, STORED
+from tests.unit.app.core.settings.test_bad_stored import CACHES, OF_A_RUN, STORED
 from trainer.protocol.queue import Queue
 
 FILES = (*STORED, *CACHES, "presets/mine.toml", "queue/queue.json", "jobs/mine/job.toml", "runs.jsonl")

@@ -7,7 +7,7 @@ from app.core.jobs.job_file import read_values
 from app.core.query.filtering import SavedFilter
 from app.core.settings.preferences import Appearance, Preferences, Settings
 from app.qt.train.page import TrainPage
-from tests.qt.test_train import on_disk, row_of, shown, type_into
+from tests.qt.train.test_train import on_disk, row_of, shown, type_into
 from tests.support.full_disk import needs_limits, no_room
 from tests.support.jobs import photographs
 

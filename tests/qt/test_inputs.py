@@ -24,10 +24,10 @@ from app.core.session import Session
 from app.qt.train.page import TrainPage
 from app.qt.widgets import ComboBox, DateTimeEdit, DoubleSpinBox, Slider, SpinBox
 from app.qt.window import Window
+from tests.support import ROOT
 from tests.support.artist import shown_page
 from tests.support.jobs import photographs
 
-ROOT = Path(__file__).resolve().parents[2]
 NOTCH = QPoint(0, -120)
 
 # Whoever adds a kind of input that reacts to the wheel gives it a class in app/qt/widgets.py.

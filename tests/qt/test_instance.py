@@ -4,15 +4,12 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from PySide6.QtNetwork import QLocalServer, QLocalSocket
 
 from app.qt.application import Instance
 from trainer.errors import RunError
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from PySide6.QtWidgets import QPushButton
 from app.core.session import Session
 from app.qt.main_thread import MainThreadQueue
 from app.qt.window import Window
+from tests.support import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 SITTING = """
 import sys
 from PySide6.QtCore import QTimer

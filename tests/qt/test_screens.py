@@ -19,9 +19,8 @@ from PIL import Image
 from PySide6.QtWidgets import QComboBox, QDialog, QWidget
 
 import app.qt
+from tests.support import ROOT
 from tests.support.screens import LOOKS, SCREENS, SIZE, nameless
-
-ROOT = Path(__file__).resolve().parents[2]
 
 # Where people want to look at the images: then all are made, in every look and size, as with --all.
 KEPT = os.environ.get("IMPASTO_SCREENS")

@@ -1,1 +1,6 @@
-"""Real but tiny material that the tests share."""
+"""Share small but real material among the tests."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+"""The repository."""

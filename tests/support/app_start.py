@@ -15,9 +15,8 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support import ROOT
 
 
 @dataclass(frozen=True)

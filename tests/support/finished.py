@@ -8,6 +8,7 @@ import numpy as np
 import safetensors.numpy
 from PIL import Image
 
+from tests.support import ROOT
 from tests.support.runs import write_events
 from trainer.config.load import parse_job
 from trainer.config.write import dump_job
@@ -17,7 +18,7 @@ from trainer.dataset.picture import Picture
 from trainer.protocol import events
 from trainer.protocol.run_directory import RunDirectory, Status
 
-DEMO = Path(__file__).resolve().parents[2] / "assets" / "demo"
+DEMO = ROOT / "assets" / "demo"
 STEPS = {100: 0.1431, 200: 0.0832, 300: 0.0917}
 """Saved steps with their held-out loss."""
 PROMPTS = ("neontube, a blue house on a white background", "a red star")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gzip
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from diffusers import UNet2DConditionModel
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
+from tests.support import ROOT
 from tests.support.tiny import tiny_models
 from trainer.adapter.attach import Adapter, attach
 from trainer.config.base import Family
@@ -33,7 +33,7 @@ EVERYTHING = RecipeConfig.model_validate(
 )
 
 
-_GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "names"
+_GOLDEN = ROOT / "tests" / "golden" / "names"
 _CLIP_L = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
 _CLIP_G = {"hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32, "num_attention_heads": 20}
 _UNETS: dict[Family, dict[str, Any]] = {

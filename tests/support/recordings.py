@@ -74,7 +74,7 @@ class Comparison:
 
 
 def read_recording(path: Path) -> Recording:
-    """Reads the gzipped JSON that tests/bench/record_traces.py writes and that the older recordings come in."""
+    """Reads the gzipped JSON that tests/benchmarks/record_traces.py writes and that the older recordings come in."""
     data = json.loads(gzip.decompress(path.read_bytes()))
     return Recording(
         start=start_state(data["start_segments"], data["start_blocks"]),

@@ -41,11 +41,12 @@ from app.qt.preferences import PreferencesDialog
 from app.qt.theme import Theme
 from app.qt.widgets import speak
 from app.qt.window import Window
+from tests.support import ROOT
 
 Screen = Callable[[Window], QWidget]
 LOOKS = ("light", "dark", "contrast")
 SIZE = (1280, 800)
-DEMO = Path(__file__).resolve().parents[2] / "assets" / "demo" / "pictures"
+DEMO = ROOT / "assets" / "demo" / "pictures"
 
 SCREENS: dict[str, Screen] = {}
 

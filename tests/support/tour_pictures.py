@@ -23,11 +23,10 @@ from app.qt.presets.page import PresetsPage
 from app.qt.runs.page import RunsPage
 from app.qt.theme import Theme
 from app.qt.widgets import speak
-from tests.support import tool_homes
+from tests.support import ROOT, tool_homes
 from tests.support.artist import Artist, Sitting, Wish, shown_page, until
 from trainer.files.assets import asset_path
 
-ROOT = Path(__file__).resolve().parents[2]
 SIZE = (1280, 800)
 STEPS, EVERY = 300, 60
 """The demo's length, and how often it is looked at: six columns of samples fill the page."""

@@ -92,7 +92,7 @@ def report(
         f"# Forecast and measurement, {card}, {date}",
         f"torch {torch.__version__}; {len(rows)} of {asked} configurations, random weights; "
         f"made by "
-        f"`python -m tests.bench.memory_truth{' --cpu' if card == 'cpu' else ''}`. MiB, except as stated.",
+        f"`python -m tests.benchmarks.memory_truth{' --cpu' if card == 'cpu' else ''}`. MiB, except as stated.",
         *([CPU_REMARK] if card == "cpu" else []),
         "## Summary",
         *_summary(lines, rows, situation),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +13,9 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 from safetensors import safe_open
 
-DEMO = Path(__file__).parents[2] / "assets" / "demo"
+from tests.support import ROOT
+
+DEMO = ROOT / "assets" / "demo"
 sys.path.append(str(DEMO))
 
 import drawing  # noqa: E402

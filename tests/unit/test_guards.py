@@ -4,17 +4,17 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support import ROOT
 
 SUITE = """
 import logging
 import os
 import warnings
 import pytest
+
 
 def test_quiet(): pass
 def test_warning(): warnings.warn("old")

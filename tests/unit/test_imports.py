@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tomllib
 from importlib.metadata import packages_distributions
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +14,8 @@ from importlinter.cli import EXIT_STATUS_SUCCESS
 from PIL import Image
 from safetensors.numpy import save_file
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support import ROOT
+
 HEAVY = {"torch", "diffusers", "transformers", "peft", "accelerate", "bitsandbytes"}
 
 

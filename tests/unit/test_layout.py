@@ -8,10 +8,14 @@ from pathlib import Path
 import grimp
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support import ROOT
+
 MOST_FILES = 18
 MOST_LINES = 600
 CRUMB_LINES = 60
+MIRRORED = {"unit/app": "app", "unit": "trainer", "train": "trainer", "qt": "app/qt"}
+"""Folders of tests and whose folders theirs mirror; the first that a path begins with counts."""
+NOT_MIRRORED = {"unit/support"}  # tests of tests/support
 # What a program starts with: its text explains why Qt does not start, before anything else can be imported.
 STARTS = {"app.start"}
 
@@ -68,3 +72,13 @@ def test_no_small_module_has_a_single_importer(graph: grimp.ImportGraph) -> None
         if len(graph.find_modules_that_directly_import(module)) < 2:
             crumbs.add(module)
     assert crumbs == set()
+
+
+def test_folders_of_tests_are_those_of_the_program() -> None:
+    folders = {path.parent.relative_to(ROOT / "tests").as_posix() for path in (ROOT / "tests").rglob("test_*.py")}
+    missing = []
+    for folder in sorted(folders - NOT_MIRRORED):
+        top = next((top for top in MIRRORED if f"{folder}/".startswith(f"{top}/")), None)
+        if top and not (ROOT / MIRRORED[top] / folder.removeprefix(top).lstrip("/")).is_dir():
+            missing.append(folder)
+    assert missing == []

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from app import libraries
+from tests.support import ROOT
 from tests.support.bad_contents import BAD, SPECIAL, make_special
 from trainer.protocol.run_directory import RunDirectory
 
-ROOT = Path(__file__).resolve().parents[2]
 TORCH = "torch>=2.10,<2.14"
 INDEX = "https://download.pytorch.org/whl/"
 

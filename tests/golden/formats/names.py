@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
-APP = Path(__file__).resolve().parents[3] / "app"
+from tests.support import ROOT
+
+APP = ROOT / "app"
 
 
 def command_names() -> list[str]:

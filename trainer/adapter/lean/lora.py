@@ -367,8 +367,8 @@ def through(layer: nn.Module, x: Tensor, source: Source | None) -> Tensor:
 def register(config: LoraConfig, *, dropouts: bool) -> None:
     """Let PEFT put these layers in where `config` injects.
 
-    The hook is private; tests/train/test_lean_layers.py guards what is used of it. The first kind that fits is taken,
-    and bitsandbytes' layers are linear layers too, so they come first.
+    The hook is private; tests/train/adapter/lean/test_layers.py guards what is used of it. The first kind that fits is
+    taken, and bitsandbytes' layers are linear layers too, so they come first.
     """
     config._register_custom_module(
         {

@@ -151,7 +151,8 @@ def _engine_of(
 def let_begin(optimizer: Optimizer) -> None:
     """Lets a fused Adam take its first step on meta, which it refuses only where it makes its state.
 
-    That is made for it, in its own order; real steps are compared with it by tests/train/test_memory_steps.py.
+    That is made for it, in its own order; real steps are compared with it by
+    tests/train/memory/trace/test_train_step.py.
     """
 
     def make_state(*_: Any) -> None:

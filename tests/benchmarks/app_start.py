@@ -1,0 +1,39 @@
+"""How long `python -m app` takes from the start of its process to its first paint: python -m tests.benchmarks.app_start
+
+The goal is under 1.0 s, cold: each start is a fresh process with an empty per-user folder. One start before those that
+count lets Python compile what changed. The processor's share is told too, because other programs on a busy machine
+lengthen only the time on the clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+
+from tests.support.app_start import Start, measure
+
+HEAVY = ("torch", "numpy")
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--starts", type=int, default=5)
+    measure()
+    starts = [measure() for _ in range(parser.parse_args().starts)]
+    for start in starts:
+        sys.stdout.write(line(start) + "\n")
+    median = statistics.median(start.seconds for start in starts)
+    fastest = min(start.seconds for start in starts)
+    sys.stdout.write(f"median of {len(starts)}: {median:.2f} s, fastest {fastest:.2f} s\n")
+
+
+def line(start: Start) -> str:
+    """One start in words."""
+    loaded = [name for name in HEAVY if name in start.modules]
+    return f"{start.seconds:.2f} s, processor {start.cpu_seconds:.2f} s, loaded of what is heavy: {loaded or 'nothing'}"
+
+
+if __name__ == "__main__":
+    main()

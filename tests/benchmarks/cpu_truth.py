@@ -1,0 +1,81 @@
+"""Holds the trace of full-size steps against real ones on the CPU, allocation by allocation.
+
+Run ``python -m tests.benchmarks.cpu_truth [--family sdxl] [--resolution 256]``: it needs no weights, a few gigabytes of
+memory and some minutes. What differs on CUDA is left out on both sides: buffers within kernels, and the copy of the
+micro-batch to the card.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from itertools import accumulate
+from unittest.mock import patch
+
+from tests.support.cpu_steps import outside_kernels, real_steps, traced_bytes
+from tests.support.traced_steps import trace_steps
+from trainer.config.fit import FitConfig
+from trainer.config.recipe import RecipeConfig
+from trainer.memory.trace import recorder
+from trainer.memory.trace.meta_models import micro_batch
+from trainer.memory.trace.workload import Workload, subject_ahead
+
+MIB = 2**20
+FITS = (
+    {"checkpointing": "none"},
+    {"checkpointing": ["down_blocks.1", "mid_block"]},
+    {"checkpointing": "full"},
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--family", choices=("sd15", "sdxl"), default="sd15")
+    parser.add_argument("--resolution", type=int, default=256)
+    parser.add_argument("--pictures", type=int, default=1)
+    options = parser.parse_args(arguments)
+    bucket = (options.resolution, options.resolution)
+    say(f"{options.family}, {options.resolution} pixels, {options.pictures} pictures, fp32, math attention")
+    same = True
+    for fit in FITS:
+        subject = subject_ahead(
+            options.family,
+            RecipeConfig(resolution=options.resolution),
+            FitConfig.model_validate({"dtype": "fp32", "attention": "math", **fit}),
+        )
+        say(f"checkpointing {fit['checkpointing']}:")
+        same &= compare(subject, bucket, options.pictures)
+    return 0 if same else 1
+
+
+def compare(subject: Workload, bucket: tuple[int, int], pictures: int) -> bool:
+    """Prints, for each part of a step, changes and peak of both; returns whether every change was the same."""
+    real = [outside_kernels(part) for part in real_steps(subject, bucket, pictures, micro_batches=2)]
+    with patch.object(recorder, "hidden_bytes", lambda func, args: ()):
+        tapes = trace_steps(subject, [bucket], pictures)
+    micro = micro_batch(subject, bucket, pictures)
+    traced = [
+        traced_bytes(tapes.micro_first[bucket], micro),
+        traced_bytes(tapes.micro_more[bucket], micro),
+        traced_bytes(tapes.optimizer_first),
+    ]
+    for name, seen, said in zip(
+        ("first micro-batch", "further one", "first optimizer step"), real, traced, strict=True
+    ):
+        peaks = max(accumulate(seen)), max(accumulate(said))
+        say(
+            f"  {name}: {len(seen)} real and {len(said)} traced changes, {'the same' if seen == said else 'DIFFERENT'};"
+            f" peak {peaks[0] / MIB:.2f} and {peaks[1] / MIB:.2f} MiB ({peaks[1] / peaks[0] - 1:+.4%})"
+        )
+    return real == traced
+
+
+def say(line: str) -> None:
+    """Writes a line at once: parts take minutes."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

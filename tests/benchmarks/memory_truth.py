@@ -1,0 +1,233 @@
+"""Compares forecasts with what a card measures, over 64 configurations with random weights, in a few minutes.
+
+    python -m tests.benchmarks.memory_truth [--cpu] [--minutes 8] [--jobs N] [--edges] [--results FOLDER]
+
+On a card each configuration is run for real (the trainer's own functions, full-size models), in a process of its own
+with a time limit, while other processes trace it. The forecast knows what it would know of a card before a run. In the
+time that is left, or with --edges at once, a dozen configurations are run again under a memory cap 2 % below and 2 %
+above the least capacity that was forecast for them. With --cpu small models are run in main memory, where PyTorch's
+profiler counts what is asked for: there are no pools and no driver. The table in tests/benchmarks/results is written
+anew after each configuration, so that a run that is cut short leaves what it has; what is missing in it is said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from tests.support.apart import Apart, Told
+from tests.support.meters import CpuMeter, CudaMeter, Measured
+from tests.support.truth import Prediction, foresee, measure
+from tests.support.truth_jobs import TruthJob, truth_jobs
+from tests.support.truth_report import Edge, Row, line_of, report
+from trainer import gpu
+from trainer.memory.device.device_state import DeviceState, situation_ahead, situation_here
+from trainer.memory.device.gpu_specs import Overheads, find_card
+from trainer.memory.trace.workload import Workload
+from trainer.protocol.forecast import ForecastPhase, Rate
+from trainer.training.acceleration.throughput import measure_rate
+from trainer.training.device.out_of_memory import card_of
+
+RESULTS = Path(__file__).parent / "results"
+EDGE_JOBS = range(2, 14)  # by their place: they differ most, and train alone
+EDGES = (0.98, 1.02)
+LONGEST = 90.0
+"""Seconds that one configuration may take: several times what the largest one needs."""
+SLOWER_ON_CPU = 4
+NO_ROOM = "OutOfMemoryError"
+
+Seen = tuple[ForecastPhase, Measured] | int
+"""A phase, or in the end the bytes that the driver counts beside the allocator."""
+
+
+@dataclass
+class Bench:
+    """What is run, on what, and what came out."""
+
+    situation: DeviceState
+    cpu: bool
+    until: float
+    path: Path
+    """Of the table."""
+    asked: int
+    rows: list[Row] = field(default_factory=list)
+    edges: list[Edge] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+    def run(self, jobs: Sequence[TruthJob], folder: Path, apart: Apart, *, only_edges: bool = False) -> None:
+        """Measures each job in turn while the next ones are traced; tapes are kept in ``folder``."""
+        workers = 1 if self.cpu else max((os.cpu_count() or 2) - 2, 1)
+        context = multiprocessing.get_context("spawn")
+        places = [place for place in range(len(jobs)) if not only_edges or self._is_edge(place)]
+        with ProcessPoolExecutor(workers, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            foreseen = {
+                place: pool.submit(
+                    foresee,
+                    jobs[place],
+                    self._subject(jobs[place]),
+                    self.situation,
+                    folder,
+                    edge=self._is_edge(place),
+                )
+                for place in places
+            }
+            if not only_edges:
+                self._measure_all(jobs, foreseen, apart)
+            for place in filter(self._is_edge, places):
+                self._run_edges(jobs[place], foreseen[place], apart)
+            pool.shutdown(cancel_futures=True)
+        self._write()
+
+    def _measure_all(self, jobs: Sequence[TruthJob], foreseen: dict[int, Future[Prediction]], apart: Apart) -> None:
+        """Measures without waiting for forecasts; a row is there when both are."""
+        waiting: list[tuple[TruthJob, Future[Prediction], Told[Seen]]] = []
+        for place, job in enumerate(jobs):
+            if self._left() <= 0:
+                break
+            told = apart.run(self._limit(), told_by_device, job, self._subject(job), self.cpu)
+            waiting.append((job, foreseen[place], told))
+            for one in [one for one in waiting if one[1].done()]:
+                self._join(*one)
+                waiting.remove(one)
+        for one in waiting:
+            self._join(*one)
+
+    def _join(self, job: TruthJob, future: Future[Prediction], told: Told[Seen]) -> None:
+        """Keeps a row, waiting for its forecast; of a job that failed, what came before it did."""
+        prediction = self._of(future, job)
+        if prediction is not None:
+            phases = dict(item for item in told.items if not isinstance(item, int))
+            outside = sum(item for item in told.items if isinstance(item, int))
+            self.rows.append(Row(job.name, prediction, phases, outside, told.failure))
+            say(line_of(self.rows[-1]))
+        self._write()
+
+    def _of(self, future: Future[Prediction], job: TruthJob) -> Prediction | None:
+        """A forecast; what prevents it is remarked on, and the others go on."""
+        try:
+            return future.result(timeout=max(self._left(), 1.0))
+        except Exception as error:  # noqa: BLE001 (whatever it was, it is told)
+            self.remarks.append(f"{job.name}: no forecast, {type(error).__name__}: {error}")
+            return None
+
+    def _run_edges(self, job: TruthJob, future: Future[Prediction], apart: Apart) -> None:
+        """Runs a job once more within shares of the capacity that it is said to need."""
+        for share in EDGES:
+            prediction = self._of(future, job) if self._left() > 0 else None
+            if prediction is None:
+                return
+            capacity = int(prediction.least * share)
+            told = apart.run(self._limit(), told_by_device, job, self._subject(job), self.cpu, capacity)
+            if told.failure and not told.failure.startswith(NO_ROOM):
+                self.remarks.append(f"{job.name} under a cap: {told.failure}")
+                continue
+            self.edges.append(Edge(job.name, capacity, foreseen=share >= 1.0, fitted=not told.failure))
+            say(f"{job.name} within {share:.0%}: {told.failure or 'fitted'}")
+            self._write()
+
+    def _write(self) -> None:
+        today = datetime.now(UTC).date().isoformat()
+        name = "cpu" if self.cpu else self.situation.card.name
+        text = report(name, today, self.situation, self.rows, self.edges, self.asked, self.remarks)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(text, encoding="utf-8", newline="\n")
+
+    def _left(self) -> float:
+        return self.until - time.monotonic()
+
+    def _limit(self) -> float:
+        return LONGEST * (SLOWER_ON_CPU if self.cpu else 1)
+
+    def _subject(self, job: TruthJob) -> Workload:
+        return job.subject(tiny=True, dtype="fp32") if self.cpu else job.subject()
+
+    def _is_edge(self, place: int) -> bool:
+        return place in EDGE_JOBS and not self.cpu
+
+
+def told_by_device(job: TruthJob, subject: Workload, cpu: bool, capacity: int | None = None) -> Iterator[Seen]:
+    """Measures a job in this process, which ends with it; within ``capacity`` bytes of segments, if so."""
+    meter = CpuMeter() if cpu else CudaMeter()
+    if cpu:
+        torch.set_num_threads(1)
+    else:
+        _state_workspace(torch.cuda.get_device_capability(meter.device))
+    if capacity is not None:
+        total = torch.cuda.get_device_properties(meter.device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(capacity / total, 1.0), meter.device)
+    yield from measure(job, subject, meter)
+    yield meter.outside()
+
+
+def rate_of_card() -> Iterator[tuple[gpu.Card, Rate]]:
+    """The first card as it is before anything is on it, and how fast it works."""
+    card = card_of(0)
+    _state_workspace(card.capability)
+    yield card, measure_rate(torch.device("cuda", 0), name=card.name)
+
+
+def _state_workspace(capability: tuple[int, int]) -> None:
+    """As trainer.training.device.device.numerics does."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", gpu.cublas_workspace(capability, deterministic=False))
+
+
+def situation_of_card(apart: Apart) -> DeviceState:
+    """The first card; the forecast is made as for a user who plans to train on it now.
+
+    Asked by a process of its own: this one makes no CUDA context, which would lie on the card all the time.
+    """
+    told = apart.run(LONGEST, rate_of_card)
+    if told.failure:
+        raise SystemExit(f"The card cannot be used: {told.failure}")
+    ((card, rate),) = told.items
+    _state_workspace(card.capability)
+    return situation_here(card, rate=rate)
+
+
+def situation_in_main_memory() -> DeviceState:
+    """Main memory, which knows no workspaces."""
+    none = Overheads(0, 0, cublas_workspace_bytes=0, cudnn_workspace_share=0.0, sources={})
+    return replace(situation_ahead(find_card("8GB")), overheads=none)
+
+
+def say(text: str) -> None:
+    """Prints a line at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs what there is time for and writes the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--cpu", action="store_true", help="small models in main memory")
+    parser.add_argument("--minutes", type=float, default=8.0)
+    parser.add_argument("--jobs", type=int, help="how many of the configurations; absent: all")
+    parser.add_argument("--edges", action="store_true", help="only the runs under a memory cap")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args(arguments)
+    # The last configuration, its forecast and the table need a little of the time.
+    until = time.monotonic() + options.minutes * 60 - 20
+    jobs = truth_jobs()[: options.jobs]
+    with tempfile.TemporaryDirectory() as folder, Apart("tests.benchmarks.memory_truth") as apart:
+        situation = situation_in_main_memory() if options.cpu else situation_of_card(apart)
+        name = "cpu" if options.cpu else situation.card.name.lower().replace(" ", "_")
+        path = options.results / f"memory_truth_{name}{'_edges' if options.edges else ''}.md"
+        bench = Bench(situation, options.cpu, until, path, len(jobs))
+        bench.run(jobs, Path(folder), apart, only_edges=options.edges)
+    say(f"{path.read_text(encoding='utf-8')}\nwritten to {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+"""How soon plans answer: python -m tests.benchmarks.plan_answers [--gpu 8GB ...] [--new]
+
+Asks a resident planner, as the app does, for SDXL and SD 1.5 with the built-in style recipe, whose tapes ship: one
+question to a planner that has to start for it; then further ones to another: another card, the same again, another
+length, rank and optimizer. Then the command line. Every planner finds what ships and nothing else, and Python's
+compiled modules, as from an Impasto that has been used before. By the clock, and in the processor's time, which matters
+where a machine is busy. With ``--new`` instead settings that have to be traced for SDXL, as nothing of them ships:
+asked some seconds after the first answer, as by people, who read it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.support.forecasts import known_job
+from trainer.config.base import Family
+
+PLAN = (sys.executable, "-m", "trainer", "plan")
+# Of the second, whose libraries take more, nothing ships but tapes: what it hinders has to be played.
+CARDS = ("8GB", "RTX 5060")
+# Of which nothing ships for these jobs: it is traced, by libraries that no other question loads.
+OTHER_OPTIMIZER = 'recipe.optimizer={name="adamw8bit"}'
+NEW = (
+    "recipe.rank=64", 'recipe.layers="attention"', 'recipe.layers="all"', "recipe.text_encoder.learning_rate=5e-5",
+    "recipe.token_chunks=225", "recipe.dropout=0.1", "recipe.resolution=768", OTHER_OPTIMIZER,
+)  # fmt: skip
+READING = 8.0
+"""Seconds that somebody reads an answer before another question."""
+
+
+def main() -> None:
+    """Print a line for each question: seconds to the first pick, to the last one where it differs, to the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpu", nargs="+", default=CARDS)
+    parser.add_argument("--new", action="store_true", help="settings that have to be traced")
+    options = parser.parse_args()
+    cards = options.gpu
+    families: tuple[Family, ...] = ("sdxl", "sd15")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        os.environ["PYTHONPYCACHEPREFIX"] = str(Path(folder) / "compiled")
+        jobs = {family: known_job(Path(folder) / family, family) for family in families}
+        with fresh_home():
+            resident(jobs["sd15"], [{"gpu": cards[0]}, {"gpu": cards[0], "set": [OTHER_OPTIMIZER]}])  # compiles
+        for family, job in jobs.items():
+            for gpu in cards:
+                if not options.new:
+                    questions(f"{family} {gpu}", job, gpu)
+                elif family == "sdxl":
+                    new_settings(f"{family} {gpu}", job, gpu)
+
+
+def questions(name: str, job: Path, gpu: str) -> None:
+    """All that is measured of one job on one card."""
+    with fresh_home():
+        first, used = resident(job, [{"gpu": gpu}])
+        tell(f"{name}, first question, with the start: {first[0]}; {used:.2f} s of processor")
+    others: list[dict[str, Any]] = [
+        {"gpu": gpu}, {"gpu": "16GB"}, {"gpu": gpu}, {"gpu": gpu, "set": ["recipe.learning_rate=0.0003"]},
+        {"gpu": gpu, "set": ["recipe.rank=24"]}, {"gpu": gpu, "set": [OTHER_OPTIMIZER]},
+    ]  # fmt: skip
+    with fresh_home():
+        answers, _ = resident(job, others)
+        named = ("another card", "again", "another length", "another rank", "another optimizer")
+        for what, answer in zip(named, answers[1:], strict=True):
+            tell(f"{name}, {what}: {answer}")
+    for _ in range(3):
+        with fresh_home():
+            began, before = time.monotonic(), spent()
+            subprocess.run([*PLAN, str(job), "--gpu", gpu], stdout=subprocess.DEVNULL, check=True)
+            tell(f"{name}, command line: {time.monotonic() - began:.2f} s; {spent() - before:.2f} s of processor")
+
+
+def new_settings(name: str, job: Path, gpu: str) -> None:
+    """Each asked of a planner of its own, which knows the job without it."""
+    for setting in NEW:
+        with fresh_home():
+            answers, used = resident(job, [{"gpu": gpu}, {"gpu": gpu, "set": [setting]}], READING)
+            tell(f"{name}, {setting}: {answers[1]}; {used:.1f} s of processor")
+
+
+def tell(line: str) -> None:
+    """Say it at once: the next question may take a while."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def spent() -> float:
+    """Seconds of the processor that ended children have used; 0 on Windows, which does not tell."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+@contextmanager
+def fresh_home() -> Iterator[None]:
+    """A user who has planned nothing yet."""
+    with tempfile.TemporaryDirectory() as home:
+        os.environ["IMPASTO_HOME"] = home
+        yield
+
+
+def resident(job: Path, asked: Sequence[dict[str, Any]], reading: float = 0.0) -> tuple[list[str], float]:
+    """Ask one planner one question after the other; what each took, and the processor's seconds of all.
+
+    Its answers are read for so many seconds.
+    """
+    answers = []
+    before, began = spent(), time.monotonic()
+    with subprocess.Popen(
+        [*PLAN, "--serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8"
+    ) as server:
+        for number, question in enumerate(asked):
+            picks, whole = ask(server, {"id": number, "job": str(job), **question}, began)
+            told = ", then ".join(f"{pick:.2f}" for pick in picks)
+            answers.append(f"pick {told} s, whole {whole:.2f} s")
+            time.sleep(reading)
+            began = time.monotonic()
+        assert server.stdin
+        server.stdin.close()
+    return answers, spent() - before
+
+
+def ask(server: subprocess.Popen[str], question: dict[str, Any], began: float) -> tuple[list[float], float]:
+    """Seconds from ``began`` to each pick and to the whole answer."""
+    assert server.stdin and server.stdout
+    server.stdin.write(json.dumps(question) + "\n")
+    server.stdin.flush()
+    picks: list[float] = []
+    for line in server.stdout:
+        answer = json.loads(line)
+        if answer["state"] == "pick":
+            picks.append(time.monotonic() - began)
+        elif answer["state"] == "done":
+            return picks, time.monotonic() - began
+        assert answer["state"] != "error", answer
+    raise AssertionError("the planner ended")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""Says whether a technique leaves the course of the loss as it is: on against off, over several seeds of the demo.
+
+    python -m tests.benchmarks.same_curve [--only lean ...] [--steps 200] [--seeds 5] [--record [FILE]]
+
+Each run is a real one on the bundled base in bf16 on the CPU. Its losses are averaged over windows of 20 steps. On and
+off with one seed see the same pictures, noise and timesteps, so what differs between them is rounding; what differs
+between seeds is chance. Good is a technique whose largest difference in any window is less than the least spread
+(standard deviation over the seeds, technique off) of any window. Exits with 1 when one is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+
+from trainer.adapter import lean
+from trainer.config.write import demo_job
+from trainer.dataset import decoders
+from trainer.protocol import events, files
+from trainer.training.run.start import start
+
+RESULTS = Path(__file__).parent / "results" / "same_curve.md"
+WINDOW = 20
+PATIENCE = 3600.0
+"""Seconds for the processes that look at pictures: they import all of this first, which takes a busy machine long."""
+QUIET = ("report.validation.every=100000", "report.previews.prompts=[]")
+"""The loss on pictures kept apart is measured at the start and at the end only."""
+
+
+@dataclass(frozen=True)
+class Technique:
+    """Something that makes a step quicker or smaller; ``on`` and ``off`` are settings of the job."""
+
+    what: str
+    on: tuple[str, ...] = ()
+    off: tuple[str, ...] = ()
+    lean: bool | None = None
+    """Whether it is the LoRA layers of our own that are on; None: as the trainer has it."""
+
+
+TECHNIQUES = {
+    "lean": Technique("LoRA layers of our own, against PEFT's", lean=True),
+    "checkpointing": Technique(
+        "all activations computed twice, against none", on=("fit.checkpointing=full",), off=("fit.checkpointing=none",)
+    ),
+    "micro_batches": Technique(
+        "pictures one at a time, against all four at once", on=("fit.micro_batch=1",), off=("fit.micro_batch=4",)
+    ),
+    "channels_last": Technique(
+        "maps of the UNet channels-last with norms that keep them so, against as usual", on=("fit.channels_last=true",)
+    ),
+    "compile": Technique("transformer blocks compiled, against plain", on=("fit.compile=true",)),
+    "int8": Technique("weights of the base in int8, against bf16", on=("fit.quantise=int8",)),
+    "nf4": Technique("weights of the base in NF4, against bf16", on=("fit.quantise=nf4",)),
+    "together": Technique(
+        "our own LoRA layers and blocks, maps channels-last, all activations computed twice, pictures one at a time, "
+        "against PEFT's layers and none of it",
+        on=("fit.channels_last=true", "fit.checkpointing=full", "fit.micro_batch=1"),
+        off=("fit.checkpointing=none", "fit.micro_batch=4"),
+        lean=True,
+    ),
+    "int8_products": Technique(
+        "linear layers of the base in int8 with their products, both ways, against bf16",
+        on=("fit.quantise=int8_products",),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What a run told."""
+
+    losses: list[float]
+    held_out: float
+    """Of its last measurement."""
+
+    def windows(self) -> list[float]:
+        """The mean loss of every whole window."""
+        whole = len(self.losses) // WINDOW * WINDOW
+        return [statistics.fmean(self.losses[begin : begin + WINDOW]) for begin in range(0, whole, WINDOW)]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A technique on and off, by seed."""
+
+    off: Sequence[Curve]
+    on: Sequence[Curve]
+
+    @property
+    def difference(self) -> float:
+        """The most by which a window's mean differs between on and off with one seed."""
+        return max(
+            abs(one - other)
+            for off, on in zip(self.off, self.on, strict=True)
+            for one, other in zip(off.windows(), on.windows(), strict=True)
+        )
+
+    @property
+    def spread(self) -> float:
+        """The least standard deviation over the seeds of any window, technique off."""
+        curves = [curve.windows() for curve in self.off]
+        return min(statistics.stdev(curve[place] for curve in curves) for place in range(len(curves[0])))
+
+    @property
+    def held_out_difference(self) -> float:
+        """The most by which the loss on pictures kept apart differs in the end."""
+        return max(abs(off.held_out - on.held_out) for off, on in zip(self.off, self.on, strict=True))
+
+    @property
+    def good(self) -> bool:
+        """Whether on and off are as one beside what chance does."""
+        return self.difference < self.spread
+
+
+def compare(technique: Technique, seeds: int, steps: int, say: Callable[[str], object]) -> Comparison:
+    """Runs a technique off and on with seeds from 1."""
+
+    def curves(*, on: bool) -> list[Curve]:
+        found = []
+        for seed in range(1, seeds + 1):
+            found.append(curve_of(technique, seed, steps, on=on))
+            say(f"{technique.what}, {'on' if on else 'off'}, seed {seed}: held-out loss {found[-1].held_out:.4f}")
+        return found
+
+    return Comparison(curves(on=False), curves(on=True))
+
+
+def curve_of(technique: Technique, seed: int, steps: int, *, on: bool) -> Curve:
+    """Runs the demo in a folder of its own."""
+    losses: list[float] = []
+    held_out: list[float] = []
+
+    def watch(event: events.Event) -> None:
+        if isinstance(event, events.StepEvent):
+            assert event.loss is not None, "a loss that is no number has no course"
+            losses.append(event.loss)
+        elif isinstance(event, events.Validation):
+            assert event.loss is not None
+            held_out.append(event.loss)
+
+    settings = [f"recipe.steps={steps}", f"recipe.seed={seed}", "fit.dtype=bf16", "fit.threads=1", *QUIET]
+    settings += technique.on if on else technique.off
+    layers = lean.SWITCHED_ON if technique.lean is None else technique.lean == on
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        patch.object(lean, "SWITCHED_ON", layers),
+        patch.object(decoders, "SECONDS", PATIENCE),
+    ):
+        home = {"IMPASTO_HOME": str(Path(folder) / "home")}
+        job = Path(folder) / "job.toml"
+        job.write_text(demo_job(), encoding="utf-8")
+        with patch.dict(os.environ, home):
+            if start(job, settings, watch) != 0:
+                raise SystemExit("a run did not end well")
+    return Curve(losses, held_out[-1])
+
+
+def table(compared: dict[str, Comparison], seeds: int, steps: int, command: str) -> str:
+    """The results as Markdown."""
+    lines = [
+        "# Whether techniques leave the loss as it is",
+        "",
+        f"`{command}`, {datetime.now(UTC).date()}, torch {torch.__version__}: the demo in bf16 on the CPU, {steps} "
+        f"steps, {seeds} seeds, losses averaged over windows of {WINDOW} steps. Good: the largest difference between "
+        "on and off with one seed, in any window, is less than the least spread between seeds in any window.",
+        "",
+        "| technique | largest difference | least spread of seeds | held-out loss off | differs by at most | good |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, one in compared.items():
+        held_out = [curve.held_out for curve in one.off]
+        lines.append(
+            f"| {TECHNIQUES[name].what} | {one.difference:.5f} | {one.spread:.5f} | "
+            f"{min(held_out):.4f} to {max(held_out):.4f} | {one.held_out_difference:.5f} | {one.good} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run them and say what came out."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=tuple(TECHNIQUES), default=list(TECHNIQUES))
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument(
+        "--record", nargs="?", type=Path, const=RESULTS, help=f"write {RESULTS.name}, or a file of another name there"
+    )
+    options = parser.parse_args(words)
+    torch.set_num_threads(1)
+    command = " ".join(["python -m tests.benchmarks.same_curve", *(words if words is not None else sys.argv[1:])])
+    compared: dict[str, Comparison] = {}
+    for name in options.only:
+        compared[name] = compare(TECHNIQUES[name], options.seeds, options.steps, _say)
+        if options.record:
+            files.write_text(RESULTS.parent / options.record, table(compared, options.seeds, options.steps, command))
+    _say(table(compared, options.seeds, options.steps, command))
+    return 0 if all(one.good for one in compared.values()) else 1
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

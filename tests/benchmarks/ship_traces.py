@@ -1,0 +1,273 @@
+"""Makes what ships in assets/traces: the tapes that plans for the built-in recipes on cards of 6 to 32 GB ask for, and
+what the runs come to that those plans look at.
+
+    python -m tests.benchmarks.ship_traces [--outcomes]
+
+With --outcomes the traces stay as they ship and only the runs are played again: some minutes, and enough where the
+allocator's rules or the order of a run have changed.
+
+Takes an hour of one core where nothing is known yet; what was traced before, here or by any plan, is taken
+from this user's cache, but every run is played anew, which takes some minutes. Run it when
+tests/train/memory/trace/test_shipped_traces.py says that what is here is not what would be made.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.built_in import FAMILIES, GIGABYTES, SYSTEMS, all_built_in, built_in
+from tests.benchmarks.make_fits import RECIPE, preset_text
+from trainer.config.base import Family
+from trainer.config.fit import PLANNED, FitConfig
+from trainer.files.assets import asset_path
+from trainer.memory.forecast.forecast import RunSimulator
+from trainer.memory.forecast.results import OutcomeStore, write_outcomes
+from trainer.memory.forecast.schedule import PhaseCounts, RunSchedule
+from trainer.memory.planner.planner import plan
+from trainer.memory.planner.request import PlanRequest
+from trainer.memory.trace.derive import NOT_RANKED, PICTURES, RANKS, SHAPES, Size
+from trainer.memory.trace.library import LARGEST_TRACED, Steps, TraceLibrary
+from trainer.memory.trace.memory_trace import MemoryTrace, TraceSummary
+from trainer.memory.trace.store import OF_OTHERS, SHIPPED_OUTCOMES, SUFFIX, TraceStore, write_archive
+from trainer.memory.trace.workload import TracePart, TraceRequest, Workload, complete_fit, library_versions
+from trainer.protocol import files as atomic
+
+INDEX = "index.json"
+# What an outcome depends on of a card.
+SIZES = ("cublas_workspace_bytes", "cudnn_workspace_share")
+# Of what an optimizer does, no rank follows from others; these are those that people take.
+OPTIMIZER_RANKS = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+
+
+Notes = dict[str, dict[str, Any]]
+
+
+class NotedTraces(TraceLibrary):
+    """Traces that keep for what each was asked, so that a key can be made again from it."""
+
+    def __init__(self, store: TraceStore) -> None:
+        super().__init__(store)
+        self.recipe = ""
+        """The name of the recipe that is being planned."""
+        self.notes = Notes()
+
+    def steps(self, subject: Workload, bucket: Size, pictures: int) -> Steps[MemoryTrace]:
+        """See Traces."""
+        self._note(subject, "micro", bucket, pictures)
+        return super().steps(subject, bucket, pictures)
+
+    def step_outlines(self, subject: Workload, bucket: Size, pictures: int) -> Steps[TraceSummary]:
+        """See Traces."""
+        self._note(subject, "micro", bucket, pictures)
+        return super().step_outlines(subject, bucket, pictures)
+
+    def phase(self, subject: Workload, part: TracePart) -> tuple[MemoryTrace, ...]:
+        """See Traces."""
+        self._note(subject, part)
+        return super().phase(subject, part)
+
+    def phase_outlines(self, subject: Workload, part: TracePart) -> tuple[TraceSummary, ...]:
+        """See Traces."""
+        self._note(subject, part)
+        return super().phase_outlines(subject, part)
+
+    def _note(self, subject: Workload, part: TracePart, *more: object) -> None:
+        note = _note_of(subject, self.recipe, part=part, more=more)
+        self.notes.setdefault(subject.key(part, *more), note)
+
+
+class NotedRuns(RunSimulator):
+    """Runs that note which were asked for."""
+
+    def __init__(self, question: PlanRequest, notes: Notes) -> None:
+        super().__init__(question.situation)
+        self.recipe = question.name
+        self.notes = notes
+
+    def key(self, course: RunSchedule) -> str:
+        """See Runs."""
+        key = super().key(course)
+        overheads = asdict(self.situation.overheads)
+        self.notes.setdefault(key, _note_of(course.subject, self.recipe, **{name: overheads[name] for name in SIZES}))
+        return key
+
+
+def _note_of(subject: Workload, recipe: str, **more: object) -> dict[str, Any]:
+    fit = {name: getattr(subject.fit, name) for name in PLANNED}
+    return {"family": subject.family, "recipe": recipe, **more, "fit": fit}
+
+
+def noted_subject(note: Mapping[str, Any]) -> Workload:
+    """The subject that a note of the index is about."""
+    subject = _question_of(note["family"], note["recipe"]).subject
+    subject = replace(subject, fit=complete_fit(FitConfig.model_validate(note["fit"])))
+    return subject.at_rank(note["rank"]) if "rank" in note else subject
+
+
+def wish_of(note: Mapping[str, Any]) -> TraceRequest:
+    """The tapes that a note is about."""
+    more = (tuple(note["more"][0]), note["more"][1]) if note["part"] == "micro" else ()
+    return TraceRequest(noted_subject(note), note["part"], more)
+
+
+@cache
+def _question_of(family: Family, recipe: str) -> PlanRequest:
+    return built_in(family, recipe, f"{GIGABYTES[0]}GB", SYSTEMS[0])
+
+
+def noted_key(note: Mapping[str, Any]) -> str:
+    """The key under which this version keeps what a note is about."""
+    return noted_subject(note).key(note["part"], *note["more"])
+
+
+def noted_run(note: Mapping[str, Any], traces: TraceLibrary) -> tuple[RunSimulator, RunSchedule]:
+    """The run that a note of an outcome is about, and runs on such a card."""
+    situation = _question_of(note["family"], note["recipe"]).situation
+    overheads = replace(situation.overheads, **{name: note[name] for name in SIZES})
+    course = RunSchedule(noted_subject(note), traces, PhaseCounts(), situation.rate)
+    return RunSimulator(replace(situation, overheads=overheads)), course
+
+
+def read_index(folder: Path) -> dict[str, Any]:
+    """What ships: the versions of the libraries that it was made with, and for each key what it is."""
+    index: dict[str, Any] = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    return index
+
+
+def _asked_for(store: TraceStore, questions: Iterable[PlanRequest]) -> tuple[Notes, Notes]:
+    """Notes of all tapes that plans for these questions and the fit presets ask for, by key, and of all runs."""
+    traces, runs = NotedTraces(store), Notes()
+    for question in questions:
+        began, known = time.perf_counter(), len(traces.made)
+        traces.recipe = question.name
+        noted = NotedRuns(question, runs)
+        plan(question.subject, question.written, question.situation, traces, question.occasions, runs=noted)
+        took, traced = time.perf_counter() - began, len(traces.made) - known
+        card = question.situation.card.name
+        sys.stdout.write(f"{question.subject.family} {question.name}, {card}: {took:.1f} s, {traced} traced\n")
+        sys.stdout.flush()
+    traces.recipe = RECIPE
+    for family in FAMILIES:
+        for gigabytes in GIGABYTES:
+            preset_text(family, gigabytes, traces)
+    return traces.notes, runs
+
+
+def _of_others(notes: Notes) -> Notes:
+    """Notes of what tapes of any rank and shape follow from, and of optimizers; without what is noted already."""
+    found = Notes()
+    for note in notes.values():
+        for further in _further(note):
+            if (key := noted_key(further)) not in notes:
+                found[key] = further
+    return found
+
+
+def _further(note: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    part = note["part"]
+    if part in NOT_RANKED and part != "optimizer":
+        return
+    for rank in OPTIMIZER_RANKS if part == "optimizer" else RANKS:
+        if part != "micro":
+            yield {**note, "rank": rank}
+            continue
+        pictures = note["more"][1]
+        for size in (pictures,) if pictures <= LARGEST_TRACED else PICTURES:
+            yield from ({**note, "rank": rank, "more": [shape, size]} for shape in SHAPES[note["family"]])
+
+
+def _make(store: TraceStore, notes: Notes) -> None:
+    """Have the tapes of these notes in the store."""
+    traces = TraceLibrary(store)
+    for wish in sorted(map(wish_of, notes.values()), key=lambda wish: wish.subject.key("load")):
+        traces.fulfil(wish)  # models that are alike are built once
+
+
+def ship_outcomes(store: TraceStore, folder: Path, questions: Iterable[PlanRequest]) -> tuple[Notes, Notes]:
+    """Write outcomes into ``folder``; return the notes of all traces that were asked for, and of the outcomes."""
+    with tempfile.TemporaryDirectory() as played:  # what was played by another version is not taken for this one's
+        store.outcomes, store.shipped_outcomes = Path(played), None
+        notes, runs = _asked_for(store, questions)
+        kept = OutcomeStore.beside(store)
+        found = {key: kept.load(key, brief=False) or kept.load(key, brief=True) for key in runs}
+        limits = {key: kept.hindered(key) for key in runs}
+    outcomes = {key: outcome for key, outcome in sorted(found.items()) if outcome is not None}
+    hindered = {key: several for key, several in sorted(limits.items()) if several}
+    write_outcomes(folder / SHIPPED_OUTCOMES, outcomes, hindered)
+    return notes, {key: runs[key] for key in outcomes | hindered}
+
+
+def ship(store: TraceStore, folder: Path, questions: Iterable[PlanRequest]) -> None:
+    """Write tapes, outcomes and their index into ``folder``, and remove what nothing asks for."""
+    notes, runs = ship_outcomes(store, folder, questions)
+    others = _of_others(notes)
+    _make(store, others)
+    notes |= others
+    archives: dict[str, dict[str, Sequence[MemoryTrace]]] = {}
+    for key, note in sorted(notes.items(), key=lambda entry: _likeness(entry[1])):
+        tapes = store.load(key)
+        assert tapes is not None  # asked for just now
+        archives.setdefault(archive_name(note), {})[key] = tapes
+    for path in folder.rglob(f"*{SUFFIX}"):
+        if path.relative_to(folder).as_posix() not in archives:
+            path.unlink()
+    (folder / OF_OTHERS).mkdir(exist_ok=True)
+    for name, entries in archives.items():
+        write_archive(folder / name, entries)
+    write_index(folder, notes, runs)
+
+
+def archive_name(note: Mapping[str, Any]) -> str:
+    """The file that holds an entry: with those that one plan asks for, and that are much alike."""
+    name = f"{note['family']}-{note['recipe']}-{note['fit']['quantise'] or 'none'}{SUFFIX}"
+    return f"{OF_OTHERS}/{name}" if "rank" in note else name
+
+
+def _likeness(note: Mapping[str, Any]) -> tuple[str, ...]:
+    """An order in which entries that are alike lie side by side."""
+    fit = note["fit"]
+    return (
+        note["part"],
+        str(note.get("rank")),
+        str(fit["dtype"]),
+        str(note["more"]),
+        str(fit["checkpointing"]),
+        json.dumps(note),
+    )
+
+
+def write_index(folder: Path, notes: Notes, runs: Notes) -> None:
+    """Say what each key is, one a line, and with which versions of the libraries it was made."""
+    entries, outcomes = (
+        ",\n".join(f"{json.dumps(key)}: {json.dumps(note)}" for key, note in sorted(each.items()))
+        for each in (notes, runs)
+    )
+    versions = json.dumps(library_versions())
+    content = f'{{"versions": {versions}, "entries": {{\n{entries}\n}}, "outcomes": {{\n{outcomes}\n}}}}\n'
+    atomic.write_text(folder / INDEX, content)
+
+
+def main() -> int:
+    """Make them."""
+    folder, user = asset_path("traces"), TraceStore.of_user().folder
+    if "--outcomes" in sys.argv[1:]:
+        _, runs = ship_outcomes(TraceStore(user, folder), folder, all_built_in())
+        write_index(folder, read_index(folder)["entries"], runs)
+    else:
+        ship(TraceStore(user), folder, all_built_in())
+    files = [*folder.iterdir()]
+    size = sum(path.stat().st_size for path in files)
+    sys.stdout.write(f"{len(files)} files in {folder}, {size / 2**20:.1f} MiB\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

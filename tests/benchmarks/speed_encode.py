@@ -1,0 +1,129 @@
+"""How fast pictures and captions are encoded: by how many at once, layout and number format, on a card or the CPU.
+
+The trainer encodes one picture at a time, laid out plane by plane, and several captions at once where runs need not
+repeat bit for bit. This says what more would gain on a card, what it would take at the peak, and how far from what it
+gives by itself a picture or a caption then is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from tests.benchmarks.speed_rows import MIB, Base
+from tests.support.real_phases import RealRun
+from trainer.base.encoding import posterior
+from trainer.config.base import Family
+from trainer.training.device.device import attention
+from trainer.training.device.offload import release
+
+What = Literal["pictures, planes", "pictures, channels_last", "captions"]
+LAYOUTS: dict[What, torch.memory_format] = {
+    "pictures, planes": torch.contiguous_format,
+    "pictures, channels_last": torch.channels_last,
+}
+SIDES: dict[Family, int] = {"sd15": 512, "sdxl": 1024}
+TINY = 64
+COUNTS = (1, 2, 4, 8)
+LEAST_SECONDS = 1.0
+"""For which a row is repeated."""
+
+Encode = Callable[[], Tensor]
+"""Encodes so many once; returns what came of each, first the one by which they are compared."""
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """So many pictures or captions encoded at once."""
+
+    dtype: str
+    what: What
+    at_once: int
+    a_second: float = 0.0
+    peak: int | None = None
+    """Bytes handed out by PyTorch's allocator; None on the CPU."""
+    difference: float = 0.0
+    """The most by which the first differs, in a latent's mean or a state, from what it is by itself, in planes."""
+    failure: str = ""
+
+    def line(self) -> str:
+        """As a row of a table."""
+        peak = "" if self.peak is None else f"{self.peak / MIB:,.0f}"
+        told = self.failure or f"{self.a_second:.2f} | {peak} | {self.difference:.1e}"
+        return f"| {self.dtype} | {self.what} | {self.at_once} | {told} |"
+
+
+HEAD = "| in | what | at once | a second | allocated, MiB | differs by |\n|---|---|---|---|---|---|"
+
+
+def encodings(family: Family, device: torch.device, *, small: bool) -> Iterator[Encoding]:
+    """Time a VAE and text encoders of random weights; what fails, for want of memory too, is named."""
+    subject = Base(family).subject(SIDES[family], small=small)
+    for dtype in ("bf16", "fp32"):
+        fit = subject.fit.changed(dtype=dtype, vae_dtype=dtype)
+        run = RealRun(replace(subject, fit=fit), device)
+        yield from _of_pictures(run, dtype, TINY if small else SIDES[family])
+        release(device)
+        yield from _of_captions(run, dtype)
+        release(device)
+
+
+def _of_pictures(run: RealRun, dtype: str, side: int) -> Iterator[Encoding]:
+    vae = run._vae()
+    pictures = torch.rand(COUNTS[-1], 3, side, side).mul_(2).sub_(1)
+    with attention("auto", run.device, vae.dtype):
+        alone = posterior(vae, pictures[:1])[0]
+        for what, form in LAYOUTS.items():
+            vae.to(memory_format=form)  # type: ignore[call-overload]
+            for count in COUNTS:
+                shown = pictures[:count].to(memory_format=form)
+                yield _tried(
+                    Encoding(dtype, what, count), lambda shown=shown: posterior(vae, shown)[0].cpu(), alone, run.device
+                )
+
+
+def _of_captions(run: RealRun, dtype: str) -> Iterator[Encoding]:
+    encoders = run._text_encoders()
+    alone = run._encode(encoders).hidden
+    for count in COUNTS:
+        yield _tried(
+            Encoding(dtype, "captions", count),
+            lambda count=count: run._encode(encoders, count).hidden.cpu(),
+            alone,
+            run.device,
+        )
+
+
+def _tried(what: Encoding, encode: Encode, alone: Tensor, device: torch.device) -> Encoding:
+    try:
+        return _timed(what, encode, alone, device)
+    except RuntimeError as error:
+        return replace(what, failure=str(error).partition("\n")[0])
+
+
+def _timed(what: Encoding, encode: Encode, alone: Tensor, device: torch.device) -> Encoding:
+    """The mean over a second and more, once all is warm; uploads and the read of the result are in it."""
+    cuda = device.type == "cuda"
+    difference = (encode()[:1] - alone.cpu()).abs().max().item()
+    if cuda:
+        torch.cuda.reset_peak_memory_stats(device)
+    started, times = time.perf_counter(), 0
+    while times == 0 or time.perf_counter() - started < LEAST_SECONDS:
+        encode()
+        times += 1
+    rate = times * what.at_once / (time.perf_counter() - started)
+    peak = torch.cuda.max_memory_allocated(device) if cuda else None
+    return replace(what, a_second=rate, peak=peak, difference=difference)
+
+
+def table(family: Family, *, small: bool) -> Iterator[str]:
+    """All of it as lines of Markdown, each as soon as it is known."""
+    device = torch.device("cpu") if small else torch.device("cuda", 0)
+    yield HEAD
+    for encoding in encodings(family, device, small=small):
+        yield encoding.line()

@@ -1,0 +1,199 @@
+"""What was timed of steps, as a table and as JSON: written anew after every row."""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from tests.benchmarks.speed_techniques import Technique
+from tests.support.truth_jobs import TruthJob
+from trainer.config.base import Family
+from trainer.memory.trace.workload import Workload
+from trainer.protocol import files
+from trainer.training.device.device import AttentionChoice
+
+MIB = 1 << 20
+
+Adapters = Literal["lean", "layers", "peft"]
+"""Ours; ours in blocks of diffusers, which keep for backward what ours make again; PEFT's in such blocks."""
+Checkpointing = Literal["none", "selective", "full"]
+
+
+@dataclass(frozen=True)
+class Base:
+    """What has to be loaded anew, in a process of its own."""
+
+    family: Family
+    adapters: Adapters = "lean"
+    dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
+    quantise: Literal["none", "int8", "int8_products", "nf4"] = "none"
+    deterministic: bool = False
+
+    def subject(self, resolution: int, *, small: bool) -> Workload:
+        """What is trained: LoRA r16 on attention."""
+        fit = {"quantise": self.quantise}
+        recipe = {"layers": "attention", "rank": 16}
+        job = TruthJob("speed", self.family, (resolution, resolution), recipe=recipe, fit=fit)
+        return job.subject(tiny=small, dtype=self.dtype)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A step to be timed; resolution is the side of a square, in pixels."""
+
+    resolution: int
+    batch: int
+    checkpointing: Checkpointing = "none"
+    attention: AttentionChoice = "auto"
+    technique: Technique = "none"
+    """What the trainer does not do."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What one step takes."""
+
+    seconds: float
+    host_seconds: float
+    """In which the host hands it over; about the whole where it has to wait for a place in the card's queue."""
+    limit: float
+    """FLOP/s of one large product of matrices."""
+    allocated: int | None
+    reserved: int | None
+    """Bytes at their peak; None on the CPU."""
+    launched: int | None
+    """Kernels, copies and fills on the card; on the CPU what PyTorch calls, calls within calls too."""
+    operations: int | None
+    """What PyTorch's dispatcher sends to the device."""
+    waits: int | None
+    """How often PyTorch warns that the host waits for the card. What could not be counted is None."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A case and what came of it."""
+
+    base: Base
+    case: Case
+    timing: Timing | None = None
+    failure: str = ""
+
+
+@dataclass
+class Bench:
+    """What has been timed, and where it is written."""
+
+    card: str
+    folder: Path
+    name: str
+    small: bool
+    flops: dict[tuple[Family, int], Future[int]]
+    rows: list[Row] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+    def keep(self, row: Row) -> None:
+        """Keeps a row and writes all of them."""
+        self.rows.append(row)
+        say(self._line(row))
+        self.write()
+
+    def write(self) -> None:
+        """Table and JSON, as they are now."""
+        files.write_text(self.folder / f"{self.name}.md", self.table())
+        facts = {"date": _today(), "card": self.card, "torch": torch.__version__, "small": self.small}
+        rows = [asdict(row) | {"flops": self.flops_of(row), "name": self._name(row)} for row in self.rows]
+        files.write_json(self.folder / f"{self.name}.json", {**facts, "rows": rows, "remarks": self.remarks})
+
+    def flops_of(self, row: Row) -> int | None:
+        """FLOP of a step, as soon as they are known."""
+        future = self.flops.get((row.base.family, row.case.resolution))
+        if future is None or not future.done() or future.cancelled() or future.exception() is not None:
+            return None
+        return future.result() * row.case.batch
+
+    def table(self) -> str:
+        """All rows as Markdown."""
+        head = (
+            "what",
+            "pictures/s",
+            "ms/step",
+            "TFLOP/s",
+            "of the limit",
+            "allocated, MiB",
+            "reserved, MiB",
+            "launched",
+            "operations",
+            "host, ms",
+            "waits",
+        )
+        scale = " Tiny models: these figures mean nothing." if self.small else ""
+        lines = [
+            f"# Steps timed on {self.card}",
+            "",
+            f"By `python tests/benchmarks/speed.py --time`, {_today()}, torch {torch.__version__}; random weights, "
+            "LoRA r16 on attention, AdamW, one micro-batch a step. "
+            f"tests/benchmarks/speed_time.py says what the columns are.{scale}",
+            "",
+            f"| {' | '.join(head)} |",
+            "|---" * len(head) + "|",
+            *map(self._line, self.rows),
+            "",
+            *self.remarks,
+        ]
+        return "\n".join(lines) + "\n"
+
+    def _line(self, row: Row) -> str:
+        timing = row.timing
+        if timing is None:
+            return f"| {self._name(row)} | {row.failure} |" + " |" * 9
+        flops = self.flops_of(row)
+        rate = None if flops is None else flops / timing.seconds
+        cells = (
+            self._name(row),
+            f"{row.case.batch / timing.seconds:.2f}",
+            f"{timing.seconds * 1e3:.1f}",
+            "" if rate is None else f"{rate / 1e12:.1f}",
+            "" if rate is None else f"{rate / timing.limit:.1%}",
+            _mib(timing.allocated),
+            _mib(timing.reserved),
+            _count(timing.launched),
+            _count(timing.operations),
+            f"{timing.host_seconds * 1e3:.1f}",
+            _count(timing.waits),
+        )
+        return f"| {' | '.join(cells)} |"
+
+    def _name(self, row: Row) -> str:
+        """The row in words: what is unlike the usual is named."""
+        base, case = row.base, row.case
+        usual = {"adapters": "lean", "dtype": "bf16", "quantise": "none", "checkpointing": "none", "attention": "auto"}
+        usual["technique"] = "none"
+        values = {**asdict(base), **asdict(case)}
+        special = [f"{values[key]}" if key != "checkpointing" else f"{values[key]} checkpointing" for key in usual]
+        told = [text for text, key in zip(special, usual, strict=True) if values[key] != usual[key]]
+        told += ["deterministic"] if base.deterministic else []
+        return ", ".join([f"{base.family} {case.resolution} b{case.batch}", *told])
+
+
+def _count(number: int | None) -> str:
+    return "" if number is None else f"{number:,}"
+
+
+def _mib(size: int | None) -> str:
+    return "" if size is None else f"{size / MIB:,.0f}"
+
+
+def _today() -> str:
+    return datetime.now(UTC).date().isoformat()
+
+
+def say(text: str) -> None:
+    """A line at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()

@@ -1,0 +1,124 @@
+"""What a micro-batch holds, put together once more from the cache, the streams and the formulas alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.support.jobs import photographs
+from tests.train.dataset.test_cache import prepared, quiet
+from trainer.base.encoding import tokenise
+from trainer.config.job import Job
+from trainer.dataset.sampling import Purpose, Sample, draw_sample, generator, micro_conditioning, plain_sample
+from trainer.training.build import RunParts
+from trainer.training.step import MicroBatch
+
+SCALING = 0.13025  # SDXL's VAE
+SETTINGS = (
+    "dataset.masks=files",
+    "recipe.objective.input_perturbation=0.1",
+    "recipe.objective.prior_weight=0.25",
+    "recipe.objective.unmasked_weight=0.2",
+    "recipe.pictures.buckets=false",
+    "recipe.pictures.crop=random",
+)
+
+
+def prepare(folder: Path, *more: str) -> tuple[Job, list[Sample], RunParts]:
+    """Two training pictures, one with a mask, that count half, and one for regularisation: all in one bucket."""
+    photographs(folder / "pictures", count=2)
+    photographs(folder / "others", count=1)
+    Image.linear_gradient("L").resize((96, 96)).save(folder / "pictures" / "astronaut-masklabel.png")
+    folders = [f"path='{folder / 'pictures'}', trigger='sks', weight=0.5", f"path='{folder / 'others'}'"]
+    listed = f"dataset.folders=[{{{folders[0]}}}, {{{folders[1]}, kind='regularisation'}}]"
+    job, pictures, parts = prepared(folder, (listed, *SETTINGS, *more))
+    samples = [draw_sample(picture, job.recipe, epoch=3, repeat=1) for picture in pictures]
+    parts.cache.ensure_pictures([*samples, *(plain_sample(picture, job.recipe) for picture in pictures)], quiet)
+    parts.cache.ensure_texts([text for sample in samples for text in (sample.caption,)], quiet)
+    return job, samples, parts
+
+
+def numbers(job: Job, sample: Sample, purpose: Purpose) -> torch.Tensor:
+    stream = generator(job.recipe.seed, purpose, epoch=3, sample=sample.picture.id, repeat=1)
+    return torch.from_numpy(stream.standard_normal((4, 8, 8), dtype=np.float32))
+
+
+def one(batch: MicroBatch, place: int) -> dict[str, torch.Tensor]:
+    """A picture of a micro-batch."""
+    assert batch.input_noise is not None and batch.time_ids is not None and batch.mask is not None
+    return {
+        "latents": batch.latents[place],
+        "noise": batch.noise[place],
+        "input_noise": batch.input_noise[place],
+        "timestep": batch.timesteps[place],
+        "time_ids": batch.time_ids[place],
+        "mask": batch.mask[place],
+        "weight": batch.weights[place],
+    }
+
+
+def test_each_picture_is_drawn_from_its_own_streams(tmp_path: Path) -> None:
+    job, samples, parts = prepare(tmp_path)
+    assert sorted(sample.picture.kind for sample in samples) == ["regularisation", "train", "train"]
+    batch = parts.assembler.assemble(samples, 8)
+    whole = torch.ones(1, 8, 8)
+    for place, sample in enumerate(samples):
+        entry = parts.cache.latents(sample)
+        noise = numbers(job, sample, "noise")
+        stream = generator(job.recipe.seed, "timestep", epoch=3, sample=sample.picture.id, repeat=1)
+        weight = 0.25 if sample.picture.kind == "regularisation" else 0.5
+        expected = {
+            "latents": (entry["mean"] + entry["std"] * numbers(job, sample, "posterior")) * SCALING,
+            "noise": noise,
+            "input_noise": noise + 0.1 * numbers(job, sample, "perturbation"),
+            "timestep": torch.tensor(int(stream.integers(0, 1000))),
+            "time_ids": torch.tensor(micro_conditioning(sample), dtype=torch.float32),
+            "mask": 0.2 + 0.8 * entry.get("mask", whole),
+            "weight": torch.tensor(weight / 8),
+        }
+        found = one(batch, place)
+        for key, value in expected.items():
+            torch.testing.assert_close(found[key], value, rtol=1e-6, atol=1e-6, msg=f"{key} of {sample.picture.path}")
+        assert batch.text is not None and batch.text.pooled is not None
+        text = parts.cache.text(sample.caption)
+        assert torch.equal(batch.text.hidden[place], text.hidden[0]) and text.pooled is not None
+        assert torch.equal(batch.text.pooled[place], text.pooled[0])
+    assert batch.tokens is None
+
+
+def test_a_mask_is_the_mean_of_what_a_latent_pixel_covers(tmp_path: Path) -> None:
+    _, samples, parts = prepare(tmp_path, "recipe.pictures.crop=center")
+    (masked,) = (sample for sample in samples if sample.picture.mask_path)
+    with Image.open(tmp_path / "pictures" / "astronaut-masklabel.png") as mask:
+        small = np.asarray(mask.resize((64, 64), Image.Resampling.BOX), np.float32) / 255
+    expected = torch.from_numpy(small.reshape(8, 8, 8, 8).mean(axis=(1, 3)))
+    torch.testing.assert_close(parts.cache.latents(masked)["mask"][0], expected, rtol=1e-5, atol=1e-5)
+    assert all("mask" not in parts.cache.latents(sample) for sample in samples if sample is not masked)
+
+
+def test_live_text_encoders_get_tokens(tmp_path: Path) -> None:
+    _, samples, parts = prepare(tmp_path, "recipe.text_encoder.learning_rate=1e-4")
+    batch = parts.assembler.assemble(samples, 3)
+    assert batch.text is None and batch.tokens is not None
+    expected = tokenise("sdxl", [sample.caption for sample in samples])
+    assert all(torch.equal(found, wanted) for found, wanted in zip(batch.tokens, expected, strict=True))
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_what_validation_measures_is_always_the_same(tmp_path: Path, live: bool) -> None:
+    rate = "1e-4" if live else "0.0"
+    job, samples, parts = prepare(tmp_path, f"recipe.text_encoder.learning_rate={rate}")
+    sample = plain_sample(samples[0].picture, job.recipe)
+    batch = parts.assembler.assemble_fixed(sample, [100, 700])
+    assert (batch.text is None) == live == (batch.tokens is not None)
+    assert batch.input_noise is None and batch.mask is None and batch.timesteps.tolist() == [100, 700]
+    for place, timestep in enumerate((100, 700)):
+        torch.testing.assert_close(batch.latents[place], parts.cache.latents(sample)["mean"] * SCALING)
+        stream = generator(job.recipe.seed, "validation", sample=sample.picture.id, repeat=timestep)
+        assert np.array_equal(batch.noise[place].numpy(), stream.standard_normal((4, 8, 8), dtype=np.float32))
+    alone = parts.assembler.assemble_fixed(sample, [700])
+    assert torch.equal(alone.noise[0], batch.noise[1]) and torch.equal(alone.latents[0], batch.latents[1])

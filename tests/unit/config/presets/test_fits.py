@@ -1,0 +1,91 @@
+"""Fit presets are what the planner finds, fit their cards with margin and take what they took: by tapes that ship."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.benchmarks.built_in import FAMILIES, GIGABYTES
+from tests.benchmarks.make_fits import file_name, preset_text
+from tests.benchmarks.ship_traces import read_index
+from tests.golden import peaks
+from trainer.config.base import Family
+from trainer.config.fit import FitConfig
+from trainer.config.presets.library import fit_for, read_shelf
+from trainer.files.assets import asset_path, preset_path
+from trainer.memory.device.gpu_specs import find_card
+from trainer.memory.forecast.forecast import Simulation
+from trainer.memory.trace.library import TraceLibrary
+from trainer.memory.trace.store import TraceStore
+from trainer.memory.trace.workload import library_versions
+
+GOLDEN = json.loads(peaks.FILE.read_text(encoding="utf-8"))
+EVERY = [(family, gigabytes) for family in FAMILIES for gigabytes in GIGABYTES]
+# Systems differ in the GPU memory that is free and in the allocator's settings: one GPU of each family shows that.
+ROWS = [
+    pytest.param(
+        row, id=row.name, marks=pytest.mark.slow if row.system == "Linux" and row.gigabytes > GIGABYTES[0] else ()
+    )
+    for row in peaks.preset_rows()
+]
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> TraceLibrary:
+    if tuple(read_index(asset_path("traces"))["versions"]) != library_versions():
+        pytest.skip("the shipped traces were made with other versions of the libraries")
+
+    def missing() -> None:
+        raise AssertionError("a trace does not ship: run python -m tests.benchmarks.ship_traces")
+
+    return TraceLibrary(TraceStore(tmp_path_factory.mktemp("traces"), asset_path("traces")), missing)
+
+
+def test_there_is_one_for_every_family_and_size_in_the_order_of_cards() -> None:
+    names = [file_name(family, gigabytes) for family, gigabytes in EVERY]
+    assert {path.name for path in preset_path("fits").glob("*.toml")} == set(names)
+    built_in = [each for each in read_shelf().presets if each.origin == "built-in"]
+    assert [each.path.name for each in built_in if each.preset.card is not None] == names
+
+
+@pytest.mark.parametrize(("family", "gigabytes"), EVERY)
+def test_a_preset_is_what_the_planner_finds(family: Family, gigabytes: int, traces: TraceLibrary) -> None:
+    path = preset_path("fits", file_name(family, gigabytes))
+    assert path.read_text(encoding="utf-8") == preset_text(family, gigabytes, traces), (
+        "run python -m tests.benchmarks.make_fits"
+    )
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_preset_fits_its_card_with_margin_and_takes_what_it_took(row: peaks.Golden, traces: TraceLibrary) -> None:
+    situation = row.question.situation
+    assert situation.margin > 0
+    playing = peaks.play(row.question, peaks.preset_fit(row.family, row.gigabytes), traces)
+    assert playing.failure is None
+    assert playing.reserved <= situation.budget
+    assert_golden(row, playing)
+
+
+@pytest.mark.parametrize("row", peaks.other_rows(), ids=lambda row: row.name)
+def test_other_recipes_take_what_they_took(row: peaks.Golden, traces: TraceLibrary) -> None:
+    fit = FitConfig.model_validate(GOLDEN[row.name]["fit"])
+    playing = peaks.play(row.question, fit, traces)
+    assert playing.failure is None
+    assert_golden(row, playing)
+
+
+def test_the_golden_peaks_are_of_these_rows() -> None:
+    assert list(GOLDEN) == [row.name for row in (*peaks.preset_rows(), *peaks.other_rows())]
+
+
+def assert_golden(row: peaks.Golden, playing: Simulation) -> None:
+    golden = {key: GOLDEN[row.name][key] for key in ("allocated", "reserved")}
+    assert peaks.peaks_of(playing) == pytest.approx(golden, rel=peaks.TOLERANCE), "run python -m tests.golden.peaks"
+
+
+@pytest.mark.parametrize(("family", "gigabytes"), EVERY)
+def test_a_card_finds_the_preset_of_its_size(family: Family, gigabytes: int) -> None:
+    found = fit_for(read_shelf(), family, find_card(f"{gigabytes}GB").total_bytes)
+    assert found is not None
+    assert found.path.name == file_name(family, gigabytes)
