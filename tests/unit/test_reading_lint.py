@@ -42,8 +42,11 @@ _PARSERS = {
     "tomllib.loads",
     "pickle.load",
     "pickle.loads",
+    "yaml.load",
+    "yaml.safe_load",
+    "yaml.parse",
 }
-_OPENERS = {"os.open", "io.open", "gzip.open", "sqlite3.connect", "np.fromfile", "np.memmap", "yaml.safe_load"}
+_OPENERS = {"os.open", "io.open", "gzip.open", "sqlite3.connect", "np.fromfile", "np.memmap"}
 
 
 def calls(path: Path) -> Iterator[tuple[int, str]]:

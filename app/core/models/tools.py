@@ -3,11 +3,6 @@
 A tool's own settings say where it keeps them elsewhere; each is read as a text, never run, and one that cannot be read
 counts as absent. Layouts of ComfyUI 0.3, A1111 1.10, Forge, SD.Next, Fooocus, InvokeAI 3 to 6, SwarmUI, Stability
 Matrix 2, kohya_ss 25 and OneTrainer, as their sources had them in 2026.
-
-Reads what little of YAML other tools write their folders in; SwarmUI's .fds files look the same.
-
-Nested tables of texts, comments, quotes and blocks of lines (| and >) are read; lists, anchors, tags and tables within
-braces are passed over, so nothing in such a file can run or grow. A whole YAML library would be a dependency for this.
 """
 
 from __future__ import annotations
@@ -17,20 +12,14 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Union
+from typing import Any
 
 from app.core.models.verdict import Tool
 from trainer.protocol import files
-from trainer.protocol.reading import open_file, read_json, read_toml
+from trainer.protocol.reading import UnusableFileError, open_file, parse_yaml, read_json, read_toml
 
-Table = Mapping[str, Union[str, "Table"]]
-
-_ENTRY = re.compile(r"(?P<key>\"[^\"]*\"|'[^']*'|[^\s#'\"\-][^:]*?)\s*:(?:\s+(?P<value>.*))?")
-_BLOCK = re.compile(r"(?P<style>[|>])[-+0-9]*")
-_COMMENT = re.compile(r"\s+#.*$")
-_DEEPEST = 8
+_FDS_ENTRY = re.compile(r"\t(?P<key>\w+):[ \t]*(?P<value>[^#\n]*)")
 _ASSIGNMENT = re.compile(r"\s*(?:@?set\s+|export\s+)?\"?(?P<name>[A-Za-z_]\w*)=(?P<value>.*)", re.IGNORECASE)
 _REFERENCE = re.compile(r"%(\w+)%|\$\{(\w+)\}|\$(\w+)")
 _OPTION = re.compile(
@@ -43,71 +32,6 @@ _LAUNCHERS = ("webui-user.bat", "webui-user.sh")
 _MOST_PRESETS = 200
 _DRIVE_FIXED = 3  # Windows' GetDriveTypeW
 _REMOTE = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "fuse.sshfs", "fuse.rclone", "davfs", "autofs"}
-
-
-def read_table(text: str) -> Table:
-    """Return the outermost table of a text; lines that mean nothing here are passed over."""
-    lines = [line.rstrip().expandtabs(4) for line in text.lstrip("\ufeff").splitlines()]
-    return _table(lines, [0], 0, 0)
-
-
-def _table(lines: list[str], place: list[int], indent: int, depth: int) -> dict[str, str | Table]:
-    """Read the entries that stand at `indent`, from line `place[0]` on, which is moved past them."""
-    found: dict[str, str | Table] = {}
-    while place[0] < len(lines):
-        line = lines[place[0]]
-        here = _indent(line)
-        if _says_nothing(line):
-            place[0] += 1
-            continue
-        if here < indent:
-            break
-        place[0] += 1
-        entry = _ENTRY.fullmatch(line.strip())
-        if here > indent or not entry:
-            continue
-        found[_plain(entry["key"])] = _value(lines, place, entry["value"] or "", here, depth)
-    return found
-
-
-def _value(lines: list[str], place: list[int], written: str, indent: int, depth: int) -> str | Table:
-    """Return what stands behind a colon, or in the deeper lines below it."""
-    if block := _BLOCK.fullmatch(_COMMENT.sub("", written)):
-        return _block(lines, place, indent, folded=block["style"] == ">")
-    if written and not written.startswith("#"):
-        return _plain(written)
-    following = next((line for line in islice(lines, place[0], None) if not _says_nothing(line)), "")
-    if _indent(following) > indent and depth < _DEEPEST:
-        return _table(lines, place, _indent(following), depth + 1)
-    return ""
-
-
-def _block(lines: list[str], place: list[int], indent: int, *, folded: bool) -> str:
-    """Return the deeper lines as one text; folded ones end only where an empty line follows."""
-    taken: list[str] = []
-    while place[0] < len(lines) and (not lines[place[0]] or _indent(lines[place[0]]) > indent):
-        taken.append(lines[place[0]].strip())
-        place[0] += 1
-    if not folded:
-        return "\n".join(taken)
-    paragraphs = "\n".join(taken).split("\n\n")
-    return "\n".join(" ".join(paragraph.split("\n")) for paragraph in paragraphs)
-
-
-def _plain(written: str) -> str:
-    if written[:1] == "'" and (end := written.find("'", 1)) > 0:
-        return written[1:end]
-    if written[:1] == '"' and (end := written.find('"', 1)) > 0:
-        return written[1:end].replace("\\\\", "\\")
-    return _COMMENT.sub("", written).strip()
-
-
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip())
-
-
-def _says_nothing(line: str) -> bool:
-    return not line.strip() or line.lstrip().startswith("#")
 
 
 def options_of(script: str) -> Iterator[tuple[str, str]]:
@@ -175,7 +99,7 @@ def _stability_matrix(folder: Path, names: frozenset[str]) -> Installation | Non
 def _swarm(folder: Path, names: frozenset[str]) -> Installation | None:
     if "Data" not in names or not (folder / "Data" / "Settings.fds").is_file():
         return None
-    told = _as_table(read_table(_text(folder / "Data" / "Settings.fds")).get("Paths"))
+    told = _fds_section(_text(folder / "Data" / "Settings.fds"), "Paths")
     roots = [_within(folder, root) for root in _list(told, "ModelRoot", "Models")]
     bases = [_within(root, name) for root in roots for name in _list(told, "SDModelFolder", "Stable-Diffusion")]
     loras = [_within(root, name) for root in roots for name in _list(told, "SDLoraFolder", "Lora")]
@@ -186,7 +110,7 @@ def _invoke(folder: Path, names: frozenset[str]) -> Installation | None:
     """InvokeAI 3 to 5 sort models by family and kind, 6 keeps all in one folder; only 3 takes new ones by itself."""
     if "invokeai.yaml" not in names:
         return None
-    told = read_table(_text(folder / "invokeai.yaml"))
+    told = _yaml_table(folder / "invokeai.yaml")
     older = _as_table(_as_table(told.get("InvokeAI")).get("Paths"))
     named = told.get("models_dir") or older.get("models_dir")
     models = _within(folder, named if isinstance(named, str) else "models")
@@ -210,7 +134,7 @@ def _comfy(folder: Path, names: frozenset[str]) -> Installation | None:
 def _comfy_paths(config: Path) -> dict[str, list[Path]]:
     """Return the folders that ComfyUI adds by kind; they count from the section's base_path, else from the file."""
     found: dict[str, list[Path]] = {}
-    for section in map(_as_table, read_table(_text(config)).values()):
+    for section in map(_as_table, _yaml_table(config).values()):
         base = section.get("base_path")
         root = _within(config.parent, base) if isinstance(base, str) and base else config.parent
         for kind, value in section.items():
@@ -287,13 +211,32 @@ def _within(root: Path, written: str) -> Path:
     return root / os.path.expandvars(os.path.expanduser(written.strip()))  # noqa: PTH111 - as the tools themselves do
 
 
-def _list(told: Table, key: str, default: str) -> list[str]:
+def _list(told: Mapping[str, str], key: str, default: str) -> list[str]:
     """Return what SwarmUI separates by semicolons."""
-    value = told.get(key)
-    return [one for one in (value if isinstance(value, str) and value else default).split(";") if one.strip()]
+    return [one for one in (told.get(key) or default).split(";") if one.strip()]
 
 
-def _as_table(value: object) -> Table:
+def _fds_section(text: str, section: str) -> Mapping[str, str]:
+    """Return the entries of a section of SwarmUI's settings, which are like YAML but for the tabs that indent them."""
+    found: dict[str, str] = {}
+    inside = False
+    for line in text.splitlines():
+        if line[:1] not in ("", "#", "\t"):
+            inside = line.rstrip() == f"{section}:"
+        elif inside and (entry := _FDS_ENTRY.match(line)):
+            found[entry["key"]] = entry["value"].strip()
+    return found
+
+
+def _yaml_table(path: Path) -> Mapping[str, Any]:
+    """Return the outermost table of a YAML file; empty when there is none that can be read."""
+    try:
+        return _as_table(parse_yaml(_text(path), path))
+    except UnusableFileError:
+        return {}
+
+
+def _as_table(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 

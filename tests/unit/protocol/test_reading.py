@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.protocol.reading import open_file, read_bytes
+from trainer.protocol.reading import UnusableFileError, open_file, parse_yaml, read_bytes
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a file with a hole takes its whole size there")
@@ -49,3 +49,32 @@ def test_an_unreadable_file_is_refused_at_once(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(PermissionError):
         open_file(path, "text")
     assert slept == []
+
+
+def test_yaml_is_read_as_texts() -> None:
+    """Not as YAML types: 1e3, no and 2026-01-01 are names of folders as likely as anything else."""
+    text = "a:\n  b: no\n  c: 1e3\n  d: |\n    x\n    y\n  e: >-\n    one\n    line\nf: [2026-01-01, 'it''s']\n"
+    assert parse_yaml(text) == {
+        "a": {"b": "no", "c": "1e3", "d": "x\ny\n", "e": "one line"},
+        "f": ["2026-01-01", "it's"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n", "content"),  # a billion laughs begins so
+        ("[" * 65 + "]" * 65, "depth"),
+        ("a:\n  b: [1\nc: 2\n", "syntax"),
+        ("a: \x00", "syntax"),
+        ("a: !!python/object/apply:os.system [ls]\n  x", "syntax"),
+    ],
+)
+def test_yaml_that_could_harm_is_refused(text: str, code: str) -> None:
+    with pytest.raises(UnusableFileError) as refused:
+        parse_yaml(text, "x.yaml")
+    assert refused.value.code == f"file.{code}"
+
+
+def test_a_tag_in_yaml_makes_no_object() -> None:
+    assert parse_yaml("a: !!python/object/apply:os.getcwd []") == {"a": []}
