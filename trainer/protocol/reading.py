@@ -3,7 +3,7 @@
 Every file that Impasto did not just write itself is opened by `open_file`, which refuses what is not a regular file
 (a pipe blocks for ever, /dev/zero never ends) and what is too large for its kind, and every JSON, TOML or YAML text is
 parsed by `parse_json`, `parse_toml` or `parse_yaml`. Whatever is wrong with the content is one error,
-`UnusableFileError`. It is also a ValueError, so callers that try the next file need to catch only OSError and ValueError.
+`UnusableFileError`. It is also a ValueError, so callers that try the next file catch only OSError and ValueError.
 
 tests/unit/test_reading_lint.py keeps every other way of opening or parsing a file out of the code.
 """
