@@ -1,7 +1,7 @@
-"""Times the attention kernels of a card at the shapes that a run attends in, once, and takes the quickest.
+"""Autotune of the attention kernel: each one is timed once, at the run's own shapes.
 
-A kernel may win only if it does what the first one that suits does (its results and gradients are compared) and takes
-no more memory, since a plan was made for that one. Where anything fails, that first one stays.
+The forecast was made for the planned kernel. Another kernel replaces it only if its results and gradients agree, it
+needs no more memory, and it is measurably faster. If anything fails, the planned kernel stays.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from trainer.training.device.out_of_memory import is_out_of_memory
 
 T = TypeVar("T")
 Clock = Callable[[Callable[[], object]], float]
-"""The seconds that one call takes."""
+"""Returns the seconds that one call of a function takes."""
 
 CANDIDATES: dict[str, tuple[AttentionChoice, ...]] = {"cuda": ("flash", "efficient", "cudnn")}
-"""By the kind of device; others have no choice. Math keeps all scores and is never worth it on a card."""
+"""Kernels to compare, by device type; other types have no choice. "math" stores all scores: never worth it on a GPU."""
 
 SECONDS = 1.0
-"""For timing all kernels at all shapes, beside the first call of each."""
+"""Time budget for all kernels at all shapes; the warm-up calls come on top."""
 MOST_BUCKETS = 3
-"""Of so many shapes of pictures attentions are timed, those shown most. All have about as many places."""
+"""Number of bucket sizes to time, the most frequent first. All buckets have about the same number of tokens."""
 WORTH = 0.03
-"""By so much of the time a kernel must be quicker than the one that a plan was made for: less is chance."""
+"""Minimum gain over the planned kernel, as a fraction of its time; smaller gains are measurement noise."""
 SPARE = 32 << 20
-"""Bytes that a kernel may take for a moment beyond what was planned: half of what forecasts hold back at the least."""
+"""Bytes that a kernel's peak may exceed the planned one: half of the smallest safety margin of forecasts."""
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}
-"""Norm-relative: by how much results of two kernels may differ, taken widely. A wrong one is off by about 1."""
+"""Largest norm-relative difference between two kernels. Generous: a wrong kernel is off by about 1."""
 
-# What PyTorch says where no kernel is left that would do: on a card, and on the CPU.
-_LACKING = ("No available kernel", "No viable backend")
+# What PyTorch reports when no allowed kernel supports the inputs: on a GPU, and on the CPU.
+_NO_KERNEL_MESSAGES = ("No available kernel", "No viable backend")
 
 
 @dataclass(frozen=True)
 class Shape:
-    """An attention of the UNet: each of ``queries`` places looks at ``keys`` others, by heads of ``width`` numbers."""
+    """Sizes of one attention call in the UNet; ``queries`` and ``keys`` are token counts, ``width`` is per head."""
 
     pictures: int
     heads: int
@@ -63,52 +63,53 @@ class Shape:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What came of it."""
+    """Result of timing the attention kernels."""
 
     chosen: AttentionChoice
     seconds: dict[AttentionChoice, float]
-    """Of all attentions of one micro-batch, forward and backward, by every kernel that was timed."""
+    """Seconds of all attention in one micro-batch, forward and backward, for every kernel that was timed."""
     refused: dict[AttentionChoice, str]
-    """Why others could not win."""
+    """Why a kernel was excluded."""
 
     @property
     def sentence(self) -> str:
-        """For the run's log."""
+        """Return the sentence for the run's log."""
         times = ", ".join(f"{kernel} {seconds * 1e3:.2f} ms" for kernel, seconds in self.seconds.items())
         others = "".join(f"; {kernel}: {reason}" for kernel, reason in self.refused.items())
-        measured = f"measured for a micro-batch, forward and backward: {times}" if times else "nothing could be timed"
-        return f"Attention is computed by {self.chosen} ({measured}{others})."
+        measured = f"per micro-batch, forward and backward: {times}" if times else "no kernel could be timed"
+        return f"Attention kernel: {self.chosen} ({measured}{others})."
 
 
-def attentions(unet: Config, size: tuple[int, int], pictures: int, words: int) -> Counter[Shape]:
-    """How often a UNet of this config attends in which shapes, for pictures of ``size`` (width, height) in pixels.
+def attentions(unet: Config, size: tuple[int, int], images: int, text_tokens: int) -> Counter[Shape]:
+    """Count the attention calls of a UNet by shape, for images of ``size`` (width, height) in pixels.
 
-    ``words`` is the length of an encoded caption. As diffusers' UNet2DConditionModel builds its blocks: an upward
-    block has one layer more than a downward one, and the middle one stands at the last depth.
+    ``text_tokens`` is the length of an encoded caption. Follows how diffusers' UNet2DConditionModel builds its blocks:
+    an up block has one layer more than a down block, and the middle block is at the lowest resolution. Empty if the
+    config does not give one whole number per depth.
     """
     depths = len(unet["block_out_channels"])
-    # The name is diffusers' mistake: it counts the heads.
+    # Despite its name, "attention_head_dim" is the number of heads: an old mistake that diffusers keeps.
     heads, transformers, layers = (
         by_depth(unet, key, default)
         for key, default in (("attention_head_dim", 8), ("transformer_layers_per_block", 1), ("layers_per_block", 2))
     )
-    found: Counter[Shape] = Counter()
+    counts: Counter[Shape] = Counter()
     if not (heads and transformers and layers):
-        return found
+        return counts
     for depth, channels in enumerate(unet["block_out_channels"]):
         down = layers[depth] * ("CrossAttn" in unet["down_block_types"][depth])
         up = (layers[depth] + 1) * ("CrossAttn" in unet["up_block_types"][-1 - depth])
-        times = transformers[depth] * (down + up + (depth == depths - 1))
-        places = math.prod(-(-side // (8 << depth)) for side in size)
-        for keys in (places, words) if times else ():
-            found[Shape(pictures, heads[depth], channels // heads[depth], places, keys)] += times
-    return found
+        calls = transformers[depth] * (down + up + (depth == depths - 1))
+        tokens = math.prod(-(-side // (8 << depth)) for side in size)
+        for keys in (tokens, text_tokens) if calls else ():
+            counts[Shape(images, heads[depth], channels // heads[depth], tokens, keys)] += calls
+    return counts
 
 
 def by_depth(unet: Config, key: str, default: int) -> Sequence[int]:
-    """What a UNet's config says of each depth, downwards; empty where that is not one whole number for each.
+    """Return the value of ``key`` at each depth of a UNet config; empty unless it is one whole number per depth.
 
-    Blocks may differ among themselves at one depth, as in no published UNet.
+    diffusers also allows a list per depth, with a number for each block; no published UNet uses that.
     """
     depths, value = len(unet["block_out_channels"]), unet.get(key) or default
     numbers = value if isinstance(value, list | tuple) else [value] * depths
@@ -124,10 +125,10 @@ def race(
     *,
     widths: Set[int] = frozenset(),
 ) -> Benchmark | None:
-    """Times ``planned`` against the other kernels of this kind of device; None where there is nothing to choose.
+    """Time ``planned`` against the other kernels for this device type; return None if there is no choice.
 
-    ``shapes`` says how much each counts; a kernel that does not suit heads of all ``widths`` cannot win. Leaves
-    neither memory nor another state of chance behind.
+    ``shapes`` maps shapes to weights. A kernel that does not support heads of all ``widths`` is excluded. Afterwards
+    all memory is released, and the random state is the same as before.
     """
     candidates = CANDIDATES.get(device.type, ())
     if planned not in candidates or not shapes:
@@ -138,44 +139,43 @@ def race(
     for kernel in (planned, *(kernel for kernel in candidates if kernel != planned)):
         try:
             if kernel != planned:
-                _require_widths(kernel, device, dtype, widths)
-                _require_alike(kernel, planned, shapes, device, dtype)
+                _require_head_widths(kernel, device, dtype, widths)
+                _require_same_results(kernel, planned, shapes, device, dtype)
             seconds[kernel] = _seconds(kernel, shapes, device, dtype, measure)
         except RuntimeError as error:
             refused[kernel] = reason(error)
-        release(device)  # only here is the error gone, and with its frames all that they held
+        release(device)  # after the except block: until then the traceback's frames keep the tensors alive
     best = min(seconds, key=lambda kernel: seconds[kernel], default=planned)
     wins = planned in seconds and seconds[best] < (1 - WORTH) * seconds[planned]
     return Benchmark(best if wins else planned, seconds, refused)
 
 
 def race_of(
-    job: Job, written: AttentionChoice | None, unet: Config, texts: Iterable[Config], pictures: Iterable[Picture]
+    job: Job, written: AttentionChoice | None, unet: Config, texts: Iterable[Config], images: Iterable[Picture]
 ) -> Benchmark | None:
-    """The race of a frozen and planned job, for the shapes that most of its pictures have.
+    """Time the attention kernels for a frozen and planned job, at the shapes of its most frequent buckets.
 
-    ``texts`` are the text encoders' configs: what computes the UNet's attention computes theirs.
-
-    None where the user has written which kernel is wanted, or that every run must be the same: clocks differ.
+    ``texts`` are the text encoders' configs: the chosen kernel computes their attention too, so it must support their
+    heads. Returns None if the user named a kernel, or if the run is deterministic, because timings vary.
     """
     if written not in (None, "auto") or job.fit.deterministic:
         return None
-    shown = Counter(picture.bucket for picture, _ in epoch_showings(pictures, 0))
-    at_once = min(job.fit.micro_batch or 1, job.recipe.effective_batch)
-    most = shown.most_common(MOST_BUCKETS)
-    whole = sum(times for _, times in most)
+    buckets = Counter(image.bucket for image, _ in epoch_showings(images, 0))
+    batch = min(job.fit.micro_batch or 1, job.recipe.effective_batch)
+    frequent = buckets.most_common(MOST_BUCKETS)
+    total = sum(uses for _, uses in frequent)
     weights: dict[Shape, float] = defaultdict(float)
-    for size, times in most:
-        for shape, count in attentions(unet, size, at_once, job.recipe.token_chunks + 2).items():
-            weights[shape] += count * times / whole
+    for size, uses in frequent:
+        for shape, count in attentions(unet, size, batch, job.recipe.token_chunks + 2).items():
+            weights[shape] += count * uses / total
     device, dtype = torch.device(job.fit.device or "cpu"), DTYPES[job.fit.dtype or "fp32"]
     with numerics(job):
         return race(job.fit.attention or "auto", weights, device, dtype, widths=head_widths(unet, texts))
 
 
 def stopwatch(seconds: float) -> Clock:
-    """Times by torch's own benchmark for about so long, after a warm-up; waits for the card where there is one."""
-    from torch.utils.benchmark import Timer  # a tenth of a second that most runs have no use for
+    """Return a clock that runs torch's benchmark timer for about ``seconds``; it warms up and synchronizes a GPU."""
+    from torch.utils.benchmark import Timer  # imported here: takes 0.1 s, and most runs do not need it
 
     def clock(work: Callable[[], object]) -> float:
         timer = Timer("work()", globals={"work": work}, num_threads=torch.get_num_threads())
@@ -185,90 +185,96 @@ def stopwatch(seconds: float) -> Clock:
 
 
 class _Attention:
-    """One attention with inputs of its own, as LeanAttention calls it: heads are views into rows."""
+    """One attention call with random inputs, laid out as LeanAttention does: heads are views into the token rows."""
 
     def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
-        chance = torch.Generator(device).manual_seed(0)
+        generator = torch.Generator(device).manual_seed(0)
 
         def rows(count: int) -> Tensor:
-            whole = torch.randn(
-                shape.pictures, count, shape.heads, shape.width, generator=chance, device=device, dtype=dtype
+            values = torch.randn(
+                shape.pictures, count, shape.heads, shape.width, generator=generator, device=device, dtype=dtype
             )
-            return whole.transpose(1, 2)
+            return values.transpose(1, 2)
 
-        self.above = rows(shape.queries)
+        self.grad_output = rows(shape.queries)
         self.inputs = tuple(rows(count).requires_grad_() for count in (shape.queries, shape.keys, shape.keys))
 
     def forward(self) -> Tensor:
-        """(B, heads, queries, width)"""
+        """Return the attention output (B, heads, queries, width)."""
         query, key, value = self.inputs
         return F.scaled_dot_product_attention(query, key, value)
 
-    def both(self) -> tuple[Tensor, ...]:
-        """The result, and the gradients of query, key and value."""
+    def forward_backward(self) -> tuple[Tensor, ...]:
+        """Return the output and the gradients of query, key and value."""
         result = self.forward()
-        return result.detach(), *torch.autograd.grad(result, self.inputs, self.above)
+        return result.detach(), *torch.autograd.grad(result, self.inputs, self.grad_output)
 
 
 def _seconds(
     kernel: AttentionChoice, shapes: Mapping[Shape, float], device: torch.device, dtype: torch.dtype, clock: Clock
 ) -> float:
-    with _only(kernel):
-        return sum(weight * clock(_Attention(shape, device, dtype).both) for shape, weight in shapes.items())
+    """Return the weighted sum of forward and backward seconds over all shapes."""
+    with _forced_kernel(kernel):
+        return sum(
+            weight * clock(_Attention(shape, device, dtype).forward_backward) for shape, weight in shapes.items()
+        )
 
 
-def _require_widths(kernel: AttentionChoice, device: torch.device, dtype: torch.dtype, widths: Set[int]) -> None:
-    """Raises RuntimeError where ``kernel`` would not be settled for a run: not all heads are those of the UNet."""
+def _require_head_widths(kernel: AttentionChoice, device: torch.device, dtype: torch.dtype, widths: Set[int]) -> None:
+    """Raise RuntimeError if a run could not use ``kernel``: text encoders have other head widths than the UNet."""
     try:
         settled(kernel, device, dtype, widths)
     except JobError as error:
-        raise RuntimeError(f"it does not suit heads as wide as {', '.join(map(str, sorted(widths)))}") from error
+        raise RuntimeError(f"does not support head widths {', '.join(map(str, sorted(widths)))}") from error
 
 
-def _require_alike(
+def _require_same_results(
     kernel: AttentionChoice,
     planned: AttentionChoice,
     shapes: Iterable[Shape],
     device: torch.device,
     dtype: torch.dtype,
 ) -> None:
-    """Raises RuntimeError with the reason why ``kernel`` cannot stand for ``planned`` at one of the shapes."""
+    """Raise RuntimeError if ``kernel`` has other results than ``planned`` or needs more memory at any shape."""
     for shape in shapes:
         attention = _Attention(shape, device, dtype)
-        expected, found = (_observe(one, attention, device) for one in (planned, kernel))
-        if not (off := _off(found.values, expected.values)) <= TOLERANCES.get(dtype, 0.0):
-            raise RuntimeError(f"other results than {planned} ({off:.2g} of them)")
-        if found.kept > expected.kept + expected.kept // 100 or found.most > expected.most + SPARE:
-            raise RuntimeError(f"more memory than {planned}")
+        expected, found = (_measure(candidate, attention, device) for candidate in (planned, kernel))
+        if not (difference := _relative_difference(found.values, expected.values)) <= TOLERANCES.get(dtype, 0.0):
+            raise RuntimeError(f"results differ from {planned} by {difference:.2g}, relative")
+        # Saved bytes add up over all layers until backward, so only 1 % more is allowed; a short peak may be higher.
+        if found.saved > expected.saved + expected.saved // 100 or found.peak > expected.peak + SPARE:
+            raise RuntimeError(f"needs more memory than {planned}")
 
 
 @dataclass(frozen=True)
-class _Observed:
+class _Measured:
     values: Sequence[Tensor]
-    """The result and the gradients."""
-    kept: int
-    """Bytes for backward; 0 where nobody counts."""
-    most: int
-    """Bytes at the peak."""
+    """The output and the gradients."""
+    saved: int
+    """Bytes saved for backward; 0 where memory is not counted (off CUDA)."""
+    peak: int
+    """Peak bytes of forward and backward."""
 
 
-def _observe(kernel: AttentionChoice, attention: _Attention, device: torch.device) -> _Observed:
-    with _only(kernel):
-        _, kept, _ = held(device, attention.forward)
-        values, _, most = held(device, attention.both)
-    return _Observed(values, kept, most)
+def _measure(kernel: AttentionChoice, attention: _Attention, device: torch.device) -> _Measured:
+    with _forced_kernel(kernel):
+        _, saved, _ = held(device, attention.forward)
+        values, _, peak = held(device, attention.forward_backward)
+    return _Measured(values, saved, peak)
 
 
 @contextmanager
-def _only(kernel: AttentionChoice) -> Iterator[None]:
-    """Inside, this kernel computes attention or an error tells that it cannot."""
+def _forced_kernel(kernel: AttentionChoice) -> Iterator[None]:
+    """Allow only this kernel within the block; attention raises RuntimeError where the kernel does not support it."""
     with warnings.catch_warnings(), sdpa_kernel(KERNELS[kernel]):
-        warnings.simplefilter("ignore", UserWarning)  # one per kernel that was refused, with a reason for developers
+        warnings.simplefilter(
+            "ignore", UserWarning
+        )  # PyTorch warns once per rejected kernel, with details for developers
         yield
 
 
 def held(device: torch.device, work: Callable[[], T]) -> tuple[T, int, int]:
-    """The result of ``work``, and bytes of the card that are taken while it lives, and at most meanwhile."""
+    """Return the result of ``work``, the GPU bytes that it left allocated, and the peak bytes; both 0 off CUDA."""
     if device.type != "cuda":
         return work(), 0, 0
     torch.cuda.reset_peak_memory_stats(device)
@@ -277,17 +283,17 @@ def held(device: torch.device, work: Callable[[], T]) -> tuple[T, int, int]:
     return result, torch.cuda.memory_allocated(device) - before, torch.cuda.max_memory_allocated(device) - before
 
 
-def _off(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """How far result or a gradient is from the expected one, as a share of it; the greatest."""
-    pairs = [(one.float(), other.float()) for one, other in zip(found, expected, strict=True)]
-    return max(float((one - other).norm() / other.norm()) for one, other in pairs)
+def _relative_difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """Return the largest norm-relative difference between found and expected tensors."""
+    pairs = [(actual.float(), wanted.float()) for actual, wanted in zip(found, expected, strict=True)]
+    return max(float((actual - wanted).norm() / wanted.norm()) for actual, wanted in pairs)
 
 
 def tried_twice(work: Callable[[], T], device: torch.device) -> T:
-    """Call ``work``, again with all cached memory released if memory runs out.
+    """Call ``work``; if memory runs out, release the allocator's cache and call it a second time.
 
-    A shortage is no verdict on what is timed, so the second one is raised: a choice that is frozen for the whole run
-    must not depend on what another program held for a moment.
+    A second out-of-memory error is raised, not counted against the candidate: the choice is frozen for the whole run
+    and must not depend on what another program allocated for a moment.
     """
     try:
         return work()
@@ -299,9 +305,9 @@ def tried_twice(work: Callable[[], T], device: torch.device) -> T:
 
 
 def reason(error: RuntimeError) -> str:
-    """Why something cannot be timed, in few words."""
+    """Return in a few words why something could not be timed."""
     if is_out_of_memory(error):
-        return "memory ran out"
-    if any(words in str(error) for words in _LACKING):
-        return "not to be had here"
+        return "out of memory"
+    if any(words in str(error) for words in _NO_KERNEL_MESSAGES):
+        return "not supported here"
     return (str(error).splitlines() or [type(error).__name__])[0]

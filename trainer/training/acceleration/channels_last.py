@@ -1,8 +1,8 @@
-"""Maps of the UNet laid out channel by channel at each place, as tensor cores want them: an experiment.
+"""Channels-last memory format for the UNet's frozen convolutions, as tensor cores want it (experimental).
 
-Convolutions keep that layout; PyTorch's GroupNorm on a card copies maps away from it and back. So a residual block's
-norm and the SiLU after it become one function that keeps it, computed by kernels that torch.compile makes where a
-compiler works, else by several operations. Results are the same but for rounding (docs/decisions/0021).
+Convolutions preserve the format, but PyTorch's GroupNorm on a GPU copies its input out of it and back. Therefore the
+norm and SiLU of a residual block become one function that preserves it: kernels made by torch.compile where a compiler
+works, several PyTorch operations elsewhere. Results are the same up to rounding (docs/decisions/0021).
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from trainer.training.device.offload import release
 from trainer.training.device.out_of_memory import is_out_of_memory
 
 SECONDS = 1.0
-"""For timing all sizes in both layouts, beside the first call of each."""
+"""Time budget for all sizes in both formats; the warm-up calls come on top."""
 WORTH = 0.03
-"""By so much of the time a layout must be quicker: less is chance."""
+"""Minimum gain as a fraction of the time; smaller gains are measurement noise."""
 ALIKE = 0.05
-"""Norm-relative: by how much gradients may differ, taken widely. A wrong one is off by about 1."""
+"""Largest norm-relative difference of gradients. Generous: wrong ones are off by about 1."""
 
 
 class Kernels:
-    """The norm with its SiLU for maps that are channels-last; compiled until that fails."""
+    """GroupNorm with SiLU on channels-last feature maps; falls back to plain PyTorch if the compiler fails."""
 
     def __init__(self, *, compiled: bool) -> None:
         self.compiled = compiled
@@ -47,25 +47,27 @@ class Kernels:
 
     @classmethod
     def of(cls, device: torch.device) -> Kernels:
-        """Compiled on a card whose compiler works; on the CPU it would take longer to compile than it gains."""
+        """Return compiled kernels for a GPU with a working compiler; on the CPU compiling costs more than it gains."""
         return cls(compiled=device.type == "cuda" and not compiler_trouble(device))
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Normed:
-        """x (B, C, h, w) to the same."""
-        made: Normed = self._either(self._forward, _forward, x, weight, bias, groups, eps)
-        return made
+        """Return SiLU(GroupNorm(x)) with the shape of x (B, C, h, w), and the mean and 1 / deviation of each group."""
+        result: Normed = self._run(self._forward, _forward, x, weight, bias, groups, eps)
+        return result
 
-    def backward(self, above: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
-        """The gradient of x (B, C, h, w) from that of what forward gave."""
-        made: Tensor = self._either(self._backward, _backward, above, x, weight, bias, mean, rstd)
-        return made
+    def backward(
+        self, grad_output: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor
+    ) -> Tensor:
+        """Return the gradient of x (B, C, h, w) from ``grad_output``, the gradient of what `forward` returned."""
+        result: Tensor = self._run(self._backward, _backward, grad_output, x, weight, bias, mean, rstd)
+        return result
 
-    def _either(self, compiled: Callable[..., Any], plain: Callable[..., Any], *inputs: Any) -> Any:
-        """Both change none of their inputs, so the one may follow on the other."""
+    def _run(self, compiled: Callable[..., Any], plain: Callable[..., Any], *inputs: Any) -> Any:
+        """Call ``compiled``, or ``plain`` once compiling has failed; neither changes its inputs, so both can run."""
         if self.compiled:
             try:
                 return compiled(*inputs)
-            except Exception as error:  # compilers fail in many ways; what is no fault of theirs fails once more
+            except Exception as error:  # compilers fail in many ways; any other error is raised again by the plain call
                 if is_out_of_memory(error):
                     raise
                 self.compiled = False
@@ -73,28 +75,28 @@ class Kernels:
 
 
 class LastNormAndSilu(NormAndSilu):
-    """A norm with its SiLU that leaves maps in the layout in which they come."""
+    """Frozen GroupNorm with SiLU that preserves the memory format of its input."""
 
     kernels: Kernels
 
     def normed(self, x: Tensor) -> Normed:
-        """What it makes of maps x (B, C, h, w) in either layout."""
+        """Return SiLU(GroupNorm(x)), mean and 1 / deviation for x (B, C, h, w) in either memory format."""
         if not is_channels_last(x):
             return super().normed(x)
         return self.kernels.forward(x, self.weight, self.bias, self.num_groups, self.eps)
 
-    def gradient(self, above: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
-        """The gradient of x, in its layout."""
+    def gradient(self, grad_output: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
+        """Return the gradient of x, in the memory format of x."""
         if not is_channels_last(x):
-            return super().gradient(above, x, mean, rstd)
-        above = above.contiguous(memory_format=torch.channels_last)
-        return self.kernels.backward(above, x, self.weight, self.bias, mean, rstd)
+            return super().gradient(grad_output, x, mean, rstd)
+        grad_output = grad_output.contiguous(memory_format=torch.channels_last)
+        return self.kernels.backward(grad_output, x, self.weight, self.bias, mean, rstd)
 
 
 def lay_out(unet: nn.Module, kernels: Kernels) -> None:
-    """Turns frozen convolutions to channels-last, and lets the norms of residual blocks, and the last, keep it.
+    """Convert frozen convolutions to channels-last, and make the residual blocks' and the last norm preserve it.
 
-    What learns lies as before. Biases and norms stay the parameters that they were.
+    Trainable weights keep their format. Parameters stay the same objects; only the data of convolution weights moves.
     """
     lean_residuals(unet)
     for module in unet.modules():
@@ -106,51 +108,55 @@ def lay_out(unet: nn.Module, kernels: Kernels) -> None:
 
 
 def _forward(x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Normed:
-    """Sums, mean and 1 / deviation in fp32 or wider; the maps are rounded once."""
-    parts = _grouped(x, groups)
+    """Return SiLU(GroupNorm(x)), mean and 1 / deviation; computed in fp32 or wider, so the output is rounded once."""
+    parts = _to_groups(x, groups)
     variance, mean = torch.var_mean(parts, (1, 3), correction=0, keepdim=True)
     rstd = (variance + eps).rsqrt()
-    scale, shift = (_grouped(row[None, :, None, None], groups) for row in (weight, bias))
-    return _maps(F.silu((parts - mean) * rstd * scale + shift), x), mean, rstd
+    scale, shift = (_to_groups(row[None, :, None, None], groups) for row in (weight, bias))
+    return _from_groups(F.silu((parts - mean) * rstd * scale + shift), x), mean, rstd
 
 
-def _backward(above: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
-    """By the chain rule through SiLU and norm: with u the normed maps, rstd · (g - mean(g) - u · mean(g · u))."""
+def _backward(grad_output: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
+    """Return the gradient of x: the chain rule through SiLU, then through the norm.
+
+    With u the normalized maps and g their gradient, the norm's is rstd · (g - mean(g) - u · mean(g · u)).
+    """
     groups = mean.shape[2]
-    unit = (_grouped(x, groups) - mean) * rstd
-    scale, shift = (_grouped(row[None, :, None, None], groups) for row in (weight, bias))
-    below = torch.ops.aten.silu_backward(_grouped(above, groups), unit * scale + shift) * scale
-    common = below.mean((1, 3), keepdim=True) + unit * (below * unit).mean((1, 3), keepdim=True)
-    return _maps((below - common) * rstd, x)
+    normed = (_to_groups(x, groups) - mean) * rstd
+    scale, shift = (_to_groups(row[None, :, None, None], groups) for row in (weight, bias))
+    grad_normed = torch.ops.aten.silu_backward(_to_groups(grad_output, groups), normed * scale + shift) * scale
+    mean_terms = grad_normed.mean((1, 3), keepdim=True) + normed * (grad_normed * normed).mean((1, 3), keepdim=True)
+    return _from_groups((grad_normed - mean_terms) * rstd, x)
 
 
-def _grouped(x: Tensor, groups: int) -> Tensor:
-    """(B, C, h, w) that is channels-last seen as (B, places, groups, C / groups), in fp32 or wider."""
+def _to_groups(x: Tensor, groups: int) -> Tensor:
+    """Return channels-last (B, C, h, w) as (B, h · w, groups, C / groups) in fp32 or wider."""
     rows = x.permute(0, 2, 3, 1).flatten(1, 2)
     return rows.reshape(*rows.shape[:2], groups, -1).to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _maps(parts: Tensor, like: Tensor) -> Tensor:
-    """The way back, in the format of ``like``."""
+def _from_groups(parts: Tensor, like: Tensor) -> Tensor:
+    """Undo `_to_groups`: return maps with the shape and dtype of ``like``."""
     batch, channels, height, width = like.shape
     return parts.reshape(batch, height, width, channels).permute(0, 3, 1, 2).to(like.dtype)
 
 
 @dataclass(frozen=True)
 class Maps:
-    """What a residual block works on."""
+    """Sizes of the feature maps of a residual block."""
 
     pictures: int
     inputs: int
+    """Channels in."""
     outputs: int
-    """Channels."""
+    """Channels out."""
     height: int
     width: int
 
 
 @dataclass(frozen=True)
 class LayoutChoice:
-    """Whether maps are to lie channels-last, and why."""
+    """Whether to use channels-last feature maps, and why."""
 
     pays: bool
     sentence: str
@@ -158,90 +164,98 @@ class LayoutChoice:
 
 
 def layout_of(
-    job: Job, unet: Config, pictures: Iterable[Picture], clock: Callable[[float], Clock] = stopwatch
+    job: Job, unet: Config, images: Iterable[Picture], clock: Callable[[float], Clock] = stopwatch
 ) -> LayoutChoice | None:
-    """Whether a frozen and planned job that asks for it gains by it here; None where nothing is to be found out.
+    """Time whether channels-last pays for a frozen, planned job; return None if there is nothing to decide.
 
-    Where the user wants every run to be the same nothing is timed, as clocks differ: then it is done. Raises
-    RuntimeError when memory runs out.
+    A deterministic run uses it untimed, because timings vary. Raises RuntimeError if memory runs out twice.
     """
     if not job.fit.channels_last:
         return None
-    if job.recipe.layers == "all":  # each would be a copy there and back
-        return LayoutChoice(False, "Maps lie as usual: so a LoRA on a convolution leaves them.")
+    if job.recipe.layers == "all":  # every convolution with a LoRA would copy its maps there and back
+        return LayoutChoice(
+            False, 'fit.channels_last is not used: it does not support a LoRA on convolutions (recipe.layers = "all").'
+        )
     if job.fit.deterministic:
         return None
-    shown = Counter(picture.bucket for picture, _ in epoch_showings(pictures, 0))
-    (size, _), *_ = shown.most_common(1)
+    buckets = Counter(image.bucket for image, _ in epoch_showings(images, 0))
+    (size, _), *_ = buckets.most_common(1)
     blocks = residual_blocks(unet, size, min(job.fit.micro_batch or 1, job.recipe.effective_batch))
     if not blocks:
         return LayoutChoice(
-            False, "Maps lie as usual: the base's config does not tell how many residual blocks there are."
+            False, "fit.channels_last is not used: the base's config does not give the number of residual blocks."
         )
     device, dtype = torch.device(job.fit.device or "cpu"), DTYPES[job.fit.dtype or "fp32"]
     measure = clock(SECONDS / (2 * len(blocks)))
     try:
         with numerics(job), torch.random.fork_rng([] if device.type == "cpu" else [device]):
             kernels = Kernels.of(device)
-            pairs = [
-                (times, tried_twice(partial(_seconds, one, unet, kernels, device, dtype, measure), device))
-                for one, times in blocks.items()
+            timings = [
+                (count, tried_twice(partial(_seconds, maps, unet, kernels, device, dtype, measure), device))
+                for maps, count in blocks.items()
             ]
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise
-        return LayoutChoice(False, f"Maps lie as usual: timing them channels-last failed ({reason(error)}).")
+        return LayoutChoice(False, f"fit.channels_last is not used: timing it failed ({reason(error)}).")
     finally:
         release(device)
-    usual, last = (sum(times * pair[place] for times, pair in pairs) for place in (0, 1))
-    pays = last < (1 - WORTH) * usual
-    told = f"channels-last residual blocks take {last * 1e3:.2f} ms a micro-batch instead of {usual * 1e3:.2f}"
-    return LayoutChoice(pays, f"Maps lie {'channels-last' if pays else 'as usual'}: {told}.")
+    contiguous, channels_last = (sum(count * seconds[index] for count, seconds in timings) for index in (0, 1))
+    pays = channels_last < (1 - WORTH) * contiguous
+    comparison = (
+        f"residual blocks take {channels_last * 1e3:.2f} ms per micro-batch with it, {contiguous * 1e3:.2f} ms without"
+    )
+    return LayoutChoice(pays, f"fit.channels_last is {'used' if pays else 'not used'}: {comparison}.")
 
 
-def residual_blocks(unet: Config, size: tuple[int, int], pictures: int) -> Counter[Maps]:
-    """About how many blocks of which size a UNet has, for pictures of ``size`` (width, height) in pixels.
+def residual_blocks(unet: Config, size: tuple[int, int], images: int) -> Counter[Maps]:
+    """Estimate how many residual blocks of each size a UNet has, for images of ``size`` (width, height) in pixels.
 
-    On the way up, where maps from the way down are joined to them, they take twice as many channels. Empty where the
-    config does not tell of each depth.
+    Up blocks are counted with twice the input channels, because skip connections are concatenated there. Empty if the
+    config does not give the number of layers per depth.
     """
-    found: Counter[Maps] = Counter()
-    blocks = list(zip(unet["block_out_channels"], by_depth(unet, "layers_per_block", 2), strict=False))
-    for depth, (channels, layers) in enumerate(blocks):
+    counts: Counter[Maps] = Counter()
+    depths = list(zip(unet["block_out_channels"], by_depth(unet, "layers_per_block", 2), strict=False))
+    for depth, (channels, layers) in enumerate(depths):
         width, height = (-(-side // (8 << depth)) for side in size)
-        found[Maps(pictures, channels, channels, height, width)] += layers + 2 * (depth == len(blocks) - 1)
-        found[Maps(pictures, 2 * channels, channels, height, width)] += layers + 1
-    return found
+        counts[Maps(images, channels, channels, height, width)] += layers + 2 * (depth == len(depths) - 1)
+        counts[Maps(images, 2 * channels, channels, height, width)] += layers + 1
+    return counts
 
 
 def _seconds(
     maps: Maps, unet: Config, kernels: Kernels, device: torch.device, dtype: torch.dtype, clock: Clock
 ) -> tuple[float, float]:
-    """What a block takes forward and backward as usual and channels-last.
+    """Return the seconds of a block's forward and backward, in the default format and channels-last.
 
-    Raises RuntimeError where its gradients are others there.
+    Raises RuntimeError if the gradients differ.
     """
-    wide = unet["block_out_channels"][0] * 4
+    embedding_width = unet["block_out_channels"][0] * 4
     block = ResnetBlock2D(
-        in_channels=maps.inputs, out_channels=maps.outputs, temb_channels=wide, groups=unet.get("norm_num_groups") or 32
+        in_channels=maps.inputs,
+        out_channels=maps.outputs,
+        temb_channels=embedding_width,
+        groups=unet.get("norm_num_groups") or 32,
     )
     block.requires_grad_(requires_grad=False).to(device, dtype)
     sizes = (maps.height, maps.width)
     x = torch.randn(maps.pictures, maps.inputs, *sizes, device=device, dtype=dtype).requires_grad_()
-    above = torch.randn(maps.pictures, maps.outputs, *sizes, device=device, dtype=dtype)
-    embedding = torch.randn(maps.pictures, wide, device=device, dtype=dtype)
+    grad_output = torch.randn(maps.pictures, maps.outputs, *sizes, device=device, dtype=dtype)
+    embedding = torch.randn(maps.pictures, embedding_width, device=device, dtype=dtype)
 
-    def both(x: Tensor, above: Tensor) -> Tensor:
-        (gradient,) = torch.autograd.grad(block(x, embedding), x, above)
+    def input_gradient(x: Tensor, grad_output: Tensor) -> Tensor:
+        (gradient,) = torch.autograd.grad(block(x, embedding), x, grad_output)
         return gradient
 
     lean_residuals(block)
-    expected = both(x, above)
-    usual = clock(lambda: both(x, above))
+    expected = input_gradient(x, grad_output)
+    contiguous = clock(lambda: input_gradient(x, grad_output))
     lay_out(block, kernels)
-    last = x.detach().to(memory_format=torch.channels_last).requires_grad_()
-    above_last = above.to(memory_format=torch.channels_last)
-    off = float((both(last, above_last).float() - expected.float()).norm() / expected.float().norm())
-    if not off <= ALIKE:
-        raise RuntimeError(f"other gradients, {off:.2g} of them")
-    return usual, clock(lambda: both(last, above_last))
+    x_last = x.detach().to(memory_format=torch.channels_last).requires_grad_()
+    grad_output_last = grad_output.to(memory_format=torch.channels_last)
+    difference = float(
+        (input_gradient(x_last, grad_output_last).float() - expected.float()).norm() / expected.float().norm()
+    )
+    if not difference <= ALIKE:
+        raise RuntimeError(f"gradients differ by {difference:.2g}, relative")
+    return contiguous, clock(lambda: input_gradient(x_last, grad_output_last))

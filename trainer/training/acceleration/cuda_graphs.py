@@ -1,12 +1,12 @@
-"""Forward and backward of a micro-batch recorded once for each shape and then replayed at once: CUDA graphs.
+"""CUDA graphs of a micro-batch: forward and backward are captured once per shape, then replayed (experimental).
 
-At small batches a card waits for the host, which gives it thousands of orders a step; a replay is one order. It does
-exactly what was recorded: the same kernels, on the same addresses, with the same numbers where those stood in the
-program. So all that changes from step to step lies in memory which is written before each replay (the micro-batch, the
-loss scale), chance is drawn outside (dropouts by the device's own generator, which replays follow), and gradients are
-added up in the masters, which keep them in one place (docs/decisions/0018).
+At small batches the GPU waits for the host, which launches thousands of kernels per step; a replay is a single launch.
+It repeats exactly what was captured: the same kernels, the same addresses, the same Python numbers. Therefore
+everything that changes from step to step is copied into fixed tensors before each replay (the micro-batch, the loss
+scale), random numbers are drawn outside (dropout uses the device's generator, which graphs support), and gradients
+accumulate in the master weights' `.grad`, whose addresses stay fixed (docs/decisions/0018).
 
-An experiment until a GPU has shown what it gains; the forecast counts the memory it takes
+The gain has not been measured on a GPU yet. Forecasts include the memory that graphs need
 (trainer.memory.forecast.schedule).
 """
 
@@ -28,48 +28,49 @@ from trainer.training.loop import Engine
 from trainer.training.step import MicroBatch
 
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
-"""Norm-relative: by how much gradients of two plain runs may differ where sums have no fixed order, taken widely. What
-is recorded wrongly is off by about 1. In deterministic mode nothing may differ."""
+"""Largest norm-relative difference between eager and replayed gradients, since atomic sums have no fixed order.
+
+Generous: a wrong graph is off by about 1. In deterministic mode the difference must be 0."""
 
 Tell = Callable[[str, str], object]
 """Called with a code and a sentence for the user."""
 Shape = tuple[torch.Size, ...]
-# Before, a recording that failed left PyTorch's allocator unusable: https://github.com/pytorch/pytorch/pull/180395
+# In older versions a failed capture left PyTorch's allocator unusable: https://github.com/pytorch/pytorch/pull/180395
 MINIMUM = "2.13"
 
 
 class Recording(Protocol):
-    """Work that can be done again."""
+    """Captured work that can be replayed."""
 
     @property
     def result(self) -> Tensor:
-        """What the work gave; each replay writes it anew."""
+        """Return the output tensor of the work; each replay overwrites it."""
 
     def replay(self) -> None:
-        """Does all of it again, on what now lies in the memory that it reads."""
+        """Repeat the work on the current contents of the tensors that it reads."""
 
 
 class Recorder(Protocol):
-    """Makes recordings, of which one is replayed at a time: they share the memory in which they compute."""
+    """Captures work. Its recordings share one memory pool, so only one may be replayed at a time."""
 
     def record(self, work: Callable[[], Tensor]) -> Recording:
-        """Records ``work``, which is done for that once or several times. May fail in any way."""
+        """Capture ``work``, which runs once or several times for that; may raise any exception."""
 
 
 @dataclass(frozen=True)
 class CudaRecording:
-    """A CUDA graph."""
+    """A captured CUDA graph with its output tensor."""
 
     graph: torch.cuda.CUDAGraph
     result: Tensor
 
     def replay(self) -> None:
-        """On the stream that is in use."""
+        """Launch the graph on the current stream."""
         self.graph.replay()
 
 
 class CudaRecorder:
-    """Records CUDA graphs as PyTorch's notes on CUDA semantics have it ("Whole-network capture")."""
+    """Captures CUDA graphs as described under "Whole-network capture" in PyTorch's notes on CUDA semantics."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -77,37 +78,38 @@ class CudaRecorder:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def record(self, work: Callable[[], Tensor]) -> Recording:
-        """Does ``work`` once on a stream of its own, and records it there."""
+        """Run ``work`` once on a side stream to warm up, then capture it there."""
         outside = torch.cuda.current_stream(self.device)
-        release(self.device)  # what is cached for one stream serves no other
+        release(self.device)  # cached blocks belong to one stream, so the side stream could not reuse them
         graph = torch.cuda.CUDAGraph()
         try:
             self._stream.wait_stream(outside)
+            # The warm-up initializes cuBLAS and cuDNN and lets them choose kernels, which is not allowed in a capture.
             with torch.cuda.stream(self._stream):
                 work()
             outside.wait_stream(self._stream)
-            # "thread_local": beside it a thread goes on with the next micro-batch and pins memory for it.
+            # The prefetch thread pins host memory meanwhile; in the default mode "global" that would abort the capture.
             with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
                 result = work()
         finally:
-            torch.cuda.set_stream(outside)  # where recording fails PyTorch leaves its own in place
+            torch.cuda.set_stream(outside)  # after a failed capture PyTorch leaves the side stream current
         return CudaRecording(graph, result)
 
 
 RECORDERS: dict[str, Callable[[torch.device], Recorder]] = {"cuda": CudaRecorder}
-"""By the kind of device; others take every operation as it comes."""
+"""Recorder class by device type; other device types always run eagerly."""
 
 
 def graphs_of(fit: FitConfig, device: torch.device, tell: Tell) -> RecordedSteps | None:
-    """What records the steps of a run, where its job asks for it and its device can."""
+    """Return the graphs for a run if its job requests them and its device supports them; None otherwise."""
     recorder = RECORDERS.get(device.type)
     if not fit.graphs or recorder is None:
         return None
-    if torch.__version__ < MINIMUM:  # which PyTorch compares number by number
+    if torch.__version__ < MINIMUM:  # a TorchVersion: compares by number, not as text
         tell(
             "graphs",
-            f"fit.graphs needs PyTorch {MINIMUM} or newer, and this is {torch.__version__}: steps are computed as "
-            "without it. Install a newer one to have them recorded.",
+            f"fit.graphs needs PyTorch {MINIMUM} or newer, but {torch.__version__} is installed: the run continues "
+            "without CUDA graphs. Install a newer PyTorch to use them.",
         )
         return None
     return RecordedSteps(lambda: recorder(device), tell)
@@ -115,31 +117,33 @@ def graphs_of(fit: FitConfig, device: torch.device, tell: Tell) -> RecordedSteps
 
 @dataclass(frozen=True)
 class _Graph:
-    """The step of one shape."""
+    """CUDA graph of one micro-batch shape, with its fixed input tensors."""
 
-    still: MicroBatch
+    inputs: MicroBatch
     scale: Tensor
     recording: Recording
 
     @classmethod
     def of(cls, engine: Engine, micro: MicroBatch, recorder: Recorder) -> _Graph:
-        still = micro.to(engine.device, copy=True)
+        """Capture a micro-batch of this shape."""
+        inputs = micro.to(engine.device, copy=True)
         scale = torch.full((), engine.loss_scale, device=engine.device)
-        return cls(still, scale, recorder.record(lambda: _plainly(engine, still, scale)))
+        return cls(inputs, scale, recorder.record(lambda: _run_eagerly(engine, inputs, scale)))
 
     def replay(self, micro: MicroBatch, loss_scale: float) -> Tensor:
-        for kept, given in zip(self.still.tensors(), micro.tensors(), strict=True):
-            kept.copy_(given, non_blocking=True)
+        """Copy ``micro`` into the fixed inputs and replay; the returned loss is valid until the next replay."""
+        for fixed, current in zip(self.inputs.tensors(), micro.tensors(), strict=True):
+            fixed.copy_(current, non_blocking=True)
         self.scale.fill_(loss_scale)
         self.recording.replay()
         return self.recording.result
 
 
 class RecordedSteps:
-    """Learns from micro-batches: the first of a shape plainly, the second too and recorded, the others by replays.
+    """Runs micro-batches through CUDA graphs: the first of a shape eagerly, the second captured, later ones replayed.
 
-    A recording is used once its first replay has given what the same micro-batch gave plainly. What fails or differs
-    is told and goes on plainly.
+    A graph is used only if its first replay gives the gradients of an eager pass over the same micro-batch. If a
+    capture fails or its results differ, that is reported once, and such micro-batches run eagerly.
     """
 
     def __init__(self, recorders: Callable[[], Recorder], tell: Tell) -> None:
@@ -147,126 +151,132 @@ class RecordedSteps:
         self._tell = tell
         self._recorder: Recorder | None = None
         self._graphs: dict[Shape, _Graph] = {}
-        self._shown: set[Shape] = set()
+        self._seen: set[Shape] = set()
         self._refused: set[Shape] = set()
-        self._records = True
-        self._told: set[str] = set()
+        self._enabled = True
+        self._reported: set[str] = set()
         self._weights: list[tuple[Tensor, int]] = []
         self._gradients: list[Tensor] = []
 
     def learn(self, engine: Engine, micro: MicroBatch) -> Tensor:
         """See trainer.training.loop.StepRecorder."""
         shape = tuple(tensor.shape for tensor in micro.tensors())
-        if self._graphs and not self._in_place(engine):
+        if self._graphs and not self._is_unmoved(engine):
             self.forget()
         if shape in self._graphs:
             return self._graphs[shape].replay(micro, engine.loss_scale)
-        if self._is_worth_it(engine, shape):
-            return self._learn_and_record(engine, micro, shape)
-        self._shown.add(shape)
-        return _plainly(engine, micro)
+        if self._should_capture(engine, shape):
+            return self._run_and_capture(engine, micro, shape)
+        self._seen.add(shape)
+        return _run_eagerly(engine, micro)
 
     def forget(self) -> None:
-        """See trainer.training.loop.StepRecorder. Shapes that were shown are recorded again when they come next."""
+        """See trainer.training.loop.StepRecorder. Shapes seen before are captured again at their next micro-batch."""
         self._graphs.clear()
-        # PyTorch lets nothing be recorded into a pool whose recordings are gone.
+        # PyTorch forbids another capture into a pool whose graphs are all deleted: the next one needs a new pool.
         self._recorder = None
         self._weights, self._gradients = [], []
 
     def give_up(self) -> None:
         """See trainer.training.loop.StepRecorder."""
         if self.in_use:
-            self._say("memory ran out, so no step is recorded any more, and what graphs held is free")
-        self._end()
+            self._report("GPU memory ran out, so CUDA graphs are off and their memory is released")
+        self._turn_off()
 
-    def _end(self) -> None:
+    def _turn_off(self) -> None:
         self.forget()
-        self._records = False
+        self._enabled = False
 
     @property
     def in_use(self) -> bool:
         """See trainer.training.loop.StepRecorder."""
-        return self._records or bool(self._graphs)
+        return self._enabled or bool(self._graphs)
 
-    def _is_worth_it(self, engine: Engine, shape: Shape) -> bool:
-        wanted = self._records and shape in self._shown and shape not in self._refused
+    def _should_capture(self, engine: Engine, shape: Shape) -> bool:
+        wanted = self._enabled and shape in self._seen and shape not in self._refused
         return wanted and len(self._graphs) < MOST_GRAPHS and bool(engine.masters.gradients())
 
-    def _learn_and_record(self, engine: Engine, micro: MicroBatch, shape: Shape) -> Tensor:
-        """What the step learns from is computed plainly, whatever comes of recording it."""
+    def _run_and_capture(self, engine: Engine, micro: MicroBatch, shape: Shape) -> Tensor:
+        """Run the micro-batch eagerly, then try to capture it; the step uses the eager gradients whatever happens.
+
+        While this runs, gradients are held three times: of earlier micro-batches, of the eager pass, of the replay.
+        """
         gradients, seed = engine.masters.gradients(), torch.initial_seed()
-        former = _copies(gradients)
+        accumulated = _copies(gradients)
         torch._foreach_zero_(gradients)
-        loss = _plainly(engine, micro)
-        learned = _copies(gradients)
-        if math.isfinite(size := _norm(learned)) and size:  # else nothing can be compared with it
-            torch.manual_seed(seed)
-            self._record(engine, micro, shape, [loss, *learned])
-        if not self._records:  # only now is nothing left that refers to what failed
+        loss = _run_eagerly(engine, micro)
+        eager = _copies(gradients)
+        if math.isfinite(norm := _norm(eager)) and norm:  # with gradients of 0 or NaN there is nothing to compare
+            torch.manual_seed(seed)  # so that dropout draws the same masks again
+            self._capture(engine, micro, shape, [loss, *eager])
+        if not self._enabled:  # not earlier: the failed graph was still referenced
             release(engine.device)
-        torch._foreach_copy_(gradients, learned)
-        torch._foreach_add_(gradients, former)
+        torch._foreach_copy_(gradients, eager)
+        torch._foreach_add_(gradients, accumulated)
         return loss
 
-    def _record(self, engine: Engine, micro: MicroBatch, shape: Shape, plain: Sequence[Tensor]) -> None:
-        """``plain`` is what the micro-batch gave plainly: loss and gradients."""
+    def _capture(self, engine: Engine, micro: MicroBatch, shape: Shape, eager: Sequence[Tensor]) -> None:
+        """Capture the micro-batch; keep the graph if it reproduces ``eager``, the loss and gradients of an eager pass."""
         seed = torch.initial_seed()
         try:
             self._recorder = self._recorder or self._recorders()
             graph = _Graph.of(engine, micro, self._recorder)
             torch.manual_seed(seed)
-            engine.masters.zero_grad(keep=True)
+            engine.masters.zero_grad(keep=True)  # the warm-up before the capture added its gradients
             loss = graph.replay(micro, engine.loss_scale)
-            off = _off([loss, *engine.masters.gradients()], plain)
-        except Exception as error:  # noqa: BLE001 (libraries fail in many ways here, and the step is computed already)
+            difference = _relative_difference([loss, *engine.masters.gradients()], eager)
+        except Exception as error:  # noqa: BLE001 (captures fail in many ways)
             engine.masters.zero_grad(keep=True)
             self._fail(error)
             return
         exact = torch.are_deterministic_algorithms_enabled()
-        if not off <= (0.0 if exact else TOLERANCES.get(engine.models.dtype, 0.0)):
+        if not difference <= (0.0 if exact else TOLERANCES.get(engine.models.dtype, 0.0)):
             self._refused.add(shape)
-            self._say(f"a CUDA graph gave other gradients than the step that it was recorded from ({off:.2g} of them)")
+            self._report(f"gradients of a CUDA graph differ from those of a normal step by {difference:.2g}, relative")
             return
         self._graphs[shape] = graph
-        self._note_places(engine)
+        self._remember_addresses(engine)
 
     def _fail(self, error: Exception) -> None:
         if is_out_of_memory(error):
-            self._say(
-                "memory ran out while a step was recorded, so none is any more; PyTorch may hold what that took until "
-                "the run is paused and resumed"
+            self._report(
+                "GPU memory ran out while a CUDA graph was captured, so CUDA graphs are off; PyTorch may hold that "
+                "memory until the run is paused and resumed"
             )
-            self._end()
+            self._turn_off()
             return
-        self._records = False
-        words = (str(error).splitlines() or [""])[0]
-        self._say(f"recording a step as a CUDA graph failed ({type(error).__name__}: {words})")
+        self._enabled = False
+        message = (str(error).splitlines() or [""])[0]
+        self._report(f"capturing a CUDA graph failed ({type(error).__name__}: {message})")
 
-    def _note_places(self, engine: Engine) -> None:
-        """What graphs read and write that others could move."""
+    def _remember_addresses(self, engine: Engine) -> None:
+        """Remember the addresses of weights and the gradient tensors, which the graphs read and write directly."""
         models = (engine.models.unet, *engine.models.text_encoders)
         weights = chain.from_iterable((*model.parameters(), *model.buffers()) for model in models)
         self._weights = [(weight, weight.data_ptr()) for weight in weights]
         self._gradients = engine.masters.gradients()
 
-    def _in_place(self, engine: Engine) -> bool:
-        """Whether all of that lies where it lay: previews may have sent the UNet into main memory and back."""
-        present = engine.masters.gradients()
+    def _is_unmoved(self, engine: Engine) -> bool:
+        """Return whether weights and gradients are unmoved; previews may have offloaded the UNet and loaded it back.
+
+        Replaying after a move would read and write freed memory.
+        """
+        gradients = engine.masters.gradients()
         return (
-            len(present) == len(self._gradients)
-            and all(one is other for one, other in zip(present, self._gradients, strict=True))
-            and all(weight.data_ptr() == place for weight, place in self._weights)
+            len(gradients) == len(self._gradients)
+            and all(now is before for now, before in zip(gradients, self._gradients, strict=True))
+            and all(weight.data_ptr() == address for weight, address in self._weights)
         )
 
-    def _say(self, what: str) -> None:
-        """Each thing once."""
-        if what not in self._told:
-            self._told.add(what)
-            self._tell("graphs", f"fit.graphs: {what}; such steps are computed as without fit.graphs.")
+    def _report(self, message: str) -> None:
+        """Report each message once."""
+        if message not in self._reported:
+            self._reported.add(message)
+            self._tell("graphs", f"fit.graphs: {message}. Affected steps run normally, without a CUDA graph.")
 
 
-def _plainly(engine: Engine, micro: MicroBatch, scale: Tensor | None = None) -> Tensor:
-    """Learns from a micro-batch, every operation as it comes."""
+def _run_eagerly(engine: Engine, micro: MicroBatch, scale: Tensor | None = None) -> Tensor:
+    """Run forward and backward of a micro-batch eagerly and add its gradients to the master weights'."""
     loss = engine.micro_step(micro, scale)
     engine.masters.accumulate()
     return loss
@@ -277,11 +287,11 @@ def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _norm(tensors: Sequence[Tensor]) -> float:
-    """Of all of them together; read from the device."""
+    """Return the norm over all tensors together; waits for the device."""
     return float(torch.stack([tensor.double() for tensor in torch._foreach_norm(list(tensors))]).norm())
 
 
-def _off(found: Sequence[Tensor], plain: Sequence[Tensor]) -> float:
-    """How far loss and gradients are from the plain ones, each as a share of these; the greater of the two."""
-    apart = torch._foreach_sub(list(found), list(plain))
-    return max(_norm(apart[:1]) / (_norm(plain[:1]) or 1.0), _norm(apart[1:]) / _norm(plain[1:]))
+def _relative_difference(replayed: Sequence[Tensor], eager: Sequence[Tensor]) -> float:
+    """Return the norm-relative difference of the loss or of all gradients, whichever is larger."""
+    differences = torch._foreach_sub(list(replayed), list(eager))
+    return max(_norm(differences[:1]) / (_norm(eager[:1]) or 1.0), _norm(differences[1:]) / _norm(eager[1:]))

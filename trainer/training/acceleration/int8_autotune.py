@@ -1,7 +1,7 @@
-"""Times the linear layers of a run in int8 against the format of its base, each direction of each size on its own.
+"""Autotune of int8 GEMMs: time each linear layer size, forward and backward separately, against the base's dtype.
 
-Rounding is in the times, and what a product of int8 weights in the base's format takes to restore them. Where anything
-fails or gives other numbers, a direction stays as it was.
+The int8 time includes quantizing the activations; the other one includes dequantizing the int8 weights. Where anything
+fails or results differ, that direction is not computed in int8.
 """
 
 from __future__ import annotations
@@ -34,119 +34,120 @@ Direction = Literal["forward", "backward"]
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 
 SECONDS = 2.0
-"""For timing all sizes in both formats and directions, beside the first call of each."""
+"""Time budget for all sizes, formats and directions; the warm-up calls come on top."""
 WORTH = 0.05
-"""By so much of the time int8 must be quicker: it is less exact, and less is chance."""
+"""Minimum gain as a fraction of the time: int8 is less exact, and smaller gains are measurement noise."""
 FEWER_ROWS = 0.75
-"""A size is timed in the shape that most pictures have; down to this share of its rows, other shapes do alike."""
+"""Fraction of the timed rows from which int8 is used: only the most frequent bucket is timed, others are close."""
 ALIKE = 0.1
-"""Norm-relative: by how much results may differ. int8 rounds normally distributed numbers by 0.01; wrong sums by 1."""
+"""Largest norm-relative difference of results. int8 rounds normal values by about 0.01; wrong sums are off by 1."""
 _BOTH = Directions(LEAST_ROWS, LEAST_ROWS)
 
 
 @dataclass(frozen=True)
 class Linear:
-    """A frozen linear layer at work in a micro-batch."""
+    """Sizes of one call of a frozen linear layer in a micro-batch."""
 
     rows: int
     inputs: int
     outputs: int
     learns: bool
-    """Whether what goes in needs a gradient, so that there is a backward."""
+    """Whether the input needs a gradient, so that there is a backward GEMM."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """One direction of a layer."""
+    """Measured seconds of one direction of a linear layer."""
 
     linear: Linear
     direction: Direction
     plain: float
-    """Seconds with a base that is not rounded."""
+    """Seconds with an unquantized base."""
     usual: float
-    """Seconds with int8 weights that are restored."""
+    """Seconds with int8 weights that are dequantized first."""
     int8: float
-    """Seconds in int8; infinite where it cannot be."""
+    """Seconds of the int8 GEMM; infinite if it failed."""
     refused: str = ""
-    """Why it cannot be."""
+    """Why int8 failed; empty if it works."""
 
     @property
     def pays(self) -> bool:
-        """Whether int8 is worth it."""
+        """Return whether int8 is enough faster to be used."""
         return self.int8 < (1 - WORTH) * self.usual
 
     @property
     def sentence(self) -> str:
-        """Such as "640 to 5120 (4096 rows) 0.31 instead of 0.55 ms"."""
-        one = self.linear
-        told = self.refused or f"{self.int8 * 1e3:.2f} instead of {self.usual * 1e3:.2f} ms"
-        return f"{one.inputs} to {one.outputs} ({one.rows} rows) {told}"
+        """Return a summary such as "640 to 5120 (4096 rows) 0.31 instead of 0.55 ms"."""
+        linear = self.linear
+        result = self.refused or f"{self.int8 * 1e3:.2f} instead of {self.usual * 1e3:.2f} ms"
+        return f"{linear.inputs} to {linear.outputs} ({linear.rows} rows) {result}"
 
 
 @dataclass(frozen=True)
 class ProductChoice:
-    """Which layers of a run multiply in int8, and why."""
+    """Which layers of a run use int8 GEMMs, and why."""
 
     products: tuple[ProductConfig, ...]
     sentences: tuple[str, ...]
-    """For the run's log."""
+    """Sentences for the run's log."""
 
 
 def products_of(
-    job: Job, source: BaseSource, pictures: Iterable[Picture], clock: Callable[[float], Clock] = stopwatch
+    job: Job, source: BaseSource, images: Iterable[Picture], clock: Callable[[float], Clock] = stopwatch
 ) -> ProductChoice | None:
-    """What a frozen and planned job is to multiply in int8; None where nothing is to be found out.
+    """Choose the layers of a frozen, planned job that use int8 GEMMs; return None if there is nothing to decide.
 
-    Where the user wants every run to be the same, layers are only tried and not timed: clocks differ.
+    For a deterministic run the layers are tried but not timed, because timings vary.
     """
     if job.fit.quantise != "int8_products":
         return None
     if job.fit.int8_products is not None:
-        return ProductChoice(job.fit.int8_products, ("Layers multiply in int8 where fit.int8_products says so.",))
-    shown = Counter(picture.bucket for picture, _ in epoch_showings(pictures, 0))
-    (size, _), *_ = shown.most_common(1)
-    at_once = min(job.fit.micro_batch or 1, job.recipe.effective_batch)
-    layers = linears(source.empty_unet(), size, at_once, job.recipe.token_chunks + 2, live_text=live_text(job))
+        return ProductChoice(job.fit.int8_products, ("int8 GEMMs are used for the layers in fit.int8_products.",))
+    buckets = Counter(image.bucket for image, _ in epoch_showings(images, 0))
+    (size, _), *_ = buckets.most_common(1)
+    batch = min(job.fit.micro_batch or 1, job.recipe.effective_batch)
+    layers = linears(source.empty_unet(), size, batch, job.recipe.token_chunks + 2, live_text=live_text(job))
     device, dtype = torch.device(job.fit.device or "cpu"), DTYPES[job.fit.dtype or "fp32"]
     with numerics(job):
         if job.fit.deterministic:
             timings = time_all(layers, device, dtype, None)
-            refused = "".join(f"; {one.direction} {one.sentence}" for one in timings if one.refused)
-            told = f"Layers multiply in int8 wherever they can, untimed, since every run is to be the same{refused}."
-            return ProductChoice(worthwhile(timings), (told,))
+            refused = "".join(f"; {timing.direction} {timing.sentence}" for timing in timings if timing.refused)
+            sentence = f"int8 GEMMs are used wherever they work, untimed, because the run is deterministic{refused}."
+            return ProductChoice(worthwhile(timings), (sentence,))
         timings = time_all(layers, device, dtype, clock)
-    shape = f"{at_once} of {size[0]}x{size[1]}, {job.fit.dtype}"
+    shape = f"{batch} of {size[0]}x{size[1]}, {job.fit.dtype}"
     return ProductChoice(
-        worthwhile(timings), tuple(_told(timings, layers, direction, shape) for direction in DIRECTIONS)
+        worthwhile(timings), tuple(_summary(timings, layers, direction, shape) for direction in DIRECTIONS)
     )
 
 
 def linears(
-    unet: UNet2DConditionModel, size: tuple[int, int], pictures: int, words: int, *, live_text: bool
+    unet: UNet2DConditionModel, size: tuple[int, int], images: int, text_tokens: int, *, live_text: bool
 ) -> Counter[Linear]:
-    """How often which linear layers of a UNet on the meta device work for pictures of ``size`` (width, height).
+    """Count the calls of quantizable linear layers in a UNet on the meta device, by their sizes.
 
-    ``words`` is the length of an encoded caption. Found by a forward on the meta device, of a second or two for SDXL.
+    ``size`` is the images' (width, height) in pixels, ``text_tokens`` is the length of an encoded caption. Runs a
+    forward pass on the meta device: 1 to 2 s for SDXL.
     """
-    found: Counter[Linear] = Counter()
+    counts: Counter[Linear] = Counter()
 
-    def note(linear: nn.Module, args: tuple[Any, ...]) -> None:
+    def count(linear: nn.Module, args: tuple[Any, ...]) -> None:
         x, (outputs, inputs) = args[0], tuple(linear.weight.shape)  # type: ignore[arg-type]
-        found[Linear(x.numel() // inputs, inputs, outputs, x.requires_grad)] += 1
+        counts[Linear(x.numel() // inputs, inputs, outputs, x.requires_grad)] += 1
 
-    hooks = [linear.register_forward_pre_hook(note) for linear in quantisable(unet).values()]
+    hooks = [linear.register_forward_pre_hook(count) for linear in quantisable(unet).values()]
     config = unet.config
-    empty = partial(torch.empty, device="meta")
-    added = None
+    meta_tensor = partial(torch.empty, device="meta")
+    added_conditions = None
     if config["addition_embed_type"] == "text_time":
-        wide = config["projection_class_embeddings_input_dim"] - 6 * config["addition_time_embed_dim"]
-        added = {"text_embeds": empty(pictures, wide), "time_ids": empty(pictures, 6)}
-    latents = empty(pictures, 4, size[1] // LATENT_SCALE, size[0] // LATENT_SCALE, requires_grad=True)
-    text = empty(pictures, words, config["cross_attention_dim"], requires_grad=live_text)
-    unet.requires_grad_(False)(latents, empty(pictures), text, added_cond_kwargs=added)
+        text_width = config["projection_class_embeddings_input_dim"] - 6 * config["addition_time_embed_dim"]
+        added_conditions = {"text_embeds": meta_tensor(images, text_width), "time_ids": meta_tensor(images, 6)}
+    latents = meta_tensor(images, 4, size[1] // LATENT_SCALE, size[0] // LATENT_SCALE, requires_grad=True)
+    text = meta_tensor(images, text_tokens, config["cross_attention_dim"], requires_grad=live_text)
+    unet.requires_grad_(False)(latents, meta_tensor(images), text, added_cond_kwargs=added_conditions)
     for hook in hooks:
         hook.remove()
-    return found
+    return counts
 
 
 def time_all(
@@ -155,17 +156,17 @@ def time_all(
     dtype: torch.dtype,
     clock: Callable[[float], Clock] | None = stopwatch,
 ) -> list[Timing]:
-    """Each direction of each layer that there is, in int8 and as it is without. Leaves chance and memory as they were.
+    """Time each direction of each layer in int8 and without; the random state and memory are left as before.
 
-    ``clock`` makes what measures for so many seconds; without it nothing is timed, and int8 wins wherever it can be.
-    Raises RuntimeError when memory runs out.
+    ``clock`` makes a clock that measures for the given seconds; with None nothing is timed, and int8 wins wherever it
+    works. Raises RuntimeError if memory runs out.
     """
-    works = [(one, direction) for one in layers for direction in DIRECTIONS if _can_be(one, direction)]
-    measure = clock(SECONDS / max(3 * len(works), 1)) if clock else None
+    tasks = [(linear, direction) for linear in layers for direction in DIRECTIONS if _is_candidate(linear, direction)]
+    measure = clock(SECONDS / max(3 * len(tasks), 1)) if clock else None
     try:
-        return [tried_twice(partial(_timing, *work, device, dtype, measure), device) for work in works]
+        return [tried_twice(partial(_timing, *task, device, dtype, measure), device) for task in tasks]
     finally:
-        if device.type == "cuda":  # what cuBLAS took would stay, and be taken again
+        if device.type == "cuda":  # cuBLAS would keep its workspaces; the run allocates them when it needs them
             torch._C._cuda_clearCublasWorkspaces()
         release(device)
 
@@ -174,8 +175,8 @@ def _timing(
     linear: Linear, direction: Direction, device: torch.device, dtype: torch.dtype, measure: Clock | None
 ) -> Timing:
     try:
-        plain, usual, int8 = (_work(linear, direction, device, dtype, how) for how in (None, NEVER, _BOTH))
-        _require_alike(int8, usual)
+        plain, usual, int8 = (_product_call(linear, direction, device, dtype, how) for how in (None, NEVER, _BOTH))
+        _require_same_results(int8, usual)
         return Timing(linear, direction, *(map(measure, (plain, usual, int8)) if measure else (1.0, 1.0, 0.0)))
     except RuntimeError as error:
         if is_out_of_memory(error):
@@ -184,32 +185,32 @@ def _timing(
 
 
 def worthwhile(timings: Iterable[Timing]) -> tuple[ProductConfig, ...]:
-    """The layers that multiply in int8: from the fewest rows on from which it pays for all more that were timed."""
-    alike: dict[tuple[int, int, Direction], list[Timing]] = defaultdict(list)
-    for one in sorted(timings, key=lambda one: -one.linear.rows):
-        alike[one.linear.inputs, one.linear.outputs, one.direction].append(one)
-    found: dict[tuple[int, int], dict[str, int]] = defaultdict(dict)
-    for (inputs, outputs, direction), most_first in alike.items():
-        for one in takewhile(lambda one: one.pays, most_first):
-            found[inputs, outputs][direction] = max(LEAST_ROWS, int(FEWER_ROWS * one.linear.rows))
-    return tuple(ProductConfig(inputs=size[0], outputs=size[1], **found[size]) for size in sorted(found))
+    """Return the layers to compute in int8, each with the row count above which int8 won in every timing."""
+    by_size: dict[tuple[int, int, Direction], list[Timing]] = defaultdict(list)
+    for timing in sorted(timings, key=lambda timing: -timing.linear.rows):
+        by_size[timing.linear.inputs, timing.linear.outputs, timing.direction].append(timing)
+    minimum_rows: dict[tuple[int, int], dict[str, int]] = defaultdict(dict)
+    for (inputs, outputs, direction), descending in by_size.items():
+        for timing in takewhile(lambda timing: timing.pays, descending):
+            minimum_rows[inputs, outputs][direction] = max(LEAST_ROWS, int(FEWER_ROWS * timing.linear.rows))
+    return tuple(ProductConfig(inputs=size[0], outputs=size[1], **minimum_rows[size]) for size in sorted(minimum_rows))
 
 
-def _can_be(linear: Linear, direction: Direction) -> bool:
-    able = linear.rows >= LEAST_ROWS and directions_of(linear.inputs, linear.outputs, EVERYWHERE) == _BOTH
-    return able and (direction == "forward" or linear.learns)
+def _is_candidate(linear: Linear, direction: Direction) -> bool:
+    fits = linear.rows >= LEAST_ROWS and directions_of(linear.inputs, linear.outputs, EVERYWHERE) == _BOTH
+    return fits and (direction == "forward" or linear.learns)
 
 
-def _work(
+def _product_call(
     linear: Linear, direction: Direction, device: torch.device, dtype: torch.dtype, directions: Directions | None
 ) -> Callable[[], Tensor]:
-    """What a layer of random numbers computes; without directions as if its weights had never been rounded."""
-    chance = torch.Generator(device).manual_seed(0)
+    """Return a call of a layer with random weights; with ``directions`` None its weights are unquantized."""
+    generator = torch.Generator(device).manual_seed(0)
     shape = linear.outputs, linear.inputs
-    weight = torch.randint(-127, 128, shape, generator=chance, device=device, dtype=torch.int8)
+    weight = torch.randint(-127, 128, shape, generator=generator, device=device, dtype=torch.int8)
     scales = torch.full((linear.outputs,), 0.1, device=device)
     width = linear.inputs if direction == "forward" else linear.outputs
-    rows = torch.randn(linear.rows, width, generator=chance, device=device).to(dtype)
+    rows = torch.randn(linear.rows, width, generator=generator, device=device).to(dtype)
     if directions is None:
         values = weight.to(dtype)
         return lambda: rows @ (values.t() if direction == "forward" else values)
@@ -218,27 +219,27 @@ def _work(
     return lambda: input_gradient(rows, weight, scales, directions)
 
 
-def _require_alike(int8: Callable[[], Tensor], usual: Callable[[], Tensor]) -> None:
-    """Raises RuntimeError where int8 cannot be multiplied here, or gives other numbers, as some cuBLAS do."""
-    found, expected = int8().float(), usual().float()
-    off = float((found - expected).norm() / expected.norm())
-    if not off <= ALIKE:
-        raise RuntimeError(f"wrong numbers ({off:.2g} of them)")
+def _require_same_results(int8: Callable[[], Tensor], usual: Callable[[], Tensor]) -> None:
+    """Raise RuntimeError if the int8 GEMM is unsupported here or wrong, as it is with some versions of cuBLAS."""
+    result, expected = int8().float(), usual().float()
+    difference = float((result - expected).norm() / expected.norm())
+    if not difference <= ALIKE:
+        raise RuntimeError(f"wrong results (off by {difference:.2g}, relative)")
 
 
-def _told(timings: Sequence[Timing], layers: Mapping[Linear, int], direction: Direction, shape: str) -> str:
-    of_this = [one for one in timings if one.direction == direction]
+def _summary(timings: Sequence[Timing], layers: Mapping[Linear, int], direction: Direction, shape: str) -> str:
+    matching = [timing for timing in timings if timing.direction == direction]
 
-    def whole(seconds: Callable[[Timing], float]) -> str:
-        return f"{1e3 * sum(layers[one.linear] * seconds(one) for one in of_this):.1f}"
+    def total_ms(seconds: Callable[[Timing], float]) -> str:
+        return f"{1e3 * sum(layers[timing.linear] * seconds(timing) for timing in matching):.1f}"
 
-    found = whole(lambda one: one.int8 if one.pays else one.usual)
-    usual, plain = whole(lambda one: one.usual), whole(lambda one: one.plain)
-    told = [
-        f"In int8 where it is quicker, linear layers take {found} ms {direction}, else {usual}, and with a "
-        f"base that is not rounded {plain} ({shape})"
+    best = total_ms(lambda timing: timing.int8 if timing.pays else timing.usual)
+    usual, plain = total_ms(lambda timing: timing.usual), total_ms(lambda timing: timing.plain)
+    parts = [
+        f"Linear layers, {direction}: {best} ms with int8 GEMMs where faster, {usual} ms without, {plain} ms with an "
+        f"unquantized base ({shape})"
     ]
-    for what, pays in (("quicker", True), ("not quicker", False)):
-        if ones := [one.sentence for one in of_this if one.pays == pays]:
-            told.append(f"{what}: {', '.join(ones)}")
-    return "; ".join(told) + "."
+    for verdict, pays in (("faster", True), ("not faster", False)):
+        if layers_text := [timing.sentence for timing in matching if timing.pays == pays]:
+            parts.append(f"{verdict}: {', '.join(layers_text)}")
+    return "; ".join(parts) + "."

@@ -1,4 +1,4 @@
-"""Measures in about a second how fast this device works, at the sizes that a job works at."""
+"""Throughput of a device, measured in about a second at the operation sizes of a job."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ from trainer.training.step import MicroBatch, StepModels, training_step
 
 Thunk = Callable[[], object]
 
-_HEAD = 64
-_NARROWEST = 8
-# Of each kind and format as many sizes are timed as make up this share of its work, the largest shares first.
+_HEAD = 64  # usual attention head width
+_NARROWEST = 8  # smallest attention head width
+# For each kind and dtype, the largest sizes are timed until they cover this fraction of the work.
 COVERED = 0.95
-SIZES_OF_A_KIND = 12
-LEAST_KERNEL = 3e-6  # seconds that a card takes for an empty kernel, from one to the next
+SIZES_OF_A_KIND = 12  # at most so many sizes for each kind and dtype
+LEAST_KERNEL = 3e-6  # seconds per empty kernel on a GPU, launched back to back
 _TRIES = 12
-_CACHE = 1 << 21  # bytes: twice what a core has of the second level, so that nothing of it stays there
-_COLD_TRIES = 11  # of pairs of steps that take some 0.12 s together
-_TOGETHER = 1 << 30  # bytes of main memory that examples may take at once
+_CACHE = 1 << 21  # bytes: twice the L2 cache of a core, so that a pass over them evicts all of it
+_COLD_TRIES = 11  # pairs of steps; together they take about 0.12 s
+_TOGETHER = 1 << 30  # bytes of host memory that the example tensors may take at once
+# A UNet with every kind of block and next to no arithmetic, so that a step costs only Python and dispatch.
 _MINIATURE: dict[str, Any] = {
     "sample_size": 4,
     "block_out_channels": (8, 8),
@@ -53,7 +54,7 @@ _MINIATURE: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class OperationSize:
-    """Operations of one size; `trainer.protocol.forecast.Operation` says what the fields mean."""
+    """Kind and size of an operation; the fields are those of `trainer.protocol.forecast.Operation`."""
 
     kind: str
     dtype: str
@@ -63,96 +64,101 @@ class OperationSize:
 
 
 def examples_of(size: OperationSize, device: torch.device) -> list[Thunk]:
-    """Return calls that each take about as long as an operation of this size does; their mean stands for it.
+    """Return calls whose mean time estimates that of an operation of this size.
 
-    A trace knows flops and bytes but no shapes. Shapes are found that have both, as if matrices were square and
-    convolutions had as many channels in as out.
+    Traces record FLOPs and bytes but no shapes. The calls use shapes that match both, assuming square weight matrices
+    and convolutions with as many input as output channels.
     """
     return _MAKERS[size.kind](size, device)
 
 
 def _random(size: OperationSize, device: torch.device, *shape: int) -> Tensor:
-    return torch.randn(shape, device=device).to(_format(size))
+    return torch.randn(shape, device=device).to(_compute_dtype(size))
 
 
-def _format(size: OperationSize) -> torch.dtype:
-    """The format to measure in: weights of 4 and 8 bits are multiplied in a 16-bit one."""
-    found: torch.dtype = getattr(torch, size.dtype)
-    return found if found.is_floating_point else torch.bfloat16
+def _compute_dtype(size: OperationSize) -> torch.dtype:
+    """Return the dtype to measure in; GEMMs with 4-bit and 8-bit weights are computed in a 16-bit dtype."""
+    dtype: torch.dtype = getattr(torch, size.dtype)
+    return dtype if dtype.is_floating_point else torch.bfloat16
 
 
-def _numbers(size: OperationSize) -> float:
-    return size.bytes / _format(size).itemsize
+def _values(size: OperationSize) -> float:
+    return size.bytes / _compute_dtype(size).itemsize
 
 
 def _gemm(size: OperationSize, device: torch.device) -> list[Thunk]:
-    """M x N by N x N: 2 M N N flops, and M N + N N + M N numbers."""
+    """Return an M x N by N x N product: 2 M N N FLOPs; M N + N N + M N values read and written."""
     products = size.flops / 2
-    side = round(_likely(_widths(1.0, _numbers(size), 2 * products), products ** (1 / 3)))
+    side = round(_most_likely(_widths(1.0, _values(size), 2 * products), products ** (1 / 3)))
     left, right = _random(size, device, max(1, round(products / side**2)), side), _random(size, device, side, side)
     return [lambda: left @ right]
 
 
 def _conv(size: OperationSize, device: torch.device) -> list[Thunk]:
-    """k x k over P places, C channels in and out: 2 k k P C C flops, and the numbers of maps of P C and the weight.
+    """Return a k x k convolution over P pixels with C channels in and out: 2 k k P C C FLOPs.
 
-    Backward goes to the input only, as with a frozen base; it reads one map more.
+    It reads and writes two maps of P C values and k k C C weights. Backward computes only the input gradient, as for a
+    frozen base, and counts one map more.
     """
-    maps = 3 if size.stage == "backward" else 2
+    map_count = 3 if size.stage == "backward" else 2
     kernels: dict[float, int] = {}
     for kernel in (1, 3):
         products = size.flops / 2 / kernel**2
-        kernels |= dict.fromkeys(_widths(kernel**2, _numbers(size), maps * products), kernel)
-    channels = _likely(list(kernels), (size.flops / 162) ** (1 / 3))  # otherwise 3 x 3 over as many places as channels
+        kernels |= dict.fromkeys(_widths(kernel**2, _values(size), map_count * products), kernel)
+    channels = _most_likely(list(kernels), (size.flops / 162) ** (1 / 3))  # fallback: 3 x 3, pixels = 9 C
     kernel = kernels.get(channels, 3)
     channels = round(channels)
     side = max(1, round(math.sqrt(size.flops / 2) / kernel / channels))
     image = _random(size, device, 1, channels, side, side)
     weight = _random(size, device, channels, channels, kernel, kernel)
-    around, ones = [kernel // 2] * 2, [1, 1]
+    padding, stride = [kernel // 2] * 2, [1, 1]
     if size.stage != "backward":
-        return [lambda: F.conv2d(image, weight, padding=around)]
-    back = torch.ops.aten.convolution_backward
-    return [lambda: back(image, image, weight, None, ones, around, ones, False, [0, 0], 1, [True, False, False])]
+        return [lambda: F.conv2d(image, weight, padding=padding)]
+    convolution_backward = torch.ops.aten.convolution_backward
+    return [
+        lambda: convolution_backward(
+            image, image, weight, None, stride, padding, stride, False, [0, 0], 1, [True, False, False]
+        )
+    ]
 
 
 def _attention(size: OperationSize, device: torch.device) -> list[Thunk]:
-    """S places attending to S with a width of D in all: 4 S S D flops and 4 S D numbers; backward 10 and 8."""
+    """Return self-attention over S tokens, width D: 4 S S D FLOPs and 4 S D values; 10 S S D and 8 S D backward."""
     backward = size.stage == "backward"
-    flops, maps = (10, 8) if backward else (4, 4)
-    plane = _numbers(size) / maps
-    # No head is narrower than that, so there are no more places than these flops are enough for.
-    places = max(1, round(min(size.flops / flops / plane, math.sqrt(size.flops / flops / _NARROWEST))))
-    heads = max(1, round(plane / places / _HEAD))
-    shape = (1, heads, places, max(_NARROWEST, min(_HEAD, round(plane / places / heads / 8) * 8)))
+    flops, map_count = (10, 8) if backward else (4, 4)
+    map_values = _values(size) / map_count
+    # With heads at least _NARROWEST wide, the FLOPs also limit the number of tokens.
+    tokens = max(1, round(min(size.flops / flops / map_values, math.sqrt(size.flops / flops / _NARROWEST))))
+    heads = max(1, round(map_values / tokens / _HEAD))
+    shape = (1, heads, tokens, max(_NARROWEST, min(_HEAD, round(map_values / tokens / heads / 8) * 8)))
     query, key, value = (_random(size, device, *shape).requires_grad_(backward) for _ in range(3))
     if not backward:
         return [lambda: F.scaled_dot_product_attention(query, key, value)]
     result = F.scaled_dot_product_attention(query, key, value)
-    above = torch.ones_like(result)
-    return [lambda: torch.autograd.grad(result, (query, key, value), above, retain_graph=True)]
+    grad_output = torch.ones_like(result)
+    return [lambda: torch.autograd.grad(result, (query, key, value), grad_output, retain_graph=True)]
 
 
 def _other(size: OperationSize, device: torch.device) -> list[Thunk]:
-    """What moves that many bytes: a sum, an activation and a normalisation, as they follow each other in a UNet."""
-    numbers = _numbers(size)
-    one, other = (_random(size, device, max(1, round(numbers / 3))) for _ in range(2))
-    width = min(_HEAD, max(1, round(numbers / 2)))
-    rows = _random(size, device, max(1, round(numbers / 2 / width)), width)
-    return [lambda: one + other, lambda: F.silu(rows), lambda: F.layer_norm(rows, (width,))]
+    """Return memory-bound calls that move that many bytes: an addition, an activation and a normalization."""
+    values = _values(size)
+    a, b = (_random(size, device, max(1, round(values / 3))) for _ in range(2))
+    width = min(_HEAD, max(1, round(values / 2)))
+    rows = _random(size, device, max(1, round(values / 2 / width)), width)
+    return [lambda: a + b, lambda: F.silu(rows), lambda: F.layer_norm(rows, (width,))]
 
 
 _MAKERS = {"gemm": _gemm, "conv": _conv, "attention": _attention, "other": _other}
 
 
-def _widths(weight: float, numbers: float, plane: float) -> list[float]:
-    """Return the widths w of at least 1 with weight w w + plane / w = numbers: two in general, or none."""
-    roots = np.roots([weight, 0.0, -numbers, plane])
+def _widths(weight: float, values: float, plane: float) -> list[float]:
+    """Return the widths w >= 1 that solve weight * w**2 + plane / w = values: usually two, or none."""
+    roots = np.roots([weight, 0.0, -values, plane])
     return [float(root.real) for root in roots if abs(root.imag) < 1e-6 * abs(root) and root.real >= 1]
 
 
-def _likely(widths: list[float], otherwise: float) -> float:
-    """Return the width nearest to a multiple of eight, as models have; where there is none, ``otherwise``."""
+def _most_likely(widths: list[float], otherwise: float) -> float:
+    """Return the width nearest to a multiple of 8, which models use; without widths ``otherwise``, at least 1."""
     return min(widths, key=lambda width: abs(width / 8 - round(width / 8)) / width, default=max(1.0, otherwise))
 
 
@@ -162,54 +168,56 @@ Clock = Callable[[Thunk], float]
 def measure_rate(
     device: torch.device, operations: Iterable[Operation] = (), *, name: str | None = None, seconds: float = 1.0
 ) -> Rate:
-    """Return what ``device`` takes for ``operations``: the largest are timed on matrices and pictures of their size.
+    """Measure how fast ``device`` computes ``operations``: the largest are timed on random data of their size.
 
-    Without operations, sizes of SDXL are taken on a card and small ones on the CPU. As many threads work as are set;
-    several tries are made of each, so that other programs disturb little. On a card, do it before anything is
-    placed there: it leaves no memory of the allocator behind, but makes the CUDA context.
+    Without operations, SDXL sizes are timed on a GPU and small ones on the CPU, with the threads that PyTorch is set
+    to use. Each is tried several times to reduce the influence of other programs. On a GPU, call this before anything
+    is allocated there: it releases all allocator memory at the end, but creates the CUDA context.
     """
     sizes = largest(operations) or typical_sizes(device)
     host = _operation_seconds(device, torch.get_num_threads())
     if device.type != "cuda":
         timed = _timed(sizes, device, _cpu_clock(), _bare_call(), seconds)
         return Rate(name or f"cpu, {torch.get_num_threads()} threads", timed, _fastest(timed), host, 0.0)
-    timed = _timed(sizes, device, _card_clock(device), LEAST_KERNEL, seconds)
+    timed = _timed(sizes, device, _gpu_clock(device), LEAST_KERNEL, seconds)
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     return Rate(name or str(device), timed, _fastest(timed), LEAST_KERNEL, host)
 
 
 def largest(operations: Iterable[Operation]) -> list[OperationSize]:
-    """Return of each kind and format the sizes in which most of the work is done."""
+    """Return the sizes that make up most of the work, for each kind and dtype."""
     work: Counter[OperationSize] = Counter()
-    for one in operations:
-        kind = one.kind if one.flops else "other"
-        work[OperationSize(kind, one.dtype, one.stage, one.flops, one.bytes)] += one.count * (one.flops or one.bytes)
-    whole: Counter[tuple[str, str]] = Counter()
+    for operation in operations:
+        kind = operation.kind if operation.flops else "other"
+        work[OperationSize(kind, operation.dtype, operation.stage, operation.flops, operation.bytes)] += (
+            operation.count * (operation.flops or operation.bytes)
+        )
+    total: Counter[tuple[str, str]] = Counter()
     for size, amount in work.items():
-        whole[size.kind, size.dtype] += amount
+        total[size.kind, size.dtype] += amount
     chosen: list[OperationSize] = []
     covered: Counter[tuple[str, str]] = Counter()
-    taken: Counter[tuple[str, str]] = Counter()
+    count: Counter[tuple[str, str]] = Counter()
     for size, amount in work.most_common():
         group = size.kind, size.dtype
-        if covered[group] < COVERED * whole[group] and taken[group] < SIZES_OF_A_KIND:
+        if covered[group] < COVERED * total[group] and count[group] < SIZES_OF_A_KIND:
             chosen.append(size)
             covered[group] += amount
-            taken[group] += 1
+            count[group] += 1
     return chosen
 
 
 def typical_sizes(device: torch.device) -> list[OperationSize]:
-    """Return sizes of SDXL at 1024 in the format that a card computes in, or small ones in fp32 for the CPU."""
+    """Return SDXL sizes at 1024 px in the GPU's training dtype, or small fp32 sizes for the CPU."""
     if device.type != "cuda":
         return list(_sizes("float32", 4, ((1024, 64), (256, 128))))
-    brain = torch.cuda.get_device_capability(device) >= (8, 0)
-    return list(_sizes("bfloat16" if brain else "float16", 2, ((4096, 640), (1024, 1280))))
+    has_bf16 = torch.cuda.get_device_capability(device) >= (8, 0)
+    return list(_sizes("bfloat16" if has_bf16 else "float16", 2, ((4096, 640), (1024, 1280))))
 
 
 def cpu_time() -> Callable[[], float]:
-    """Return what to time the CPU with: where one thread works its own time, which other programs do not lengthen."""
+    """Return the timer for CPU work: wall time, or the thread's own CPU time if there is only one thread."""
     return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
 
 
@@ -223,33 +231,34 @@ def _sizes(dtype: str, item: int, shapes: Iterable[tuple[int, int]]) -> Iterator
 
 
 def _fastest(timed: Iterable[Timed]) -> float:
-    """Bytes a second of the operation that moved them fastest."""
-    return max(one.bytes / one.seconds for one in timed)
+    """Return the highest bandwidth of all operations, in bytes per second."""
+    return max(operation.bytes / operation.seconds for operation in timed)
 
 
 def _timed(
     sizes: Sequence[OperationSize], device: torch.device, clock: Clock, bare: float, budget: float
 ) -> tuple[Timed, ...]:
-    """Time every size; ``bare`` seconds are in every timing, ``budget`` is for all.
+    """Time every size, within ``budget`` seconds in all; ``bare`` is the fixed overhead in each timing.
 
-    On the CPU they take turns, so that each finds the processor's caches as full of others' numbers as in a training
-    step: alone and again and again, convolutions take 70 % of that. On a card memory for all at once may be wanting.
+    On the CPU the sizes take turns, so that each finds the CPU caches full of other data, as in a training step:
+    repeated back to back, a convolution takes only 70 % of that time. On a GPU they run one by one, because memory may
+    not suffice for all tensors at once.
     """
     together = device.type != "cuda" and sum(size.bytes for size in sizes) < _TOGETHER
     groups = [sizes] if together else [[size] for size in sizes]
-    taken = [mean for group in groups for mean in _seconds_each(group, device, clock, budget / len(groups))]
-    # What each operation costs besides is reckoned apart; a tenth is left to those that are nothing but that.
+    seconds = [mean for group in groups for mean in _seconds_each(group, device, clock, budget / len(groups))]
+    # The fixed overhead is counted per operation elsewhere. Operations that are all overhead keep a tenth.
     return tuple(
         Timed(size.kind, size.dtype, size.flops, size.bytes, max(mean - bare, 0.1 * mean))
-        for size, mean in zip(sizes, taken, strict=True)
+        for size, mean in zip(sizes, seconds, strict=True)
     )
 
 
 def _seconds_each(sizes: Sequence[OperationSize], device: torch.device, clock: Clock, budget: float) -> list[float]:
-    """Return the seconds of each size: the mean over its examples. The first two turns warm up.
+    """Return the seconds of each size, averaged over its examples; the first two rounds are warm-up.
 
-    On a GPU the quickest try of an example counts, as nothing else runs between its events. On the CPU the median
-    does: a training step meets the same clock speeds and other programs, and takes 10 to 25 % longer than the quickest.
+    On a GPU the fastest try counts, because nothing else runs between its events. On the CPU the median counts: a
+    training step meets the same clock speeds and other programs, and takes 10 to 25 % longer than the fastest try.
     """
     examples = [examples_of(size, device) for size in sizes]
     tries: list[list[list[float]]] = [[[] for _ in variants] for variants in examples]
@@ -275,7 +284,7 @@ def _cpu_clock() -> Clock:
     return clock
 
 
-def _card_clock(device: torch.device, calls: int = 4) -> Clock:
+def _gpu_clock(device: torch.device, calls: int = 4) -> Clock:
     def clock(example: Thunk) -> float:
         begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -291,58 +300,60 @@ def _card_clock(device: torch.device, calls: int = 4) -> Clock:
 
 
 def _bare_call() -> float:
-    """Return the seconds of an operation on one number: what is in every timing and counted with the operations."""
-    one, clock = torch.zeros(1), _cpu_clock()
-    return min(clock(lambda: one + one) for _ in range(100))
+    """Return the seconds of an addition of single values: the fixed overhead that is part of every CPU timing."""
+    value, clock = torch.zeros(1), _cpu_clock()
+    return min(clock(lambda: value + value) for _ in range(100))
 
 
 @cache
 def _operation_seconds(device: torch.device, threads: int) -> float:
-    """Return the seconds that one operation costs the CPU in a training step, with next to nothing to compute.
+    """Return the CPU seconds per operation of a training step apart from its arithmetic: Python, autograd, dispatch.
 
-    A diffusers UNet with a LoRA, in miniature: modules, autograd and dispatch are those of a real step. Where the
-    CPU computes as well, each operation evicts what dispatching needs from the caches; on a GPU's host it stays there.
+    Measured on a miniature diffusers UNet with a LoRA, whose modules are those of a real step. When the CPU also
+    computes, each operation evicts the dispatcher's code and data from the caches; with a GPU they stay cached.
 
-    This is the same for every job, so a process measures it once per number of ``threads``. Medians are taken because
-    the quickest of a few tries varied by 40 % from one measurement to the next, and the whole forecast with it.
+    The result is the same for every job, so a process measures it once per number of ``threads``. Medians are used
+    because the fastest of a few tries varied by 40 % between measurements, and the whole forecast with it.
     """
     step, now = _miniature_step(device), cpu_time()
-    counting = _Counting()
-    with counting:
+    counter = _OperationCounter()
+    with counter:
         step()
 
-    def took() -> float:
+    def step_seconds() -> float:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         started = now()
         step()
         return now() - started
 
-    seconds = statistics.median(took() for _ in range(_TRIES))
+    seconds = statistics.median(step_seconds() for _ in range(_TRIES))
     if device.type != "cuda":
-        seconds += _eviction_seconds(took)
-    return seconds / counting.operations
+        seconds += _eviction_seconds(step_seconds)
+    return seconds / counter.operations
 
 
-def _eviction_seconds(took: Callable[[], float]) -> float:
-    """Return by how many seconds a step is longer when a pass over memory before each operation empties the caches.
+def _eviction_seconds(step_seconds: Callable[[], float]) -> float:
+    """Return how many seconds longer a step takes when the CPU caches are emptied before each operation.
 
-    Each step with passes is compared with one beside it whose passes are over nothing, so that both meet the same
-    clock speed and the same other programs.
+    Each such step is compared with one right after it that makes empty passes, so that both meet the same clock speed
+    and the same other programs.
     """
-    longer = [_seconds_after_passes(_CACHE, took) - _seconds_after_passes(0, took) for _ in range(_COLD_TRIES)]
+    longer = [
+        _seconds_after_passes(_CACHE, step_seconds) - _seconds_after_passes(0, step_seconds) for _ in range(_COLD_TRIES)
+    ]
     return max(0.0, statistics.median(longer))
 
 
-def _seconds_after_passes(size: int, took: Callable[[], float]) -> float:
-    """Return the seconds of a step whose operations each come after a pass over ``size`` bytes, without the passes."""
-    passing = _Passing(size)
-    with passing:
-        return took() - passing.seconds
+def _seconds_after_passes(size: int, step_seconds: Callable[[], float]) -> float:
+    """Return the seconds of a step with a pass over ``size`` bytes before each operation, not counting the passes."""
+    eviction = _CacheEviction(size)
+    with eviction:
+        return step_seconds() - eviction.seconds
 
 
-class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts operations as traces do: all that cost a device something."""
+class _OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts operations as memory traces do: all but views and allocations."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -353,8 +364,8 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-class _Passing(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Passes over so many bytes before each operation, which finds nothing of its own in the processor's caches."""
+class _CacheEviction(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Writes ``size`` bytes before each operation, which evicts the operation's data from the CPU caches."""
 
     def __init__(self, size: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -134,7 +134,7 @@ def test_a_kernel_that_is_missing_is_told_and_never_wins(monkeypatch: pytest.Mon
     monkeypatch.setitem(attention_autotune.CANDIDATES, "cpu", ("flash", "efficient", "cudnn"))
     found = race("flash", SHAPES, CPU, torch.bfloat16, clock_of({"flash": 9.0}, []))
     assert found is not None and found.chosen == "flash"
-    assert found.sentence.endswith("; efficient: not to be had here; cudnn: not to be had here).")
+    assert found.sentence.endswith("; efficient: not supported here; cudnn: not supported here).")
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def wrong_math(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_kernel_with_wrong_gradients_is_refused() -> None:
     found = race("flash", SHAPES, CPU, torch.bfloat16, clock_of({"flash": 9.0, "math": 0.1}, []))
     assert found is not None and found.chosen == "flash"
-    assert found.refused["math"].startswith("other results than flash (0.2 ")
+    assert found.refused["math"].startswith("results differ from flash by 0.2")
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_a_kernel_that_takes_more_memory_than_was_planned_is_refused(
     monkeypatch.setattr(attention_autotune, "held", held)
     found = race("flash", SHAPES, CPU, torch.float32, clock_of({"flash": 9.0, "math": 0.1}, []))
     assert found is not None and (found.chosen == "flash") is refused
-    assert found.refused == ({"math": "more memory than flash"} if refused else {})
+    assert found.refused == ({"math": "needs more memory than flash"} if refused else {})
 
 
 @pytest.mark.parametrize("other", [16, 256])
@@ -194,7 +194,7 @@ def test_a_kernel_that_heads_of_a_text_encoder_do_not_suit_is_refused(
     planned = job.changed(fit=job.fit.changed(attention="flash"))
     found = race_of(planned, None, tiny_configs("sd15")["unet"], [text], [make_picture()])
     assert found is not None and (found.chosen == "math") is (other == 16)
-    refused = {"math": "it does not suit heads as wide as 8, 16, 256"}
+    refused = {"math": "does not support head widths 8, 16, 256"}
     assert found.refused == ({} if other == 16 else refused)
 
 
@@ -211,7 +211,7 @@ def test_where_timing_fails_what_was_planned_stays(failing: str) -> None:
 
     found = race("flash", SHAPES, CPU, torch.float32, failing_clock)
     assert found is not None and found.chosen == "flash"
-    assert found.refused == {failing: "memory ran out"} and failing not in found.seconds
+    assert found.refused == {failing: "out of memory"} and failing not in found.seconds
 
 
 def test_nothing_races_where_there_is_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,9 +263,7 @@ def test_a_run_takes_the_winner_says_so_and_never_measures_again(job: Path, call
         return [one.sentence for one in events.read_events(run.events)[0] if isinstance(one, events.Notice)]
 
     (sentence,) = [one for one in notices() if one.startswith("Attention")]
-    assert sentence.startswith(
-        "Attention is computed by math (measured for a micro-batch, forward and backward: flash "
-    )
+    assert sentence.startswith("Attention kernel: math (per micro-batch, forward and backward: flash ")
     assert resume(run, lambda _: None, steps=3) == 0
     assert len(called) == timed and notices().count(sentence) == 1
 

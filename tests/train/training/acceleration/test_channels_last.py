@@ -165,9 +165,7 @@ def test_a_run_takes_it_only_where_it_is_quicker_and_says_so(
     trial = Trial(place.job(), [*BRIEF, *ONE, ON, "recipe.steps=1"], planner=as_on_a_card).start()
     assert trial.code == 0 and load_job(trial.run.job).fit.channels_last is pays
     (sentence,) = [event.sentence for event in trial.of(events.Notice) if event.code == "channels_last"]
-    assert sentence.startswith(
-        f"Maps lie {'channels-last' if pays else 'as usual'}: channels-last residual blocks take "
-    )
+    assert sentence.startswith(f"fit.channels_last is {'used' if pays else 'not used'}: residual blocks take ")
     assert called == [False, True] * (len(called) // 2) and called
 
 
@@ -175,7 +173,7 @@ def test_where_timing_fails_maps_lie_as_usual(place: SharedPlace, monkeypatch: p
     monkeypatch.setattr(channels_last, "_backward", lambda above, x, *_: above * 2)
     asked = Trial(place.job(), [*BRIEF, *ONE, ON, "recipe.steps=1"], planner=as_on_a_card).start()
     (sentence,) = [event.sentence for event in asked.of(events.Notice) if event.code == "channels_last"]
-    assert sentence.startswith("Maps lie as usual: timing them channels-last failed (other gradients, ")
+    assert sentence.startswith("fit.channels_last is not used: timing it failed (gradients differ by ")
     assert load_job(asked.run.job).fit.channels_last is False
 
 
@@ -214,7 +212,9 @@ def test_where_the_config_does_not_tell_of_each_depth_nothing_is_timed(place: Sh
     job, config = load_job(place.job(), [ON]), {**tiny_configs("sd15")["unet"], "layers_per_block": layers}
     found = layout_of(job, config, [make_picture()])
     assert found is not None and not found.pays
-    assert found.sentence == ("Maps lie as usual: the base's config does not tell how many residual blocks there are.")
+    assert found.sentence == (
+        "fit.channels_last is not used: the base's config does not give the number of residual blocks."
+    )
     assert not attentions(config, (96, 64), 2, 7)
 
 

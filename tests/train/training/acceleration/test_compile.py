@@ -198,7 +198,7 @@ def test_what_cannot_be_compiled_goes_on_plainly_and_is_told_once(
     (sentence,) = told
     assert sentence.startswith("fit.compile: compiling the transformer blocks failed (")
     assert "the compiler cannot do this" in sentence and "more" not in sentence
-    assert sentence.endswith("); steps are computed as without it.")
+    assert sentence.endswith("). The run continues without it.")
 
 
 def test_a_compiler_that_is_ended_once_is_asked_again(
@@ -247,7 +247,7 @@ def test_a_run_compiles_only_where_it_can_and_is_asked_to(
     assert (made(ON) is None) is bool(backend)
     if backend:
         (sentence,) = told
-        assert sentence.startswith("fit.compile: no compiler works here (") and "cannot do this" in sentence
+        assert sentence.startswith("fit.compile: no working compiler found (") and "cannot do this" in sentence
 
 
 # In a run.
@@ -355,9 +355,7 @@ def test_memory_that_runs_out_ends_the_compiling_and_not_the_run(place: SharedPl
     exhaustion = Exhaustion(step_begins(3), 2, operation=ATTEND)
     trial = trial_of(place, ("recipe.steps=4",), exhaustion.tell).start()
     assert trial.code == 0 and not exhaustion.left
-    assert notices(trial) == [
-        "fit.compile: memory ran out, so blocks are compiled no more; steps are computed as without it."
-    ]
+    assert notices(trial) == ["fit.compile: GPU memory ran out, so compiling is off. The run continues without it."]
     assert not trial.of(events.SteppedDown)
 
 

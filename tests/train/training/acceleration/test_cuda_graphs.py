@@ -179,7 +179,7 @@ def test_what_reads_from_the_device_goes_on_plainly_and_is_told_once(
     assert_same(learned(graphed), learned(plain))
     assert not replayed(replayers)
     (sentence,) = told
-    assert sentence.startswith("fit.graphs: recording a step as a CUDA graph failed (RuntimeError: aten._local_scalar")
+    assert sentence.startswith("fit.graphs: capturing a CUDA graph failed (RuntimeError: aten._local_scalar")
 
 
 def test_a_recording_that_gives_something_else_is_not_used(
@@ -196,7 +196,7 @@ def test_a_recording_that_gives_something_else_is_not_used(
     monkeypatch.setattr(Replay, "replay", off)
     assert_same(learned(graphed), learned(plain))
     assert set(replayed(replayers)) == {1}
-    assert told and all("other gradients" in sentence for sentence in told)
+    assert told and all("gradients of a CUDA graph differ" in sentence for sentence in told)
 
 
 def test_weights_that_moved_are_not_read_where_they_were(
@@ -229,8 +229,8 @@ def test_memory_that_runs_out_ends_the_graphs_and_not_the_run(place: Place, repl
     assert trial.code == 0 and not exhaustion.left
     assert replayed(replayers) and len(replayers) == 1
     assert notices(trial) == [
-        "fit.graphs: memory ran out, so no step is recorded any more, and what graphs held is free; such steps are "
-        "computed as without fit.graphs."
+        "fit.graphs: GPU memory ran out, so CUDA graphs are off and their memory is released. Affected steps run "
+        "normally, without a CUDA graph."
     ]
     assert not trial.of(events.SteppedDown)
     assert trial.lora() == place.plain("sd15", ())
@@ -269,7 +269,7 @@ def test_memory_that_runs_out_while_a_step_is_recorded_ends_the_graphs(
     monkeypatch.setattr(Replayer, "record", fail)
     assert_same(learned(graphed, 6), learned(plain, 6))
     assert len(replayed(replayers)) == 1
-    assert len(told) == 1 and "while a step was recorded, so none is any more" in told[0]
+    assert len(told) == 1 and "ran out while a CUDA graph was captured, so CUDA graphs are off" in told[0]
     assert not graphed.masters.gradients()
 
 
@@ -312,8 +312,8 @@ def test_a_pytorch_that_a_failed_recording_breaks_records_nothing(monkeypatch: p
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.12.1+cu126"))
     assert graphs_of(FitConfig(graphs=True), torch.device("cpu"), lambda _, sentence: told.append(sentence)) is None
     assert told == [
-        "fit.graphs needs PyTorch 2.13 or newer, and this is 2.12.1+cu126: steps are computed as without it. Install a "
-        "newer one to have them recorded."
+        "fit.graphs needs PyTorch 2.13 or newer, but 2.12.1+cu126 is installed: the run continues without CUDA graphs. "
+        "Install a newer PyTorch to use them."
     ]
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.13.0+cu126"))
     assert graphs_of(FitConfig(graphs=True), torch.device("cpu"), lambda *_: None) is not None

@@ -111,8 +111,8 @@ def test_a_size_multiplies_so_from_where_it_pays_for_all_that_are_larger() -> No
 @pytest.mark.parametrize(
     ("broken", "told"),
     [
-        (lambda real, left, right: real(left, right) + 20 * left[:1, :1].int().abs().max() * 127, "wrong numbers"),
-        (lambda real, left, right: real(left, right) * 0, "wrong numbers"),
+        (lambda real, left, right: real(left, right) + 20 * left[:1, :1].int().abs().max() * 127, "wrong results"),
+        (lambda real, left, right: real(left, right) * 0, "wrong results"),
         (None, "CUBLAS_STATUS_NOT_SUPPORTED when calling cublasLtMatmul"),
     ],
     ids=["shifted", "zeros", "not supported"],
@@ -185,10 +185,10 @@ def test_a_run_multiplies_so_what_pays_in_the_shape_of_most_pictures_and_is_told
     )
     forward, backward = found.sentences
     for sentence, direction in ((forward, "forward"), (backward, "backward")):
-        assert sentence.startswith("In int8 where it is quicker, linear layers take ")
-        assert f" ms {direction}, else " in sentence and ", and with a base that is not rounded " in sentence
-        assert "(2 of 64x64, bf16); quicker: 32 to 32 (128 rows) " in sentence
-        assert "1.00 instead of 2.00 ms" in sentence and "; not quicker: " in sentence
+        assert sentence.startswith(f"Linear layers, {direction}: ")
+        assert " ms with int8 GEMMs where faster, " in sentence and " ms with an unquantized base " in sentence
+        assert "(2 of 64x64, bf16); faster: 32 to 32 (128 rows) " in sentence
+        assert "1.00 instead of 2.00 ms" in sentence and "; not faster: " in sentence
 
 
 def test_nothing_is_timed_where_it_is_written_or_every_run_is_to_be_the_same(source: BaseSource) -> None:
