@@ -75,7 +75,7 @@ class Allocator(ExpandableBlocks):
     def __init__(self, settings: AllocatorSettings | None = None, place: Callable[[int], int] | None = None) -> None:
         super().__init__()
         settings = settings or AllocatorSettings()
-        self._settle(settings)
+        self._apply(settings)
         self.allocated = 0
         """Bytes of all blocks in use, with what could not be split off them (torch.cuda.memory_allocated)."""
         self.requested = 0
@@ -97,9 +97,9 @@ class Allocator(ExpandableBlocks):
         self._private = Pool("small", SMALLEST_BLOCK, SMALL_SEGMENT), Pool("large", large_rest, self._large.page)
         if settings.expandable:
             self._reserve_addresses((self._small, self._large, *self._private))
-        self._records = False
+        self._recording = False
 
-    def _settle(self, settings: AllocatorSettings) -> None:
+    def _apply(self, settings: AllocatorSettings) -> None:
         """Works by these settings from here on."""
         self.settings = settings
         unlimited = 2**ADDRESS_BITS
@@ -124,7 +124,7 @@ class Allocator(ExpandableBlocks):
         if not self._plain:
             index = self._choose(pool, index, size)
         found = index < len(free)
-        block = self._blocks[free.pop(index) & ADDRESS] if found else self._take(pool, size, requested)
+        block = self._blocks[free.pop(index) & ADDRESS] if found else self._allocate_from_driver(pool, size, requested)
         rest = block.size - size
         # What is not split off is handed out with the block and counts as allocated.
         if rest >= pool.least_rest and size < self._split_below:
@@ -155,7 +155,7 @@ class Allocator(ExpandableBlocks):
                 if self.settings.expandable:
                     self._unmap(block)
                 elif is_segment(block):
-                    self._return(block)
+                    self._release(block)
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -165,11 +165,11 @@ class Allocator(ExpandableBlocks):
         given back to make room meanwhile.
         """
         shared = self._small, self._large
-        (self._small, self._large), self._records = self._private, True
+        (self._small, self._large), self._recording = self._private, True
         try:
             yield
         finally:
-            (self._small, self._large), self._records = shared, False
+            (self._small, self._large), self._recording = shared, False
 
     def reset_peaks(self) -> None:
         """Lets the peaks begin again at what is held now (torch.cuda.reset_peak_memory_stats)."""
@@ -255,7 +255,7 @@ class Allocator(ExpandableBlocks):
                 else:
                     self.allocated = allocated
                     try:
-                        block = self._take(pool, size, requested)
+                        block = self._allocate_from_driver(pool, size, requested)
                     except OutOfMemory as error:
                         return number, error
                     levels.append((number, self.reserved))
@@ -304,7 +304,7 @@ class Allocator(ExpandableBlocks):
         From here on its segments may sum to ``capacity`` bytes.
         """
         twin = copy(self)
-        twin._settle(replace(self.settings, capacity=capacity))
+        twin._apply(replace(self.settings, capacity=capacity))
         if self._place == self._append:
             twin._place = twin._append
         pools = {id(pool): pool.copy() for pool in (self._small, self._large, *self._private)}
@@ -390,14 +390,14 @@ class Allocator(ExpandableBlocks):
             return index
         if self.settings.expandable:
             # A block before unmapped pages counts as large as it can grow, so that the end is used last.
-            while index + 1 < len(free) and self._room(free[index + 1]) < self._room(free[index]):
+            while index + 1 < len(free) and self._growable_size(free[index + 1]) < self._growable_size(free[index]):
                 index += 1
         found = free[index] >> ADDRESS_BITS
         small_takes_oversize = size < self._oversize <= found
         wastes_oversize = size >= self._oversize and found >= size + OVERSIZE_SLACK
         return len(free) if small_takes_oversize or wastes_oversize else index
 
-    def _room(self, key: int) -> int:
+    def _growable_size(self, key: int) -> int:
         """Bytes of a free block of an expandable segment, with the unmapped ones that follow it."""
         block = self._blocks[key & ADDRESS]
         after = block.after
@@ -405,25 +405,25 @@ class Allocator(ExpandableBlocks):
 
     # The driver
 
-    def _take(self, pool: Pool, size: int, requested: int) -> Block:
+    def _allocate_from_driver(self, pool: Pool, size: int, requested: int) -> Block:
         """New memory from the driver for a block that found no place; gives back what it can when the limit is hit.
 
         The order is PyTorch's: collect garbage, ask, return oversize blocks, ask, return all that is free, ask.
         """
         segment = self._segment_size(size)
-        if self._collects and not self._records:
+        if self._collects and not self._recording:
             self._collect_garbage()
-        if not self._allowed(segment) and not (self._return_oversize(pool, size) and self._allowed(segment)):
-            if not self._records:
+        if not self._admits(segment) and not (self._release_oversize(pool, size) and self._admits(segment)):
+            if not self._recording:
                 self.empty_cache()
                 self.retries += 1
-            if self._records or not self._allowed(segment):
+            if self._recording or not self._admits(segment):
                 raise OutOfMemory(requested, self.allocated, self.reserved, self.settings.capacity or 0)
-        block = self._expand(pool, size) if self.settings.expandable else self._open(pool, segment)
+        block = self._expand(pool, size) if self.settings.expandable else self._open_segment(pool, segment)
         self.peak_reserved = max(self.peak_reserved, self.reserved)
         return block
 
-    def _allowed(self, segment: int) -> bool:
+    def _admits(self, segment: int) -> bool:
         """Whether the memory fraction admits a segment; PyTorch asks this of expandable ones too, before it grows."""
         capacity, total = self.settings.capacity, self.reserved + segment
         if capacity is None or total <= capacity:
@@ -432,7 +432,7 @@ class Allocator(ExpandableBlocks):
         self.refused = total if self.refused is None else min(self.refused, total)
         return False
 
-    def _open(self, pool: Pool, size: int) -> Block:
+    def _open_segment(self, pool: Pool, size: int) -> Block:
         """A new segment as one block, which is not filed as free."""
         address = self._place(size)
         self._blocks[address] = block = Block(address, size, pool, None, None)
@@ -444,25 +444,25 @@ class Allocator(ExpandableBlocks):
         self._end += size
         return self._end - size
 
-    def _return(self, block: Block) -> None:
+    def _release(self, block: Block) -> None:
         """Gives a segment that is one free block back to the driver."""
         self._unfile(block)
         del self._blocks[block.address]
         self.reserved -= block.size
 
-    def _return_oversize(self, pool: Pool, size: int) -> bool:
+    def _release_oversize(self, pool: Pool, size: int) -> bool:
         """With max_split_size: gives back the fitting oversize block, or the largest ones until they make room."""
         if self.settings.max_split_size is None or self.settings.expandable:
             return False
         index = bisect_left(pool.free, size << ADDRESS_BITS)
         if index < len(pool.free):
-            self._return(self._blocks[pool.free[index] & ADDRESS])
+            self._release(self._blocks[pool.free[index] & ADDRESS])
             return True
         returned = 0
         while returned < size and pool.free and pool.free[-1] >> ADDRESS_BITS >= self._oversize:
             block = self._blocks[pool.free[-1] & ADDRESS]
             returned += block.size
-            self._return(block)
+            self._release(block)
         return returned >= size
 
     def _collect_garbage(self) -> None:
@@ -474,7 +474,7 @@ class Allocator(ExpandableBlocks):
             mean = sum(pool.searches - block.since for block in unused) / len(unused)
             old = [block for block in unused if pool.searches - block.since >= mean]
             for block in old:
-                self._return(block)
+                self._release(block)
             unused = [block for block in unused if pool.searches - block.since < mean]
 
 

@@ -116,11 +116,11 @@ class BlockTable:
         after = block.after
         if after is not None and after.requested is None and after.mapped:
             self._unfile(after)
-            self._swallow(block, after)
+            self._absorb(block, after)
         before = block.before
         if before is not None and before.requested is None and before.mapped:
             self._unfile(before)
-            self._swallow(before, block)
+            self._absorb(before, block)
             block = before
         block.since = block.pool.searches
         self._file(block)
@@ -136,7 +136,7 @@ class BlockTable:
         self._blocks[new.address] = new
         return new
 
-    def _swallow(self, block: Block, after: Block) -> None:
+    def _absorb(self, block: Block, after: Block) -> None:
         """Makes two neighbours one; it keeps the first's address."""
         del self._blocks[after.address]
         block.size += after.size
@@ -233,8 +233,8 @@ class ExpandableBlocks(BlockTable):
         block.mapped = False
         if block.after is not None and not block.after.mapped:
             block.pool.unmapped.remove(block.after.address)
-            self._swallow(block, block.after)
+            self._absorb(block, block.after)
         if block.before is not None and not block.before.mapped:
-            self._swallow(block.before, block)
+            self._absorb(block.before, block)
         else:
             insort(block.pool.unmapped, block.address)

@@ -87,15 +87,15 @@ class Replayed:
     def alive(self, moment: Moment) -> tuple[Storage, ...]:
         """The storages that live at a moment, those left by earlier tapes first."""
         played = self.played[moment.tape]
-        tape = played.tape
-        events = tape.events[: moment.event + 1]
-        born = np.zeros(len(tape.storages), dtype=bool)
+        trace = played.tape
+        events = trace.events[: moment.event + 1]
+        born = np.zeros(len(trace.storages), dtype=bool)
         born[events[events >= 0]] = True
         died = ~events[events < 0]
-        ended = {tape.storages[index].name for index in died[~born[died]]}
+        ended = {trace.storages[index].name for index in died[~born[died]]}
         born[died] = False
         earlier = [storage for name, storage in played.before.items() if name not in ended]
-        return (*earlier, *(tape.storages[index] for index in np.flatnonzero(born)))
+        return (*earlier, *(trace.storages[index] for index in np.flatnonzero(born)))
 
     def timeline(self, samples: int) -> tuple[tuple[int, int], ...]:
         """(allocated, reserved) of at most ``samples`` evenly spaced stretches of events, the highest of each."""
@@ -126,7 +126,7 @@ def by_module(storages: Iterable[Storage]) -> dict[str, int]:
 
 
 def replay(
-    tapes: Iterable[MemoryTrace],
+    traces: Iterable[MemoryTrace],
     allocator: Allocator,
     names: dict[str, SurvivingStorage],
     workspace_bytes: WorkspaceBytes | None = None,
@@ -138,40 +138,40 @@ def replay(
     Raises ValueError for a tape that frees what does not live, or leaves a storage without a name.
     """
     done: list[SimulatedTrace] = []
-    for number, tape in enumerate(tapes):
-        played, failed = _play(_with_workspaces(tape, names, workspace_bytes), allocator, names)
+    for number, trace in enumerate(traces):
+        played, failed = _play(_resize_workspaces(trace, names, workspace_bytes), allocator, names)
         done.append(played)
         if failed is not None:
             event = len(played.allocated)
-            failure = Failure(Moment(number, event), tape.storages[tape.events[event]], failed)
+            failure = Failure(Moment(number, event), trace.storages[trace.events[event]], failed)
             return Replayed(tuple(done), failure)
     return Replayed(tuple(done), None)
 
 
-def _with_workspaces(
-    tape: MemoryTrace, names: Mapping[str, SurvivingStorage], workspace_bytes: WorkspaceBytes | None
+def _resize_workspaces(
+    trace: MemoryTrace, names: Mapping[str, SurvivingStorage], workspace_bytes: WorkspaceBytes | None
 ) -> MemoryTrace:
     """The tape with workspaces as large as they are on the card, and those that live already of no size."""
-    storages = list(tape.storages)
+    storages = list(trace.storages)
     for place in [place for place, storage in enumerate(storages) if storage.kind == "workspace"]:
         storage = storages[place]
         size = 0 if storage.name in names else (workspace_bytes or _as_traced)(storage)
         storages[place] = replace(storage, bytes=size)
-    return replace(tape, storages=tuple(storages))
+    return replace(trace, storages=tuple(storages))
 
 
 def _play(
-    tape: MemoryTrace, allocator: Allocator, names: dict[str, SurvivingStorage]
+    trace: MemoryTrace, allocator: Allocator, names: dict[str, SurvivingStorage]
 ) -> tuple[SimulatedTrace, OutOfMemory | None]:
-    storages = tape.storages
+    storages = trace.storages
     before = {name: kept.storage for name, kept in names.items()}
-    alive = {place: _handle_of(names, storages[place], tape) for place in _left_by_earlier(tape)}
+    alive = {place: _handle_of(names, storages[place], trace) for place in _freed_from_earlier(trace)}
     retries = allocator.retries
-    account = allocator.play(tape.events, [storage.bytes for storage in storages], alive)
+    account = allocator.play(trace.events, [storage.bytes for storage in storages], alive)
     if account.failure is None:
-        _keep(tape, account.alive, names)
+        _record_survivors(trace, account.alive, names)
     played = SimulatedTrace(
-        tape=tape,
+        tape=trace,
         before=before,
         allocated=account.allocated,
         reserved=account.reserved,
@@ -185,34 +185,34 @@ def _as_traced(storage: Storage) -> int:
     return storage.bytes
 
 
-def _left_by_earlier(tape: MemoryTrace) -> Iterator[int]:
+def _freed_from_earlier(trace: MemoryTrace) -> Iterator[int]:
     """The places of storages that die in a tape they were not born in."""
-    born = np.zeros(len(tape.storages), dtype=bool)
-    born[tape.events[tape.events >= 0]] = True
-    died = ~tape.events[tape.events < 0]
-    return (place for place in died[~born[died]].tolist() if tape.storages[place].bytes)
+    born = np.zeros(len(trace.storages), dtype=bool)
+    born[trace.events[trace.events >= 0]] = True
+    died = ~trace.events[trace.events < 0]
+    return (place for place in died[~born[died]].tolist() if trace.storages[place].bytes)
 
 
-def _handle_of(names: dict[str, SurvivingStorage], storage: Storage, tape: MemoryTrace) -> int:
+def _handle_of(names: dict[str, SurvivingStorage], storage: Storage, trace: MemoryTrace) -> int:
     kept = names.pop(storage.name, None) if storage.name is not None else None
     if kept is None:
-        raise ValueError(f"the tape {tape.name} frees a storage of {storage.module} that does not live")
+        raise ValueError(f"the tape {trace.name} frees a storage of {storage.module} that does not live")
     return kept.handle
 
 
-def _keep(tape: MemoryTrace, left: Mapping[int, int], names: dict[str, SurvivingStorage]) -> None:
+def _record_survivors(trace: MemoryTrace, left: Mapping[int, int], names: dict[str, SurvivingStorage]) -> None:
     """Enters what a tape leaves to later ones."""
     for place, handle in left.items():
-        storage = tape.storages[place]
+        storage = trace.storages[place]
         if storage.name is None or storage.name in names:
-            raise ValueError(f"the tape {tape.name} leaves a storage of {storage.module} under no name of its own")
+            raise ValueError(f"the tape {trace.name} leaves a storage of {storage.module} under no name of its own")
         names[storage.name] = SurvivingStorage(handle, storage)
 
 
 def _highest(series: Sequence[Bytes]) -> Moment:
     peaks = [int(values.max()) if len(values) else -1 for values in series]
-    tape = peaks.index(max(peaks))
-    return Moment(tape, int(series[tape].argmax()))
+    trace = peaks.index(max(peaks))
+    return Moment(trace, int(series[trace].argmax()))
 
 
 def _largest_first(totals: Mapping[K, int]) -> dict[K, int]:

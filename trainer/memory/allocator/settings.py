@@ -70,13 +70,13 @@ def settings_of(conf: str) -> AllocatorSettings:
     What the model does not know, or PyTorch would not take, counts as not said. The rules are those of
     c10/core/AllocatorConfig.cpp.
     """
-    told: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for key, value in _SETTING.findall("".join(conf.split())):
         if key in _READERS:
             name, read = _READERS[key]
             with suppress(ValueError, IndexError):
-                told[name] = read(value)
-    return AllocatorSettings(**told)
+                settings[name] = read(value)
+    return AllocatorSettings(**settings)
 
 
 def _mebibytes(least: int) -> Callable[[str], int]:
@@ -94,7 +94,7 @@ def _share(text: str) -> float:
     return float(text)
 
 
-def _truth(text: str) -> bool:
+def _boolean(text: str) -> bool:
     return ("False", "True").index(text) == 1
 
 
@@ -126,7 +126,7 @@ def _power_of_two(text: str) -> int:
 
 
 _READERS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
-    "expandable_segments": ("expandable", _truth),
+    "expandable_segments": ("expandable", _boolean),
     "garbage_collection_threshold": ("garbage_collection_threshold", _share),
     # Smaller than the blocks that share them: PyTorch's rule for those is not known here.
     "large_segment_size_mb": ("large_segment_size", _mebibytes(10)),

@@ -104,7 +104,7 @@ def situation_ahead(card: GpuSpec, *, system: str | None = None, deterministic: 
     """A card that is not here, with a desktop on it and nothing else running."""
     system = system or platform.system()
     overheads = overheads_for(card, system, deterministic=deterministic)
-    return _situation(card, card.total_bytes - overheads.desktop_bytes, overheads, system)
+    return _device_state(card, card.total_bytes - overheads.desktop_bytes, overheads, system)
 
 
 def situation_here(
@@ -118,9 +118,9 @@ def situation_here(
     model, system = model_of(card), platform.system()
     overheads = overheads_for(model, system, deterministic=deterministic)
     others = tuple(use for use in card.uses if use.pid != os.getpid())
-    situation = _situation(model, card.free_bytes, overheads, system, rate, others)
-    free = card.free_bytes + (situation.outside if own is None else own)
-    return replace(situation, free_bytes=free, allocator=settings_here(system=system))
+    device_state = _device_state(model, card.free_bytes, overheads, system, rate, others)
+    free = card.free_bytes + (device_state.outside if own is None else own)
+    return replace(device_state, free_bytes=free, allocator=settings_here(system=system))
 
 
 def situation_on_cpu(rate: Rate = UNMEASURED) -> DeviceState:
@@ -136,10 +136,10 @@ def situation_on_cpu(rate: Rate = UNMEASURED) -> DeviceState:
         source="measured",
     )
     overheads = Overheads(0, 0, cublas_workspace_bytes=0, cudnn_workspace_share=0.0, sources={})
-    return _situation(card, 0, overheads, platform.system(), rate)
+    return _device_state(card, 0, overheads, platform.system(), rate)
 
 
-def _situation(
+def _device_state(
     card: GpuSpec,
     free_bytes: int,
     overheads: Overheads,

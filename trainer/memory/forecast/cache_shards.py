@@ -14,9 +14,9 @@ from trainer.dataset.sampling import Sample, draw_sample, epoch_showings, sample
 from trainer.files.architecture import Config
 
 # Showings that are listed to know the others by, at 0.03 to 0.06 ms each: a question is answered within a second.
-_LISTED = 2_000
+_MAX_LISTED = 2_000
 # Captions differ in how many tags there are to shuffle.
-_FEWEST_PICTURES = 8
+_MIN_IMAGES = 8
 T = TypeVar("T")
 
 
@@ -41,7 +41,7 @@ _Cut = tuple[str, tuple[int, int, int, int], bool]
 
 def first_portion(
     job: Job,
-    pictures: Sequence[Picture],
+    images: Sequence[Picture],
     later: LaterShards,
     *,
     samples: Sequence[Sample] = (),
@@ -54,32 +54,33 @@ def first_portion(
     some pictures and the first epochs where that is much. ``samples`` and ``texts`` are what validation and previews
     need besides. What is ``cached`` already is not encoded.
     """
-    if not (shown := samples_per_epoch(pictures)):
+    if not (shown := samples_per_epoch(images)):
         return 0, 0
-    epochs = (later.together or _epochs(job, pictures)) if _changing(pictures, job.recipe) else 1
-    some = _every(min(shown * epochs // _LISTED, len(pictures) // _FEWEST_PICTURES), pictures)
+    epochs = (later.together or _epochs(job, images)) if _varies_by_epoch(images, job.recipe) else 1
+    some = _subsample(min(shown * epochs // _MAX_LISTED, len(images) // _MIN_IMAGES), images)
     cuts: dict[_Cut, Sample] = {}
     words: dict[str, None] = {}
     sizes: list[tuple[int, int]] = []
-    for epoch in range(min(epochs, max(2, _LISTED // samples_per_epoch(some)))):
-        for sample in _drawn(some, job.recipe, epoch):
+    for epoch in range(min(epochs, max(2, _MAX_LISTED // samples_per_epoch(some)))):
+        for sample in _samples(some, job.recipe, epoch):
             cuts.setdefault(_cut(sample), sample)
             words[sample.caption] = None
         sizes.append((len(cuts), len(words)))
     share = shown / samples_per_epoch(some)
-    pictured, told = (share * _grown([size[place] for size in sizes], epochs) for place in (0, 1))
+    images_drawn, texts_drawn = (share * _extrapolate([size[place] for size in sizes], epochs) for place in (0, 1))
     more = [sample for sample in samples if _cut(sample) not in cuts]
-    said = {text for text in (*texts, *(sample.caption for sample in samples)) if text not in words}
+    more_texts = {text for text in (*texts, *(sample.caption for sample in samples)) if text not in words}
     if cached is None:
-        return round(pictured) + len(more), round(told) + len(said)
+        return round(images_drawn) + len(more), round(texts_drawn) + len(more_texts)
     return (
-        round(pictured * _absent(cuts.values(), cached.has_picture)) + _lacking(more, cached.has_picture),
-        round(told * _absent(words, cached.has_text)) + _lacking(said, cached.has_text),
+        round(images_drawn * _missing_share(cuts.values(), cached.has_picture))
+        + _count_missing(more, cached.has_picture),
+        round(texts_drawn * _missing_share(words, cached.has_text)) + _count_missing(more_texts, cached.has_text),
     )
 
 
 def later_portions(
-    job: Job, pictures: Sequence[Picture], text_configs: Iterable[Config], cached: CacheKeys | None = None
+    job: Job, images: Sequence[Picture], text_configs: Iterable[Config], cached: CacheKeys | None = None
 ) -> LaterShards:
     """Of a resolved job; ``text_configs`` are those of encoders whose texts are cached.
 
@@ -87,45 +88,48 @@ def later_portions(
     second epoch tells how much is new in each: an estimate, for chance may repeat what it had before. How much of that
     is ``cached`` already is told by the first epoch that is encoded later.
     """
-    recipe, shown, configs = job.recipe, samples_per_epoch(pictures), tuple(text_configs)
+    recipe, shown, configs = job.recipe, samples_per_epoch(images), tuple(text_configs)
     if not shown:
         return NOT_LATER
-    epochs = _epochs(job, pictures)
+    epochs = _epochs(job, images)
     limit = (job.fit.cache_gigabytes or float("inf")) * GIGABYTE
     text = text_bytes(recipe.token_chunks, (int(config["hidden_size"]) for config in configs))
-    most = max(map(_latent_bytes, pictures)) + text
+    most = max(map(_latent_bytes, images)) + text
     if epochs == 1 or (epochs * shown * most <= limit and epochs * shown <= MOST_SHOWINGS):
         return NOT_LATER
-    some = _every(shown // _LISTED, pictures)
+    some = _subsample(shown // _MAX_LISTED, images)
     share = shown / samples_per_epoch(some)
     first, new = _showings(some, recipe, 0), _new_in(some, recipe, 1)
     sizes = [share * sum(_latent_bytes(one.picture) + text for one in of.values()) for of in (first, new)]
     more = int((limit - sizes[0]) // sizes[1]) if sizes[1] and limit < float("inf") else epochs
     listed = MOST_SHOWINGS // shown
     together = max(1, min(1 + more, listed, epochs))
-    portions = -(-epochs // together) - 1
+    shards = -(-epochs // together) - 1
     repeated = share * (epochs - together)
-    pictured, told = (len({key[place] for key in new} - {key[place] for key in first}) for place in (0, 1))
+    images_drawn, texts_drawn = (len({key[place] for key in new} - {key[place] for key in first}) for place in (0, 1))
     absent = [1.0, 1.0]
-    if cached is not None and portions:
+    if cached is not None and shards:
         then = _new_in(some, recipe, together).values()
-        absent = [_absent(then, cached.has_picture), _absent({one.caption for one in then}, cached.has_text)]
+        absent = [
+            _missing_share(then, cached.has_picture),
+            _missing_share({one.caption for one in then}, cached.has_text),
+        ]
     # Where encoders learn, a caption is encoded in the step: it cuts portions as the feed does, but is cached in none.
-    texts = round(repeated * told * absent[1]) if configs else 0
+    texts = round(repeated * texts_drawn * absent[1]) if configs else 0
     limited: Literal["disk", "listing"] = "disk" if 1 + more <= listed else "listing"
-    return LaterShards(portions, round(repeated * pictured * absent[0]), texts, together, limited)
+    return LaterShards(shards, round(repeated * images_drawn * absent[0]), texts, together, limited)
 
 
-def _latent_bytes(picture: Picture) -> int:
-    return latent_bytes(picture.bucket, masked=picture.mask != "none")
+def _latent_bytes(image: Picture) -> int:
+    return latent_bytes(image.bucket, masked=image.mask != "none")
 
 
-def _epochs(job: Job, pictures: Sequence[Picture]) -> int:
+def _epochs(job: Job, images: Sequence[Picture]) -> int:
     """How many epochs a run has, the last one whole."""
-    return -(-(job.recipe.steps or 1) // steps_per_epoch(pictures, job.recipe))
+    return -(-(job.recipe.steps or 1) // steps_per_epoch(images, job.recipe))
 
 
-def _changing(pictures: Iterable[Picture], recipe: RecipeConfig) -> bool:
+def _varies_by_epoch(images: Iterable[Picture], recipe: RecipeConfig) -> bool:
     """Whether an epoch may show what none before it did."""
     chosen = recipe.captions.wildcards or recipe.captions.shuffle or recipe.captions.dropout > 0
     cut = recipe.pictures.flip or recipe.pictures.crop == "random"
@@ -133,18 +137,18 @@ def _changing(pictures: Iterable[Picture], recipe: RecipeConfig) -> bool:
         chosen
         or cut
         or recipe.captions.tag_dropout > 0
-        or any(len(picture.captions) > 1 or picture.kind == "regularisation" for picture in pictures)
+        or any(len(image.captions) > 1 or image.kind == "regularisation" for image in images)
     )
 
 
-def _every(step: int, pictures: Sequence[Picture]) -> Sequence[Picture]:
+def _subsample(step: int, images: Sequence[Picture]) -> Sequence[Picture]:
     """Pictures from all over the dataset, one in so many; all where none of those would be trained on."""
-    some = pictures[:: max(1, step)]
-    return some if samples_per_epoch(some) else pictures
+    some = images[:: max(1, step)]
+    return some if samples_per_epoch(some) else images
 
 
-def _drawn(pictures: Iterable[Picture], recipe: RecipeConfig, epoch: int) -> Iterator[Sample]:
-    return (draw_sample(picture, recipe, epoch, repeat) for picture, repeat in epoch_showings(pictures, epoch))
+def _samples(images: Iterable[Picture], recipe: RecipeConfig, epoch: int) -> Iterator[Sample]:
+    return (draw_sample(image, recipe, epoch, repeat) for image, repeat in epoch_showings(images, epoch))
 
 
 def _cut(sample: Sample) -> _Cut:
@@ -152,28 +156,28 @@ def _cut(sample: Sample) -> _Cut:
     return sample.picture.id, sample.window, sample.flip
 
 
-def _showings(pictures: Iterable[Picture], recipe: RecipeConfig, epoch: int) -> dict[tuple[_Cut, str], Sample]:
+def _showings(images: Iterable[Picture], recipe: RecipeConfig, epoch: int) -> dict[tuple[_Cut, str], Sample]:
     """The different ones of an epoch, by what is encoded: a picture as it is cut and flipped, and a text."""
-    return {(_cut(sample), sample.caption): sample for sample in _drawn(pictures, recipe, epoch)}
+    return {(_cut(sample), sample.caption): sample for sample in _samples(images, recipe, epoch)}
 
 
-def _new_in(pictures: Iterable[Picture], recipe: RecipeConfig, epoch: int) -> dict[tuple[_Cut, str], Sample]:
+def _new_in(images: Iterable[Picture], recipe: RecipeConfig, epoch: int) -> dict[tuple[_Cut, str], Sample]:
     """The showings of an epoch that the one before it had not."""
-    former, now = (_showings(pictures, recipe, one) for one in (epoch - 1, epoch))
+    former, now = (_showings(images, recipe, one) for one in (epoch - 1, epoch))
     return {key: sample for key, sample in now.items() if key not in former}
 
 
-def _grown(sizes: Sequence[int], epochs: int) -> float:
+def _extrapolate(sizes: Sequence[int], epochs: int) -> float:
     """What ``sizes`` after each of the first epochs come to in the end: growing as in the latter half of those."""
     half = len(sizes) // 2
     rate = (sizes[-1] - sizes[half - 1]) / (len(sizes) - half) if half else 0.0
     return sizes[-1] + rate * (epochs - len(sizes))
 
 
-def _lacking(things: Iterable[T], has: Callable[[T], bool]) -> int:
+def _count_missing(things: Iterable[T], has: Callable[[T], bool]) -> int:
     return sum(not has(thing) for thing in things)
 
 
-def _absent(things: Collection[T], has: Callable[[T], bool]) -> float:
+def _missing_share(things: Collection[T], has: Callable[[T], bool]) -> float:
     """The share of things that are not there."""
-    return _lacking(things, has) / len(things) if things else 0.0
+    return _count_missing(things, has) / len(things) if things else 0.0

@@ -47,7 +47,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 Join = Literal["replace", "extend", "highest"]
 """What to do with what is known of a phase: replace it, extend it, or keep whichever reserves most."""
-Chapters = tuple[tuple[int, ...], ...]
+TraceGroups = tuple[tuple[int, ...], ...]
 """The tapes that runs have in common, each by its identity, chapter by chapter."""
 
 CHAPTERS_TO_TRAINING = 3
@@ -62,7 +62,7 @@ PROCESS_BYTES = 1_600_000_000
 # More than any machine has: nothing is known to limit what is taken of it.
 MAIN_MEMORY = 2**50
 # CUDA's dtype names on tapes, by the fit's.
-TAPE_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+TRACE_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 @dataclass
@@ -84,22 +84,22 @@ class Simulation:
         """An empty card."""
         self.allocator = Allocator(replace(self.situation.allocator, capacity=self.capacity))
 
-    def play(self, phase: ForecastPhase, tapes: Iterable[MemoryTrace], *, join: Join = "replace") -> bool:
+    def play(self, phase: ForecastPhase, traces: Iterable[MemoryTrace], *, join: Join = "replace") -> bool:
         """Play traces as a phase, and return False once memory has run out.
 
         Cached memory is returned where the run returns it, and otherwise stays for whatever comes next.
         """
         former = self.phases.get(phase)
         played: list[SimulatedTrace] = list(former.played) if former and join == "extend" else []
-        for tape in tapes:
+        for trace in traces:
             if self.failure is not None:
                 return False
-            replayed = replay([tape], self.allocator, self.names, self.situation.workspace_bytes)
+            replayed = replay([trace], self.allocator, self.names, self.situation.workspace_bytes)
             played += replayed.played
             self.failure = replayed.failure
             if self.failure is not None:
                 self.failed_in = phase
-            if tape.name in RELEASE_POINTS:
+            if trace.name in RELEASE_POINTS:
                 self.allocator.empty_cache()
         if played:
             now = Replayed(tuple(played), self.failure)
@@ -137,9 +137,9 @@ def _reserved(phase: Replayed) -> int:
     return phase.reserved(phase.peak_reserved())
 
 
-def run_through(course: RunSchedule, situation: DeviceState, capacity: int | None) -> Simulation:
+def run_through(schedule: RunSchedule, device_state: DeviceState, capacity: int | None) -> Simulation:
     """A whole run on a card, or within ``capacity`` bytes of segments."""
-    return RunSimulator(situation).through(course, capacity)
+    return RunSimulator(device_state).through(schedule, capacity)
 
 
 class BudgetCheck(NamedTuple):
@@ -153,99 +153,99 @@ class BudgetCheck(NamedTuple):
 class RunSimulator:
     """Whole runs on a card; what several begin with is played once. Of those on cards with like workspaces, too."""
 
-    def __init__(self, situation: DeviceState, before_playing: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, device_state: DeviceState, before_playing: Callable[[], None] = lambda: None) -> None:
         """``before_playing`` is called whenever something is played; what it raises ends that."""
-        self.situation = situation
+        self.situation = device_state
         self.before_playing = before_playing
         # By the very tapes of each chapter; they are kept beside, so that no new one can be taken for one that is gone.
-        self._played: dict[tuple[int | None, Chapters], tuple[Simulation, Sequence[MemoryTrace]]] = {}
+        self._played: dict[tuple[int | None, TraceGroups], tuple[Simulation, Sequence[MemoryTrace]]] = {}
         self._outcomes: dict[str, Outcome] = {}
-        self._hindered: dict[str, tuple[OomResult, ...]] = {}
+        self._oom_results: dict[str, tuple[OomResult, ...]] = {}
 
-    def within(self, course: RunSchedule, capacity: int) -> BudgetCheck:
+    def within(self, schedule: RunSchedule, capacity: int) -> BudgetCheck:
         """How the run goes within ``capacity`` bytes; it is played where they may make a difference."""
-        key = self.key(course)
-        known = self._known_outcome(key, course, brief=True)
+        key = self.key(schedule)
+        known = self._known_outcome(key, schedule, brief=True)
         # A segment that expands asks for more than it then takes, where it begins in what is free.
         expands = self.situation.allocator.expandable
         if known is not None and not expands and most_reserved(known) <= capacity:
             return BudgetCheck(None, 0.0)
-        hindered = self._known_hindered(key, course, capacity)
-        if hindered is None:
-            playing = self.through(course, capacity)
-            hindered = playing.hindered
-            if hindered is None:
-                self._keep_outcome(key, course, _outcome(course.subject, playing, brief=True))
+        oom_result = self._known_oom(key, schedule, capacity)
+        if oom_result is None:
+            simulation = self.through(schedule, capacity)
+            oom_result = simulation.hindered
+            if oom_result is None:
+                self._keep_outcome(key, schedule, _outcome(schedule.subject, simulation, brief=True))
                 return BudgetCheck(None, 0.0)
-            self._keep_hindered(key, course, hindered)
-        return BudgetCheck(hindered.failed_in, retry_seconds(course, hindered.retries))
+            self._keep_oom(key, schedule, oom_result)
+        return BudgetCheck(oom_result.failed_in, retry_seconds(schedule, oom_result.retries))
 
-    def unhindered(self, course: RunSchedule, *, brief: bool) -> Outcome:
+    def unhindered(self, schedule: RunSchedule, *, brief: bool) -> Outcome:
         """What every phase comes to without a limit; what had to be played for it is kept on disk."""
-        key = self.key(course)
-        outcome = self._known_outcome(key, course, brief=brief)
+        key = self.key(schedule)
+        outcome = self._known_outcome(key, schedule, brief=brief)
         if outcome is None:
-            outcome = _outcome(course.subject, self.through(course, None), brief=brief)
-            self._keep_outcome(key, course, outcome)
+            outcome = _outcome(schedule.subject, self.through(schedule, None), brief=brief)
+            self._keep_outcome(key, schedule, outcome)
         return outcome
 
-    def key(self, course: RunSchedule) -> str:
+    def key(self, schedule: RunSchedule) -> str:
         """Under which the outcome of a run on these cards is kept."""
         overheads = self.situation.overheads
         workspaces = overheads.cublas_workspace_bytes, overheads.cudnn_workspace_share
-        return course.key(RULES, to_record(self.situation.allocator), workspaces)
+        return schedule.key(RULES, to_record(self.situation.allocator), workspaces)
 
-    def _known_outcome(self, key: str, course: RunSchedule, *, brief: bool) -> Outcome | None:
+    def _known_outcome(self, key: str, schedule: RunSchedule, *, brief: bool) -> Outcome | None:
         known = self._outcomes.get(key)
         if known is None or not (brief or at_length(known)):
-            known = course.outcomes.load(key, brief=brief)
+            known = schedule.outcomes.load(key, brief=brief)
             if known is not None:
-                _keep(self._outcomes, key, known)
+                _remember(self._outcomes, key, known)
         return known and (in_brief(known) if brief else known)
 
-    def _known_hindered(self, key: str, course: RunSchedule, capacity: int) -> OomResult | None:
-        if key not in self._hindered:
-            _keep(self._hindered, key, course.outcomes.hindered(key))
-        return next((found for found in self._hindered[key] if found.holds(capacity)), None)
+    def _known_oom(self, key: str, schedule: RunSchedule, capacity: int) -> OomResult | None:
+        if key not in self._oom_results:
+            _remember(self._oom_results, key, schedule.outcomes.hindered(key))
+        return next((found for found in self._oom_results[key] if found.holds(capacity)), None)
 
-    def _keep_hindered(self, key: str, course: RunSchedule, found: OomResult) -> None:
-        _keep(self._hindered, key, (*self._hindered[key], found))
+    def _keep_oom(self, key: str, schedule: RunSchedule, found: OomResult) -> None:
+        _remember(self._oom_results, key, (*self._oom_results[key], found))
         with suppress(OSError):  # as for outcomes
-            course.outcomes.save_hindered(key, found)
+            schedule.outcomes.save_hindered(key, found)
 
-    def _keep_outcome(self, key: str, course: RunSchedule, outcome: Outcome) -> None:
-        _keep(self._outcomes, key, outcome)
+    def _keep_outcome(self, key: str, schedule: RunSchedule, outcome: Outcome) -> None:
+        _remember(self._outcomes, key, outcome)
         with suppress(OSError):  # a full disk costs the next forecast a second, not this one its answer
-            course.outcomes.save(key, outcome)
+            schedule.outcomes.save(key, outcome)
 
-    def between_epochs(self, course: RunSchedule, capacity: int | None) -> Simulation:
+    def between_epochs(self, schedule: RunSchedule, capacity: int | None) -> Simulation:
         """What is encoded between epochs, within ``capacity`` bytes, beside all that training holds."""
-        playing = self.through(course, capacity, chapters=CHAPTERS_TO_TRAINING).copy(capacity)
-        playing.phases = {}
-        _act_all(playing, course.between_epochs())
-        return playing
+        simulation = self.through(schedule, capacity, chapters=CHAPTERS_TO_TRAINING).copy(capacity)
+        simulation.phases = {}
+        _play_all(simulation, schedule.between_epochs())
+        return simulation
 
-    def through(self, course: RunSchedule, capacity: int | None, *, chapters: int | None = None) -> Simulation:
+    def through(self, schedule: RunSchedule, capacity: int | None, *, chapters: int | None = None) -> Simulation:
         """The run to its end, or to where ``capacity`` bytes are not enough; not to be played on.
 
         With ``chapters`` only so many are played.
         """
-        playing = Simulation(self.situation, capacity)
-        read: Chapters = ()
-        for tapes, play in islice(_chapters(course), chapters):
-            read = (*read, tuple(map(id, tapes)))
+        simulation = Simulation(self.situation, capacity)
+        read: TraceGroups = ()
+        for traces, play in islice(_trace_groups(schedule), chapters):
+            read = (*read, tuple(map(id, traces)))
             known = self._known(capacity, read)
             if known is None:
                 self.before_playing()
-                known = playing.copy(capacity)
+                known = simulation.copy(capacity)
                 play(known)
-                _keep(self._played, (None if known.unhindered else capacity, read), (known, tapes))
-            playing = known
-            if playing.failure is not None:
+                _remember(self._played, (None if known.unhindered else capacity, read), (known, traces))
+            simulation = known
+            if simulation.failure is not None:
                 break
-        return playing
+        return simulation
 
-    def _known(self, capacity: int | None, chapters: Chapters) -> Simulation | None:
+    def _known(self, capacity: int | None, chapters: TraceGroups) -> Simulation | None:
         """What was played within this limit, or without one where it would not have come near this one."""
         free, _ = self._played.get((None, chapters), (None, ()))
         if free is not None and (capacity is None or free.allocator.admitted <= capacity):
@@ -254,158 +254,163 @@ class RunSimulator:
         return within
 
 
-def _keep(kept: dict[K, V], key: K, value: V) -> None:
+def _remember(kept: dict[K, V], key: K, value: V) -> None:
     """Keeps the latest."""
     kept[key] = value
     while len(kept) > MOST_KEPT:
         del kept[next(iter(kept))]
 
 
-def _chapters(course: RunSchedule) -> Iterator[tuple[Sequence[MemoryTrace], Callable[[Simulation], object]]]:
+def _trace_groups(schedule: RunSchedule) -> Iterator[tuple[Sequence[MemoryTrace], Callable[[Simulation], object]]]:
     """What a run is made of, in order: the tapes of each part, and how they are played."""
-    before, start = course.before_training(), course.at_start()
-    yield _tapes(before), lambda playing: _act_all(playing, before)
-    yield _tapes(start), lambda playing: _act_all(playing, start)
-    first, later, graphs = course.first_step(), course.round(), course.graphs()
+    before, start = schedule.before_training(), schedule.at_start()
+    yield _tapes(before), lambda simulation: _play_all(simulation, before)
+    yield _tapes(start), lambda simulation: _play_all(simulation, start)
+    first, later, graphs = schedule.first_step(), schedule.round(), schedule.graphs()
 
-    def train(playing: Simulation) -> bool:
-        done = playing.play("first_step", first) and _train(playing, later)
-        done = done and (graphs is None or _record(playing, graphs))
-        playing.round_retries = tuple(played.retries for played in playing.phases["train"].played) if done else ()
+    def train(simulation: Simulation) -> bool:
+        done = simulation.play("first_step", first) and _train(simulation, later)
+        done = done and (graphs is None or _record(simulation, graphs))
+        simulation.round_retries = tuple(played.retries for played in simulation.phases["train"].played) if done else ()
         return done
 
     yield (*first, *later, *(graphs.tapes if graphs else ())), train
-    between = course.between_steps()
-    yield _tapes(between), lambda playing: _act_all(playing, between)
-    yield later, lambda playing: playing.play("train", later, join="highest")
+    between = schedule.between_steps()
+    yield _tapes(between), lambda simulation: _play_all(simulation, between)
+    yield later, lambda simulation: simulation.play("train", later, join="highest")
 
 
-def _tapes(acts: Iterable[PhaseTraces]) -> tuple[MemoryTrace, ...]:
-    return tuple(tape for act in acts for tape in act.tapes)
+def _tapes(phases: Iterable[PhaseTraces]) -> tuple[MemoryTrace, ...]:
+    return tuple(trace for phase_traces in phases for trace in phase_traces.tapes)
 
 
-def _act_all(playing: Simulation, acts: Iterable[PhaseTraces]) -> bool:
-    return all(playing.play(act.phase, act.tapes, join="highest") for act in acts)
+def _play_all(simulation: Simulation, phases: Iterable[PhaseTraces]) -> bool:
+    return all(simulation.play(phase_traces.phase, phase_traces.tapes, join="highest") for phase_traces in phases)
 
 
-def _train(playing: Simulation, tapes: Sequence[MemoryTrace]) -> bool:
+def _train(simulation: Simulation, traces: Sequence[MemoryTrace]) -> bool:
     """Optimizer steps until reserved memory stops growing: what it is then, it stays."""
     for _ in range(MOST_ROUNDS):
-        before = playing.allocator.reserved
-        if not playing.play("train", tapes):
+        before = simulation.allocator.reserved
+        if not simulation.play("train", traces):
             return False
-        if playing.allocator.reserved == before:
+        if simulation.allocator.reserved == before:
             return True
     return True
 
 
-def _record(playing: Simulation, graphs: GraphSchedule) -> bool:
+def _record(simulation: Simulation, graphs: GraphSchedule) -> bool:
     """Micro-batches recorded as CUDA graphs, from one pool; then any that is not recorded yet, beside all of it."""
-    playing.allocator.empty_cache()  # as torch.cuda.graph does
-    done = playing.play("train", graphs.held, join="extend")
-    with playing.allocator.recording():
-        done = done and playing.play("train", graphs.recorded, join="extend")
-    return done and playing.play("train", graphs.beside, join="extend")
+    simulation.allocator.empty_cache()  # as torch.cuda.graph does
+    done = simulation.play("train", graphs.held, join="extend")
+    with simulation.allocator.recording():
+        done = done and simulation.play("train", graphs.recorded, join="extend")
+    return done and simulation.play("train", graphs.beside, join="extend")
 
 
-def retry_seconds(course: RunSchedule, of_tapes: Sequence[int]) -> float:
+def retry_seconds(schedule: RunSchedule, of_tapes: Sequence[int]) -> float:
     """Of one optimizer step, once memory is as it stays: what giving memory back to make room costs.
 
     ``of_tapes`` is how often that was done in each tape of the last round of training.
     """
-    times = repeats(course.subject)
+    times = repeats(schedule.subject)
     retries = sum(retries * often for retries, often in zip(of_tapes, cycle(times), strict=False))
     return roofline.RETRY_SECONDS * retries * len(times) / max(len(of_tapes), 1)
 
 
 def forecast(
-    subject: Workload, situation: DeviceState, traces: TraceLibrary, occasions: PhaseCounts | None = None
+    workload: Workload, device_state: DeviceState, traces: TraceLibrary, counts: PhaseCounts | None = None
 ) -> Forecast:
     """What ``subject`` needs in ``situation``; traces what is not known yet, which takes seconds.
 
     Raises OSError where a trace cannot be read.
     """
-    course = RunSchedule(subject, traces, occasions or PhaseCounts(), situation.rate)
-    return forecast_of(course, situation)
+    schedule = RunSchedule(workload, traces, counts or PhaseCounts(), device_state.rate)
+    return forecast_of(schedule, device_state)
 
 
 def forecast_of(
-    course: RunSchedule,
-    situation: DeviceState,
+    schedule: RunSchedule,
+    device_state: DeviceState,
     *,
     runs: RunSimulator | None = None,
     brief: bool = False,
 ) -> Forecast:
     """The forecast of a course, with ``brief`` without peaks and timelines; ``runs`` are those of others like it."""
-    factor = situation.correction.time_factor
+    factor = device_state.correction.time_factor
 
     def seconds(work: Iterable[Work]) -> float:
-        return factor * roofline.seconds(work, situation.rate)
+        return factor * roofline.seconds(work, device_state.rate)
 
-    runs = runs or RunSimulator(situation)
-    failed_in, retrying = runs.within(course, situation.budget)
-    between, alone = _between_epochs(course, runs, situation.budget, brief=brief)
-    timed = _seconds(course, seconds, retrying)
+    runs = runs or RunSimulator(device_state)
+    failed_in, retrying = runs.within(schedule, device_state.budget)
+    between, alone = _between_epochs(schedule, runs, device_state.budget, brief=brief)
+    timed = _seconds(schedule, seconds, retrying)
     if alone:  # the models are built anew after each portion
-        timed["train"] += course.occasions.later.portions * course.loading()
-    found = (max(phase, between.get(phase.phase, phase), key=_taken) for phase in runs.unhindered(course, brief=brief))
+        timed["train"] += schedule.occasions.later.portions * schedule.loading()
+    found = (
+        max(phase, between.get(phase.phase, phase), key=_reserved_bytes)
+        for phase in runs.unhindered(schedule, brief=brief)
+    )
     phases = tuple(replace(phase, seconds=timed[phase.phase]) for phase in found)
-    subject, steps = course.subject, course.subject.recipe.steps or 1
+    workload, steps = schedule.subject, schedule.subject.recipe.steps or 1
     return Forecast(
-        card=situation.card.name,
+        card=device_state.card.name,
         phases=phases,
         allocated=max(phase.allocated for phase in phases),
         reserved=max(phase.reserved for phase in phases),
-        outside=situation.outside,
-        margin=situation.margin,
-        budget=situation.budget,
+        outside=device_state.outside,
+        margin=device_state.margin,
+        budget=device_state.budget,
         fits=failed_in is None,
         seconds=sum(phase.seconds for phase in phases),
-        step_seconds={f"{w}x{h}": value + retrying for (w, h), value in course.step_seconds(seconds).items()},
-        exact=subject.fit.quantise != "int8_products",  # which layers multiply so is not known before the run starts
+        step_seconds={f"{w}x{h}": value + retrying for (w, h), value in schedule.step_seconds(seconds).items()},
+        exact=workload.fit.quantise != "int8_products",  # which layers multiply so is not known before the run starts
         time_factor=factor,
-        flops=float(steps * _step_flops(course)),
-        flops_limit=1e12 * situation.card.tflops.get(TAPE_DTYPES[subject.fit.dtype or "fp32"], 0.0),
+        flops=float(steps * _step_flops(schedule)),
+        flops_limit=1e12 * device_state.card.tflops.get(TRACE_DTYPES[workload.fit.dtype or "fp32"], 0.0),
         encodes_alone=alone,
     )
 
 
 def _between_epochs(
-    course: RunSchedule, runs: RunSimulator, budget: int, *, brief: bool
+    schedule: RunSchedule, runs: RunSimulator, budget: int, *, brief: bool
 ) -> tuple[Mapping[ForecastPhase, PhaseForecast], bool]:
     """What encoding between epochs needs beside training, and whether there is no room for that.
 
     Then the run puts the models aside (trainer/training/recovery), and it needs no more than before the first step.
     """
-    if not course.between_epochs():
+    if not schedule.between_epochs():
         return {}, False
-    free = runs.between_epochs(course, None)
-    if free.reserved > budget and runs.between_epochs(course, budget).failure is not None:
+    free = runs.between_epochs(schedule, None)
+    if free.reserved > budget and runs.between_epochs(schedule, budget).failure is not None:
         return {}, True
-    return {phase.phase: phase for phase in _outcome(course.subject, free, brief=brief)}, False
+    return {phase.phase: phase for phase in _outcome(schedule.subject, free, brief=brief)}, False
 
 
-def encoding_again(subject: Workload, situation: DeviceState, traces: TraceLibrary) -> PhaseForecast | None:
+def encoding_again(workload: Workload, device_state: DeviceState, traces: TraceLibrary) -> PhaseForecast | None:
     """Caching where a bf16 VAE gives numbers that are not finite, so that it is done in fp32; None for an fp32 VAE.
 
     It takes what an fp32 VAE does from the start: the weights are widened one by one once the first try is gone.
     """
-    if subject.fit.vae_dtype != "bf16":
+    if workload.fit.vae_dtype != "bf16":
         return None
-    widened = replace(subject, fit=subject.fit.changed(vae_dtype="fp32"))
-    playing = Simulation(situation, None)
-    playing.play("cache_pictures", RunSchedule(widened, traces, PhaseCounts(), situation.rate).tapes("cache_pictures"))
-    return _outcome(widened, playing, brief=True)[0]
+    widened = replace(workload, fit=workload.fit.changed(vae_dtype="fp32"))
+    simulation = Simulation(device_state, None)
+    simulation.play(
+        "cache_pictures", RunSchedule(widened, traces, PhaseCounts(), device_state.rate).tapes("cache_pictures")
+    )
+    return _outcome(widened, simulation, brief=True)[0]
 
 
-def _taken(phase: PhaseForecast) -> int:
+def _reserved_bytes(phase: PhaseForecast) -> int:
     return phase.reserved
 
 
-def forecast_on_cpu(course: RunSchedule, situation: DeviceState) -> Forecast:
+def forecast_on_cpu(schedule: RunSchedule, device_state: DeviceState) -> Forecast:
     """The forecast of a course in main memory: what its tensors take there, beside the program itself, and the time."""
-    boundless = replace(situation, free_bytes=MAIN_MEMORY)
-    found = forecast_of(course, boundless)
+    boundless = replace(device_state, free_bytes=MAIN_MEMORY)
+    found = forecast_of(schedule, boundless)
     phases = tuple(
         replace(phase, host=PROCESS_BYTES + phase.allocated, allocated=0, reserved=0, timeline=(), peaks=())
         for phase in found.phases
@@ -413,45 +418,47 @@ def forecast_on_cpu(course: RunSchedule, situation: DeviceState) -> Forecast:
     return replace(found, phases=phases, allocated=0, reserved=0, outside=0, margin=0, budget=0, fits=True)
 
 
-def _seconds(course: RunSchedule, seconds: Seconds, retrying: float) -> dict[ForecastPhase, float]:
+def _seconds(schedule: RunSchedule, seconds: Seconds, retrying: float) -> dict[ForecastPhase, float]:
     """Of each phase over the whole run; ``retrying`` seconds of a step are for giving memory back."""
-    training = (course.mean_step_seconds(seconds) + retrying) * _steps(course)
-    timed = course.other_seconds(seconds)
-    timed["first_step"] = training / _steps(course)
-    timed["train"] = training * (1.0 - 1.0 / _steps(course))
+    training = (schedule.mean_step_seconds(seconds) + retrying) * _steps(schedule)
+    timed = schedule.other_seconds(seconds)
+    timed["first_step"] = training / _steps(schedule)
+    timed["train"] = training * (1.0 - 1.0 / _steps(schedule))
     return timed
 
 
-def _outcome(subject: Workload, playing: Simulation, *, brief: bool) -> Outcome:
+def _outcome(workload: Workload, simulation: Simulation, *, brief: bool) -> Outcome:
     """Each phase that does anything to memory, in order."""
     return tuple(
         PhaseForecast(
             phase=phase,
             allocated=replayed.allocated(replayed.peak_allocated()),
             reserved=replayed.reserved(replayed.peak_reserved()),
-            host=PROCESS_BYTES + _passing_through(subject, phase, replayed),
+            host=PROCESS_BYTES + _host_bytes(workload, phase, replayed),
             seconds=0.0,
             peaks=() if brief else _peaks(replayed),
             timeline=() if brief else replayed.timeline(SAMPLES),
         )
-        for phase, replayed in sorted(playing.phases.items(), key=lambda item: PHASES.index(item[0]))
+        for phase, replayed in sorted(simulation.phases.items(), key=lambda item: PHASES.index(item[0]))
     )
 
 
-def _passing_through(subject: Workload, phase: ForecastPhase, replayed: Replayed) -> int:
+def _host_bytes(workload: Workload, phase: ForecastPhase, replayed: Replayed) -> int:
     played = replayed.played
-    return host_bytes(phase, subject, [each.tape for each in played], played[0].before.values())
+    return host_bytes(phase, workload, [each.tape for each in played], played[0].before.values())
 
 
-def _steps(course: RunSchedule) -> int:
-    return course.subject.recipe.steps or 1
+def _steps(schedule: RunSchedule) -> int:
+    return schedule.subject.recipe.steps or 1
 
 
-def _step_flops(course: RunSchedule) -> int:
+def _step_flops(schedule: RunSchedule) -> int:
     """Of one optimizer step in the largest shape."""
-    steps = course.step_outlines(bounding_buckets(course.subject)[0])
-    once, more = (sum(work.flops * work.count for work in tape.work) for tape in (steps.micro_first, steps.micro_more))
-    return once + (parts(course.subject) - 1) * more
+    steps = schedule.step_outlines(bounding_buckets(schedule.subject)[0])
+    once, more = (
+        sum(work.flops * work.count for work in trace.work) for trace in (steps.micro_first, steps.micro_more)
+    )
+    return once + (parts(schedule.subject) - 1) * more
 
 
 def _peaks(replayed: Replayed) -> tuple[Peak, ...]:

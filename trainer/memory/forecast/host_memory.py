@@ -26,24 +26,26 @@ CROPS_WAITING = READERS + 2
 COPIES_SAVED = 3
 
 
-def host_bytes(phase: ForecastPhase, subject: Workload, tapes: Sequence[MemoryTrace], living: Iterable[Storage]) -> int:
+def host_bytes(
+    phase: ForecastPhase, workload: Workload, traces: Sequence[MemoryTrace], living: Iterable[Storage]
+) -> int:
     """Bytes of main memory that ``phase`` takes at most on a run that trains on a card.
 
     ``tapes`` are those of the phase, ``living`` what lives on the card when it begins.
     """
     match phase:
         case "load" | "quantise":
-            return max(_staged(tapes, subject.fit.dtype), _masters(_born(tapes)))
+            return max(_staged(traces, workload.fit.dtype), _masters(_born(traces)))
         case "cache_pictures":
-            return _staged(tapes, subject.fit.vae_dtype) + PICTURE_BYTES + _pictures_waiting(subject)
+            return _staged(traces, workload.fit.vae_dtype) + PICTURE_BYTES + _pictures_waiting(workload)
         case "cache_texts":
-            widths = (int(config["hidden_size"]) for config in subject.text_configs)
-            waiting = RESULTS_WAITING * texts_at_once(subject.fit) * text_bytes(subject.recipe.token_chunks, widths)
-            return _staged(tapes, subject.fit.dtype) + waiting
+            widths = (int(config["hidden_size"]) for config in workload.text_configs)
+            waiting = RESULTS_WAITING * texts_at_once(workload.fit) * text_bytes(workload.recipe.token_chunks, widths)
+            return _staged(traces, workload.fit.dtype) + waiting
         case "preview":
             # The UNet that waits outside is what is born again when all is drawn.
-            waiting = sum(storage.bytes for storage in _born(tapes[-1:]) if storage.name is not None)
-            return _staged(tapes[1:2], subject.fit.vae_dtype) + waiting
+            waiting = sum(storage.bytes for storage in _born(traces[-1:]) if storage.name is not None)
+            return _staged(traces[1:2], workload.fit.vae_dtype) + waiting
         case "checkpoint":
             kept = list(living)
             masters, state = _masters(kept), sum(storage.bytes for storage in kept if storage.kind == "optimizer")
@@ -55,19 +57,19 @@ def host_bytes(phase: ForecastPhase, subject: Workload, tapes: Sequence[MemoryTr
             return 0
 
 
-def _pictures_waiting(subject: Workload) -> int:
+def _pictures_waiting(workload: Workload) -> int:
     """What the stages of encoding hold: pictures cut and ready, in fp32 with their masks, and latents to be written."""
-    width, height = subject.buckets[0].size
-    channels = 4 if subject.masks else 3
-    waiting = RESULTS_WAITING * latent_bytes((width, height), masked=subject.masks)
+    width, height = workload.buckets[0].size
+    channels = 4 if workload.masks else 3
+    waiting = RESULTS_WAITING * latent_bytes((width, height), masked=workload.masks)
     return CROPS_WAITING * channels * FLOAT_BYTES * width * height + waiting
 
 
-def _staged(tapes: Iterable[MemoryTrace], dtype: str | None) -> int:
+def _staged(traces: Iterable[MemoryTrace], dtype: str | None) -> int:
     """The largest tensor on its way to the card: as the file has it, and rounded to ``dtype``."""
     kept = NUMBER_BYTES[dtype or "fp32"]
     largest = max(
-        (s.bytes for s in _born(tapes) if s.stage in ("load", "quantise") and s.kind != "workspace"), default=0
+        (s.bytes for s in _born(traces) if s.stage in ("load", "quantise") and s.kind != "workspace"), default=0
     )
     return largest // kept * (STORED_BYTES + (kept if kept < STORED_BYTES else 0))
 
@@ -76,5 +78,5 @@ def _masters(storages: Iterable[Storage]) -> int:
     return sum(storage.bytes for storage in storages if storage.name is not None and storage.name.startswith("master."))
 
 
-def _born(tapes: Iterable[MemoryTrace]) -> list[Storage]:
-    return [tape.storages[event] for tape in tapes for event in tape.events.tolist() if event >= 0]
+def _born(traces: Iterable[MemoryTrace]) -> list[Storage]:
+    return [trace.storages[event] for trace in traces for event in trace.events.tolist() if event >= 0]

@@ -80,20 +80,20 @@ class BlockCounts(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def high_points(tape: MemoryTrace) -> tuple[HighPoint, ...]:
+def high_points(trace: MemoryTrace) -> tuple[HighPoint, ...]:
     """The high points of ``tape`` in the order of time, the highest among them; none where nothing is born.
 
     They are those that fine-tuning is known to have (quantisation, forward through the highest layer, the centre,
     backward through the highest and the lowest, the end of the batch), as far as this tape has them: a high point is
     where a stretch of work in one part of the model holds more than the stretches around it.
     """
-    live = _live_bytes(tape)
-    stretches = [_highest(tape, live, start, end, name) for start, end, name in _stretches(tape)]
-    if not stretches:
+    live = _live_bytes(trace)
+    spans = [_highest(trace, live, start, end, name) for start, end, name in _spans(trace)]
+    if not spans:
         return ()
-    least = STANDS_OUT * max(stretch.bytes for stretch in stretches)
-    standing = [point for point, by in zip(stretches, _prominences(stretches, live), strict=True) if by > least]
-    return tuple(_highest_of_each_name(standing or [max(stretches, key=lambda point: point.bytes)]))
+    least = STANDS_OUT * max(span.bytes for span in spans)
+    prominent = [point for point, by in zip(spans, _prominences(spans, live), strict=True) if by > least]
+    return tuple(_highest_of_each_name(prominent or [max(spans, key=lambda point: point.bytes)]))
 
 
 @lru_cache(maxsize=1 << 15)
@@ -125,20 +125,20 @@ def _blocks_of(storages: Iterable[Storage]) -> BlockCounts:
     return BlockCounts(**counts)
 
 
-def _live_bytes(tape: MemoryTrace) -> NDArray[np.int64]:
+def _live_bytes(trace: MemoryTrace) -> NDArray[np.int64]:
     """Bytes alive after each event, above what lived at the beginning, but for workspaces: cards differ in them."""
-    sizes = np.array([0 if s.kind == "workspace" else s.bytes for s in tape.storages], dtype=np.int64)
-    died = tape.events < 0
-    changes = sizes[np.where(died, ~tape.events, tape.events)] if len(sizes) else np.zeros(0, np.int64)
+    sizes = np.array([0 if s.kind == "workspace" else s.bytes for s in trace.storages], dtype=np.int64)
+    died = trace.events < 0
+    changes = sizes[np.where(died, ~trace.events, trace.events)] if len(sizes) else np.zeros(0, np.int64)
     return np.cumsum(np.where(died, -changes, changes))
 
 
-def _stretches(tape: MemoryTrace) -> Iterator[tuple[int, int, str]]:
+def _spans(trace: MemoryTrace) -> Iterator[tuple[int, int, str]]:
     """Runs of births with the same words: (first event, event after the last, words)."""
-    blocks = _blocks_of(tape.storages)
+    blocks = _blocks_of(trace.storages)
     start, words = 0, None
-    for event in np.flatnonzero(tape.events >= 0).tolist():
-        storage = tape.storages[tape.events[event]]
+    for event in np.flatnonzero(trace.events >= 0).tolist():
+        storage = trace.storages[trace.events[event]]
         if storage.kind == "workspace":
             continue
         here = _words(storage.stage, storage.module, blocks)
@@ -147,12 +147,12 @@ def _stretches(tape: MemoryTrace) -> Iterator[tuple[int, int, str]]:
                 yield start, event, words
             start, words = event, here
     if words is not None:
-        yield start, len(tape.events), words
+        yield start, len(trace.events), words
 
 
-def _highest(tape: MemoryTrace, live: NDArray[np.int64], start: int, end: int, name: str) -> HighPoint:
+def _highest(trace: MemoryTrace, live: NDArray[np.int64], start: int, end: int, name: str) -> HighPoint:
     event = start + int(live[start:end].argmax())
-    storage = tape.storages[tape.events[event]]  # what is highest was just reached by a birth
+    storage = trace.storages[trace.events[event]]  # what is highest was just reached by a birth
     return HighPoint(event, name, storage.module, storage.stage, int(live[event]))
 
 

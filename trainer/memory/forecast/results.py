@@ -25,7 +25,7 @@ T = TypeVar("T")
 Outcome = tuple[PhaseForecast, ...]
 """Every phase but for its time, which is 0: at length, or in brief, which is without peaks and timelines."""
 
-_HINDERED = "hindered"  # follows a key, for what is kept of limits
+_OOM_KEY = "hindered"  # follows a key, for what is kept of limits
 
 # Raised when the same tapes come to something else: the allocator's rules, what is played, what is told of it.
 RULES = 3
@@ -68,11 +68,11 @@ def most_reserved(outcome: Outcome) -> int:
 
 
 def write_outcomes(
-    path: Path, outcomes: Mapping[str, Outcome], hindered: Mapping[str, Sequence[OomResult]] | None = None
+    path: Path, outcomes: Mapping[str, Outcome], oom_result: Mapping[str, Sequence[OomResult]] | None = None
 ) -> None:
     """Writes outcomes, and what came of limits, by key as one archive, atomically."""
     entries: dict[str, Sequence[PhaseForecast] | Sequence[OomResult]] = {**outcomes}
-    entries |= {f"{key}.{_HINDERED}": found for key, found in (hindered or {}).items()}
+    entries |= {f"{key}.{_OOM_KEY}": found for key, found in (oom_result or {}).items()}
     with files.staged(path, durable=False) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         for name, content in entries.items():
             # A fixed date: equal outcomes give equal files.
@@ -89,7 +89,7 @@ def read_outcome(path: Path, key: str) -> Outcome | None:
 def read_hindered(path: Path, key: str) -> tuple[OomResult, ...]:
     """What came of limits under ``key`` in an archive; nothing where it is damaged."""
     return _read(
-        path, f"{key}.{_HINDERED}", lambda found: build(OomResult, {**found, "retries": tuple(found["retries"])})
+        path, f"{key}.{_OOM_KEY}", lambda found: build(OomResult, {**found, "retries": tuple(found["retries"])})
     )
 
 

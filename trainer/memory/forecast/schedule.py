@@ -30,7 +30,7 @@ from trainer.training.device.release_points import AT_START, BETWEEN_STEPS
 Size = tuple[int, int]
 Part = tuple[Size, int]
 """Pictures of one shape: width and height in pixels, and how many."""
-Makeup = tuple[Part, ...]
+BatchComposition = tuple[Part, ...]
 """What an effective batch is made of, in the order in which its shapes are trained on."""
 
 # Epochs differ in how leftovers meet, a little; listing all of a long run's would take seconds.
@@ -45,25 +45,25 @@ _BEFORE: tuple[OtherPhase, ...] = ("cache_pictures", "cache_texts", "load", "qua
 MOST_ROUNDS = 4
 
 
-def makeups(pictures: Sequence[Picture], recipe: RecipeConfig) -> tuple[tuple[Makeup, int], ...]:
+def makeups(images: Sequence[Picture], recipe: RecipeConfig) -> tuple[tuple[BatchComposition, int], ...]:
     """Return how often each makeup is trained on in the first epochs of a run of ``recipe.steps``.
 
     Dealt by the run's own hand, so that mixed and short batches occur as often as they will.
     """
-    an_epoch, steps = steps_per_epoch(pictures, recipe), recipe.steps or 1
-    found: Counter[Makeup] = Counter()
+    an_epoch, steps = steps_per_epoch(images, recipe), recipe.steps or 1
+    found: Counter[BatchComposition] = Counter()
     for epoch in range(min(MOST_EPOCHS, -(-steps // an_epoch)) if an_epoch else 0):
-        for showings in dealt_showings(pictures, recipe, epoch)[: steps - epoch * an_epoch]:
-            found[tuple(Counter(picture.bucket for picture, _ in showings).items())] += 1
+        for showings in dealt_showings(images, recipe, epoch)[: steps - epoch * an_epoch]:
+            found[tuple(Counter(image.bucket for image, _ in showings).items())] += 1
     return tuple(found.items())
 
 
-def split(makeup: Iterable[Part], most: int) -> list[Part]:
+def split(batch: Iterable[Part], most: int) -> list[Part]:
     """Return an effective batch as micro-batches of one shape each and at most ``most`` pictures."""
-    return [(size, part) for size, count in makeup for part in sizes_of_parts(count, most)]
+    return [(size, part) for size, count in batch for part in sizes_of_parts(count, most)]
 
 
-def lessened(work: Iterable[Work], share: float) -> Iterator[Work]:
+def scaled_work(work: Iterable[Work], share: float) -> Iterator[Work]:
     """Yield the work of a micro-batch with this share of the pictures: as many operations, each of them smaller."""
     return (replace(one, flops=round(one.flops * share), bytes=round(one.bytes * share)) for one in work)
 
@@ -113,13 +113,13 @@ def _held(first: MemoryTrace, more: MemoryTrace, shapes: int) -> MemoryTrace:
 
 
 @lru_cache(maxsize=8)
-def _as_recorded(tape: MemoryTrace) -> MemoryTrace:
+def _as_recorded(trace: MemoryTrace) -> MemoryTrace:
     """The same on the stream of recordings, for which libraries take workspaces of their own."""
     storages = tuple(
         replace(each, name=f"{each.name} of graphs") if each.kind == "workspace" and each.name else each
-        for each in tape.storages
+        for each in trace.storages
     )
-    return replace(tape, storages=storages)
+    return replace(trace, storages=storages)
 
 
 Seconds = Callable[[Iterable[Work]], float]
@@ -139,36 +139,36 @@ class PhaseCounts:
     validations: int = 11
     previews: int = 6
     """Rounds of all prompts."""
-    batches: tuple[tuple[Makeup, int], ...] = ()
+    batches: tuple[tuple[BatchComposition, int], ...] = ()
     """How often each makeup of effective batch is trained on; none: full ones of one shape, by pictures shown."""
     later: LaterShards = NOT_LATER
     """What is encoded between epochs."""
 
 
 def occasions_of(
-    job: Job, source: SourceFacts, pictures: Sequence[Picture], cached: CacheKeys | None = None
+    job: Job, source: SourceFacts, images: Sequence[Picture], cached: CacheKeys | None = None
 ) -> PhaseCounts:
     """Of a frozen job on its base and pictures; what is ``cached`` already is not encoded."""
     steps, report = job.recipe.steps or 1, job.report
-    samples = measured_samples(pictures, job.recipe)
+    samples = measured_samples(images, job.recipe)
     prompts = report.previews.prompts
-    later = later_portions(job, pictures, () if learns_texts(job.recipe) else source.text_configs, cached)
-    encoded, told = first_portion(
+    later = later_portions(job, images, () if learns_texts(job.recipe) else source.text_configs, cached)
+    images_encoded, texts_encoded = first_portion(
         job,
-        pictures,
+        images,
         later,
         samples=samples,
         texts=[text for prompt in prompts for text in (prompt.prompt, prompt.negative)],
         cached=cached,
     )
     return PhaseCounts(
-        pictures=encoded,
-        texts=told,
+        pictures=images_encoded,
+        texts=texts_encoded,
         measured=len(samples),
         # Before the first step, in time, and after the last.
         validations=1 + -(-steps // (report.validation.every or steps)),
         previews=1 + -(-steps // (report.previews.every or steps)) if prompts else 0,
-        batches=makeups(pictures, job.recipe),
+        batches=makeups(images, job.recipe),
         later=later,
     )
 
@@ -181,9 +181,9 @@ class PhaseTraces:
     tapes: tuple[MemoryTrace, ...]
 
 
-def bounding_buckets(subject: Workload) -> tuple[Size, ...]:
+def bounding_buckets(workload: Workload) -> tuple[Size, ...]:
     """The shapes that decide the peak: the one with the most pixels, and the one with the fewest."""
-    sizes = [bucket.size for bucket in subject.buckets]
+    sizes = [bucket.size for bucket in workload.buckets]
     return tuple(dict.fromkeys((sizes[0], sizes[-1])))
 
 
@@ -200,43 +200,43 @@ def transitions(buckets: Sequence[Size]) -> list[Size]:
     return order[:-1]
 
 
-def optimizer_step(subject: Workload, steps: Steps[T], *, first: bool = False) -> list[T]:
+def optimizer_step(workload: Workload, steps: Steps[T], *, first: bool = False) -> list[T]:
     """One optimizer step; micro-batches after the second repeat what that one did."""
     last = steps.optimizer_first if first else steps.optimizer
-    return [steps.micro_first, last] if parts(subject) == 1 else [steps.micro_first, steps.micro_more, last]
+    return [steps.micro_first, last] if parts(workload) == 1 else [steps.micro_first, steps.micro_more, last]
 
 
-def repeats(subject: Workload) -> tuple[int, ...]:
+def repeats(workload: Workload) -> tuple[int, ...]:
     """How often each tape of ``optimizer_step`` is done in a step."""
-    return (1, 1) if parts(subject) == 1 else (1, parts(subject) - 1, 1)
+    return (1, 1) if parts(workload) == 1 else (1, parts(workload) - 1, 1)
 
 
-def training_sums(subject: Workload, steps: Steps[TraceSummary]) -> Totals:
+def training_sums(workload: Workload, steps: Steps[TraceSummary]) -> Totals:
     """What training in one shape needs at the least: the weights, the first step and a later one."""
-    first, later = optimizer_step(subject, steps, first=True), optimizer_step(subject, steps)
+    first, later = optimizer_step(workload, steps, first=True), optimizer_step(workload, steps)
     return in_a_row([steps.weights, *first, *later])
 
 
-def parts(subject: Workload) -> int:
+def parts(workload: Workload) -> int:
     """Into how many micro-batches an effective batch of one shape is split."""
-    return -(-subject.recipe.effective_batch // (subject.fit.micro_batch or 1))
+    return -(-workload.recipe.effective_batch // (workload.fit.micro_batch or 1))
 
 
-def step_seconds(subject: Workload, steps: Steps[TraceSummary], seconds: Seconds) -> float:
+def step_seconds(workload: Workload, steps: Steps[TraceSummary], seconds: Seconds) -> float:
     """Of one full optimizer step in one shape."""
-    most = subject.fit.micro_batch or 1
-    first, *further = sizes_of_parts(subject.recipe.effective_batch, most)
-    once = seconds([*lessened(steps.micro_first.work, first / most), *steps.optimizer.work])
+    most = workload.fit.micro_batch or 1
+    first, *further = sizes_of_parts(workload.recipe.effective_batch, most)
+    once = seconds([*scaled_work(steps.micro_first.work, first / most), *steps.optimizer.work])
     more = Counter(further).items()
-    return once + sum(times * seconds(lessened(steps.micro_more.work, part / most)) for part, times in more)
+    return once + sum(times * seconds(scaled_work(steps.micro_more.work, part / most)) for part, times in more)
 
 
 class RunSchedule:
     """The phases of one subject, in their order; what is not traced yet is traced when it is asked for."""
 
-    def __init__(self, subject: Workload, traces: TraceLibrary, occasions: PhaseCounts, rate: Rate) -> None:
-        self.subject = subject
-        self.occasions = occasions
+    def __init__(self, workload: Workload, traces: TraceLibrary, counts: PhaseCounts, rate: Rate) -> None:
+        self.subject = workload
+        self.occasions = counts
         self.rate = rate
         self.outcomes = OutcomeStore.beside(traces.store)
         self._traces = traces
@@ -287,11 +287,11 @@ class RunSchedule:
 
     def key(self, *more: object) -> str:
         """SHA-256 in hex over what is played in a whole run, and ``more`` that its outcome depends on."""
-        subject, size = self.subject, self.subject.fit.micro_batch or 1
-        others = [_as_traced(subject, part).key(part) for part in (*_BEFORE, *BETWEEN_STEPS)]
-        steps = [subject.key("micro", bucket, size) for bucket in bounding_buckets(subject)]
-        steps.append(subject.key("optimizer"))
-        content: list[object] = [others, steps, parts(subject) > 1, more]
+        workload, size = self.subject, self.subject.fit.micro_batch or 1
+        others = [_as_traced(workload, part).key(part) for part in (*_BEFORE, *BETWEEN_STEPS)]
+        steps = [workload.key("micro", bucket, size) for bucket in bounding_buckets(workload)]
+        steps.append(workload.key("optimizer"))
+        content: list[object] = [others, steps, parts(workload) > 1, more]
         if self._records:
             content.append(self._graph_shapes())
         return hashlib.sha256(json.dumps(content).encode("utf-8")).hexdigest()
@@ -308,7 +308,7 @@ class RunSchedule:
         pictures that it lacks take.
         """
         order = transitions(bounding_buckets(self.subject))
-        return tuple(tape for bucket in order for tape in optimizer_step(self.subject, self.steps(bucket)))
+        return tuple(trace for bucket in order for trace in optimizer_step(self.subject, self.steps(bucket)))
 
     def graphs(self) -> GraphSchedule | None:
         """What steps that are recorded as CUDA graphs take beside plain ones; None for a job without."""
@@ -326,7 +326,7 @@ class RunSchedule:
     def _graph_shapes(self) -> int:
         """Of how many shapes and numbers of pictures micro-batches are."""
         most = self.subject.fit.micro_batch or 1
-        shapes = {part for makeup in self._dealt() for part in split(makeup, most)}
+        shapes = {part for batch in self._batch_counts() for part in split(batch, most)}
         return len(shapes) or len(self.subject.buckets)
 
     def step_seconds(self, seconds: Seconds) -> dict[Size, float]:
@@ -335,8 +335,8 @@ class RunSchedule:
         return {bucket.size: of_shape(bucket.size) for bucket in self.subject.buckets}
 
     def mean_step_seconds(self, seconds: Seconds) -> float:
-        """Of one optimizer step of the run: mixed and short ones count as often as they are dealt."""
-        if not (dealt := self._dealt()):
+        """Of one optimizer step of the run: mixed and short ones count as often as they are batch_counts."""
+        if not (batch_counts := self._batch_counts()):
             full = self.step_seconds(seconds)
             shown = {bucket.size: bucket.pictures for bucket in self.subject.buckets}
             weights = shown if any(shown.values()) else dict.fromkeys(full, 1)
@@ -347,22 +347,24 @@ class RunSchedule:
         def of_part(part: Part, place: Literal["micro_first", "micro_more"]) -> float:
             size, count = part
             return self._by_pixels(
-                lambda size: seconds(lessened(getattr(self.step_outlines(size), place).work, count / most))
+                lambda size: seconds(scaled_work(getattr(self.step_outlines(size), place).work, count / most))
             )(size)
 
-        total = seconds(self.step_outlines(bounding_buckets(self.subject)[0]).optimizer.work) * sum(dealt.values())
-        for makeup, times in dealt.items():
-            first, *further = split(makeup, most)
+        total = seconds(self.step_outlines(bounding_buckets(self.subject)[0]).optimizer.work) * sum(
+            batch_counts.values()
+        )
+        for batch, times in batch_counts.items():
+            first, *further = split(batch, most)
             total += times * (of_part(first, "micro_first") + sum(of_part(part, "micro_more") for part in further))
-        return total / sum(dealt.values())
+        return total / sum(batch_counts.values())
 
-    def _dealt(self) -> dict[Makeup, int]:
+    def _batch_counts(self) -> dict[BatchComposition, int]:
         """The makeups of effective batches; none where the subject has come to have other shapes or batches."""
         shapes = {bucket.size for bucket in self.subject.buckets}
         same = all(
-            shapes.issuperset(size for size, _ in makeup)
-            and sum(count for _, count in makeup) <= self.subject.recipe.effective_batch
-            for makeup, _ in self.occasions.batches
+            shapes.issuperset(size for size, _ in batch)
+            and sum(count for _, count in batch) <= self.subject.recipe.effective_batch
+            for batch, _ in self.occasions.batches
         )
         return dict(self.occasions.batches) if same else {}
 
@@ -379,8 +381,8 @@ class RunSchedule:
         return self._traces.phase(_as_traced(self.subject, part), part)
 
     def _work(self, part: TracePart, stage: str | None = None) -> list[Work]:
-        outlines = self._traces.phase_outlines(_as_traced(self.subject, part), part)
-        return [work for each in outlines for work in each.work if stage is None or work.stage == stage]
+        summaries = self._traces.phase_outlines(_as_traced(self.subject, part), part)
+        return [work for each in summaries for work in each.work if stage is None or work.stage == stage]
 
     def _text_seconds(self, seconds: Seconds) -> float:
         """Of all texts; the last few take what as many as go through the encoders at once take."""
@@ -400,8 +402,8 @@ class RunSchedule:
 
     def loading(self) -> float:
         """Seconds to place all that training needs."""
-        tapes = (*self.tapes("load"), *self.tapes("quantise"))
-        size = sum(storage.bytes for tape in tapes for storage in tape.storages if storage.kind == "weights")
+        traces = (*self.tapes("load"), *self.tapes("quantise"))
+        size = sum(storage.bytes for trace in traces for storage in trace.storages if storage.kind == "weights")
         return loading_seconds(size, self.rate)
 
 
@@ -409,6 +411,6 @@ def _pixels(size: Size) -> int:
     return size[0] * size[1]
 
 
-def _as_traced(subject: Workload, part: TracePart) -> Workload:
+def _as_traced(workload: Workload, part: TracePart) -> Workload:
     """Without what changes nothing in a phase, so that one trace serves many fits: only backward needs checkpoints."""
-    return replace(subject, fit=subject.fit.changed(checkpointing="none")) if part == "validate" else subject
+    return replace(workload, fit=workload.fit.changed(checkpointing="none")) if part == "validate" else workload

@@ -14,7 +14,7 @@ from trainer.memory.trace.workload import TracePart, TraceRequest
 
 Size = tuple[int, int]
 # The number that follows from two, each with what it is of.
-Straight = Callable[[int, int], int | None]
+Linear = Callable[[int, int], int | None]
 BytesOf = Callable[[Storage, int, int], int | None]
 FlopsOf = Callable[[Work, int, int], int | None]
 
@@ -41,30 +41,30 @@ LEAST_SIDE = 128
 NOT_RANKED: tuple[TracePart, ...] = ("optimizer", "cache_pictures", "cache_texts", "checkpoint")
 
 
-def joined(name: str, tapes: Iterable[MemoryTrace]) -> MemoryTrace:
+def joined(name: str, traces: Iterable[MemoryTrace]) -> MemoryTrace:
     """One tape that does what ``tapes`` do in their order; what passes between them is known by its name."""
     storages: list[Storage] = []
     events: list[int] = []
     work: list[Work] = []
     left: dict[str | None, int] = {}
-    for tape in tapes:
-        places: dict[int, int] = {}
-        for event in tape.events.tolist():
+    for trace in traces:
+        indices: dict[int, int] = {}
+        for event in trace.events.tolist():
             index = event if event >= 0 else ~event
             if event >= 0:
-                places[index] = len(storages)
-                storages.append(tape.storages[index])
-                events.append(places[index])
+                indices[index] = len(storages)
+                storages.append(trace.storages[index])
+                events.append(indices[index])
                 continue
-            place = places.pop(index, None)
-            if place is None:
-                place = left.pop(tape.storages[index].name, None)
-            if place is None:  # left by a tape before all of these
-                place = len(storages)
-                storages.append(tape.storages[index])
-            events.append(~place)
-        left |= {storages[place].name: place for place in places.values()}
-        work += tape.work
+            index_in_joined = indices.pop(index, None)
+            if index_in_joined is None:
+                index_in_joined = left.pop(trace.storages[index].name, None)
+            if index_in_joined is None:  # left by a tape before all of these
+                index_in_joined = len(storages)
+                storages.append(trace.storages[index])
+            events.append(~index_in_joined)
+        left |= {storages[index_in_joined].name: index_in_joined for index_in_joined in indices.values()}
+        work += trace.work
     return MemoryTrace(name, tuple(storages), np.array(events, dtype=np.int32), tuple(work))
 
 
@@ -75,8 +75,8 @@ def scaled(one: MemoryTrace, other: MemoryTrace, sizes: tuple[int, int], size: i
     a + b * size. None where it does not follow. Micro-batches of one picture are no good for this: PyTorch spares
     itself copies there. Nor are ranks for optimizers, whose states and sums come in blocks.
     """
-    straight = partial(_between, sizes, size)
-    return _grown(one, other, straight, lambda _, a, b: straight(a, b), lambda _, a, b: straight(a, b))
+    linear = partial(_on_line, sizes, size)
+    return _interpolate(one, other, linear, lambda _, a, b: linear(a, b), lambda _, a, b: linear(a, b))
 
 
 def reshaped(one: MemoryTrace, other: MemoryTrace, shapes: tuple[Size, Size], shape: Size) -> MemoryTrace | None:
@@ -88,30 +88,30 @@ def reshaped(one: MemoryTrace, other: MemoryTrace, shapes: tuple[Size, Size], sh
     """
     pixels = (shapes[0][0] * shapes[0][1], shapes[1][0] * shapes[1][1])
     now = shape[0] * shape[1]
-    straight = partial(_between, pixels, now)
+    linear = partial(_on_line, pixels, now)
 
     def bytes_of(storage: Storage, first: int, second: int) -> int | None:
         if storage.kind == "temporary" and storage.stage == "backward":
             for depth in range(DEPTHS):
                 before, after = (_padded(count, depth) for count in pixels)
-                told = after != before and after * pixels[0] != before * pixels[1]  # from what is not padded
-                if told and first * after == second * before:
+                identifies = after != before and after * pixels[0] != before * pixels[1]  # from what is not padded
+                if identifies and first * after == second * before:
                     return first * _padded(now, depth) // before
-        return straight(first, second)
+        return linear(first, second)
 
     def flops_of(work: Work, first: int, second: int) -> int | None:
         if work.kind == "attention" and first * pixels[1] ** 2 == second * pixels[0] ** 2:
             return first * now**2 // pixels[0] ** 2
-        return straight(first, second)
+        return linear(first, second)
 
-    return _grown(one, other, straight, bytes_of, flops_of)
+    return _interpolate(one, other, linear, bytes_of, flops_of)
 
 
-def _grown(
-    one: MemoryTrace, other: MemoryTrace, straight: Straight, bytes_of: BytesOf, flops_of: FlopsOf
+def _interpolate(
+    one: MemoryTrace, other: MemoryTrace, linear: Linear, bytes_of: BytesOf, flops_of: FlopsOf
 ) -> MemoryTrace | None:
     """A tape with the events of two, whose numbers follow from theirs; None where one of them does not."""
-    if not _alike(one, other):
+    if not _have_same_events(one, other):
         return None
     storages: list[Storage] = []
     for a, b in zip(one.storages, other.storages, strict=True):
@@ -121,15 +121,15 @@ def _grown(
         storages.append(a if size == a.bytes else Storage(size, a.kind, a.module, a.stage, a.name))
     work: list[Work] = []
     for c, d in zip(one.work, other.work, strict=True):
-        flops, moved = flops_of(c, c.flops, d.flops), straight(c.bytes, d.bytes)
+        flops, moved = flops_of(c, c.flops, d.flops), linear(c.bytes, d.bytes)
         if flops is None or moved is None:
             return None
         work.append(replace(c, flops=flops, bytes=moved))
     return MemoryTrace(one.name, tuple(storages), one.events, tuple(work))
 
 
-def _between(sizes: tuple[int, int], size: int, first: int, second: int) -> int | None:
-    """On the straight line through both; None where that is no whole number, so that no such line is meant."""
+def _on_line(sizes: tuple[int, int], size: int, first: int, second: int) -> int | None:
+    """On the linear line through both; None where that is no whole number, so that no such line is meant."""
     found, rest = divmod((second - first) * (size - sizes[0]), sizes[1] - sizes[0])
     return None if rest else first + found
 
@@ -139,7 +139,7 @@ def _padded(pixels: int, depth: int) -> int:
     return -(-pixels // (PIXELS_A_PLACE << 2 * depth) // FLASH_BLOCK) * FLASH_BLOCK
 
 
-def _alike(one: MemoryTrace, other: MemoryTrace) -> bool:
+def _have_same_events(one: MemoryTrace, other: MemoryTrace) -> bool:
     """Whether two tapes have the same events, on storages and with operations that differ in size alone."""
     return (
         np.array_equal(one.events, other.events)
@@ -170,41 +170,41 @@ class DerivationRule:
     """None where the two turn out to differ in more than sizes."""
 
 
-def rules(wish: TraceRequest) -> list[DerivationRule]:
+def rules(request: TraceRequest) -> list[DerivationRule]:
     """The ways in which a wish's tapes may follow; which is taken first does not matter, as all are exact.
 
     The sources of each differ from the wish in one thing only: it is as no wish has it that follows by this rule. So
     asking for them by rules again comes to an end.
     """
-    found = (_by_rank(wish), _by_pictures(wish), _by_shape(wish))
+    found = (_by_rank(request), _by_image_count(request), _by_shape(request))
     return [rule for rule in found if rule is not None]
 
 
-def _by_rank(wish: TraceRequest) -> DerivationRule | None:
-    subject, rank = wish.subject, wish.subject.recipe.rank
-    if wish.part in NOT_RANKED or rank in RANKS or not subject.has_one_rank:
+def _by_rank(request: TraceRequest) -> DerivationRule | None:
+    workload, rank = request.subject, request.subject.recipe.rank
+    if request.part in NOT_RANKED or rank in RANKS or not workload.has_one_rank:
         return None
-    one, other = (replace(wish, subject=subject.at_rank(known)) for known in RANKS)
+    one, other = (replace(request, subject=workload.at_rank(known)) for known in RANKS)
     return DerivationRule((one, other), partial(scaled, sizes=RANKS, size=rank))
 
 
-def _by_pictures(wish: TraceRequest) -> DerivationRule | None:
-    if wish.part != "micro" or wish.more[1] <= max(PICTURES):
+def _by_image_count(request: TraceRequest) -> DerivationRule | None:
+    if request.part != "micro" or request.more[1] <= max(PICTURES):
         return None
-    bucket, pictures = wish.more
-    one, other = (replace(wish, more=(bucket, known)) for known in PICTURES)
-    return DerivationRule((one, other), partial(scaled, sizes=PICTURES, size=pictures))
+    bucket, images = request.more
+    one, other = (replace(request, more=(bucket, known)) for known in PICTURES)
+    return DerivationRule((one, other), partial(scaled, sizes=PICTURES, size=images))
 
 
-def _by_shape(wish: TraceRequest) -> DerivationRule | None:
+def _by_shape(request: TraceRequest) -> DerivationRule | None:
     """Of attention by flash at the depths where published UNets attend; a shape matters only by its pixels."""
-    fit = wish.subject.fit
+    fit = request.subject.fit
     flash = fit.attention in ("auto", "flash") and fit.dtype in ("bf16", "fp16")
-    if wish.part != "micro" or not flash or not wish.subject.has_published_unet:
+    if request.part != "micro" or not flash or not request.subject.has_published_unet:
         return None
-    shapes = SHAPES[wish.subject.family]
-    bucket, pictures = wish.more
+    shapes = SHAPES[request.subject.family]
+    bucket, images = request.more
     if bucket in shapes or min(bucket) < LEAST_SIDE or any(side % WHOLE_SIDE for side in bucket):
         return None
-    one, other = (replace(wish, more=(known, pictures)) for known in shapes)
+    one, other = (replace(request, more=(known, images)) for known in shapes)
     return DerivationRule((one, other), partial(reshaped, shapes=shapes, shape=bucket))

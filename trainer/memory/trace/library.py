@@ -62,9 +62,9 @@ class TraceLibrary:
         """The keys of all entries that were asked for."""
         self.made: list[str] = []
         """Those of them that had to be traced."""
-        self._tapes: dict[str, tuple[MemoryTrace, ...]] = {}
-        self._outlines: dict[str, tuple[TraceSummary, ...]] = {}
-        self._foreseen: Callable[[], Sequence[TraceRequest]] = tuple
+        self._traces: dict[str, tuple[MemoryTrace, ...]] = {}
+        self._summaries: dict[str, tuple[TraceSummary, ...]] = {}
+        self._likely_requests: Callable[[], Sequence[TraceRequest]] = tuple
 
     @contextmanager
     def helped(self) -> Iterator[None]:
@@ -87,106 +87,106 @@ class TraceLibrary:
             self.aside.close()
             self.aside = TracePrefetcher(self.store, tracer)
 
-    def foresee(self, wishes: Callable[[], Sequence[TraceRequest]]) -> None:
+    def foresee(self, requests: Callable[[], Sequence[TraceRequest]]) -> None:
         """Say what is likely to be asked for beside tapes that are missing, the soonest first: asked when some are."""
-        self._foreseen = wishes
+        self._likely_requests = requests
 
-    def fulfil(self, wish: TraceRequest) -> None:
+    def fulfil(self, request: TraceRequest) -> None:
         """Have these tapes on the disk."""
-        self._tapes_of(wish)
+        self._ensure_traces(request)
 
-    def steps(self, subject: Workload, bucket: Size, pictures: int) -> Steps[MemoryTrace]:
+    def steps(self, workload: Workload, bucket: Size, images: int) -> Steps[MemoryTrace]:
         """Training on micro-batches of ``pictures`` in ``bucket``."""
-        micro = self._tapes_of(TraceRequest(subject, "micro", (bucket, pictures)))
-        return Steps(*micro, *self.phase(subject, "optimizer"))
+        micro = self._ensure_traces(TraceRequest(workload, "micro", (bucket, images)))
+        return Steps(*micro, *self.phase(workload, "optimizer"))
 
-    def step_outlines(self, subject: Workload, bucket: Size, pictures: int) -> Steps[TraceSummary]:
+    def step_outlines(self, workload: Workload, bucket: Size, images: int) -> Steps[TraceSummary]:
         """What the tapes of ``steps`` add up to."""
-        micro = self._outlines_of(TraceRequest(subject, "micro", (bucket, pictures)))
-        return Steps(*micro, *self.phase_outlines(subject, "optimizer"))
+        micro = self._ensure_summaries(TraceRequest(workload, "micro", (bucket, images)))
+        return Steps(*micro, *self.phase_outlines(workload, "optimizer"))
 
-    def phase(self, subject: Workload, part: TracePart) -> tuple[MemoryTrace, ...]:
+    def phase(self, workload: Workload, part: TracePart) -> tuple[MemoryTrace, ...]:
         """A phase other than training, or of training what the optimizer does."""
-        return self._tapes_of(TraceRequest(subject, part))
+        return self._ensure_traces(TraceRequest(workload, part))
 
-    def phase_outlines(self, subject: Workload, part: TracePart) -> tuple[TraceSummary, ...]:
+    def phase_outlines(self, workload: Workload, part: TracePart) -> tuple[TraceSummary, ...]:
         """What the tapes of ``phase`` add up to."""
-        return self._outlines_of(TraceRequest(subject, part))
+        return self._ensure_summaries(TraceRequest(workload, part))
 
-    def has_steps(self, subject: Workload, bucket: Size, pictures: int) -> bool:
+    def has_steps(self, workload: Workload, bucket: Size, images: int) -> bool:
         """Whether the tapes of these micro-batches need not be traced, nor those of the optimizer."""
-        return self.has(TraceRequest(subject, "micro", (bucket, pictures))) and self.has_phase(subject, "optimizer")
+        return self.has(TraceRequest(workload, "micro", (bucket, images))) and self.has_phase(workload, "optimizer")
 
-    def has_phase(self, subject: Workload, part: TracePart) -> bool:
+    def has_phase(self, workload: Workload, part: TracePart) -> bool:
         """Whether the tapes of this phase need not be traced."""
-        return self.has(TraceRequest(subject, part))
+        return self.has(TraceRequest(workload, part))
 
-    def has(self, wish: TraceRequest) -> bool:
+    def has(self, request: TraceRequest) -> bool:
         """Whether these tapes need not be traced."""
-        if self._read_outlines(wish.key) is not None:
+        if self._read_summaries(request.key) is not None:
             return True
-        return any(all(map(self.has, rule.sources)) for rule in rules(wish))
+        return any(all(map(self.has, rule.sources)) for rule in rules(request))
 
-    def _outlines_of(self, wish: TraceRequest) -> tuple[TraceSummary, ...]:
-        found = self._read_outlines(wish.key)
-        return self._outlined(wish.key, self._tapes_of(wish)) if found is None else found
+    def _ensure_summaries(self, request: TraceRequest) -> tuple[TraceSummary, ...]:
+        found = self._read_summaries(request.key)
+        return self._summarize(request.key, self._ensure_traces(request)) if found is None else found
 
-    def _here_or_following(self, wish: TraceRequest) -> tuple[MemoryTrace, ...] | None:
+    def _stored_or_derived(self, request: TraceRequest) -> tuple[MemoryTrace, ...] | None:
         """None where nothing is known; a phase that a fit does not have is no tape at all."""
-        here = self._read(wish.key)
-        return self._following(wish) if here is None else here
+        here = self._read(request.key)
+        return self._derive(request) if here is None else here
 
-    def _tapes_of(self, wish: TraceRequest) -> tuple[MemoryTrace, ...]:
+    def _ensure_traces(self, request: TraceRequest) -> tuple[MemoryTrace, ...]:
         """What is here or follows from that, else what is traced: of many pictures, two micro-batches of few."""
-        if (here := self._read(wish.key)) is not None:
+        if (here := self._read(request.key)) is not None:
             return here
-        found = self._following(wish)
-        if found is None and wish.part == "micro" and wish.more[1] > LARGEST_TRACED:
-            for pictures in PICTURES:
-                self._tapes_of(replace(wish, more=(wish.more[0], pictures)))
-            found = self._following(wish)
+        found = self._derive(request)
+        if found is None and request.part == "micro" and request.more[1] > LARGEST_TRACED:
+            for images in PICTURES:
+                self._ensure_traces(replace(request, more=(request.more[0], images)))
+            found = self._derive(request)
         if found is None:
-            return self._trace(wish)
-        self._save(wish.key, found)
+            return self._trace(request)
+        self._save(request.key, found)
         return found
 
-    def _following(self, wish: TraceRequest) -> tuple[MemoryTrace, ...] | None:
+    def _derive(self, request: TraceRequest) -> tuple[MemoryTrace, ...] | None:
         """The tapes, if they follow exactly from others that are here or follow themselves."""
-        for rule in rules(wish):
-            if all(map(self.has, rule.sources)) and (found := self._by(rule)) is not None:
-                return self._keep(wish.key, found)
+        for rule in rules(request):
+            if all(map(self.has, rule.sources)) and (found := self._apply_rule(rule)) is not None:
+                return self._keep(request.key, found)
         return None
 
-    def _by(self, rule: DerivationRule) -> tuple[MemoryTrace, ...] | None:
-        one, other = map(self._here_or_following, rule.sources)
+    def _apply_rule(self, rule: DerivationRule) -> tuple[MemoryTrace, ...] | None:
+        one, other = map(self._stored_or_derived, rule.sources)
         if one is None or other is None:
             return None
-        tapes = [rule.derive(a, b) for a, b in zip(one, other, strict=True)]
-        whole = tuple(tape for tape in tapes if tape is not None)
-        return whole if len(whole) == len(tapes) else None
+        traces = [rule.derive(a, b) for a, b in zip(one, other, strict=True)]
+        whole = tuple(trace for trace in traces if trace is not None)
+        return whole if len(whole) == len(traces) else None
 
     def _read(self, key: str) -> tuple[MemoryTrace, ...] | None:
-        if key not in self._tapes and (tapes := self.store.load(key)) is not None:
-            self._tapes[key] = tapes
+        if key not in self._traces and (traces := self.store.load(key)) is not None:
+            self._traces[key] = traces
             self.used.add(key)
-        return self._tapes.get(key)
+        return self._traces.get(key)
 
-    def _read_outlines(self, key: str) -> tuple[TraceSummary, ...] | None:
-        if key not in self._outlines and (outlines := self.store.outlines(key)) is not None:
-            self._outlines[key] = outlines
+    def _read_summaries(self, key: str) -> tuple[TraceSummary, ...] | None:
+        if key not in self._summaries and (summaries := self.store.outlines(key)) is not None:
+            self._summaries[key] = summaries
             self.used.add(key)
-        return self._outlines.get(key)
+        return self._summaries.get(key)
 
-    def _outlined(self, key: str, tapes: Sequence[MemoryTrace]) -> tuple[TraceSummary, ...]:
+    def _summarize(self, key: str, traces: Sequence[MemoryTrace]) -> tuple[TraceSummary, ...]:
         """What tapes add up to that are here by now: traced just now, or made by others meanwhile."""
-        if key not in self._outlines:
-            self._outlines[key] = tuple(map(outline_of, tapes))
-        return self._outlines[key]
+        if key not in self._summaries:
+            self._summaries[key] = tuple(map(outline_of, traces))
+        return self._summaries[key]
 
-    def _trace(self, wish: TraceRequest) -> tuple[MemoryTrace, ...]:
-        key = wish.key
+    def _trace(self, request: TraceRequest) -> tuple[MemoryTrace, ...]:
+        key = request.key
         self.before_tracing()
-        self._look_ahead(wish)
+        self._prefetch_for(request)
         prepare()
         self.before_tracing()  # who asked may have asked for something else meanwhile
         self.made.append(key)
@@ -194,24 +194,26 @@ class TraceLibrary:
             self.aside.finish(key)
             if (found := self._read(key)) is not None:
                 return found
-        tapes = self._keep(key, _traced(wish))
-        self._save(key, tapes)
-        return tapes
+        traces = self._keep(key, _traced(request))
+        self._save(key, traces)
+        return traces
 
-    def _look_ahead(self, wish: TraceRequest) -> None:
+    def _prefetch_for(self, request: TraceRequest) -> None:
         """Have traced, in the process beside this one, what is foreseen beside a wish; on a single core nothing."""
-        if self.aside is not None and usable_cores() > 1 and _is_large(wish.subject):
-            self.aside.want([each for each in self._foreseen() if each.key != wish.key and not self.has(each)])
+        if self.aside is not None and usable_cores() > 1 and _is_large(request.subject):
+            self.aside.want(
+                [each for each in self._likely_requests() if each.key != request.key and not self.has(each)]
+            )
 
-    def _keep(self, key: str, tapes: Sequence[MemoryTrace]) -> tuple[MemoryTrace, ...]:
-        self._tapes[key] = kept = tuple(tapes)
-        self._outlines[key] = tuple(map(outline_of, kept))
+    def _keep(self, key: str, traces: Sequence[MemoryTrace]) -> tuple[MemoryTrace, ...]:
+        self._traces[key] = kept = tuple(traces)
+        self._summaries[key] = tuple(map(outline_of, kept))
         self.used.add(key)
         return kept
 
-    def _save(self, key: str, tapes: Sequence[MemoryTrace]) -> None:
+    def _save(self, key: str, traces: Sequence[MemoryTrace]) -> None:
         with suppress(OSError):  # a full disk costs the next forecast some seconds, not this one its answer
-            self.store.save(key, tapes)
+            self.store.save(key, traces)
 
 
 def tracer(store: TraceStore) -> Callable[[TraceRequest], None]:
@@ -225,18 +227,18 @@ def prepare() -> None:
         from trainer.memory.trace import other_phases, train_step  # noqa: F401
 
 
-def _is_large(subject: Workload) -> bool:
-    return subject.family == "sdxl" and max(subject.unet_config["block_out_channels"]) >= WIDE
+def _is_large(workload: Workload) -> bool:
+    return workload.family == "sdxl" and max(workload.unet_config["block_out_channels"]) >= WIDE
 
 
-def _traced(wish: TraceRequest) -> tuple[MemoryTrace, ...]:
+def _traced(request: TraceRequest) -> tuple[MemoryTrace, ...]:
     from trainer.memory.trace import other_phases
     from trainer.memory.trace.train_step import trace_micro, trace_optimizer
 
-    if wish.part == "optimizer":
-        return trace_optimizer(wish.subject)
-    if wish.part != "micro":
-        return tuple(getattr(other_phases, wish.part)(wish.subject))
-    bucket, pictures = wish.more
-    traced = trace_micro(wish.subject, [bucket], pictures)
+    if request.part == "optimizer":
+        return trace_optimizer(request.subject)
+    if request.part != "micro":
+        return tuple(getattr(other_phases, request.part)(request.subject))
+    bucket, images = request.more
+    traced = trace_micro(request.subject, [bucket], images)
     return traced.weights, traced.first[bucket], traced.more[bucket]

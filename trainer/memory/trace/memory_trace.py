@@ -77,16 +77,16 @@ def unet_block(module: str) -> str | None:
     return found.group(1) if found else None
 
 
-def held_after_forward(tape: MemoryTrace) -> dict[str | None, int]:
+def held_after_forward(trace: MemoryTrace) -> dict[str | None, int]:
     """Bytes born in a micro-batch's forward and alive when its backward begins, by block; None: outside of blocks."""
-    backward = np.array([storage.stage.startswith("backward") for storage in tape.storages], dtype=bool)
-    births = tape.events >= 0
-    of_backward = np.flatnonzero(births & backward[np.where(births, tape.events, 0)])
-    before = tape.events[: of_backward[0]] if len(of_backward) else tape.events
+    backward = np.array([storage.stage.startswith("backward") for storage in trace.storages], dtype=bool)
+    births = trace.events >= 0
+    of_backward = np.flatnonzero(births & backward[np.where(births, trace.events, 0)])
+    before = trace.events[: of_backward[0]] if len(of_backward) else trace.events
     alive = set(before[before >= 0].tolist()) - set((~before[before < 0]).tolist())
     held: defaultdict[str | None, int] = defaultdict(int)
     for index in alive:
-        storage = tape.storages[index]
+        storage = trace.storages[index]
         if storage.name is None:
             held[unet_block(storage.module)] += storage.bytes
     return dict(held)
@@ -147,29 +147,29 @@ class TraceSummary:
     work: tuple[Work, ...]
 
 
-def sums(tape: MemoryTrace) -> Totals:
+def sums(trace: MemoryTrace) -> Totals:
     """The sums of one tape; workspaces are left out, whose size depends on the card.
 
     No allocator can do with less: what it cannot split off a block only adds to this.
     """
     sizes = np.array(
-        [0 if storage.kind == "workspace" else -(-storage.bytes // BLOCK) * BLOCK for storage in tape.storages],
+        [0 if storage.kind == "workspace" else -(-storage.bytes // BLOCK) * BLOCK for storage in trace.storages],
         dtype=np.int64,
     )
-    died = tape.events < 0
-    changes = sizes[np.where(died, ~tape.events, tape.events)]
+    died = trace.events < 0
+    changes = sizes[np.where(died, ~trace.events, trace.events)]
     running = np.cumsum(np.where(died, -changes, changes))
     return Totals(int(running[-1]), max(0, int(running.max()))) if len(running) else NOTHING
 
 
-def outline_of(tape: MemoryTrace) -> TraceSummary:
+def outline_of(trace: MemoryTrace) -> TraceSummary:
     """The outline of a tape."""
-    return TraceSummary(tape.name, sums(tape), tape.work)
+    return TraceSummary(trace.name, sums(trace), trace.work)
 
 
-def in_a_row(outlines: Iterable[TraceSummary]) -> Totals:
+def in_a_row(summaries: Iterable[TraceSummary]) -> Totals:
     """The sums of tapes played one after the other."""
     total = NOTHING
-    for outline in outlines:
-        total = total.then(outline.sums)
+    for summary in summaries:
+        total = total.then(summary.sums)
     return total

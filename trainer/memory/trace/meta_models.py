@@ -40,31 +40,31 @@ Placed = TypeVar("Placed", bound=nn.Module)
 
 
 @no_init_weights()  # numbers for weights that are never there would be a quarter of the time to build
-def bare_unet(subject: Workload, device: torch.device = META) -> tuple[UNet2DConditionModel, Placer | None]:
+def bare_unet(workload: Workload, device: torch.device = META) -> tuple[UNet2DConditionModel, Placer | None]:
     """The UNet before its weights are placed, and what quantises each as it comes, where the fit says so."""
-    unet: UNet2DConditionModel = empty_diffusers_model(UNet2DConditionModel, subject.unet_config, _SOURCE)
-    kind = subject.fit.quantise
+    unet: UNet2DConditionModel = empty_diffusers_model(UNet2DConditionModel, workload.unet_config, _SOURCE)
+    kind = workload.fit.quantise
     if kind is None or kind == "none":
         return unet, None
-    placer = quantise_linears(unet, kind, dtype_of(subject), device)
-    choose_products(unet, subject.fit.products)
+    placer = quantise_linears(unet, kind, dtype_of(workload), device)
+    choose_products(unet, workload.fit.products)
     return unet, placer
 
 
 @no_init_weights()
-def bare_text_encoders(subject: Workload) -> list[TextEncoder]:
+def bare_text_encoders(workload: Workload) -> list[TextEncoder]:
     """The text encoders before their weights are placed."""
-    facts = FAMILIES[subject.family].text_encoders
+    facts = FAMILIES[workload.family].text_encoders
     return [
         empty_clip_model(fact.model_class, config, _SOURCE)
-        for fact, config in zip(facts, subject.text_configs, strict=True)
+        for fact, config in zip(facts, workload.text_configs, strict=True)
     ]
 
 
 @no_init_weights()
-def bare_vae(subject: Workload) -> AutoencoderKL:
+def bare_vae(workload: Workload) -> AutoencoderKL:
     """The VAE before its weights are placed."""
-    vae: AutoencoderKL = empty_diffusers_model(AutoencoderKL, subject.vae_config, _SOURCE)
+    vae: AutoencoderKL = empty_diffusers_model(AutoencoderKL, workload.vae_config, _SOURCE)
     return vae
 
 
@@ -78,70 +78,70 @@ def place(model: Placed, dtype: torch.dtype, placer: Placer | None = None) -> Pl
     return model
 
 
-def dtype_of(subject: Workload) -> torch.dtype:
+def dtype_of(workload: Workload) -> torch.dtype:
     """The number format that the base computes in."""
-    return DTYPES[subject.fit.dtype or "fp32"]
+    return DTYPES[workload.fit.dtype or "fp32"]
 
 
-def empty_engine(subject: Workload) -> Engine:
+def empty_engine(workload: Workload) -> Engine:
     """The engine as a run builds it, at step 0, on models without weights; it deals no data.
 
     The models of the latest one are taken again where they are the same, for PEFT takes longer to put its layers into
     SDXL's than a micro-batch takes to trace: only one engine is ever in use. They cost 50 MB of main memory.
     """
-    key = subject.key("load")
+    key = workload.key("load")
     if key not in _latest:
         _latest.clear()
-        _latest[key] = _adapted_models(subject)
+        _latest[key] = _adapted_models(workload)
     unet, encoders, adapter = _latest[key]
     for weight in adapter.parameters.values():
         weight.grad = None  # left by a trace that was ended in its middle
-    return _engine_of(subject, unet, encoders, adapter, META)
+    return _engine_of(workload, unet, encoders, adapter, META)
 
 
 _latest: dict[str, tuple[UNet2DConditionModel, list[TextEncoder], Adapter]] = {}
 """By what they depend on, the models of the engine that was made last."""
 
 
-def _adapted_models(subject: Workload) -> tuple[UNet2DConditionModel, list[TextEncoder], Adapter]:
-    dtype = dtype_of(subject)
-    unet, placer = bare_unet(subject)
-    encoders = bare_text_encoders(subject) if subject.trained_texts else []
+def _adapted_models(workload: Workload) -> tuple[UNet2DConditionModel, list[TextEncoder], Adapter]:
+    dtype = dtype_of(workload)
+    unet, placer = bare_unet(workload)
+    encoders = bare_text_encoders(workload) if workload.trained_texts else []
     placed = [place(encoder, dtype) for encoder in encoders]
-    return unet, placed, _attached(subject, place(unet, dtype, placer), placed)
+    return unet, placed, _attached(workload, place(unet, dtype, placer), placed)
 
 
 def engine_around(
-    subject: Workload, unet: UNet2DConditionModel, encoders: Sequence[TextEncoder], device: torch.device = META
+    workload: Workload, unet: UNet2DConditionModel, encoders: Sequence[TextEncoder], device: torch.device = META
 ) -> Engine:
     """The engine that trains these models."""
-    return _engine_of(subject, unet, encoders, _attached(subject, unet, encoders), device)
+    return _engine_of(workload, unet, encoders, _attached(workload, unet, encoders), device)
 
 
 @no_init_weights()
-def _attached(subject: Workload, unet: UNet2DConditionModel, encoders: Sequence[TextEncoder]) -> Adapter:
+def _attached(workload: Workload, unet: UNet2DConditionModel, encoders: Sequence[TextEncoder]) -> Adapter:
     return attach(
-        subject.family,
+        workload.family,
         unet,
         encoders,
-        subject.recipe,
-        dtype=dtype_of(subject),
+        workload.recipe,
+        dtype=dtype_of(workload),
         generator=lambda _: np.random.default_rng(0),
     )
 
 
 def _engine_of(
-    subject: Workload,
+    workload: Workload,
     unet: UNet2DConditionModel,
     encoders: Sequence[TextEncoder],
     adapter: Adapter,
     device: torch.device,
 ) -> Engine:
-    job = job_of(subject)
+    job = job_of(workload)
     # A subject answers what is asked of a source here; there is nothing to cache, deal or assemble.
     nothing = cast(Any, None)
-    parts = RunParts(cast(BaseSource, subject), cache=nothing, feed=nothing, assembler=nothing, device=device)
-    models = StepModels(subject.family, unet, tuple(encoders), subject.recipe.clip_skip, dtype_of(subject))
+    parts = RunParts(cast(BaseSource, workload), cache=nothing, feed=nothing, assembler=nothing, device=device)
+    models = StepModels(workload.family, unet, tuple(encoders), workload.recipe.clip_skip, dtype_of(workload))
     engine = put_together(job, parts, [Segment(0, job.recipe.steps or 1)], models, adapter)
     if device == META:
         let_begin(engine.optimizer)
@@ -210,37 +210,37 @@ def lasting_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_buffers()
 
 
-def micro_batch(subject: Workload, bucket: tuple[int, int], pictures: int) -> MicroBatch:
+def micro_batch(workload: Workload, bucket: tuple[int, int], images: int) -> MicroBatch:
     """A micro-batch as the assembler makes it, on the CPU, its numbers left as they come; ``bucket`` is (w, h)."""
     width, height = (side // LATENT_SCALE for side in bucket)
-    latents = torch.empty(pictures, 4, height, width)
-    chunks, dtype, config = subject.recipe.token_chunks, dtype_of(subject), subject.unet_config
+    latents = torch.empty(images, 4, height, width)
+    chunks, dtype, config = workload.recipe.token_chunks, dtype_of(workload), workload.unet_config
     pooled = None
-    if subject.family == "sdxl":
+    if workload.family == "sdxl":
         wide = config["projection_class_embeddings_input_dim"] - 6 * config["addition_time_embed_dim"]
-        pooled = torch.empty(pictures, wide, dtype=dtype)
-    text = TextConditioning(torch.empty(pictures, chunks + 2, config["cross_attention_dim"], dtype=dtype), pooled)
-    ids = torch.zeros(pictures, chunks // 75 * 77, dtype=torch.int64)
-    live = subject.trained_texts
+        pooled = torch.empty(images, wide, dtype=dtype)
+    text = TextConditioning(torch.empty(images, chunks + 2, config["cross_attention_dim"], dtype=dtype), pooled)
+    ids = torch.zeros(images, chunks // 75 * 77, dtype=torch.int64)
+    live = workload.trained_texts
     return MicroBatch(
         latents=latents,
         noise=latents.clone(),
-        input_noise=latents.clone() if subject.recipe.objective.input_perturbation else None,
-        timesteps=torch.zeros(pictures, dtype=torch.int64),
+        input_noise=latents.clone() if workload.recipe.objective.input_perturbation else None,
+        timesteps=torch.zeros(images, dtype=torch.int64),
         text=None if live else text,
-        tokens=tuple(ids.clone() for _ in subject.text_configs) if live else None,
-        time_ids=torch.empty(pictures, 6) if subject.family == "sdxl" else None,
-        mask=latents[:, :1].clone() if subject.masks else None,
-        weights=torch.ones(pictures),
+        tokens=tuple(ids.clone() for _ in workload.text_configs) if live else None,
+        time_ids=torch.empty(images, 6) if workload.family == "sdxl" else None,
+        mask=latents[:, :1].clone() if workload.masks else None,
+        weights=torch.ones(images),
     )
 
 
-def job_of(subject: Workload) -> Job:
+def job_of(workload: Workload) -> Job:
     """The least job with the subject's recipe and fit."""
     return Job(
         name="forecast",
-        base=BaseConfig(model="base", family=subject.family),
+        base=BaseConfig(model="base", family=workload.family),
         dataset=DatasetConfig(folders=(FolderConfig(path="pictures"),)),
-        recipe=subject.recipe,
-        fit=subject.fit,
+        recipe=workload.recipe,
+        fit=workload.fit,
     )

@@ -41,9 +41,9 @@ class TracePrefetcher:
 
     def __init__(self, store: TraceStore, tracer: Tracer) -> None:
         self._tracer, self._folder, self._shipped = tracer, store.folder, store.shipped
-        self._hand = ThreadPoolExecutor(1, thread_name_prefix="tracer aside")  # gives out wishes, waits for each
-        self._asked: dict[str, Future[None]] = {}
-        self._changing = threading.Lock()
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="tracer aside")  # gives out wishes, waits for each
+        self._futures: dict[str, Future[None]] = {}
+        self._lock = threading.Lock()
         self._closed = False
         self._process: BaseProcess | None = None
         self._pipe: Connection | None = None
@@ -64,29 +64,29 @@ class TracePrefetcher:
             self._process.join(PATIENCE)
             self._process.kill()
             self._process.join()
-        self._hand.shutdown(cancel_futures=True)  # only now: it waits for what the process is at
+        self._executor.shutdown(cancel_futures=True)  # only now: it waits for what the process is at
         if self._pipe is not None:
             self._pipe.close()
 
-    def want(self, wishes: Sequence[TraceRequest]) -> None:
+    def want(self, requests: Sequence[TraceRequest]) -> None:
         """Trace these next, in their order; what was asked for before and is not begun is taken back."""
-        for key in [key for key, asked in self._asked.items() if asked.cancel()]:
-            del self._asked[key]
-        for wish in wishes:
-            self.ask(wish)
+        for key in [key for key, asked in self._futures.items() if asked.cancel()]:
+            del self._futures[key]
+        for request in requests:
+            self.ask(request)
 
-    def ask(self, wish: TraceRequest) -> Future[None]:
+    def ask(self, request: TraceRequest) -> Future[None]:
         """Trace this too, after what was asked for before; the result is there when that is done with, or not to be."""
-        if wish.key not in self._asked:
-            self._asked[wish.key] = self._hand.submit(self._trace, wish)
-        return self._asked[wish.key]
+        if request.key not in self._futures:
+            self._futures[request.key] = self._executor.submit(self._trace, request)
+        return self._futures[request.key]
 
     def finish(self, key: str) -> None:
         """Return when these tapes are not in work: at once where they are not begun, and then they will not be.
 
         A process that does not come to an end with them is ended, and traces nothing more.
         """
-        asked = self._asked.get(key)
+        asked = self._futures.get(key)
         if asked is None or asked.cancel():
             return
         try:
@@ -94,21 +94,21 @@ class TracePrefetcher:
         except TimeoutError:
             self._end()
 
-    def _trace(self, wish: TraceRequest) -> None:
+    def _trace(self, request: TraceRequest) -> None:
         with suppress(EOFError, OSError):  # the process was ended, or has died
             pipe = self._pipe or self._start()
-            pipe.send(wish)
+            pipe.send(request)
             pipe.recv()
 
     def _end(self) -> None:
         """Trace nothing more."""
-        with self._changing:
+        with self._lock:
             self._closed = True
             if self._process is not None:
                 self._process.terminate()
 
     def _start(self) -> Connection:
-        with self._changing:
+        with self._lock:
             if self._closed:
                 raise EOFError
             pipe, theirs = _SPAWN.Pipe()
@@ -130,9 +130,9 @@ def _serve(pipe: Connection, tracer: Tracer, folder: Path, shipped: Path | None)
     fulfil = tracer(TraceStore(folder, shipped))
     with suppress(EOFError, OSError):
         while True:
-            wish = pipe.recv()
+            request = pipe.recv()
             with suppress(Exception):  # who needs these tapes meets it himself
-                fulfil(wish)
+                fulfil(request)
             pipe.send(None)
 
 

@@ -36,13 +36,13 @@ CUBLAS_WORKSPACE = 8_519_680
 
 _GEMMS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten._int_mm}
 _CONVOLUTIONS = {aten.convolution, aten.convolution_backward}
-_INSTEAD: dict[OpOverload, Callable[..., Any]] = {
+_REPLACEMENTS: dict[OpOverload, Callable[..., Any]] = {
     aten._safe_softmax.default: safe_softmax,
     torch.ops.bitsandbytes.gemm_4bit.default: gemm_4bit,
 }
 
 
-class _Living(weakref.ref[torch.UntypedStorage]):
+class _LiveStorage(weakref.ref[torch.UntypedStorage]):
     """A storage that is alive, with what the tape says of it."""
 
     __slots__ = ("address", "bytes", "index", "kind", "module", "name", "stage")
@@ -81,7 +81,7 @@ class _Call(NamedTuple):
 
     seen: bool
     """Whether it concerns meta tensors at all."""
-    made: tuple[_Made | None, ...] | None
+    made: tuple[_TensorSpec | None, ...] | None
     """What it returns, where that is nothing but new tensors: then it need not be run again."""
     single: bool
     """Whether it returns a tensor, not a tuple of them."""
@@ -91,7 +91,7 @@ class _Call(NamedTuple):
     bytes: int
 
 
-class _Made(NamedTuple):
+class _TensorSpec(NamedTuple):
     """A new tensor."""
 
     shape: tuple[int, ...]
@@ -111,15 +111,15 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._operators: dict[OpOverload, _Operator] = {}
         self._calls: dict[tuple[Any, ...], _Call] = {}
-        self._alive: dict[int, _Living] = {}
-        self._storages: list[_Living | Storage] = []
+        self._alive: dict[int, _LiveStorage] = {}
+        self._storages: list[_LiveStorage | Storage] = []
         self._events: list[int] = []
         self._work: dict[tuple[Any, ...], int] = {}
         self._workspaces: set[str] = set()
         self._outer_stage = ""
         self._stage = ""
         self._stage_began = 0
-        self._operand: _Living | None = None
+        self._operand: _LiveStorage | None = None
         """What the latest storage overwrites instead of being born, if that dies next."""
         self._after_product = False
         self._zeros: set[int] = set()
@@ -128,7 +128,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # Which module ran when: the autograd nodes from one number on belong to the module beside it.
         self._node_numbers = [0]
         self._node_modules = [""]
-        self._node_module = ""
+        self._last_node_module = ""
         self._hooks: list[Any] = []
 
     def close(self) -> None:
@@ -144,9 +144,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ``name`` is its name where it outlives the tape, unless it has one; no two that live at once may share one.
         """
         storage = tensor.untyped_storage()
-        living = self._alive.get(storage._cdata) or self._bear(storage)
-        living.kind, living.module = kind, module
-        living.name = living.name or name
+        live = self._alive.get(storage._cdata) or self._record_birth(storage)
+        live.kind, live.module = kind, module
+        live.name = live.name or name
 
     def know_zero(self, tensor: Tensor) -> None:
         """Says that a tensor holds nothing but zeros, for programs that ask."""
@@ -175,21 +175,21 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def cut(self, name: str) -> MemoryTrace:
         """Ends the current tape and begins the next; what is alive is left to later tapes under its name."""
-        self._follow_stage()
-        for number, living in enumerate(self._alive.values()):
-            living.name = living.name or f"{name}:{number}"
-        tape = MemoryTrace(
+        self._update_stage()
+        for number, live in enumerate(self._alive.values()):
+            live.name = live.name or f"{name}:{number}"
+        trace = MemoryTrace(
             name=name,
-            storages=tuple(self._finished(storage) for storage in self._storages),
+            storages=tuple(self._as_storage(storage) for storage in self._storages),
             events=np.array(self._events, dtype=np.int32),
             work=tuple(self._as_work(stage, key, count) for (stage, key), count in self._work.items()),
         )
-        for living in self._alive.values():
-            living.index = -1
+        for live in self._alive.values():
+            live.index = -1
         self._storages, self._events, self._work, self._stage_began = [], [], {}, 0
         self._workspaces.clear()
         self._operand = None
-        return tape
+        return trace
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -207,11 +207,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if operator.instead is not None and isinstance(args[0], Tensor) and args[0].is_meta:
             with self:
                 return operator.instead(*args, **kwargs)
-        key = (func, _facts(args), _facts(kwargs.values()))
+        key = (func, _signature(args), _signature(kwargs.values()))
         call = self._calls.get(key)
         if call is None:
             result = func(*args, **kwargs)
-            call = self._calls[key] = _learned(func, operator, args, kwargs, result)
+            call = self._calls[key] = _describe_call(func, operator, args, kwargs, result)
         elif operator.overwrites and call.seen:
             result = args[0] if call.single else None
         elif operator.fills and call.seen:
@@ -222,10 +222,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             made = tuple(one and torch.empty_strided(*one[:2], dtype=one[2], device="meta") for one in call.made)
             result = made[0] if call.single else made
         if call.seen:
-            self._follow_stage()
+            self._update_stage()
             if operator.makes:
-                self._note_made(func, args, (result,) if call.single else result)
-            self._note_work(key, operator, call)
+                self._record_results(func, args, (result,) if call.single else result)
+            self._record_work(key, operator, call)
         if func is aten.any.default and args[0].untyped_storage()._cdata in self._zeros:
             self._false.add(result.untyped_storage()._cdata)
         return result
@@ -238,17 +238,17 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._false.discard(address)
         return 0.0
 
-    def _note_made(self, func: OpOverload, args: Sequence[Any], results: Sequence[Any]) -> None:
+    def _record_results(self, func: OpOverload, args: Sequence[Any], results: Sequence[Any]) -> None:
         for result in results:
             if isinstance(result, Tensor) and result.is_meta:
                 storage = result.untyped_storage()
                 if storage._cdata not in self._alive and storage.nbytes():
-                    self._bear(storage)
+                    self._record_birth(storage)
         operand = overwritten(func, args, backward=self._stage == "backward", after_product=self._after_product)
-        living = None if operand is None else self._alive.get(operand.untyped_storage()._cdata)
-        self._operand = living if living is not None and living.index >= 0 else None
+        live = None if operand is None else self._alive.get(operand.untyped_storage()._cdata)
+        self._operand = live if live is not None and live.index >= 0 else None
 
-    def _note_work(self, key: tuple[Any, ...], operator: _Operator, call: _Call) -> None:
+    def _record_work(self, key: tuple[Any, ...], operator: _Operator, call: _Call) -> None:
         """Counts an operation; takes the buffers that it needs."""
         self._after_product = operator.work == "gemm"
         if operator.allocates:
@@ -256,59 +256,64 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         done = (self._stage, key)
         self._work[done] = self._work.get(done, 0) + 1
         for size in call.hidden:
-            self._note_buffer(Storage(size, "temporary", self._module(), self._stage))
+            self._record_buffer(Storage(size, "temporary", self._module(), self._stage))
         if operator.work == "gemm":
             thread = "autograd" if self._stage in ("backward", "recompute") else "caller"
-            self._note_workspace(Storage(CUBLAS_WORKSPACE, "workspace", "cublas", self._stage, f"cublas.{thread}"))
+            self._record_workspace(Storage(CUBLAS_WORKSPACE, "workspace", "cublas", self._stage, f"cublas.{thread}"))
         elif operator.work == "conv":
-            self._note_buffer(Storage(call.bytes, "workspace", "cudnn", self._stage))
+            self._record_buffer(Storage(call.bytes, "workspace", "cudnn", self._stage))
 
-    def _note_buffer(self, buffer: Storage) -> None:
+    def _record_buffer(self, buffer: Storage) -> None:
         """A buffer that lives within one operation."""
         index = len(self._storages)
         self._storages.append(buffer)
         self._events += (index, ~index)
 
-    def _note_workspace(self, workspace: Storage) -> None:
+    def _record_workspace(self, workspace: Storage) -> None:
         """A buffer that is kept for good from its first use on."""
         if workspace.name is not None and workspace.name not in self._workspaces:
             self._workspaces.add(workspace.name)
             self._events.append(len(self._storages))
             self._storages.append(workspace)
 
-    def _bear(self, storage: torch.UntypedStorage) -> _Living:
-        living = _Living(storage, self._die)
-        living.address, living.bytes = storage._cdata, storage.nbytes()
-        living.kind, living.name = None, None
-        living.module, living.stage = self._module(), self._stage
-        living.index = len(self._storages)
-        self._storages.append(living)
-        self._events.append(living.index)
-        self._alive[living.address] = living
-        return living
+    def _record_birth(self, storage: torch.UntypedStorage) -> _LiveStorage:
+        live = _LiveStorage(storage, self._record_death)
+        live.address, live.bytes = storage._cdata, storage.nbytes()
+        live.kind, live.name = None, None
+        live.module, live.stage = self._module(), self._stage
+        live.index = len(self._storages)
+        self._storages.append(live)
+        self._events.append(live.index)
+        self._alive[live.address] = live
+        return live
 
-    def _die(self, living: Any) -> None:
-        if self._alive.pop(living.address, None) is None:
+    def _record_death(self, live: Any) -> None:
+        if self._alive.pop(live.address, None) is None:
             return
         operand, self._operand = self._operand, None
-        if operand is not None and living is operand and self._events[-1] == len(self._storages) - 1:
-            self._overwrite(operand)
+        if operand is not None and live is operand and self._events[-1] == len(self._storages) - 1:
+            self._merge_into_operand(operand)
             return
-        if living.index < 0:
-            living.index = len(self._storages)
-            self._storages.append(living)
-        self._events.append(~living.index)
+        if live.index < 0:
+            live.index = len(self._storages)
+            self._storages.append(live)
+        self._events.append(~live.index)
 
-    def _overwrite(self, operand: _Living) -> None:
+    def _merge_into_operand(self, operand: _LiveStorage) -> None:
         """The latest storage was computed in place of an operand, since nothing held that any more."""
         self._events.pop()
-        heir = self._storages.pop()
-        assert isinstance(heir, _Living)
-        self._storages[operand.index] = heir
-        heir.index, heir.bytes = operand.index, operand.bytes
-        heir.kind, heir.module, heir.stage, heir.name = operand.kind, operand.module, operand.stage, operand.name
+        result_storage = self._storages.pop()
+        assert isinstance(result_storage, _LiveStorage)
+        self._storages[operand.index] = result_storage
+        result_storage.index, result_storage.bytes = operand.index, operand.bytes
+        result_storage.kind, result_storage.module, result_storage.stage, result_storage.name = (
+            operand.kind,
+            operand.module,
+            operand.stage,
+            operand.name,
+        )
 
-    def _follow_stage(self) -> None:
+    def _update_stage(self) -> None:
         """Notices where autograd begins and ends, and where checkpointing recomputes within it."""
         stage = self._outer_stage
         if stage == "forward" and torch._C._current_graph_task_id() != -1:
@@ -319,7 +324,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         if stage == "backward":  # what is left of a forward now was kept for this
             for storage in self._storages[self._stage_began :]:
-                if isinstance(storage, _Living) and storage.kind is None and storage() is not None:
+                if isinstance(storage, _LiveStorage) and storage.kind is None and storage() is not None:
                     storage.kind = "activations"
         self._stage, self._stage_began = stage, len(self._storages)
 
@@ -332,8 +337,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             number = node._sequence_nr()
             # Nodes that put gradients into weights have no place in the order: they come after their weight's use.
             if number < torch._C._autograd._get_sequence_nr():
-                self._node_module = self._node_modules[bisect_right(self._node_numbers, number) - 1]
-        return self._node_module
+                self._last_node_module = self._node_modules[bisect_right(self._node_numbers, number) - 1]
+        return self._last_node_module
 
     def _enter(self, name: str, module: nn.Module, args: Any) -> None:
         self._modules.append(name)
@@ -351,7 +356,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._node_numbers.append(number)
             self._node_modules.append(self._modules[-1])
 
-    def _finished(self, storage: _Living | Storage) -> Storage:
+    def _as_storage(self, storage: _LiveStorage | Storage) -> Storage:
         if isinstance(storage, Storage):
             return storage
         alive = storage() is not None
@@ -381,7 +386,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             fills=packet in _GEMMS and func._overloadname == "out",
             work=kind,
             flops=flop_registry.get(packet),
-            instead=_INSTEAD.get(func),
+            instead=_REPLACEMENTS.get(func),
         )
         return operator
 
@@ -404,54 +409,56 @@ def recording(kernel: AttentionKernel) -> Iterator[Tracer]:
             gc.enable()
 
 
-def _facts(values: Iterable[Any]) -> tuple[Any, ...]:
+def _signature(values: Iterable[Any]) -> tuple[Any, ...]:
     """All of an operation's arguments that its results' shapes may depend on."""
     facts: list[Any] = []
     for value in values:
         if isinstance(value, Tensor):
             facts.append((value.shape, value.stride(), value.dtype, value.is_meta))
         elif isinstance(value, (tuple, list)):
-            facts.append(_facts(value))
+            facts.append(_signature(value))
         else:
             facts.append((value.__class__, value))
     return tuple(facts)
 
 
-def _learned(func: OpOverload, operator: _Operator, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> _Call:
+def _describe_call(
+    func: OpOverload, operator: _Operator, args: Sequence[Any], kwargs: dict[str, Any], result: Any
+) -> _Call:
     results = tuple(result) if isinstance(result, (tuple, list)) else (result,)
-    taken = [tensor for tensor in (*_tensors(args), *_tensors(kwargs.values())) if tensor.is_meta]
-    given = [tensor for tensor in _tensors(results) if tensor.is_meta]
-    tensors = [*given, *taken]
+    inputs = [tensor for tensor in (*_tensors(args), *_tensors(kwargs.values())) if tensor.is_meta]
+    outputs = [tensor for tensor in _tensors(results) if tensor.is_meta]
+    tensors = [*outputs, *inputs]
     if not tensors:
         return _Call(False, None, False, (), "", 0, 0)
     return _Call(
         seen=True,
-        made=_made(results, taken) if operator.makes else None,
+        made=_result_specs(results, inputs) if operator.makes else None,
         single=isinstance(result, Tensor),
         hidden=hidden_bytes(func, args),
         dtype=str(tensors[0].dtype).removeprefix("torch."),
         flops=operator.flops(*args, **kwargs, out_val=result) if operator.flops else 0,
-        bytes=sum(tensor.numel() * tensor.itemsize for tensor in tensors) - _only_written(given, kwargs),
+        bytes=sum(tensor.numel() * tensor.itemsize for tensor in tensors) - _output_argument_bytes(outputs, kwargs),
     )
 
 
-def _only_written(given: Sequence[Tensor], kwargs: Mapping[str, Any]) -> int:
+def _output_argument_bytes(outputs: Sequence[Tensor], kwargs: Mapping[str, Any]) -> int:
     """Bytes of what is an argument only to be written to (`out`): it is among the results already."""
-    places = [tensor for tensor in _tensors(kwargs.values()) if any(tensor is one for one in given)]
+    places = [tensor for tensor in _tensors(kwargs.values()) if any(tensor is one for one in outputs)]
     return sum(tensor.numel() * tensor.itemsize for tensor in places)
 
 
-def _made(results: Sequence[Any], taken: Sequence[Tensor]) -> tuple[_Made | None, ...] | None:
+def _result_specs(results: Sequence[Any], inputs: Sequence[Tensor]) -> tuple[_TensorSpec | None, ...] | None:
     """How to make the results again; None where they are not new tensors on meta, each whole in its storage."""
-    storages = {tensor.untyped_storage()._cdata for tensor in taken}
-    made: list[_Made | None] = []
+    storages = {tensor.untyped_storage()._cdata for tensor in inputs}
+    made: list[_TensorSpec | None] = []
     for tensor in results:
         if tensor is None:
             made.append(None)
             continue
         if not isinstance(tensor, Tensor) or not tensor.is_meta:
             return None
-        one = _Made(tuple(tensor.shape), tensor.stride(), tensor.dtype)
+        one = _TensorSpec(tuple(tensor.shape), tensor.stride(), tensor.dtype)
         again = torch.empty_strided(*one[:2], dtype=one[2], device="meta").untyped_storage().nbytes()
         storage = tensor.untyped_storage()
         if storage._cdata in storages or storage.nbytes() != again or tensor.storage_offset():

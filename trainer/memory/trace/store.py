@@ -58,9 +58,9 @@ SHIPPED_OUTCOMES = "outcomes.zip"
 STRAY_SECONDS = 3600.0
 
 
-def write(path: Path, tapes: Sequence[MemoryTrace]) -> None:
+def write(path: Path, traces: Sequence[MemoryTrace]) -> None:
     """Writes one entry as an npz of plain arrays, atomically."""
-    _write(path, _arrays_of(tapes), zipfile.ZIP_DEFLATED)
+    _write(path, _arrays_of(traces), zipfile.ZIP_DEFLATED)
 
 
 def write_archive(path: Path, entries: Mapping[str, Sequence[MemoryTrace]]) -> None:
@@ -68,8 +68,8 @@ def write_archive(path: Path, entries: Mapping[str, Sequence[MemoryTrace]]) -> N
 
     LZMA finds that they repeat each other: they take a tenth of the bytes of files of their own, and longer to write.
     """
-    arrays = _arrays_of([tape for tapes in entries.values() for tape in tapes])
-    counts = {key: len(tapes) for key, tapes in entries.items()}
+    arrays = _arrays_of([trace for traces in entries.values() for trace in traces])
+    counts = {key: len(traces) for key, traces in entries.items()}
     _write(path, {**arrays, "entries": _as_array(counts)}, zipfile.ZIP_LZMA)
 
 
@@ -87,7 +87,7 @@ class Archive:
     """A file that ``write_archive`` made; what of it was read once is kept."""
 
     def __init__(self, path: Path) -> None:
-        self._columns = _Columns(_OnDemand(path))
+        self._columns = _Columns(_LazyArrays(path))
 
     @cached_property
     def _places(self) -> dict[str, slice]:
@@ -119,7 +119,7 @@ class Archive:
             return None
 
 
-class _OnDemand(Mapping[str, NDArray[Any]]):
+class _LazyArrays(Mapping[str, NDArray[Any]]):
     """The arrays of a file, each read when it is asked for; the file stays closed between."""
 
     def __init__(self, path: Path) -> None:
@@ -188,7 +188,7 @@ def _from_array(array: NDArray[Any]) -> Any:
     return parse_json(array.tobytes())
 
 
-def _arrays_of(tapes: Sequence[MemoryTrace]) -> dict[str, NDArray[Any]]:
+def _arrays_of(traces: Sequence[MemoryTrace]) -> dict[str, NDArray[Any]]:
     """Columns over all tapes; storages once each and then by number.
 
     Events are kept as distances to the latest birth, which repeat from layer to layer.
@@ -196,21 +196,21 @@ def _arrays_of(tapes: Sequence[MemoryTrace]) -> dict[str, NDArray[Any]]:
     strings, words = _Strings(), _Strings()
     place, word = strings.place, words.place
     kinds: dict[tuple[int, ...], int] = {}
-    numbers = [kinds.setdefault(_row(storage, place), len(kinds)) for tape in tapes for storage in tape.storages]
+    numbers = [kinds.setdefault(_row(storage, place), len(kinds)) for trace in traces for storage in trace.storages]
     work = [
         (_WORK_KINDS.index(item.kind), word(item.dtype), word(item.stage), item.flops, item.bytes, item.count)
-        for tape in tapes
-        for item in tape.work
+        for trace in traces
+        for item in trace.work
     ]
     nothing = np.zeros(0, dtype=np.int32)
-    died = [tape.events < 0 for tape in tapes]
+    died = [trace.events < 0 for trace in traces]
     distances = [
-        np.where(dead, ~tape.events, tape.events) - np.cumsum(~dead) for tape, dead in zip(tapes, died, strict=True)
+        np.where(dead, ~trace.events, trace.events) - np.cumsum(~dead) for trace, dead in zip(traces, died, strict=True)
     ]
-    added = [sums(tape) for tape in tapes]
+    added = [sums(trace) for trace in traces]
     rows = [
-        (word(tape.name), len(tape.storages), len(tape.events), len(tape.work), one.net, one.peak)
-        for tape, one in zip(tapes, added, strict=True)
+        (word(trace.name), len(trace.storages), len(trace.events), len(trace.work), one.net, one.peak)
+        for trace, one in zip(traces, added, strict=True)
     ]
     return {
         "form": np.array([FORM]),
@@ -255,10 +255,10 @@ class _Columns:
     def tapes(self, which: slice) -> Iterator[MemoryTrace]:
         """Those in ``which`` places."""
         rows, starts = self._rows[which], self._starts[which]
-        for outline, row, (first, start, _) in zip(self.outlines(which), rows, starts, strict=True):
+        for summary, row, (first, start, _) in zip(self.outlines(which), rows, starts, strict=True):
             numbers = self._numbers[first : first + row[1]]
             events = self._events(start, row[2], len(numbers))
-            yield MemoryTrace(outline.name, self._storages(numbers), events, outline.work)
+            yield MemoryTrace(summary.name, self._storages(numbers), events, summary.work)
 
     def _storages(self, numbers: NDArray[np.int32]) -> tuple[Storage, ...]:
         """Those with these numbers; equal ones are one object, made when it is first needed."""
@@ -363,10 +363,10 @@ class TraceStore:
         """What the tapes under ``key`` add up to, in a tenth of the time; None as for ``load``."""
         return self._found(key, Archive.read_outlines, read_outlines)
 
-    def save(self, key: str, tapes: Sequence[MemoryTrace]) -> None:
+    def save(self, key: str, traces: Sequence[MemoryTrace]) -> None:
         """Keeps ``tapes`` under ``key``, atomically; raises OSError when the disk refuses."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        write(self.folder / f"{key}{SUFFIX}", tapes)
+        write(self.folder / f"{key}{SUFFIX}", traces)
         make_room(self.folder, SUFFIX, self.most_bytes)
 
     @cached_property
@@ -374,18 +374,18 @@ class TraceStore:
         return _archives_in(self.shipped)
 
     @cached_property
-    def _archives_of_others(self) -> list[Archive]:
+    def _other_archives(self) -> list[Archive]:
         return _archives_in(self.shipped and self.shipped / OF_OTHERS)
 
     def _found(
         self, key: str, look: Callable[[Archive, str], T | None], reader: Callable[[Path], T | None]
     ) -> T | None:
-        found = _in_any(self._archives, key, look)
+        found = _find_in(self._archives, key, look)
         if found is None:
-            found = self._own(key, reader)
-        return _in_any(self._archives_of_others, key, look) if found is None else found
+            found = self._load_own(key, reader)
+        return _find_in(self._other_archives, key, look) if found is None else found
 
-    def _own(self, key: str, reader: Callable[[Path], T | None]) -> T | None:
+    def _load_own(self, key: str, reader: Callable[[Path], T | None]) -> T | None:
         path = self.folder / f"{key}{SUFFIX}"
         if not path.is_file():  # and is not removed either: another process may be just about to put it there
             return None
@@ -402,7 +402,7 @@ def _archives_in(folder: Path | None) -> list[Archive]:
     return [] if folder is None else [Archive(path) for path in sorted(folder.glob(f"*{SUFFIX}"))]
 
 
-def _in_any(archives: Sequence[Archive], key: str, look: Callable[[Archive, str], T | None]) -> T | None:
+def _find_in(archives: Sequence[Archive], key: str, look: Callable[[Archive, str], T | None]) -> T | None:
     """What ships under ``key``; None where nothing does that can be read."""
     return next((look(archive, key) for archive in archives if key in archive), None)
 

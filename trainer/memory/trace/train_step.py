@@ -40,14 +40,14 @@ class MicroTapes:
     """Any further one, in the same bucket or another."""
 
 
-def trace_micro(subject: Workload, buckets: Sequence[Size], pictures: int) -> MicroTapes:
+def trace_micro(workload: Workload, buckets: Sequence[Size], images: int) -> MicroTapes:
     """Traces micro-batches of ``pictures`` in each of ``buckets`` (width, height), on meta tensors."""
-    engine = empty_engine(subject)
-    with recording(attention_kernel(subject.fit.attention, dtype_of(subject))) as tracer:
-        work = _Training(subject, engine, tracer)
+    engine = empty_engine(workload)
+    with recording(attention_kernel(workload.fit.attention, dtype_of(workload))) as tracer:
+        work = _Training(workload, engine, tracer)
         weights = tracer.cut("weights")
         begin = work.begin_step()
-        steps = {bucket: work.micro_step(bucket, pictures) for bucket in buckets}
+        steps = {bucket: work.micro_step(bucket, images) for bucket in buckets}
         first, more = work.accumulate("accumulate_first"), work.accumulate("accumulate_more")
     return MicroTapes(
         weights=weights,
@@ -56,14 +56,14 @@ def trace_micro(subject: Workload, buckets: Sequence[Size], pictures: int) -> Mi
     )
 
 
-def trace_optimizer(subject: Workload) -> tuple[MemoryTrace, MemoryTrace]:
+def trace_optimizer(workload: Workload) -> tuple[MemoryTrace, MemoryTrace]:
     """Traces the first optimizer step of a run, in which its state appears, and any later one.
 
     They follow on micro-batches of any size; one of the smallest tells which weights get gradients.
     """
-    engine = empty_engine(subject)
-    with recording(attention_kernel(subject.fit.attention, dtype_of(subject))) as tracer:
-        work = _Training(subject, engine, tracer)
+    engine = empty_engine(workload)
+    with recording(attention_kernel(workload.fit.attention, dtype_of(workload))) as tracer:
+        work = _Training(workload, engine, tracer)
         work.begin_step()
         work.micro_step(SMALLEST, 1)
         work.accumulate("")
@@ -86,51 +86,51 @@ class _GradientSlot(NamedTuple):
 class _Training:
     """The parts of an optimizer step, as trainer.training.loop.Engine calls them, each cut off as a tape."""
 
-    def __init__(self, subject: Workload, engine: Engine, tracer: Tracer) -> None:
-        self.subject = subject
+    def __init__(self, workload: Workload, engine: Engine, tracer: Tracer) -> None:
+        self.subject = workload
         self.engine = engine
         self.tracer = tracer
         self.modules = know_engine(tracer, engine)
         self.total: Tensor | None = None
         self.places: dict[str, _GradientSlot] = {}
         """Where the gradients of those weights lie that get one."""
-        _keep_pages_apart(engine.optimizer)
+        _hide_paged_state(engine.optimizer)
 
     def begin_step(self) -> MemoryTrace:
         self.total = torch.zeros((), device=META)
         self.tracer.know(self.total, "temporary", "", "loss")
         return self.tracer.cut("begin")
 
-    def micro_step(self, bucket: Size, pictures: int) -> MemoryTrace:
+    def micro_step(self, bucket: Size, images: int) -> MemoryTrace:
         """Forward and backward up to the working weights' gradients, which are dropped again off the tape."""
-        micro = micro_batch(self.subject, bucket, pictures)
+        micro = micro_batch(self.subject, bucket, images)
         assert self.total is not None
         with self.tracer.stage("forward"):
             self.total += self.engine.micro_step(micro)
         working = self.engine.masters.working
         self.places = {key: _place(weight.grad) for key, weight in working.items() if weight.grad is not None}
-        self._know_gradients(working)
-        tape = self.tracer.cut("micro_step")
+        self._label_gradients(working)
+        trace = self.tracer.cut("micro_step")
         for weight in working.values():
             weight.grad = None
         self.tracer.cut("")
-        return tape
+        return trace
 
     def accumulate(self, name: str) -> MemoryTrace:
         """The working weights' gradients, put there off the tape, taken into the masters'."""
         masters = self.engine.masters
-        wholes: dict[int, Tensor] = {}
+        buffers: dict[int, Tensor] = {}
         for key, place in self.places.items():
             weight = masters.working[key]
-            if place.storage not in wholes:
-                wholes[place.storage] = torch.empty(place.bytes // weight.itemsize, dtype=weight.dtype, device=META)
-            weight.grad = wholes[place.storage].as_strided(weight.shape, place.stride, place.offset)
-        wholes.clear()
-        self._know_gradients(masters.working)
+            if place.storage not in buffers:
+                buffers[place.storage] = torch.empty(place.bytes // weight.itemsize, dtype=weight.dtype, device=META)
+            weight.grad = buffers[place.storage].as_strided(weight.shape, place.stride, place.offset)
+        buffers.clear()
+        self._label_gradients(masters.working)
         self.tracer.cut("")
         with self.tracer.stage("accumulate"):
             masters.accumulate()
-        self._know_gradients(masters.masters)
+        self._label_gradients(masters.masters)
         return self.tracer.cut(name)
 
     def optimizer_step(self, name: str) -> MemoryTrace:
@@ -142,16 +142,16 @@ class _Training:
             measure(self.total, engine.masters, engine.loss_scale)
             engine.move(1.0, 1.0)
             self.total = None
-        self._know_state()
+        self._label_state()
         return self.tracer.cut(name)
 
-    def _know_gradients(self, weights: Mapping[str, Tensor]) -> None:
+    def _label_gradients(self, weights: Mapping[str, Tensor]) -> None:
         kind = "working" if weights is self.engine.masters.working else "master"
         for key, weight in weights.items():
             if weight.grad is not None:
                 self.tracer.know(weight.grad, "gradients", self.modules[key], f"{kind}_gradient.{key}")
 
-    def _know_state(self) -> None:
+    def _label_state(self) -> None:
         """Single numbers are made by torch.tensor, which no mode sees, and so are born here; pages stay unknown."""
         for key, master in self.engine.masters.masters.items():
             for entry, value in self.engine.optimizer.state.get(master, {}).items():
@@ -164,7 +164,7 @@ def _place(gradient: Tensor) -> _GradientSlot:
     return _GradientSlot(storage._cdata, storage.nbytes(), int(gradient.storage_offset()), gradient.stride())
 
 
-def _keep_pages_apart(optimizer: Any) -> None:
+def _hide_paged_state(optimizer: Any) -> None:
     """Takes a paged optimizer's large states from where the tracer does not look."""
     if not getattr(optimizer, "is_paged", False):
         return

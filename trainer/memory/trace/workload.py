@@ -215,11 +215,11 @@ class SourceFacts(Protocol):
     zero_terminal_snr: bool
 
 
-def subject_of_job(job: Job, source: SourceFacts, pictures: Sequence[Picture]) -> Workload:
+def subject_of_job(job: Job, source: SourceFacts, images: Sequence[Picture]) -> Workload:
     """The subject of a job whose recipe is resolved, on its base and pictures."""
-    shown = Counter(picture.bucket for picture, _ in epoch_showings(pictures, 0))
-    shown.update({picture.bucket: 0 for picture in pictures if picture.kind != "validation"})
-    held_out = Counter(picture.bucket for picture in pictures if picture.kind == "validation")
+    shown = Counter(image.bucket for image, _ in epoch_showings(images, 0))
+    shown.update({image.bucket: 0 for image in images if image.kind != "validation"})
+    held_out = Counter(image.bucket for image in images if image.kind == "validation")
     side = job.recipe.resolution
     prompts = job.report.previews.prompts
     return Workload(
@@ -232,7 +232,7 @@ def subject_of_job(job: Job, source: SourceFacts, pictures: Sequence[Picture]) -
         buckets=_uses(shown),
         prediction=source.prediction,
         zero_terminal_snr=source.zero_terminal_snr,
-        masks=any(picture.mask != "none" and picture.kind != "validation" for picture in pictures),
+        masks=any(image.mask != "none" and image.kind != "validation" for image in images),
         previews=tuple(p.changed(width=p.width or side, height=p.height or side) for p in prompts),
         validation=bool(held_out),
         validation_buckets=_uses(held_out),
