@@ -1,8 +1,8 @@
-"""A model of PyTorch's CUDA caching allocator: what it takes from the driver for a sequence of births and deaths.
+"""Simulate PyTorch's CUDA caching allocator: what it reserves from the driver for a sequence of births and deaths.
 
 The rules are those of c10/cuda/CUDACachingAllocator.cpp in torch 2.10 to 2.13: native backend, one device, one stream,
-and beside it the one that graphs are recorded on. Nothing is approximated but addresses, which the driver chooses; they
-only break ties between equal blocks.
+plus the stream on which CUDA graphs are captured. They are exact except for addresses, which the driver chooses;
+addresses only break ties between blocks of equal size.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from trainer.memory.allocator.settings import AllocatorSettings
 MIB = 2**20
 
 SMALLEST_BLOCK = 512
-"""Every size is a multiple of this."""
+"""Every block size is a multiple of this (kMinBlockSize)."""
 LARGEST_SMALL = MIB
-"""Up to here a block belongs to the small pool; the pools never mix."""
+"""Largest block of the small pool (kSmallSize); the pools never share a segment."""
 SMALL_SEGMENT = 2 * MIB
 SEGMENT_OF_ITS_OWN = 10 * MIB
-"""From here on a block that finds no place gets a segment of its size, rounded up to SEGMENT_STEP."""
+"""Smallest block that gets a segment of its own, rounded up to SEGMENT_STEP (kMinLargeAlloc)."""
 SEGMENT_STEP = 2 * MIB
 OVERSIZE_SLACK = 20 * MIB
-"""How much larger than asked an unsplittable block may be and still be handed out (max_non_split_rounding)."""
+"""How much larger than requested an unsplittable block may be and still be used (max_non_split_rounding)."""
 
 
 class OutOfMemory(Exception):
-    """The allocator cannot give what was asked for, not even after it returned all that it could."""
+    """The allocator cannot serve a request even after it returned all cached memory to the driver."""
 
     def __init__(self, requested: int, allocated: int, reserved: int, capacity: int) -> None:
-        super().__init__(f"{requested} bytes asked for with {allocated} handed out, {reserved} of {capacity} taken")
+        super().__init__(f"{requested} bytes requested; {allocated} allocated, {reserved} of {capacity} reserved")
         self.requested = requested
         self.allocated = allocated
         self.reserved = reserved
@@ -56,20 +56,21 @@ class OutOfMemory(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What events did, up to where memory ran out; arrays have an entry for each event, of bytes after it."""
+    """Result of playing events; each array has one entry per event, in bytes after it, up to where memory ran out."""
 
     allocated: NDArray[np.int64]
     reserved: NDArray[np.int64]
     requested: NDArray[np.int64]
     alive: dict[int, int]
-    """The handles of the storages that live in the end, by storage."""
+    """Handles of the storages that are alive at the end, by storage index."""
     failure: OutOfMemory | None
 
 
 class Allocator(ExpandableBlocks):
-    """Hands out blocks and keeps the books as PyTorch does, in bytes.
+    """Simulated caching allocator: allocates and frees blocks as PyTorch does and counts their bytes.
 
-    ``place`` says at which address the driver puts a new segment of the size it is given; absent: one after the other.
+    ``place`` returns the address at which the driver puts a new segment of the given size; without it, segments
+    follow each other.
     """
 
     def __init__(self, settings: AllocatorSettings | None = None, place: Callable[[int], int] | None = None) -> None:
@@ -77,56 +78,59 @@ class Allocator(ExpandableBlocks):
         settings = settings or AllocatorSettings()
         self._apply(settings)
         self.allocated = 0
-        """Bytes of all blocks in use, with what could not be split off them (torch.cuda.memory_allocated)."""
+        """Bytes of all blocks in use, including what could not be split off (torch.cuda.memory_allocated)."""
         self.requested = 0
-        """Bytes that were asked for and are in use."""
+        """Bytes requested by the storages in use, before rounding."""
         self.peak_allocated = 0
         self.peak_reserved = 0
         self.retries = 0
-        """How often everything returnable was returned to make room (num_alloc_retries)."""
+        """How often all cached memory was returned to the driver to make room (num_alloc_retries)."""
         self.admitted = 0
-        """The most that segments would have summed to, of those that the limit admitted."""
+        """Largest total of segments, in bytes, that the limit has admitted."""
         self.refused: int | None = None
-        """The least, of those that it refused: from ``admitted`` to below here every limit would have done the same,
-        as long as no threshold for garbage depends on it."""
+        """Smallest total that the limit has refused. Any limit from ``admitted`` to below this gives the same result,
+        unless a garbage collection threshold depends on the limit."""
         self._place = place or self._append
         self._end = 0
+        # PyTorch splits a large block only if more than 1 MiB would be left, but always in expandable segments.
         large_rest = SMALLEST_BLOCK if settings.expandable else LARGEST_SMALL + 1
         self._small = Pool("small", SMALLEST_BLOCK, SMALL_SEGMENT)
         self._large = Pool("large", large_rest, settings.large_segment_size)
+        # The pools of CUDA graph captures (see recording).
         self._private = Pool("small", SMALLEST_BLOCK, SMALL_SEGMENT), Pool("large", large_rest, self._large.page)
         if settings.expandable:
             self._reserve_addresses((self._small, self._large, *self._private))
         self._recording = False
 
     def _apply(self, settings: AllocatorSettings) -> None:
-        """Works by these settings from here on."""
+        """Use these settings from here on."""
         self.settings = settings
         unlimited = 2**ADDRESS_BITS
         self._oversize = settings.max_split_size or unlimited
         self._split_below = unlimited if settings.expandable else self._oversize
         self._collects = settings.capacity is not None and settings.garbage_collection_threshold > 0
+        # Whether best fit is the whole rule, so that _play_plain gives the same result in less time.
         self._plain = not (settings.expandable or settings.max_split_size or self._collects)
         self._power2 = settings.roundup_power2_divisions not in (0, 1)
 
-    # Handing out and taking back
+    # Allocate and free
 
     def allocate(self, requested: int) -> int:
-        """Hands out a block for ``requested`` (at least 1) bytes; returns its address, which is its handle.
+        """Allocate a block for ``requested`` (at least 1) bytes and return its address, which is its handle.
 
         Raises OutOfMemory where PyTorch would.
         """
         size = self._round(requested) if self._power2 else (requested + 511) & -512
         pool = self._small if size <= LARGEST_SMALL else self._large
         free = pool.free
-        # Best fit: the smallest free block that is large enough, of equal ones that with the lowest address.
+        # Best fit: the smallest free block that is large enough; among equal ones, the one with the lowest address.
         index = bisect_left(free, size << ADDRESS_BITS)
         if not self._plain:
             index = self._choose(pool, index, size)
         found = index < len(free)
         block = self._blocks[free.pop(index) & ADDRESS] if found else self._allocate_from_driver(pool, size, requested)
         rest = block.size - size
-        # What is not split off is handed out with the block and counts as allocated.
+        # What is not split off belongs to the block and counts as allocated.
         if rest >= pool.least_rest and size < self._split_below:
             block.size = size
             insort(free, rest << ADDRESS_BITS | self._insert_after(block, rest).address)
@@ -138,7 +142,7 @@ class Allocator(ExpandableBlocks):
         return block.address
 
     def free(self, handle: int) -> None:
-        """Takes a block back; it merges with free neighbours, and nothing goes back to the driver."""
+        """Free a block and merge it with free neighbors; the driver gets nothing back."""
         block = self._blocks[handle]
         if block.requested is None:
             raise ValueError(f"the block at {handle} is free already")
@@ -148,9 +152,9 @@ class Allocator(ExpandableBlocks):
         self._merge_and_file(block)
 
     def empty_cache(self) -> None:
-        """Gives back every segment, or page of an expandable one, that holds no live byte (torch.cuda.empty_cache)."""
+        """Return all unused segments, or pages of expandable segments, to the driver (torch.cuda.empty_cache)."""
         for pool in (self._large, self._small):
-            for key in tuple(pool.free):
+            for key in tuple(pool.free):  # a copy, since both branches change the list
                 block = self._blocks[key & ADDRESS]
                 if self.settings.expandable:
                     self._unmap(block)
@@ -159,10 +163,10 @@ class Allocator(ExpandableBlocks):
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Inside, memory is handed out as while a CUDA graph is recorded; all recordings share one private pool.
+        """Allocate from the private pool of CUDA graphs inside the block, as while a graph is captured.
 
-        Its segments serve nothing else and stay for good; what is freed of them serves the next recording. Nothing is
-        given back to make room meanwhile.
+        All captures share one pool. Its segments serve nothing else and are never returned to the driver; what is freed
+        in them serves the next capture. While capturing, the allocator returns no cached memory to make room.
         """
         shared = self._small, self._large
         (self._small, self._large), self._recording = self._private, True
@@ -172,23 +176,24 @@ class Allocator(ExpandableBlocks):
             (self._small, self._large), self._recording = shared, False
 
     def reset_peaks(self) -> None:
-        """Lets the peaks begin again at what is held now (torch.cuda.reset_peak_memory_stats)."""
+        """Restart both peaks at the current level (torch.cuda.reset_peak_memory_stats)."""
         self.peak_allocated = self.allocated
         self.peak_reserved = self.reserved
 
-    # Many events at once
+    # Play many events at once
 
     def play(self, events: NDArray[np.int32], sizes: Sequence[int], alive: Mapping[int, int]) -> Account:
-        """Does in order what ``events`` say: ``i`` asks for storage i, ``~i`` frees it; storages of 0 bytes do nothing.
+        """Play ``events`` in order: ``i`` allocates storage i, ``~i`` frees it; storages of 0 bytes are ignored.
 
-        ``sizes`` are the storages' bytes, ``alive`` the handles of those that live already. Ends early where memory
-        runs out.
+        ``sizes`` are the storages' bytes; ``alive`` maps those that already live to their handles. Playing stops where
+        memory runs out.
         """
         live: list[Block | None] = [None] * len(sizes)
         taken = [0] * len(sizes)
         for storage, handle in alive.items():
             live[storage] = block = self._blocks[handle]
             taken[storage] = block.size
+        # Reserved bytes change at few events: (event, level from then on) costs less than an entry per event.
         levels = [(0, self.reserved)]
         play = self._play_plain if self._plain and not self._power2 else self._play_any
         before = self.allocated, self.requested
@@ -199,6 +204,7 @@ class Allocator(ExpandableBlocks):
         reserved = np.empty(count, dtype=np.int64)
         for event, level in levels:
             reserved[event:] = level
+        # The fast path counts allocated bytes in a local variable and leaves the totals to be set here.
         if count:
             self.allocated, self.requested = int(allocated[-1]), int(requested[-1])
             self.peak_allocated = max(self.peak_allocated, int(allocated.max()))
@@ -213,7 +219,10 @@ class Allocator(ExpandableBlocks):
         taken: list[int],
         levels: list[tuple[int, int]],
     ) -> tuple[int, OutOfMemory | None]:
-        """How many events were done, and why no more; ``levels`` are (event, bytes reserved from then on)."""
+        """Play events with any settings; return how many were played, and the error that stopped them, if any.
+
+        Appends (event, bytes reserved from then on) to ``levels``.
+        """
         for number, event in enumerate(events):
             if event < 0:
                 if (block := live[event := ~event]) is not None:
@@ -236,9 +245,10 @@ class Allocator(ExpandableBlocks):
         taken: list[int],
         levels: list[tuple[int, int]],
     ) -> tuple[int, OutOfMemory | None]:
-        """The same where no setting asks for more than best fit: ``allocate`` and ``free``, written out.
+        """Play events like ``_play_any`` where best fit is the only rule: ``allocate`` and ``free``, inlined.
 
-        Calls and books kept for each event are a third of the time, and every plan waits for this.
+        Calls and bookkeeping per event would take a third of the time, and every plan waits for this. Any change here
+        has to be made in ``allocate`` and ``free`` as well; tests compare both with a naive allocator.
         """
         blocks, small, large = self._blocks, self._small, self._large
         allocated = self.allocated
@@ -253,7 +263,7 @@ class Allocator(ExpandableBlocks):
                 if index < len(free):
                     block = blocks[free.pop(index) & ADDRESS]
                 else:
-                    self.allocated = allocated
+                    self.allocated = allocated  # for the message of OutOfMemory
                     try:
                         block = self._allocate_from_driver(pool, size, requested)
                     except OutOfMemory as error:
@@ -261,6 +271,7 @@ class Allocator(ExpandableBlocks):
                     levels.append((number, self.reserved))
                 rest = block.size - size
                 if rest >= pool.least_rest:
+                    # As BlockTable._insert_after.
                     block.size = size
                     address, after = block.address + size, block.after
                     blocks[address] = block.after = new = Block(address, rest, pool, block, after)
@@ -277,6 +288,7 @@ class Allocator(ExpandableBlocks):
                 size, free = block.size, block.pool.free
                 allocated -= size
                 block.requested = None
+                # As BlockTable._merge_and_file, but every block is mapped here and no age is needed.
                 after = block.after
                 if after is not None and after.requested is None:
                     del free[bisect_left(free, after.size << ADDRESS_BITS | after.address)], blocks[after.address]
@@ -296,17 +308,18 @@ class Allocator(ExpandableBlocks):
                 insort(free, size << ADDRESS_BITS | block.address)
         return len(events), None
 
-    # The whole state
+    # Copies and snapshots
 
     def copy(self, capacity: int | None) -> Allocator:
-        """Another in the same state, down to the addresses: what is handed out here can be freed there.
+        """Return an allocator in the same state whose segments may sum to ``capacity`` bytes from here on.
 
-        From here on its segments may sum to ``capacity`` bytes.
+        Addresses stay the same, so what was allocated here can be freed there.
         """
         twin = copy(self)
         twin._apply(replace(self.settings, capacity=capacity))
-        if self._place == self._append:
+        if self._place == self._append:  # a bound method, which would keep advancing the original's addresses
             twin._place = twin._append
+        # Blocks are linked lists, along which copy.deepcopy would recurse.
         pools = {id(pool): pool.copy() for pool in (self._small, self._large, *self._private)}
         twin._small, twin._large, *private = pools.values()
         twin._private = private[0], private[1]
@@ -320,7 +333,7 @@ class Allocator(ExpandableBlocks):
         return twin
 
     def snapshot(self) -> AllocatorSnapshot:
-        """All segments with their blocks, by address."""
+        """Return all segments with their blocks, by address."""
         runs: list[list[Block]] = []
         for address in sorted(self._blocks):
             block = self._blocks[address]
@@ -337,7 +350,7 @@ class Allocator(ExpandableBlocks):
         settings: AllocatorSettings | None = None,
         place: Callable[[int], int] | None = None,
     ) -> Allocator:
-        """An allocator that goes on from a snapshot (of segments that do not expand), its peaks at what is held."""
+        """Return an allocator in the state of a snapshot without expandable segments; its peaks start there."""
         allocator = cls(settings, place)
         for segment in snapshot.segments:
             allocator._restore(segment)
@@ -364,16 +377,16 @@ class Allocator(ExpandableBlocks):
     # Sizes
 
     def _round(self, requested: int) -> int:
-        """The size of block that so many bytes get with roundup_power2_divisions: a step of a power of two."""
+        """Return the block size for a request with roundup_power2_divisions: a fraction of a power of two."""
         divisions = self.settings.divisions(requested)
         if divisions < 2 or requested <= SMALLEST_BLOCK * divisions:
             return (requested + 511) & -512
-        # PyTorch takes the power of two below ``divisions`` when that is none itself.
+        # PyTorch uses the next lower power of two when ``divisions`` is not one itself.
         step = 1 << (requested.bit_length() - divisions.bit_length())
         return -(-requested // step) * step
 
     def _segment_size(self, size: int) -> int:
-        """Of the segment that is opened for a block that finds no place."""
+        """Return the bytes of the segment to open for a block of ``size`` bytes."""
         if size <= LARGEST_SMALL:
             return SMALL_SEGMENT
         if size < SEGMENT_OF_ITS_OWN:
@@ -383,22 +396,26 @@ class Allocator(ExpandableBlocks):
     # Free blocks
 
     def _choose(self, pool: Pool, index: int, size: int) -> int:
-        """The index of the free block to take where settings make more of it than best fit; past the end for none."""
-        pool.searches += 1
+        """Return the index of the free block to use when settings modify best fit; ``len(pool.free)`` for none.
+
+        ``index`` is the best fit.
+        """
+        pool.searches += 1  # the clock by which garbage collection measures age
         free = pool.free
         if index == len(free):
             return index
         if self.settings.expandable:
-            # A block before unmapped pages counts as large as it can grow, so that the end is used last.
+            # A block before unmapped pages counts as large as it can grow, so that the segment's end is used last.
             while index + 1 < len(free) and self._growable_size(free[index + 1]) < self._growable_size(free[index]):
                 index += 1
+        # With max_split_size, oversize blocks serve only oversize requests, and only if little of them is wasted.
         found = free[index] >> ADDRESS_BITS
         small_takes_oversize = size < self._oversize <= found
         wastes_oversize = size >= self._oversize and found >= size + OVERSIZE_SLACK
         return len(free) if small_takes_oversize or wastes_oversize else index
 
     def _growable_size(self, key: int) -> int:
-        """Bytes of a free block of an expandable segment, with the unmapped ones that follow it."""
+        """Return the bytes of a free block of an expandable segment plus the unmapped ones after it."""
         block = self._blocks[key & ADDRESS]
         after = block.after
         return block.size + (after.size if after and not after.mapped else 0)
@@ -406,14 +423,15 @@ class Allocator(ExpandableBlocks):
     # The driver
 
     def _allocate_from_driver(self, pool: Pool, size: int, requested: int) -> Block:
-        """New memory from the driver for a block that found no place; gives back what it can when the limit is hit.
+        """Return a new block from the driver; at the limit, return cached memory first, in PyTorch's order.
 
-        The order is PyTorch's: collect garbage, ask, return oversize blocks, ask, return all that is free, ask.
+        Collect garbage, try, return oversize blocks, try, return all cached memory, try.
         """
         segment = self._segment_size(size)
         if self._collects and not self._recording:
             self._collect_garbage()
         if not self._admits(segment) and not (self._release_oversize(pool, size) and self._admits(segment)):
+            # During a capture PyTorch releases no cached blocks and fails at once.
             if not self._recording:
                 self.empty_cache()
                 self.retries += 1
@@ -424,7 +442,10 @@ class Allocator(ExpandableBlocks):
         return block
 
     def _admits(self, segment: int) -> bool:
-        """Whether the memory fraction admits a segment; PyTorch asks this of expandable ones too, before it grows."""
+        """Return whether the limit admits a segment, and note the closest decisions on both sides.
+
+        PyTorch checks expandable segments as well, before they grow.
+        """
         capacity, total = self.settings.capacity, self.reserved + segment
         if capacity is None or total <= capacity:
             self.admitted = max(self.admitted, total)
@@ -433,25 +454,28 @@ class Allocator(ExpandableBlocks):
         return False
 
     def _open_segment(self, pool: Pool, size: int) -> Block:
-        """A new segment as one block, which is not filed as free."""
+        """Open a segment and return it as one block, which is not in the pool's free list."""
         address = self._place(size)
         self._blocks[address] = block = Block(address, size, pool, None, None)
         self.reserved += size
         return block
 
     def _append(self, size: int) -> int:
-        """Where a segment lies when the driver is not asked: behind the last."""
+        """Return the address of a new segment when no ``place`` is given: after the last one."""
         self._end += size
         return self._end - size
 
     def _release(self, block: Block) -> None:
-        """Gives a segment that is one free block back to the driver."""
+        """Return a segment that is one free block to the driver."""
         self._unfile(block)
         del self._blocks[block.address]
         self.reserved -= block.size
 
     def _release_oversize(self, pool: Pool, size: int) -> bool:
-        """With max_split_size: gives back the fitting oversize block, or the largest ones until they make room."""
+        """With max_split_size, return the best-fitting oversize block, or the largest ones until the request fits.
+
+        Returns whether enough was returned.
+        """
         if self.settings.max_split_size is None or self.settings.expandable:
             return False
         index = bisect_left(pool.free, size << ADDRESS_BITS)
@@ -466,7 +490,7 @@ class Allocator(ExpandableBlocks):
         return returned >= size
 
     def _collect_garbage(self) -> None:
-        """Above the threshold, gives back whole large segments unused for longer than average, until below it."""
+        """Above the threshold, return large segments that are unused for longer than average, until below it."""
         pool = self._large
         threshold = int(self.settings.garbage_collection_threshold * (self.settings.capacity or 0))
         unused = [block for key in pool.free if is_segment(block := self._blocks[key & ADDRESS])]
@@ -479,7 +503,7 @@ class Allocator(ExpandableBlocks):
 
 
 def _running_sum(events: NDArray[np.int32], sizes: Sequence[int], start: int) -> NDArray[np.int64]:
-    """``start`` and the bytes added by the events up to each of them."""
+    """Return ``start`` plus the bytes added by the events up to each one."""
     died = events < 0
     changes = np.array(sizes, dtype=np.int64)[np.where(died, ~events, events)]
     return start + np.cumsum(np.where(died, -changes, changes))

@@ -1,4 +1,4 @@
-"""The pieces that the allocator's model cuts memory into, how they part and merge, and the pools of the free ones."""
+"""Blocks of the simulated allocator, how they split and merge, and the pools of free ones."""
 
 from __future__ import annotations
 
@@ -9,55 +9,55 @@ from dataclasses import dataclass
 from typing import Literal
 
 PoolName = Literal["small", "large"]
-# A free block is filed as one integer, size above address: sorted, these give best fit with the lowest address first.
+# A free block's key is one integer, size above address: a sorted list of keys gives best fit, lowest address first.
 ADDRESS_BITS = 48
 ADDRESS = 2**ADDRESS_BITS - 1
-# An expandable segment reserves addresses for 1.125 times the card; here, for more than any card has.
+# PyTorch reserves addresses for 1.125 times the GPU's memory; this is more than any GPU has.
 EXPANDABLE_RANGE = 2**44
 
 
 @dataclass(frozen=True, slots=True)
 class BlockState:
-    """A piece of a segment."""
+    """Snapshot of a block."""
 
     address: int
     bytes: int
     requested: int | None
-    """Bytes asked for; None where it is free."""
+    """Bytes requested; None if the block is free."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentState:
-    """What was taken from the driver at once; of an expandable segment, its mapped pages."""
+    """Snapshot of one allocation from the driver; of an expandable segment, one run of mapped pages."""
 
     address: int
     bytes: int
     pool: PoolName
     blocks: tuple[BlockState, ...]
-    """By address, without gaps; those of an expandable segment leave out pages that are not mapped."""
+    """By address and without gaps."""
 
 
 @dataclass(frozen=True, slots=True)
 class AllocatorSnapshot:
-    """The allocator at one moment."""
+    """All segments of an allocator at one moment."""
 
     segments: tuple[SegmentState, ...]
 
     @property
     def fragmented(self) -> int:
-        """Free bytes in segments that are partly in use: no other process gets them (inactive_split_bytes)."""
+        """Return the free bytes in partly used segments, which no other process can get (inactive_split_bytes)."""
         in_use = (segment.blocks for segment in self.segments if len(segment.blocks) > 1)
         return sum(block.bytes for blocks in in_use for block in blocks if block.requested is None)
 
     @property
     def largest_free(self) -> int:
-        """Bytes of the largest block that can be handed out without asking the driver."""
+        """Return the bytes of the largest block that can be allocated without asking the driver."""
         free = (block.bytes for segment in self.segments for block in segment.blocks if block.requested is None)
         return max(free, default=0)
 
 
 class Block:
-    """A piece of a segment, in use or free, between its neighbours in the same segment."""
+    """Part of a segment, in use or free, linked to its neighbors in the same segment."""
 
     __slots__ = ("address", "after", "before", "mapped", "pool", "requested", "since", "size")
 
@@ -69,11 +69,11 @@ class Block:
         self.after = after
         self.requested: int | None = None
         self.mapped = True
-        self.since = 0  # the pool's count of searches when it became free
+        self.since = 0  # pool.searches when it became free
 
 
 class Pool:
-    """The free blocks of one pool; small and large allocations never share a segment."""
+    """Free blocks of one pool; small and large allocations never share a segment."""
 
     __slots__ = ("free", "least_rest", "name", "page", "searches", "unmapped")
 
@@ -81,22 +81,22 @@ class Pool:
         self.name = name
         self.free: list[int] = []
         self.least_rest = least_rest
-        """From how many bytes on what is left of a block is split off."""
+        """Smallest remainder, in bytes, that is split off a block."""
         self.page = page
         """Bytes that an expandable segment maps at once."""
         self.searches = 0
         self.unmapped: list[int] = []
-        """Addresses of the unmapped blocks of the expandable segment, in order."""
+        """Addresses of the unmapped blocks of the expandable segment, sorted."""
 
     def copy(self) -> Pool:
-        """Another with the same blocks."""
+        """Return a pool with the same blocks."""
         twin = copy(self)
         twin.free, twin.unmapped = list(self.free), list(self.unmapped)
         return twin
 
 
 class BlockTable:
-    """All blocks by address, and the bytes of their segments."""
+    """All blocks by address, and the total bytes of their segments."""
 
     def __init__(self) -> None:
         self.reserved = 0
@@ -104,15 +104,16 @@ class BlockTable:
         self._blocks: dict[int, Block] = {}
 
     def _file(self, block: Block) -> None:
-        """Enters a free block where searches find it."""
+        """Add a free block to its pool's free list."""
         insort(block.pool.free, block.size << ADDRESS_BITS | block.address)
 
     def _unfile(self, block: Block) -> None:
+        """Remove a free block from its pool's free list."""
         free = block.pool.free
         del free[bisect_left(free, block.size << ADDRESS_BITS | block.address)]
 
     def _merge_and_file(self, block: Block) -> Block:
-        """Merges a mapped block, that was in use or unmapped, with its free neighbours; returns the one it became."""
+        """Merge a mapped block that just became free with its free neighbors; return the merged block."""
         after = block.after
         if after is not None and after.requested is None and after.mapped:
             self._unfile(after)
@@ -127,7 +128,7 @@ class BlockTable:
         return block
 
     def _insert_after(self, block: Block, size: int) -> Block:
-        """A new block of ``size`` bytes between ``block`` and what follows it."""
+        """Insert a new block of ``size`` bytes between ``block`` and its successor, and return it."""
         after = block.after
         new = Block(block.address + block.size, size, block.pool, block, after)
         block.after = new
@@ -137,7 +138,7 @@ class BlockTable:
         return new
 
     def _absorb(self, block: Block, after: Block) -> None:
-        """Makes two neighbours one; it keeps the first's address."""
+        """Merge a block with its successor, keeping the block's address."""
         del self._blocks[after.address]
         block.size += after.size
         block.after = beyond = after.after
@@ -146,18 +147,18 @@ class BlockTable:
 
 
 def segment_state(blocks: list[Block]) -> SegmentState:
-    """A segment from all its blocks, by address."""
+    """Return the snapshot of a segment from all its blocks, by address."""
     states = tuple(BlockState(block.address, block.size, block.requested) for block in blocks)
     return SegmentState(blocks[0].address, sum(block.size for block in blocks), blocks[0].pool.name, states)
 
 
 def is_segment(block: Block) -> bool:
-    """Whether a block is a segment of its own, not a piece of one."""
+    """Return whether a block is a whole segment."""
     return block.before is None and block.after is None
 
 
 def run_of_free(block: Block | None) -> int:
-    """Bytes of a block and of those after it up to the next one in use."""
+    """Return the bytes from a block up to the next one in use."""
     total = 0
     while block is not None and block.requested is None:
         total += block.size
@@ -166,7 +167,10 @@ def run_of_free(block: Block | None) -> int:
 
 
 class ExpandableBlocks(BlockTable):
-    """Blocks among which unmapped ones may be, that nothing is held of."""
+    """Blocks of expandable segments: an unmapped block has addresses but no memory.
+
+    Each pool has one expandable segment, which begins as a single unmapped block larger than any GPU.
+    """
 
     def _reserve_addresses(self, pools: Iterable[Pool]) -> None:
         for number, pool in enumerate(pools):
@@ -176,7 +180,7 @@ class ExpandableBlocks(BlockTable):
             pool.unmapped.append(address)
 
     def _expand(self, pool: Pool, size: int) -> Block:
-        """A block of at least ``size`` bytes at the lowest address where free and unmapped blocks make room for it."""
+        """Return a block of at least ``size`` bytes at the lowest address where free and unmapped blocks have room."""
         candidate = next(block for block in self._growable(pool) if run_of_free(block) >= size)
         if not candidate.mapped:
             candidate = self._map(candidate, min(candidate.size, size))
@@ -188,13 +192,13 @@ class ExpandableBlocks(BlockTable):
         return candidate
 
     def _growable(self, pool: Pool) -> Iterator[Block]:
-        """Where a block might begin: at the unmapped blocks, or at the free one that lies before."""
+        """Yield the blocks at which growth can start: unmapped ones, or the free block before them."""
         for address in pool.unmapped:
             block = self._blocks[address]
             yield block.before if block.before and block.before.requested is None else block
 
     def _map(self, block: Block, size: int) -> Block:
-        """Maps as many pages of an unmapped block as hold ``size`` bytes; returns the free block they fall to."""
+        """Map as many pages of an unmapped block as hold ``size`` bytes; return the free block that they join."""
         page = block.pool.page
         mapped = min(-(-size // page) * page, block.size)
         block.pool.unmapped.remove(block.address)
@@ -209,7 +213,7 @@ class ExpandableBlocks(BlockTable):
         return self._merge_and_file(block)
 
     def _unmap(self, block: Block) -> None:
-        """Gives the whole pages of a free block back to the driver."""
+        """Return the whole pages of a free block to the driver; partial pages at its ends stay mapped."""
         page, base = block.pool.page, block.address // EXPANDABLE_RANGE * EXPANDABLE_RANGE
         first = -(-(block.address - base) // page) * page + base
         last = (block.address + block.size - base) // page * page + base
@@ -229,7 +233,7 @@ class ExpandableBlocks(BlockTable):
         self._make_unmapped(block)
 
     def _make_unmapped(self, block: Block) -> None:
-        """Enters a block as unmapped, one with its unmapped neighbours."""
+        """Turn a block into an unmapped one and merge it with unmapped neighbors."""
         block.mapped = False
         if block.after is not None and not block.after.mapped:
             block.pool.unmapped.remove(block.after.address)

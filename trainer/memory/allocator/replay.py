@@ -1,4 +1,4 @@
-"""Tapes played through the allocator's model: what is handed out and taken at every moment, and what lives then."""
+"""Replay memory traces on the simulated allocator: bytes allocated and reserved, and live storages, at any moment."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from trainer.memory.trace.memory_trace import MemoryTrace, Storage, StorageKind
 K = TypeVar("K", bound=str)
 Bytes = NDArray[np.int64]
 WorkspaceBytes = Callable[[Storage], int]
-"""How large a storage of kind "workspace" is on one card: what a trace on no card cannot know."""
+"""Return the bytes of a workspace on one GPU, which a trace cannot know."""
 
 
 class SurvivingStorage(NamedTuple):
-    """A named storage that outlived its tape."""
+    """A named storage that outlived its trace."""
 
     handle: int
     storage: Storage
 
 
 class Moment(NamedTuple):
-    """A place in what was replayed: the tape's index and the event's in it, after which this holds."""
+    """The state right after an event: indices of the trace and of the event in it."""
 
     tape: int
     event: int
@@ -35,70 +35,71 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SimulatedTrace:
-    """What one tape did to memory; arrays have an entry for each of its events, of bytes after that event."""
+    """What one trace did to memory; each array has one entry per event, in bytes after it."""
 
     tape: MemoryTrace
     before: Mapping[str, Storage]
-    """The named storages that lived when it began."""
+    """Named storages that were alive when the trace began."""
     allocated: Bytes
     reserved: Bytes
     requested: Bytes
     retries: int
-    """How often everything returnable was returned to make room."""
+    """How often the allocator returned all cached memory to make room."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Where memory ran out."""
+    """The event at which memory ran out."""
 
     moment: Moment
     storage: Storage
-    """What was being asked for."""
+    """The storage that could not be allocated."""
     error: OutOfMemory
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a sequence of tapes did to memory; a tape in which it ran out has only the events before that."""
+    """Result of replaying traces in order; if memory ran out, the last one has only the events before that."""
 
     played: tuple[SimulatedTrace, ...]
     failure: Failure | None
 
     def peak_allocated(self) -> Moment:
-        """The first moment at which most was handed out."""
+        """Return the first moment with the most bytes allocated."""
         return _highest([played.allocated for played in self.played])
 
     def peak_reserved(self) -> Moment:
-        """The first moment at which most was taken from the driver."""
+        """Return the first moment with the most bytes reserved from the driver."""
         return _highest([played.reserved for played in self.played])
 
     def peak_requested(self) -> Moment:
-        """The first moment at which the storages alive summed to most."""
+        """Return the first moment at which the live storages sum to the most bytes."""
         return _highest([played.requested for played in self.played])
 
     def allocated(self, moment: Moment) -> int:
-        """Bytes handed out at a moment."""
+        """Return the bytes allocated at a moment."""
         return int(self.played[moment.tape].allocated[moment.event])
 
     def reserved(self, moment: Moment) -> int:
-        """Bytes taken from the driver at a moment."""
+        """Return the bytes reserved from the driver at a moment."""
         return int(self.played[moment.tape].reserved[moment.event])
 
     def alive(self, moment: Moment) -> tuple[Storage, ...]:
-        """The storages that live at a moment, those left by earlier tapes first."""
+        """Return the storages alive at a moment, those of earlier traces first."""
         played = self.played[moment.tape]
         trace = played.tape
         events = trace.events[: moment.event + 1]
         born = np.zeros(len(trace.storages), dtype=bool)
         born[events[events >= 0]] = True
         died = ~events[events < 0]
+        # Freed without a birth in this trace: storages of earlier ones, known by name only.
         ended = {trace.storages[index].name for index in died[~born[died]]}
         born[died] = False
         earlier = [storage for name, storage in played.before.items() if name not in ended]
         return (*earlier, *(trace.storages[index] for index in np.flatnonzero(born)))
 
     def timeline(self, samples: int) -> tuple[tuple[int, int], ...]:
-        """(allocated, reserved) of at most ``samples`` evenly spaced stretches of events, the highest of each."""
+        """Return the maxima (allocated, reserved) of at most ``samples`` equal intervals of events."""
         allocated = np.concatenate([np.zeros(0, np.int64), *(played.allocated for played in self.played)])
         reserved = np.concatenate([np.zeros(0, np.int64), *(played.reserved for played in self.played)])
         count = min(samples, len(allocated))
@@ -110,7 +111,7 @@ class Replayed:
 
 
 def by_kind(storages: Iterable[Storage]) -> dict[StorageKind, int]:
-    """Their bytes as asked for, by kind, the largest first."""
+    """Return the requested bytes of storages by kind, largest first."""
     totals: defaultdict[StorageKind, int] = defaultdict(int)
     for storage in storages:
         totals[storage.kind] += storage.bytes
@@ -118,7 +119,7 @@ def by_kind(storages: Iterable[Storage]) -> dict[StorageKind, int]:
 
 
 def by_module(storages: Iterable[Storage]) -> dict[str, int]:
-    """Their bytes as asked for, by the module they belong to, the largest first."""
+    """Return the requested bytes of storages by module, largest first."""
     totals: defaultdict[str, int] = defaultdict(int)
     for storage in storages:
         totals[storage.module] += storage.bytes
@@ -131,11 +132,12 @@ def replay(
     names: dict[str, SurvivingStorage],
     workspace_bytes: WorkspaceBytes | None = None,
 ) -> Replayed:
-    """Plays ``tapes`` in order on ``allocator`` up to where memory runs out, if it does.
+    """Replay traces in order on an allocator, up to where memory runs out.
 
-    ``names`` holds what earlier tapes left and is changed to what is left in the end; begin with an empty one. After
-    a failure neither is of use. A workspace whose name lives already is taken to be that one, as libraries keep them.
-    Raises ValueError for a tape that frees what does not live, or leaves a storage without a name.
+    ``names`` holds the storages that earlier traces left and is updated in place; begin with an empty dict. After a
+    failure, neither it nor the allocator is usable. A workspace whose name is alive already is not allocated again,
+    since libraries keep theirs. Raises ValueError for a trace that frees a storage that is not alive, or leaves one
+    without a name.
     """
     done: list[SimulatedTrace] = []
     for number, trace in enumerate(traces):
@@ -151,7 +153,8 @@ def replay(
 def _resize_workspaces(
     trace: MemoryTrace, names: Mapping[str, SurvivingStorage], workspace_bytes: WorkspaceBytes | None
 ) -> MemoryTrace:
-    """The tape with workspaces as large as they are on the card, and those that live already of no size."""
+    """Return the trace with workspaces sized for the GPU, and 0 bytes for those that are alive already."""
+    # Resized instead of removed, so that the events keep their indices; storages of 0 bytes do nothing.
     storages = list(trace.storages)
     for place in [place for place, storage in enumerate(storages) if storage.kind == "workspace"]:
         storage = storages[place]
@@ -168,7 +171,7 @@ def _play(
     alive = {place: _handle_of(names, storages[place], trace) for place in _freed_from_earlier(trace)}
     retries = allocator.retries
     account = allocator.play(trace.events, [storage.bytes for storage in storages], alive)
-    if account.failure is None:
+    if account.failure is None:  # otherwise storages without a name are still alive
         _record_survivors(trace, account.alive, names)
     played = SimulatedTrace(
         tape=trace,
@@ -186,7 +189,7 @@ def _as_traced(storage: Storage) -> int:
 
 
 def _freed_from_earlier(trace: MemoryTrace) -> Iterator[int]:
-    """The places of storages that die in a tape they were not born in."""
+    """Yield the indices of storages that die in a trace in which they were not born."""
     born = np.zeros(len(trace.storages), dtype=bool)
     born[trace.events[trace.events >= 0]] = True
     died = ~trace.events[trace.events < 0]
@@ -196,16 +199,16 @@ def _freed_from_earlier(trace: MemoryTrace) -> Iterator[int]:
 def _handle_of(names: dict[str, SurvivingStorage], storage: Storage, trace: MemoryTrace) -> int:
     kept = names.pop(storage.name, None) if storage.name is not None else None
     if kept is None:
-        raise ValueError(f"the tape {trace.name} frees a storage of {storage.module} that does not live")
+        raise ValueError(f"the trace {trace.name} frees a storage of {storage.module} that is not alive")
     return kept.handle
 
 
 def _record_survivors(trace: MemoryTrace, left: Mapping[int, int], names: dict[str, SurvivingStorage]) -> None:
-    """Enters what a tape leaves to later ones."""
+    """Add the storages that a trace leaves to ``names``."""
     for place, handle in left.items():
         storage = trace.storages[place]
         if storage.name is None or storage.name in names:
-            raise ValueError(f"the tape {trace.name} leaves a storage of {storage.module} under no name of its own")
+            raise ValueError(f"the trace {trace.name} leaves a storage of {storage.module} without a unique name")
         names[storage.name] = SurvivingStorage(handle, storage)
 
 

@@ -1,4 +1,4 @@
-"""What PyTorch's allocator is told to do otherwise than usual, as PYTORCH_ALLOC_CONF says it. Needs no torch."""
+"""Settings of PyTorch's allocator as PYTORCH_ALLOC_CONF states them. Needs no torch."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ from trainer.protocol.records import json_keys
 MIB = 2**20
 LARGE_SEGMENT = 20 * MIB
 
-# roundup_power2_divisions may differ between this many powers of two: up to 2 MiB, up to 4, and so on.
+# The number of size classes that roundup_power2_divisions can list: up to 2 MiB, up to 4 MiB, and so on.
 _INTERVALS = 16
 _SETTING = re.compile(r"(\w+):(\[[^\]]*\]|[^,]*)")
-_VARIABLES = (
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
-)  # the later is the older name, asked where the other is not
+# The second is the older name, used if the first is unset.
+_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 @json_keys(
@@ -30,24 +28,24 @@ _VARIABLES = (
 )  # fmt: skip
 @dataclass(frozen=True, slots=True)
 class AllocatorSettings:
-    """What PYTORCH_ALLOC_CONF and torch.cuda.set_per_process_memory_fraction can say; the defaults are PyTorch's."""
+    """Settings from PYTORCH_ALLOC_CONF and set_per_process_memory_fraction; the defaults are PyTorch's."""
 
     capacity: int | None = None
     """Bytes that the segments may sum to; None for no limit."""
     expandable: bool = False
-    """Segments grow page by page (expandable_segments). Windows has none: PyTorch warns and ignores it there."""
+    """Whether segments grow page by page (expandable_segments). Windows has none: PyTorch warns and ignores it."""
     max_split_size: int | None = None
-    """Blocks of so many bytes and more are never split."""
+    """Size in bytes from which blocks are never split; None to split all."""
     roundup_power2_divisions: int | tuple[int, ...] = 0
-    """Sizes are rounded up to one of so many steps between two powers of two; 0 and 1 for none. Several: for sizes
-    below 2 MiB, below 4, and so on, the last for all above."""
+    """Number of sizes between two powers of two that requests are rounded up to; 0 and 1 turn it off.
+    A tuple has one number for sizes below 2 MiB, below 4 MiB, and so on; the last one is for all larger sizes."""
     garbage_collection_threshold: float = 0.0
-    """The share of ``capacity`` above which blocks unused for long are given back before new ones are taken."""
+    """Share of ``capacity`` above which blocks unused for long are returned to the driver before new ones are opened."""
     large_segment_size: int = LARGE_SEGMENT
-    """Of the segments that blocks of 1 to 10 MiB share, and of an expandable segment's large pages."""
+    """Bytes of the segments that blocks of 1 to 10 MiB share, and of the pages of large expandable segments."""
 
     def divisions(self, size: int) -> int:
-        """The steps between two powers of two for a size of at least 1 byte."""
+        """Return the number of rounding steps between two powers of two for a size of at least 1 byte."""
         divisions = self.roundup_power2_divisions
         if isinstance(divisions, int):
             return divisions
@@ -55,9 +53,9 @@ class AllocatorSettings:
 
 
 def settings_here(environment: Mapping[str, str] = os.environ, system: str | None = None) -> AllocatorSettings:
-    """The settings that processes begun here train with, as far as forecasts follow them.
+    """Return the allocator settings of training processes started from here, as far as forecasts model them.
 
-    Collecting garbage is not: it only gives back sooner what a retry would give back to make room.
+    Garbage collection is left out: it only returns earlier what a retry would return to make room.
     """
     conf = next((environment[name] for name in _VARIABLES if environment.get(name)), "")
     settings = replace(settings_of(conf), garbage_collection_threshold=0.0)
@@ -65,9 +63,9 @@ def settings_here(environment: Mapping[str, str] = os.environ, system: str | Non
 
 
 def settings_of(conf: str) -> AllocatorSettings:
-    """Read a text such as "expandable_segments:True,max_split_size_mb:128".
+    """Parse a value of PYTORCH_ALLOC_CONF such as "expandable_segments:True,max_split_size_mb:128".
 
-    What the model does not know, or PyTorch would not take, counts as not said. The rules are those of
+    Unknown keys and values that PyTorch would reject are ignored. The rules are those of
     c10/core/AllocatorConfig.cpp.
     """
     settings: dict[str, Any] = {}
@@ -99,9 +97,9 @@ def _boolean(text: str) -> bool:
 
 
 def _divisions(text: str) -> int | tuple[int, ...]:
-    """A number, or a list such as [64:8,256:4,>:1]: for sizes from 64 MiB, from 256, and from there on.
+    """Parse a number, or a list such as [64:8,256:4,>:1]: for sizes from 64 MiB, from 256 MiB, and above.
 
-    What stands first holds for all below it too; ">" also replaces what stands before it, as in PyTorch.
+    The first entry also applies to all sizes below it, and ">" also replaces the entry before it, as in PyTorch.
     """
     if not text.startswith("["):
         return _power_of_two(text)
@@ -128,7 +126,7 @@ def _power_of_two(text: str) -> int:
 _READERS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "expandable_segments": ("expandable", _boolean),
     "garbage_collection_threshold": ("garbage_collection_threshold", _share),
-    # Smaller than the blocks that share them: PyTorch's rule for those is not known here.
+    # At least 10 MiB: PyTorch's rule for segments smaller than the blocks that share them is not modeled.
     "large_segment_size_mb": ("large_segment_size", _mebibytes(10)),
     "max_split_size_mb": ("max_split_size", _mebibytes(LARGE_SEGMENT // MIB)),
     "roundup_power2_divisions": ("roundup_power2_divisions", _divisions),

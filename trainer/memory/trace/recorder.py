@@ -1,4 +1,4 @@
-"""Records on tapes what PyTorch does to memory: storages of meta tensors, born and dying, and the work between."""
+"""Record the births and deaths of meta-tensor storages, and the operations between them, as memory traces."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ from trainer.training.device.dispatched import is_allocation, is_view
 
 aten = torch.ops.aten
 
-# cuBLAS takes a workspace for each thread that multiplies, the caller's and autograd's, and keeps it. How large it is
-# depends on the card: this is the size on consumer cards, which a replay replaces.
+# cuBLAS allocates one workspace for each thread that multiplies matrices (the caller's and autograd's) and keeps it.
+# Its size depends on the GPU: this is the size on consumer GPUs, and a replay replaces it with the right one.
 CUBLAS_WORKSPACE = 8_519_680
 
 _GEMMS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten._int_mm}
 _CONVOLUTIONS = {aten.convolution, aten.convolution_backward}
+# Composite operations that must be traced in parts: below autograd they are one operation, whose buffers are invisible.
 _REPLACEMENTS: dict[OpOverload, Callable[..., Any]] = {
     aten._safe_softmax.default: safe_softmax,
     torch.ops.bitsandbytes.gemm_4bit.default: gemm_4bit,
@@ -43,14 +44,18 @@ _REPLACEMENTS: dict[OpOverload, Callable[..., Any]] = {
 
 
 class _LiveStorage(weakref.ref[torch.UntypedStorage]):
-    """A storage that is alive, with what the tape says of it."""
+    """A weak reference to a live storage, with what the trace records about it.
+
+    Being weak, it does not keep the storage alive, and its callback reports the death at the exact moment.
+    """
 
     __slots__ = ("address", "bytes", "index", "kind", "module", "name", "stage")
 
+    # Both as at birth: a storage that is gone can no longer be asked for them.
     address: int
     bytes: int
     index: int
-    """Its place on the current tape; -1 while it is on none."""
+    """Index in the current trace; -1 while the trace does not mention it."""
     kind: StorageKind | None
     module: str
     name: str | None
@@ -58,41 +63,43 @@ class _LiveStorage(weakref.ref[torch.UntypedStorage]):
 
 
 class _Operator(NamedTuple):
-    """What is known of an operator, whatever it is called with."""
+    """Properties of an operator that do not depend on its arguments."""
 
-    makes: bool
-    """Whether all that it returns is new memory."""
-    works: bool
-    """Whether it touches memory; else it only looks at it in another way."""
+    returns_new: bool
+    """Whether everything it returns is newly allocated."""
+    touches_memory: bool
+    """Whether it touches memory; views do not."""
     allocates: bool
-    """Whether it only takes memory, which starts nothing on a card."""
-    overwrites: bool
-    """Whether it changes numbers and nothing else, so that on meta it need not be run."""
-    fills: bool
-    """Whether it is a product that is written where the caller says, which on meta need not be run again either."""
+    """Whether it only allocates memory, which launches no kernel on a GPU."""
+    in_place: bool
+    """Whether it is elementwise and in place, so that it can be skipped on meta tensors."""
+    writes_out: bool
+    """Whether it is a matrix product with an ``out`` argument, which can be skipped on meta tensors as well."""
     work: WorkKind
     flops: Callable[..., int] | None
-    instead: Callable[..., Any] | None
-    """What is called in its place."""
+    replacement: Callable[..., Any] | None
+    """Function to call in its place."""
 
 
 class _Call(NamedTuple):
-    """What is known of an operator called with certain shapes."""
+    """Properties of an operator called with certain shapes."""
 
-    seen: bool
-    """Whether it concerns meta tensors at all."""
+    on_meta: bool
+    """Whether any meta tensor is involved."""
     made: tuple[_TensorSpec | None, ...] | None
-    """What it returns, where that is nothing but new tensors: then it need not be run again."""
+    """Specs of the returned tensors if all of them are new, so that later calls can skip PyTorch; otherwise None."""
     single: bool
-    """Whether it returns a tensor, not a tuple of them."""
+    """Whether it returns one tensor instead of a tuple."""
     hidden: tuple[int, ...]
+    """Bytes of each buffer that the CUDA kernel allocates for its own use."""
     dtype: str
     flops: int
     bytes: int
+    """Bytes read and written."""
 
 
 class _TensorSpec(NamedTuple):
-    """A new tensor."""
+    """Shape, stride and dtype of a new tensor."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -100,17 +107,18 @@ class _TensorSpec(NamedTuple):
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While active, records the storages of meta tensors that are born and die, and every operation's work.
+    """Dispatch mode that records the storages of meta tensors and the work of every operation.
 
-    Storages on other devices are not seen. What is recorded between two calls of :meth:`cut` is one tape; the same
-    operations give the same tape. The buffers that cuDNN takes for a convolution are storages of kind "workspace" and
-    module "cudnn", as large as input, weight and output together; cuBLAS' are named, of module "cublas".
+    Storages on other devices are ignored. The operations between two calls of :meth:`cut` form one trace; the same
+    operations give the same trace. cuDNN's buffer for a convolution is a storage of kind "workspace" and module
+    "cudnn", as large as input, weight and output together. cuBLAS's workspaces have names and the module "cublas".
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._operators: dict[OpOverload, _Operator] = {}
         self._calls: dict[tuple[Any, ...], _Call] = {}
+        # By address, which PyTorch may reuse as soon as a storage is freed: an entry has to go at the storage's death.
         self._alive: dict[int, _LiveStorage] = {}
         self._storages: list[_LiveStorage | Storage] = []
         self._events: list[int] = []
@@ -120,28 +128,29 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._stage = ""
         self._stage_began = 0
         self._operand: _LiveStorage | None = None
-        """What the latest storage overwrites instead of being born, if that dies next."""
+        """Storage that the latest result takes over if its next death follows at once: CUDA computes in place there."""
         self._after_product = False
+        # Addresses of storages that hold only zeros, and of the results of `any` on them.
         self._zeros: set[int] = set()
         self._false: set[int] = set()
         self._modules: list[str] = [""]
-        # Which module ran when: the autograd nodes from one number on belong to the module beside it.
+        # Parallel lists: autograd nodes numbered from _node_numbers[i] on were created while _node_modules[i] ran.
         self._node_numbers = [0]
         self._node_modules = [""]
         self._last_node_module = ""
         self._hooks: list[Any] = []
 
     def close(self) -> None:
-        """Takes the hooks off the watched modules and forgets what is alive."""
+        """Remove the hooks from the watched modules and forget all live storages."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
         self._alive.clear()
 
     def know(self, tensor: Tensor, kind: StorageKind, module: str, name: str | None = None) -> None:
-        """Says what a tensor's storage is; one that is not known yet counts as born now.
+        """Label a tensor's storage; if it is not known yet, its birth is recorded now.
 
-        ``name`` is its name where it outlives the tape, unless it has one; no two that live at once may share one.
+        ``name`` identifies it in later traces, unless it has a name already. No two live storages may share one.
         """
         storage = tensor.untyped_storage()
         live = self._alive.get(storage._cdata) or self._record_birth(storage)
@@ -149,16 +158,16 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         live.name = live.name or name
 
     def know_zero(self, tensor: Tensor) -> None:
-        """Says that a tensor holds nothing but zeros, for programs that ask."""
+        """Mark a tensor as holding only zeros, for code that branches on its values."""
         self._zeros.add(tensor.untyped_storage()._cdata)
 
     def knows(self, tensor: Tensor) -> bool:
-        """Whether a tensor's storage was seen being born, or told of."""
+        """Return whether a tensor's storage is alive and known to the tracer."""
         return tensor.untyped_storage()._cdata in self._alive
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Names what goes on inside. In "forward", what autograd does is told apart: "backward" and "recompute"."""
+        """Name the stage of everything inside; within "forward", autograd becomes "backward" and "recompute"."""
         outer, self._outer_stage = self._outer_stage, name
         try:
             yield
@@ -166,16 +175,17 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._outer_stage = outer
 
     def watch(self, prefix: str, module: nn.Module) -> None:
-        """Lets storages be told by the path of the module that takes them, in its forward and its backward."""
+        """Attribute storages to the submodule whose forward or backward allocates them."""
         for path, part in module.named_modules():
             name = f"{prefix}.{path}" if path else prefix
             self._hooks.append(part.register_forward_pre_hook(partial(self._enter, name)))
-            # Checkpointing leaves a module by an exception once it has recomputed enough.
+            # always_call: checkpointing leaves a module by an exception once it has recomputed enough.
             self._hooks.append(part.register_forward_hook(self._leave, always_call=True))
 
     def cut(self, name: str) -> MemoryTrace:
-        """Ends the current tape and begins the next; what is alive is left to later tapes under its name."""
+        """End the current trace and begin the next; live storages pass to later traces under their names."""
         self._update_stage()
+        # A storage without a name gets one here, since a later trace can free it only by name.
         for number, live in enumerate(self._alive.values()):
             live.name = live.name or f"{name}:{number}"
         trace = MemoryTrace(
@@ -194,36 +204,39 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Runs one operation and records it.
+        """Run one operation and record it.
 
-        PyTorch finds the shapes of most results in Python, slowly; the same question is asked of it only once.
+        On meta tensors equal arguments give equal results, so PyTorch runs only the first of many equal calls: it
+        computes most result shapes in Python, which is slow.
         """
         kwargs = kwargs or {}
         operator = self._operators.get(func) or self._look_up(func)
-        if not operator.works:
+        if not operator.touches_memory:
             return func(*args, **kwargs)
         if func is aten._local_scalar_dense.default and args[0].is_meta:
+            # The code reads a number from the GPU, such as `if tensor.any()`. There is none on meta.
             return self._read(args[0])
-        if operator.instead is not None and isinstance(args[0], Tensor) and args[0].is_meta:
-            with self:
-                return operator.instead(*args, **kwargs)
+        if operator.replacement is not None and isinstance(args[0], Tensor) and args[0].is_meta:
+            with self:  # a mode is inactive inside its own handler: without this the parts would not be recorded
+                return operator.replacement(*args, **kwargs)
         key = (func, _signature(args), _signature(kwargs.values()))
         call = self._calls.get(key)
         if call is None:
             result = func(*args, **kwargs)
             call = self._calls[key] = _describe_call(func, operator, args, kwargs, result)
-        elif operator.overwrites and call.seen:
+        elif operator.in_place and call.on_meta:
             result = args[0] if call.single else None
-        elif operator.fills and call.seen:
+        elif operator.writes_out and call.on_meta:
             result = kwargs["out"]
         elif call.made is None:
             result = func(*args, **kwargs)
         else:
+            # Each result has a storage of its own (see _result_specs), as the real call would have.
             made = tuple(one and torch.empty_strided(*one[:2], dtype=one[2], device="meta") for one in call.made)
             result = made[0] if call.single else made
-        if call.seen:
+        if call.on_meta:
             self._update_stage()
-            if operator.makes:
+            if operator.returns_new:
                 self._record_results(func, args, (result,) if call.single else result)
             self._record_work(key, operator, call)
         if func is aten.any.default and args[0].untyped_storage()._cdata in self._zeros:
@@ -231,7 +244,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _read(self, tensor: Tensor) -> float:
-        """The number that a program reads from the device: there is none, and but for known zeros any will do."""
+        """Return a stand-in for a number that the code reads from the device: 0 for known zeros, otherwise 1."""
         address = tensor.untyped_storage()._cdata
         if address not in self._false:
             return 1.0
@@ -239,6 +252,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return 0.0
 
     def _record_results(self, func: OpOverload, args: Sequence[Any], results: Sequence[Any]) -> None:
+        """Record the births of an operation's results, and remember the operand that CUDA might overwrite.
+
+        Whether CUDA overwrites it depends on whether anything else holds it. If not, it is freed right after the
+        operation, which shows only at the next death (_record_death).
+        """
         for result in results:
             if isinstance(result, Tensor) and result.is_meta:
                 storage = result.untyped_storage()
@@ -249,7 +267,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._operand = live if live is not None and live.index >= 0 else None
 
     def _record_work(self, key: tuple[Any, ...], operator: _Operator, call: _Call) -> None:
-        """Counts an operation; takes the buffers that it needs."""
+        """Count an operation, and record the buffers and workspaces that it needs."""
         self._after_product = operator.work == "gemm"
         if operator.allocates:
             return
@@ -257,6 +275,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._work[done] = self._work.get(done, 0) + 1
         for size in call.hidden:
             self._record_buffer(Storage(size, "temporary", self._module(), self._stage))
+        # Backward and recomputation run on autograd's thread, whose cuBLAS handle has a workspace of its own.
         if operator.work == "gemm":
             thread = "autograd" if self._stage in ("backward", "recompute") else "caller"
             self._record_workspace(Storage(CUBLAS_WORKSPACE, "workspace", "cublas", self._stage, f"cublas.{thread}"))
@@ -264,19 +283,20 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._record_buffer(Storage(call.bytes, "workspace", "cudnn", self._stage))
 
     def _record_buffer(self, buffer: Storage) -> None:
-        """A buffer that lives within one operation."""
+        """Record a buffer that lives within one operation."""
         index = len(self._storages)
         self._storages.append(buffer)
         self._events += (index, ~index)
 
     def _record_workspace(self, workspace: Storage) -> None:
-        """A buffer that is kept for good from its first use on."""
+        """Record a workspace at its first use; it is never freed."""
         if workspace.name is not None and workspace.name not in self._workspaces:
             self._workspaces.add(workspace.name)
             self._events.append(len(self._storages))
             self._storages.append(workspace)
 
     def _record_birth(self, storage: torch.UntypedStorage) -> _LiveStorage:
+        """Record a new storage, and have its death recorded when PyTorch frees it."""
         live = _LiveStorage(storage, self._record_death)
         live.address, live.bytes = storage._cdata, storage.nbytes()
         live.kind, live.name = None, None
@@ -288,19 +308,26 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return live
 
     def _record_death(self, live: Any) -> None:
+        """Record the death of a storage; called by its weak reference."""
         if self._alive.pop(live.address, None) is None:
             return
+        # Only the death right after the result's birth counts: with any other event between them, something else held
+        # the operand while the result was computed, and CUDA would have allocated a new tensor.
         operand, self._operand = self._operand, None
         if operand is not None and live is operand and self._events[-1] == len(self._storages) - 1:
             self._merge_into_operand(operand)
             return
+        # Born in an earlier trace: listed here, so that the replay can find it by its name.
         if live.index < 0:
             live.index = len(self._storages)
             self._storages.append(live)
         self._events.append(~live.index)
 
     def _merge_into_operand(self, operand: _LiveStorage) -> None:
-        """The latest storage was computed in place of an operand, since nothing held that any more."""
+        """Give the latest result the memory of an operand that nothing else held.
+
+        The result's birth and the operand's death are both left out: one storage lives through both.
+        """
         self._events.pop()
         result_storage = self._storages.pop()
         assert isinstance(result_storage, _LiveStorage)
@@ -314,28 +341,33 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
 
     def _update_stage(self) -> None:
-        """Notices where autograd begins and ends, and where checkpointing recomputes within it."""
+        """Update the stage when autograd begins or ends, or when checkpointing recomputes within it.
+
+        Autograd gives no notice of either, so this is checked before each recorded operation.
+        """
         stage = self._outer_stage
         if stage == "forward" and torch._C._current_graph_task_id() != -1:
-            # No backward calls a module; a function of our own computes without gradients in its forward, too.
+            # Backward itself runs no module and computes without gradients. Our own autograd functions also compute
+            # without gradients while checkpointing recomputes them, but then a module is running.
             recomputing = torch.is_grad_enabled() or len(self._modules) > 1
             stage = "recompute" if recomputing else "backward"
         if stage == self._stage:
             return
-        if stage == "backward":  # what is left of a forward now was kept for this
+        if stage == "backward":  # whatever the forward has not freed by now was saved for backward
             for storage in self._storages[self._stage_began :]:
                 if isinstance(storage, _LiveStorage) and storage.kind is None and storage() is not None:
                     storage.kind = "activations"
         self._stage, self._stage_began = stage, len(self._storages)
 
     def _module(self) -> str:
-        """The module at work: the one that runs, or the one whose backward it is."""
+        """Return the module at work: the one that is running, or the one whose backward is running."""
         if self._stage != "backward":
             return self._modules[-1]
         node: Any = torch._C._current_autograd_node()
         if node is not None:
+            # Autograd numbers nodes in the order of their creation, which tells the module that created this one.
             number = node._sequence_nr()
-            # Nodes that put gradients into weights have no place in the order: they come after their weight's use.
+            # Nodes that accumulate weight gradients have the highest possible number: they keep the module before them.
             if number < torch._C._autograd._get_sequence_nr():
                 self._last_node_module = self._node_modules[bisect_right(self._node_numbers, number) - 1]
         return self._last_node_module
@@ -349,6 +381,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._mark_nodes()
 
     def _mark_nodes(self) -> None:
+        """Note that autograd nodes from here on belong to the innermost running module."""
         number: int = torch._C._autograd._get_sequence_nr()
         if number == self._node_numbers[-1]:
             self._node_modules[-1] = self._modules[-1]
@@ -357,6 +390,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._node_modules.append(self._modules[-1])
 
     def _as_storage(self, storage: _LiveStorage | Storage) -> Storage:
+        """Return the final record of a storage; what outlives an optimizer step is the optimizer's state."""
         if isinstance(storage, Storage):
             return storage
         alive = storage() is not None
@@ -368,6 +402,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return Work(self._operators[key[0]].work, call.dtype, stage, call.flops, call.bytes, count)
 
     def _look_up(self, func: OpOverload) -> _Operator:
+        """Return the properties of an operator from its schema, and remember them."""
         packet = func.overloadpacket
         kind: WorkKind = "other"
         if packet in _GEMMS:
@@ -376,30 +411,32 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             kind = "conv"
         elif "attention" in packet.__name__:
             kind = "attention"
+        # A result with alias information is a view of an argument, or the argument itself.
         returns = func._schema.returns
+        # Only these in-place operations change values alone; others, such as resize_, may change the storage.
         plain = torch.Tag.pointwise in func.tags or packet.__name__.startswith("_foreach")
         operator = self._operators[func] = _Operator(
-            makes=bool(returns) and all(value.alias_info is None for value in returns),
-            works=not is_view(func),
+            returns_new=bool(returns) and all(value.alias_info is None for value in returns),
+            touches_memory=not is_view(func),
             allocates=is_allocation(func),
-            overwrites=plain and func._schema.is_mutable and packet.__name__.endswith("_"),
-            fills=packet in _GEMMS and func._overloadname == "out",
+            in_place=plain and func._schema.is_mutable and packet.__name__.endswith("_"),
+            writes_out=packet in _GEMMS and func._overloadname == "out",
             work=kind,
             flops=flop_registry.get(packet),
-            instead=_REPLACEMENTS.get(func),
+            replacement=_REPLACEMENTS.get(func),
         )
         return operator
 
 
 @contextmanager
 def recording(kernel: AttentionKernel) -> Iterator[Tracer]:
-    """A tracer at work, with the operations of a card whose attention is computed by ``kernel``.
+    """Yield an active tracer under which operations run as on a GPU that computes attention with ``kernel``.
 
-    PyTorch's functions are exchanged meanwhile, so nothing else may compute in this process.
+    This replaces functions of PyTorch for the whole process, so nothing else may compute meanwhile.
     """
     tracer = Tracer()
     collecting = gc.isenabled()
-    gc.disable()  # what hangs in cycles would otherwise die at moments that depend on what ran before
+    gc.disable()  # otherwise storages in reference cycles would die at moments that depend on what ran before
     try:
         with as_on_cuda(kernel), tracer:
             yield tracer
@@ -410,7 +447,7 @@ def recording(kernel: AttentionKernel) -> Iterator[Tracer]:
 
 
 def _signature(values: Iterable[Any]) -> tuple[Any, ...]:
-    """All of an operation's arguments that its results' shapes may depend on."""
+    """Return everything about an operation's arguments that its results may depend on."""
     facts: list[Any] = []
     for value in values:
         if isinstance(value, Tensor):
@@ -418,6 +455,7 @@ def _signature(values: Iterable[Any]) -> tuple[Any, ...]:
         elif isinstance(value, (tuple, list)):
             facts.append(_signature(value))
         else:
+            # The class too: 1, 1.0 and True are equal, but give results of different dtypes.
             facts.append((value.__class__, value))
     return tuple(facts)
 
@@ -432,8 +470,8 @@ def _describe_call(
     if not tensors:
         return _Call(False, None, False, (), "", 0, 0)
     return _Call(
-        seen=True,
-        made=_result_specs(results, inputs) if operator.makes else None,
+        on_meta=True,
+        made=_result_specs(results, inputs) if operator.returns_new else None,
         single=isinstance(result, Tensor),
         hidden=hidden_bytes(func, args),
         dtype=str(tensors[0].dtype).removeprefix("torch."),
@@ -443,13 +481,13 @@ def _describe_call(
 
 
 def _output_argument_bytes(outputs: Sequence[Tensor], kwargs: Mapping[str, Any]) -> int:
-    """Bytes of what is an argument only to be written to (`out`): it is among the results already."""
+    """Return the bytes of ``out`` arguments, which are results as well and would be counted twice."""
     places = [tensor for tensor in _tensors(kwargs.values()) if any(tensor is one for one in outputs)]
     return sum(tensor.numel() * tensor.itemsize for tensor in places)
 
 
 def _result_specs(results: Sequence[Any], inputs: Sequence[Tensor]) -> tuple[_TensorSpec | None, ...] | None:
-    """How to make the results again; None where they are not new tensors on meta, each whole in its storage."""
+    """Return how to make the results again; None unless each is a new meta tensor that fills its own storage."""
     storages = {tensor.untyped_storage()._cdata for tensor in inputs}
     made: list[_TensorSpec | None] = []
     for tensor in results:

@@ -87,10 +87,10 @@ def test_a_name_may_pass_from_one_storage_to_the_next() -> None:
 @pytest.mark.parametrize(
     ("broken", "words"),
     [
-        (UPDATE, "frees a storage of lora that does not live"),
-        (tape([storage(512)], [~0]), "frees a storage of unet that does not live"),
-        (tape([storage(512)], [0]), "under no name of its own"),
-        (tape([storage(512, name="x"), storage(512, name="x")], [0, 1]), "under no name of its own"),
+        (UPDATE, "frees a storage of lora that is not alive"),
+        (tape([storage(512)], [~0]), "frees a storage of unet that is not alive"),
+        (tape([storage(512)], [0]), "without a unique name"),
+        (tape([storage(512, name="x"), storage(512, name="x")], [0, 1]), "without a unique name"),
     ],
 )
 def test_a_broken_tape_is_refused(broken: MemoryTrace, words: str) -> None:
