@@ -1,11 +1,11 @@
-"""PEFT's LoRA layers with our arithmetic in their forward: what PEFT injects, names and saves stays as it is.
+"""PEFT's LoRA layers with a forward of our own; how PEFT injects, names and saves them is unchanged.
 
-The arithmetic of LoRA as autograd functions: y = base(x) + scale · up · down · x, added up in the base's output.
+Autograd functions compute y = base(x) + scale · up · down · x, accumulating into the base layer's output.
 
-Rows are pictures times places. Every product is one operation of the library with the scale in it. Nothing is kept but
-the input, the `rank` numbers a row between down and up, and the weights; where it is known what the input was made of,
-that, which is kept anyway. Results and gradients have the input's dtype; each is rounded at most as often as with
-PEFT's layers.
+Rows are tokens of all images. The scale is the `alpha` of a GEMM, never an operation of its own. Only the input, the
+`rank` values per row between down and up, and the weights are saved for backward. If the input can be recomputed
+cheaply from a tensor that is saved anyway (`Source`), that tensor is saved instead. Results and gradients have the
+dtype of the input and are rounded no more often than with PEFT's layers.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ _CONV_1X1 = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)  # stride, padding, dilat
 
 
 class QuantisedLinear(Protocol):
-    """A frozen linear layer whose weight is kept in fewer bits than it computes with."""
+    """Frozen linear layer that stores its weight in fewer bits than it computes with."""
 
     def __call__(self, x: Tensor, /) -> Tensor:
-        """x (..., inputs) to (..., outputs) in the format of x, the bias added."""
+        """Return the output (..., outputs) in the dtype of x (..., inputs), with the bias added."""
 
     def input_gradient(self, gradient: Tensor, /) -> Tensor:
-        """The gradient (..., outputs) of what it gave to that of x (..., inputs), in memory of its own."""
+        """Return the gradient of x (..., inputs) from that of the output (..., outputs), in newly allocated memory."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """What an input was made of, with little arithmetic: it is made again in backward, instead of being kept."""
+    """How to recompute a layer's input in backward, so that it need not be saved; the computation must be cheap."""
 
     x: Tensor
-    """Kept by whatever made the input."""
+    """Tensor that the input is computed from; the function that made the input saves it anyway."""
     make: Callable[..., Tensor]
-    """A frozen norm, for example."""
+    """Computes the input from `x`: a frozen norm, for example."""
 
 
 def linear_with_lora(
     x: Tensor, base: nn.Linear, down: Tensor, up: Tensor, scale: float, source: Source | None = None
 ) -> Tensor:
-    """A frozen linear layer of full precision with its LoRA: (..., outputs).
+    """Return a frozen, unquantized linear layer of x plus its LoRA: (..., outputs).
 
-    x (..., inputs), down (rank, inputs), up (outputs, rank). The gradient of x is computed only where somebody asks
-    for it. `source` says where x came from.
+    x (..., inputs), down (rank, inputs), up (outputs, rank). The gradient of x is computed only if x requires one.
+    `source` says how backward recomputes x.
     """
     if torch.compiler.is_compiling():
-        return _plainly(base(x), x @ down.t(), up, scale)
+        return _eager_sum(base(x), x @ down.t(), up, scale)
     result: Tensor = _LinearWithLora.apply(x, down, up, scale, base, None, source)  # type: ignore[no-untyped-call]
     return result
 
@@ -62,22 +62,21 @@ def linear_with_lora(
 def quantised_with_lora(
     x: Tensor, base: QuantisedLinear, down: Tensor, up: Tensor, scale: float, source: Source | None = None
 ) -> Tensor:
-    """The same over a quantised layer, which computes both of its products itself."""
+    """Return a quantized linear layer of x plus its LoRA; the layer computes its forward and backward GEMM itself."""
     if torch.compiler.is_compiling():
-        return _plainly(base(x), x @ down.t(), up, scale)
+        return _eager_sum(base(x), x @ down.t(), up, scale)
     result: Tensor = _LinearWithLora.apply(x, down, up, scale, None, base, source)  # type: ignore[no-untyped-call]
     return result
 
 
 def add_up(base: Tensor, hidden: Tensor, up: Tensor, scale: float, *, in_place: bool) -> Tensor:
-    """Add scale · up · hidden to what a base layer gave; with `in_place` there, where its memory allows.
+    """Return base + scale · up · hidden; with `in_place` written into `base` if it is contiguous and not a view.
 
     base (..., outputs), hidden (..., rank), up (outputs, rank) for linear layers; base (B, outputs, h, w), hidden
-    (B, rank, h, w), up (outputs, rank, 1, 1) for convolutions. With `in_place` whoever computed `base` must not need
-    it any more.
+    (B, rank, h, w), up (outputs, rank, 1, 1) for convolutions. With `in_place` no other backward may need `base`.
     """
     if torch.compiler.is_compiling() and up.ndim == 2:
-        return _plainly(base, hidden, up, scale)
+        return _eager_sum(base, hidden, up, scale)
     result: Tensor = _AddUp.apply(base, hidden, up, scale, in_place)  # type: ignore[no-untyped-call]
     return result
 
@@ -90,21 +89,24 @@ def projections_with_lora(
     scale: float,
     source: Source | None = None,
 ) -> Sequence[Tensor]:
-    """k frozen linear layers without bias over the same x (..., inputs), with LoRAs of one shape: k (..., outputs).
+    """Return k frozen linear layers without bias of the same x (..., inputs) plus LoRAs of one shape: k (..., outputs).
 
-    Each of `weights` is (outputs, inputs), of `downs` (rank, inputs), of `ups` (outputs, rank). The downs have to lie
-    one after another in memory, and so the ups: each of the two is multiplied as one. `source` says where x came from.
+    Each of `weights` is (outputs, inputs), of `downs` (rank, inputs), of `ups` (outputs, rank). All `downs` must be
+    consecutive in memory, and all `ups` too: each group is read as one stacked matrix. `source` says how backward
+    recomputes x.
     """
     results: Sequence[Tensor] = _ProjectionsWithLora.apply(x, scale, source, *weights, *downs, *ups)  # type: ignore[no-untyped-call]
     return results
 
 
-def _plainly(base: Tensor, hidden: Tensor, up: Tensor, scale: float) -> Tensor:
-    """For torch.compile, which fuses plain sums by itself and cannot follow results written into views."""
+def _eager_sum(base: Tensor, hidden: Tensor, up: Tensor, scale: float) -> Tensor:
+    """Return base + scale · up · hidden in plain operations: torch.compile fuses them and rejects writes to views."""
     return base + hidden @ up.t() * scale
 
 
 class _LinearWithLora(Function):
+    """One linear layer and its LoRA; exactly one of the two base layers `full` and `quantised` is given."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -120,100 +122,111 @@ class _LinearWithLora(Function):
         result = _product(x, rows, full) if full is not None else cast(QuantisedLinear, quantised)(x)
         out = result.view(-1, len(up))
         hidden = rows @ down.t()
+        # Adds into the base's output: no second tensor of its size, and no separate kernels to scale and add.
         torch.addmm(out, hidden, up.t(), alpha=scale, out=out)
-        _keep(ctx, source, rows, hidden, down, up)
+        _save(ctx, source, rows, hidden, down, up)
         ctx.scale, ctx.shape, ctx.full, ctx.quantised = scale, x.shape, full, quantised
         return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        rows, hidden, down, up = _kept(ctx)
-        above = gradient.reshape(-1, gradient.shape[-1])
-        of_hidden, of_up = _scaled(above, up, ctx.scale), _scaled(above.t(), hidden, ctx.scale)
-        of_x = None
+        rows, hidden, down, up = _saved(ctx)
+        grad_output = gradient.reshape(-1, gradient.shape[-1])
+        grad_hidden, grad_up = _scaled(grad_output, up, ctx.scale), _scaled(grad_output.t(), hidden, ctx.scale)
+        grad_x = None
         if ctx.needs_input_grad[0]:
-            of_x = above @ ctx.full.weight if ctx.full is not None else ctx.quantised.input_gradient(above)
-            torch.addmm(of_x, of_hidden, down, out=of_x)
-            of_x = of_x.view(ctx.shape)
-        return of_x, of_hidden.t() @ rows, of_up, *[None] * 4
+            grad_x = (
+                grad_output @ ctx.full.weight if ctx.full is not None else ctx.quantised.input_gradient(grad_output)
+            )
+            torch.addmm(grad_x, grad_hidden, down, out=grad_x)
+            grad_x = grad_x.view(ctx.shape)
+        return grad_x, grad_hidden.t() @ rows, grad_up, *[None] * 4
 
 
 class _AddUp(Function):
+    """Adds the up product to the output of any base layer; saves only `hidden`, rank values per row, and `up`."""
+
     @staticmethod
     def forward(ctx: Any, base: Tensor, hidden: Tensor, up: Tensor, scale: float, in_place: bool) -> Tensor:
         ctx.save_for_backward(hidden, up)
         ctx.scale = scale
-        # What other functions give may be a view, which autograd lets nobody overwrite.
+        # A base layer may return a view from another autograd function; overwriting one raises an error.
         in_place = in_place and base.is_contiguous() and not base._is_view()
         if in_place:
             ctx.mark_dirty(base)
         return (
-            _with_conv(base, hidden, up, scale, in_place) if up.ndim == 4 else _with(base, hidden, up, scale, in_place)
+            _add_conv(base, hidden, up, scale, in_place)
+            if up.ndim == 4
+            else _add_linear(base, hidden, up, scale, in_place)
         )
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         hidden, up = ctx.saved_tensors
-        below = _conv_gradients if up.ndim == 4 else _gradients
-        return gradient, *below(gradient, hidden, up, ctx.scale), None, None
+        gradients_of = _conv_gradients if up.ndim == 4 else _linear_gradients
+        return gradient, *gradients_of(gradient, hidden, up, ctx.scale), None, None
 
 
 class _ProjectionsWithLora(Function):
+    """Several projections of one input: all downs are one GEMM, all ups one batched GEMM, and x is saved once."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: float, source: Source | None, *weights: Tensor) -> tuple[Tensor, ...]:
         count = len(weights) // 3
+        # Only the first down and the first up: `_together` reads the others from the memory behind them.
         frozen, down, up = weights[:count], weights[count], weights[-count]
         rows = x.reshape(-1, x.shape[-1])
         out = x.new_empty(count, *x.shape[:-1], len(up))
         flat = out.view(count, -1, len(up))
-        for weight, part in zip(frozen, flat, strict=True):
-            torch.mm(rows, weight.t(), out=part)
+        for weight, piece in zip(frozen, flat, strict=True):
+            torch.mm(rows, weight.t(), out=piece)
         hidden = _parts(rows @ _together(down, count).flatten(0, 1).t(), count)
         torch.baddbmm(flat, hidden, _together(up, count).transpose(1, 2), alpha=scale, out=flat)
-        _keep(ctx, source, rows, hidden, down, up, *frozen)
+        _save(ctx, source, rows, hidden, down, up, *frozen)
         ctx.scale, ctx.shape = scale, x.shape
         return out.unbind()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        rows, hidden, down, up, *frozen = _kept(ctx)
+        rows, hidden, down, up, *frozen = _saved(ctx)
         count = len(frozen)
         downs = _together(down, count)
-        above = torch.stack([gradient.reshape(len(rows), -1) for gradient in gradients])
-        nothing = above.new_empty(())  # not read, as in _scaled
-        of_hidden = above.new_empty(len(rows), count * len(down))
-        of_parts = _parts(of_hidden, count)
-        torch.baddbmm(nothing, above, _together(up, count), beta=0, alpha=ctx.scale, out=of_parts)
-        of_ups = torch.baddbmm(nothing, above.transpose(1, 2), hidden, beta=0, alpha=ctx.scale)
-        of_downs = (of_hidden.t() @ rows).view(downs.shape)
-        of_x = None
+        # One copy of the gradients, so that one batched GEMM replaces `count` small ones for hidden and for ups.
+        grad_outputs = torch.stack([gradient.reshape(len(rows), -1) for gradient in gradients])
+        unused = grad_outputs.new_empty(())  # placeholder that is never read, as in _scaled
+        grad_hidden = grad_outputs.new_empty(len(rows), count * len(down))
+        grad_parts = _parts(grad_hidden, count)
+        torch.baddbmm(unused, grad_outputs, _together(up, count), beta=0, alpha=ctx.scale, out=grad_parts)
+        grad_ups = torch.baddbmm(unused, grad_outputs.transpose(1, 2), hidden, beta=0, alpha=ctx.scale)
+        grad_downs = (grad_hidden.t() @ rows).view(downs.shape)
+        grad_x = None
         if ctx.needs_input_grad[0]:
-            of_x = above[0] @ frozen[0]
-            for part, weight in zip(above[1:], frozen[1:], strict=True):
-                torch.addmm(of_x, part, weight, out=of_x)
-            torch.addmm(of_x, of_hidden, downs.flatten(0, 1), out=of_x)
-            of_x = of_x.view(ctx.shape)
-        return of_x, None, None, *[None] * count, *of_downs.unbind(), *of_ups.unbind()
+            grad_x = grad_outputs[0] @ frozen[0]
+            for piece, weight in zip(grad_outputs[1:], frozen[1:], strict=True):
+                torch.addmm(grad_x, piece, weight, out=grad_x)
+            torch.addmm(grad_x, grad_hidden, downs.flatten(0, 1), out=grad_x)
+            grad_x = grad_x.view(ctx.shape)
+        return grad_x, None, None, *[None] * count, *grad_downs.unbind(), *grad_ups.unbind()
 
 
-def _keep(ctx: Any, source: Source | None, rows: Tensor, *others: Tensor) -> None:
-    """For backward: the rows, or what they can be made of again."""
+def _save(ctx: Any, source: Source | None, rows: Tensor, *others: Tensor) -> None:
+    """Save tensors for backward: `rows`, or the tensor to recompute them from, then the others."""
     ctx.make = None if source is None else source.make
     ctx.save_for_backward(rows if source is None else source.x, *others)
 
 
-def _kept(ctx: Any) -> tuple[Tensor, ...]:
-    """What `_keep` was given."""
+def _saved(ctx: Any) -> tuple[Tensor, ...]:
+    """Return the tensors given to `_save`, recomputing the rows if they were not saved."""
     first, *others = ctx.saved_tensors
     rows = first if ctx.make is None else ctx.make(first).flatten(0, -2)
     return rows, *others
 
 
 def _product(x: Tensor, rows: Tensor, base: nn.Linear) -> Tensor:
-    """What a layer of full precision gives, in memory of its own, which no view of another result is."""
+    """Return the output of an unquantized linear layer in newly allocated memory, not as a view of another tensor."""
     result = x.new_empty(*x.shape[:-1], base.out_features)
     out = result.view(-1, base.out_features)
     if base.bias is None:
@@ -224,75 +237,81 @@ def _product(x: Tensor, rows: Tensor, base: nn.Linear) -> Tensor:
 
 
 def _together(first: Tensor, count: int) -> Tensor:
-    """The memory of `count` weights that lie one after another, from the first on: (count, *shape)."""
+    """Return `count` weights of one shape, consecutive in memory from `first` on, as one view (count, *shape).
+
+    Costs no copy. If a weight has moved, this reads other memory: callers check first (transformer._are_consecutive).
+    """
     return first.as_strided((count, *first.shape), (first.numel(), *first.stride()), first.storage_offset())
 
 
 def _parts(rows: Tensor, count: int) -> Tensor:
-    """(M, k · r) seen as (k, M, r)."""
+    """Return rows (M, k · r) as a view (k, M, r)."""
     return rows.view(rows.shape[0], count, -1).transpose(0, 1)
 
 
 def _scaled(left: Tensor, right: Tensor, scale: float) -> Tensor:
-    """scale · left · right in one operation, rounded once."""
-    # With beta = 0 the first argument is not read (documentation of torch.addmm).
+    """Return scale · left · right, in one kernel and rounded once."""
+    # With beta = 0 torch.addmm ignores its first argument, even NaN or uninitialized memory (its documentation).
     return torch.addmm(left.new_empty(()), left, right, beta=0, alpha=scale)
 
 
-def _with(base: Tensor, hidden: Tensor, up: Tensor, scale: float, in_place: bool) -> Tensor:
-    rows, added = base.reshape(-1, base.shape[-1]), hidden.reshape(-1, hidden.shape[-1])
+def _add_linear(base: Tensor, hidden: Tensor, up: Tensor, scale: float, in_place: bool) -> Tensor:
+    rows, low_rank = base.reshape(-1, base.shape[-1]), hidden.reshape(-1, hidden.shape[-1])
     if in_place:
-        torch.addmm(rows, added, up.t(), alpha=scale, out=rows)
+        torch.addmm(rows, low_rank, up.t(), alpha=scale, out=rows)
         return base
-    return torch.addmm(rows, added, up.t(), alpha=scale).view(base.shape)
+    return torch.addmm(rows, low_rank, up.t(), alpha=scale).view(base.shape)
 
 
-def _with_conv(base: Tensor, hidden: Tensor, up: Tensor, scale: float, in_place: bool) -> Tensor:
-    maps, added = base.flatten(2), hidden.flatten(2)
-    spread = up.flatten(1).expand(len(base), -1, -1)
+def _add_conv(base: Tensor, hidden: Tensor, up: Tensor, scale: float, in_place: bool) -> Tensor:
+    maps, low_rank = base.flatten(2), hidden.flatten(2)
+    batched_up = up.flatten(1).expand(len(base), -1, -1)
     if in_place:
-        torch.baddbmm(maps, spread, added, alpha=scale, out=maps)
+        torch.baddbmm(maps, batched_up, low_rank, alpha=scale, out=maps)
         return base
-    return torch.baddbmm(maps, spread, added, alpha=scale).view(base.shape)
+    return torch.baddbmm(maps, batched_up, low_rank, alpha=scale).view(base.shape)
 
 
-def _gradients(gradient: Tensor, hidden: Tensor, up: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    above, kept = gradient.reshape(-1, gradient.shape[-1]), hidden.reshape(-1, hidden.shape[-1])
-    return _scaled(above, up, scale).view(hidden.shape), _scaled(above.t(), kept, scale)
+def _linear_gradients(gradient: Tensor, hidden: Tensor, up: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    grad_rows, hidden_rows = gradient.reshape(-1, gradient.shape[-1]), hidden.reshape(-1, hidden.shape[-1])
+    return _scaled(grad_rows, up, scale).view(hidden.shape), _scaled(grad_rows.t(), hidden_rows, scale)
 
 
 def _conv_gradients(gradient: Tensor, hidden: Tensor, up: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    spread = up.flatten(1).t().expand(len(gradient), -1, -1)
-    above = gradient.flatten(2)
-    of_hidden = torch.baddbmm(above.new_empty(()), spread, above, beta=0, alpha=scale).view(hidden.shape)
-    # A sum over pictures and places at once; the scale is rounded into hidden, over whose places that averages out.
-    back = torch.ops.aten.convolution_backward
-    _, of_up, _ = back(gradient, hidden * scale, up, None, *_CONV_1X1, [False, True, False])
-    return of_hidden, of_up
+    batched_up = up.flatten(1).t().expand(len(gradient), -1, -1)
+    grad_maps = gradient.flatten(2)
+    grad_hidden = torch.baddbmm(grad_maps.new_empty(()), batched_up, grad_maps, beta=0, alpha=scale).view(hidden.shape)
+    # Sums over images and pixels in one kernel, which takes no scale: it is multiplied into hidden, and the rounding
+    # errors average out over the pixels.
+    convolution_backward = torch.ops.aten.convolution_backward
+    _, grad_up, _ = convolution_backward(gradient, hidden * scale, up, None, *_CONV_1X1, [False, True, False])
+    return grad_hidden, grad_up
 
 
 class One(NamedTuple):
-    """A layer's LoRA."""
+    """The LoRA of one layer."""
 
     down: nn.Module
-    """From inputs to rank."""
+    """Layer from inputs to rank."""
     up: Tensor
-    """The weight from rank to outputs."""
+    """Weight from rank to outputs."""
     strength: float
     """alpha / rank."""
 
 
 class _Lean(LoraLayer):
-    """The base layer and down as modules, with up added into what the base gave; for any kind of base layer."""
+    """LoRA layer for any base layer: calls base and down as modules, and adds up into the base's output."""
 
     quantised = False
-    """Whether the base layer is one of bitsandbytes'. What those give is now a view and now not, by rows and card, so
-    that nothing is overwritten there: memory stays what was foreseen."""
+    """Whether the base layer is one of bitsandbytes'.
+
+    Whether their output is a view depends on the number of rows and the GPU. It is never overwritten, so that memory
+    use does not depend on that and matches the forecast."""
 
     def forward(self, x: Tensor, *args: Any, source: Source | None = None, **kwargs: Any) -> Tensor:
-        """What PEFT's layer gives; where more is asked than one LoRA in the base's dtype, PEFT gives it itself.
+        """Return what PEFT's layer returns; anything but a single LoRA in the dtype of x is left to PEFT's forward.
 
-        ``source`` says what x was made of, so that it need not be kept; where dropouts act, it is kept all the same.
+        ``source`` says how backward recomputes x, so that it need not be saved; layers with dropout save x anyway.
         """
         lora = None if args or kwargs else self.alone_on(x)
         if lora is None:
@@ -301,7 +320,7 @@ class _Lean(LoraLayer):
         return self.with_lora(x, *lora, source)
 
     def alone_on(self, x: Tensor) -> One | None:
-        """The one LoRA, where it acts in the format of x; asked for hundreds of times a step."""
+        """Return the layer's LoRA if it is active in the dtype of x. Keep this fast: hundreds of calls per step."""
         if self.disable_adapters or self.merged:
             return None
         (down,), (up,), (strength,) = self.lora_A.values(), self.lora_B.values(), self.scaling.values()
@@ -309,66 +328,66 @@ class _Lean(LoraLayer):
         return One(down, weight, strength) if x.dtype == weight.dtype else None
 
     def with_lora(self, x: Tensor, down: nn.Module, up: Tensor, scale: float, source: Source | None) -> Tensor:
-        """The base's answer and the LoRA's together; `down` may carry hooks, which dropouts are."""
+        """Return base and LoRA of x. `down` is called as a module, because dropouts are forward hooks on it."""
         return add_up(self.base_layer(x), down(x), up, scale, in_place=not self.quantised)
 
 
 class LeanLinear(_Lean, layer.Linear):
-    """A linear layer of full precision, whose LoRA may have dropouts."""
+    """Unquantized linear layer whose LoRA may have dropout."""
 
 
 class LeanConv2d(_Lean, layer.Conv2d):
-    """A convolution."""
+    """Convolution with a LoRA."""
 
 
 class LeanInt8(_Lean, bnb.Linear8bitLt):
-    """A linear layer kept in 8 bits, whose LoRA may have dropouts."""
+    """8-bit linear layer whose LoRA may have dropout."""
 
     quantised = True
 
 
 class LeanNF4(_Lean, bnb.Linear4bit):
-    """A linear layer kept in 4 bits, whose LoRA may have dropouts."""
+    """4-bit linear layer whose LoRA may have dropout."""
 
     quantised = True
 
 
 class WholeLinear(_Lean, layer.Linear):
-    """A linear layer of full precision and its LoRA as one function; the LoRA has no dropouts."""
+    """Unquantized linear layer and its LoRA as one autograd function, without dropout."""
 
     def with_lora(self, x: Tensor, down: nn.Module, up: Tensor, scale: float, source: Source | None) -> Tensor:
-        """The same in one function, which does not call the modules."""
+        """Return base and LoRA of x from their weights, without calling the modules."""
         return linear_with_lora(x, cast(nn.Linear, self.base_layer), cast(Tensor, down.weight), up, scale, source)
 
 
 class _WholeQuantised(_Lean):
-    """A quantised linear layer and its LoRA as one function; the LoRA has no dropouts."""
+    """Quantized linear layer and its LoRA as one autograd function, without dropout."""
 
     def with_lora(self, x: Tensor, down: nn.Module, up: Tensor, scale: float, source: Source | None) -> Tensor:
-        """The same in one function, which calls the base layer only."""
+        """Return base and LoRA of x; calls the base module, but uses only the weight of down."""
         base = cast(QuantisedLinear, self.base_layer)
         return quantised_with_lora(x, base, cast(Tensor, down.weight), up, scale, source)
 
 
 class WholeInt8(_WholeQuantised, bnb.Linear8bitLt):
-    """A linear layer kept in 8 bits."""
+    """8-bit linear layer and its LoRA as one autograd function."""
 
 
 class WholeNF4(_WholeQuantised, bnb.Linear4bit):
-    """A linear layer kept in 4 bits."""
+    """4-bit linear layer and its LoRA as one autograd function."""
 
 
 def through(layer: nn.Module, x: Tensor, source: Source | None) -> Tensor:
-    """What a layer, with a LoRA or without, makes of x; a frozen layer without keeps no input by itself."""
+    """Call a layer with or without a LoRA; only lean layers take `source`, as frozen linear layers save no input."""
     result: Tensor = layer(x, source=source) if isinstance(layer, _Lean) else layer(x)
     return result
 
 
 def register(config: LoraConfig, *, dropouts: bool) -> None:
-    """Let PEFT put these layers in where `config` injects.
+    """Make PEFT inject these layers instead of its own wherever `config` applies.
 
-    The hook is private; tests/train/adapter/lean/test_layers.py guards what is used of it. The first kind that fits is
-    taken, and bitsandbytes' layers are linear layers too, so they come first.
+    PEFT's hook for that is private; tests/train/adapter/lean/test_layers.py checks that it works as used here. PEFT
+    takes the first entry that matches, and bitsandbytes' layers are subclasses of nn.Linear, so they come first.
     """
     config._register_custom_module(
         {

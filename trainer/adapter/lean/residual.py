@@ -1,8 +1,8 @@
-"""Residual blocks and frozen convolutions of which backward finds only what it needs, over diffusers' own modules.
+"""Residual blocks and frozen convolutions that save only what backward needs, on diffusers' own modules.
 
-A norm with its SiLU keeps its input, of which both are computed again; a frozen convolution keeps nothing. A block
-without a convolution that learns is one function: for small maps a card does operations quicker than the host records
-them one by one.
+Norm and SiLU are one function that saves only its input and recomputes both in backward; a frozen convolution saves
+nothing. A block whose convolutions are all frozen is a single autograd function: on small maps the GPU executes kernels
+faster than the host can record them for autograd one by one.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 Normed = tuple[Tensor, Tensor, Tensor]
-"""Maps, and mean and 1 / deviation of each group of them."""
+"""Normalized maps after SiLU, and the mean and 1 / deviation of each group."""
 
 
 class LeanResidual(ResnetBlock2D):
-    """A block as SD 1.5 and SDXL have it, without the division by 1.0; its norms apply the SiLU themselves."""
+    """Residual block of SD 1.5 and SDXL without the division by 1.0; its norms include the SiLU."""
 
     def forward(self, input_tensor: Tensor, temb: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Maps (B, C, h, w) and the embedding of the time step (B, width) to maps."""
+        """Return the maps for input (B, C, h, w) and the timestep embedding (B, width)."""
         hidden = self.conv1(self.norm1(input_tensor))
         hidden = hidden + self.time_emb_proj(F.silu(temb))[:, :, None, None]
         hidden = self.conv2(self.norm2(hidden))
@@ -35,7 +35,7 @@ class LeanResidual(ResnetBlock2D):
 
 
 class FrozenResidual(LeanResidual):
-    """The same in one function, as none of its convolutions learns."""
+    """Residual block whose convolutions are all frozen, as a single autograd function."""
 
     norm1: NormAndSilu
     norm2: NormAndSilu
@@ -44,73 +44,77 @@ class FrozenResidual(LeanResidual):
     conv_shortcut: FrozenConv | None
 
     def forward(self, input_tensor: Tensor, temb: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Maps (B, C, h, w) and the embedding of the time step (B, width) to maps."""
+        """Return the maps for input (B, C, h, w) and the timestep embedding (B, width)."""
         result: Tensor = _Residual.apply(input_tensor, self.time_emb_proj(F.silu(temb)), self)  # type: ignore[no-untyped-call]
         return result
 
 
 class NormAndSilu(nn.GroupNorm):
-    """A frozen GroupNorm with the SiLU after it."""
+    """Frozen GroupNorm followed by SiLU."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Maps (B, C, h, w) to the same."""
+        """Return SiLU(GroupNorm(input)) with the shape of the input (B, C, h, w)."""
         result: Tensor = _NormAndSilu.apply(input, self)  # type: ignore[no-untyped-call]
         return result
 
     def normed(self, x: Tensor) -> Normed:
-        """What it makes of maps x (B, C, h, w), for functions that do backward themselves."""
+        """Return SiLU(GroupNorm(x)), mean and 1 / deviation, for functions that call `gradient` in backward."""
         normed, mean, rstd = _normed(x, self)
         return F.silu(normed, inplace=True), mean, rstd
 
-    def gradient(self, above: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
-        """The gradient of x from that of what `normed` made of it."""
-        above = torch.ops.aten.silu_backward(above, _normed(x, self)[0])
-        below = torch.ops.aten.native_group_norm_backward
+    def gradient(self, grad_output: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
+        """Return the gradient of x from ``grad_output``, that of the output of `normed`; recomputes the norm."""
+        grad_output = torch.ops.aten.silu_backward(grad_output, _normed(x, self)[0])
+        group_norm_backward = torch.ops.aten.native_group_norm_backward
         sizes, needed = _sizes(x, self), [True, False, False]
-        of_x: Tensor = below(above.contiguous(), x.contiguous(), mean, rstd, self.weight, *sizes, needed)[0]
-        return of_x
+        grad_x: Tensor = group_norm_backward(
+            grad_output.contiguous(), x.contiguous(), mean, rstd, self.weight, *sizes, needed
+        )[0]
+        return grad_x
 
 
 class FrozenConv(nn.Conv2d):
-    """A convolution that does not learn."""
+    """Frozen convolution that saves nothing for backward: its input gradient needs only its weight."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Maps to maps."""
+        """Return the convolution of the input (B, C, h, w)."""
         result: Tensor = _FrozenConv.apply(input, self)  # type: ignore[no-untyped-call]
         return result
 
     def convolved(self, x: Tensor) -> Tensor:
-        """What it makes of maps x, for functions that do backward themselves."""
+        """Return the convolution of x, for functions that call `gradient` in backward."""
         return F.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
 
-    def gradient(self, above: Tensor, like: Tensor) -> Tensor:
-        """The gradient of its input from that of its output; ``like`` has the shape of the input, and is not read."""
-        back, settings = torch.ops.aten.convolution_backward, (self.stride, self.padding, self.dilation)
-        whole = (False, [0, 0], self.groups)  # not transposed, no padding of the output
-        of_x: Tensor = back(above, like, self.weight, None, *settings, *whole, [True, False, False])[0]
-        return of_x
+    def gradient(self, grad_output: Tensor, like: Tensor) -> Tensor:
+        """Return the input gradient from the output gradient; of ``like`` only the shape and layout are used."""
+        convolution_backward, settings = torch.ops.aten.convolution_backward, (self.stride, self.padding, self.dilation)
+        rest = (False, [0, 0], self.groups)  # not transposed, no output padding
+        grad_x: Tensor = convolution_backward(
+            grad_output, like, self.weight, None, *settings, *rest, [True, False, False]
+        )[0]
+        return grad_x
 
 
 def lean_residuals(unet: nn.Module) -> None:
-    """Let a UNet's residual blocks, its last norm and its frozen convolutions compute so; others stay as they are."""
+    """Make a UNet's standard residual blocks, last norm and frozen convolutions lean; leave others unchanged."""
     for module in unet.modules():
-        if type(module) is nn.Conv2d and _is_ordinary_convolution(module):
+        if type(module) is nn.Conv2d and _is_standard_convolution(module):
             module.__class__ = FrozenConv
     for module in unet.modules():
-        if isinstance(module, ResnetBlock2D) and _is_ordinary(module):
+        if isinstance(module, ResnetBlock2D) and _is_standard(module):
             module.norm1.__class__ = module.norm2.__class__ = NormAndSilu
             module.__class__ = FrozenResidual if _is_frozen(module) else LeanResidual
     if type(getattr(unet, "conv_norm_out", None)) is nn.GroupNorm and isinstance(unet.conv_act, nn.SiLU):
         unet.conv_norm_out.__class__, unet.conv_act = NormAndSilu, nn.Identity()
 
 
-def _is_ordinary(block: ResnetBlock2D) -> bool:
-    """Whether diffusers' forward comes to the same for it as ours."""
+def _is_standard(block: ResnetBlock2D) -> bool:
+    """Return whether our forward computes the same as diffusers' for this block."""
     return (
         type(block) is ResnetBlock2D
         and type(block.norm1) is nn.GroupNorm
         and type(block.norm2) is nn.GroupNorm
-        and not (_learns(block.norm1) or _learns(block.norm2))
+        and not (_is_trained(block.norm1) or _is_trained(block.norm2))
         and isinstance(block.nonlinearity, nn.SiLU)
         and cast(object, block.time_emb_proj) is not None
         and block.time_embedding_norm == "default"
@@ -120,12 +124,12 @@ def _is_ordinary(block: ResnetBlock2D) -> bool:
     )
 
 
-def _is_ordinary_convolution(conv: nn.Conv2d) -> bool:
-    return not _learns(conv) and conv.padding_mode == "zeros" and not isinstance(conv.padding, str)
+def _is_standard_convolution(conv: nn.Conv2d) -> bool:
+    return not _is_trained(conv) and conv.padding_mode == "zeros" and not isinstance(conv.padding, str)
 
 
-def _learns(module: nn.Module) -> bool:
-    """Whether a weight or bias of its own does."""
+def _is_trained(module: nn.Module) -> bool:
+    """Return whether a weight or bias of the module itself, not of a child, is trained."""
     return any(weight.requires_grad for weight in module.parameters(recurse=False))
 
 
@@ -135,7 +139,7 @@ def _is_frozen(block: ResnetBlock2D) -> bool:
 
 
 class _Residual(Function):
-    """Nothing is kept but the input of each norm, and the little that norms know of it."""
+    """Whole residual block; saves the input of each norm and its statistics, and recomputes the rest."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, time: Tensor, block: FrozenResidual) -> Tensor:
@@ -152,17 +156,20 @@ class _Residual(Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         block = ctx.block
         x, mean, rstd, hidden, *second = ctx.saved_tensors
-        above = block.norm2.gradient(block.conv2.gradient(gradient, hidden), hidden, *second)
-        of_time = above.sum((2, 3)) if ctx.needs_input_grad[1] else None
+        grad = block.norm2.gradient(block.conv2.gradient(gradient, hidden), hidden, *second)
+        grad_time = grad.sum((2, 3)) if ctx.needs_input_grad[1] else None
         if not ctx.needs_input_grad[0]:
-            return None, of_time, None
-        above = block.conv1.gradient(above, x)  # under the same name, so that what it was does not stay in memory
-        of_x = block.norm1.gradient(above, x, mean, rstd)
-        past = gradient if block.conv_shortcut is None else block.conv_shortcut.gradient(gradient, x)
-        return of_x.add_(past), of_time, None
+            return None, grad_time, None
+        # The same name frees the previous gradient, and lowers the peak by one map.
+        grad = block.conv1.gradient(grad, x)
+        grad_x = block.norm1.gradient(grad, x, mean, rstd)
+        grad_shortcut = gradient if block.conv_shortcut is None else block.conv_shortcut.gradient(gradient, x)
+        return grad_x.add_(grad_shortcut), grad_time, None
 
 
 class _NormAndSilu(Function):
+    """Norm and SiLU; saves the input and the statistics per group."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, norm: NormAndSilu) -> Tensor:
         result, mean, rstd = norm.normed(x)
@@ -177,6 +184,8 @@ class _NormAndSilu(Function):
 
 
 class _FrozenConv(Function):
+    """Convolution that saves only the shape of its input."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, conv: FrozenConv) -> Tensor:
         ctx.shape, ctx.conv = x.shape, conv
@@ -189,22 +198,25 @@ class _FrozenConv(Function):
 
 
 def _like(gradient: Tensor, shape: torch.Size) -> Tensor:
-    """Something of a shape that nobody reads, in the gradient's layout, as cuDNN takes its own from it.
+    """Return a placeholder for a convolution's input: never read, but cuDNN takes the result's memory format from it.
 
-    Without memory where that is the usual one; maps of channels-last cost as much as the result for a moment.
+    In the default format it is one expanded element and costs no memory. Expanding cannot express channels-last, so
+    there it is as large as the result, for a moment.
     """
     like = gradient.new_empty(1).expand(shape)
     return torch.empty_like(like, memory_format=torch.channels_last) if is_channels_last(gradient) else like
 
 
 def is_channels_last(x: Tensor) -> bool:
-    """Whether maps (B, C, h, w) lie so and not as usual; those of a single place or channel lie both ways."""
+    """Return whether maps (B, C, h, w) are channels-last and not also contiguous, as 1x1 and one-channel maps are."""
     return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
 
 
 def _normed(x: Tensor, norm: nn.GroupNorm) -> Normed:
-    found: Normed = torch.ops.aten.native_group_norm(x.contiguous(), norm.weight, norm.bias, *_sizes(x, norm), norm.eps)
-    return found
+    result: Normed = torch.ops.aten.native_group_norm(
+        x.contiguous(), norm.weight, norm.bias, *_sizes(x, norm), norm.eps
+    )
+    return result
 
 
 def _sizes(x: Tensor, norm: nn.GroupNorm) -> tuple[int, int, int, int]:

@@ -1,4 +1,4 @@
-"""Transformer blocks without what diffusers asks each time to tell kinds apart, over its unchanged modules."""
+"""Transformer blocks of SD 1.5 and SDXL on diffusers' own modules, without the branches for other architectures."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from trainer.adapter.lean.residual import lean_residuals
 
 
 class LeanAttention(Attention):
-    """diffusers' attention of transformer blocks, without the work that changes nothing.
+    """Attention of transformer blocks without the operations that have no effect here.
 
-    On the device that is two reshapes for pictures, and the division by a factor of 1.0, which costs three operations
-    in all; on the host the look at its processor's signature, which takes longer than a product.
+    On the GPU it omits two reshapes for image input and the division by rescale_output_factor = 1.0, three operations
+    in all. On the host it does not inspect the processor's signature in every call, which takes longer than a GEMM.
     """
 
     def forward(
@@ -33,9 +33,10 @@ class LeanAttention(Attention):
         source: Source | None = None,
         **cross_attention_kwargs: Any,
     ) -> Tensor:
-        """(B, places, width) to the same; with a mask, or anything else, as diffusers does it.
+        """Return attention (B, tokens, width) for input of that shape.
 
-        ``source`` says what `hidden_states` was made of, so that it need not be kept.
+        With a mask or other arguments diffusers' forward is used. ``source`` says how backward recomputes
+        `hidden_states`, so that they need not be saved.
         """
         if attention_mask is not None or cross_attention_kwargs:
             other: Tensor = super().forward(
@@ -58,44 +59,47 @@ class LeanAttention(Attention):
 
 
 def lean_attention(attention: Attention) -> None:
-    """Let an attention compute so over its own modules, and lay the LoRAs of its projections together.
+    """Turn a standard attention module into a LeanAttention, and make its projections' LoRA weights consecutive.
 
-    Call it before the LoRAs' weights are set: they move. One with anything out of the ordinary stays as it is.
+    Call this before the LoRA weights are set, because they move. Attention with any special option is left unchanged.
     """
     if not _is_plain_attention(attention):
         return
     text = (attention.to_k, attention.to_v)
-    _lay_together(text if attention.is_cross_attention else (attention.to_q, *text))
+    _make_consecutive(text if attention.is_cross_attention else (attention.to_q, *text))
     attention.__class__ = LeanAttention
 
 
 def projected(layers: Sequence[nn.Module], x: Tensor, source: Source | None = None) -> Sequence[Tensor]:
-    """What each of the layers makes of x, in one function where their LoRAs lie together."""
+    """Return each layer's output for x, computed by one autograd function if their LoRA weights are consecutive."""
     if not torch.compiler.is_compiling():
         loras = [layer.alone_on(x) for layer in layers if isinstance(layer, WholeLinear)]
-        acting = [lora for lora in loras if lora is not None]
-        if len(acting) == len(layers) and all(lora.strength == acting[0].strength for lora in acting):
-            downs, ups = [_weight(lora.down) for lora in acting], [lora.up for lora in acting]
-            if _adjoin(downs) and _adjoin(ups):
+        active = [lora for lora in loras if lora is not None]
+        if len(active) == len(layers) and all(lora.strength == active[0].strength for lora in active):
+            downs, ups = [_weight(lora.down) for lora in active], [lora.up for lora in active]
+            if _are_consecutive(downs) and _are_consecutive(ups):
                 frozen = [_weight(cast(nn.Module, layer.base_layer)) for layer in layers]
-                return projections_with_lora(x, frozen, downs, ups, acting[0].strength, source)
+                return projections_with_lora(x, frozen, downs, ups, active[0].strength, source)
     return [through(layer, x, source) for layer in layers]
 
 
-def _lay_together(layers: Sequence[nn.Module]) -> None:
-    """Move the weights of LoRAs of one shape into memory in which they follow each other; of layers without bias."""
-    alike = [layer for layer in layers if isinstance(layer, WholeLinear) and layer.get_base_layer().bias is None]
-    if len(alike) < len(layers):
+def _make_consecutive(layers: Sequence[nn.Module]) -> None:
+    """Make the LoRA weights of the layers consecutive in memory if they have one shape and no layer has a bias.
+
+    Each weight becomes a view of one stacked tensor, which costs no extra memory; copying into it keeps it there.
+    """
+    plain = [layer for layer in layers if isinstance(layer, WholeLinear) and layer.get_base_layer().bias is None]
+    if len(plain) < len(layers):
         return
     for part in ("lora_A", "lora_B"):
-        weights = [_weight(module) for layer in alike for module in getattr(layer, part).values()]
+        weights = [_weight(module) for layer in plain for module in getattr(layer, part).values()]
         if len({weight.shape for weight in weights}) == 1:
-            for weight, place in zip(weights, torch.stack([weight.detach() for weight in weights]), strict=True):
-                weight.data = place
+            for weight, view in zip(weights, torch.stack([weight.detach() for weight in weights]), strict=True):
+                weight.data = view
 
 
-def _adjoin(weights: Sequence[Tensor]) -> bool:
-    """Whether weights lie where `_lay_together` put them; a weight that was moved since begins its own memory."""
+def _are_consecutive(weights: Sequence[Tensor]) -> bool:
+    """Return whether the weights are still where `_make_consecutive` put them; a weight that moved has offset 0."""
     size = weights[0].numel()
     return all(weight.storage_offset() == index * size for index, weight in enumerate(weights))
 
@@ -105,7 +109,7 @@ def _weight(module: nn.Module) -> Tensor:
 
 
 def _is_plain_attention(attention: Attention) -> bool:
-    """Whether diffusers' processor comes to the same for it as ours."""
+    """Return whether LeanAttention computes the same as diffusers' processor for this module."""
     absent = (attention.spatial_norm, attention.group_norm, attention.norm_cross, attention.norm_q, attention.norm_k)
     return (
         type(cast(object, attention.processor)) is AttnProcessor2_0
@@ -116,27 +120,27 @@ def _is_plain_attention(attention: Attention) -> bool:
 
 
 class LeanFeedForward(FeedForward):
-    """diffusers' layers with GEGLU between them (Shazeer 2020, https://arxiv.org/abs/2002.05202).
+    """Feed-forward layers with GEGLU (Shazeer 2020, https://arxiv.org/abs/2002.05202).
 
-    Of what lies between the two layers backward finds what the first gave and no more; the rest is made again.
+    Between the two linear layers only the output of the first is saved; backward recomputes the gated product.
     """
 
     def forward(self, hidden_states: Tensor, source: Source | None = None, **kwargs: Any) -> Tensor:
-        """(..., width) to the same; ``source`` says what `hidden_states` was made of, so that it need not be kept."""
+        """Return output (..., width) for input of that shape; ``source`` says how backward recomputes the input."""
         first, _, second = self.net
         wide = through(cast(nn.Module, first.proj), hidden_states, source)
         return through(second, gated(wide), Source(wide, _gated))
 
 
 def lean_feed_forward(layers: FeedForward) -> None:
-    """Let them compute so; with anything out of the ordinary they stay as they are."""
+    """Turn standard GEGLU feed-forward layers into a LeanFeedForward; leave any others unchanged."""
     kinds = [type(layer) for layer in layers.net]
     if type(layers) is FeedForward and kinds[:2] == [GEGLU, nn.Dropout] and len(kinds) == 3 and layers.net[1].p == 0.0:
         layers.__class__ = LeanFeedForward
 
 
 def gated(x: Tensor) -> Tensor:
-    """hidden · GELU(gate) of x (..., 2 n), whose first n are `hidden` and the others `gate`: (..., n)."""
+    """Return hidden · GELU(gate) (..., n) for x (..., 2 n), whose first half is `hidden` and second half `gate`."""
     if torch.compiler.is_compiling():
         hidden, gate = x.chunk(2, dim=-1)
         return hidden * F.gelu(gate)
@@ -150,6 +154,8 @@ def _gated(x: Tensor) -> Tensor:
 
 
 class _Gated(Function):
+    """GEGLU that saves only its input, which the first linear layer made; autograd would also save GELU(gate)."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
@@ -157,22 +163,23 @@ class _Gated(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+    def backward(ctx: Any, grad_output: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         hidden, gate = x.chunk(2, dim=-1)
-        of_x = torch.empty_like(x)
-        of_hidden, of_gate = of_x.chunk(2, dim=-1)
-        again = F.gelu(gate)
-        torch.mul(gradient, again, out=of_hidden)
-        torch.mul(gradient, hidden, out=again)
-        torch.ops.aten.gelu_backward(again, gate, grad_input=of_gate)
-        return of_x
+        grad_x = torch.empty_like(x)
+        # Both halves are written in place, and `activated` is reused: concatenating would need a second tensor of 2 n.
+        grad_hidden, grad_gate = grad_x.chunk(2, dim=-1)
+        activated = F.gelu(gate)
+        torch.mul(grad_output, activated, out=grad_hidden)
+        torch.mul(grad_output, hidden, out=activated)
+        torch.ops.aten.gelu_backward(activated, gate, grad_input=grad_gate)
+        return grad_x
 
 
 class LeanBlock(BasicTransformerBlock):
-    """A block as SD 1.5 and SDXL have it: attention to itself, to the text, and two layers, each after a norm.
+    """Transformer block of SD 1.5 and SDXL: self-attention, cross-attention and feed-forward, each after a norm.
 
-    What a norm gives is not kept for backward but made again.
+    The norms' outputs are not saved for backward but recomputed from the residual stream, which is saved anyway.
     """
 
     def forward(
@@ -183,7 +190,10 @@ class LeanBlock(BasicTransformerBlock):
         *args: Any,
         **kwargs: Any,
     ) -> Tensor:
-        """(B, places, width) to the same, the text (B, tokens, width of the text); with more, as diffusers does it."""
+        """Return (B, tokens, width) for input of that shape and text (B, text tokens, text width).
+
+        With any other argument diffusers' forward is used.
+        """
         if attention_mask is not None or any(one is not None for one in (*args, *kwargs.values())):
             other: Tensor = super().forward(hidden_states, attention_mask, encoder_hidden_states, *args, **kwargs)
             return other
@@ -195,9 +205,9 @@ class LeanBlock(BasicTransformerBlock):
 
 
 def install(unet: nn.Module) -> None:
-    """Let a UNet's blocks of all kinds compute so; what is out of the ordinary stays as it is.
+    """Replace the forwards of a UNet's residual, attention, feed-forward and transformer blocks by lean ones.
 
-    Call it before the LoRAs' weights are set: they move.
+    Blocks with special options are left unchanged. Call this before the LoRA weights are set, because they move.
     """
     lean_residuals(unet)
     for module in unet.modules():
@@ -211,7 +221,7 @@ def install(unet: nn.Module) -> None:
 
 
 def _is_plain_block(block: BasicTransformerBlock) -> bool:
-    """Whether diffusers' forward comes to the same for it as ours."""
+    """Return whether LeanBlock computes the same as diffusers' forward for this block."""
     norms, attentions = (block.norm1, block.norm2, block.norm3), (block.attn1, block.attn2)
     return (
         type(block) is BasicTransformerBlock

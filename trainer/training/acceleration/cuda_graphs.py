@@ -216,7 +216,7 @@ class RecordedSteps:
         return loss
 
     def _capture(self, engine: Engine, micro: MicroBatch, shape: Shape, eager: Sequence[Tensor]) -> None:
-        """Capture the micro-batch; keep the graph if it reproduces ``eager``, the loss and gradients of an eager pass."""
+        """Capture the micro-batch; keep the graph if it reproduces ``eager``, the eager loss and gradients."""
         seed = torch.initial_seed()
         try:
             self._recorder = self._recorder or self._recorders()
