@@ -326,7 +326,7 @@ DATASETS: dict[str, tuple[str, Arrange]] = {
         lambda place: beside(place, "impasto.jsonl", '{"file": "astronaut.png", "crop": [0.9, 0, 0.1, 1]}'),
     ),
     "check of a folder that is missing": ("does not exist", lambda place: ["check", str(place.folder / "pictures")]),
-    "check of a model": ("is a file", lambda place: ["check", str(place.base)]),
+    "check of a model": ("is not a folder", lambda place: ["check", str(place.base)]),
     "check at an impossible resolution": (
         "resolution",
         lambda place: ["check", str(place.pictures), "--resolution", "7"],
@@ -403,9 +403,9 @@ def blocked(place: Place, *below: str) -> Path:
 PLACES: dict[str, tuple[str, Arrange]] = {
     "runs into a file": ("cannot be made", lambda place: place.train(f"output.runs={blocked(place)}")),
     "runs below a file": ("cannot be made", lambda place: place.train(f"output.runs={blocked(place, 'a', 'b')}")),
-    "drawing into a file": ("drawn into .*file is a file", lambda place: place.render("--out", str(blocked(place)))),
+    "drawing into a file": ("write images to .*file is a file", lambda place: place.render("--out", str(blocked(place)))),
     "new on a job that is there": (
-        "exists already",
+        "already exists",
         lambda place: new(place, "job") if place.train() else [],
     ),
     "new below a file": ("file", lambda place: new(place, "file") if blocked(place) else []),

@@ -1,4 +1,4 @@
-"""Defines commands and the words that several of them share."""
+"""Output, arguments and error handling that the commands share."""
 
 from __future__ import annotations
 
@@ -29,38 +29,38 @@ if TYPE_CHECKING:
 
     _Section = TypeVar("_Section", bound=Section)
 
-_STARTING = events.Notice("starting", "Starting the engine, which takes some seconds.")
+_STARTING = events.Notice("starting", "Starting (a few seconds)…")
 _MOST_FAULTS = 10
 _HEAD = "=== "
 _MOST_PROBLEMS = 30
 
 
 def echo(text: str = "") -> None:
-    """Write one message to stdout; line breaks in it are kept, and what follows them is indented."""
+    """Write one message to stdout; its line breaks are kept, and later lines are indented."""
     write_lines(sys.stdout, printable_lines(text))
 
 
 def echo_lines(lines: Iterable[str]) -> None:
-    """Write each of `lines` to stdout as soon as it is known."""
+    """Write each of `lines` to stdout as soon as the iterable yields it."""
     for line in lines:
         echo(line)
 
 
 def echo_json(value: Any, *, indent: int | None = None) -> None:
-    """Write a value to stdout as JSON, on one line unless it is indented.
+    """Write a value to stdout as JSON, on one line unless `indent` is given.
 
-    Everything beyond ASCII is escaped: a terminal may show the output of `--json` too, and readers get equal values.
+    Non-ASCII characters are escaped, because a terminal may show the output too; parsers read the same values.
     """
     write_lines(sys.stdout, [json.dumps(value, indent=indent)])
 
 
 def json_line(line: str) -> str:
-    """Return a line of JSON with everything beyond printable ASCII escaped, which leaves its values equal."""
+    """Return a line of JSON with everything but printable ASCII escaped; its values stay the same."""
     return "".join(letter if " " <= letter <= "~" or letter == "\t" else json.dumps(letter)[1:-1] for letter in line)
 
 
 def note(text: str, most: int = MOST_LINES) -> None:
-    """Write one message to stderr: a remark or an error, not the result; without a reader it is dropped."""
+    """Write a remark or an error to stderr (results go to stdout); drop it if the stream has no reader."""
     try:
         write_lines(sys.stderr, printable_lines(text, most))
     except OSError:
@@ -74,18 +74,18 @@ def note_traceback(error: BaseException) -> None:
 
 
 def write_lines(stream: TextIO, lines: Iterable[str]) -> None:
-    """Write lines that are already printable, or JSON, and flush: other programs may read along."""
+    """Write lines that are already printable or JSON, and flush, because other programs may be reading them."""
     stream.write("".join(f"{line}\n" for line in lines))
     stream.flush()
 
 
 def discard(stream: TextIO) -> None:
-    """Send everything still written to a stream to nowhere, including what it has buffered until exit."""
+    """Redirect a stream to the null device, including what it still holds in its buffer."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class LogHandler(logging.Handler):
-    """Writes log records of libraries to stderr, like any other remark."""
+    """Logging handler that writes the log records of libraries to stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one record."""
@@ -96,7 +96,7 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of command-line arguments that quotes them in its errors only as printable text."""
+    """Argument parser whose error messages quote arguments as printable text only."""
 
     def error(self, message: str) -> NoReturn:
         """Write usage and message to stderr and exit with code 2."""
@@ -106,16 +106,16 @@ class Parser(argparse.ArgumentParser):
 def add_command(
     commands: Commands, name: str, what: str, run: Callable[[argparse.Namespace], int]
 ) -> argparse.ArgumentParser:
-    """Define a command that does `what` by calling `run`, which returns the exit code."""
+    """Define a command with the help text `what` and return its parser; `run` executes it and returns the exit code."""
     parser = commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
-    # Also behind the command, where people write it; suppressed, so that its absence there does not unset the other.
+    # Accept --debug after the command too. SUPPRESS: without it, its default would overwrite the global option.
     parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     parser.set_defaults(command=run)
     return parser
 
 
 def positive(text: str) -> int:
-    """Read a whole number of at least 1, for argparse."""
+    """Parse a whole number of at least 1, for argparse."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
@@ -123,26 +123,28 @@ def positive(text: str) -> int:
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """Define RUN."""
+    """Add the RUN argument."""
     parser.add_argument("run", metavar="RUN", help="the run's name or folder; `runs` lists them")
 
 
 def add_base(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    """Define --base."""
+    """Add the --base option."""
     parser.add_argument(
-        "--base", required=required, help=".safetensors checkpoint, diffusers folder, owner/name, or https link"
+        "--base",
+        required=required,
+        help="the base model: .safetensors checkpoint, diffusers folder, Hugging Face owner/name, or https link",
     )
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """Define --json, for every command that shows a run's events."""
-    parser.add_argument("--json", action="store_true", help="print the run's events as JSON lines, for programs")
+    """Add the --json option of a command that shows a run's events."""
+    parser.add_argument("--json", action="store_true", help="print the run's events as JSON lines, for scripts")
 
 
 def protect_links(options: argparse.Namespace) -> Iterator[str]:
-    """Take passwords and tokens out of every base link of a command: its job file, --base and --set.
+    """Yield a message for each password or token moved out of a base link in the job file, --base or --set.
 
-    Yields a message for each. From here on no command knows them, so none can print or write them.
+    The links in `options` and in the job file no longer hold them afterwards, so no command can print or write them.
     """
     base = getattr(options, "base", None)
     for name in ("job", "what", "source"):
@@ -164,7 +166,10 @@ def protect_links(options: argparse.Namespace) -> Iterator[str]:
 
 
 def checked(section: type[_Section], **values: object) -> _Section:
-    """Return a table of a job made of words of the command line; raises JobError naming each that cannot be."""
+    """Return a job section built from command-line values.
+
+    Raises JobError that names every invalid value.
+    """
     from pydantic import ValidationError
 
     from trainer.config.problems import problems
@@ -173,25 +178,24 @@ def checked(section: type[_Section], **values: object) -> _Section:
         return section.model_validate(values)
     except ValidationError as error:
         faults = problems(error, section)
-        sentence = "These settings cannot be used: " + "; ".join(faults) + "."
-        raise JobError(
-            "settings.invalid", sentence, "Correct what is named; --help explains each word.", faults
-        ) from error
+        sentence = "Could not use these settings: " + "; ".join(faults) + "."
+        raise JobError("settings.invalid", sentence, "Correct them; --help explains each option.", faults) from error
 
 
 def quieten() -> None:
-    """Silence the libraries' notices, warnings and bars below errors; call it before the first of them is imported."""
+    """Silence the libraries' notices, warnings and progress bars; call it before the first of them is imported."""
     for name in ("TRANSFORMERS_VERBOSITY", "DIFFUSERS_VERBOSITY", "HF_HUB_VERBOSITY"):
         os.environ.setdefault(name, "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a line for each allocation that fails, retried or not
+    # Otherwise PyTorch logs a line for each failed allocation, even for those that it retries with success.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     logging.basicConfig(level=logging.ERROR, handlers=[LogHandler()])
     warnings.simplefilter("ignore")
 
 
 @contextmanager
 def engine_imports(on_event: Callable[[events.Event], None]) -> Iterator[None]:
-    """Let the engine be imported within the block: as quickly as can be, and after a word about the wait."""
+    """Announce the wait and speed up imports while the block imports the engine."""
     from trainer.base.imports import quick_imports
 
     on_event(_STARTING)
@@ -200,17 +204,17 @@ def engine_imports(on_event: Callable[[events.Event], None]) -> Iterator[None]:
 
 
 def guarded(command: Callable[[], int], *, debug: bool) -> int:
-    """Return a command's exit code: its own, or that of the error it raised after telling it on stderr."""
+    """Run a command and return its exit code; an error is written to stderr and sets the code."""
     try:
         return command()
     except ImpastoError as error:
         note_error(error)
         return error.exit_code
     except KeyboardInterrupt:
-        note("Interrupted. Whatever was saved before is kept; run the command again to continue.")
+        note("Interrupted. Everything saved so far is kept. Run the command again to continue.")
         return EXIT_RESUMABLE
     except BrokenPipeError:
-        discard(sys.stdout)  # the reader of our output has ended, as `| head` does
+        discard(sys.stdout)  # the reader of our output has exited, as `| head` does
         return EXIT_DONE
     except OSError as error:
         refused = refusal(error)
@@ -218,14 +222,14 @@ def guarded(command: Callable[[], int], *, debug: bool) -> int:
             return _fault(error, debug=debug)
         note_error(refused)
         return refused.exit_code
-    except Exception as error:  # noqa: BLE001 - the edge of the process
+    except Exception as error:  # noqa: BLE001 - the outermost frame of the process
         return _fault(error, debug=debug)
 
 
 def note_error(error: ImpastoError) -> None:
-    """Write an error to stderr: what happened, each problem on a line of its own, what to do."""
+    """Write an error to stderr: what happened, each problem on its own line, and what to do."""
     note(f"Error: {error.sentence}")
-    if len(error.problems) <= _MOST_PROBLEMS:  # of more the sentence lists the first and counts the rest
+    if len(error.problems) <= _MOST_PROBLEMS:  # with more, the sentence lists the first ones and counts the rest
         for problem in error.untold:
             note(f"  {problem}")
     note(f"What to do: {error.remedy}")
@@ -237,27 +241,30 @@ def _fault(error: Exception, *, debug: bool) -> int:
     else:
         reading = file_being_read(error)
         while_reading = f" while reading {reading}" if reading else ""
-        where = getattr(error, "traceback_kept", "") or _kept(error)
+        where = getattr(error, "traceback_kept", "") or _save_traceback(error)
         note(closed(f"Error: Something in Impasto went wrong{while_reading}: {plain_reason(error)}"))
         note(f"What to do: {where} Please report it.")
     return EXIT_FAULT
 
 
-def _kept(error: Exception) -> str:
-    """Add an error's traceback to the last ones in the per-user folder and say where: it may never come again."""
+def _save_traceback(error: Exception) -> str:
+    """Append an error's traceback to the fault file and return a sentence that says where to find it.
+
+    The error may never occur again, so the traceback is saved even without --debug. The file holds the latest ten.
+    """
     path = home() / "fault.txt"
     now = f"{_HEAD}{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC, Impasto {__version__}\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = [*_faults(path)[1 - _MOST_FAULTS :], now + "".join(traceback.format_exception(error))]
-        write_text(path, "\n".join(kept))
+        tracebacks = [*_faults(path)[1 - _MOST_FAULTS :], now + "".join(traceback.format_exception(error))]
+        write_text(path, "\n".join(tracebacks))
     except OSError:
-        return "Repeat the command with --debug to see where."
-    return f"Its traceback is in {path}."
+        return "Repeat the command with --debug to see the traceback."
+    return f"The traceback is in {path}."
 
 
 def _faults(path: Path) -> list[str]:
-    """Return the tracebacks that a file holds, oldest first; none where it cannot be read."""
+    """Return the tracebacks in a fault file, oldest first; empty if it cannot be read."""
     try:
         text = read_text(path, "text")
     except (OSError, ValueError):

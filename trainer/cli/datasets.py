@@ -1,4 +1,4 @@
-"""The commands that look at files before anything is trained: check a dataset, inspect a model file."""
+"""Commands that look at files before training: check a dataset, inspect a model file."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 _SEVERITIES = {"error": "Error", "warning": "Warning", "info": "Note"}
 _MOST_PATHS = 10
 _LONGEST_VALUE = 100
-_COPIES = {"picture.same", "picture.near"}  # which of them are alike is the point
-# What users ask of a LoRA first, by the keys of its metadata with the unit behind each.
+_COPIES = {"picture.same", "picture.near"}  # always list these files: users need to know which images are alike
+# What users want to know about a LoRA first: title -> metadata keys, each with the unit that follows its value.
 _FIRST_FACTS: Mapping[str, Mapping[str, str]] = {
     "Title": {"modelspec.title": ""},
     "Trigger words": {"modelspec.trigger_phrase": ""},
@@ -41,30 +41,33 @@ _FIRST_FACTS: Mapping[str, Mapping[str, str]] = {
 
 
 def add_commands(commands: Commands) -> None:
-    """Define the words of each command."""
-    what = "say all that is wrong or doubtful in a dataset, and what an epoch will see"
+    """Define the commands and their arguments."""
+    what = "list problems in a dataset and show what an epoch contains"
     check = add_command(commands, "check", what, run_check)
     check.add_argument(
         "dataset",
         metavar="DATASET",
         type=Path,
-        help="a folder of pictures, a job.toml, kohya's dataset .toml or OneTrainer's concepts .json",
+        help="a folder of images, a job.toml, a kohya dataset .toml or a OneTrainer concepts .json",
     )
-    check.add_argument("--recursive", action="store_true", help="with a folder: look into its subfolders too")
+    check.add_argument("--recursive", action="store_true", help="with a folder: include its subfolders")
     check.add_argument(
-        "--resolution", type=int, metavar="PIXELS", help="512 for SD 1.5, 1024 for SDXL (default: the job's)"
+        "--resolution",
+        type=int,
+        metavar="PIXELS",
+        help="training resolution: 512 for SD 1.5, 1024 for SDXL (default: from the job)",
     )
     check.add_argument(
-        "--show-captions", action="store_true", help="show the text of every picture as the first epoch reads it"
+        "--show-captions", action="store_true", help="show the caption of every image as used in the first epoch"
     )
-    check.add_argument("--all", action="store_true", help=f"name all files of a finding, not just {_MOST_PATHS}")
+    check.add_argument("--all", action="store_true", help=f"list all files of each problem, not only {_MOST_PATHS}")
 
-    inspect = add_command(commands, "inspect", "say what a base model or LoRA file is", run_inspect)
+    inspect = add_command(commands, "inspect", "show what a base model or LoRA file contains", run_inspect)
     inspect.add_argument("file", metavar="FILE", type=Path, help="a .safetensors file or a diffusers folder")
 
 
 def run_check(options: argparse.Namespace) -> int:
-    """Check a dataset; the exit code is 2 when pictures cannot be used."""
+    """Check a dataset; the exit code is 2 when it has errors."""
     from trainer.dataset.dataset import describe, read_dataset
 
     dataset, recipe, captions = _what_to_check(options)
@@ -79,7 +82,10 @@ def run_check(options: argparse.Namespace) -> int:
 
 
 def _what_to_check(options: argparse.Namespace) -> tuple[DatasetConfig, RecipeConfig, Imported]:
-    """Return dataset and recipe of a job, a folder or another trainer's file, and captions that only this one holds."""
+    """Return dataset, recipe and imported captions of a job, folder or other trainer's file.
+
+    Captions are returned only for other trainers' files that hold them instead of sidecar files.
+    """
     from trainer.config.job import DatasetConfig, FolderConfig
     from trainer.config.load import load_job
     from trainer.config.recipe import RecipeConfig
@@ -93,14 +99,14 @@ def _what_to_check(options: argparse.Namespace) -> tuple[DatasetConfig, RecipeCo
         resolution = stated or job.recipe.resolution or _native_resolution(job.base)
         return job.dataset, job.recipe.changed(resolution=resolution), {}
     if path.is_file():
-        remedy = "Name the folder that holds the pictures, or a job.toml."
-        raise DatasetError("dataset.file", f"{path} is a file.", remedy)
+        remedy = "Give the folder that holds the images, or a job.toml."
+        raise DatasetError("dataset.file", f"Could not check {path}: it is not a folder.", remedy)
     folder = FolderConfig(path=str(path.absolute()), recursive=options.recursive)
     return DatasetConfig(folders=(folder,)), RecipeConfig(resolution=stated or _assumed()), {}
 
 
 def _is_kohya(path: Path) -> bool:
-    """Tell whether a TOML file is kohya's dataset file: it has [[datasets]], where a job has [dataset]."""
+    """Return whether a TOML file is a kohya dataset file: it has [[datasets]], where a job has [dataset]."""
     if path.suffix.lower() != ".toml" or not path.is_file():
         return False
     with open_file(path, "text") as file:
@@ -108,21 +114,21 @@ def _is_kohya(path: Path) -> bool:
 
 
 def _import(path: Path, resolution: int | None) -> tuple[DatasetConfig, RecipeConfig, Imported]:
-    """Read another trainer's file, and say what it asks of the recipe and what is not carried over."""
+    """Read another trainer's dataset file; print the recipe settings that it implies and what is not imported."""
     from trainer.config.recipe import RecipeConfig
     from trainer.config.toml_file import toml_value
     from trainer.dataset.importers import import_dataset
 
     imported = import_dataset(path)
     for key, value in imported.settings.items():
-        echo(f"It asks for {key} = {toml_value(value)}: write that into the job.")
+        echo(f"The file sets {key} = {toml_value(value)}: add that to the job.")
     echo_lines(imported.notes)
     asked = resolution or imported.settings.get("recipe.resolution") or _assumed()
     return imported.config(), checked(RecipeConfig, resolution=asked), imported.captions
 
 
 def _native_resolution(base: BaseConfig) -> int:
-    """Return the resolution that a base was made for; SDXL's where nothing here says what it is."""
+    """Return the native resolution of a base; that of SDXL if its family is unknown."""
     from trainer.config.base import NATIVE_RESOLUTION
     from trainer.files.identify import identify_base
 
@@ -132,17 +138,17 @@ def _native_resolution(base: BaseConfig) -> int:
 
 
 def _assumed() -> int:
-    """Return the resolution that is assumed where nothing states one, and say so."""
+    """Return the default resolution and print that it is assumed."""
     from trainer.config.base import NATIVE_RESOLUTION
 
     resolution = NATIVE_RESOLUTION["sdxl"]
-    echo(f"Assumed: training at {resolution} × {resolution}, as for SDXL; for SD 1.5 add --resolution 512.")
+    echo(f"Assuming SDXL: training at {resolution} × {resolution}. For SD 1.5, add --resolution 512.")
     return resolution
 
 
 @contextmanager
 def _progress() -> Iterator[Callable[[int, int], None]]:
-    """Give a function that shows how far the check is, on stderr: the findings are the result."""
+    """Yield a callback (done, total) that shows progress on stderr, because stdout is for the findings."""
     from trainer.cli.display import open_display
 
     with open_display(sys.stderr, as_json=False) as show:
@@ -151,7 +157,7 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
 
 
 def _print_finding(finding: Finding, roots: Sequence[Path], used: Set[Path], *, show_all: bool) -> None:
-    """Print a finding with file names relative to the dataset; a list of every image is left out."""
+    """Print a finding with paths relative to the dataset; omit the list if it would name every image."""
     sentence, paths, total = finding.sentence, finding.paths, len(used)
     every = sentence.startswith(f"{total} ") and set(paths) == used and finding.code not in _COPIES
     if every and not show_all:
@@ -164,18 +170,18 @@ def _print_finding(finding: Finding, roots: Sequence[Path], used: Set[Path], *, 
     for path in shown:
         echo(f"  {_within(str(path), roots)}")
     if len(paths) > len(shown):
-        echo(f"  and {len(paths) - len(shown):,} more; --all names them")
+        echo(f"  and {len(paths) - len(shown):,} more; --all lists them")
 
 
 def _within(text: str, roots: Sequence[Path]) -> str:
-    """Return a text with the paths in it relative to the dataset; of several folders each keeps its own name."""
+    """Return a text with its paths made relative to the dataset; with several folders, keep each folder's name."""
     for root in sorted(roots, key=lambda root: -len(str(root))):
         text = text.replace(f"{root}{os.sep}", "" if len(roots) == 1 else f"{root.name}{os.sep}")
     return text
 
 
 def run_inspect(options: argparse.Namespace) -> int:
-    """Say what a file is: a base, a LoRA, or what else."""
+    """Print what a file is: a base, a LoRA or another model."""
     from trainer.errors import BaseModelError
     from trainer.files.identify import identify_base
 
@@ -190,19 +196,19 @@ def run_inspect(options: argparse.Namespace) -> int:
 
 
 def _print_base(path: Path, identity: BaseIdentity) -> None:
-    echo(f"{path} is a base that LoRAs can be trained on.")
+    echo(f"{path} is a base model that LoRAs can be trained on.")
     for sentence in identity.evidence:
         echo(f"  {sentence}")
     if identity.prediction is None:
-        echo('  It is uncertain what it predicts: set base.prediction = "epsilon" or "v" in the job.')
+        echo('  Prediction type unknown: set base.prediction = "epsilon" or "v" in the job.')
     elif identity.zero_terminal_snr is None:
-        echo("  It is uncertain how its noise schedule ends: set base.zero_terminal_snr = true or false in the job.")
+        echo("  Zero terminal SNR unknown: set base.zero_terminal_snr = true or false in the job.")
     if not identity.has_vae:
-        echo("  It has no VAE: name one under base.vae in the job.")
+        echo("  No VAE: set base.vae in the job.")
 
 
 def _print_lora(path: Path) -> bool:
-    """Say what a LoRA holds; False when the file is none."""
+    """Print what a LoRA contains; return False if the file is not a LoRA."""
     from trainer.files.identify import identify_lora
 
     try:
@@ -214,7 +220,7 @@ def _print_lora(path: Path) -> bool:
 
 
 def _lora_lines(path: Path, identity: LoraIdentity) -> Iterator[str]:
-    """Yield what a LoRA is and what a user asks first, then all of its metadata."""
+    """Yield lines: what the LoRA is, what users want to know first, then all of its metadata."""
     yield f"{path} is {identity.evidence[0].removeprefix('It is ')}"
     yield from (f"  {sentence}" for sentence in identity.evidence[1:])
     stated = {key: printable(value, _LONGEST_VALUE) for key, value in identity.metadata.items() if value != "None"}

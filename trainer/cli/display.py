@@ -1,4 +1,4 @@
-"""Shows a run's events: bars and figures on a terminal, plain lines elsewhere, or the events as JSON lines."""
+"""Display of a run's events: progress bars on a terminal, plain lines elsewhere, or JSON lines."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ from trainer.protocol.text import printable, printable_lines
 
 OnEvent = Callable[[events.Event], None]
 
-# Plain lines go to files and to other programs: one every ten seconds tells enough.
+# Plain output goes to files and other programs: a progress line every ten seconds is enough.
 _PLAIN_SECONDS = 10.0
 _BAR_WIDTH = 30
-# These come again and again while training; a bar is shown only as long as one is under way.
+# These phases recur during training; their bars are shown only while they run.
 _PASSING: tuple[events.Phase, ...] = ("preview", "validate", "save")
-_REFUSALS = (OSError, ValueError)  # of a disk, and of a text: no line of a log is worth a run
+# Errors of the disk and of text encoding: a run must not fail because a line of its log could not be written.
+_WRITE_ERRORS = (OSError, ValueError)
 
 
 @contextmanager
 def open_display(stream: TextIO, *, as_json: bool, past: Iterable[events.Event] = ()) -> Iterator[OnEvent]:
-    """Give the function that shows events on `stream` while the block lasts; `past` ones only set the scene."""
+    """Yield a function that shows events on `stream`; `past` events only restore the state of the bars."""
     if as_json:
         for event in past:
             write_lines(stream, [json_line(events.to_line(event))])
@@ -57,9 +58,9 @@ def open_display(stream: TextIO, *, as_json: bool, past: Iterable[events.Event] 
 
 
 class _Terminal:
-    """A terminal that may be closed under us with its window: from then on what is drawn goes nowhere.
+    """Terminal whose window may be closed while the run continues; later output is then discarded.
 
-    Bars are drawn by a thread, and once more at the end, where an error would make a fault of a run that is well.
+    A thread draws the bars, and they are drawn a last time at the end: an OSError there would fail a healthy run.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -83,28 +84,28 @@ class _Terminal:
 
 
 class LiveDisplay:
-    """Keeps bars and figures at the bottom of a terminal, and writes what is worth keeping above them."""
+    """Terminal display with live bars and figures at the bottom and permanent messages above them."""
 
     def __init__(self, console: Console, story: Story) -> None:
         self._console = console
         self._story = story
-        self._lock = threading.Lock()  # rich draws from a thread of its own
+        self._lock = threading.Lock()  # rich draws from its own thread
 
     def picture(self) -> Group:
-        """Return what the terminal shows now."""
+        """Return the bars and figures to draw now."""
         with self._lock:
             return picture(self._story, time.time())
 
     def show(self, event: events.Event) -> None:
-        """Take in one event."""
+        """Update the bars from an event and print its sentence, if it has one."""
         with self._lock:
             self._story.tell(event)
-        if told := words.sentence(event):
-            self._console.print(Text("\n".join(printable_lines(told))))
+        if sentence := words.sentence(event):
+            self._console.print(Text("\n".join(printable_lines(sentence))))
 
 
 class PlainDisplay:
-    """Writes lines: a phase's first beginning and end, its progress now and then, and whatever else an event says."""
+    """Plain-line display: first start and end of each phase, progress every ten seconds, and all messages."""
 
     def __init__(self, stream: TextIO, story: Story) -> None:
         self._stream = stream
@@ -114,7 +115,7 @@ class PlainDisplay:
         self._ended: set[events.Phase] = set()
 
     def show(self, event: events.Event) -> None:
-        """Take in one event."""
+        """Write the line of an event, if it is due one."""
         self._story.tell(event)
         line = words.sentence(event) or self._progress(event)
         if line:
@@ -150,7 +151,7 @@ class PlainDisplay:
 
 
 def picture(story: Story, now: float) -> Group:
-    """Return what a terminal shows of a story: a row with bar, count and time for each phase, and the figures."""
+    """Return the live part of the display: per phase a row with bar, count and time, then the figures."""
     rows = Table.grid(padding=(0, 1))
     for phase, state in story.phases.items():
         running = story.current == phase
@@ -164,15 +165,15 @@ def picture(story: Story, now: float) -> Group:
 
 
 def stamped(event: events.Event) -> events.Event:
-    """Return the event with a time: those from before there is a run have passed no writer that gives them one."""
+    """Return the event with a time; events from before the run folder exists were not stamped by an event writer."""
     return event if event.time else dataclasses.replace(event, time=time.time())
 
 
 class RunLog:
-    """Takes a run's events from the first on, and writes them once its folder is there, in the words of plain output.
+    """Log of a run in the format of the plain display; events are buffered until the run's folder exists.
 
-    What engines print that nobody looks at (those of the queue) is led there as it is, and needs none of this. Where
-    the disk refuses, the run goes on without a log.
+    Runs started by the queue don't need it: their whole output is redirected to the log. If the disk fails, the run
+    continues without a log.
     """
 
     def __init__(self) -> None:
@@ -181,10 +182,10 @@ class RunLog:
         self._display: PlainDisplay | None = None
 
     def open(self, run: Path) -> None:
-        """Write into this run's log from now on, what was told before first."""
-        with contextlib.suppress(*_REFUSALS):
+        """Open the log of `run` and write the buffered events to it."""
+        with contextlib.suppress(*_WRITE_ERRORS):
             console = long_path(RunDirectory(run).console)
-            # A notice may name a file whose name is no Unicode: it is written as a terminal shows it.
+            # A notice may contain a file name that is not valid Unicode; write it as a terminal would show it.
             self._stream = console.open("a", encoding="utf-8", errors="replace", newline="\n")
             self._display = PlainDisplay(self._stream, Story())
         early, self._early = self._early or [], None
@@ -192,17 +193,17 @@ class RunLog:
             self.show(event)
 
     def show(self, event: events.Event) -> None:
-        """Take in one event."""
+        """Write an event, or buffer it while the log is not open."""
         if self._early is not None:
             self._early.append(stamped(event))
         elif self._display:
             try:
                 self._display.show(stamped(event))
-            except _REFUSALS:
-                self._display = None  # a full disk: half a line more or less helps nobody
+            except _WRITE_ERRORS:
+                self._display = None  # the disk is full: stop logging instead of writing partial lines
 
     def close(self) -> None:
-        """Write no more."""
+        """Close the log."""
         if self._stream is not None:
-            with contextlib.suppress(*_REFUSALS):  # what a full disk did not take
+            with contextlib.suppress(*_WRITE_ERRORS):  # closing flushes, which fails on a full disk
                 self._stream.close()

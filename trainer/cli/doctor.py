@@ -1,4 +1,4 @@
-"""The command that looks at this machine and says what would keep training from working."""
+"""The doctor command: checks whether this PC can train, and says what to do if not."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 GIB = 1 << 30
-# Main memory that training itself takes at its peak, reading SDXL: two thirds of its weights in 16 bits and PyTorch.
+# Peak main memory of a training process, reached while it reads SDXL: two thirds of the 16-bit weights plus PyTorch.
 HOST_BYTES = 6 * GIB
-# From here on NVIDIA's Windows driver goes on in main memory when a card is full; from the second it can be told not
-# to: https://nvidia.custhelp.com/app/answers/detail/a_id/5490
+# First NVIDIA Windows driver that spills to main memory when a GPU is full, and the first that can be set not to:
+# https://nvidia.custhelp.com/app/answers/detail/a_id/5490
 SPILLS_FROM = (536, 40)
 SWITCH_FROM = (546, 1)
 HOT_CELSIUS = 85
@@ -39,13 +39,13 @@ BUSY_PERCENT = 50
 _REBUILD = "Run `python run.py rebuild`, or reinstall Impasto in your own environment."
 _ENOUGH_BYTES = 10 << 30
 _SELF_TEST_SECONDS = 300
-# Runs in a process of its own: a broken torch may crash the process that imports it, and this one must tell of it.
+# Runs in its own process, because a broken torch may crash the process that imports it.
 _SELF_TEST = """
 import gc, json, re, warnings
-gc.disable()  # in what is imported there is no garbage to look for
+gc.disable()  # imports create no garbage, and collections slow them down
 warnings.simplefilter("ignore")
 import torch
-found = {"torch": torch.__version__, "cards": [], "full": []}
+found = {"torch": torch.__version__, "gpus": [], "full": []}
 devices = [torch.device("cpu"), *(torch.device("cuda", number) for number in range(torch.cuda.device_count()))]
 for device in devices:
     try:
@@ -58,7 +58,7 @@ for device in devices:
         continue
     assert torch.equal(weight.grad, torch.full_like(weight, 64.0)), f"{device} computes wrongly"
     if device.type == "cuda":
-        found["cards"].append(torch.cuda.get_device_name(device))
+        found["gpus"].append(torch.cuda.get_device_name(device))
 try:
     import bitsandbytes
     weight = torch.nn.Parameter(torch.ones(64, 64, device="cpu" if found["full"] else devices[-1]))
@@ -74,129 +74,127 @@ print(json.dumps(found))
 
 @dataclass(frozen=True, slots=True)
 class DoctorCheck:
-    """One thing looked at: whether training works with it, what was found, and what to do if not."""
+    """Result of one check: the verdict, what was found, and what to do about it."""
 
     verdict: Literal["ok", "doubtful", "broken"]
     sentence: str
     remedy: str = ""
 
 
-def check_card(card: Card) -> DoctorCheck:
-    """Judge what is free on a card, and how it is."""
-    free = f"{words.size(card.free_bytes)} of {words.size(card.total_bytes)} free"
+def check_gpu(gpu: Card) -> DoctorCheck:
+    """Return the check of a GPU's free memory and temperature."""
+    free = f"{words.size(gpu.free_bytes)} of {words.size(gpu.total_bytes)} free"
     facts = [
-        f"compute capability {card.capability[0]}.{card.capability[1]}",
-        "bf16" if card.bf16 else "fp16 only",
-        card.generation,
+        f"compute capability {gpu.capability[0]}.{gpu.capability[1]}",
+        "bf16" if gpu.bf16 else "fp16 only",
+        gpu.generation,
     ]
-    if card.temperature is not None:
-        facts.append(f"{card.temperature} °C")
-    if card.load is not None:
-        facts.append(f"{card.load} % busy")
-    sentence = f"Card {card.index}: {card.name}, {free}, {', '.join(facts)}"
-    if card.temperature is not None and card.temperature >= HOT_CELSIUS:
+    if gpu.temperature is not None:
+        facts.append(f"{gpu.temperature} °C")
+    if gpu.load is not None:
+        facts.append(f"{gpu.load} % busy")
+    sentence = f"GPU {gpu.index}: {gpu.name}, {free}, {', '.join(facts)}"
+    if gpu.temperature is not None and gpu.temperature >= HOT_CELSIUS:
+        return DoctorCheck("doubtful", sentence, "It is so hot that it slows down: clean its fans and air vents.")
+    return DoctorCheck("ok", sentence)
+
+
+def check_uses(gpu: Card) -> DoctorCheck:
+    """Return the check of the programs that use a GPU: memory that they hold is not available for training."""
+    others = ", ".join(_use_text(use) for use in gpu.uses) or "no program that the driver reports"
+    sentence = f"GPU {gpu.index} is used by: {others}"
+    if gpu.free_bytes < gpu.total_bytes // 2:
+        return DoctorCheck("doubtful", sentence, f"Close programs that you do not need{_largest_use(gpu)}.")
+    if gpu.load is not None and gpu.load >= BUSY_PERCENT:
         return DoctorCheck(
-            "doubtful", sentence, "It is so hot that it slows itself down: clear its fans and vents of dust."
+            "doubtful", sentence, f"It is {gpu.load} % busy, which slows training down. Close games first."
         )
     return DoctorCheck("ok", sentence)
 
 
-def check_uses(card: Card) -> DoctorCheck:
-    """Judge what else uses a card: memory that others hold is memory that training lacks."""
-    others = ", ".join(_told(use) for use in card.uses) or "no program that the driver names"
-    sentence = f"Card {card.index} is used by: {others}"
-    if card.free_bytes < card.total_bytes // 2:
-        return DoctorCheck("doubtful", sentence, f"Close what you do not need on it{_largest(card)}.")
-    if card.load is not None and card.load >= BUSY_PERCENT:
-        return DoctorCheck(
-            "doubtful", sentence, f"It is {card.load} % busy: training beside that is slow. Close games first."
-        )
-    return DoctorCheck("ok", sentence)
-
-
-def check_context(card: Card, context_bytes: int, desktop_bytes: int) -> DoctorCheck:
-    """Say what CUDA itself will take of a card, and whether that leaves anything."""
+def check_context(gpu: Card, context_bytes: int, desktop_bytes: int) -> DoctorCheck:
+    """Return the check of what the CUDA context takes and what it leaves for the model."""
     sentence = (
-        f"Card {card.index}: CUDA itself takes about {words.size(context_bytes)} of it while training; "
-        f"{words.size(max(0, card.free_bytes - context_bytes))} are left for the model"
+        f"GPU {gpu.index}: CUDA itself takes about {words.size(context_bytes)} while training; "
+        f"{words.size(max(0, gpu.free_bytes - context_bytes))} are left for the model"
     )
-    if card.free_bytes - context_bytes >= (card.total_bytes - desktop_bytes - context_bytes) // 2:
+    if gpu.free_bytes - context_bytes >= (gpu.total_bytes - desktop_bytes - context_bytes) // 2:
         return DoctorCheck("ok", sentence)
-    usual = words.size(max(0, card.total_bytes - desktop_bytes - context_bytes))
+    usual = words.size(max(0, gpu.total_bytes - desktop_bytes - context_bytes))
     return DoctorCheck(
-        "doubtful", f"{sentence}, where {usual} are usual", "Close other programs on it before training."
+        "doubtful", f"{sentence} ({usual} are usual)", "Close other programs that use it before training."
     )
 
 
-def check_commit(memory: MainMemory, cards: list[Card]) -> DoctorCheck | None:
-    """Judge on Windows whether the system may promise as much memory as a full card and training itself need.
+def check_commit(memory: MainMemory, gpus: list[Card]) -> DoctorCheck | None:
+    """Return the check of the Windows commit limit against a full GPU plus the training process.
 
-    None where the system does not count promises. A card's memory counts as if it were main memory: without room in the
-    page file programs run out with most of the card free.
+    None on systems without a commit limit. GPU memory counts against it too, so with a small page file programs run out
+    of memory while most of the GPU is free.
     """
-    if memory.commit_free is None or memory.commit_limit is None or not cards:
+    if memory.commit_free is None or memory.commit_limit is None or not gpus:
         return None
-    largest = max(card.total_bytes for card in cards)
+    largest = max(gpu.total_bytes for gpu in gpus)
     needed = largest + HOST_BYTES
     sentence = (
-        f"The system may promise programs {words.size(memory.commit_free)} more of main memory and page file; "
-        f"filling the card of {words.size(largest)} takes up to {words.size(needed)}"
+        f"Windows can commit {words.size(memory.commit_free)} more of main memory and page file; "
+        f"using all of the {words.size(largest)} GPU needs up to {words.size(needed)}"
     )
     if memory.commit_free >= needed:
         return DoctorCheck("ok", sentence)
     size = -(-(needed - memory.commit_free) // GIB)
     remedy = (
-        f"Make the page file at least {size} GiB larger, or leave its size to Windows: Settings, System, About, "
-        "Advanced system settings, Performance, Advanced, Virtual memory. Then restart."
+        f"Make the page file at least {size} GiB larger, or let Windows manage its size: Settings > System > About > "
+        "Advanced system settings > Performance > Advanced > Virtual memory. Then restart."
     )
     return DoctorCheck("doubtful", sentence, remedy)
 
 
 def check_spilling(driver: str, system: str) -> DoctorCheck | None:
-    """Say on Windows what the driver does when the card is full; None elsewhere, where a program is simply told."""
+    """Return what the Windows driver does when the GPU is full; None elsewhere, where allocations simply fail."""
     found = re.match(r"(\d+)\.(\d+)", driver)
     if system != "Windows" or found is None:
         return None
     version = int(found[1]), int(found[2])
     if version < SPILLS_FROM:
         return DoctorCheck(
-            "ok", f"Driver {driver} tells a program when the card is full, and does not go on in main memory"
+            "ok", f"Driver {driver} reports a full GPU to the program and does not use main memory instead"
         )
     sentence = (
-        f"Driver {driver} goes on in main memory when the card is full, a hundred times slower; "
-        "Impasto takes less than what is free, so that this does not happen to it"
+        f"Driver {driver} uses main memory when the GPU is full, which is about 100 times slower; "
+        "Impasto stays below the free memory to avoid that"
     )
     if version < SWITCH_FROM:
-        return DoctorCheck("ok", sentence, "Nothing need be done. Drivers from 546.01 on can be told not to do so.")
+        return DoctorCheck("ok", sentence, "Nothing to do. Drivers from 546.01 on let you turn this off.")
     remedy = (
-        "Nothing need be done. For other programs: NVIDIA Control Panel, Manage 3D settings, CUDA - Sysmem Fallback "
-        "Policy, Prefer No Sysmem Fallback."
+        "Nothing to do. To turn it off for other programs: NVIDIA Control Panel > Manage 3D settings > "
+        "CUDA - Sysmem Fallback Policy > Prefer No Sysmem Fallback."
     )
     return DoctorCheck("ok", sentence, remedy)
 
 
-def _told(use: Use) -> str:
+def _use_text(use: Use) -> str:
     return use.name if use.bytes is None else f"{use.name} {words.size(use.bytes)}"
 
 
-def _largest(card: Card) -> str:
-    """What closing the largest would free, where the driver tells."""
-    known = [use for use in card.uses if use.bytes]
+def _largest_use(gpu: Card) -> str:
+    """Return which program holds the most memory and how much; empty if the driver does not report sizes."""
+    known = [use for use in gpu.uses if use.bytes]
     return f": {known[0].name} holds {words.size(known[0].bytes or 0)}" if known else ""
 
 
 def add_commands(commands: Commands) -> None:
-    """Define the words of the command."""
-    what = "look at this machine and say what would keep training from working"
+    """Define the command and its arguments."""
+    what = "check whether this PC can train"
     doctor = add_command(commands, "doctor", what, run_doctor)
-    doctor.add_argument("--quick", action="store_true", help="leave out the self test, which imports PyTorch")
-    doctor.add_argument("--json", action="store_true", help="print each check as one line of JSON, for programs")
+    doctor.add_argument("--quick", action="store_true", help="skip the self test, which imports PyTorch")
+    doctor.add_argument("--json", action="store_true", help="print each check as a JSON line, for scripts")
 
 
 def run_doctor(options: argparse.Namespace) -> int:
-    """Print every check; the exit code is 1 when something keeps training from working."""
+    """Print every check; the exit code is 1 when something prevents training."""
     if options.json:
-        return _tell_programs(examine(self_test=not options.quick))
+        return _print_json(examine(self_test=not options.quick))
     marks = {"ok": "ok      ", "doubtful": "doubtful", "broken": "BROKEN  "}
     broken = False
     for check in examine(self_test=not options.quick):
@@ -205,11 +203,11 @@ def run_doctor(options: argparse.Namespace) -> int:
             echo(f"          What to do: {check.remedy}")
         broken = broken or check.verdict == "broken"
     echo()
-    echo("Something prevents training; see above." if broken else "Training can work here.")
+    echo("Something prevents training; see above." if broken else "This PC can train.")
     return EXIT_FAULT if broken else EXIT_DONE
 
 
-def _tell_programs(checks: Iterator[DoctorCheck]) -> int:
+def _print_json(checks: Iterator[DoctorCheck]) -> int:
     broken = False
     for check in checks:
         echo_json(asdict(check))
@@ -218,12 +216,12 @@ def _tell_programs(checks: Iterator[DoctorCheck]) -> int:
 
 
 def examine(*, self_test: bool) -> Iterator[DoctorCheck]:
-    """Yield what was found, one thing after the other, the slow ones last."""
+    """Yield the result of each check, slow ones last."""
     yield _check_python()
     yield from _check_libraries()
-    found, check_of_driver = _find_cards()
+    found, check_of_driver = _find_gpus()
     yield check_of_driver
-    yield from _check_cards(found)
+    yield from _check_gpus(found)
     yield _check_build(found)
     yield from _check_folders()
     if self_test:
@@ -251,7 +249,7 @@ def _check_libraries() -> Iterator[DoctorCheck]:
         yield DoctorCheck("broken", f"Not installed: {', '.join(missing)}", _REBUILD)
 
 
-def _find_cards() -> tuple[list[Card], DoctorCheck]:
+def _find_gpus() -> tuple[list[Card], DoctorCheck]:
     from trainer import gpu
 
     try:
@@ -259,32 +257,32 @@ def _find_cards() -> tuple[list[Card], DoctorCheck]:
     except ImpastoError as error:
         return [], DoctorCheck("broken", error.sentence, error.remedy)
     if not found:
-        return [], DoctorCheck("ok", "No NVIDIA card or driver: training runs on the CPU, which is slow.")
+        return [], DoctorCheck("ok", "No NVIDIA GPU or driver found: training runs on the CPU, which is slow.")
     cuda = ".".join(map(str, found[0].cuda))
     return found, DoctorCheck("ok", f"NVIDIA driver {found[0].driver}, CUDA {cuda}")
 
 
-def _check_cards(found: list[Card]) -> Iterator[DoctorCheck]:
-    """Judge every card, and what the system has to do with them."""
+def _check_gpus(found: list[Card]) -> Iterator[DoctorCheck]:
+    """Yield the checks of every GPU, and of the memory limits that the system sets for all of them."""
     from trainer.host import main_memory
     from trainer.memory.device.calibration import corrections
     from trainer.memory.device.gpu_specs import model_of, overheads_for
 
     system = platform.system()
-    for card in found:
-        overheads = overheads_for(model_of(card), system)
-        learned = corrections(card.name, system, {"torch": version_of("torch") or ""}).context_bytes
-        yield check_card(card)
-        yield check_uses(card)
-        yield check_context(card, learned or overheads.context_bytes, overheads.desktop_bytes)
+    for gpu in found:
+        overheads = overheads_for(model_of(gpu), system)
+        learned = corrections(gpu.name, system, {"torch": version_of("torch") or ""}).context_bytes
+        yield check_gpu(gpu)
+        yield check_uses(gpu)
+        yield check_context(gpu, learned or overheads.context_bytes, overheads.desktop_bytes)
     memory = main_memory()
-    told = [check_commit(memory, found)] if memory is not None else []
-    told += [check_spilling(found[0].driver, system)] if found else []
-    yield from (check for check in told if check is not None)
+    limits = [check_commit(memory, found)] if memory is not None else []
+    limits += [check_spilling(found[0].driver, system)] if found else []
+    yield from (check for check in limits if check is not None)
 
 
 def _check_build(found: list[Card]) -> DoctorCheck:
-    """Judge by its files which machines the installed torch was built for."""
+    """Return the check of whether the installed torch was built for CUDA, read from its files without importing it."""
     try:
         version = metadata.version("torch")
         text = Path(str(metadata.distribution("torch").locate_file("torch/version.py"))).read_text(encoding="utf-8")
@@ -294,7 +292,7 @@ def _check_build(found: list[Card]) -> DoctorCheck:
     if match:
         return DoctorCheck("ok", f"PyTorch {version} is built for CUDA {match[1]}")
     if found:
-        return DoctorCheck("broken", f"PyTorch {version} is built for CPUs only, so it cannot use the card", _REBUILD)
+        return DoctorCheck("broken", f"PyTorch {version} is built for CPUs only, so it cannot use the GPU", _REBUILD)
     return DoctorCheck("ok", f"PyTorch {version} is built for CPUs")
 
 
@@ -307,13 +305,15 @@ def _check_folders() -> Iterator[DoctorCheck]:
         except OSError as error:
             reason = error.strerror or str(error)
             yield DoctorCheck(
-                "broken", f"{name}, {folder}: cannot be written: {reason}", "Make it writable, or choose another."
+                "broken",
+                f"Could not write to {folder} ({name[0].lower()}{name[1:]}): {reason}",
+                "Make it writable, or choose another.",
             )
             continue
         sentence = f"{name}: {folder}, {words.size(free)} free"
         if free < _ENOUGH_BYTES:
             yield DoctorCheck(
-                "doubtful", sentence, "Make room: pictures, bases and checkpoints of SDXL take gigabytes."
+                "doubtful", sentence, "Free disk space: images, bases and SDXL checkpoints take gigabytes."
             )
         else:
             yield DoctorCheck("ok", sentence)
@@ -327,30 +327,30 @@ def _try_to_write(folder: Path) -> None:
 
 
 def _run_self_test(found: list[Card]) -> Iterator[DoctorCheck]:
-    # -P: a folder called torch in the present one is not ours.
+    # -P: don't import a folder called torch from the current directory.
     command = [sys.executable, "-P", "-c", _SELF_TEST]
     try:
         done = subprocess.run(
             command, capture_output=True, encoding="utf-8", errors="replace", timeout=_SELF_TEST_SECONDS
         )
     except subprocess.TimeoutExpired:
-        yield DoctorCheck("broken", f"The self test did not end within {_SELF_TEST_SECONDS} seconds", _REBUILD)
+        yield DoctorCheck("broken", f"The self test did not finish within {_SELF_TEST_SECONDS} seconds", _REBUILD)
         return
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["it stopped unexpectedly"])[-1]
         yield DoctorCheck("broken", f"PyTorch does not work: {last} (exit code {done.returncode})", _REBUILD)
         return
-    told = parse_json(done.stdout.splitlines()[-1])
-    yield DoctorCheck("ok", f"Self test: PyTorch computes on {', '.join(['the CPU', *told['cards']])}")
-    full = told.get("full", [])
+    result = parse_json(done.stdout.splitlines()[-1])
+    yield DoctorCheck("ok", f"Self test: PyTorch computes on {', '.join(['the CPU', *result['gpus']])}")
+    full = result.get("full", [])
     for name in full:
         sentence = f"Self test: {name} was not tested, because it has no free memory"
         yield DoctorCheck("doubtful", sentence, "Close other programs that use it, then run `doctor` again.")
-    if (count := len(told["cards"]) + len(full)) < len(found):
-        seen = words.counted(count, "card", "cards")
+    if (count := len(result["gpus"]) + len(full)) < len(found):
+        seen = words.counted(count, "GPU", "GPUs")
         yield DoctorCheck("broken", f"PyTorch sees {seen} of {len(found)}", _REBUILD)
-    if "bitsandbytes" in told:
-        remedy = f"8-bit optimizers and quantised bases need it. {_REBUILD}"
-        yield DoctorCheck("doubtful", f"bitsandbytes does not work: {told['bitsandbytes']}", remedy)
+    if "bitsandbytes" in result:
+        remedy = f"8-bit optimizers and quantized bases need it. {_REBUILD}"
+        yield DoctorCheck("doubtful", f"bitsandbytes does not work: {result['bitsandbytes']}", remedy)
     else:
-        yield DoctorCheck("ok", "Self test: bitsandbytes takes an 8-bit optimizer step")
+        yield DoctorCheck("ok", "Self test: the 8-bit optimizer of bitsandbytes works")

@@ -1,4 +1,4 @@
-"""The commands that draw: render pictures with a base and LoRAs, and the demo."""
+"""Commands that generate images: render with a base and LoRAs, and the demo."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def add_commands(commands: Commands) -> None:
-    """Define the words of each command."""
-    render = add_command(commands, "render", "draw pictures with a base and finished LoRAs", run_render)
+    """Define the commands and their arguments."""
+    render = add_command(commands, "render", "generate images with a base and finished LoRAs", run_render)
     add_base(render, required=False)
-    render.add_argument("--prompt", action="append", default=[], help="what to draw; repeatable")
+    render.add_argument("--prompt", action="append", default=[], help="the prompt; repeatable")
     render.add_argument(
         "--lora",
         action="append",
@@ -30,27 +30,27 @@ def add_commands(commands: Commands) -> None:
         metavar="FILE[:STRENGTH]",
         help="a LoRA, such as style.safetensors:0.8; repeatable",
     )
-    render.add_argument("--negative", default="", help="what to avoid")
+    render.add_argument("--negative", default="", help="the negative prompt")
     render.add_argument("--width", type=int, help="in pixels (default 512 for SD 1.5, 1024 for SDXL)")
     render.add_argument("--height", type=int, help="in pixels")
-    render.add_argument("--seed", type=int, default=1, help="the number the noise comes from (default 1)")
+    render.add_argument("--seed", type=int, default=1, help="seed of the initial noise (default 1)")
     render.add_argument("--steps", type=int, default=20, help="denoising steps (default 20)")
-    render.add_argument("--guidance", type=float, default=7.0, help="how strictly the prompt is followed (default 7)")
+    render.add_argument("--guidance", type=float, default=7.0, help="classifier-free guidance, CFG scale (default 7)")
     render.add_argument("--sampler", default="euler", help="euler, euler_a, ddim, dpmpp_2m or unipc")
-    render.add_argument("--clip-skip", type=int, help="as kohya counts: 1 last layer, 2 the one before; SD 1.5 only")
-    render.add_argument("--device", help="cpu, cuda or cuda:1 (default: the best card, else the CPU)")
-    render.add_argument("--out", type=Path, default=Path("pictures"), help="the folder to draw into (default pictures)")
-    render.add_argument("--serve", action="store_true", help="draw what JSON lines ask for until the input ends")
+    render.add_argument("--clip-skip", type=int, help="as in kohya: 1 last layer, 2 the one before; SD 1.5 only")
+    render.add_argument("--device", help="cpu, cuda or cuda:1 (default: the best GPU, else the CPU)")
+    render.add_argument("--out", type=Path, default=Path("pictures"), help="the output folder (default pictures)")
+    render.add_argument("--serve", action="store_true", help="render requests read as JSON lines from stdin")
     render.set_defaults(refuse=render.error)
 
-    what = "train a small LoRA on the bundled base and show before and after"
+    what = "train a small LoRA on the bundled base and show images before and after"
     demo = add_command(commands, "demo", what, run_demo)
-    demo.add_argument("--out", type=Path, default=Path("demo"), help="the folder for the demo's job, run and picture")
+    demo.add_argument("--out", type=Path, default=Path("demo"), help="the folder for the demo's job, run and image")
     add_json(demo)
 
 
 def run_render(options: argparse.Namespace) -> int:
-    """Draw every prompt and print the files, or draw what is asked for."""
+    """Render every prompt and print the files, or with --serve answer requests until stdin ends."""
     if options.serve:
         from trainer.base.imports import quick_imports
 
@@ -92,7 +92,10 @@ def run_render(options: argparse.Namespace) -> int:
 
 
 def _what_to_draw(options: argparse.Namespace) -> tuple[BaseConfig, list[PromptConfig]]:
-    """Return base and prompts as they would stand in a job; raises JobError naming every value that cannot be."""
+    """Return base and prompts as job settings.
+
+    Raises JobError that names every invalid value of a section.
+    """
     from trainer.config.base import BaseConfig
     from trainer.config.fit import FitConfig
     from trainer.config.job import PromptConfig
@@ -109,7 +112,7 @@ def _what_to_draw(options: argparse.Namespace) -> tuple[BaseConfig, list[PromptC
 
 
 def _require_files(base: BaseConfig, loras: Sequence[Path], out: Path) -> None:
-    """Raise ImpastoError where a file cannot be used or nothing can be drawn into `out`, before the engine starts."""
+    """Raise ImpastoError if a file cannot be used or `out` cannot be written, before the engine starts."""
     from trainer.config.paths import is_base_path
     from trainer.files.architecture import NAMES
     from trainer.files.identify import identify_base, identify_lora
@@ -125,15 +128,15 @@ def _require_files(base: BaseConfig, loras: Sequence[Path], out: Path) -> None:
     for file in loras:
         identity = identify_lora(file)
         if family and identity.family and identity.family != family:
-            sentence = f"{file} was made for {NAMES[identity.family]}, but the base is {NAMES[family]}."
-            raise LoraFileError("lora.family", sentence, "Choose a base or a LoRA of the same kind.")
+            sentence = f"Could not use {file}: it was made for {NAMES[identity.family]}, the base is {NAMES[family]}."
+            raise LoraFileError("lora.family", sentence, "Choose a base and a LoRA of the same family.")
     if error := unwritable(out):
-        sentence = f"The images cannot be drawn into {out}: {error.strerror or error}."
+        sentence = f"Could not write images to {out}: {error.strerror or error}."
         raise RunError("render.folder", sentence, write_remedy(error))
 
 
 def _lora(text: str) -> tuple[Path, float]:
-    """Return the LoRA and the strength that FILE or FILE:STRENGTH names; a colon of a Windows drive is no strength."""
+    """Return path and strength of FILE or FILE:STRENGTH; the colon of a Windows drive does not start a strength."""
     file, _, stated = text.rpartition(":")
     if not file or Path(text).exists():
         return Path(text), 1.0
@@ -144,21 +147,21 @@ def _lora(text: str) -> tuple[Path, float]:
             return Path(text), 1.0
         strength = math.nan
     if not math.isfinite(strength):
-        sentence = f'The strength of {file}, "{stated}", is not a number.'
-        raise LoraFileError("lora.strength", sentence, "Write it behind the colon, such as style.safetensors:0.8.")
+        sentence = f'Could not read the strength of {file}: "{stated}" is not a number.'
+        raise LoraFileError("lora.strength", sentence, "Write it after the colon, such as style.safetensors:0.8.")
     return Path(file), strength
 
 
 def run_demo(options: argparse.Namespace) -> int:
-    """Train the demo's LoRA and say where to look."""
+    """Train the demo's LoRA and print where the results are."""
     with shown(as_json=options.json) as on_event:
         with engine_imports(on_event):
             from trainer import demo
 
         result = demo.run(options.out, on_event)
     if not options.json:
-        echo(f"Before and after, side by side: {result.sheet}")
-        echo(f"The LoRA: {result.lora}")
-        echo(f"The pictures outside the dataset went {result.style:.0%} of the way to its style;")
-        echo(f"the loss on pictures held out of training fell by {result.held_out_fall:.0%}.")
+        echo(f"Before and after: {result.sheet}")
+        echo(f"LoRA: {result.lora}")
+        echo(f"Images of subjects outside the dataset moved {result.style:.0%} of the way to its style.")
+        echo(f"Validation loss (on images held out of training) fell by {result.held_out_fall:.0%}.")
     return EXIT_DONE

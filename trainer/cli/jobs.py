@@ -1,4 +1,4 @@
-"""The commands that make and run jobs: new, train, resume."""
+"""Commands that create and run jobs: new, train, resume."""
 
 from __future__ import annotations
 
@@ -32,43 +32,43 @@ OnEvent = Callable[[events.Event], None]
 
 
 def add_commands(commands: Commands) -> None:
-    """Define the words of each command."""
-    new = add_command(commands, "new", "write a commented job.toml for your pictures and this machine", run_new)
+    """Define the commands and their arguments."""
+    new = add_command(commands, "new", "write a commented job.toml for your images and this PC", run_new)
     new.add_argument(
-        "name", metavar="NAME", help="the LoRA's name, which its new folder gets too; or a folder: . or ../style"
+        "name", metavar="NAME", help="the LoRA's name, also used for its new folder; or a folder: . or ../style"
     )
     add_base(new)
-    new.add_argument("--pictures", required=True, type=Path, help="the folder with your pictures")
-    new.add_argument("--trigger", help="the word that will call up what is learned")
-    new.add_argument("--recipe", metavar="PRESET", help="take the recipe of a preset; `presets list` names them")
-    new.add_argument("--family", choices=("sd15", "sdxl"), help="what the base is, if it is not on this disk yet")
+    new.add_argument("--pictures", required=True, type=Path, help="the folder with your images")
+    new.add_argument("--trigger", help="the trigger word, which will evoke what the LoRA learned")
+    new.add_argument("--recipe", metavar="PRESET", help="use the recipe of this preset; `presets list` lists them")
+    new.add_argument("--family", choices=("sd15", "sdxl"), help="the base's family, if it is not on this disk yet")
 
-    train = add_command(commands, "train", "train the LoRA that a job describes; Ctrl-C pauses", run_train)
-    train.add_argument("job", metavar="JOB", type=Path, help="the job.toml")
+    train = add_command(commands, "train", "train the LoRA of a job; Ctrl-C pauses", run_train)
+    train.add_argument("job", metavar="JOB", type=Path, help="the job.toml file")
     train.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="override a key, such as recipe.rank=32; repeatable",
+        help="override a key of the job, such as recipe.rank=32; repeatable",
     )
-    train.add_argument("--recipe", metavar="PRESET", help="what this preset's recipe states wins over the job's recipe")
+    train.add_argument("--recipe", metavar="PRESET", help="override the job's recipe with the values of this preset")
     add_json(train)
     _add_queued(train)
 
-    resume = add_command(commands, "resume", "go on with a paused, stopped, broken-off or finished run", run_resume)
+    resume = add_command(commands, "resume", "continue a paused, stopped, interrupted or finished run", run_resume)
     add_run(resume)
     resume.add_argument(
         "--steps",
         type=positive,
-        help="how many steps the run shall have in all, to extend it; the finished LoRA stays, as that of its step",
+        help="total steps, to train longer; the LoRA saved so far is kept",
     )
     resume.add_argument(
         "--schedule",
         choices=("stretch", "hold", "restart"),
         default="stretch",
-        help="with --steps: stretch the learning-rate curve over the new length (default), hold its last value, "
-        "or run it once more over the added steps",
+        help="with --steps: stretch the learning-rate schedule over the new length (default), hold its last value, "
+        "or restart it for the added steps",
     )
     add_json(resume)
     _add_queued(resume)
@@ -81,7 +81,8 @@ def run_new(options: argparse.Namespace) -> int:
     name, folder = _name_and_folder(options.name)
     target = folder / "job.toml"
     if target.exists():
-        raise JobError("job.exists", f"{target} exists already.", "Choose another name, or delete that file first.")
+        sentence = f"Could not create a job: {target} already exists."
+        raise JobError("job.exists", sentence, "Choose another name, or delete that file first.")
     family = family_of(options.base, options.family)
     recipe = preset_recipe(options.recipe, family) if options.recipe else None
     machine = machine_here()
@@ -93,18 +94,18 @@ def run_new(options: argparse.Namespace) -> int:
         family=family,
         machine=machine,
         trigger=options.trigger,
-        count=_count_pictures(options.pictures),
+        count=_count_images(options.pictures),
         recipe=recipe,
         expected=_expected_fit(family, machine),
     )
     folder.mkdir(parents=True, exist_ok=True)
     files.write_text(target, text)
-    echo(f"Wrote {target}. Look it over, then start with: python -m trainer train {words.quoted(target)}")
+    echo(f"Wrote {target}. Review it, then start training: python -m trainer train {words.quoted(target)}")
     return 0
 
 
 def _name_and_folder(text: str) -> tuple[str, Path]:
-    """Return the name of a new job and its folder: a new one of that name, or the one that a path names."""
+    """Return name and folder of a new job; a name gets a new folder, a path is the folder itself."""
     if not text.strip():
         raise JobError("job.name", "Could not create a job: its name is empty.", 'Give it a name such as "my-style".')
     if text in (".", "..") or any(mark and mark in text for mark in (os.sep, os.altsep)):
@@ -114,7 +115,7 @@ def _name_and_folder(text: str) -> tuple[str, Path]:
 
 
 def run_train(options: argparse.Namespace) -> int:
-    """Train a job from its beginning."""
+    """Train a job from the start."""
 
     def train(made: Made, log: OnEvent) -> int:
         text = _frozen(options)
@@ -132,9 +133,9 @@ def run_train(options: argparse.Namespace) -> int:
 
 
 def run_resume(options: argparse.Namespace) -> int:
-    """Go on with a run."""
+    """Continue a run."""
 
-    def go_on(made: Made, log: OnEvent) -> int:
+    def resume_run(made: Made, log: OnEvent) -> int:
         run = find_run(options.run)
         with shown(log, as_json=options.json) as on_event:
             with engine_imports(on_event):
@@ -143,34 +144,34 @@ def run_resume(options: argparse.Namespace) -> int:
 
             return resume(run, on_event, steps=options.steps, schedule=options.schedule, learn=learn, made=made)
 
-    return _carried_out(options, go_on)
+    return _carried_out(options, resume_run)
 
 
 def _add_queued(parser: argparse.ArgumentParser) -> None:
-    """Define the word by which the queue's worker says which entry this is."""
+    """Add the hidden --queued option, with which the queue's worker passes the id of the entry."""
     parser.add_argument("--queued", metavar="ID", help=argparse.SUPPRESS)
 
 
 def _frozen(options: argparse.Namespace) -> str | None:
-    """Return what the job said when it was put into the queue; None where its file is to be read."""
+    """Return the job's text as it was when it was queued; None if the command was not started by the queue."""
     if options.queued is None:
         return None
     from trainer.protocol.queue import Queue
 
     if not files.long_path(options.job.absolute().parent).is_dir():
-        # The text alone could be trained, but its runs would go into a folder that the user has deleted.
+        # The saved text would be enough to train, but the run would recreate a folder that the user has deleted.
         raise JobError(
             "job.gone",
             f"The folder of the job {options.job} was deleted or moved while it waited in the queue.",
-            "Bring the folder back and resume the entry, or remove the entry and add the job from its new place.",
+            "Restore the folder and resume the entry, or remove the entry and add the job from its new location.",
         )
     return Queue().get(options.queued).text
 
 
 def _carried_out(options: argparse.Namespace, work: Callable[[Made, OnEvent], int]) -> int:
-    """Do the work of a command; where the queue asked for it, its entry says how that goes.
+    """Run `work` and return its exit code; if the queue started this process, its entry records the result.
 
-    `work` gets a callback for the run's folder and one for its events.
+    `work` receives a callback for the run's folder and one for its events.
     """
     with handling_sigusr1(signal.default_int_handler):
         if options.queued is None:
@@ -180,16 +181,17 @@ def _carried_out(options: argparse.Namespace, work: Callable[[Made, OnEvent], in
                 return work(log.open, log.show)
         from trainer.queue.worker import carried_out
 
-        return carried_out(options.queued, lambda made: work(made, lambda _: None))  # what it prints is the run's log
+        # The worker redirects all output of this process to the run's log, so events need no log of their own.
+        return carried_out(options.queued, lambda made: work(made, lambda _: None))
 
 
 @contextmanager
 def handling_sigusr1(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Call `handler` on SIGUSR1 while inside; by default that signal would kill the process.
+    """Call `handler` on SIGUSR1 inside the block; the signal's default action would kill the process.
 
-    SLURM sends it some time before a job's time limit. A run that has started pauses (`Control.signals`); this is for
-    the time before that, and for the queue's worker. SIG_IGN would be inherited by the engines that the worker starts,
-    a Python function is not.
+    SLURM sends SIGUSR1 shortly before a job's time limit. A started run handles it itself (`Control.signals`) and
+    pauses; this covers the time before that, and the queue's worker. The handler must be a Python function, because
+    the engines that the worker starts would inherit SIG_IGN.
     """
     number = getattr(signal, "SIGUSR1", None)  # Windows has none
     if number is None or threading.current_thread() is not threading.main_thread():
@@ -204,35 +206,35 @@ def handling_sigusr1(handler: Callable[[int, FrameType | None], object]) -> Iter
 
 @contextmanager
 def shown(log: OnEvent = lambda _: None, *, as_json: bool) -> Iterator[OnEvent]:
-    """Give the function that shows the events of a run in this process and tells `log` of them.
+    """Yield a function that shows the events of a run in this process and passes them to `log`.
 
-    An error that ends it is told once: as an event in JSON for programs, else by whoever catches it.
+    An error that ends the run is reported once: as a JSON event with --json, otherwise by the code that catches it.
     """
     from trainer.cli.display import open_display
 
-    told: list[str] = []
+    reported: list[str] = []
 
     with open_display(sys.stdout, as_json=as_json) as show:
 
         def on_event(event: events.Event) -> None:
             log(event)
             if isinstance(event, events.ErrorEvent):
-                told.append(event.code)
+                reported.append(event.code)
             if as_json or not isinstance(event, events.ErrorEvent):
                 show(event)
 
         try:
             yield on_event
         except ImpastoError as error:
-            if error.code not in told:
+            if error.code not in reported:
                 on_event(events.ErrorEvent(error.code, error.sentence, error.remedy))
             raise
 
 
 def family_of(base: str, stated: Family | None) -> Family | None:
-    """Return the family of a base: what it is if it lies on this disk, else what is stated; None if nothing tells.
+    """Return the family of a base: read from its files, else the `stated` one; None if unknown.
 
-    Raises JobError when it is stated to be another than it is.
+    Raises JobError when `stated` contradicts the files.
     """
     from trainer.config.paths import is_base_path
 
@@ -244,12 +246,12 @@ def family_of(base: str, stated: Family | None) -> Family | None:
     found = identify_base(Path(base).expanduser()).family
     if stated not in (None, found):
         sentence = f"The base is {NAMES[found]}, not {NAMES[stated]}."
-        raise JobError("base.family", sentence, "Leave the family out, or choose another base.")
+        raise JobError("base.family", sentence, "Remove the family, or choose another base.")
     return found
 
 
 def _expected_fit(family: Family | None, machine: Machine) -> FitConfig | None:
-    """Return the built-in fit preset for a machine's card; None without a card or while the family is not known."""
+    """Return the built-in fit preset for a machine's GPU; None without a GPU or if the family is unknown."""
     from trainer.config.presets.library import fit_for, read_shelf
 
     if family is None or machine.total_bytes is None:
@@ -259,7 +261,7 @@ def _expected_fit(family: Family | None, machine: Machine) -> FitConfig | None:
 
 
 def preset_recipe(name: str, family: Family | None) -> RecipeConfig:
-    """Return the recipe of a preset for bases of `family`; raises JobError when it has none."""
+    """Return the recipe of a preset for bases of `family`; raises JobError if the preset has no recipe."""
     from trainer.config.presets.library import preset_with_recipe
 
     recipe = preset_with_recipe(name, family).recipe
@@ -268,7 +270,7 @@ def preset_recipe(name: str, family: Family | None) -> RecipeConfig:
 
 
 def _overrides(options: argparse.Namespace, text: str | None) -> list[str]:
-    """Return what wins over the job file: the recipe of a preset, if one is named, and what --set says over that."""
+    """Return the overrides of a job file: the recipe of the --recipe preset, then --set, which takes precedence."""
     if not options.recipe:
         return list(options.set)
     from trainer.config.load import load_job
@@ -280,9 +282,9 @@ def _overrides(options: argparse.Namespace, text: str | None) -> list[str]:
 
 
 def _require_sound(job: Path, overrides: Sequence[str], text: str | None) -> None:
-    """Raise ImpastoError when the job, a base on this disk or a folder of pictures cannot be read, or runs not written.
+    """Raise ImpastoError if the job, a local base or an image folder is unreadable, or the runs folder unwritable.
 
-    That is before the engine takes its seconds to come.
+    This reports mistakes at once, before the engine takes seconds to start.
     """
     from trainer.config.load import load_job
     from trainer.config.paths import is_base_path
@@ -298,12 +300,12 @@ def _require_sound(job: Path, overrides: Sequence[str], text: str | None) -> Non
         else:
             from trainer.base.fetch import fetch_base
 
-            fetch_base(model)  # it has the words for what is missing
+            fetch_base(model)  # raises the error for what is missing
     require_pictures(wanted.dataset)
 
 
-def _count_pictures(folder: Path) -> int:
-    """Return how many pictures a dataset folder holds; raises DatasetError when there is nothing to train on."""
+def _count_images(folder: Path) -> int:
+    """Return how many images a dataset folder holds; raises DatasetError if there is nothing to train on."""
     from trainer.config.job import DatasetConfig, FolderConfig
     from trainer.dataset.folders import scan_folders
 
@@ -311,7 +313,7 @@ def _count_pictures(folder: Path) -> int:
 
 
 def machine_here() -> Machine:
-    """Return what a fit is chosen for: the card with the most memory, else the CPU."""
+    """Return the machine that a fit is chosen for: the GPU with the most memory, else the CPU."""
     from trainer import gpu
     from trainer.config.resolve import Machine
     from trainer.host import usable_cores

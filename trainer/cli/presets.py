@@ -1,4 +1,4 @@
-"""The commands around presets: list, show, check, share, add."""
+"""Commands for presets: list, show, check, share, add."""
 
 from __future__ import annotations
 
@@ -32,48 +32,44 @@ _MOST_DIFFERENCES = 40
 
 
 def add_commands(commands: Commands) -> None:
-    """Define the words of each command."""
+    """Define the commands and their arguments."""
     parser = commands.add_parser(
-        "presets", help="list, show, check, share and add presets", description="Recipes and fits as single files."
+        "presets", help="list, show, check, share and add presets", description="Recipes and fits as shareable files."
     )
-    parts = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, help="what to do with them")
+    parts = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, help="what to do")
 
-    add_command(parts, "list", "list the presets at hand, your own first", run_list)
+    add_command(parts, "list", "list all presets, your own first", run_list)
 
     show = add_command(parts, "show", "show a preset with the reasons for its values", run_show)
     _add_name(show)
     _add_family(show)
 
-    check = add_command(parts, "check", "say whether a preset is sound, and what it would do here", run_check)
+    check = add_command(parts, "check", "check that a preset is valid and show what it needs on this PC", run_check)
     _add_name(check)
     _add_family(check)
     _add_gpu(check)
 
-    share = add_command(
-        parts, "share", "write a preset as one file, without paths or anything of this machine", run_share
-    )
+    share = add_command(parts, "share", "write a preset file without paths or other data of this PC", run_share)
     share.add_argument(
         "source", metavar="NAME|JOB|RUN|LORA", help="a preset, a job.toml, a run, or a LoRA file with its metadata"
     )
     _add_family(share)
     share.add_argument("--out", type=Path, required=True, metavar="FILE", help="the .toml file to write")
-    share.add_argument("--name", help="what the preset is called")
-    share.add_argument("--author", help="who made it")
-    share.add_argument("--licence", help="under which licence it may be used")
-    share.add_argument("--notes", help="what it is good for, and what to mind")
-    share.add_argument("--preview", type=Path, metavar="PICTURE", help="a picture that shows the result")
-    share.add_argument("--fit", action="store_true", help="with a job or run: its fit goes along")
+    share.add_argument("--name", help="the preset's name")
+    share.add_argument("--author", help="the preset's author")
+    share.add_argument("--licence", help="the license under which it may be used")
+    share.add_argument("--notes", help="what it is good for, and what to watch out for")
+    share.add_argument("--preview", type=Path, metavar="IMAGE", help="an image that shows the result")
+    share.add_argument("--fit", action="store_true", help="with a job or run: include its fit")
 
-    add = add_command(
-        parts, "add", "check a preset file, show what is different, and keep it among those received", run_add
-    )
+    add = add_command(parts, "add", "check a preset file, show what it changes, and add it to your presets", run_add)
     add.add_argument("file", metavar="FILE", type=Path, help="the preset's .toml file")
-    add.add_argument("--name", help="keep it under another name")
+    add.add_argument("--name", help="add it under another name")
     _add_gpu(add)
     add.add_argument(
         "--yes",
         action="store_true",
-        help="ask nothing, as is needed in a pipe; one of yours that it replaces is kept as a backup",
+        help="don't ask (needed without a terminal); a preset that gets replaced is backed up",
     )
 
 
@@ -83,28 +79,30 @@ def _add_name(parser: argparse.ArgumentParser) -> None:
 
 def _add_family(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--family", choices=("sd15", "sdxl"), help="which one, where both families have one of that name"
+        "--family", choices=("sd15", "sdxl"), help="the base family, if both have a preset of this name"
     )
 
 
 def _add_gpu(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--gpu", metavar="CARD", help='say what it costs on this card, "RTX 3060" or 8GB, not on yours')
+    parser.add_argument(
+        "--gpu", metavar="GPU", help='show its cost on this GPU, such as "RTX 3060" or 8GB, not on yours'
+    )
 
 
 def run_list(_options: argparse.Namespace) -> int:
-    """List the presets; the fits for this machine's card are marked."""
+    """List the presets and mark the fits for this PC's GPU."""
     from trainer.config.presets.library import fit_for, read_shelf
     from trainer.files.architecture import NAMES
 
     shelf = read_shelf()
-    memory = _card_bytes()
+    memory = _gpu_bytes()
     here = [fit_for(shelf, family, memory) for family in NAMES] if memory else []
     rows = [
         (
             each.preset.name,
             NAMES[each.preset.base.family],
             _carries(each.preset),
-            each.origin + (", for this card" if each in here else ""),
+            each.origin + (", for this GPU" if each in here else ""),
             each.preset.author,
         )
         for each in shelf.presets
@@ -116,23 +114,26 @@ def run_list(_options: argparse.Namespace) -> int:
 
 
 def run_show(options: argparse.Namespace) -> int:
-    """Show a preset as its file says it, the picture's bytes left out."""
+    """Show the text of a preset without the preview image's bytes."""
     from trainer.config.presets.library import find_preset
 
-    echo_lines(_shown(find_preset(options.name, options.family)).split("\n"))
+    echo_lines(_text_of(find_preset(options.name, options.family)).split("\n"))
     return EXIT_DONE
 
 
 def run_check(options: argparse.Namespace) -> int:
-    """Read a preset; whatever is wrong with it is raised as one error that names all of it."""
+    """Read a preset and print what it does; raises one error that lists all its problems."""
     preset, path = _read(options.name, options.family)
-    echo(f"{path} is a sound preset.")
+    echo(f"{path} is a valid preset.")
     _print_preset(preset, options.gpu)
     return EXIT_DONE
 
 
 def _read(name: str, family: Family | None) -> tuple[Preset, Path]:
-    """Return the preset of a name or file, and its file; that of a broken one at hand is known by the file's name."""
+    """Return a preset by name or file, and its path.
+
+    Raises the error of a broken preset in the library, which is found by its file name.
+    """
     from trainer.config.presets.exchange import load_preset
     from trainer.config.presets.library import find_preset, read_shelf, require_family
 
@@ -149,15 +150,17 @@ def _read(name: str, family: Family | None) -> tuple[Preset, Path]:
 
 
 def run_share(options: argparse.Namespace) -> int:
-    """Write a preset file, and say what was left out."""
+    """Write a preset file and print what was left out."""
     from trainer.config.presets.making import revised
     from trainer.config.presets.preset import dump_preset
 
     out: Path = options.out
     if out.suffix.lower() != ".toml":
-        raise JobError("preset.out", f"{out} does not end in .toml.", f"Write it to {out.name}.toml, say.")
+        sentence = f"Could not write {out}: its name does not end in .toml."
+        raise JobError("preset.out", sentence, f"Use --out {words.quoted(f'{out.name}.toml')}, for example.")
     if out.exists():
-        raise JobError("preset.exists", f"{out} exists already.", "Choose another name, or delete that file first.")
+        sentence = f"Could not write {out}: the file already exists."
+        raise JobError("preset.exists", sentence, "Choose another name, or delete that file first.")
     made = preset_of(options.source, options.family, with_fit=options.fit)
     preset = revised(made.preset, _details(options))
     text = dump_preset(preset)
@@ -165,12 +168,12 @@ def run_share(options: argparse.Namespace) -> int:
     echo(f"Wrote {out}, {words.size(len(text.encode('utf-8')))}.")
     echo(_summary(preset))
     _print_listed("Left out:", made.left_out)
-    _print_listed("Not told, so a job's own value will stand:", made.not_found)
+    _print_listed("Not found, so a job keeps its own value:", made.not_found)
     return EXIT_DONE
 
 
 def run_add(options: argparse.Namespace) -> int:
-    """Keep a preset file among those received, once the user has seen what it changes and agreed."""
+    """Add a preset file to the user's presets after showing what it changes and asking."""
     from trainer.config.presets.exchange import load_preset
     from trainer.config.presets.library import keep_preset
 
@@ -180,17 +183,17 @@ def run_add(options: argparse.Namespace) -> int:
     _print_preset(preset, options.gpu)
     agreed = _agree(preset, _asks(options))
     if agreed is None:
-        echo("Nothing was changed.")
+        echo("Nothing changed.")
         return EXIT_DONE
     path, backup = keep_preset(agreed, "received")
-    echo(f'Kept "{agreed.name}" as {path}.' + (f" The one it replaces is kept as {backup}." if backup else ""))
+    echo(f'Added "{agreed.name}" as {path}.' + (f" The replaced preset was backed up as {backup}." if backup else ""))
     if agreed.recipe:
         echo(f"Use it: python -m trainer new ... --recipe {words.quoted(agreed.name)}")
     return EXIT_DONE
 
 
 def _asks(options: argparse.Namespace) -> Callable[[str], str]:
-    """Return a function that asks the user, answers yes for --yes, or raises JobError without a terminal."""
+    """Return a function that asks the user; it answers yes with --yes, and raises JobError without a terminal."""
     if options.yes:
         return lambda _question: "yes"
     return _ask if sys.stdin.isatty() and sys.stdout.isatty() else _refuse
@@ -199,8 +202,8 @@ def _asks(options: argparse.Namespace) -> Callable[[str], str]:
 def _refuse(_question: str) -> str:
     raise JobError(
         "preset.unasked",
-        "Could not keep the preset: there is no terminal to ask whether to keep it.",
-        "Repeat the command with --yes; a preset of yours that it replaces is kept as a backup. --name keeps both.",
+        "Could not add the preset: there is no terminal to ask for confirmation.",
+        "Repeat the command with --yes; a preset that gets replaced is backed up. To keep both, use --name.",
     )
 
 
@@ -212,24 +215,24 @@ def _ask(question: str) -> str:
 
 
 def _agree(preset: Preset, ask: Callable[[str], str]) -> Preset | None:
-    """Return the preset as it is to be kept, perhaps under another name; None when nothing is to change.
+    """Return the preset to add, perhaps under another name; None if the user declines or it changes nothing.
 
     Raises JobError for the names of built-in presets.
     """
     from trainer.config.presets.library import compared, is_built_in, taken_by
 
     if is_built_in(preset):
-        sentence = f'"{preset.name}" is the name of a preset that comes with Impasto.'
-        raise JobError("preset.built_in", sentence, "Keep it under another name: --name OTHER.")
+        sentence = f'Could not add "{preset.name}": a preset that comes with Impasto has this name.'
+        raise JobError("preset.built_in", sentence, "Add it under another name: --name OTHER.")
     former = taken_by(preset)
     if former is None:
-        return preset if _is_yes(ask("Keep it? [y/N] ")) else None
+        return preset if _is_yes(ask("Add it? [y/N] ")) else None
     different = compared(former.preset, preset)
     if not different:
-        echo("You have it already, key for key.")
+        echo("You already have this preset; nothing differs.")
         return None
-    _print_listed("You have one of this name. What this one changes:", different)
-    answer = ask('Replace yours (a backup is kept)? Type "y", another name for this one, or nothing to leave it: ')
+    _print_listed("You already have a preset of this name. The new one changes:", different)
+    answer = ask('Replace yours (it is backed up)? Type "y", another name for the new one, or Enter to cancel: ')
     if not answer or answer.lower() in ("n", "no"):
         return None
     return preset if _is_yes(answer) else _agree(_renamed(preset, answer), ask)
@@ -240,37 +243,37 @@ def _is_yes(answer: str) -> bool:
 
 
 def _renamed(preset: Preset, name: str) -> Preset:
-    """The preset under another name; raises JobError when it cannot be a name."""
+    """Return the preset under another name; raises JobError if the name is invalid."""
     from trainer.config.presets.making import revised
 
     return revised(preset, {"name": name})
 
 
 def _details(options: argparse.Namespace) -> dict[str, object]:
-    """What the command line says of a preset that is shared."""
+    """Return the details that the command line sets for a shared preset."""
     from trainer.config.presets.picture import make_picture
 
-    told = {key: getattr(options, key) for key in ("name", "author", "licence", "notes")}
-    details: dict[str, object] = {key: value for key, value in told.items() if value is not None}
+    given = {key: getattr(options, key) for key in ("name", "author", "licence", "notes")}
+    details: dict[str, object] = {key: value for key, value in given.items() if value is not None}
     if options.preview is not None:
         details["preview"] = {"picture": make_picture(options.preview)}
     return details
 
 
 def _print_preset(preset: Preset, card: str | None) -> None:
-    """Say what a preset is, how it differs from a plain job, and how it will do on a card (None: that of here)."""
+    """Print what a preset is, its differences from the defaults, and its cost on a GPU (None: this PC's)."""
     from trainer.config.presets.library import compared_with_defaults, stated_fit
     from trainer.config.recipe import RecipeConfig
 
     echo(_summary(preset))
     _print_listed("", preset.notes.splitlines())
     if preset.recipe:
-        _print_listed("Against a job that states nothing:", compared_with_defaults(preset.recipe))
+        _print_listed("Settings that differ from the defaults:", compared_with_defaults(preset.recipe))
         echo_lines(outlook(preset.recipe, preset.base.family, card))
     if preset.fit:
-        _print_listed("It fits by:", stated_fit(preset.fit))
+        _print_listed("Its fit:", stated_fit(preset.fit))
     if preset.fit and not preset.recipe:
-        echo("With the recipe of a job that states nothing:")
+        echo("With the default recipe:")
         echo_lines(outlook(RecipeConfig(), preset.base.family, card, preset.fit))
 
 
@@ -280,11 +283,11 @@ def _summary(preset: Preset) -> str:
     parts = [
         f'"{preset.name}": {_carries(preset)} for {NAMES[preset.base.family]}',
         f"by {preset.author}" if preset.author else "",
-        f"licence {preset.licence}" if preset.licence else "no licence stated",
+        f"license: {preset.licence}" if preset.licence else "no license given",
         f"made for {preset.base.name}" if preset.base.name else "",
         f"trigger words: {', '.join(preset.trigger_words)}" if preset.trigger_words else "",
         words.counted(len(preset.examples), "example prompt", "example prompts") if preset.examples else "",
-        "with a picture" if preset.preview else "",
+        "with a preview image" if preset.preview else "",
     ]
     return "; ".join(part for part in parts if part) + "."
 
@@ -293,18 +296,19 @@ def _carries(preset: Preset) -> str:
     return " and ".join(part for part in ("recipe", "fit") if getattr(preset, part) is not None)
 
 
-def _shown(shelved: PresetEntry) -> str:
+def _text_of(entry: PresetEntry) -> str:
     from trainer.config.presets.preset import dump_preset
 
-    preset = shelved.preset
-    if shelved.origin == "built-in":  # its comments say more than the schema's, and nobody else has written them
-        return read_text(shelved.path, "text").rstrip()
+    preset = entry.preset
+    # Show only built-in files as they are: their comments explain more than generated ones, and come from us.
+    if entry.origin == "built-in":
+        return read_text(entry.path, "text").rstrip()
     text = dump_preset(preset.changed(preview=None)).rstrip()
-    return text + ("\n\n# [preview] holds a picture." if preset.preview else "")
+    return text + ("\n\n# [preview] contains an image." if preset.preview else "")
 
 
 def _print_listed(title: str, lines: Sequence[str]) -> None:
-    """Print lines from other people's files under a title."""
+    """Print untrusted lines from other people's files under a title."""
     if lines and title:
         echo(title)
     for line in lines[:_MOST_DIFFERENCES]:
@@ -313,8 +317,8 @@ def _print_listed(title: str, lines: Sequence[str]) -> None:
         echo(f"  and {len(lines) - _MOST_DIFFERENCES} more")
 
 
-def _card_bytes() -> int | None:
-    """The memory of the card that jobs are planned for; None without one, or with a broken driver."""
+def _gpu_bytes() -> int | None:
+    """Return the memory in bytes of the GPU that jobs are planned for; None without a GPU or with a broken driver."""
     try:
         return machine_here().total_bytes
     except ImpastoError:
@@ -322,12 +326,10 @@ def _card_bytes() -> int | None:
 
 
 def outlook(recipe: RecipeConfig, family: Family, card: str | None, written: FitConfig | None = None) -> Sequence[str]:
-    """Return the plan for `recipe` on `card` (a name or size; None: the card of this machine) in sentences.
+    """Return the plan for `recipe` on `card` (a name or size; None: this PC's GPU) in sentences.
 
-    What a fit has `written` stays as it is.
-
-    What hinders a plan is told in its place: a preset may well be kept for another machine. Raises ImpastoError for
-    a card that does not exist.
+    Keys set in the `written` fit are not changed. If no plan is possible, the sentences say why instead, because a
+    preset may be meant for another PC. Raises ImpastoError for an unknown GPU.
     """
     return _planned(recipe, family, card, written)
 
@@ -339,8 +341,8 @@ def _planned(recipe: RecipeConfig, family: Family, card: str | None, written: Fi
     situation_of(card)
     try:
         question = question_ahead(family, recipe, card, fit=written)
-    except ImpastoError as error:  # keys that only suit a job that states others
-        return (f"By itself no job can use it: {error.sentence}",)
+    except ImpastoError as error:  # some keys work only together with others that the job must set
+        return (f"Could not plan with this preset alone: {error.sentence}",)
     if not question.situation.on_cpu:
         try:
             question.situation.require_budget()
@@ -357,11 +359,11 @@ def _planned(recipe: RecipeConfig, family: Family, card: str | None, written: Fi
 
 
 def preset_of(source: str, family: Family | None = None, *, with_fit: bool) -> CreatedPreset:
-    """Make a preset of what `source` names; a job's or run's fit goes along only `with_fit`.
+    """Return a preset made from `source`, a preset, job, run or LoRA; `with_fit` includes the fit of a job or run.
 
-    `family` tells which preset, where both have one of that name.
+    `family` selects the preset if both families have one of that name.
 
-    Raises ImpastoError when nothing has that name, or two things have, or what has it cannot be shared.
+    Raises ImpastoError if `source` is unknown, ambiguous, or cannot be shared.
     """
     path = Path(source)
     if path.suffix.lower() == ".safetensors":
@@ -370,13 +372,13 @@ def preset_of(source: str, family: Family | None = None, *, with_fit: bool) -> C
         return preset_of_lora(path)
     if path.suffix.lower() == ".toml":
         return _of_file(path, with_fit)
-    run = _run_called(source)
+    run = _find_run(source)
     made = None if path.is_dir() else _of_preset(source, family, none_is_fine=run is not None)
     if run is not None and made is not None:
         raise JobError(
             "preset.ambiguous",
             f'"{source}" is the name of a preset and of a run.',
-            f"Name the run by its folder: {run.path}",
+            f"Give the folder of the run instead: {run.path}",
         )
     if made is not None:
         return made
@@ -396,8 +398,8 @@ def _of_file(path: Path, with_fit: bool) -> CreatedPreset:
     job = load_job(path)
     family = family_of(job.base.model, None if job.base.family == "auto" else job.base.family)
     if family is None:
-        sentence = f"{path.name} does not tell whether its base is SD 1.5 or SDXL."
-        raise JobError("preset.no_family", sentence, 'State base.family = "sd15" or "sdxl" in it.')
+        sentence = f"Could not make a preset from {path.name}: its base may be SD 1.5 or SDXL."
+        raise JobError("preset.no_family", sentence, 'Set base.family = "sd15" or "sdxl" in it.')
     return preset_of_job(job, family, with_fit=with_fit)
 
 
@@ -413,8 +415,8 @@ def _of_preset(name: str, family: Family | None, *, none_is_fine: bool) -> Creat
         raise
 
 
-def _run_called(name: str) -> RunDirectory | None:
-    """The run of that name or path; several of one name are an error, none is not."""
+def _find_run(name: str) -> RunDirectory | None:
+    """Return the run of that name or path; None if there is none. Raises RunError if several have the name."""
     try:
         return find_run(name)
     except RunError as error:
@@ -424,7 +426,7 @@ def _run_called(name: str) -> RunDirectory | None:
 
 
 def _of_run(run: RunDirectory, with_fit: bool) -> CreatedPreset:
-    """Of a run's frozen job, the words in its frozen listing, and the last picture of its first prompt."""
+    """Return a preset made from a run: its frozen job, the trigger words of its images, and its last preview."""
     from trainer.config.load import load_job
     from trainer.config.presets.making import preset_of_job
     from trainer.config.presets.picture import make_picture
@@ -432,26 +434,28 @@ def _of_run(run: RunDirectory, with_fit: bool) -> CreatedPreset:
 
     job = load_job(run.job)
     if job.base.family == "auto":
-        raise RunError("run.damaged", f"{run.job} is not frozen: it does not tell the base's family.", "Train it anew.")
-    trained = [picture for picture in read_listing(run.listing) if picture.kind == "train"]
-    picture = None
-    if drawn := sorted(run.samples.glob("step-*-0.png")):
-        with suppress(ImpastoError):  # a picture that is gone bad is no reason to keep the preset back
-            picture = make_picture(drawn[-1])
+        sentence = f"Could not make a preset from {run.job}: it does not say the family of its base."
+        raise RunError("run.damaged", sentence, "Train the job again.")
+    trained = [image for image in read_listing(run.listing) if image.kind == "train"]
+    preview = None
+    if samples := sorted(run.samples.glob("step-*-0.png")):
+        with suppress(ImpastoError):  # a damaged preview must not prevent sharing the preset
+            preview = make_picture(samples[-1])
     return preset_of_job(
         _as_typed(job, run),
         job.base.family,
         base_sha256=_base_sha256(run, job.base.name),
-        triggers=list(dict.fromkeys(picture.trigger for picture in trained if picture.trigger)),
-        picture=picture,
+        triggers=list(dict.fromkeys(image.trigger for image in trained if image.trigger)),
+        picture=preview,
         with_fit=with_fit,
     )
 
 
 def _as_typed(job: Job, run: RunDirectory) -> Job:
-    """Return a frozen job with the recipe that the user typed, so that a length in images or epochs stays one.
+    """Return a frozen job with the recipe as the user wrote it, so that a length in images or epochs stays in them.
 
-    A recipe that no longer means what the run did (a run that was extended) or cannot be read is left as it is frozen.
+    If the run was extended, its length is the frozen number of steps. If the recipe cannot be read, the frozen one
+    is kept.
     """
     from trainer.config.recipe import LENGTH_KEYS, RecipeConfig
 
@@ -468,7 +472,7 @@ def _as_typed(job: Job, run: RunDirectory) -> Job:
 
 
 def _base_sha256(run: RunDirectory, name: str) -> str | None:
-    """The hash of the base as the last attempt found its files; None where it tells none."""
+    """Return the SHA-256 of the base's files as of the last attempt; None if the attempt did not record it."""
     from trainer.config.presets.making import hash_of_base
 
     attempts = run.attempts()

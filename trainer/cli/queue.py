@@ -1,4 +1,4 @@
-"""The commands of the queue: work it off, list it, put in, take out, move, pause, stop, go on."""
+"""Commands of the queue: run and list it; add, remove, move, pause, stop and resume entries."""
 
 from __future__ import annotations
 
@@ -20,44 +20,44 @@ from trainer.protocol.reading import parse_json
 from trainer.protocol.records import to_record
 from trainer.protocol.run_directory import find_run
 
-_HELP = "do one job after the other, on each graphics card one at a time; without a further word: work it off"
+_HELP = "train jobs one after another, one per GPU at a time; without a subcommand: run the queue"
 _EDITS: dict[str, tuple[str, Callable[[Queue, str], object]]] = {
-    "remove": ("take an entry out; its run stays on disk", Queue.remove),
-    "pause": ("pause what runs, hold back what waits; it keeps its place", Queue.pause),
-    "stop": ("stop what runs, with its LoRA as it is then; what waits leaves the queue", Queue.stop),
+    "remove": ("remove an entry; its run stays on disk", Queue.remove),
+    "pause": ("pause a running or waiting entry; it keeps its place", Queue.pause),
+    "stop": ("stop a running entry, saving its LoRA as it is; a waiting entry leaves the queue", Queue.stop),
     "withdraw": ("take back a pause or stop that the run has not read yet", Queue.withdraw),
-    "resume": ("let a paused, interrupted, stopped or failed entry wait for its turn again", Queue.resume),
+    "resume": ("put a paused, interrupted, stopped or failed entry back in line", Queue.resume),
 }
 _WHOLE: dict[str, tuple[str, Callable[[Queue], object]]] = {
-    "hold": ("begin nothing more until `queue go-on`; what runs is not touched", Queue.hold),
-    "go-on": ("begin again, also with what was interrupted", Queue.go_on),
-    "clear": ("take out all that is done, stopped or failed", Queue.clear),
+    "hold": ("start no new jobs until `queue go-on`; running jobs continue", Queue.hold),
+    "go-on": ("release the hold and restart interrupted jobs", Queue.go_on),
+    "clear": ("remove all done, stopped and failed entries", Queue.clear),
 }
 _DELAY = re.compile(r"\+(?:(\d+)h)?(?:(\d+)m)?")
 
 
 def add_commands(commands: Commands) -> None:
-    """Define the words of each command."""
+    """Define the commands and their arguments."""
     queue = add_command(commands, "queue", _HELP, run_worker)
-    inner = queue.add_subparsers(title="commands", metavar="COMMAND", help="what to do; absent: run")
-    add_command(inner, "run", "work the queue off; ends when nothing is left, and what it started goes on", run_worker)
+    inner = queue.add_subparsers(title="commands", metavar="COMMAND", help="what to do (default: run)")
+    add_command(inner, "run", "run the queued jobs; started jobs keep running if you close this", run_worker)
     _add_json(add_command(inner, "list", "show what is in the queue", run_list))
 
-    add = add_command(inner, "add", "put a job as it is now at the end, or a run to be gone on with", run_add)
+    add = add_command(inner, "add", "add a snapshot of a job, or a run to continue, to the end", run_add)
     add.add_argument("what", metavar="JOB|RUN", help="a job.toml, or the name or folder of a run")
-    add.add_argument("--steps", type=positive, help="for a run: how many steps it shall have in all")
+    add.add_argument("--steps", type=positive, help="for a run: total steps, to train longer")
     add.add_argument("--before", metavar="ID", help="put it before this entry instead of at the end")
     add.add_argument(
-        "--after", metavar="TIME", type=moment, help="begin no earlier: 22:30, 2026-11-22T22:30, or +2h30m"
+        "--after", metavar="TIME", type=moment, help="don't start earlier: 22:30, 2026-11-22T22:30, or +2h30m"
     )
-    add.add_argument("--hold", action="store_true", help="begin nothing more if this fails")
+    add.add_argument("--hold", action="store_true", help="start no new jobs if this one fails")
     _add_json(add)
 
-    move = add_command(inner, "move", "put an entry before another, or at the end", run_move)
+    move = add_command(inner, "move", "move an entry before another, or to the end", run_move)
     _add_entry(move)
-    move.add_argument("--before", metavar="ID", help="absent: at the end")
+    move.add_argument("--before", metavar="ID", help="the entry to put it before (default: to the end)")
 
-    after = add_command(inner, "after", "let an entry wait for a time", run_after)
+    after = add_command(inner, "after", "don't start an entry before a given time", run_after)
     _add_entry(after)
     after.add_argument("time", metavar="TIME", type=moment, help="22:30, 2026-11-22T22:30, +2h30m, or now")
 
@@ -67,31 +67,31 @@ def add_commands(commands: Commands) -> None:
         edit.set_defaults(name=name)
     for name, (what, _) in _WHOLE.items():
         add_command(inner, name, what, run_whole).set_defaults(name=name)
-    failing = add_command(inner, "on-failure", "say what a failure does to the entries after it", run_on_failure)
-    failing.add_argument("what", choices=("hold", "go-on"), help="hold: begin nothing more; go-on: begin the next")
+    failing = add_command(inner, "on-failure", "choose whether the queue continues after a failed job", run_on_failure)
+    failing.add_argument("what", choices=("hold", "go-on"), help="hold: start no new jobs; go-on: start the next one")
 
 
 def run_worker(options: argparse.Namespace) -> int:
-    """Work the queue off."""
+    """Run the queued jobs until none is left."""
     from trainer.queue.worker import Worker
 
-    def tell(line: str) -> None:
+    def report(line: str) -> None:
         echo(f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S} {line}")
 
     queue = Queue()
     try:
-        # Each run that gets the signal pauses by itself; the worker stays to record how it ended.
+        # Each run that receives the signal pauses itself; the worker stays alive to record how the run ended.
         with handling_sigusr1(lambda *_: None):
-            won = Worker(queue, tell).run()
+            won = Worker(queue, report).run()
         if not won:
             note("The queue is already running. `queue list` shows its jobs.")
             return EXIT_DONE
     except KeyboardInterrupt:
-        note("The queue stopped; jobs that it started continue. `queue` starts it again.")
+        note("The queue stopped; jobs that it started continue. Start it again with `queue`.")
         return EXIT_RESUMABLE
     reading = queue.read()
     if reading.held:
-        _tell_held(reading)
+        _report_hold(reading)
     return EXIT_DONE
 
 
@@ -105,18 +105,18 @@ def run_list(options: argparse.Namespace) -> int:
     if reading.entries:
         echo_lines(words.columns([("ID", "STATE", "NAME", "WHERE", "REMARK"), *map(_row, reading.entries)]))
     else:
-        note("The queue is empty. `python -m trainer queue add job.toml` puts a job in.")
+        note("The queue is empty. Add a job with `python -m trainer queue add job.toml`.")
     for fault in reading.faults:
-        note(f"{fault.sentence}{f' `queue remove {fault.id}` deletes it.' if fault.id else ''}")
+        note(f"{fault.sentence}{f' Remove it with `queue remove {fault.id}`.' if fault.id else ''}")
     if reading.held:
-        _tell_held(reading)
+        _report_hold(reading)
     elif not worked_on and any(entry.state in ("waiting", "running") for entry in reading.entries):
         note("The queue is not running. Start it with `python -m trainer queue`.")
     return EXIT_DONE
 
 
 def run_add(options: argparse.Namespace) -> int:
-    """Put a job or a run in."""
+    """Add a job or a run to the queue."""
     queue, path = Queue(), Path(options.what)
     if path.is_file() or path.suffix == ".toml":
         if options.steps is not None:
@@ -136,40 +136,40 @@ def run_add(options: argparse.Namespace) -> int:
 
 
 def run_move(options: argparse.Namespace) -> int:
-    """Put an entry elsewhere."""
+    """Move an entry."""
     queue = Queue()
     queue.move(_named(queue, options.entry), _named(queue, options.before) if options.before else None)
     return EXIT_DONE
 
 
 def run_after(options: argparse.Namespace) -> int:
-    """Let an entry wait for a time."""
+    """Set the time before which an entry does not start."""
     queue = Queue()
     queue.start_after(_named(queue, options.entry), options.time if options.time > time.time() else None)
     return EXIT_DONE
 
 
 def run_edit(options: argparse.Namespace) -> int:
-    """Do what a word says to one entry."""
+    """Run a command that changes one entry."""
     queue = Queue()
     _EDITS[options.name][1](queue, _named(queue, options.entry))
     return EXIT_DONE
 
 
 def run_whole(options: argparse.Namespace) -> int:
-    """Do what a word says to the whole queue."""
+    """Run a command that changes the whole queue."""
     _WHOLE[options.name][1](Queue())
     return EXIT_DONE
 
 
 def run_on_failure(options: argparse.Namespace) -> int:
-    """Say what a failure does to the entries after it."""
+    """Set whether the queue continues after a failed job."""
     Queue().set_hold_on_failure(options.what == "hold")
     return EXIT_DONE
 
 
 def moment(text: str) -> float:
-    """Read a time for argparse and return Unix time in seconds; a time of day is the next one."""
+    """Return the Unix time in seconds that `text` names, for argparse; a time of day means its next occurrence."""
     now = datetime.now().astimezone()
     if text == "now":
         return now.timestamp()
@@ -183,31 +183,34 @@ def moment(text: str) -> float:
             return (today if today > now else today + timedelta(days=1)).timestamp()
         return datetime.fromisoformat(text).astimezone().timestamp()
     except (ValueError, OverflowError) as error:
-        raise argparse.ArgumentTypeError("is no time; write 22:30, 2026-11-22T22:30, +2h30m or now") from error
+        raise argparse.ArgumentTypeError("is not a time; use 22:30, 2026-11-22T22:30, +2h30m or now") from error
 
 
 def _named(queue: Queue, text: str) -> str:
-    """Return the id of the entry that is called `text` or whose id begins so; raises RunError unless it is one."""
+    """Return the id of the entry whose name is `text` or whose id starts with it.
+
+    Raises RunError unless exactly one entry matches.
+    """
     reading = queue.read()
     ids = [entry.id for entry in reading.entries] + [fault.id for fault in reading.faults if fault.id]
-    called = [entry.id for entry in reading.entries if entry.name == text]
-    found = called or [name for name in ids if name.startswith(text)]
+    by_name = [entry.id for entry in reading.entries if entry.name == text]
+    found = by_name or [name for name in ids if name.startswith(text)]
     if len(found) != 1:
-        several = f'"{text}" may mean {", ".join(found)}.' if found else f'There is no entry "{text}" in the queue.'
-        raise RunError("queue.none", several, "Name an entry by its ID; `queue list` shows them.")
+        sentence = f'"{text}" matches {", ".join(found)}.' if found else f'There is no entry "{text}" in the queue.'
+        raise RunError("queue.none", sentence, "Give the ID of an entry; `queue list` shows them.")
     return found[0]
 
 
 def _row(entry: Entry) -> tuple[str, ...]:
     where = str(entry.run or entry.job)
     after = f"after {datetime.fromtimestamp(entry.after, UTC).astimezone():%Y-%m-%d %H:%M}" if entry.after else ""
-    wish = f"{entry.wish} asked for" if entry.wish else ""
+    requested = f"{entry.wish} requested" if entry.wish else ""
     return (
         entry.id,
         entry.state,
         entry.name,
         where,
-        entry.problem or wish or (after if entry.state == "waiting" else ""),
+        entry.problem or requested or (after if entry.state == "waiting" else ""),
     )
 
 
@@ -215,14 +218,14 @@ def _plain(value: Any) -> Any:
     return parse_json(json.dumps(to_record(value), default=str))
 
 
-def _tell_held(reading: Reading) -> None:
+def _report_hold(reading: Reading) -> None:
     why = f" {reading.reason}" if reading.reason else ""
-    note(f"The queue is on hold: no new jobs start.{why} `queue go-on` resumes it.")
+    note(f"The queue is on hold: no new jobs start.{why} Release the hold with `queue go-on`.")
 
 
 def _add_entry(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("entry", metavar="ID", help="the entry's ID or the beginning of it, or its name")
+    parser.add_argument("entry", metavar="ID", help="the entry's ID, the start of its ID, or its name")
 
 
 def _add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, for scripts")

@@ -1,4 +1,4 @@
-"""The commands that speak to runs, through nothing but the run directory: stop, pause, save, sample, watch, runs."""
+"""Commands that control and show runs through their run directory: stop, pause, save, sample, watch, runs, prune."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from trainer.protocol import events, places
 from trainer.protocol.queue import Queue
 from trainer.protocol.run_directory import RunDirectory, find_run, known_runs
 
-_POLL = 0.2  # seconds: a run's folder is all there is to be asked, and its changes wake nobody
+_POLL = 0.2  # seconds; the run's folder is the only interface, and it sends no change notifications
 _HELP: dict[protocol.CommandName, str] = {
-    "stop": "end the run at once with a checkpoint and its LoRA as it is; `resume` can still continue it",
-    "pause": "end the run at once with a checkpoint, which frees the GPU; `resume` continues it",
+    "stop": "end the run now with a checkpoint and its LoRA so far; `resume` can still continue it",
+    "pause": "end the run now with a checkpoint, which frees the GPU; `resume` continues it",
     "save": "write the LoRA and a checkpoint after this step, and continue training",
     "sample": "draw the previews after this step, and continue training",
 }
@@ -29,7 +29,7 @@ _EXIT_CODES = {"done": EXIT_DONE, "paused": EXIT_RESUMABLE, "stopped": EXIT_RESU
 
 
 def add_commands(commands: Commands) -> None:
-    """Define the words of each command."""
+    """Define the commands and their arguments."""
     for name in get_args(protocol.CommandName):
         ask = add_command(commands, name, _HELP[name], run_command)
         add_run(ask)
@@ -38,7 +38,7 @@ def add_commands(commands: Commands) -> None:
             type=float,
             default=600.0,
             metavar="SECONDS",
-            help="how long to wait for the outcome (default 600)",
+            help="how long to wait for the result (default 600)",
         )
         if name in _ENDING:
             ask.add_argument(
@@ -50,23 +50,23 @@ def add_commands(commands: Commands) -> None:
     watch = add_command(commands, "watch", "follow a run until it ends; Ctrl-C stops watching, not the run", run_watch)
     add_run(watch)
     add_json(watch)
-    add_command(commands, "runs", "list the runs on this machine, the latest first", run_runs)
-    prune = add_command(commands, "prune", "delete cached pictures and captions that no resumable run needs", run_prune)
+    add_command(commands, "runs", "list the runs on this PC, most recent first", run_runs)
+    prune = add_command(commands, "prune", "delete cached images and captions that no resumable run needs", run_prune)
     prune.epilog = (
-        "Runs do this by themselves, the entries unused for longest first, while the cache takes more gigabytes than "
-        "the environment variable IMPASTO_CACHE_GB says (absent: 60)."
+        "Runs do this automatically, least recently used entries first, while the cache is larger than the environment "
+        "variable IMPASTO_CACHE_GB allows (default: 60 GB)."
     )
-    prune.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
+    prune.add_argument("--dry-run", action="store_true", help="only show what would be deleted")
 
 
 def run_command(options: argparse.Namespace) -> int:
-    """Ask something of a running engine, wait for what becomes of it, and say it."""
+    """Send a command to a running engine, wait for its result and print it."""
     run = find_run(options.run)
     if not run.is_alive():
         raise RunError(
             "run.not_running",
             f'The run "{run.name}" is not running: it is {run.state()}.',
-            f"`python -m trainer resume {words.quoted(run.name)}` starts it again."
+            f"Continue it with `python -m trainer resume {words.quoted(run.name)}`."
             if run.state() != "done"
             else "There is nothing to do.",
         )
@@ -74,14 +74,14 @@ def run_command(options: argparse.Namespace) -> int:
         return _withdraw(run, options.name)
     answer = _wait_for_answer(run, options.name, options.timeout)
     if answer is None:
-        echo(f'The run "{run.name}" ended before it read this: it is {run.state()}.')
+        echo(f'The run "{run.name}" ended before it read the command: it is {run.state()}.')
         return EXIT_DONE if options.name in _ENDING else EXIT_FAULT
     echo(f"{options.name}: {answer.outcome}{', ' if answer.detail else ''}{answer.detail}")
     return EXIT_DONE if answer.outcome == "done" else EXIT_FAULT
 
 
 def _withdraw(run: RunDirectory, name: protocol.CommandName) -> int:
-    """Withdraw a pending stop or pause, in the queue too: otherwise its worker would send it again."""
+    """Withdraw a pending stop or pause, also in the queue, whose worker would otherwise send it again."""
     queue = Queue()
     entries = [one.id for one in queue.entries() if one.run == run.path and one.state == "running" and one.wish == name]
     for entry in entries:
@@ -97,22 +97,25 @@ def _withdraw(run: RunDirectory, name: protocol.CommandName) -> int:
 
 
 def _wait_for_answer(run: RunDirectory, name: protocol.CommandName, timeout: float) -> protocol.CommandResult | None:
-    """Send a command and return its answer (to stop and pause: once the engine has ended); None if it ended without."""
+    """Send a command and return its answer; None if the engine ended without one.
+
+    The answer to stop and pause is returned once the engine has ended.
+    """
     sent = protocol.send(run.commands, name)
     deadline = time.monotonic() + timeout
     while True:
-        alive = run.is_alive()  # asked first: an engine answers and then ends
+        alive = run.is_alive()  # check before reading the answer: an engine answers and then ends
         answer = protocol.answer(sent)
         if not alive or (answer is not None and not (name in _ENDING and answer.outcome == "done")):
             return answer
         if time.monotonic() >= deadline:
-            late = f"no answer within {timeout:g} seconds; the run will read it as soon as it can"
+            late = f"no answer within {timeout:g} seconds; the run will read the command as soon as it can"
             return answer or protocol.CommandResult("failed", late)
         time.sleep(_POLL)
 
 
 def run_watch(options: argparse.Namespace) -> int:
-    """Show a run's events until it ends; the exit code is that of the run."""
+    """Show a run's events until it ends and return the run's exit code."""
     from trainer.cli.display import open_display
 
     run = find_run(options.run)
@@ -130,22 +133,22 @@ def run_watch(options: argparse.Namespace) -> int:
         if seen == len(past) and not options.json:
             echo(words.finish(last))
         return _EXIT_CODES[last.outcome]
-    return _tell_broken_off(run)
+    return _report_interrupted(run)
 
 
-def _tell_broken_off(run: RunDirectory) -> int:
+def _report_interrupted(run: RunDirectory) -> int:
     if run.state() == "new":
-        raise RunError("run.new", f'The run "{run.name}" never began.', "Start its job again with `train`.")
+        raise RunError("run.new", f'The run "{run.name}" never started.', "Start its job again with `train`.")
     note(
-        f'The run "{run.name}" stopped unexpectedly: it was killed, or the machine went down.\n'
-        f"What to do: `python -m trainer resume {words.quoted(run.name)}` goes on from its last checkpoint; "
-        f"if it ends so again, see {run.console}."
+        f'The run "{run.name}" stopped unexpectedly: it was killed, or the computer shut down.\n'
+        f"What to do: continue from its last checkpoint with `python -m trainer resume {words.quoted(run.name)}`; "
+        f"if it happens again, see {run.console}."
     )
     return EXIT_RESUMABLE
 
 
 def _follow(run: RunDirectory, offset: int) -> Iterator[events.Event]:
-    """Yield events from byte `offset` on as they are written, until the engine has ended and all are read."""
+    """Yield events from byte `offset` on as they are written, until the engine has ended and all events are read."""
     while True:
         alive = run.is_alive()
         new, offset = events.read_events(run.events, offset)
@@ -157,12 +160,12 @@ def _follow(run: RunDirectory, offset: int) -> Iterator[events.Event]:
 
 
 def run_runs(options: argparse.Namespace) -> int:
-    """List the runs of this user, the latest started first."""
+    """List this user's runs, most recently started first."""
     rows = [_row(RunDirectory.open(path)) for path in known_runs()]
     if rows:
         echo_lines(words.columns([("RUN", "STATE", "STEP", "STARTED", "FOLDER"), *rows]))
     else:
-        note("There are no runs yet. `python -m trainer train job.toml` starts one.")
+        note("There are no runs yet. Start one with `python -m trainer train job.toml`.")
     return EXIT_DONE
 
 
@@ -179,7 +182,7 @@ def _row(run: RunDirectory) -> tuple[str, ...]:
 
 
 def run_prune(options: argparse.Namespace) -> int:
-    """Delete what no resumable run needs, and say how much that was."""
+    """Delete cache entries that no resumable run needs and print how much that was."""
     from trainer.training.run.cache_pruning import prune
 
     limit = places.cache_limit() / 1e9
@@ -187,5 +190,5 @@ def run_prune(options: argparse.Namespace) -> int:
     verb = "Would delete" if options.dry_run else "Deleted"
     deleted = f"{words.counted(pruned.deleted, 'entry', 'entries')}, {words.size(pruned.deleted_bytes)}"
     kept = f"{words.counted(pruned.kept, 'entry', 'entries')}, {words.size(pruned.kept_bytes)}"
-    echo(f"{verb} {deleted}; kept {kept}, of the {limit:g} GB that the cache may take.")
+    echo(f"{verb} {deleted}; kept {kept}. The cache limit is {limit:g} GB.")
     return EXIT_DONE

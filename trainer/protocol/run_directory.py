@@ -215,7 +215,7 @@ class RunDirectory:
         except Exception as error:
             with contextlib.suppress(OSError), long_path(self.console).open("a", encoding="utf-8", newline="\n") as log:
                 traceback.print_exception(error, file=log)
-                vars(error)["traceback_kept"] = f"Its traceback is in {self.console}."
+                vars(error)["traceback_kept"] = f"The traceback is in {self.console}."
             raise
 
 

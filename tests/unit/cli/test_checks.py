@@ -15,17 +15,17 @@ def changed(**facts):
 
 
 def test_a_card_is_told_with_how_it_is():
-    check = doctor.check_card(CARD)
+    check = doctor.check_gpu(CARD)
     assert check.verdict == "ok"
     assert check.sentence.endswith("11.0 GiB of 12.0 GiB free, compute capability 8.6, bf16, Ampere, 41 °C, 3 % busy")
-    silent = doctor.check_card(changed(load=None, temperature=None, capability=(7, 5)))
+    silent = doctor.check_gpu(changed(load=None, temperature=None, capability=(7, 5)))
     assert silent.sentence.endswith("7.5, fp16 only, Turing")
 
 
 def test_a_hot_card_is_doubtful():
-    assert doctor.check_card(changed(temperature=84)).verdict == "ok"
-    check = doctor.check_card(changed(temperature=85))
-    assert (check.verdict, "dust" in check.remedy) == ("doubtful", True)
+    assert doctor.check_gpu(changed(temperature=84)).verdict == "ok"
+    check = doctor.check_gpu(changed(temperature=85))
+    assert (check.verdict, "clean" in check.remedy) == ("doubtful", True)
 
 
 def test_a_busy_card_is_doubtful():
@@ -37,18 +37,18 @@ def test_a_busy_card_is_doubtful():
 def test_who_uses_a_card_is_told_the_largest_first_also_without_sizes():
     uses = (gpu.Use(1, "game.exe", 7 * GIB, "graphics"), gpu.Use(2, "dwm.exe", None, "graphics"))
     check = doctor.check_uses(changed(free_bytes=3 * GIB, uses=uses))
-    assert (check.verdict, check.sentence) == ("doubtful", "Card 0 is used by: game.exe 7.0 GiB, dwm.exe")
-    assert check.remedy == "Close what you do not need on it: game.exe holds 7.0 GiB."
+    assert (check.verdict, check.sentence) == ("doubtful", "GPU 0 is used by: game.exe 7.0 GiB, dwm.exe")
+    assert check.remedy == "Close programs that you do not need: game.exe holds 7.0 GiB."
     windows = doctor.check_uses(changed(free_bytes=3 * GIB, uses=uses[1:]))
-    assert windows.remedy == "Close what you do not need on it."
-    assert doctor.check_uses(CARD).sentence == "Card 0 is used by: no program that the driver names"
+    assert windows.remedy == "Close programs that you do not need."
+    assert doctor.check_uses(CARD).sentence == "GPU 0 is used by: no program that the driver reports"
 
 
 def test_what_cuda_leaves_is_judged_by_what_is_usual_there():
     assert doctor.check_context(CARD, GIB // 2, GIB).verdict == "ok"
     check = doctor.check_context(changed(free_bytes=5 * GIB), GIB // 2, GIB)
     assert check.verdict == "doubtful"
-    assert "4.5 GiB are left for the model, where 10.5 GiB are usual" in check.sentence
+    assert "4.5 GiB are left for the model (10.5 GiB are usual)" in check.sentence
 
 
 @pytest.mark.parametrize(
@@ -69,11 +69,11 @@ def test_without_a_limit_or_a_card_there_is_no_promise_to_judge():
 @pytest.mark.parametrize(
     ("driver", "sentence", "remedy"),
     [
-        ("531.79", "does not go on in main memory", ""),
-        ("536.23", "does not go on in main memory", ""),
-        ("536.40", "goes on in main memory when the card is full", "from 546.01 on"),
-        ("546.01", "goes on in main memory when the card is full", "Prefer No Sysmem Fallback"),
-        ("581.15", "so that this does not happen to it", "Nothing need be done"),
+        ("531.79", "does not use main memory instead", ""),
+        ("536.23", "does not use main memory instead", ""),
+        ("536.40", "uses main memory when the GPU is full", "from 546.01 on"),
+        ("546.01", "uses main memory when the GPU is full", "Prefer No Sysmem Fallback"),
+        ("581.15", "stays below the free memory", "Nothing to do"),
     ],
 )
 def test_what_the_windows_driver_does_with_a_full_card_is_told(driver, sentence, remedy):

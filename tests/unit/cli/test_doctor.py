@@ -47,7 +47,7 @@ def test_this_machine_is_told_of(capsys):
     told = capsys.readouterr().out
     assert f"Python {platform.python_version()} (64 bit)" in told
     assert f"torch {metadata.version('torch')}" in told
-    assert "Training can work here." in told
+    assert "This PC can train." in told
 
 
 def test_programs_are_told_a_line_a_check(capsys, monkeypatch):
@@ -68,19 +68,19 @@ def test_programs_are_told_a_line_a_check(capsys, monkeypatch):
 def test_a_card_is_described_with_who_uses_it_and_what_cuda_takes(monkeypatch):
     uses = [gpu.Use(1, "game.exe", 2 * GIB), gpu.Use(2, "dwm.exe", None)]
     monkeypatch.setattr(gpu, "cards", lambda: [card(uses=uses)])
-    told = [check for check in found() if check.sentence.startswith("Card 0")]
+    told = [check for check in found() if check.sentence.startswith("GPU 0")]
     assert [check.verdict for check in told] == ["ok"] * 3
     assert "20.0 GiB of 24.0 GiB free, compute capability 8.9, bf16, Ada" in told[0].sentence
-    assert told[1].sentence == "Card 0 is used by: game.exe 2.0 GiB, dwm.exe"
+    assert told[1].sentence == "GPU 0 is used by: game.exe 2.0 GiB, dwm.exe"
     assert "CUDA itself takes about 480 MiB" in told[2].sentence
 
 
 def test_a_card_that_others_fill_is_doubtful(monkeypatch):
     monkeypatch.setattr(gpu, "cards", lambda: [card(free=2 * GIB, uses=[gpu.Use(1, "game.exe", 20 * GIB)])])
-    doubtful = [check for check in found() if check.sentence.startswith("Card 0") and check.verdict == "doubtful"]
+    doubtful = [check for check in found() if check.sentence.startswith("GPU 0") and check.verdict == "doubtful"]
     assert [check.remedy for check in doubtful] == [
-        "Close what you do not need on it: game.exe holds 20.0 GiB.",
-        "Close other programs on it before training.",
+        "Close programs that you do not need: game.exe holds 20.0 GiB.",
+        "Close other programs that use it before training.",
     ]
 
 
@@ -106,7 +106,7 @@ def test_a_torch_for_cpus_beside_a_card_is_broken(tmp_path, monkeypatch, capsys)
     assert cli.main(["doctor", "--quick"]) == 1
     told = capsys.readouterr().out
     assert "BROKEN    PyTorch" in told
-    assert "cannot use the card" in told
+    assert "cannot use the GPU" in told
     assert "run.py rebuild" in told
 
 
@@ -142,7 +142,7 @@ def test_little_room_is_doubtful_and_a_file_in_the_way_is_broken(tmp_path, monke
     (tmp_path / "file").write_bytes(b"")
     monkeypatch.setenv("IMPASTO_CACHE", str(tmp_path / "file" / "cache"))
     (told,) = (check for check in found() if check.verdict == "broken")
-    assert told.sentence.startswith("The cache, ")
+    assert "(the cache): " in told.sentence
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_little_room_is_doubtful_and_a_file_in_the_way_is_broken(tmp_path, monke
     [
         ("import sys; sys.exit('torch is missing its DLL')", "PyTorch does not work: torch is missing its DLL"),
         ("import os; os._exit(7)", "it stopped unexpectedly (exit code 7)"),
-        ("import threading; threading.Event().wait()", "did not end within"),
+        ("import threading; threading.Event().wait()", "did not finish within"),
     ],
 )
 def test_a_self_test_that_fails_crashes_or_hangs_is_told(monkeypatch, script, words):
@@ -162,11 +162,11 @@ def test_a_self_test_that_fails_crashes_or_hangs_is_told(monkeypatch, script, wo
 
 
 def test_a_card_that_torch_does_not_see_and_bitsandbytes_that_fails_are_told(monkeypatch):
-    answer = '{"cards": [], "bitsandbytes": "OSError: no library"}'
+    answer = '{"gpus": [], "bitsandbytes": "OSError: no library"}'
     monkeypatch.setattr(doctor, "_SELF_TEST", f"print({answer!r})")
     verdicts = [(check.verdict, check.sentence) for check in doctor._run_self_test([card()])]
     assert verdicts[1:] == [
-        ("broken", "PyTorch sees 0 cards of 1"),
+        ("broken", "PyTorch sees 0 GPUs of 1"),
         ("doubtful", "bitsandbytes does not work: OSError: no library"),
     ]
 

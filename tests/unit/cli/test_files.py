@@ -53,10 +53,10 @@ def test_long_lists_of_files_are_cut_unless_asked_for(tmp_path, capsys):
         (folder / f"{number:02d}.png").write_bytes(data)
     cli.main(["check", str(folder), "--resolution", "64"])
     short = capsys.readouterr().out
-    assert "--all names them" in short
+    assert "--all lists them" in short
     cli.main(["check", str(folder), "--resolution", "64", "--all"])
     full = capsys.readouterr().out
-    assert "--all names them" not in full
+    assert "--all lists them" not in full
     assert full.count("13.png") > short.count("13.png")
 
 
@@ -109,7 +109,7 @@ def test_new_overwrites_nothing(here, pictures, capsys):
     assert cli.main(words) == 0
     (here / "a" / "job.toml").write_text("mine", encoding="utf-8")
     assert cli.main(words) == 2
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert (here / "a" / "job.toml").read_text(encoding="utf-8") == "mine"
 
 
@@ -263,7 +263,7 @@ def test_check_names_files_as_the_dataset_does_and_counts_where_all_are_meant(he
     (folder / "3.txt").write_bytes(b"a\x00b")
     assert cli.main(["check", "images", "--recursive"]) == 0 + 2  # one caption cannot be read
     out = capsys.readouterr().out
-    assert out.startswith("Assumed: training at 1024 × 1024, as for SDXL; for SD 1.5 add --resolution 512.\n")
+    assert out.startswith("Assuming SDXL: training at 1024 × 1024. For SD 1.5, add --resolution 512.\n")
     assert "\nResolution: 1024 × 1024" in out
     _, _, finding = out.partition("Warning: 12 of 12 pictures without a caption")
     assert ".jpg" not in finding.partition("\n\n")[0], "a list of all images says nothing"

@@ -150,7 +150,7 @@ def test_a_fault_of_ours_is_one_sentence_and_its_traceback_is_kept(capsys, per_u
     assert common.guarded(failing(fault), debug=False) == 1
     said, kept = capsys.readouterr().err, per_user_folder / "fault.txt"
     assert "went wrong: the dog ate it." in said
-    assert f"Its traceback is in {kept}." in said
+    assert f"The traceback is in {kept}." in said
     assert "Traceback" not in said
     assert "the dog ate it" in kept.read_text(encoding="utf-8").splitlines()[-1]
     for number in range(12):
@@ -164,9 +164,9 @@ def test_a_fault_of_ours_is_one_sentence_and_its_traceback_is_kept(capsys, per_u
     capsys.readouterr()
     assert common.guarded(failing(fault), debug=False) == 1
     assert "--debug" in capsys.readouterr().err
-    vars(fault)["traceback_kept"] = "Its traceback is in console.log."
+    vars(fault)["traceback_kept"] = "The traceback is in console.log."
     assert common.guarded(failing(fault), debug=False) == 1
-    assert "Its traceback is in console.log." in capsys.readouterr().err
+    assert "The traceback is in console.log." in capsys.readouterr().err
     assert common.guarded(failing(fault), debug=True) == 1
     assert "Traceback" in capsys.readouterr().err
 

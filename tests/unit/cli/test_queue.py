@@ -124,7 +124,7 @@ def test_a_damaged_entry_is_told_with_the_way_to_be_rid_of_it(job, capsys):
     (Queue().folder / "entries" / f"{entry.id}.json").write_text("{", encoding="utf-8")
     capsys.readouterr()
     do("list")
-    assert f"`queue remove {entry.id}` deletes it." in capsys.readouterr().err
+    assert f"Remove it with `queue remove {entry.id}`." in capsys.readouterr().err
     do("remove", entry.id)
     assert Queue().read().faults == ()
 
@@ -147,7 +147,7 @@ def test_times_are_read_as_people_write_them():
 def test_what_is_no_time_is_refused(text, job, capsys):
     with pytest.raises(SystemExit):
         cli.main(["queue", "add", job("cat"), "--after", text])
-    assert "is no time" in capsys.readouterr().err
+    assert "is not a time" in capsys.readouterr().err
     assert Queue().entries() == []
 
 

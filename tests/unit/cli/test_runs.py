@@ -158,7 +158,7 @@ def test_a_run_that_ends_before_it_reads_is_told_so(run, engine, capsys, monkeyp
 
     monkeypatch.setattr(commands, "send", send_and_end)
     assert cli.main(["save", "my-style"]) == 1
-    assert "ended before it read this: it is done" in capsys.readouterr().out
+    assert "ended before it read the command: it is done" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["stop", "pause", "save", "sample"])
@@ -210,7 +210,7 @@ def test_watching_a_run_that_was_killed_says_how_to_go_on(run, engine, capsys):
 
 def test_watching_a_run_that_never_began_is_an_error(run, capsys):
     assert cli.main(["watch", "my-style"]) == 2
-    assert "never began" in capsys.readouterr().err
+    assert "never started" in capsys.readouterr().err
 
 
 def test_the_list_tells_how_each_run_stands(run, engine, tmp_path, capsys):

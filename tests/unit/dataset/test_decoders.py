@@ -234,4 +234,4 @@ guarded(lambda: len(inspect_pictures([Path(sys.argv[1])], 100)), debug=False)
         assert child.stdout.readline() == "started\n"
         os.killpg(child.pid, signal.SIGINT)
         said = child.stderr.read()
-        assert said == "Interrupted. Whatever was saved before is kept; run the command again to continue.\n"
+        assert said == "Interrupted. Everything saved so far is kept. Run the command again to continue.\n"

@@ -41,7 +41,7 @@ def test_a_preset_is_planned_for_the_card_before_it_is_kept(capsys, monkeypatch)
     told = capsys.readouterr().out
     assert "On RTX 3060 12GB: bf16 base, both pictures at once, no checkpointing: " in told
     assert " at most (" in told
-    assert told.index("On RTX 3060") < told.index("Kept ")
+    assert told.index("On RTX 3060") < told.index("Added ")
 
     card = gpu.Card(0, "GPU-1", "NVIDIA GeForce RTX 3060", 12 * GIB, 11 * GIB, "581.15", (13, 1), (8, 6), ())
     monkeypatch.setattr(gpu, "cards", lambda: [card])
@@ -57,7 +57,7 @@ def test_a_preset_is_planned_for_the_card_before_it_is_kept(capsys, monkeypatch)
 def test_what_hinders_a_plan_is_told_and_the_preset_is_sound_all_the_same(capsys, monkeypatch):
     unusable = write(learning_rate=0.0, text_encoder_2={"learning_rate": 1e-5})
     assert cli.main(["presets", "check", unusable, "--gpu", "8GB"]) == 0
-    assert "By itself no job can use it: " in capsys.readouterr().out
+    assert "Could not plan with this preset alone: " in capsys.readouterr().out
 
     def broken() -> list[gpu.Card]:
         raise ImpastoError("gpu.driver", "The NVIDIA driver does not work: it was updated.", "Start the computer anew.")
@@ -74,7 +74,7 @@ def test_what_a_fit_holds_is_told_and_planned_with(capsys):
     Path("fit.toml").write_text(dump_preset(made), encoding="utf-8")
     assert cli.main(["presets", "check", "fit.toml", "--gpu", "GTX 1080"]) == 0
     told = capsys.readouterr().out
-    assert 'It fits by:\n  fit.dtype = "bf16"\n  fit.micro_batch = 1\n  fit.checkpointing = "full"\n' in told
+    assert 'Its fit:\n  fit.dtype = "bf16"\n  fit.micro_batch = 1\n  fit.checkpointing = "full"\n' in told
     assert 'GTX 1080 8GB does not compute in bf16; use "fp16"' in told
     assert request.question_ahead("sd15", None, "8GB", fit=made.fit).written == made.fit
 

@@ -247,7 +247,7 @@ def test_minimal_metadata_give_what_they_hold_and_name_the_rest(tmp_path: Path, 
     assert {"alpha", "learning_rate", "optimizer.name", "steps", "resolution"} <= set(made.not_found)
     assert cli.main(["presets", "share", str(path), "--out", str(tmp_path / "out.toml")]) == 0
     said = capsys.readouterr().out
-    assert "Not told, so a job's own value will stand:" in said
+    assert "Not found, so a job keeps its own value:" in said
     assert "  learning_rate\n" in said
     assert load_preset(tmp_path / "out.toml").name == "klein ü"
 
