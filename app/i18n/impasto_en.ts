@@ -126,6 +126,34 @@
             <numerusform>%n blocks computed twice</numerusform>
         </translation>
     </message>
+    <message numerus="yes">
+        <source>%n epoch(s)</source>
+        <translation>
+            <numerusform>%n epoch</numerusform>
+            <numerusform>%n epochs</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>%n time(s)</source>
+        <translation>
+            <numerusform>%n time</numerusform>
+            <numerusform>%n times</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>%n square image(s)</source>
+        <translation>
+            <numerusform>%n square image</numerusform>
+            <numerusform>%n square images</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>%n preview prompt(s)</source>
+        <translation>
+            <numerusform>%n preview prompt</numerusform>
+            <numerusform>%n preview prompts</numerusform>
+        </translation>
+    </message>
 </context>
 <context>
     <name>Deletion</name>

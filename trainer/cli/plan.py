@@ -107,22 +107,20 @@ def _asked(question: PlanRequest) -> Iterator[str]:
 
 
 def _answer(question: PlanRequest, planned: Planned) -> Iterator[str]:
-    """Yield what comes after the pick: the other plans, where the peak is; or what to do where nothing fits."""
+    """Yield what follows the pick: alternatives and the peak, or what to do where nothing fits; then the remarks."""
+    from trainer.memory.planner.remarks import remarks_of
+
     situation = planned.situation
-    if situation.on_cpu:
-        yield from plan_text.remarks(question, planned)
-        yield from (f"In the way: {joined(error.sentence, error.remedy)}" for error in question.obstacles)
-        return
-    if planned.pick is None:
+    if not situation.on_cpu and planned.pick is None:
         yield plan_text.nothing_fits(planned, question.written)
         yield plan_text.what_would(planned.lighter, situation, planned.missing, _batch(question))
-    else:
+    elif not situation.on_cpu and planned.pick is not None:
         yield from plan_text.neighbours(planned, _batch(question))
         yield ""
         yield f"Peak: {plan_text.peak(planned.pick.forecast)}."
-    yield from plan_text.remarks(question, planned)
-    yield from (f"In the way: {joined(error.sentence, error.remedy)}" for error in question.obstacles)
-    if situation.correction.damage:
+    yield from map(plan_text.remark, remarks_of(question, planned))
+    yield from (f"The job cannot start: {joined(error.sentence, error.remedy)}" for error in question.obstacles)
+    if situation.correction.damage and not situation.on_cpu:
         yield situation.correction.damage
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainer.cli import words
 from trainer.protocol.forecast import ROUNDING, SEARCHED
@@ -15,11 +15,10 @@ if TYPE_CHECKING:
     from trainer.config.base import Family
     from trainer.config.fit import FitConfig
     from trainer.memory.device.device_state import DeviceState
-    from trainer.memory.forecast.cache_shards import LaterShards
     from trainer.memory.planner.planner import Plan, Planned, ReducedRecipe
-    from trainer.memory.planner.request import PlanRequest
     from trainer.memory.planner.suggestions import RecipeChange, Suggestion
     from trainer.protocol.forecast import Forecast, Peak, PhaseForecast
+    from trainer.protocol.plan import AdviceCode, MemoryAdvice, Remark
 
 
 PHASES: Mapping[str, str] = {
@@ -41,7 +40,33 @@ BITS: Mapping[str, str] = {
     "nf4": " in 4 bits (nf4)",
 }
 
-_LARGER_CARD = "take a card with more memory"
+REMARKS: Mapping[str, str] = {
+    "search.incomplete": "There was no time to try every fit, so a better one may exist. Run again to search further.",
+    "alternatives.incomplete": "Some alternatives are not computed yet; run again to see them.",
+    "fit.experiment": "{key} is experimental: the forecast leaves it out, so memory and time may differ.",
+    "base.assumed": "The base is not on this PC, so {family} as published is assumed.",
+    "dataset.unreadable": "The images could not be read, so {images} square images are assumed.",
+    "dataset.empty": "The dataset has no image to train on, so {images} square images are assumed.",
+    "dataset.assumed": "Assumed: {images} square images and {prompts} preview prompts.",
+    "smaller.phase": 'No plan at this precision needs much less: "{phase}" takes {bytes} in each.',
+    "smaller.none": "No plan needs much less memory.",
+    "cache.shards": (
+        "The cache holds {epochs} ({limit}). {encoded} are encoded between epochs too: {rounds}, {offloaded}."
+    ),
+    "estimate.cpu": "This is an estimate, which may be off by {error}.",
+    "estimate.int8_products": (
+        "An estimate: int8 products are assumed in all linear layers; the run measures where they help."
+    ),
+}
+"""The sentence of each code of trainer.protocol.plan.REMARKS."""
+ADVICE: Mapping[AdviceCode, str] = {
+    "close": "close {programs} ({bytes})",
+    "close_some": "free {bytes}, for example by closing {programs}",
+    "free": "free {bytes}, or use a GPU with more memory",
+    "larger_gpu": "use a GPU with more memory",
+}
+_LIMITS: Mapping[str, str] = {"disk": "fit.cache_gigabytes", "listing": "the most that is planned ahead"}
+_LARGER_GPU = "use a GPU with more memory"
 
 _BARS = " ▁▂▃▄▅▆▇█"
 WIDTH = 80
@@ -113,38 +138,44 @@ def sentence(plan: Plan, effective_batch: int) -> str:
 
 def on_cpu(found: Forecast) -> str:
     """Return a forecast for the CPU in a sentence or two."""
-    told = f"On the CPU: about {words.about(found.seconds)}, and {words.size(found.host)} of main memory at most."
-    return f"{told} {estimated(found)}".strip()
+    from trainer.memory.planner.remarks import estimate_of
+
+    took = f"On the CPU: about {words.about(found.seconds)}, and {words.size(found.host)} of main memory at most."
+    return " ".join([took, *map(remark, estimate_of(found))])
 
 
-def estimated(found: Forecast) -> str:
-    """Return that a forecast is an estimate, and of what; empty where it is none."""
-    if found.exact:
-        return ""
-    if found.on_cpu:
-        return f"This is an estimate, which may be off by {found.error:.0%}."
-    return "This is an estimate, as if all linear layers multiplied in int8: which do is measured when the run starts."
+def remark(found: Remark) -> str:
+    """Return the sentence of a remark."""
+    return REMARKS[found.code].format(**{name: _value(name, value) for name, value in found.values.items()})
 
 
-def room(missing: int, situation: DeviceState) -> str:
-    """Return what would make so much more of a card usable, by who uses it: the fewest programs that suffice."""
-    uses, missing = situation.uses, situation.to_free(missing)
-    if missing > situation.card.total_bytes - situation.free_bytes:
-        return _LARGER_CARD
-    told = sorted((use for use in uses if use.bytes), key=lambda use: -(use.bytes or 0))
-    alone = [use for use in told if (use.bytes or 0) >= missing]
-    if alone:
-        return f"close {alone[-1].name}: {words.size(alone[-1].bytes or 0)}"
-    gained, chosen = 0, []
-    for use in told:
-        gained += use.bytes or 0
-        chosen.append(use.name)
-        if gained >= missing:
-            return f"close {', '.join(chosen)}: {words.size(gained)}"
-    if uses and not told:  # Windows does not tell how much each holds
-        names = ", ".join(dict.fromkeys(use.name for use in uses[:3]))
-        return f"free {words.size(missing)}, by closing {names} perhaps"
-    return f"free {words.size(missing)}, or {_LARGER_CARD}"
+def _value(name: str, value: Any) -> str:
+    """Return a value of a remark in words."""
+    match name:
+        case "bytes":
+            return words.size(value)
+        case "error":
+            return f"{value:.0%}"
+        case "epochs":
+            return words.counted(value, "epoch", "epochs")
+        case "rounds":
+            return words.counted(value, "time", "times")
+        case "family":
+            return base_name(value)
+        case "phase":
+            return PHASES[value]
+        case "limit":
+            return _LIMITS[value]
+        case "encoded":
+            return " and ".join(value).capitalize()
+        case "offloaded":
+            return "with the model offloaded" if value else "beside the model"
+    return str(value)
+
+
+def advice(given: MemoryAdvice) -> str:
+    """Return how to get the GPU memory that is missing, as part of a sentence."""
+    return ADVICE[given.code].format(programs=", ".join(given.programs), bytes=words.size(given.bytes))
 
 
 def margin(situation: DeviceState) -> str:
@@ -183,54 +214,14 @@ def nothing_fits(planned: Planned, written: FitConfig) -> str:
     )
 
 
-def remarks(question: PlanRequest, planned: Planned, *, whole: bool = True) -> list[str]:
-    """Return what else is to be known of a plan: what was assumed, what it lacks, what it does late.
-
-    What time was too short for is known only once it is `whole`.
-    """
-    found = [_cut_short(planned) if whole else "", *question.remarks, _no_smaller(planned)]
-    if planned.pick is not None:
-        found.append(_encoded_late(question.occasions.later, planned.pick.forecast))
-        found.append(estimated(planned.pick.forecast))
-    return [remark for remark in found if remark]
-
-
-def _cut_short(planned: Planned) -> str:
-    again = "ask again, then more is known."
-    if not planned.complete:
-        return f"There was no time to look at every fit, so a better one may exist: {again}"
-    return "" if planned.complete_beside else f"There was no time to look at every plan beside the pick: {again}"
-
-
-def _encoded_late(later: LaterShards, found: Forecast) -> str:
-    """Return how a cache is filled that is larger than its limit; empty where it is filled before the first step."""
-    if not later.pictures and not later.texts:
-        return ""
-    what = " and ".join(name for name, some in (("pictures", later.pictures), ("captions", later.texts)) if some)
-    how = "with the models put aside for want of room" if found.encodes_alone else "beside the model"
-    held, often = words.counted(later.together, "epoch", "epochs"), words.counted(later.portions, "time", "times")
-    limit = "as fit.cache_gigabytes allows" if later.limited == "disk" else "as many showings as are listed together"
-    late = f"{what} of later ones are encoded between epochs, {often}, {how}"
-    return f"The cache holds {held} at a time, {limit}: {late}."
-
-
-def _no_smaller(planned: Planned) -> str:
-    """Return why there is no smaller plan beside a pick; empty where there is one, or none was looked for."""
-    if planned.floor is not None:
-        phase = planned.floor
-        return (
-            f'No plan with as fine a base needs much less: "{PHASES[phase.phase]}" takes {words.size(phase.reserved)} '
-            "in all of them."
-        )
-    return "No plan was found that needs much less." if planned.smallest else ""
-
-
 def what_would(found: ReducedRecipe | None, situation: DeviceState, missing: int, effective_batch: int) -> str:
     """Return what to do where nothing fits."""
+    from trainer.memory.planner.remarks import memory_advice
+
     if found is None:
-        way = room(missing, situation)
-        told = way if _LARGER_CARD in way else f"{_LARGER_CARD}, or {way}"
-        return f"{told[:1].upper()}{told[1:]}."
+        way = advice(memory_advice(missing, situation))
+        way = way if _LARGER_GPU in way else f"{_LARGER_GPU}, or {way}"
+        return f"{way[:1].upper()}{way[1:]}."
     return f"With {change(found.change)} it fits: {sentence(found.plan, effective_batch)}"
 
 
@@ -267,9 +258,11 @@ def timeline_on_cpu(forecast: Forecast) -> Iterator[str]:
 
 def neighbours(planned: Planned, effective_batch: int) -> Iterator[str]:
     """Yield the plans beside a pick."""
-    space = room(planned.missing, planned.situation)
+    from trainer.memory.planner.remarks import memory_advice
+
+    way = advice(memory_advice(planned.missing, planned.situation))
     found: list[tuple[str, Plan | None, str]] = [
-        ("Quicker", planned.quicker, f"; lacks {words.size(planned.missing)}: {space}"),
+        ("Quicker", planned.quicker, f"; {words.size(planned.missing)} too large: {way}"),
         ("Smaller", planned.smaller, ""),
         ("Quantised", planned.quantised, ""),
     ]

@@ -16,6 +16,8 @@ What trainer/protocol/processes.py says of requests holds. One has what is asked
                                                      missing, first a fit that works, "complete" false: that of the
                                                      last plan, or one that saves most
     {"id": 1, "state": "done", "plan": {...}}        the whole plan, as `plan --json` prints it
+
+In a plan "remarks" are codes with values, "room" is a code with programs and bytes: see trainer/protocol/plan.py.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from trainer.cli.common import note
 from trainer.errors import EXIT_DONE, JobError
 from trainer.memory.forecast.forecast import RunSimulator
 from trainer.memory.planner.planner import plan
+from trainer.memory.planner.remarks import memory_advice, remarks_of
 from trainer.memory.planner.request import question_of_job
 from trainer.memory.trace.library import TraceLibrary, prepare
 from trainer.memory.trace.store import TraceStore
@@ -296,14 +299,14 @@ def as_json(question: PlanRequest, planned: Planned, *, whole: bool = True) -> d
         "pick": told(planned.pick),
         "quicker": told(planned.quicker),
         "missing": planned.missing,
-        "room": plan_text.room(planned.missing, situation) if planned.missing else None,
+        "room": to_record(memory_advice(planned.missing, situation)) if planned.missing else None,
         "smaller": told(planned.smaller),
         "quantised": told(planned.quantised),
         "lighter": lighter and {"changes": dict(lighter.change.keys), **(told(lighter.plan) or {})},
         "ladder": [rung.model_dump(mode="json", exclude_none=True) for rung in planned.ladder],
         "complete": planned.complete,
         "complete_beside": planned.complete_beside,
-        "remarks": plan_text.remarks(question, planned, whole=whole),
+        "remarks": [to_record(remark) for remark in remarks_of(question, planned, whole=whole)],
         "obstacles": [
             {"code": error.code, "sentence": error.sentence, "remedy": error.remedy} for error in question.obstacles
         ],

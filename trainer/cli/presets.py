@@ -355,7 +355,10 @@ def _planned(recipe: RecipeConfig, family: Family, card: str | None, written: Fi
         lighter = plan_text.what_would(planned.lighter, situation, planned.missing, batch)
         return (plan_text.nothing_fits(planned, question.written), lighter)
     sentence = plan_text.sentence(planned.pick, batch)
-    return (sentence if situation.on_cpu else f"On {situation.card.name}: {sentence}", *question.remarks)
+    return (
+        sentence if situation.on_cpu else f"On {situation.card.name}: {sentence}",
+        *map(plan_text.remark, question.remarks),
+    )
 
 
 def preset_of(source: str, family: Family | None = None, *, with_fit: bool) -> CreatedPreset:

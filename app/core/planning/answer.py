@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from app.core.words import QT_TRANSLATE_NOOP, sentence_of
 from trainer.errors import ImpastoError
 from trainer.protocol.forecast import CPU, SEARCHED, Forecast, PhaseForecast, forecast_from
+from trainer.protocol.plan import MemoryAdvice, Remark
+from trainer.protocol.records import build
 
 if TYPE_CHECKING:
     from app.core.jobs.draft import Draft
@@ -47,14 +49,6 @@ _THINK_OVER = QT_TRANSLATE_NOOP("Preflight", "It works, but hardly anybody wants
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryUser:
-    """A program that holds memory of the card; `bytes` is None where the driver does not tell."""
-
-    name: str
-    bytes: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class Obstacle:
     """What would end a training of the job as it is."""
 
@@ -81,7 +75,6 @@ class PlannedCard:
     total: int
     free: int
     budget: int
-    uses: tuple[MemoryUser, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +119,9 @@ class PlanAnswer:
     """None where nothing fits."""
     quicker: AnsweredPlan | None
     missing: int
-    """Bytes that `quicker` lacks; without a pick, bytes that the smallest fit lacks."""
+    """Bytes by which `quicker` is too large; without a pick, the smallest fit."""
+    room: MemoryAdvice | None
+    """How to free these bytes; None where nothing is missing."""
     smaller: AnsweredPlan | None
     quantised: AnsweredPlan | None
     lighter: AnsweredPlan | None
@@ -136,8 +131,7 @@ class PlanAnswer:
     ladder: tuple[Mapping[str, Any], ...]
     complete: bool
     """False where a better fit may exist."""
-    remarks: tuple[str, ...]
-    """What was assumed, in sentences."""
+    remarks: tuple[Remark, ...]
     obstacles: tuple[Obstacle, ...]
     findings: tuple[DatasetFinding, ...]
     """What is wrong or doubtful with the pictures, the worst first."""
@@ -159,21 +153,21 @@ def answer_from(found: Mapping[str, Any], *, whole: bool) -> PlanAnswer:
     """Return an answer from its JSON; raises ValueError for anything else."""
     try:
         card, lighter = found["card"], found["lighter"] or {}
-        uses = tuple(MemoryUser(use["name"], use["bytes"]) for use in card["uses"])
         return PlanAnswer(
-            card=PlannedCard(card["name"], card["total"], card["free"], card["budget"], uses),
+            card=PlannedCard(card["name"], card["total"], card["free"], card["budget"]),
             family=found["family"],
             effective_batch=found["effective_batch"],
             pick=_plan(found["pick"]),
             quicker=_plan(found["quicker"]),
             missing=found["missing"],
+            room=found["room"] and build(MemoryAdvice, found["room"]),
             smaller=_plan(found["smaller"]),
             quantised=_plan(found["quantised"]),
             lighter=_plan(lighter),
             changes=lighter.get("changes", {}),
             ladder=tuple(found["ladder"]),
             complete=found["complete"],
-            remarks=tuple(found["remarks"]),
+            remarks=tuple(build(Remark, remark) for remark in found["remarks"]),
             obstacles=tuple(Obstacle(**obstacle) for obstacle in found["obstacles"]),
             findings=tuple(DatasetFinding(**finding) for finding in found["findings"]),
             whole=whole,
@@ -193,11 +187,13 @@ class PreflightCheck:
     severity: Literal["error", "warning", "info"]
     """error: the run would not start or not fit."""
     sentence: str
-    """Empty where the remedy says it all."""
+    """Empty where the remedy says it all, and for a remark."""
     remedy: str = ""
     """Marked for translation in the context "Preflight", or the engine's own words."""
     key: str = ""
     """The setting concerned, if it is one."""
+    remark: Remark | None = None
+    """A remark of the engine, for the window to word."""
 
 
 def preflight(draft: Draft, answer: PlanAnswer | None, error: ImpastoError | None) -> tuple[PreflightCheck, ...]:
@@ -235,6 +231,6 @@ def _of_answer(answer: PlanAnswer) -> Iterator[PreflightCheck]:
     for obstacle in answer.obstacles:
         yield _told(obstacle)
     for remark in answer.remarks:
-        yield PreflightCheck("info", remark)
+        yield PreflightCheck("info", "", remark=remark)
     for finding in answer.findings:
         yield PreflightCheck(finding.severity, finding.sentence, finding.remedy)

@@ -7,12 +7,14 @@ from typing import Any
 
 from PySide6.QtCore import QCoreApplication, QLocale, QObject
 
+from app.core.jobs.settings import title_of
 from app.core.models.verdict import BaseDescription, BaseVerdict, Family, FoundBase, Tool
-from app.core.planning.answer import AnsweredPlan, MemoryUser, PlanAnswer
+from app.core.planning.answer import AnsweredPlan, PlanAnswer
 from app.qt.widgets import QT_TRANSLATE_NOOP
 from app.qt.widgets import duration as duration
 from trainer.errors import joined
 from trainer.protocol.forecast import ROUNDING
+from trainer.protocol.plan import AdviceCode, MemoryAdvice, Remark
 
 _GIB = 1 << 30
 _MIB = 1 << 20
@@ -38,6 +40,50 @@ KINDS: Mapping[str, str] = {
     "temporary": QT_TRANSLATE_NOOP("Forecast", "Passing values"),
     "workspace": QT_TRANSLATE_NOOP("Forecast", "Workspaces"),
 }
+REMARKS: Mapping[str, str] = {
+    "search.incomplete": QT_TRANSLATE_NOOP("Forecast", "A better fit may exist. Forecast again to search further."),
+    "alternatives.incomplete": QT_TRANSLATE_NOOP(
+        "Forecast", "Some plans are not computed yet. Forecast again to see them."
+    ),
+    "fit.experiment": QT_TRANSLATE_NOOP(
+        "Forecast", "{key} is experimental: the forecast leaves it out, so memory and time may differ."
+    ),
+    "base.assumed": QT_TRANSLATE_NOOP("Forecast", "The base is not on this PC, so {family} as published is assumed."),
+    "dataset.unreadable": QT_TRANSLATE_NOOP("Forecast", "The images could not be read, so {images} are assumed."),
+    "dataset.empty": QT_TRANSLATE_NOOP("Forecast", "The dataset has no image to train on, so {images} are assumed."),
+    "dataset.assumed": QT_TRANSLATE_NOOP("Forecast", "Assumed: {images} and {prompts}."),
+    "smaller.phase": QT_TRANSLATE_NOOP(
+        "Forecast", "No plan at this precision needs much less: “{phase}” takes {bytes} in each."
+    ),
+    "smaller.none": QT_TRANSLATE_NOOP("Forecast", "No plan needs much less memory."),
+    "cache.shards": QT_TRANSLATE_NOOP(
+        "Forecast",
+        "The cache holds {epochs} ({limit}). {encoded} are encoded between epochs too: {rounds}, {offloaded}.",
+    ),
+    "estimate.cpu": QT_TRANSLATE_NOOP("Forecast", "This is an estimate, which may be off by {error}."),
+    "estimate.int8_products": QT_TRANSLATE_NOOP(
+        "Forecast",
+        "An estimate: int8 products are assumed in all linear layers; the run measures where they help.",
+    ),
+}
+"""The sentence of each code of trainer.protocol.plan.REMARKS."""
+ADVICE: Mapping[AdviceCode, str] = {
+    "close": QT_TRANSLATE_NOOP("Forecast", "{missing} too large: close {programs} ({bytes})"),
+    "close_some": QT_TRANSLATE_NOOP("Forecast", "{missing} too large: free {bytes}, for example by closing {programs}"),
+    "free": QT_TRANSLATE_NOOP("Forecast", "{missing} too large: free {bytes}"),
+    "larger_gpu": QT_TRANSLATE_NOOP("Forecast", "{missing} too large for this GPU"),
+}
+_LIMITS: Mapping[str, str] = {
+    "disk": QT_TRANSLATE_NOOP("Forecast", "the cache limit of this job"),
+    "listing": QT_TRANSLATE_NOOP("Forecast", "the most that is planned ahead"),
+}
+_ENCODED: Mapping[tuple[str, ...], str] = {
+    ("images",): QT_TRANSLATE_NOOP("Forecast", "Images"),
+    ("captions",): QT_TRANSLATE_NOOP("Forecast", "Captions"),
+    ("images", "captions"): QT_TRANSLATE_NOOP("Forecast", "Images and captions"),
+}
+_OFFLOADED = QT_TRANSLATE_NOOP("Forecast", "with the model offloaded")
+_BESIDE = QT_TRANSLATE_NOOP("Forecast", "beside the model")
 FAMILIES: dict[Family, str] = {"sd15": "SD 1.5", "sdxl": "SDXL"}
 """Names, the same in every language."""
 _VELOCITY = QT_TRANSLATE_NOOP("Bases", "predicts velocity (v)")
@@ -63,6 +109,18 @@ class Counts(QObject):
 
     def twice(self, count: int) -> str:  # noqa: D102
         return self.tr("%n block(s) computed twice", "", count)
+
+    def epochs(self, count: int) -> str:  # noqa: D102
+        return self.tr("%n epoch(s)", "", count)
+
+    def rounds(self, count: int) -> str:  # noqa: D102
+        return self.tr("%n time(s)", "", count)
+
+    def images(self, count: int) -> str:  # noqa: D102
+        return self.tr("%n square image(s)", "", count)
+
+    def prompts(self, count: int) -> str:  # noqa: D102
+        return self.tr("%n preview prompt(s)", "", count)
 
 
 def gigabytes(size: float) -> str:
@@ -162,17 +220,43 @@ def rung(changes: Mapping[str, Any]) -> str:
     return words[:1].upper() + words[1:]
 
 
-def lacking(missing: int, uses: tuple[MemoryUser, ...]) -> str:
-    """Return what is missing, and the smallest program whose end would make room for it."""
-    told = sorted((use for use in uses if use.bytes), key=lambda use: use.bytes or 0)
-    lacks = QCoreApplication.translate("Forecast", "lacks {size}").format(size=gigabytes(missing))
-    alone = next((use for use in told if (use.bytes or 0) >= missing), None)
-    if alone is None:
-        return lacks
-    size = gigabytes(alone.bytes or 0)
-    return QCoreApplication.translate("Forecast", "{lacks}: close {program} ({size})").format(
-        lacks=lacks, program=alone.name, size=size
-    )
+def too_large(missing: int, advice: MemoryAdvice | None) -> str:
+    """Return by how much a plan is too large and what to do about it; empty for one that fits."""
+    if advice is None:
+        return ""
+    words = QCoreApplication.translate("Forecast", ADVICE[advice.code])
+    programs = ", ".join(advice.programs)
+    return words.format(missing=gigabytes(missing), programs=programs, bytes=gigabytes(advice.bytes))
+
+
+def remark(found: Remark) -> str:
+    """Return the sentence of a remark."""
+    words = QCoreApplication.translate("Forecast", REMARKS[found.code])
+    return words.format(**{name: _value(name, value) for name, value in found.values.items()})
+
+
+def _value(name: str, value: Any) -> str:
+    """Return a value of a remark in words."""
+    match name:
+        case "epochs" | "rounds" | "images" | "prompts":
+            return str(getattr(Counts(), name)(value))
+        case "bytes":
+            return gigabytes(value)
+        case "error":
+            return f"{value:.0%}"
+        case "family":
+            return str(FAMILIES[value])
+        case "phase":
+            return phase_name(value)
+        case "key":
+            return title_of(value)
+        case "limit":
+            return QCoreApplication.translate("Forecast", _LIMITS[value])
+        case "encoded":
+            return QCoreApplication.translate("Forecast", _ENCODED[tuple(value)])
+        case "offloaded":
+            return QCoreApplication.translate("Forecast", _OFFLOADED if value else _BESIDE)
+    raise ValueError(f"no words for the value {name!r} of a remark")
 
 
 def _base(chosen: Mapping[str, Any]) -> str:

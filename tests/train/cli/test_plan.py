@@ -79,14 +79,13 @@ def test_where_encoding_alone_takes_as_much_no_plan_is_called_smaller(
     found = json.loads(capsys.readouterr().out)
     encoding = next(phase for phase in found["pick"]["forecast"]["phases"] if phase["phase"] == "cache_pictures")
     assert found["smaller"] is None and encoding["reserved"] > 0.85 * found["pick"]["forecast"]["reserved"]
-    reason = (
-        f'No plan with as fine a base needs much less: "Encode pictures" takes {encoding["reserved"] / 2**20:.1f} MiB'
-    )
-    assert any(remark.startswith(reason) for remark in found["remarks"])
-    assert sum("blocks that are not compiled" in remark for remark in found["remarks"]) == 1
+    values = {"phase": "cache_pictures", "bytes": encoding["reserved"]}
+    assert {"code": "smaller.phase", "values": values} in found["remarks"]
+    assert {"code": "fit.experiment", "values": {"key": "fit.compile"}} in found["remarks"]
+    reason = f'needs much less: "Encode pictures" takes {encoding["reserved"] / 2**20:.1f} MiB'
     assert cli.main(words_of(job)) == 0
     told = capsys.readouterr().out
-    assert reason in told and "compiled" not in told
+    assert reason in told and "fit.compile" not in told
 
 
 def test_what_time_was_too_short_for_is_said(
@@ -97,7 +96,7 @@ def test_what_time_was_too_short_for_is_said(
     assert cli.main(words_of(job, "--json", "--set", "recipe.rank=3")) == 0
     found = json.loads(capsys.readouterr().out)
     assert not found["complete"]
-    assert found["remarks"][0].startswith("There was no time to look at every fit")
+    assert found["remarks"][0] == {"code": "search.incomplete", "values": {}}
 
 
 @pytest.mark.parametrize(
@@ -230,7 +229,8 @@ def test_the_server_answers_each_line_by_its_id_and_keeps_stderr_clean(job: Path
         tracing, likely, picked = early
         assert tracing["stale"]["pick"] == first["plan"]["pick"]
         assert (likely["plan"]["complete"], likely["plan"]["pick"]["fit"]) == (False, first["plan"]["pick"]["fit"])
-        assert not any("no time" in remark for remark in likely["plan"]["remarks"])
+        codes = {remark["code"] for remark in likely["plan"]["remarks"]}
+        assert not codes & {"search.incomplete", "alternatives.incomplete"}
         assert picked["plan"]["pick"] == second["plan"]["pick"]
         server.stdin.close()  # the end of the input ends it
         assert server.stdout.read() == "" and server.stderr.read() == ""

@@ -39,6 +39,7 @@ from trainer.memory.device.gpu_specs import find_card
 from trainer.memory.forecast.schedule import PhaseCounts, occasions_of
 from trainer.memory.trace.workload import Workload, subject_ahead, subject_of_job
 from trainer.protocol.places import cache_folder, existing, free_bytes
+from trainer.protocol.plan import Remark
 from trainer.protocol.run_directory import require_place
 from trainer.protocol.text import size
 
@@ -138,8 +139,8 @@ class PlanRequest:
     """What of the fit the user states."""
     situation: DeviceState
     occasions: PhaseCounts
-    remarks: tuple[str, ...] = ()
-    """What was assumed, in sentences."""
+    remarks: tuple[Remark, ...] = ()
+    """Assumptions behind the request."""
     obstacles: tuple[ImpastoError, ...] = ()
     """What would end a training of the job as it is, though a plan can be made."""
     findings: tuple[Finding, ...] = ()
@@ -201,7 +202,7 @@ def question_of_job(
     situation = situation_of(card, job.fit)
     # Whatever device the job names, the question is about this one.
     job = job.changed(fit=job.fit.changed(device=None))
-    remarks = [f"{key}: {reason}." for key, reason in unforeseen(job)]
+    remarks = [Remark("fit.experiment", {"key": key}) for key, _ in unforeseen(job)]
     obstacles: list[ImpastoError] = []
     source = _source_of(job.base, remarks, obstacles)
     resolved = _resolved(job, source, situation, PICTURES_AHEAD)
@@ -240,7 +241,7 @@ def question_ahead(
     source = _assumed(family)
     resolved = _resolved(job, source, situation, PICTURES_AHEAD)
     subject, occasions = _ahead(resolved, source)
-    remark = f"Assumed: {PICTURES_AHEAD} square pictures, {PROMPTS_AHEAD} prompts for previews."
+    remark = Remark("dataset.assumed", {"images": PICTURES_AHEAD, "prompts": PROMPTS_AHEAD})
     return PlanRequest(name or NAMES[family], subject, job.fit, situation, occasions, (remark,), resolved=resolved)
 
 
@@ -268,7 +269,7 @@ def _ahead(job: Job, source: _BaseFacts) -> tuple[Workload, PhaseCounts]:
     return subject, replace(occasions_of(job, source, ()), pictures=PICTURES_AHEAD, texts=PICTURES_AHEAD, measured=8)
 
 
-def _source_of(base: BaseConfig, remarks: list[str], obstacles: list[ImpastoError]) -> _BaseFacts:
+def _source_of(base: BaseConfig, remarks: list[Remark], obstacles: list[ImpastoError]) -> _BaseFacts:
     """The base if it lies here, else the published architecture of its family."""
     path = Path(base.model)
     try:
@@ -284,7 +285,7 @@ def _source_of(base: BaseConfig, remarks: list[str], obstacles: list[ImpastoErro
             ) from error
         if path.is_absolute():  # else it is a Hub id, which a training gets
             obstacles.append(error)
-        remarks.append(f"The base is not here to be read; {NAMES[base.family]} as it was published is assumed.")
+        remarks.append(Remark("base.assumed", {"family": base.family}))
         return _assumed(base.family, base)
     try:
         prediction, zero_snr = decide_process(base, identity)
@@ -340,16 +341,16 @@ def _assumed(family: Family, base: BaseConfig | None = None) -> _BaseFacts:
 
 
 def _pictures_of(
-    job: Job, remarks: list[str], obstacles: list[ImpastoError], progress: Progress | None
+    job: Job, remarks: list[Remark], obstacles: list[ImpastoError], progress: Progress | None
 ) -> tuple[Sequence[Picture], tuple[Finding, ...]]:
     """The dataset's pictures and what was found; no pictures where it cannot be read, which is said."""
     try:
         dataset = read_dataset(job.dataset, job.recipe, progress)
     except ImpastoError as error:
         obstacles.append(error)
-        remarks.append(f"{error.sentence} {PICTURES_AHEAD} square pictures are assumed.")
+        remarks.append(Remark("dataset.unreadable", {"images": PICTURES_AHEAD}))
         return (), ()
     if not any(picture.kind == "train" for picture in dataset.pictures):
-        remarks.append(f"The dataset holds no picture to train on. {PICTURES_AHEAD} square pictures are assumed.")
+        remarks.append(Remark("dataset.empty", {"images": PICTURES_AHEAD}))
         return (), dataset.findings
     return dataset.pictures, dataset.findings

@@ -79,7 +79,7 @@ class PlanTable(QWidget):
         if answer.pick is not None:
             found = [
                 (self.tr("Pick"), answer.pick, ""),
-                (self.tr("Quicker"), answer.quicker, words.lacking(answer.missing, answer.card.uses)),
+                (self.tr("Quicker"), answer.quicker, words.too_large(answer.missing, answer.room)),
                 (self.tr("Smaller"), answer.smaller, self.tr("leaves room for other programs")),
                 (self.tr("Quantised"), answer.quantised, ""),
             ]
@@ -90,7 +90,7 @@ class PlanTable(QWidget):
             changes = ", ".join(f"{title_of(key)} {shown(value)}" for key, value in keys.items())
             yield PlanRow(self.tr("Would fit"), answer.lighter, self.tr("with {keys}").format(keys=changes), keys)
         if answer.smaller is not None:
-            yield PlanRow(self.tr("Smallest"), answer.smaller, words.lacking(answer.missing, answer.card.uses), {})
+            yield PlanRow(self.tr("Smallest"), answer.smaller, words.too_large(answer.missing, answer.room), {})
 
     def _line(self, row: PlanRow, answer: PlanAnswer) -> QWidget:
         line = QFrame()
@@ -234,7 +234,9 @@ class PreflightList(QWidget):
 
 
 def _told(check: PreflightCheck) -> str:
-    """Return what is to be said: "Rank: must be ...", for a setting stands beside its name elsewhere."""
+    """Return the sentence of a check, behind the title of the setting that it is about: "Rank: must be ..."."""
+    if check.remark is not None:
+        return words.remark(check.remark)
     sentence = check.sentence
     if not check.key or not sentence:
         return sentence

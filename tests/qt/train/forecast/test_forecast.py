@@ -14,6 +14,7 @@ from app.qt.train.forecast.charts import described
 from app.qt.train.forecast.panel import ForecastPanel
 from tests.support.drafts import opened
 from tests.support.forecasts import known_job
+from tests.support.remarks import every_advice, every_remark
 
 
 @pytest.fixture
@@ -57,7 +58,11 @@ def test_a_job_is_forecast_and_a_plan_goes_into_it_and_out_again(qtbot, session,
     # Base and pictures of this job are not there: both would end a training.
     wrong = [check.sentence for check in panel.checks.checks if check.severity == "error"]
     assert [("nowhere" in sentence, "pictures" in sentence) for sentence in wrong] == [(True, False), (False, True)]
-    assert any("not here to be read" in check.sentence for check in panel.checks.checks)
+    codes = [check.remark.code for check in panel.checks.checks if check.remark]
+    assert codes[:2] == ["base.assumed", "dataset.unreadable"]
+    shown = [label.text() for label in panel.checks.findChildren(QLabel)]
+    assert "The base is not on this PC, so SD 1.5 as published is assumed." in shown
+    assert any(text.startswith("The images could not be read, so 20 square image") for text in shown)
     # Another plan goes into the job file by one click, and the old answer is marked until the new one is there.
     button = panel.plans.buttons["Smaller"]
     qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
@@ -193,3 +198,12 @@ def test_the_headline_is_of_the_cpu_that_training_will_use(qtbot, panel, draft, 
     assert panel.comparison.text().startswith("For comparison only, training does not use it: About ")
     assert "RTX 3060" in panel.comparison.text() and panel.memory.isVisible()
     assert panel.cpu_seconds(draft) == panel.forecaster.answer.pick.forecast.seconds
+
+
+def test_every_remark_and_advice_of_the_engine_has_words(qtbot):
+    told = [words.remark(found) for found in every_remark()]
+    assert all(text.endswith(".") and "{" not in text for text in told)
+    assert {found.code for found in every_remark()} == set(words.REMARKS)
+    ways = [words.too_large(1 << 30, given) for given in every_advice()]
+    assert len(set(ways)) == len(ways) and all(way.startswith("1.0 GB too large") for way in ways)
+    assert words.too_large(0, None) == ""

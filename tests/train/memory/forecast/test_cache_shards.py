@@ -18,7 +18,7 @@ from tests.support.real_phases import RealRun
 from tests.support.tiny import tiny_base, tiny_configs
 from tests.support.truth_jobs import truth_jobs
 from trainer.base.source import BaseSource, open_base
-from trainer.cli.plan_text import remarks
+from trainer.cli.plan_text import remark
 from trainer.config.base import BaseConfig
 from trainer.config.fit import FitConfig
 from trainer.config.job import DatasetConfig, FolderConfig, Job
@@ -30,6 +30,7 @@ from trainer.memory.forecast.cache_shards import NOT_LATER, LaterShards, first_p
 from trainer.memory.forecast.forecast import RunSimulator, forecast_of
 from trainer.memory.forecast.schedule import PhaseCounts, RunSchedule
 from trainer.memory.planner.planner import Plan, Planned
+from trainer.memory.planner.remarks import remarks_of
 from trainer.memory.planner.request import PlanRequest
 from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.store import TraceStore
@@ -252,14 +253,14 @@ def test_a_forecast_counts_them_beside_training_or_with_the_models_put_aside(
     assert train[0] and train[1] and train[1].seconds == pytest.approx(train[0].seconds + 3 * course.loading())
 
 
-@pytest.mark.parametrize(("alone", "how"), [(False, "beside the model"), (True, "with the models put aside")])
+@pytest.mark.parametrize(("alone", "how"), [(False, "beside the model"), (True, "with the model offloaded")])
 def test_a_plan_says_how_they_are_encoded(subject: Workload, traces: TraceLibrary, alone: bool, how: str) -> None:
     situation = situation_with(AMPLE)
     course = course_of(subject, traces, situation)
     forecast = replace(forecast_of(course, situation, brief=True), encodes_alone=alone)
     question = PlanRequest("portions", subject, FitConfig(), situation, course.occasions)
-    (remark,) = remarks(question, Planned(situation, Plan(subject.fit, forecast)))
-    assert remark == (
-        "The cache holds 2 epochs at a time, as fit.cache_gigabytes allows: pictures and captions of later ones are "
-        f"encoded between epochs, 3 times, {how}{' for want of room' if alone else ''}."
+    (found,) = remarks_of(question, Planned(situation, Plan(subject.fit, forecast)))
+    assert remark(found) == (
+        "The cache holds 2 epochs (fit.cache_gigabytes). Images and captions are encoded between "
+        f"epochs too: 3 times, {how}."
     )

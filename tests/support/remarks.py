@@ -1,0 +1,38 @@
+"""One sample of every remark and advice of a plan, to check that a consumer has words for each."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import get_args
+
+from trainer.protocol.forecast import ForecastPhase
+from trainer.protocol.plan import ADVICE_CODES, REMARKS, MemoryAdvice, Remark
+
+_VALUES = {
+    "key": ("fit.compile", "fit.channels_last"),
+    "family": ("sd15", "sdxl"),
+    "images": (1, 20),
+    "prompts": (1, 2),
+    "phase": get_args(ForecastPhase),
+    "bytes": (5 << 30,),
+    "epochs": (1, 3),
+    "limit": ("disk", "listing"),
+    "encoded": (["images"], ["captions"], ["images", "captions"]),
+    "rounds": (1, 4),
+    "offloaded": (False, True),
+    "error": (0.25,),
+}
+
+
+def every_remark() -> list[Remark]:
+    """Return remarks with every code, and with every kind of value that is worded on its own."""
+    return [
+        Remark(code, dict(zip(names, values, strict=True)))
+        for code, names in REMARKS.items()
+        for values in product(*(_VALUES[name] for name in names))
+    ]
+
+
+def every_advice() -> list[MemoryAdvice]:
+    """Return advice with every code."""
+    return [MemoryAdvice(code, 5 << 30, ("game", "web")) for code in ADVICE_CODES]

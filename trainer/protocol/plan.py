@@ -1,0 +1,98 @@
+"""What a plan reports beside its forecasts, as codes and values that each consumer words for its users.
+
+`python -m trainer plan --json` and the plan server send these as JSON. The command line words them in
+trainer/cli/plan_text.py, the window in app/qt/train/words.py. A test checks that both have words for every code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, get_args
+
+from trainer.protocol.records import json_keys
+
+REMARKS: Mapping[str, tuple[str, ...]] = {
+    "search.incomplete": (),  # time ran out before every fit was tried: a better one may exist
+    "alternatives.incomplete": (),  # time ran out before every alternative to the pick was tried
+    "fit.experiment": ("key",),  # the forecast leaves out the effect of this setting
+    "base.assumed": ("family",),  # the base is not on this PC: the published architecture is planned for
+    "dataset.unreadable": ("images",),  # so many square images are planned for
+    "dataset.empty": ("images",),
+    "dataset.assumed": ("images", "prompts"),  # a plan without a job
+    "smaller.phase": ("phase", "bytes"),  # no plan needs much less, because this phase needs so much in each
+    "smaller.none": (),
+    "cache.shards": ("epochs", "limit", "encoded", "rounds", "offloaded"),
+    "estimate.cpu": ("error",),  # the share by which the seconds may be off
+    "estimate.int8_products": (),
+}
+"""The codes of remarks, each with the names of its values."""
+
+
+@json_keys("code", "values")
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """An assumption behind a plan, or a limit of it."""
+
+    code: str
+    values: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Bytes, counts and names as plain data; `encoded` lists "images" and "captions"."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a code or values that no consumer has words for."""
+        if self.code not in REMARKS or set(self.values) != set(REMARKS[self.code]):
+            raise ValueError(f"no remark has the code {self.code!r} and the values {sorted(self.values)}")
+
+
+AdviceCode = Literal["close", "close_some", "free", "larger_gpu"]
+ADVICE_CODES: tuple[AdviceCode, ...] = get_args(AdviceCode)
+
+
+@json_keys("code", "bytes", "programs")
+@dataclass(frozen=True, slots=True)
+class MemoryAdvice:
+    """How to get the GPU memory that a plan needs and does not have."""
+
+    code: AdviceCode
+    """close: these programs hold enough. close_some: these may, but the driver reports no sizes. free: no program is
+    known to hold enough. larger_gpu: closing every program would not be enough."""
+    bytes: int
+    """Memory that the programs hold for `close`, else the memory to free."""
+    programs: tuple[str, ...] = ()
+
+
+class MemoryUse(Protocol):
+    """GPU memory held by one program."""
+
+    @property
+    def name(self) -> str:
+        """Return the name of the program."""
+
+    @property
+    def bytes(self) -> int | None:
+        """Return its bytes; None where the driver does not report them, as on most Windows PCs."""
+
+
+_NAMED = 3
+
+
+def advise(to_free: int, occupied: int, uses: Sequence[MemoryUse]) -> MemoryAdvice:
+    """Return which programs to close so that `to_free` of the `occupied` bytes of a GPU become free.
+
+    The smallest single program that suffices; where none does, the largest ones until they suffice.
+    """
+    if to_free > occupied:
+        return MemoryAdvice("larger_gpu", to_free)
+    sized = sorted((use.bytes, use.name) for use in uses if use.bytes)
+    for held, name in sized:
+        if held >= to_free:
+            return MemoryAdvice("close", held, (name,))
+    gained, names = 0, []
+    for held, name in reversed(sized):
+        gained += held
+        names.append(name)
+        if gained >= to_free:
+            return MemoryAdvice("close", gained, tuple(names))
+    if uses and not sized:
+        return MemoryAdvice("close_some", to_free, tuple(dict.fromkeys(use.name for use in uses[:_NAMED])))
+    return MemoryAdvice("free", to_free)
