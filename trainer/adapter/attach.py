@@ -1,4 +1,4 @@
-"""Attaches the LoRA that a recipe asks for to a base, and holds its working weights."""
+"""LoRA layers of a recipe: attach them to a base, hold their working weights, and apply finished LoRAs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from peft.tuners.lora import LoraLayer as PeftLoraLayer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trainer.adapter import lean as lean_room
+from trainer.adapter import lean as lean_layers
 from trainer.adapter.lean.lora import register
 from trainer.adapter.lean.transformer import install
 from trainer.adapter.names import Part, Slot, slots
@@ -38,14 +38,14 @@ _SETTINGS = {"unet": "recipe", "text_encoder": "recipe.text_encoder", "text_enco
 
 
 class LoraSize(NamedTuple):
-    """How large the LoRA of one layer is, and how strongly it acts: with alpha / rank."""
+    """Rank and alpha of one layer's LoRA, which is scaled by alpha / rank."""
 
     rank: int
     alpha: float
 
 
 class Factors(NamedTuple):
-    """The two layers of one LoRA: down (in_features to rank) and up (rank to out_features), without bias."""
+    """The down (in_features to rank) and up (rank to out_features) layers of one LoRA, without bias."""
 
     down: Factor
     up: Factor
@@ -55,17 +55,19 @@ def inject(
     model: nn.Module,
     sizes: Mapping[Slot, LoraSize],
     dtype: torch.dtype,
-    customise: Callable[[LoraConfig], None] | None = None,
+    customize: Callable[[LoraConfig], None] | None = None,
 ) -> dict[Slot, Factors]:
-    """Wrap the layers of one model in PEFT's LoRA layers and return their factors, weights still unset.
+    """Wrap layers of one model in PEFT's LoRA layers and return their factors with uninitialized weights.
 
-    All other parameters of `model` stop requiring gradients. The factors lie on their layer's device (meta
-    included) in `dtype`, which a quantised layer cannot tell by itself. `customise` may register layers for PEFT
-    to take instead of its own.
+    All other parameters of `model` stop requiring gradients. The factors are created on their layer's device (also
+    meta) in `dtype`, because a quantized layer does not know the dtype it computes in. `customize` may register layers
+    that PEFT injects instead of its own.
     """
     paths = {module_path(model, slot): size for slot, size in sizes.items()}
     common = Counter(paths.values()).most_common(1)[0][0]
-    alphas: dict[str, Any] = {path: size.alpha for path, size in paths.items()}  # PEFT says int, any number will do
+    alphas: dict[str, Any] = {
+        path: size.alpha for path, size in paths.items()
+    }  # PEFT annotates int, but accepts any number
     config = LoraConfig(
         r=common.rank,
         lora_alpha=cast(int, common.alpha),
@@ -74,22 +76,22 @@ def inject(
         alpha_pattern=_pattern(alphas, common.alpha),
         init_lora_weights=False,
     )
-    if customise:
-        customise(config)
-    with _quantisation_stated(model):
-        # low_cpu_mem_usage leaves the weights on the meta device, so nothing draws from PyTorch's random numbers.
+    if customize:
+        customize(config)
+    with _marked_as_quantized(model):
+        # low_cpu_mem_usage creates the weights on the meta device, so that PyTorch's random state is not advanced.
         inject_adapter_in_model(config, model, ADAPTER, low_cpu_mem_usage=True)
-    return {slot: _materialise(model.get_submodule(module_path(model, slot)), dtype) for slot in sizes}
+    return {slot: _materialize(model.get_submodule(module_path(model, slot)), dtype) for slot in sizes}
 
 
 def models_by_part(unet: nn.Module, text_encoders: Sequence[nn.Module]) -> dict[Part, nn.Module]:
-    """Name the models of a base: one text encoder for SD 1.5, two for SDXL."""
+    """Return the models of a base by part: the UNet and one text encoder (SD 1.5) or two (SDXL)."""
     parts: tuple[Part, ...] = ("text_encoder", "text_encoder_2")
     return {"unet": unet, **dict(zip(parts, text_encoders, strict=False))}
 
 
 def module_path(model: nn.Module, slot: Slot) -> str:
-    """Return the slot's path in this model: transformers since 5.6 has CLIPTextModel without its "text_model" level."""
+    """Return the slot's path in this model: since transformers 5.6 CLIPTextModel has no "text_model" level."""
     if slot.part == "unet" or hasattr(model, "text_model"):
         return slot.module
     return slot.module.removeprefix("text_model.")
@@ -100,7 +102,7 @@ def _any_of(paths: Iterable[str]) -> str:
 
 
 def _pattern(values: Mapping[str, int], common: float) -> dict[str, int]:
-    """Say for PEFT which layers differ from the common rank or alpha, with one expression for each value."""
+    """Return PEFT's pattern of layers that differ from the common rank or alpha: one regular expression per value."""
     groups: dict[int, list[str]] = {}
     for path, value in values.items():
         if value != common:
@@ -108,10 +110,10 @@ def _pattern(values: Mapping[str, int], common: float) -> dict[str, int]:
     return {_any_of(group): value for value, group in groups.items()}
 
 
-def _materialise(layer: nn.Module, dtype: torch.dtype) -> Factors:
+def _materialize(layer: nn.Module, dtype: torch.dtype) -> Factors:
     assert isinstance(layer, PeftLoraLayer)
     factors = Factors(cast(Factor, layer.lora_A[ADAPTER]), cast(Factor, layer.lora_B[ADAPTER]))
-    # Not get_base_weight(), which would restore a quantised weight only to say where it lies.
+    # Not get_base_weight(): it would dequantize the whole weight only to read its device.
     device = cast(Tensor, layer.get_base_layer().weight).device
     for factor in factors:
         factor.weight = nn.Parameter(torch.empty(factor.weight.shape, dtype=dtype, device=device))
@@ -119,8 +121,11 @@ def _materialise(layer: nn.Module, dtype: torch.dtype) -> Factors:
 
 
 @contextmanager
-def _quantisation_stated(model: nn.Module) -> Iterator[None]:
-    """Tell PEFT for a while which bitsandbytes layers the model has: it asks for what transformers' loader notes."""
+def _marked_as_quantized(model: nn.Module) -> Iterator[None]:
+    """Mark the model within the block as having 8-bit or 4-bit layers.
+
+    PEFT reads these attributes, which transformers' own loader sets, to choose its bitsandbytes layers.
+    """
     kinds = {"is_loaded_in_8bit": Linear8bitLt, "is_loaded_in_4bit": Linear4bit}
     names = [
         name
@@ -138,35 +143,38 @@ def _quantisation_stated(model: nn.Module) -> Iterator[None]:
 
 @dataclass
 class Adapter:
-    """The LoRA layers in a base, as the training step sees them."""
+    """The LoRA layers attached to a base, with their working weights."""
 
     table: tuple[Slot, ...]
-    """All layers of the base that could be."""
+    """All layers of the base that can carry a LoRA."""
     slots: tuple[Slot, ...]
-    """The layers that are trained, in the order of the name table."""
+    """The trained layers, in the order of the name table."""
     rank: dict[str, int]
-    """The rank of each, by kohya name."""
+    """Rank of each layer, by kohya name."""
     alpha: dict[str, float]
-    """The alpha of each, by kohya name: it acts with alpha / rank."""
+    """Alpha of each layer, by kohya name; its LoRA is scaled by alpha / rank."""
     parameters: dict[str, nn.Parameter] = field(default_factory=dict)
-    """The working weights by file key, `down` before `up`, in slot order: PEFT's own parameters in the base's dtype."""
+    """Working weights by file key in slot order, `down` before `up`: PEFT's parameters, in the base's dtype."""
     part_of: dict[str, Part] = field(default_factory=dict)
-    """Which model each parameter belongs to, by file key."""
+    """Model that each parameter belongs to, by file key."""
     lean: bool = False
-    """Whether its layers are those of trainer.adapter.lean instead of PEFT's."""
+    """Whether the layers are those of trainer.adapter.lean instead of PEFT's."""
     training: bool = True
-    """Whether the dropouts act; switch off to draw, to validate, or to compare."""
+    """Whether dropout is active; turn off for previews, validation and comparisons."""
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy weights of any float dtype into the working weights; LoraFileError unless names and shapes agree."""
+        """Copy weights of any float dtype into the working weights.
+
+        Raises LoraFileError unless names and shapes match.
+        """
         wrong = sorted(weights.keys() ^ self.parameters.keys()) or [
             key for key, parameter in self.parameters.items() if weights[key].shape != parameter.shape
         ]
         if wrong:
             raise LoraFileError(
                 "lora.mismatch",
-                f"The weights do not fit the LoRA that the recipe describes: {len(wrong)} differ, first {wrong[0]}.",
-                "Use weights that were made with the same base family, layers and ranks.",
+                f"Could not load the LoRA weights: {len(wrong)} do not match the recipe, the first is {wrong[0]}.",
+                "Use weights trained with the same base family, layers and ranks.",
             )
         with torch.no_grad():
             for key, parameter in self.parameters.items():
@@ -185,10 +193,10 @@ def attach(
 ) -> Adapter:
     """Attach LoRA layers to the parts that the recipe trains; only their weights require gradients afterwards.
 
-    `dtype` is the one the base computes in. `generator` gives each layer's random numbers by its kohya name, so that a
-    layer starts alike whatever else is trained. Models on the meta device get meta weights. `lean` asks for the layers
-    of trainer.adapter.lean instead of PEFT's; absent: as that room has it switched. Raises JobError when every learning
-    rate is zero.
+    `dtype` is the one the base computes in. `generator` returns a random generator by kohya name, so that the initial
+    weights of a layer do not depend on which others are trained. Models on the meta device get meta weights. `lean`
+    selects the layers of trainer.adapter.lean (True), PEFT's (False), or the default (None). Raises JobError if every
+    learning rate is zero.
     """
     table = slots(family, _config_of(unet), [_config_of(encoder) for encoder in text_encoders])
     chosen = {slot: _size(slot, recipe) for slot in table if _is_trained(slot, recipe)}
@@ -196,22 +204,22 @@ def attach(
         raise JobError(
             "recipe.nothing_trained",
             "Every learning rate is zero, so nothing would be trained.",
-            "Set recipe.learning_rate (1e-4 is usual) or that of a text encoder above zero.",
+            "Set recipe.learning_rate (1e-4 is usual) or the learning rate of a text encoder above zero.",
         )
     adapter = Adapter(
         table=table,
         slots=tuple(chosen),
         rank={slot.kohya: size.rank for slot, size in chosen.items()},
         alpha={slot.kohya: size.alpha for slot, size in chosen.items()},
-        lean=lean_room.SWITCHED_ON if lean is None else lean,
+        lean=lean_layers.SWITCHED_ON if lean is None else lean,
     )
     dropouts = recipe.has_dropouts
-    customise = partial(register, dropouts=dropouts) if adapter.lean else None
+    customize = partial(register, dropouts=dropouts) if adapter.lean else None
     for part, model in models_by_part(unet, text_encoders).items():
         model.requires_grad_(False)
         sizes = {slot: size for slot, size in chosen.items() if slot.part == part}
-        for slot, factors in inject(model, sizes, dtype, customise).items() if sizes else ():
-            _adopt(adapter, slot, factors, recipe)
+        for slot, factors in inject(model, sizes, dtype, customize).items() if sizes else ():
+            _add_layer(adapter, slot, factors, recipe)
     if adapter.lean:
         install(unet)
     if not any(parameter.is_meta for parameter in adapter.parameters.values()):
@@ -220,9 +228,9 @@ def attach(
 
 
 def initial_weights(adapter: Adapter, generator: Callable[[str], np.random.Generator]) -> dict[str, Tensor]:
-    """Draw the weights an adapter starts from, in fp32 by file key: `down` uniform, `up` zero, so it does nothing yet.
+    """Return initial fp32 weights by file key: `down` is uniform and `up` zero, so that the LoRA has no effect yet.
 
-    The bound 1/sqrt(fan_in) is what kaiming_uniform(a=sqrt(5)) comes to, as in sd-scripts and PEFT.
+    The bound 1/sqrt(fan_in) equals kaiming_uniform(a=sqrt(5)), which sd-scripts and PEFT use.
     """
     weights = {}
     for slot in adapter.slots:
@@ -235,7 +243,7 @@ def initial_weights(adapter: Adapter, generator: Callable[[str], np.random.Gener
 
 
 def _config_of(model: nn.Module) -> Mapping[str, Any]:
-    """Return the config of a diffusers model, a mapping, or of a transformers one, an object."""
+    """Return a model's config as a mapping; diffusers has mappings, transformers objects."""
     config: Any = model.config
     return config if isinstance(config, Mapping) else cast(dict[str, Any], config.to_dict())
 
@@ -249,7 +257,7 @@ def _is_trained(slot: Slot, recipe: RecipeConfig) -> bool:
 
 
 def _size(slot: Slot, recipe: RecipeConfig) -> LoraSize:
-    """Only 3x3 kernels take the convolutions' rank, as in sd-scripts; LoCon's other layers take the recipe's."""
+    """Return rank and alpha of a slot; as in sd-scripts, conv_rank applies only to 3x3 kernels, not to 1x1."""
     if slot.part == "unet":
         rank, alpha = (recipe.conv_rank, recipe.conv_alpha) if slot.kernel == 3 else (None, None)
     else:
@@ -258,33 +266,35 @@ def _size(slot: Slot, recipe: RecipeConfig) -> LoraSize:
     return LoraSize(rank or recipe.rank, alpha or recipe.alpha)
 
 
-def _adopt(adapter: Adapter, slot: Slot, factors: Factors, recipe: RecipeConfig) -> None:
+def _add_layer(adapter: Adapter, slot: Slot, factors: Factors, recipe: RecipeConfig) -> None:
     adapter.parameters[slot.down] = cast(nn.Parameter, factors.down.weight)
     adapter.parameters[slot.up] = cast(nn.Parameter, factors.up.weight)
     adapter.part_of[slot.down] = adapter.part_of[slot.up] = slot.part
     if recipe.has_dropouts:
-        factors.down.register_forward_hook(partial(_drop_out, adapter, recipe))
+        factors.down.register_forward_hook(partial(_apply_dropout, adapter, recipe))
 
 
-def _drop_out(adapter: Adapter, recipe: RecipeConfig, down: nn.Module, inputs: object, output: Tensor) -> Tensor | None:
-    """Apply the three dropouts to what `down` gives, as sd-scripts does (its networks/lora.py).
+def _apply_dropout(
+    adapter: Adapter, recipe: RecipeConfig, down: nn.Module, inputs: object, output: Tensor
+) -> Tensor | None:
+    """Apply the three kinds of dropout to the output of `down`, as sd-scripts does (its networks/lora.py).
 
-    They draw from the device's own stream (no host read); checkpointing restores that stream when it recomputes.
-    Rank dropout scales up what is left; module dropout, as in sd-scripts, does not.
+    Masks are drawn on the device, without a host synchronization; gradient checkpointing restores the device's random
+    state when it recomputes. Rank dropout scales up the remaining values; module dropout, as in sd-scripts, does not.
     """
     if not adapter.training:
         return None
     if recipe.dropout:
-        # Numbers are drawn in the order of memory, which is that of the layout: one seed has to drop the same in each.
+        # The mask is drawn in memory order. contiguous() makes it the same for channels-last output with the same seed.
         output = F.dropout(output.contiguous(), recipe.dropout)
     if recipe.rank_dropout:
         axis = 1 if isinstance(down, nn.Conv2d) else output.ndim - 1
         shape = [size if dim in (0, axis) else 1 for dim, size in enumerate(output.shape)]
-        kept = torch.rand(shape, device=output.device) >= recipe.rank_dropout
-        output = output * (kept.to(output.dtype) / (1 - recipe.rank_dropout))
+        mask = torch.rand(shape, device=output.device) >= recipe.rank_dropout
+        output = output * (mask.to(output.dtype) / (1 - recipe.rank_dropout))
     if recipe.module_dropout:
-        kept = torch.rand((), device=output.device) >= recipe.module_dropout
-        output = output * kept.to(output.dtype)
+        mask = torch.rand((), device=output.device) >= recipe.module_dropout
+        output = output * mask.to(output.dtype)
     return output
 
 
@@ -293,11 +303,11 @@ Scaled = tuple[LoraLayer, float]  # strength · alpha / rank
 
 
 class AppliedLoras:
-    """The LoRAs that models carry while pictures are drawn: others can take their place, or none.
+    """Finished LoRAs applied to the models that render images; they can be replaced or removed.
 
-    They stay apart from the base's weights, because a small change added to fp16 or bf16 weights is mostly rounded
-    away; that costs the LoRAs' memory and some percent of the time, and leaves the base as it was, bit for bit.
-    `dtype` is the one the base computes in. The models carry none when this is made.
+    They are not merged into the base: a small change added to fp16 or bf16 weights is mostly rounded away. Keeping them
+    separate costs their memory and a few percent of the time, and leaves the base bit-identical. `dtype` is the one the
+    base computes in. The models must have no LoRAs when this object is created.
     """
 
     def __init__(self, unet: nn.Module, text_encoders: Sequence[nn.Module], *, dtype: torch.dtype) -> None:
@@ -306,11 +316,11 @@ class AppliedLoras:
         self._factors: dict[Slot, Factors] = {}
 
     def use(self, loras: Sequence[Weighted]) -> None:
-        """Put these LoRAs, each with its strength (1: as trained), in the place of those before.
+        """Apply these LoRAs, each with its strength (1: as trained), in place of the current ones.
 
-        A sum of LoRAs is a LoRA of the sum of their ranks, so they become one. Where only strengths differ, or
-        weights of the same ranks, as between steps of a run, just the numbers are written anew. Raises LoraFileError
-        for other shapes; the models then carry none.
+        A sum of LoRAs is a LoRA whose rank is the sum of theirs, so they are stacked into one. If the ranks are
+        unchanged, as between steps of a run, only the values are overwritten. Raises LoraFileError for shapes that do
+        not match the base; the models then have no LoRAs.
         """
         stacks: dict[Slot, list[Scaled]] = {}
         for lora, strength in loras:
@@ -328,7 +338,7 @@ class AppliedLoras:
             raise
 
     def remove(self) -> None:
-        """Leave the models without LoRAs."""
+        """Remove all LoRAs from the models."""
         for model in self._models.values():
             recurse_remove_peft_layers(model)
             if hasattr(model, "peft_config"):
@@ -343,7 +353,7 @@ class AppliedLoras:
 
 
 def _fill(slot: Slot, factors: Factors, stack: Sequence[Scaled]) -> None:
-    """Stack the matrices of one layer's LoRAs along the rank; `up` takes the scale."""
+    """Stack the matrices of one layer's LoRAs along the rank; the scale is multiplied into `up`."""
     down, up = factors.down.weight, factors.up.weight
     downs = [fitted(slot, layer.down, (layer.rank, *down.shape[1:])) for layer, _ in stack]
     ups = [fitted(slot, layer.up, (up.shape[0], layer.rank, *up.shape[2:])) * scale for layer, scale in stack]
@@ -354,12 +364,12 @@ def _fill(slot: Slot, factors: Factors, stack: Sequence[Scaled]) -> None:
 def continue_from(
     path: Path, family: Family, table: Sequence[Slot], adapter: Adapter, initial: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return the weights (fp32, by file key) with which training goes on from a LoRA file.
+    """Return the fp32 weights by file key to continue training from a LoRA file.
 
-    `table` holds all layers of the base, text encoders included whether trained or not. `initial` are the weights of a
-    fresh start (`initial_weights`); layers that the file lacks keep them, and do nothing yet. Another alpha than the
-    recipe's is folded into `up`, so the first step sees what the file does. Raises LoraFileError when part of the file
-    would be lost, or its ranks or shapes are not those of recipe and base.
+    `table` lists all layers of the base, including text encoders that are not trained. Layers missing from the file
+    keep their weights in `initial` (from `initial_weights`), which have no effect yet. If the file's alpha differs from
+    the recipe's, the ratio is multiplied into `up`, so that training starts with the effect of the file. Raises
+    LoraFileError if a part of the file would be lost, or if its ranks or shapes do not match recipe and base.
     """
     lora = read_lora(path, family, table)
     _refuse_losses(path, lora, adapter)
@@ -378,22 +388,23 @@ def _refuse_losses(path: Path, lora: LoraWeights, adapter: Adapter) -> None:
     if lora.unmatched:
         raise LoraFileError(
             "lora.unmatched",
-            f"{path.name} holds {len(lora.unmatched)} keys that fit no layer of the base, first {lora.unmatched[0]}.",
-            "Choose a plain LoRA that was made for the family of the base.",
+            f"Could not continue from {path.name}: {len(lora.unmatched)} keys match no layer of the base, first "
+            f"{lora.unmatched[0]}.",
+            "Choose a plain LoRA for the same family as the base.",
         )
-    # Exporters complete a text layer's projections with zeros: those carry nothing.
+    # Zeros do not count: exporters add them for untrained projections of a text layer (export._missing_projections).
     lost = [slot for slot, layer in lora.layers.items() if slot.kohya not in adapter.rank and layer.up.any()]
     if lost:
         raise LoraFileError(
             "lora.untrained",
-            f"{path.name} also changes {len(lost)} layers that this recipe does not train, first {lost[0].kohya}; "
-            "they would be lost.",
+            f"Could not continue from {path.name}: it also changes {len(lost)} layers that the recipe does not train, "
+            f"first {lost[0].kohya}. They would be lost.",
             _remedy(lost, adapter),
         )
 
 
 def _remedy(lost: list[Slot], adapter: Adapter) -> str:
-    """Say which setting makes the recipe train the lost layers."""
+    """Return the advice which setting makes the recipe train the lost layers."""
     untrained = {slot.part for slot in lost} - {slot.part for slot in adapter.slots}
     if untrained:
         return " ".join(f"Set {_SETTINGS[part]}.learning_rate above 0." for part in sorted(untrained))
@@ -409,12 +420,12 @@ def _refuse_other_ranks(path: Path, lora: LoraWeights, adapter: Adapter) -> None
             ranks.setdefault(key, set()).add(layer.rank)
     if not ranks:
         return
-    stated = ", ".join(f"{key} is not {' and '.join(map(str, sorted(found)))}" for key, found in ranks.items())
+    differences = ", ".join(f"{key} is not {' and '.join(map(str, sorted(found)))}" for key, found in ranks.items())
     uneven = any(len(found) > 1 for found in ranks.values())
     raise LoraFileError(
         "lora.rank",
-        f"{path.name} has another rank than the recipe: {stated}.",
-        "Its layers differ in rank, which a recipe cannot: continue from a LoRA that was not resized."
+        f"Could not continue from {path.name}: its ranks differ from the recipe's ({differences}).",
+        "The file's layers have different ranks, which a recipe does not support: use a LoRA that was not resized."
         if uneven
         else "Set " + " and ".join(f"{key} = {found.pop()}" for key, found in ranks.items()) + ".",
     )

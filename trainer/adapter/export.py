@@ -1,4 +1,4 @@
-"""Writes LoRA files: names from the fixed table, deterministic bytes, checked before they take the file's place."""
+"""Export of LoRA files: fixed tensor names, deterministic bytes, and a check before the old file is replaced."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from trainer.protocol import files
 from trainer.protocol.reading import open_file, parse_json, read_bytes
 
 Naming = Literal["kohya", "diffusers"]
-# Two runs of one recipe differ in these keys of their files' metadata and in no other.
+# The only metadata keys that differ between two runs of the same recipe.
 TIME_KEYS = ("ss_training_started_at", "modelspec.date")
-# ComfyUI reads headers up to 1 MiB: a thousand tags keep far below it.
+# ComfyUI reads headers up to 1 MiB; 1000 tags stay far below that.
 _MOST_TAGS = 1000
 _IMPLEMENTATIONS: dict[Family, str] = {
     "sd15": "diffusers",
@@ -48,30 +48,30 @@ def export_lora(
     dtype: torch.dtype = torch.float16,
     naming: Naming = "kohya",
 ) -> str:
-    """Write a LoRA file in one step and return the SHA-256 of its bytes; the hashes of its tensors join the metadata.
+    """Write a LoRA file atomically and return its SHA-256; hashes of the tensors are added to the metadata.
 
-    `weights` are the masters (fp32 or wider) by the adapter's keys. "kohya" is the file that loads everywhere, with
-    alpha as fp32 scalars; "diffusers" is PEFT's naming, which has no place for alpha, so it is folded into lora_B.
-    Equal input gives equal bytes. Raises LoraFileError when a value is not finite in `dtype`, or the bytes on the disk
-    are not what was meant; then, as on OSError, a file that was there before is left as it was.
+    `weights` are the master weights (fp32 or wider) by the adapter's keys. "kohya" naming loads everywhere, with alpha
+    as fp32 scalars; "diffusers" is PEFT's naming, which has no key for alpha, so alpha is multiplied into lora_B. Equal
+    input gives equal bytes. Raises LoraFileError if a value is not finite in `dtype`, or if the file reads back
+    differently; in that case, as on OSError, an existing file stays unchanged.
     """
-    serialised = safetensors.torch.save(_tensors(weights, adapter, dtype, naming))
-    start = 8 + int.from_bytes(serialised[:8], "little")
-    entries = parse_json(serialised[8:start])
-    payload = memoryview(serialised)[start:]
+    serialized = safetensors.torch.save(_tensors(weights, adapter, dtype, naming))
+    start = 8 + int.from_bytes(serialized[:8], "little")
+    entries = parse_json(serialized[8:start])
+    payload = memoryview(serialized)[start:]
     header = header_bytes(entries, {**metadata, **lora_hashes(entries, payload, metadata)})
-    whole = hashlib.sha256(header)
-    whole.update(payload)
+    digest = hashlib.sha256(header)
+    digest.update(payload)
     with files.staged(path) as temporary:
         with temporary.open("wb") as file:
             file.write(header)
             file.write(payload)
-        _check_written(temporary, adapter.table, naming, whole.hexdigest())
-    return whole.hexdigest()
+        _check_written(temporary, adapter.table, naming, digest.hexdigest())
+    return digest.hexdigest()
 
 
 def _keys(slot: Slot, naming: Naming) -> tuple[str, ...]:
-    """Name the tensors of one layer: down, up, and alpha where the naming has one."""
+    """Return the tensor names of one layer: down, up, and alpha if the naming has a key for it."""
     if naming == "kohya":
         return slot.down, slot.up, f"{slot.kohya}.alpha"
     return f"{slot.part}.{slot.module}.lora_A.weight", f"{slot.part}.{slot.module}.lora_B.weight"
@@ -87,18 +87,18 @@ def _tensors(weights: Mapping[str, Tensor], adapter: Adapter, dtype: torch.dtype
             _cast(slot, weights[slot.up], scale, dtype),
             torch.tensor(alpha, dtype=torch.float32),
         )
-        tensors.update(zip(_keys(slot, naming), layer, strict=False))  # alpha has no key in diffusers' naming
+        tensors.update(zip(_keys(slot, naming), layer, strict=False))  # not strict: diffusers' naming has no alpha
     for slot, trained in _missing_projections(adapter):
-        # q, k, v and out of a CLIP layer have one shape.
+        # The q, k, v and out projections of a CLIP layer have the same shape.
         for key, other in zip(_keys(slot, naming), _keys(trained, naming), strict=True):
             tensors[key] = tensors[other].clone() if key.endswith(".alpha") else torch.zeros_like(tensors[other])
     return tensors
 
 
 def _missing_projections(adapter: Adapter) -> Iterator[tuple[Slot, Slot]]:
-    """Find the untrained projections of partly trained text layers, each with a trained one of that layer.
+    """Yield the untrained projections of partly trained text layers, each with a trained one of that layer.
 
-    A1111 and diffusers drop or refuse text layers in which q, k, v and out are not all there.
+    A1111 and diffusers ignore or reject text layers without all of q, k, v and out.
     """
     trained = {_layer_of(slot): slot for slot in adapter.slots if slot.module.endswith(TEXT_ATTENTION)}
     for slot in adapter.table:
@@ -111,33 +111,33 @@ def _layer_of(slot: Slot) -> tuple[str, str]:
 
 
 def _cast(slot: Slot, tensor: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
-    """Scale and round on the CPU: saving asks the card for no memory, which it may be short of."""
+    """Return the scaled tensor in `dtype`. Computed on the CPU, because the GPU may have no memory left for it."""
     result = (tensor.detach().to("cpu") * scale).to(dtype).contiguous()
     if result.isfinite().all():
         return result
     diverged = not tensor.isfinite().all()
     raise LoraFileError(
         "lora.not_finite",
-        f"The LoRA cannot be written: at {slot.kohya} it holds values that are "
-        + ("not numbers (NaN or infinity)." if diverged else f"too large for {str(dtype).removeprefix('torch.')}."),
-        "Go back to an earlier save and use a lower learning rate." if diverged else 'Set output.dtype = "bf16".',
+        f"Could not save the LoRA: {slot.kohya} contains values that are "
+        + ("NaN or infinity." if diverged else f"too large for {str(dtype).removeprefix('torch.')}."),
+        "Use an earlier save, and train with a lower learning rate." if diverged else 'Set output.dtype = "bf16".',
     )
 
 
 def _check_written(written: Path, table: Sequence[Slot], naming: Naming, digest: str) -> None:
-    """Re-open what was written: names all in the table, pairs complete, values finite, bytes as `digest` says."""
+    """Raise LoraFileError unless the written file has known names, complete pairs, finite values and this digest."""
     header = read_header(written, "lora")
     expected = {key: keys for slot in table if (keys := _keys(slot, naming)) for key in keys}
     unknown = [key for key in header.tensors if key not in expected]
-    halved = [key for key in header.tensors if key in expected and not header.tensors.keys() >= set(expected[key])]
+    incomplete = [key for key in header.tensors if key in expected and not header.tensors.keys() >= set(expected[key])]
     with safe_open(written, framework="pt") as file:
-        broken = [key for key in header.tensors if not file.get_tensor(key).isfinite().all()]
-    if unknown or halved or broken or _digest(written) != digest:
-        first = next(iter(unknown + halved + broken), "its bytes")
+        not_finite = [key for key in header.tensors if not file.get_tensor(key).isfinite().all()]
+    if unknown or incomplete or not_finite or _digest(written) != digest:
+        first = next(iter(unknown + incomplete + not_finite), "its bytes")
         raise LoraFileError(
             "lora.damaged",
-            f"The LoRA file that was just written reads back wrong: {first} is not as it was meant.",
-            "Check the disk; the last good checkpoint is kept, and saving can be tried again.",
+            f"Could not save the LoRA: the file just written reads back wrong ({first}).",
+            "Check the disk, then save again. The last good checkpoint is kept.",
         )
 
 
@@ -148,63 +148,63 @@ def _digest(written: Path) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportFacts:
-    """What a LoRA file tells about its making; all of it from the frozen job, so that a resumed run writes the same."""
+    """Facts for the metadata of a LoRA file. All come from the frozen job, so that a resumed run writes the same."""
 
     title: str
-    """The LoRA's name."""
+    """Name of the LoRA."""
     family: Family
-    """Which architecture the base is."""
+    """Architecture of the base."""
     prediction: Prediction
     """What the base predicts."""
     zero_terminal_snr: bool
     """Whether the base's noise schedule ends in pure noise."""
     base_name: str
-    """The base's file name or Hub id, without folders."""
+    """File name or Hub id of the base, without folders."""
     base_sha256: str | None
     """SHA-256 of the base's single file, 64 hex digits; None for a diffusers folder."""
     recipe: RecipeConfig
-    """The resolved recipe: resolution and steps are stated."""
+    """Resolved recipe, with resolution and steps set."""
     dtype: str
-    """The base's number format: fp16, bf16 or fp32."""
+    """Dtype of the base: fp16, bf16 or fp32."""
     step: int
-    """Optimizer steps done when this file is written."""
+    """Optimizer steps completed when the file is written."""
     epoch: int
-    """Epochs begun by then."""
+    """Epochs started by then."""
     epochs: int
-    """Epochs begun by the end of the run."""
+    """Epochs started by the end of the run."""
     pictures: int
-    """How many pictures are trained on, without repeats and regularisation."""
+    """Number of training images, without repeats and regularization images."""
     regularisation_pictures: int
-    """How many regularisation pictures there are."""
+    """Number of regularization images."""
     started_at: float
-    """When the job was frozen, in unix seconds."""
+    """Unix time in seconds when the job was frozen."""
     trigger_words: tuple[str, ...] = ()
-    """The words that call up what was learned, each once."""
+    """Trigger words, without duplicates."""
     buckets: Mapping[tuple[int, int], int] = field(default_factory=dict)
-    """How many pictures each bucket (width, height in pixels) has."""
+    """Number of images per bucket (width, height in pixels)."""
     author: str = ""
-    """Who made it; empty: not said."""
+    """Author; empty if not given."""
     licence: str = ""
-    """Its licence; empty: not said."""
+    """License; empty if not given."""
     description: str = ""
-    """What it does; empty: not said."""
+    """Description; empty if not given."""
     tags: Mapping[str, int] | None = None
-    """How often each tag was trained, from `count_tags`; None (the default of a job) keeps captions private."""
+    """Number of captions per tag, from `count_tags`; None, the default of a job, keeps captions private."""
 
 
 def lora_metadata(facts: ExportFacts, adapter: Adapter, output_name: str) -> dict[str, str]:
-    """Return the metadata of one file, hashes apart, which its export adds.
+    """Return the metadata of one file, without the hashes, which `export_lora` adds.
 
-    `output_name` is the file's stem: A1111 and Forge make it the name by which prompts call the LoRA, so each saved
-    step needs its own. Keys and their texts are sd-scripts' and ModelSpec 1.0.1's
-    (https://github.com/Stability-AI/ModelSpec); one more holds the whole recipe, for presets made of the file.
+    `output_name` is the file's stem. A1111 and Forge use it as the LoRA's name in prompts, so each saved step needs its
+    own. Keys and values follow sd-scripts and ModelSpec 1.0.1 (https://github.com/Stability-AI/ModelSpec); one
+    additional key holds the whole recipe, so that a preset can be made from the file.
     """
-    told = {**_network(facts, adapter), **_training(facts), "ss_output_name": output_name, **_model_spec(facts)}
-    return {**told, RECIPE_KEY: facts.recipe.model_dump_json(by_alias=True, exclude_none=True)}
+    metadata = {**_network(facts, adapter), **_training(facts), "ss_output_name": output_name, **_model_spec(facts)}
+    return {**metadata, RECIPE_KEY: facts.recipe.model_dump_json(by_alias=True, exclude_none=True)}
 
 
 def count_tags(captions: Iterable[str], separator: str = ",") -> dict[str, int]:
-    """Count in how many captions each tag stands."""
+    """Return the number of captions that contain each tag."""
     counts: Counter[str] = Counter()
     for caption in captions:
         counts.update({tag.strip() for tag in caption.split(separator)} - {""})
@@ -212,9 +212,9 @@ def count_tags(captions: Iterable[str], separator: str = ",") -> dict[str, int]:
 
 
 def write_side_files(lora: Path, facts: ExportFacts, preview: Path | None) -> None:
-    """Write `<stem>.json` beside a LoRA and copy a preview picture to `<stem>.png`.
+    """Write `<stem>.json` next to a LoRA and copy a preview image to `<stem>.png`.
 
-    A1111, Forge and InvokeAI show both. Raises OSError when the folder cannot be written.
+    A1111, Forge and InvokeAI show both. Raises OSError if the folder is not writable.
     """
     files.write_json(
         lora.with_suffix(".json"),
@@ -232,7 +232,7 @@ def write_side_files(lora: Path, facts: ExportFacts, preview: Path | None) -> No
 
 
 def _network(facts: ExportFacts, adapter: Adapter) -> dict[str, str]:
-    """Say what kind of LoRA it is; ranks that differ between parts are "Dynamic", as resized files have them."""
+    """Return the network metadata; ranks that differ between parts are "Dynamic", as in resized files."""
     plain = [slot.kohya for slot in adapter.slots if slot.kernel == 1]
     convolutions = [slot.kohya for slot in adapter.slots if slot.kernel == 3]
     arguments = {}
@@ -286,19 +286,19 @@ def _training(facts: ExportFacts) -> dict[str, str]:
         "ss_training_started_at": facts.started_at,
         "ss_training_comment": f"Impasto {__version__}",
     }
-    return {key: str(value) for key, value in values.items()} | _pictures(facts)
+    return {key: str(value) for key, value in values.items()} | _dataset(facts)
 
 
-def _pictures(facts: ExportFacts) -> dict[str, str]:
-    """Describe the dataset without naming folders: the tags' one folder is called by the LoRA's title."""
+def _dataset(facts: ExportFacts) -> dict[str, str]:
+    """Return the dataset metadata without folder names: all tags are listed under the LoRA's title."""
     sizes = {
         str(number): {"resolution": list(size), "count": count}
         for number, (size, count) in enumerate(sorted(facts.buckets.items()))
     }
     metadata = {"ss_bucket_info": json.dumps({"buckets": sizes})} if sizes else {}
     if facts.tags is not None:
-        most = dict(sorted(facts.tags.items(), key=lambda item: (-item[1], item[0]))[:_MOST_TAGS])
-        metadata["ss_tag_frequency"] = json.dumps({facts.title: most}, ensure_ascii=False)
+        frequent = dict(sorted(facts.tags.items(), key=lambda item: (-item[1], item[0]))[:_MOST_TAGS])
+        metadata["ss_tag_frequency"] = json.dumps({facts.title: frequent}, ensure_ascii=False)
     return metadata
 
 

@@ -1,4 +1,4 @@
-"""The layers that can be adapted and what LoRA files call them, by arithmetic from a base's configs."""
+"""Names of all layers that can carry a LoRA, in models and in LoRA files, computed from a base's configs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer.errors import BaseModelError
 Part = Literal["unet", "text_encoder", "text_encoder_2"]
 Kind = Literal["attention", "linear", "conv"]
 
-# The projections of a CLIP layer that A1111 and diffusers take only together.
+# The projections of a CLIP layer, which A1111 and diffusers accept only together.
 TEXT_ATTENTION = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 _KOHYA_PREFIX: dict[tuple[Family, Part], str] = {
@@ -22,7 +22,7 @@ _KOHYA_PREFIX: dict[tuple[Family, Part], str] = {
     ("sdxl", "text_encoder"): "lora_te1",
     ("sdxl", "text_encoder_2"): "lora_te2",
 }
-# What UNet2DConditionModel takes where a config is silent, as old ones are on these.
+# Defaults of UNet2DConditionModel for keys that old configs do not have.
 _DIFFUSERS_DEFAULTS = {
     "layers_per_block": 2,
     "transformer_layers_per_block": 1,
@@ -36,50 +36,51 @@ class Slot:
     """One layer of a base that can carry a LoRA."""
 
     part: Part
-    """The model that the layer belongs to."""
+    """Model that the layer belongs to."""
     module: str
-    """Its path in the UNet as diffusers names it; in a text encoder always with the leading "text_model."."""
+    """Module path as in diffusers; in a text encoder always with the leading "text_model."."""
     ldm: str
-    """Its path as single-file (LDM) checkpoints name it; in a text encoder the same as `module`."""
+    """Path as in single-file (LDM) checkpoints; in a text encoder the same as `module`."""
     kohya: str
-    """Its name in the LoRA file that loads everywhere."""
+    """Name in LoRA files with kohya naming, which load everywhere."""
     kind: Kind
-    """attention: the query, key, value and output projections; conv: all that LoCon adds; linear: the rest."""
+    """attention: query, key, value and output projections; conv: the layers that LoCon adds; linear: the rest."""
     kernel: Literal[1, 3] = 1
-    """Side of its kernel; 1 for linear layers. The rank of the 3x3 convolutions is set apart from the others'."""
+    """Kernel size; 1 for linear layers. 3x3 convolutions have a rank of their own (recipe.conv_rank)."""
 
     @property
     def down(self) -> str:
-        """The key of the matrix that leads into the rank."""
+        """Return the file key of the down matrix."""
         return f"{self.kohya}.lora_down.weight"
 
     @property
     def up(self) -> str:
-        """The key of the matrix that leads out of the rank."""
+        """Return the file key of the up matrix."""
         return f"{self.kohya}.lora_up.weight"
 
 
 def slots(
     family: Family, unet_config: Mapping[str, Any], text_configs: Sequence[Mapping[str, Any]]
 ) -> tuple[Slot, ...]:
-    """List every layer that can be adapted: UNet in the order of its forward pass, then the text encoders.
+    """Return every layer that can carry a LoRA: the UNet's in the order of its forward pass, then the text encoders'.
 
-    Never read off the modules themselves: transformers 5.6 dropped a level of their names, and other programs
-    look for it in files. Configs are those of diffusers and transformers, of any size. Raises BaseModelError for
-    a UNet with blocks that SD 1.5 and SDXL do not have.
+    The names are computed, not read from the modules: transformers 5.6 removed a level from them that other programs
+    expect in files. Configs of diffusers and transformers of any size work. Raises BaseModelError for a UNet with
+    blocks that SD 1.5 and SDXL do not have.
     """
-    found = list(_unet_slots(family, unet_config))
+    table = list(_unet_slots(family, unet_config))
     parts: tuple[Part, ...] = ("text_encoder", "text_encoder_2")
     for part, config in zip(parts, text_configs, strict=False):
-        found += _text_slots(_KOHYA_PREFIX[family, part], part, int(config["num_hidden_layers"]))
-    return tuple(found)
+        table += _text_slots(_KOHYA_PREFIX[family, part], part, int(config["num_hidden_layers"]))
+    return tuple(table)
 
 
 def aliases(table: Sequence[Slot]) -> dict[str, Slot]:
-    """Map each flattened name that some program writes for a layer to the layer.
+    """Map each flattened layer name that any program writes to its layer.
 
-    Flattened means dots as underscores and no leading "lora_", so that `lora_unet_mid_block_...` and
-    `unet.mid_block....` meet. Both block namings, and text encoders with and without "text_model", are there.
+    Flattened means dots replaced by underscores and no leading "lora_", so that `lora_unet_mid_block_...` and
+    `unet.mid_block....` become the same. Covers diffusers and LDM block names, and text encoders with and without
+    "text_model".
     """
     prefixes = {
         "unet": ("unet",),
@@ -112,21 +113,22 @@ _Layer = tuple[str, str, Kind, Literal[1, 3]]  # diffusers path, LDM path, kind,
 
 
 def _unet_layers(config: Mapping[str, Any]) -> Iterator[_Layer]:
-    """Walk the UNet as diffusers' UNet2DConditionModel builds it.
+    """Yield the UNet's layers in the order in which diffusers' UNet2DConditionModel builds them.
 
-    With n resnets in a level, LDM counts n + 1 input blocks (the last one its downsampler, block 0 the first
-    convolution) and n + 1 output blocks a level.
+    With n resnets per level, LDM numbers n + 1 input blocks per level (the last one is the downsampler; block 0 of all
+    is the first convolution) and n + 1 output blocks per level.
     """
     config = {**_DIFFUSERS_DEFAULTS, **config}
     channels = list(config["block_out_channels"])
     levels, resnets = len(channels), config["layers_per_block"]
     if not isinstance(resnets, int):
-        raise _unknown(f"a different number of layers in each level ({resnets})")
+        raise _unsupported(f"a different number of layers in each level ({resnets})")
     depths = _per_level(config["transformer_layers_per_block"], levels)
 
     for level, block in enumerate(config["down_block_types"]):
         attends = _attends(block, "CrossAttnDownBlock2D", "DownBlock2D")
         for j in range(resnets):
+            # Only the first resnet of a level changes the channels, and only then it has a shortcut convolution.
             source = channels[max(level - 1, 0)] if j == 0 else channels[level]
             here, ldm = f"down_blocks.{level}", f"input_blocks.{(resnets + 1) * level + j + 1}"
             yield from _resnet(f"{here}.resnets.{j}", f"{ldm}.0", shortcut=source != channels[level])
@@ -145,6 +147,7 @@ def _unet_layers(config: Mapping[str, Any]) -> Iterator[_Layer]:
         attends = _attends(block, "CrossAttnUpBlock2D", "UpBlock2D")
         mirror = levels - 1 - level
         for j in range(resnets + 1):
+            # Input is the map from below concatenated with a skip connection from the down path.
             source = channels[min(mirror + 1, levels - 1)] if j == 0 else channels[mirror]
             skip = channels[max(mirror - 1, 0)] if j == resnets else channels[mirror]
             here, ldm = f"up_blocks.{level}", f"output_blocks.{(resnets + 1) * level + j}"
@@ -182,13 +185,13 @@ def _per_level(value: int | Sequence[int], levels: int) -> list[int]:
 
 def _attends(block: str | None, attending: str, plain: str | None = None) -> bool:
     if block not in (attending, plain):
-        raise _unknown(f"a block of the kind {block}")
+        raise _unsupported(f"a block of type {block}")
     return block == attending
 
 
-def _unknown(what: str) -> BaseModelError:
+def _unsupported(what: str) -> BaseModelError:
     return BaseModelError(
         "base.architecture",
-        f"The base's UNet has {what}, which neither SD 1.5 nor SDXL has.",
-        "Use a base made for Stable Diffusion 1.5 or SDXL.",
+        f"Could not use this base: its UNet has {what}, unlike SD 1.5 and SDXL.",
+        "Choose a base of the Stable Diffusion 1.5 or SDXL family.",
     )

@@ -1,4 +1,4 @@
-"""Reads LoRA files of every common naming into one form: kohya names, fp32 matrices, alpha."""
+"""Reader of LoRA files in every common naming: slots of the base, fp32 matrices and alpha."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainer.files.header import Header, read_header
 from trainer.protocol.files import long_path
 from trainer.protocol.reading import UnusableFileError, parse_json
 
-# kohya, PEFT, diffusers, and diffusers before 0.21, in this order; `to_q_lora.down` names the layer without a dot.
+# In this order: kohya, PEFT, diffusers, and diffusers before 0.21, where `to_q_lora.down` has no dot after the layer.
 _KEY = re.compile(
     r"(?P<module>.+?)"
     r"(?:\.lora_(?P<kohya>down|up)\.weight"
@@ -30,7 +30,7 @@ _KEY = re.compile(
 )
 _ROLES = {"A": "down", "B": "up"}
 
-# Marks of other kinds of adapter, in the order in which they are looked for.
+# Key patterns of unsupported kinds of adapter, checked in this order.
 _REFUSED = {
     "DoRA": r"\.(dora_scale|lora_magnitude_vector)",
     "LoHa": r"\.hada_",
@@ -41,13 +41,13 @@ _REFUSED = {
 }
 _LARGEST_ALPHA = 1e9
 _FORMATS = ("F16", "BF16", "F32", "F64", "F8_E4M3", "F8_E5M2")
-# Width of the text that a UNet's cross-attention reads, which tells the families apart.
+# Width of the text embedding that the UNet's cross-attention reads; it identifies the family.
 _WIDTHS = {768: "SD 1.5", 1024: "SD 2", 2048: "SDXL"}
 
 
 @dataclass(frozen=True, slots=True)
 class LoraLayer:
-    """The LoRA of one layer: it adds alpha / rank · up @ down to the layer's weight."""
+    """LoRA of one layer, which adds alpha / rank · up @ down to the layer's weight."""
 
     down: Tensor
     """fp32, (rank, in_features), or (rank, in_channels, k, k) for a convolution."""
@@ -57,28 +57,28 @@ class LoraLayer:
 
     @property
     def rank(self) -> int:
-        """How many rows `down` has."""
+        """Return the rank: the number of rows of `down`."""
         return self.down.shape[0]
 
 
 @dataclass(frozen=True, slots=True)
 class LoraWeights:
-    """What a LoRA file holds."""
+    """Contents of a LoRA file."""
 
     layers: dict[Slot, LoraLayer]
-    """The layers that the base has, in the order of the name table."""
+    """Layers that match the base, in the order of the name table."""
     unmatched: tuple[str, ...]
-    """Keys that fit no layer of the base and were left out: tell the user."""
+    """Keys that match no layer of the base and were ignored; callers report them to the user."""
     metadata: dict[str, str]
-    """What the file says of itself."""
+    """Metadata of the file."""
 
 
 def read_lora(path: Path, family: Family, table: Sequence[Slot]) -> LoraWeights:
     """Read a LoRA file for a base whose layers are `table`.
 
-    Understands kohya names with either block naming, PEFT's and diffusers' names with and without "text_model", alpha
-    as a tensor or in diffusers' metadata, and a rank of its own for each layer. Raises LoraFileError for other kinds
-    of adapter, another family, and files that are broken, incomplete or not finite.
+    Supports kohya names with either block naming, PEFT's and diffusers' names with and without "text_model", alpha as a
+    tensor or in diffusers' metadata, and different ranks per layer. Raises LoraFileError for other kinds of adapter,
+    another family, and files that are broken, incomplete or contain NaN or infinity.
     """
     header = read_header(path, "lora")
     _refuse_other_kinds(path, header)
@@ -90,9 +90,9 @@ def read_lora(path: Path, family: Family, table: Sequence[Slot]) -> LoraWeights:
             "lora.unknown",
             f"{path.name} holds no LoRA layer of {NAMES[family]}; its first key is "
             f"{next(iter(header.tensors), 'missing')}.",
-            "Choose a LoRA file that was made for the family of the base.",
+            "Choose a LoRA file for the same family as the base.",
         )
-    alpha_of = _StatedAlpha(path, header.metadata)
+    alpha_of = _MetadataAlpha(path, header.metadata)
     layers = {}
     with safe_open(long_path(path), framework="pt") as file:
         for slot in table:
@@ -102,12 +102,12 @@ def read_lora(path: Path, family: Family, table: Sequence[Slot]) -> LoraWeights:
 
 
 def fitted(slot: Slot, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return a matrix in its layer's own shape: some programs write 1x1 convolutions as matrices, or the other way."""
+    """Return a matrix in the shape of its layer: some programs write 1x1 convolutions as matrices, or vice versa."""
     if [size for size in tensor.shape if size != 1] != [size for size in shape if size != 1]:
         raise LoraFileError(
             "lora.shape",
-            f"The LoRA does not fit this base: at {slot.kohya} it is {_shape(tensor.shape)}, not {_shape(shape)}.",
-            "Choose a LoRA that was made for a base of the same family and size.",
+            f"The LoRA does not fit this base: {slot.kohya} has shape {_shape(tensor.shape)}, not {_shape(shape)}.",
+            "Choose a LoRA for a base of the same family and size.",
         )
     return tensor.reshape(shape)
 
@@ -118,8 +118,8 @@ def _refuse_other_kinds(path: Path, header: Header) -> None:
         if found is not None:
             raise LoraFileError(
                 "lora.kind",
-                f"{path.name} is not a plain LoRA but holds {kind} (key {found}).",
-                "Use a plain LoRA or LoCon file; other kinds can be resized to one by the program that made them.",
+                f"{path.name} is not a plain LoRA: it contains {kind} (key {found}).",
+                "Use a plain LoRA or LoCon file, or convert this one with the program that made it.",
             )
 
 
@@ -139,7 +139,7 @@ def _refuse_other_family(path: Path, header: Header, family: Family) -> None:
 
 
 def _sort_keys(path: Path, header: Header, table: Sequence[Slot]) -> tuple[dict[Slot, dict[str, str]], list[str]]:
-    """Sort the file's keys into slot and role (down, up, alpha), and those that fit none."""
+    """Return the file's keys by slot and role (down, up, alpha), and the keys that match no slot."""
     names = aliases(table)
     keys: dict[Slot, dict[str, str]] = {}
     unmatched = []
@@ -151,20 +151,20 @@ def _sort_keys(path: Path, header: Header, table: Sequence[Slot]) -> tuple[dict[
             continue
         other = keys.setdefault(slot, {}).setdefault(_role(match), key)
         if other != key:
-            raise _broken(path, f"names the same layer twice, as {other} and as {key}")
+            raise _broken(path, f"contains the same layer twice, as {other} and as {key}")
     return keys, unmatched
 
 
 def _refuse_other_formats(path: Path, header: Header, keys: Mapping[Slot, Mapping[str, str]]) -> None:
-    """Refuse matrices of integers, which are packed by some rule of their own, and formats that PyTorch lacks."""
+    """Raise LoraFileError for integer matrices, which are packed in unknown ways, and dtypes unknown to PyTorch."""
     for roles in keys.values():
         for role, key in roles.items():
             if role != "alpha" and header.tensors[key].dtype not in _FORMATS:
-                raise _broken(path, f"has a number format that no LoRA has, {header.tensors[key].dtype}, at {key}")
+                raise _broken(path, f"has the unsupported number format {header.tensors[key].dtype} at {key}")
 
 
 def _flatten(module: str) -> str:
-    """Bring a layer's name in any naming to the form that `names.aliases` lists."""
+    """Return a layer name of any naming in the flattened form of `names.aliases`."""
     name = module.replace(".processor.", ".").replace(".", "_").removeprefix("lora_")
     return f"{name}_0" if name.endswith("_to_out") else name
 
@@ -173,7 +173,7 @@ def _role(match: re.Match[str]) -> str:
     return match["kohya"] or match["diffusers"] or match["alpha"] or _ROLES[match["peft"]]
 
 
-def _read_layer(path: Path, slot: Slot, keys: Mapping[str, str], file: Any, alpha_of: _StatedAlpha) -> LoraLayer:
+def _read_layer(path: Path, slot: Slot, keys: Mapping[str, str], file: Any, alpha_of: _MetadataAlpha) -> LoraLayer:
     missing = {"down", "up"} - keys.keys()
     if missing:
         raise _broken(path, f"holds only half of a layer: {next(iter(keys.values()))} has no {missing.pop()} matrix")
@@ -181,50 +181,50 @@ def _read_layer(path: Path, slot: Slot, keys: Mapping[str, str], file: Any, alph
     down, up = tensors["down"], tensors["up"]
     if {down.ndim, up.ndim} - {2, 4} or down.shape[0] != up.shape[1] or not (down.numel() and up.numel()):
         shapes = f"{_shape(down.shape)} and {_shape(up.shape)}"
-        raise _broken(path, f"has matrices that do not fit each other at {keys['down']}: {shapes}")
+        raise _broken(path, f"has matrices whose shapes do not match at {keys['down']}: {shapes}")
     if "alpha" not in tensors:
         return LoraLayer(down, up, alpha_of(slot, down.shape[0]))
     if tensors["alpha"].numel() != 1:
-        raise _broken(path, f"has an alpha that is not one number: {keys['alpha']}")
+        raise _broken(path, f"has an alpha that is not a single number: {keys['alpha']}")
     return LoraLayer(down, up, float(tensors["alpha"]))
 
 
 def _read_tensor(path: Path, key: str, file: Any) -> Tensor:
-    tensor: Tensor = file.get_tensor(key).to(torch.float32, copy=True)  # else fp32 files stay open as long as it lives
+    tensor: Tensor = file.get_tensor(key).to(torch.float32, copy=True)  # a copy: a view would keep the file mapped
     if not tensor.isfinite().all():
         raise LoraFileError(
             "lora.not_finite",
-            f"{path.name} holds values that are not numbers (NaN or infinity) in {key}.",
-            "Use an earlier save of this LoRA: the training that made it had diverged.",
+            f"{path.name} contains NaN or infinity in {key}.",
+            "Use an earlier save of this LoRA: its training diverged.",
         )
     return tensor
 
 
-class _StatedAlpha:
-    """The alpha of layers that have no alpha tensor: as diffusers' metadata states it, else the rank (strength 1)."""
+class _MetadataAlpha:
+    """Alpha of layers without an alpha tensor: from diffusers' metadata, else the rank (a scale of 1)."""
 
     def __init__(self, path: Path, metadata: Mapping[str, str]) -> None:
         self._path = path
         try:
-            stated = parse_json(metadata.get("lora_adapter_metadata", "{}"))
+            metadata_table = parse_json(metadata.get("lora_adapter_metadata", "{}"))
         except UnusableFileError as error:
-            raise _broken(path, f"has lora_adapter_metadata that cannot be read ({error.reason})") from error
-        if not isinstance(stated, dict):
-            raise _broken(path, "has lora_adapter_metadata that are not a table")
-        self._stated: dict[str, Any] = stated
+            raise _broken(path, f"has unreadable lora_adapter_metadata ({error.reason})") from error
+        if not isinstance(metadata_table, dict):
+            raise _broken(path, "has lora_adapter_metadata that is not a table")
+        self._metadata: dict[str, Any] = metadata_table
 
     def __call__(self, slot: Slot, rank: int) -> float:
-        if self._stated.get(f"{slot.part}.use_dora"):
-            raise _broken(self._path, "says that it is a DoRA but lacks its magnitudes")
-        pattern = self._stated.get(f"{slot.part}.alpha_pattern") or {}
+        if self._metadata.get(f"{slot.part}.use_dora"):
+            raise _broken(self._path, "is marked as a DoRA but has no magnitude vectors")
+        pattern = self._metadata.get(f"{slot.part}.alpha_pattern") or {}
         if not isinstance(pattern, dict):
-            raise _broken(self._path, "states an alpha_pattern that is not a table")
-        own = [value for name, value in pattern.items() if f".{slot.module}".endswith(f".{name}")]
-        alpha = own[0] if own else self._stated.get(f"{slot.part}.lora_alpha", rank)
+            raise _broken(self._path, "has an alpha_pattern that is not a table")
+        matches = [value for name, value in pattern.items() if f".{slot.module}".endswith(f".{name}")]
+        alpha = matches[0] if matches else self._metadata.get(f"{slot.part}.lora_alpha", rank)
         if not (isinstance(alpha, int | float) and abs(alpha) < _LARGEST_ALPHA):
-            raise _broken(self._path, f"states an alpha that cannot be: {str(alpha)[:40]}")
-        # Rank-stabilised LoRA acts with alpha / sqrt(rank) (PEFT's use_rslora).
-        return alpha * rank**0.5 if self._stated.get(f"{slot.part}.use_rslora") else float(alpha)
+            raise _broken(self._path, f"has an impossible alpha: {str(alpha)[:40]}")
+        # Rank-stabilized LoRA scales by alpha / sqrt(rank) (PEFT's use_rslora), so alpha is converted to alpha / rank.
+        return alpha * rank**0.5 if self._metadata.get(f"{slot.part}.use_rslora") else float(alpha)
 
 
 def _shape(shape: Sequence[int]) -> str:
@@ -232,5 +232,5 @@ def _shape(shape: Sequence[int]) -> str:
 
 
 def _broken(path: Path, what: str) -> LoraFileError:
-    remedy = "Get the file again from where it came, or use another one."
+    remedy = "Download or export the file again, or use another one."
     return LoraFileError("lora.broken", f"{path.name} {what}.", remedy)
