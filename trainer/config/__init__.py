@@ -1,1 +1,1 @@
-"""What a job is: strict models, one file named after each owner, and how job files are read and written."""
+"""The job: strict models of its tables, and how job files are read, checked, resolved and written."""

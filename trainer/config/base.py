@@ -1,4 +1,4 @@
-"""Which model is adapted."""
+"""The base: the model that a LoRA adapts."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Family = Literal["sd15", "sdxl"]
 Prediction = Literal["epsilon", "v"]
 
 NATIVE_RESOLUTION: dict[Family, int] = {"sd15": 512, "sdxl": 1024}
-"""The side of the pictures that each was trained on, in pixels."""
+"""Side in pixels of the images that each family was trained on."""
 ARCHITECTURES: dict[Family, str] = {"sd15": "stable-diffusion-v1", "sdxl": "stable-diffusion-xl-v1-base"}
-"""`modelspec.architecture`, before "/lora"."""
+"""Value of `modelspec.architecture`, without "/lora"."""
 BASE_VERSIONS: dict[Family, str] = {"sd15": "sd_v1", "sdxl": "sdxl_base_v1-0"}
-"""kohya's `ss_base_model_version`."""
+"""Value of kohya's `ss_base_model_version`."""
 SIDE_FILE_VERSIONS: dict[Family, str] = {"sd15": "SD1", "sdxl": "SDXL"}
-"""`sd version` in A1111's side file."""
+"""Value of `sd version` in A1111's JSON file beside a LoRA."""
 
 
 class BaseConfig(Section):
@@ -29,37 +29,37 @@ class BaseConfig(Section):
     model: str = Field(min_length=1)
     """A .safetensors checkpoint, a diffusers folder, a Hugging Face id owner/name, or an https link to a checkpoint."""
     family: Literal["auto", "sd15", "sdxl"] = "auto"
-    """Which architecture the base is; found out by itself unless you state it."""
+    """Architecture of the base; auto detects it from the file."""
     prediction: Literal["auto", "epsilon", "v"] = "auto"
-    """What the base predicts: the noise (epsilon, most models) or the velocity (v)."""
-    zero_terminal_snr: Literal["auto"] | bool = "auto"
-    """Whether the base was trained with a noise schedule that ends in pure noise (zero terminal SNR)."""
-    vae: str | None = None
-    """A VAE to use instead of the one in the base: a .safetensors file or a diffusers VAE folder."""
+    """What the base predicts: epsilon (most models) or v (kohya: v_parameterization); auto detects it."""
+    zero_terminal_snr: Literal["auto"] | bool = Field(default="auto", title="Zero terminal SNR")
+    """Whether the base was trained with zero terminal SNR, that is down to pure noise; auto detects it."""
+    vae: str | None = Field(default=None, title="VAE")
+    """VAE to use instead of the base's own: a .safetensors file or a diffusers VAE folder."""
     revision: str | None = None
-    """Which revision (branch, tag or commit) of a Hugging Face base to use."""
+    """Branch, tag or commit of a Hugging Face base."""
     continue_from: str | None = None
-    """A LoRA file whose weights the training starts from instead of from zero."""
+    """LoRA file to start from, instead of a new LoRA (kohya: network_weights)."""
 
     @property
     def name(self) -> str:
-        """The base's file name or Hub id, without folders or an address."""
+        """Return the base's file name or Hub id, without folders or host."""
         return base_name(self.model)
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Check that a link is safe to fetch and to write down, and that zero terminal SNR can be learned from."""
+        """Yield errors for links that are unsafe to fetch or store, and for epsilon with zero terminal SNR."""
         try:
             if safe_link(self.model).text != self.model:
-                yield "model", "contains a password or token; write ${NAME} in its place and set that variable"
+                yield "model", "contains a password or token; replace it with ${NAME} and set that environment variable"
         except ValueError:
-            yield "model", "is a link that cannot be read"
+            yield "model", "is not a valid link"
         if "://" in self.model and not self.model.startswith("https://"):
             yield "model", "is a link that does not start with https://"
         if self.zero_terminal_snr is True and self.prediction == "epsilon":
             yield (
                 "zero_terminal_snr",
                 (
-                    'cannot be true with prediction = "epsilon": guessing noise in pure noise teaches nothing; '
-                    'such bases predict "v"'
+                    'cannot be true with prediction = "epsilon": predicting the noise in pure noise teaches nothing; '
+                    'use prediction = "v"'
                 ),
             )

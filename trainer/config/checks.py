@@ -1,4 +1,4 @@
-"""Finds settings that a job states and that change nothing in their combination, so that nobody waits for them."""
+"""Checks of valid jobs: settings that have no effect in this combination, and doubtful settings."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from trainer.config.optimizer import AdafactorConfig, ProdigyConfig
 from trainer.config.recipe import RecipeConfig, TextEncoderConfig
 from trainer.config.schema import Section
 
-# Prodigy multiplies the rate that it finds by the stated one, which is therefore about 1.
+# Prodigy multiplies the rate it finds by learning_rate, which should therefore be about 1.
 SMALL_FOR_PRODIGY = 0.01
 
 _Candidate = tuple[str, Section, bool, str]
 
 
 def effectless(job: Job, family: Family) -> list[tuple[str, str]]:
-    """Settings that change nothing in this job's combination, as (key, reason).
+    """Return the settings that have no effect in this job, as (key, reason).
 
-    Ask it of the job as written: only values that differ from the default count, and resolving fills in many.
+    Call it with the job as written: only values that differ from the default count, and resolving fills in many.
     """
     found = [(key, reason) for key, section, off, reason in _candidates(job, family) if off and _is_set(section, key)]
     return [*found, *prodigy_at_a_small_rate(job.recipe)]
 
 
 def without_effect(job: Job, family: Family) -> list[tuple[str, str]]:
-    """Every key that changes nothing in this job's combination, stated or not, as (key, reason); for forms."""
+    """Return every key that has no effect in this job, set or not, as (key, reason); for forms."""
     return [(key, reason) for key, _, off, reason in _candidates(job, family) if off]
 
 
@@ -46,24 +46,29 @@ def _recipe_without_effect(job: Job, family: Family) -> Iterator[_Candidate]:
     recipe = job.recipe
     objective, captions, schedule, pictures = recipe.objective, recipe.captions, recipe.schedule, recipe.pictures
     at = "recipe."
-    yield at + "clip_skip", recipe, family == "sdxl", "SDXL always reads the penultimate layer"
+    yield at + "clip_skip", recipe, family == "sdxl", "SDXL always uses the penultimate layer"
     for key in ("conv_rank", "conv_alpha"):
-        yield at + key, recipe, recipe.layers != "all", 'no 3x3 convolution learns unless layers = "all"'
+        yield at + key, recipe, recipe.layers != "all", '3x3 convolutions are trained only with layers = "all"'
     own_rate = isinstance(recipe.optimizer, AdafactorConfig) and recipe.optimizer.relative_step
-    yield at + "learning_rate", recipe, own_rate and recipe.learning_rate > 0, "Adafactor chooses it (relative_step)"
-    yield at + "objective.huber_c", objective, objective.loss != "huber", 'it belongs to loss = "huber"'
+    yield (
+        at + "learning_rate",
+        recipe,
+        own_rate and recipe.learning_rate > 0,
+        "Adafactor chooses the learning rate itself (relative_step)",
+    )
+    yield at + "objective.huber_c", objective, objective.loss != "huber", 'it is used only with loss = "huber"'
     yield at + "objective.multires_levels", objective, not objective.multires_discount, "multires_discount is 0"
-    yield at + "objective.unmasked_weight", objective, job.dataset.masks == "none", "dataset.masks is none"
+    yield at + "objective.unmasked_weight", objective, job.dataset.masks == "none", 'dataset.masks is "none"'
     fixed_tags = not (captions.shuffle or captions.tag_dropout)
     yield at + "captions.keep_tokens", captions, fixed_tags, "tags are neither shuffled nor dropped"
     yield (
         at + "schedule.end",
         schedule,
         schedule.kind in ("constant", "rex"),
-        f'kind = "{schedule.kind}" has none',
+        f'kind = "{schedule.kind}" does not use it',
     )
-    yield at + "schedule.cycles", schedule, schedule.kind != "restarts", 'it belongs to kind = "restarts"'
-    yield at + "schedule.power", schedule, schedule.kind != "polynomial", 'it belongs to kind = "polynomial"'
+    yield at + "schedule.cycles", schedule, schedule.kind != "restarts", 'it is used only with kind = "restarts"'
+    yield at + "schedule.power", schedule, schedule.kind != "polynomial", 'it is used only with kind = "polynomial"'
     for key in ("bucket_min", "bucket_max"):
         yield at + f"pictures.{key}", pictures, not pictures.buckets, "buckets are off"
 
@@ -85,21 +90,26 @@ def _rest(job: Job) -> Iterator[_Candidate]:
     on_cpu = job.fit.device == "cpu" and job.fit.deterministic is False
     yield "fit.deterministic", job.fit, on_cpu, "the CPU is always deterministic"
     other_base = job.fit.quantise != "int8_products"
-    yield "fit.int8_products", job.fit, other_base, 'it belongs to fit.quantise = "int8_products"'
-    yield "fit.graphs", job.fit, job.fit.device == "cpu", "graphs are recorded on CUDA cards only"
-    yield "fit.compile", job.fit, job.fit.graphs, "steps are recorded as they are written (fit.graphs)"
+    yield "fit.int8_products", job.fit, other_base, 'it is used only with fit.quantise = "int8_products"'
+    yield "fit.graphs", job.fit, job.fit.device == "cpu", "CUDA graphs need an NVIDIA GPU"
+    yield "fit.compile", job.fit, job.fit.graphs, "CUDA graphs record steps that are not compiled (fit.graphs)"
     dropouts = job.recipe.has_dropouts
-    yield "fit.compile", job.fit, dropouts and not job.fit.graphs, "blocks with dropouts are not compiled"
+    yield "fit.compile", job.fit, dropouts and not job.fit.graphs, "blocks with dropout are not compiled"
     on_convolutions = job.recipe.layers == "all"
-    yield "fit.channels_last", job.fit, on_convolutions, "a LoRA on convolutions lays their maps as usual"
+    yield (
+        "fit.channels_last",
+        job.fit,
+        on_convolutions,
+        "with a LoRA on 3x3 convolutions the usual memory format is used",
+    )
     elsewhere = job.fit.device == "cpu" or job.fit.dtype not in (None, "fp16")
-    yield "fit.fp16_accumulation", job.fit, elsewhere, "it concerns products in fp16 on CUDA cards only"
+    yield "fit.fp16_accumulation", job.fit, elsewhere, "it is used only for fp16 on an NVIDIA GPU"
     local = "://" in job.base.model or Path(job.base.model).is_absolute()
-    yield "base.revision", job.base, local, "only bases from Hugging Face have revisions"
+    yield "base.revision", job.base, local, "only Hugging Face bases have revisions"
 
 
 def prodigy_at_a_small_rate(recipe: RecipeConfig) -> Iterator[tuple[str, str]]:
-    """The one default that another choice makes useless: AdamW's learning rate under Prodigy."""
+    """Yield the learning rates that are far too low for Prodigy, such as AdamW's default, as (key, reason)."""
     if not isinstance(recipe.optimizer, ProdigyConfig):
         return
     rates = {
@@ -109,24 +119,24 @@ def prodigy_at_a_small_rate(recipe: RecipeConfig) -> Iterator[tuple[str, str]]:
     }
     for key, rate in rates.items():
         if 0 < rate < SMALL_FOR_PRODIGY:
-            yield key, f"Prodigy multiplies the rate it finds by it, so {rate:g} learns next to nothing; use 1.0"
+            yield key, f"Prodigy multiplies the rate it finds by this, so {rate:g} would train almost nothing; use 1.0"
 
 
 def unforeseen(job: Job) -> Iterator[tuple[str, str]]:
-    """Experiments that forecasts know nothing of, as (key, what they count instead); runs with them teach nothing."""
-    others = "so memory and time may be others with this experiment"
+    """Yield experimental settings that forecasts ignore, as (key, reason); their runs do not calibrate forecasts."""
+    others = "so memory and time may differ from the forecast"
     if job.fit.compile:
-        yield "fit.compile", f"forecasts count blocks that are not compiled, {others}"
+        yield "fit.compile", f"forecasts assume blocks that are not compiled, {others}"
     if job.fit.channels_last:
-        yield "fit.channels_last", f"forecasts count maps that lie as usual, {others}"
+        yield "fit.channels_last", f"forecasts assume the usual memory format, {others}"
 
 
 def doubtful(job: Job, *, zero_terminal_snr: bool) -> Iterator[tuple[str, str]]:
-    """Settings to think over, as (key, reason); ``zero_terminal_snr`` is what the base was found or stated to be."""
+    """Yield doubtful settings as (key, reason); ``zero_terminal_snr`` is the detected or configured value."""
     yield from unforeseen(job)
     if job.recipe.objective.debiased and zero_terminal_snr and job.recipe.objective.timestep_max == 999:
         yield (
             "recipe.objective.debiased",
-            "this base is trained down to pure noise (zero terminal SNR), which then counts a thousand times as much "
-            "as the cleanest pictures, though nothing of a picture is left in it; min_snr_gamma gives it no weight",
+            "this base has zero terminal SNR: pure noise would be weighted a thousand times as much as the cleanest "
+            "images, although it contains nothing of an image; min_snr_gamma gives it no weight",
         )

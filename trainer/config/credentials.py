@@ -1,8 +1,7 @@
-"""Keeps passwords and tokens out of base links: every file and message has ${NAME} in their place.
+"""Passwords and tokens in base links: files and messages contain ${NAME} instead.
 
-A secret is read from the environment variable NAME or from the system keyring (service "impasto", user NAME) at the
-moment of the download and nowhere else. NAME begins with the link's own host, so a job from a stranger cannot send one
-site's token to another.
+A secret is read from the environment variable NAME or the system keyring (service "impasto", user NAME) only for the
+download. NAME starts with the link's host, so a job from a stranger cannot send one site's token to another.
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ from trainer.errors import BaseModelError
 KEYRING_SERVICE = "impasto"
 
 _REFERENCE = re.compile(r"\$\{(\w{1,200})\}", re.ASCII)
-# A pasted address without https:// is no link yet, but its query is as secret.
+# Also a pasted address without https://: its query may contain secrets too.
 _LINK = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|[\w-]+(\.[\w-]+)+(:\d+)?/\S*\?")
 _LINK_INSIDE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>]+")
 _FILE_HASH = re.compile(r"sha256=[0-9a-fA-F]{64}")
-# Query keys that say which file is meant. Any other value may be a signature, so it counts as a secret.
+# Query keys that identify a file. Any other value may be a signature, so it is treated as a secret.
 _PUBLIC_KEYS = frozenset(
     {"type", "format", "size", "fp", "download", "dl", "file", "filename", "name", "version", "modelversionid", "id"}
     | {"ref", "revision", "raw", "export", "confirm", "alt", "response-content-disposition"}
 )
-# Query keys whose value belongs to an account, not to one link: all links of a host share the name.
+# Query keys whose value belongs to an account, not to one link: all links of a host share one variable.
 _ACCOUNT_KEYS = frozenset(
     ("token", "apikey", "api_key", "api-key", "access_token", "access-token", "key", "auth", "authorization")
 )
-# Their paths are public; a commit hash there is no secret.
+# Paths on these hosts are public, so a random-looking segment, such as a commit hash, is not a secret.
 _PUBLIC_PATHS = frozenset(("huggingface.co", "hf.co", "civitai.com", "github.com", "raw.githubusercontent.com"))
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 _LONGEST_PUBLIC_VALUE = 200
@@ -44,15 +43,15 @@ class SafeLink:
     """A link without its secrets."""
 
     text: str
-    """The link with ``${NAME}`` in place of each secret; any other text unchanged."""
+    """The link with ``${NAME}`` for each secret; text that is not a link is unchanged."""
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Each secret by its name, percent-encoded as it was in the link."""
+    """Secrets by name, percent-encoded as in the link."""
 
 
 def safe_link(text: str) -> SafeLink:
     """Separate a link from its secrets: user and password, unknown query values, random path segments, the fragment.
 
-    A fragment is never sent to a server; only ``#sha256=...`` is kept. Text that is not a link comes back unchanged.
+    A fragment is never sent to a server; only ``#sha256=...`` is kept. Text that is not a link is returned unchanged.
     Raises ValueError for a link that cannot be parsed.
     """
     if not _LINK.match(text):
@@ -80,17 +79,17 @@ def safe_link(text: str) -> SafeLink:
 
 
 def protect(text: str) -> tuple[str, str | None]:
-    """Return a base without secrets, and a message for the user where it had any; the secrets are stored.
+    """Store the secrets of a base link; return the link without them, and a message for the user if it had any.
 
-    They go to the system keyring. Without one they are known to this process and those that it starts, until it ends.
+    Secrets go to the system keyring; without one, to the environment of this process and its children.
     """
     link = safe_link(text)
     if link.text == text:
         return text, None
     if not link.secrets:
-        return link.text, "Removed what follows # from the link of the base: it is never sent to the server."
+        return link.text, "Removed the part after # from the base link: it is never sent to the server."
     names = ", ".join(link.secrets)
-    what = "The link of the base contained a password or token, which files must not hold because they get shared."
+    what = "The base link contained a password or token, which must not be in files that may be shared."
     unsaved = [name for name, secret in link.secrets.items() if not _store(name, secret)]
     if not unsaved:
         return link.text, f"{what} It is now in the system keyring as {names}."
@@ -100,7 +99,7 @@ def protect(text: str) -> tuple[str, str | None]:
 
 
 def without_secrets(text: str) -> str:
-    """Return a base as it may be shown; nothing of a link that cannot be parsed."""
+    """Return a base link that is safe to show; only the scheme of a link that cannot be parsed."""
     try:
         return safe_link(text).text
     except ValueError:
@@ -108,27 +107,29 @@ def without_secrets(text: str) -> str:
 
 
 def without_secrets_inside(text: str) -> str:
-    """Return a longer text, such as a log, with every link in it as it may be shown."""
+    """Return a text, such as a log, with the secrets in its links replaced."""
     return _LINK_INSIDE.sub(lambda match: without_secrets(match[0]), text)
 
 
 def address_of(link: SafeLink) -> str:
-    """Return the real address of a link: each ``${NAME}`` replaced by its secret, for use in one request only.
+    """Return the full address of a link with its secrets filled in, for a single request.
 
-    Raises BaseModelError for a name that belongs to another host, or that is set nowhere.
+    Raises BaseModelError for a variable that belongs to another host, or that is not set.
     """
     prefix = _prefix(urlsplit(link.text).hostname or "")
 
     def filled(match: re.Match[str]) -> str:
         name = match[1]
         if not name.startswith(prefix):
-            sentence = f"The link of the base refers to ${{{name}}}, which does not belong to its host."
+            sentence = f"The base link refers to ${{{name}}}, which does not belong to its host."
             raise BaseModelError(
-                "base.credential", sentence, f"Name the variable {prefix}TOKEN, so that no other site can receive it."
+                "base.credential",
+                sentence,
+                f"Rename the variable to {prefix}TOKEN, so that no other site can receive it.",
             )
         value = link.secrets.get(name) or os.environ.get(name) or _stored(name)
         if not value:
-            sentence = f"The link of the base needs {name}, which is neither in the environment nor in the keyring."
+            sentence = f"The base link needs {name}, which is neither in the environment nor in the keyring."
             store = f"python -m keyring set {KEYRING_SERVICE} {name}"
             raise BaseModelError(
                 "base.credential", sentence, f"Set the environment variable {name}, or store it once: {store}"
@@ -139,7 +140,7 @@ def address_of(link: SafeLink) -> str:
 
 
 def base_name(model: str) -> str:
-    """Return a base's file name or Hub id: no folders, no address, no secret."""
+    """Return a base's file name or Hub id, without folders, host or secrets."""
     if _LINK.match(model):
         safe = without_secrets(model)
         parts = urlsplit(safe if "://" in safe else f"https://{safe}")
@@ -165,13 +166,13 @@ def _safe_path(path: str, host: str, hide: Callable[[str, str], str]) -> str:
 
 
 def _safe_query(parts: SplitResult, hide: Callable[[str, str], str]) -> str:
-    # The same path with a newer signature takes the older one's name; the value itself must not show in it.
+    # Named after the path, so a renewed signature reuses the variable; the name must not reveal the value.
     link = _digest(parts.path)
     return "&".join(_safe_pair(pair, link, hide) for pair in parts.query.split("&"))
 
 
 def _safe_pair(pair: str, link: str, hide: Callable[[str, str], str]) -> str:
-    """Hide the value of one pair of a query; a bare word counts as a value."""
+    """Hide the value of one query parameter; a bare word is treated as a value."""
     key, equals, value = pair.partition("=")
     if key.lower() in _PUBLIC_KEYS and len(value) <= _LONGEST_PUBLIC_VALUE and not _looks_random(value):
         return pair
@@ -181,13 +182,13 @@ def _safe_pair(pair: str, link: str, hide: Callable[[str, str], str]) -> str:
 
 
 def _looks_random(text: str) -> bool:
-    """Return whether a word looks generated: a UUID, or a long one in which letters and digits keep alternating.
+    """Return whether a word looks random: a UUID, or a long word that often changes between character classes.
 
-    A random base-62 text changes between upper case, lower case and digits at 64 % of its places, a hexadecimal one at
-    47 %; names of models ("stable-diffusion-v1-5-2023") stay below 30 %.
+    A random base-62 string changes between uppercase, lowercase and digits at 64 % of its positions, a hexadecimal one
+    at 47 %; model names ("stable-diffusion-v1-5-2023") stay below 30 %.
     """
     word = unquote(text)
-    if word.lower().endswith(".safetensors"):  # a file's name is public
+    if word.lower().endswith(".safetensors"):  # file names are public
         return False
     if _UUID.search(word):
         return True
@@ -202,18 +203,18 @@ def _prefix(host: str) -> str:
 
 
 def _identifier(text: str) -> str:
-    """Spell a text as the name of an environment variable; a hyphen differs from a dot, so that hosts stay distinct."""
+    """Return a text as the name of an environment variable; "-" becomes "__", so that hosts stay distinct."""
     return re.sub(r"[^A-Z0-9_]", "_", text.upper().replace("-", "__"))[:120]
 
 
 def _digest(text: str) -> str:
-    """Tell two links of one host apart; four bytes reveal nothing of a path segment that is itself random."""
+    """Return a short hash that distinguishes links of one host; 4 bytes do not reveal a random segment."""
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _store(name: str, secret: str) -> bool:
     """Store a secret in the system keyring; return whether it can be read back."""
-    import keyring  # loads D-Bus or Windows' credential store: only for links that have a secret
+    import keyring  # loads D-Bus or the Windows credential store, so only for links with secrets
     from keyring.errors import KeyringError
 
     try:

@@ -1,7 +1,7 @@
-"""The names that kohya's sd-scripts, OneTrainer and diffusers give to the settings of a job; the only such table.
+"""Names of job settings in kohya's sd-scripts, OneTrainer and diffusers; the only such table.
 
-Messages ask it first when a name is unknown ("did you mean recipe.rank?"), and importers read metadata with it. One of
-these names may belong to several settings here: the first of them in this table is the one that is suggested.
+Messages use it for unknown keys ("did you mean recipe.rank?"), and importers for metadata. A name may belong to
+several settings; the first one in the table is suggested.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ FIELD_NAMES: Mapping[str, tuple[str, ...]] = {
     "output.licence": ("metadata_license", "license"),
     "output.description": ("metadata_description", "training_comment"),
 }  # fmt: skip
-"""Each key of a job with its names elsewhere. Keys that are called the same everywhere need no entry."""
+"""Names in other programs by job key. Keys with the same name everywhere need no entry."""
 
 FIELD_VALUES: Mapping[str, Mapping[str, str]] = {
     "base.family": {"sd1": "sd15", "sd1.5": "sd15", "sd_1.5": "sd15", "stable_diffusion_15": "sd15", "sd_v1": "sd15",
@@ -163,35 +163,35 @@ FIELD_VALUES: Mapping[str, Mapping[str, str]] = {
                                         "dpm++_2m": "dpmpp_2m", "dpmsolver++": "dpmpp_2m", "k_euler": "euler",
                                         "k_euler_a": "euler_a"},
 }  # fmt: skip
-"""Each key with the values that other programs write there, and what they are here."""
+"""Values in other programs by job key, and their equivalents here."""
 
 UNSUPPORTED: Mapping[str, str] = {
     **dict.fromkeys(("lokr", "loha", "dora", "dylora", "glora", "ia3", "oft", "boft", "full_finetune"),
-                    'only adapter = "lora" is supported, which with layers = "all" is a LoCon'),
-    "network_args": "its arguments are keys of [recipe] here, such as recipe.conv_rank",
-    "optimizer_args": "its arguments are keys of [recipe.optimizer] here, such as recipe.optimizer.weight_decay",
-    "lr_scheduler_args": "its arguments are keys of [recipe.schedule] here, such as recipe.schedule.cycles",
-    "scale_v_pred_loss_like_noise_pred": "this weighting is not supported; recipe.objective.min_snr_gamma comes near",
-    "scale_weight_norms": "limiting the norm of weights is not supported; a lower recipe.alpha comes near",
-    "color_aug": "changing colors is not supported",
-    "face_crop_aug_range": "cropping around faces is not supported; crop the images in the app",
-    "ema": "averaging weights is not supported; recipe.optimizer.name = \"schedulefree\" averages them too",
-    "adaptive_noise_scale": "this kind of noise is not supported; recipe.objective.noise_offset is fixed",
-    "learning_rate_scaler": "learning rates are never scaled; write the rate that you want",
+                    'only adapter = "lora" is supported (with layers = "all" it is a LoCon)'),
+    "network_args": "set these as keys of [recipe], such as recipe.conv_rank",
+    "optimizer_args": "set these as keys of [recipe.optimizer], such as recipe.optimizer.weight_decay",
+    "lr_scheduler_args": "set these as keys of [recipe.schedule], such as recipe.schedule.cycles",
+    "scale_v_pred_loss_like_noise_pred": "this weighting is not supported; recipe.objective.min_snr_gamma is similar",
+    "scale_weight_norms": "limiting the weight norm is not supported; use a lower recipe.alpha instead",
+    "color_aug": "color augmentation is not supported",
+    "face_crop_aug_range": "cropping around faces is not supported; set crops in the app",
+    "ema": "EMA is not supported; recipe.optimizer.name = \"schedulefree\" also averages weights",
+    "adaptive_noise_scale": "adaptive noise is not supported; use a fixed recipe.objective.noise_offset",
+    "learning_rate_scaler": "learning rates are never scaled; set the final rate",
 }  # fmt: skip
-"""Names of what Impasto does not have, with what to do instead."""
+"""Names of unsupported settings, with what to use instead."""
 
 
 def keys_called(word: str) -> Iterator[str]:
-    """Yield the keys of a job that are called `word` here or in another program, the most likely one first."""
+    """Yield the job keys named `word` here or in another program, most likely first."""
     plain = _plain(word)
     yield from (key for key, names in FIELD_NAMES.items() if plain in (key.rpartition(".")[2], *names))
 
 
 def value_called(key: str, word: str) -> str | None:
-    """Return the value of `key` that another program calls `word`.
+    """Return the value of `key` that another program calls `word`, or None.
 
-    `key` may be as in a job, with or without places in lists, or its end alone ("sampler") where that is enough.
+    `key` is a job key, with or without list indexes, or only its last part ("sampler") where that is unambiguous.
     """
     bare = ".".join(part for part in key.split(".") if not part.isdigit() and part != "*")
     last = [full for full in FIELD_VALUES if full.rpartition(".")[2] == bare.rpartition(".")[2]]
@@ -200,10 +200,10 @@ def value_called(key: str, word: str) -> str | None:
 
 
 def unsupported(word: str) -> str | None:
-    """Return what to do instead of a thing that other programs have and Impasto has not."""
+    """Return what to use instead of an unsupported setting of another program, or None."""
     return UNSUPPORTED.get(_plain(word))
 
 
 def _plain(word: str) -> str:
-    """Return a name as this table writes it, from an option ("--network-dim") or metadata ("ss_network_dim")."""
+    """Return a name as in this table, from an option ("--network-dim") or metadata ("ss_network_dim")."""
     return word.strip().lower().lstrip("-").replace("-", "_").removeprefix("ss_")

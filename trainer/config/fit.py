@@ -1,4 +1,4 @@
-"""How a recipe is made to fit one machine; changes memory and speed, never what is learned beyond rounding."""
+"""The fit: how a job runs on one machine. It changes memory and speed, and what is learned only by rounding."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from pydantic import Field
 from trainer.config.schema import Section
 
 LEAST_ROWS = 17
-"""torch._int_mm refuses fewer on CUDA cards."""
+"""Minimum rows of an int8 GEMM: torch._int_mm refuses fewer on CUDA."""
 PLANNED = ("dtype", "quantise", "micro_batch", "checkpointing", "vae_tiling", "preview_offload")
-"""The keys that a plan decides where a job leaves them open."""
+"""Keys that the planner chooses where a job does not set them."""
 TEXTS_AT_ONCE = 8
-"""Most GPUs finish each operation on a single caption before the host asks for the next (docs/decisions/0023)."""
+"""Default captions per encoding batch: with one, most GPUs wait for the CPU (docs/decisions/0023)."""
 LARGEST_MICRO_BATCH = 64
-"""Beyond it no card gets faster."""
+"""Largest micro-batch that the planner tries; no GPU gets faster beyond it."""
 MOST_GRAPHS = 8
-"""Of how many shapes a run holds graphs: each takes memory. Those seen first are mostly those seen most."""
+"""Maximum shapes with a CUDA graph per run: each takes memory. The first shapes seen are usually the most common."""
 
 
 class ProductConfig(Section):
-    """Layers of one size, and from how many rows (pictures times places, or words) on they multiply in int8."""
+    """Layers of one size, and the rows (images times positions, or tokens) from which they multiply in int8."""
 
     inputs: int | None = Field(default=None, ge=1)
-    """How many numbers go into the layer; absent: any."""
+    """Input features of the layer; default: any."""
     outputs: int | None = Field(default=None, ge=1)
-    """How many numbers come out of it; absent: any."""
+    """Output features of the layer; default: any."""
     forward: int | None = Field(default=None, ge=LEAST_ROWS)
-    """The rows from which on what the layer gives is an int8 product; absent: never."""
+    """Minimum rows for an int8 forward product; default: never int8."""
     backward: int | None = Field(default=None, ge=LEAST_ROWS)
-    """The rows from which on the gradient of what goes in is an int8 product; absent: never."""
+    """Minimum rows for an int8 product of the input gradient; default: never int8."""
 
     def is_of(self, inputs: int, outputs: int) -> bool:
-        """Whether a layer of this size is meant."""
+        """Return whether this entry applies to a layer of this size."""
         return self.inputs in (None, inputs) and self.outputs in (None, outputs)
 
 
 EVERYWHERE = (ProductConfig(forward=LEAST_ROWS, backward=LEAST_ROWS),)
-"""Both products of every layer; also what is forecast before anything was measured."""
+"""Both products of every layer in int8; also what a forecast assumes before any measurement."""
 
 
 BlockName = Annotated[
@@ -51,75 +51,77 @@ BlockNames = Annotated[tuple[BlockName, ...], Field(strict=False, min_length=1)]
 
 
 class FitConfig(Section):
-    """How the job is made to fit this machine. A key written here is kept; an absent one is chosen for you."""
+    """How the job runs on this machine. Keys set here are never changed; all others are chosen automatically."""
 
     device: str | None = Field(default=None, pattern=r"^(cpu|cuda(:\d+)?)$", examples=["cpu", "cuda", "cuda:1"])
-    """Where to train: cpu, cuda or cuda:1; absent: the best card, else the CPU."""
-    dtype: Literal["bf16", "fp16", "fp32"] | None = None
-    """The number format of the base: bf16 on cards that have it, else fp16; fp32 on the CPU."""
-    quantise: Literal["none", "int8", "int8_products", "nf4"] | None = None
-    """Whether the base is kept in 8 or 4 bits: less memory, less exact. int8_products rounds inputs and gradients."""
+    """Device to train on: cpu, cuda or cuda:1; default: the best GPU, or the CPU if there is none."""
+    dtype: Literal["bf16", "fp16", "fp32"] | None = Field(default=None, title="Precision")
+    """Precision of the base (kohya: mixed_precision); default: bf16, fp16 on GPUs without it, or fp32 on the CPU."""
+    quantise: Literal["none", "int8", "int8_products", "nf4"] | None = Field(default=None, title="Quantization")
+    """Keep the base in 8 or 4 bits: less memory, less precise. int8_products also computes in int8."""
     int8_products: tuple[ProductConfig, ...] | None = Field(default=None, strict=False)
-    """Which layers multiply in int8 under quantise = "int8_products"; absent: measured when the run starts."""
-    vae_dtype: Literal["fp32", "bf16"] | None = None
-    """The number format of the VAE; fp32 is safest."""
-    vae_encode_tiling: bool | None = None
-    """Whether images are encoded in overlapping tiles: needs much less memory; latents differ by about 5 %."""
+    """Layers that multiply in int8 with quantise = "int8_products"; default: measured when the run starts."""
+    vae_dtype: Literal["fp32", "bf16"] | None = Field(default=None, title="VAE precision")
+    """Precision of the VAE (kohya: no_half_vae keeps it in fp32); fp32 is safest."""
+    vae_encode_tiling: bool | None = Field(default=None, title="VAE encoder tiling")
+    """Encode images in overlapping tiles: needs much less memory, but changes the latents by about 5 %."""
     text_encoder_batch_size: int | None = Field(default=None, ge=1, le=64)
-    """How many captions are encoded at once; absent: 8, or 1 where every result is to be exactly repeatable."""
-    micro_batch: int | None = Field(default=None, ge=1, le=512)
-    """How many pictures are computed at once; an effective batch is split into these."""
-    checkpointing: Literal["none", "full"] | BlockNames | None = None
+    """Captions encoded at once; default: 8, or 1 on the CPU and with deterministic = true."""
+    micro_batch: int | None = Field(default=None, ge=1, le=512, title="Micro-batch size")
+    """Images computed at once; gradients are accumulated to the effective batch size, so results stay the same."""
+    checkpointing: Literal["none", "full"] | BlockNames | None = Field(default=None, title="Gradient checkpointing")
     """Gradient checkpointing: none (fast), full (least memory), or a list of UNet blocks such as "down_blocks.1"."""
-    attention: Literal["auto", "flash", "efficient", "math", "cudnn"] | None = None
-    """Which attention kernel PyTorch uses; auto: the quickest that suits card and base, by a short measurement."""
-    vae_tiling: bool | None = None
-    """Whether previews are decoded in tiles, which needs less memory."""
+    attention: Literal["auto", "flash", "efficient", "math", "cudnn"] | None = Field(
+        default=None, title="Attention backend"
+    )
+    """PyTorch attention backend (efficient replaces xformers); auto measures which is fastest on this GPU."""
+    vae_tiling: bool | None = Field(default=None, title="VAE decoder tiling")
+    """Decode previews in tiles: needs less memory."""
     preview_offload: bool | None = None
-    """Whether the UNet leaves the card while previews are decoded; needs less memory, costs seconds a preview."""
-    allow_quantised: bool = False
-    """Whether a plan may quantise the base although an unquantised one fits, and a run may step down to that."""
-    threads: int | None = Field(default=None, ge=1, le=256)
-    """CPU threads for the mathematics; absent: as many as there are cores."""
-    graphs: bool = False
-    """Experiment: whether a step is recorded once for each shape and then replayed at once, as a CUDA graph."""
-    compile: bool = False
-    """Experiment: whether torch.compile fuses the UNet's transformer blocks: takes minutes, needs a compiler."""
+    """Move the UNet off the GPU while previews are decoded: needs less memory, takes seconds per preview."""
+    allow_quantised: bool = Field(default=False, title="Allow quantization")
+    """Allow quantizing the base for speed even if it fits unquantized, and when memory runs out during a run."""
+    threads: int | None = Field(default=None, ge=1, le=256, title="CPU threads")
+    """CPU threads for computation; default: the number of cores."""
+    graphs: bool = Field(default=False, title="CUDA graphs")
+    """Experimental: record the training step once per image shape and replay it as a CUDA graph."""
+    compile: bool = Field(default=False, title="torch.compile")
+    """Experimental: compile the UNet's transformer blocks with torch.compile; takes minutes and needs a compiler."""
     channels_last: bool = False
-    """Experiment: whether the UNet's maps lie channels-last, if that is measured to be quicker here."""
-    fp16_accumulation: bool = False
-    """Experiment: whether products of fp16 numbers are added up in fp16 too: faster on GeForce cards, less exact."""
+    """Experimental: use the channels-last memory format in the UNet if it is measured to be faster here."""
+    fp16_accumulation: bool = Field(default=False, title="FP16 accumulation")
+    """Experimental: accumulate fp16 matrix products in fp16: faster on GeForce GPUs, less precise."""
     deterministic: bool | None = None
-    """Whether every result is exactly repeatable on this machine; always so on the CPU."""
-    cache_gigabytes: float | None = Field(default=None, gt=0.0)
-    """Disk space that cached pictures and texts of one run may take before they are made in portions."""
+    """Make results exactly repeatable on this machine, at some cost in speed; the CPU always is."""
+    cache_gigabytes: float | None = Field(default=None, gt=0.0, title="Cache limit (GB)")
+    """Disk space in GB for a run's cached latents and captions; beyond it they are cached in shards between epochs."""
 
     @property
     def products(self) -> tuple[ProductConfig, ...]:
-        """Which layers multiply in int8: none unless the base is kept for it, all as long as it was not measured."""
+        """Return the layers that multiply in int8: none without int8_products, all before they are measured."""
         if self.quantise != "int8_products":
             return ()
         return EVERYWHERE if self.int8_products is None else self.int8_products
 
 
 class FallbackStep(Section):
-    """One step down: the keys of the fit that change from there on; absent keys stay as they are."""
+    """One fallback step: the fit keys that change from there on; all others stay unchanged."""
 
     exact: bool
-    """Whether the result stays the same bit for bit (on the CPU or with deterministic = true)."""
+    """Whether the result stays bit-identical (on the CPU or with deterministic = true)."""
     checkpointing: Literal["none", "full"] | BlockNames | None = None
-    """As in the fit."""
+    """Same as in [fit]."""
     micro_batch: int | None = Field(default=None, ge=1, le=512)
-    """As in the fit."""
+    """Same as in [fit]."""
     vae_dtype: Literal["bf16"] | None = None
-    """As in the fit."""
+    """Same as in [fit]."""
     vae_encode_tiling: bool | None = None
-    """As in the fit."""
+    """Same as in [fit]."""
     text_encoder_batch_size: int | None = Field(default=None, ge=1, le=64)
-    """As in the fit."""
+    """Same as in [fit]."""
     vae_tiling: bool | None = None
-    """As in the fit."""
+    """Same as in [fit]."""
     preview_offload: bool | None = None
-    """As in the fit."""
+    """Same as in [fit]."""
     quantise: Literal["int8", "nf4"] | None = None
-    """As in the fit; only where the job allows it."""
+    """Same as in [fit]; only if the job allows it."""

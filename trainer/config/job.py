@@ -1,4 +1,4 @@
-"""A job: base, dataset, recipe, fit, report and output in one TOML file."""
+"""The job: base, dataset, recipe, fit, report and output in one TOML file."""
 
 from __future__ import annotations
 
@@ -20,44 +20,44 @@ SCHEMA = 2
 
 
 class FolderConfig(Section):
-    """One folder of pictures."""
+    """One folder of images."""
 
     path: Text
-    """The folder, relative to the job file."""
-    kind: Literal["train", "regularisation", "validation"] = "train"
-    """What the pictures are for: learning, keeping the base's idea of the class (regularisation), or measuring only."""
+    """Folder, relative to the job file."""
+    kind: Literal["train", "regularisation", "validation"] = Field(default="train", title="Used for")
+    """Use of the images: training, regularization (keeps what the base knows of the class), or validation loss only."""
     repeats: int | None = Field(default=None, ge=1, le=10_000)
-    """How often each picture is shown per epoch; absent: from impasto.jsonl, a folder name such as 10_cat, or 1."""
-    recursive: bool = False
-    """Whether pictures in subfolders belong to it too."""
-    trigger: str | None = None
-    """The word that calls up what is learned, put first unless the caption holds it; absent: from impasto.jsonl."""
+    """Repeats per epoch (kohya: num_repeats); default: from impasto.jsonl, a folder name such as 10_cat, or 1."""
+    recursive: bool = Field(default=False, title="Include subfolders")
+    """Include images in subfolders."""
+    trigger: str | None = Field(default=None, title="Trigger word")
+    """Trigger word, added to the front of captions that do not contain it; default: from impasto.jsonl."""
     class_words: str | None = None
-    """The text used where a picture has no caption; absent: from a folder name such as 10_cat."""
-    weight: float = Field(default=1.0, ge=0.0, le=100.0)
-    """How much each of these pictures counts in the loss."""
+    """Caption of images without one (kohya: class_tokens); default: from a folder name such as 10_cat."""
+    weight: float = Field(default=1.0, ge=0.0, le=100.0, title="Loss weight")
+    """Loss weight of these images (OneTrainer: loss weight)."""
 
 
 class DatasetConfig(Section):
-    """The pictures and captions to learn from."""
+    """The images and captions to train on."""
 
     folders: tuple[FolderConfig, ...] = Field(min_length=1, strict=False)
-    """The folders that make up the dataset."""
-    lines: Literal["caption", "variants"] = "caption"
-    """Whether the lines of a caption file make one caption, or each line is an alternative."""
+    """The dataset's folders."""
+    lines: Literal["caption", "variants"] = Field(default="caption", title="Caption lines")
+    """Lines of a caption file: caption joins them into one, variants uses a random line each time (as OneTrainer)."""
     background: str = Field(default="#ffffff", pattern=r"^#[0-9a-fA-F]{6}$", examples=["#ffffff"])
-    """The colour put behind transparent pictures."""
+    """Color behind transparent images."""
     masks: Literal["auto", "files", "alpha", "none"] = "auto"
-    """Where masks come from: auto and files read NAME-masklabel.png, alpha the transparency of images, none nothing."""
+    """Source of masks: auto and files read NAME-masklabel.png, alpha uses transparency (kohya: alpha_mask)."""
     linked_folders: tuple[Text, ...] = Field(default=(), strict=False)
-    """Other folders that symbolic links in the dataset may lead to; links to anywhere else are not followed."""
+    """Folders outside the dataset that its symbolic links may point to; other links are not followed."""
     max_megapixels: float = Field(default=100.0, gt=0.0, le=1000.0)
-    """Larger pictures are refused, so that a hostile or broken file cannot fill the memory."""
+    """Larger images are refused, so that a broken or malicious file cannot fill up memory."""
     validation_share: HeldOut | Literal["auto"] = "auto"
-    """Share of pictures (0 to 0.5) held out to measure progress; auto: none below 40 pictures, else 0.05."""
+    """Share of images held out for validation loss (kohya: validation_split); auto: 0.05, none below 40 images."""
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Each folder once, and at least one to learn from."""
+        """Yield errors for folders listed twice, and for a dataset without a training folder."""
         first: dict[str, int] = {}
         for number, folder in enumerate(self.folders):
             where = os.path.normcase(os.path.normpath(folder.path))
@@ -68,109 +68,109 @@ class DatasetConfig(Section):
                 )
             first.setdefault(where, number)
         if all(folder.kind != "train" for folder in self.folders):
-            yield "folders", 'holds no folder of kind "train", so there is nothing to learn from'
+            yield "folders", 'has no folder of kind "train", so there is nothing to train on'
 
 
 class OutputConfig(Section):
-    """Where the LoRA goes and in which forms."""
+    """Where the LoRA is saved, and in which formats."""
 
-    runs: str = "runs"
-    """The folder that holds the run directories, relative to the job file."""
-    dtype: Literal["fp16", "bf16", "fp32"] = "fp16"
-    """The number format of the LoRA file; fp16 loads everywhere."""
-    diffusers: bool = False
-    """Whether a second file in diffusers naming is written as well."""
+    runs: str = Field(default="runs", title="Runs folder")
+    """Folder for run directories, relative to the job file (kohya: output_dir)."""
+    dtype: Literal["fp16", "bf16", "fp32"] = Field(default="fp16", title="Save precision")
+    """Precision of the LoRA file (kohya: save_precision); fp16 loads everywhere."""
+    diffusers: bool = Field(default=False, title="Also save for diffusers")
+    """Save a second file with diffusers key names."""
     author: str = ""
-    """Your name, for the file's metadata."""
-    licence: str = ""
-    """The licence of the LoRA, for the file's metadata."""
+    """Author name in the LoRA's metadata."""
+    licence: str = Field(default="", title="License")
+    """License in the LoRA's metadata."""
     description: str = ""
-    """What the LoRA does, for the file's metadata."""
-    tag_frequency: bool = Field(default=False)
-    """Whether the file tells how often each tag was trained; it reveals your captions."""
+    """Description in the LoRA's metadata."""
+    tag_frequency: bool = False
+    """Store how often each tag was trained (ss_tag_frequency); reveals your captions."""
 
 
 Timestep = Annotated[int, Field(ge=0, le=999)]
 
 
 class PromptConfig(Section):
-    """One picture that is drawn again and again to show progress."""
+    """One image rendered repeatedly during the run to show progress."""
 
     prompt: str = Field(max_length=10_000)
-    """What the picture shows, as you would prompt it."""
-    negative: str = ""
-    """What the picture should not show (negative prompt)."""
+    """Prompt of the preview image."""
+    negative: str = Field(default="", title="Negative prompt")
+    """Negative prompt: what the image should not show."""
     width: int | None = Field(default=None, ge=64, le=4096, multiple_of=8)
-    """Width in pixels; absent: the recipe's resolution."""
+    """Width in pixels; default: the recipe's resolution."""
     height: int | None = Field(default=None, ge=64, le=4096, multiple_of=8)
-    """Height in pixels; absent: the recipe's resolution."""
+    """Height in pixels; default: the recipe's resolution."""
     seed: int = Field(default=1, ge=0, le=2**63 - 1)
-    """The number its noise comes from."""
+    """Seed of the preview's noise."""
     steps: int = Field(default=20, ge=1, le=1000)
-    """How many denoising steps."""
-    guidance: float = Field(default=7.0, ge=0.0, le=100.0)
-    """How strictly the prompt is followed (CFG scale)."""
+    """Number of denoising steps; 20 to 30 is usual."""
+    guidance: float = Field(default=7.0, ge=0.0, le=100.0, title="CFG scale")
+    """How strongly the prompt is followed (CFG scale); 5 to 8 is usual."""
     sampler: Literal["euler", "euler_a", "ddim", "dpmpp_2m", "unipc"] = "euler"
-    """The rule by which noise becomes a picture; euler is dependable, euler_a adds noise of its own."""
+    """Sampler; euler is a safe choice, euler_a adds noise in every step."""
 
 
 class PreviewConfig(Section):
-    """Pictures drawn during the run, the first at step 0 as the baseline."""
+    """Preview images rendered during the run, the first at step 0 as a baseline."""
 
-    every: int | None = Field(default=None, ge=1)
-    """Draw every so many steps; absent: five times over the run."""
+    every: int | None = Field(default=None, ge=1, title="Preview every N steps")
+    """Steps between previews (kohya: sample_every_n_steps); default: five times per run."""
     prompts: tuple[PromptConfig, ...] = Field(default=(), strict=False)
-    """What to draw; empty: no previews."""
+    """Preview prompts; none: no previews."""
 
 
 class ValidationConfig(Section):
-    """Loss on pictures that are not trained on, at fixed noise."""
+    """Validation loss: on images that are not trained on, with fixed noise."""
 
-    every: int | None = Field(default=None, ge=1)
-    """Measure every so many steps; absent: ten times over the run."""
+    every: int | None = Field(default=None, ge=1, title="Validate every N steps")
+    """Steps between validations (kohya: validate_every_n_steps); default: ten times per run."""
     timesteps: tuple[Timestep, ...] = Field(
         default=(100, 300, 500, 700, 900), strict=False, min_length=1, max_length=50
     )
-    """The noise strengths at which it is measured."""
+    """Timesteps at which the validation loss is measured."""
 
 
 class SavingConfig(Section):
-    """LoRA files written during the run, and resumable checkpoints."""
+    """LoRA files saved during the run, and checkpoints to resume from."""
 
-    every_steps: int | None = Field(default=None, ge=1)
-    """Write a LoRA file every so many steps; absent: ten spread over the run."""
-    every_epochs: int | None = Field(default=None, ge=1)
-    """Write a LoRA file every so many epochs."""
-    keep: int | None = Field(default=None, ge=1)
-    """How many of the LoRA files written during the run to keep, the newest; absent: all."""
-    checkpoint_every: int | None = Field(default=None, ge=1)
-    """Write a resumable checkpoint every so many steps; absent: as LoRA files, but at least every 500."""
-    checkpoint_keep: int = Field(default=2, ge=1, le=1000)
-    """How many resumable checkpoints to keep."""
+    every_steps: int | None = Field(default=None, ge=1, title="Save every N steps")
+    """Steps between LoRA files (kohya: save_every_n_steps); default: ten files per run."""
+    every_epochs: int | None = Field(default=None, ge=1, title="Save every N epochs")
+    """Epochs between LoRA files (kohya: save_every_n_epochs)."""
+    keep: int | None = Field(default=None, ge=1, title="Keep last N files")
+    """Newest LoRA files to keep during the run (kohya: save_last_n_steps); default: all."""
+    checkpoint_every: int | None = Field(default=None, ge=1, title="Checkpoint every N steps")
+    """Steps between checkpoints to resume from (kohya: save_state); default: with each LoRA file, at most 500."""
+    checkpoint_keep: int = Field(default=2, ge=1, le=1000, title="Keep last N checkpoints")
+    """Newest checkpoints to keep."""
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """One rhythm for LoRA files."""
+        """Yield an error when LoRA files are saved both every N steps and every N epochs."""
         if self.every_steps is not None and self.every_epochs is not None:
-            yield "every_steps", "says how often LoRA files are written, and so does every_epochs; keep one of them"
+            yield "every_steps", "is set, and so is every_epochs: set only one of them"
 
 
 class ReportConfig(Section):
-    """What a run shows and keeps."""
+    """What a run shows and saves."""
 
     previews: PreviewConfig = PreviewConfig()
-    """Pictures drawn during the run."""
+    """Preview images rendered during the run."""
     validation: ValidationConfig = ValidationConfig()
-    """Loss on held-out pictures."""
+    """Validation loss on held-out images."""
     saving: SavingConfig = SavingConfig()
     """LoRA files and checkpoints."""
-    tensorboard: bool = False
-    """Whether curves are also written for TensorBoard."""
-    max_skipped: int = Field(default=20, ge=1)
-    """How many optimizer steps in a row may be skipped for non-finite gradients before the run ends."""
+    tensorboard: bool = Field(default=False, title="TensorBoard")
+    """Also write TensorBoard logs (kohya: log_with)."""
+    max_skipped: int = Field(default=20, ge=1, title="Max skipped steps")
+    """Consecutive optimizer steps that may be skipped for non-finite gradients before the run fails."""
 
 
 class Job(Section):
-    """Everything one training needs."""
+    """Everything that one training run needs."""
 
     schema_version: int = Field(default=SCHEMA, alias="schema", ge=1, le=SCHEMA)
     """File format version."""
@@ -180,27 +180,27 @@ class Job(Section):
         pattern=r"^[^\x00-\x1f\x7f]*[^\x00-\x1f\x7f\s.][^\x00-\x1f\x7f]*$",
         examples=["my-style"],
     )
-    """The name of the LoRA and of its run."""
+    """The name of the LoRA and of its run (kohya: output_name)."""
     preset: str | None = Field(default=None, pattern=r"^(sd15|sdxl)/.{1,80}$", examples=["sdxl/character"])
-    """The preset that the recipe was taken from; a note, which changes nothing."""
+    """Preset that the recipe came from; for information only."""
     base: BaseConfig
-    """The model that is adapted."""
+    """The base model."""
     dataset: DatasetConfig
-    """The pictures and captions."""
+    """The images and captions."""
     recipe: RecipeConfig = RecipeConfig()
-    """What is learned and how."""
+    """What the LoRA learns and how."""
     fit: FitConfig = FitConfig()
-    """How it is made to fit this machine."""
+    """How the job runs on this machine."""
     ladder: tuple[FallbackStep, ...] = Field(default=(), strict=False)
-    """Written by the planner into a run's frozen job: what changes, in order, each time memory runs out."""
+    """Fallback steps in order, one for each time memory runs out; written by the planner into a run's frozen job."""
     report: ReportConfig = ReportConfig()
-    """What is shown and kept."""
+    """Previews, validation, saving and logging."""
     output: OutputConfig = OutputConfig()
-    """Where the result goes."""
+    """Where the LoRA is saved."""
 
 
 def learning_rates(job: Job) -> dict[str, float]:
-    """The learning rate of every part that is trained; parts with rate 0 are left out."""
+    """Return the learning rate of each trained part; parts with rate 0 are left out."""
     recipe = job.recipe
     rates = {
         "unet": recipe.learning_rate,
@@ -211,5 +211,5 @@ def learning_rates(job: Job) -> dict[str, float]:
 
 
 def live_text(job: Job) -> bool:
-    """Whether text encoders are trained, so that captions are encoded in the step and not cached."""
+    """Return whether text encoders are trained, so captions are encoded in the step instead of cached."""
     return any(part != "unet" for part in learning_rates(job))

@@ -1,4 +1,4 @@
-"""The optimizers, each with its own arguments as typed fields."""
+"""The optimizers and their arguments."""
 
 from __future__ import annotations
 
@@ -16,51 +16,51 @@ Epsilon = Annotated[float, Field(gt=0.0, le=1.0)]
 
 class _AdamLike(Section):
     name: str
-    """Which optimizer."""
+    """Name of the optimizer."""
     beta1: Beta = 0.9
-    """How long the direction of earlier steps is remembered."""
+    """Momentum: decay rate of the gradient average; 0.9 is usual."""
     beta2: Beta = 0.999
-    """How long the size of earlier gradients is remembered."""
+    """Decay rate of the squared gradient average; 0.99 to 0.999 is usual."""
     eps: Epsilon = 1e-8
-    """A small number that keeps divisions safe."""
+    """Epsilon: small number that prevents division by zero; 1e-8 is usual."""
     weight_decay: WeightDecay = 0.01
-    """How strongly weights are pulled back to zero."""
+    """Weight decay; 0.01 is usual."""
 
 
 class AdamWConfig(_AdamLike):
-    """AdamW: the dependable default."""
+    """AdamW: a safe choice."""
 
     name: Literal["adamw"] = "adamw"
     """AdamW, from PyTorch."""
 
 
 class AdamW8bitConfig(_AdamLike):
-    """AdamW with 8-bit state: a little less memory."""
+    """AdamW with 8-bit state: saves a little memory."""
 
     name: Literal["adamw8bit"] = "adamw8bit"
     """AdamW with 8-bit state, from bitsandbytes."""
 
 
 class PagedAdamW8bitConfig(_AdamLike):
-    """8-bit AdamW whose state may move to main memory."""
+    """8-bit AdamW whose state can move to system memory."""
 
     name: Literal["paged_adamw8bit"] = "paged_adamw8bit"
-    """8-bit AdamW whose state may move to main memory, from bitsandbytes."""
+    """8-bit AdamW whose state can move to system memory, from bitsandbytes."""
 
 
 class _LionLike(Section):
     name: str
-    """Which optimizer."""
+    """Name of the optimizer."""
     beta1: Beta = 0.9
-    """How much of the remembered direction a step follows."""
+    """Momentum used in a step; 0.9 is usual."""
     beta2: Beta = 0.99
-    """How long directions are remembered."""
+    """Decay rate of the momentum; 0.99 is usual."""
     weight_decay: WeightDecay = 0.01
-    """How strongly weights are pulled back to zero."""
+    """Weight decay; 0.01 is usual."""
 
 
 class LionConfig(_LionLike):
-    """Lion: steps of one size; wants a learning rate 3 to 10 times smaller than AdamW's."""
+    """Lion: needs a learning rate 3 to 10 times lower than AdamW."""
 
     name: Literal["lion"] = "lion"
     """Lion, from bitsandbytes."""
@@ -74,74 +74,77 @@ class Lion8bitConfig(_LionLike):
 
 
 class AdafactorConfig(Section):
-    """Adafactor: very little state."""
+    """Adafactor: needs very little memory."""
 
     name: Literal["adafactor"] = "adafactor"
     """Adafactor, from transformers."""
     relative_step: bool = False
-    """Whether it chooses the learning rate itself; the schedule must then be constant without warm-up."""
+    """Adafactor chooses the learning rate itself; requires a constant schedule without warmup."""
     scale_parameter: bool = False
-    """Whether steps are scaled by the size of the weights."""
+    """Scale the learning rate by the root mean square of the weights."""
     warmup_init: bool = False
-    """Whether relative steps start very small."""
+    """Start relative steps very small; requires relative_step."""
     clip_threshold: float = Field(default=1.0, gt=0.0)
-    """Updates larger than this (root mean square) are shortened."""
+    """Updates with a larger root mean square are scaled down to it."""
     decay_rate: float = Field(default=-0.8, lt=0.0)
-    """How the memory of squared gradients grows with the step."""
+    """Exponent of the running average of squared gradients; -0.8 is usual."""
     beta1: Beta | None = None
-    """How long the direction of earlier steps is remembered; absent: not at all."""
+    """Momentum: decay rate of the gradient average; default: no momentum, which saves memory."""
     weight_decay: WeightDecay = 0.0
-    """How strongly weights are pulled back to zero."""
+    """Weight decay; 0.01 is usual."""
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Warm-up of the relative step needs the relative step; transformers refuses it otherwise."""
+        """Yield an error for warmup_init without relative_step, which transformers refuses."""
         if self.warmup_init and not self.relative_step:
-            yield "warmup_init", "works only together with relative_step = true"
+            yield "warmup_init", "requires relative_step = true"
 
 
 class ProdigyConfig(Section):
-    """Prodigy: finds the learning rate itself; use learning_rate = 1."""
+    """Prodigy: finds the learning rate itself; set all learning rates to 1.0."""
 
     name: Literal["prodigy"] = "prodigy"
     """Prodigy, from prodigyopt."""
     beta1: Beta = 0.9
-    """How long the direction of earlier steps is remembered."""
+    """Momentum: decay rate of the gradient average; 0.9 is usual."""
     beta2: Beta = 0.999
-    """How long the size of earlier gradients is remembered."""
+    """Decay rate of the squared gradient average; 0.99 to 0.999 is usual."""
     weight_decay: WeightDecay = 0.01
-    """How strongly weights are pulled back to zero."""
+    """Weight decay; 0.01 is usual."""
     d_coef: float = Field(default=1.0, gt=0.0, le=100.0)
-    """Multiplies the learning rate that it finds."""
+    """Multiplies the learning rate that Prodigy finds; 0.5 to 2 is usual."""
     d0: float = Field(default=1e-6, gt=0.0, le=1.0)
-    """Its first guess of the step size."""
+    """Initial estimate of the step size; 1e-6 is usual."""
     growth_rate: float = Field(default=float("1e30"), gt=1.0)
-    """How fast its guess may grow per step."""
+    """Largest factor by which the estimate may grow per step; 1e30 is unlimited."""
     safeguard_warmup: bool = True
-    """Keeps the guess from running away during warm-up."""
+    """Keep the estimate from growing too fast during warmup."""
     bias_correction: bool = True
-    """Whether the first steps are corrected as Adam does."""
+    """Use Adam's bias correction in the first steps (kohya: use_bias_correction)."""
 
 
 class ScheduleFreeConfig(Section):
-    """Schedule-Free AdamW: needs no schedule; use constant."""
+    """Schedule-Free AdamW: needs no learning rate schedule; use constant."""
 
     name: Literal["schedulefree"] = "schedulefree"
     """Schedule-Free AdamW, from schedulefree."""
     beta1: Beta = 0.9
-    """How far the weights trained on lean towards their average."""
+    """Interpolation between the latest and the averaged weights; 0.9 is usual."""
     beta2: Beta = 0.999
-    """How long the size of earlier gradients is remembered."""
+    """Decay rate of the squared gradient average; 0.99 to 0.999 is usual."""
     eps: Epsilon = 1e-8
-    """A small number that keeps divisions safe."""
+    """Epsilon: small number that prevents division by zero; 1e-8 is usual."""
     weight_decay: WeightDecay = 0.01
-    """How strongly weights are pulled back to zero."""
+    """Weight decay; 0.01 is usual."""
     warmup_steps: int = Field(default=0, ge=0)
-    """Its own warm-up, in steps."""
+    """Warmup steps of the optimizer itself."""
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """The average is found by taking the latest weights out of those trained on, which beta1 = 0 makes the same."""
+        """Yield an error for beta1 = 0.
+
+        The averaged weights are computed from the trained and the latest weights, which are the same with beta1 = 0.
+        """
         if self.beta1 == 0.0:
-            yield "beta1", "must be above 0, or there is no average to export"
+            yield "beta1", "must be above 0, or there are no averaged weights to export"
 
 
 OptimizerConfig = (

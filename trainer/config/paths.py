@@ -1,4 +1,4 @@
-"""Paths in a job: relative to its file when written, absolute once loaded."""
+"""Paths in a job: relative to the job file on disk, absolute once loaded."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def is_base_path(model: str, folder: Path) -> bool:
-    """Whether ``base.model`` names a file or folder rather than a link or a Hugging Face id.
+    """Return whether ``base.model`` is a path rather than a link or a Hugging Face id.
 
-    A path is what starts as paths do, ends as checkpoints do, has not the form owner/name, or exists on disk counted
-    from ``folder``.
+    A path starts like one ("./", "~" or a drive letter), ends like a model file, is not of the form owner/name, or
+    exists relative to ``folder``.
     """
-    told = base_path_by_form(model)
-    return (folder / model).exists() if told is None else told
+    known = base_path_by_form(model)
+    return (folder / model).exists() if known is None else known
 
 
 def base_path_by_form(model: str) -> bool | None:
-    """The same by the text alone, without a look at the disk; None for owner/name, which may be either."""
+    """Return the same without disk access; None for owner/name, which may be a folder or a Hugging Face id."""
     if "://" in model:
         return False
     if _PATH_START.match(model) or model.lower().endswith(_MODEL_FILES) or not _HUB_ID.fullmatch(model):
@@ -36,15 +36,15 @@ def base_path_by_form(model: str) -> bool | None:
 
 
 def absolute(path: str, folder: Path) -> str:
-    """``path`` counted from ``folder``, with ~ for the home folder; symbolic links are left as they are."""
-    # os.path, not Path.resolve: a link to a model drive must stay a link, and ~name of nobody a plain name.
+    """Return ``path`` relative to ``folder`` as an absolute path; expands ~ and keeps symbolic links."""
+    # Not Path.resolve: a link to a model drive must stay a link, and ~name of an unknown user a plain name.
     return os.path.abspath(folder / os.path.expanduser(path))  # noqa: PTH100, PTH111
 
 
 def make_absolute(data: dict[str, Any], folder: Path, is_base: Callable[[str, Path], bool] = is_base_path) -> list[str]:
-    """Make every path in a job's ``data`` absolute, in place; return the ones that cannot be paths, with the reason.
+    """Make every path in a job's ``data`` absolute, in place; return a message for each invalid path.
 
-    Values that are no text are left to validation. ``is_base`` is for who must not wait for the disk here.
+    Values that are not strings are left to validation. ``is_base`` lets callers avoid disk access.
     """
     faults = []
     for key, table, name in _places(data):
@@ -52,8 +52,10 @@ def make_absolute(data: dict[str, Any], folder: Path, is_base: Callable[[str, Pa
         if not isinstance(value, str) or not value:
             continue
         if _CONTROL.search(value):
-            # "C:\new" in double quotes is C:, a line break, and ew: TOML is right, and nobody means it.
-            faults.append(f"{key}: holds a line break or the like; write Windows paths in 'single quotes'")
+            # In TOML "C:\new" is C:, a line break and ew, which is valid but a mistake.
+            faults.append(
+                f"{key}: contains a line break or another control character; write Windows paths in 'single quotes'"
+            )
         elif key != "base.model" or is_base(value, folder):
             table[name] = absolute(value, folder)
     dataset = data.get("dataset")
@@ -64,7 +66,7 @@ def make_absolute(data: dict[str, Any], folder: Path, is_base: Callable[[str, Pa
 
 
 def _places(data: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Every place of a path as (dotted key, its table, its name there), the default of output.runs included."""
+    """Yield every path in the data as (dotted key, its table, its key there); fills in output.runs."""
     base, dataset = data.get("base"), data.get("dataset")
     if isinstance(base, dict):
         yield from ((f"base.{name}", base, name) for name in ("model", "vae", "continue_from"))

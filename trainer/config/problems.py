@@ -1,4 +1,4 @@
-"""Puts what is wrong with a job into sentences: the dotted key, the reason, and the nearest name that exists."""
+"""Validation errors in words: the dotted key, the reason, and the nearest valid name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _Section = TypeVar("_Section", bound=Section)
 
 @dataclass(frozen=True, slots=True)
 class _SchemaPlace:
-    """Where in the schema an error lies: its dotted key, and the field or the tables found there."""
+    """Location of an error in the schema: its dotted key, and the field or tables found there."""
 
     key: str
     annotation: Any
@@ -35,18 +35,18 @@ class _SchemaPlace:
 
 
 def problems(error: ValidationError, root: type[Section]) -> tuple[str, ...]:
-    """Word every fault that validation of ``root`` found, one line a key, in the order of the schema."""
+    """Return one line "key: reason" for every fault that validation of ``root`` found, in schema order."""
     found: dict[str, str] = {}
     for detail in error.errors(include_url=False):
         for key, reason in _reasons(detail, root):
-            # A list whose items are all bad is also too short for pydantic; that is no second fault.
+            # pydantic also reports a list whose items are all invalid as too short; don't report it twice.
             if detail["type"] != "too_short" or not any(inner.startswith(f"{key}.") for inner in found):
                 found.setdefault(key, reason)
     return tuple(f"{key}: {reason}" for key, reason in found.items())
 
 
 def validated(root: type[_Section], data: Mapping[str, Any], code: str, source: str, remedy: str) -> _Section:
-    """Return `data` as a table of a job; raises JobError that names every fault, with `source` as their origin."""
+    """Return `data` as a validated table; raises JobError naming every fault, with `source` as their origin."""
     try:
         return root.model_validate(data)
     except ValidationError as error:
@@ -55,7 +55,7 @@ def validated(root: type[_Section], data: Mapping[str, Any], code: str, source: 
 
 
 def faults_sentence(source: str, faults: Sequence[str]) -> str:
-    """All that is wrong with a file, each fault on a line of its own."""
+    """Return all faults of a file as text, one per line."""
     if len(faults) == 1:
         return f"{source}: {printable(faults[0], _LONGEST_FAULT)}"
     shown = [printable(fault, _LONGEST_FAULT) for fault in faults[:_MOST_FAULTS]]
@@ -65,29 +65,29 @@ def faults_sentence(source: str, faults: Sequence[str]) -> str:
 
 
 def nearest(word: str, names: Sequence[str]) -> str | None:
-    """The name most like ``word``, if one is alike enough to be meant."""
+    """Return the name most similar to ``word``, or None where none is similar enough."""
     return next(iter(difflib.get_close_matches(word, names, n=1, cutoff=0.6)), None)
 
 
 def unknown_key(word: str, parent: str, table: Sequence[type[Section]], root: type[Section]) -> str:
-    """Say that table ``parent`` has no key ``word``, and which one may be meant: one like it, or the same elsewhere."""
+    """Return the message for an unknown key: a suggestion, the advice for unsupported settings, or the valid keys."""
     if other := _other_name(word, parent, root):
-        return f"there is no such key (did you mean {other}?)"
+        return f"unknown key (did you mean {other}?)"
     if advice := unsupported(word):
-        return f"there is no such key: {advice}"
+        return f"unknown key: {advice}"
     names = [field.alias or name for section in table for name, field in section.model_fields.items()]
     near = nearest(word, names)
     if near is not None:
-        return f"there is no such key (did you mean {near}?)"
+        return f"unknown key (did you mean {near}?)"
     elsewhere = [found.key for found in fields(root) if found.key.rpartition(".")[2] == word and "[" not in found.key]
     if elsewhere:
-        return f"there is no such key here (did you mean {elsewhere[0]}?)"
+        return f"unknown key in this table (did you mean {elsewhere[0]}?)"
     place = f"[{parent}]" if parent else f"a {root.__name__.lower()}"
-    return f"there is no such key; {place} has {', '.join(dict.fromkeys(names))}"
+    return f"unknown key; valid keys of {place} are {', '.join(dict.fromkeys(names))}"
 
 
 def _other_name(word: str, parent: str, root: type[Section]) -> str | None:
-    """Return the key that another program calls `word`, short if it belongs into the table `parent` itself."""
+    """Return the key that another program calls `word`; only its last part if it is in the table `parent`."""
     existing = {re.sub(r"\[\w+\]", "", found.key) for found in fields(root)}
     where = re.sub(r"\.\d+(?=\.|$)", ".*", parent)
     keys = sorted(
@@ -97,7 +97,7 @@ def _other_name(word: str, parent: str, root: type[Section]) -> str | None:
         return None
     table, _, name = keys[0].rpartition(".")
     if table == where:
-        return name
+        return name if name != word else None  # an argument of another optimizer
     return f"{name} in [[{table[:-2]}]]" if table.endswith(".*") else keys[0]
 
 
@@ -123,7 +123,7 @@ def _reasons(detail: ErrorDetails, root: type[Section]) -> Iterator[tuple[str, s
 
 
 def _place(loc: Sequence[str | int], root: type[Section]) -> _SchemaPlace:
-    """Follow pydantic's location through the schema; labels that pydantic adds for union members are no keys."""
+    """Follow pydantic's location through the schema, skipping the labels it adds for union members."""
     key: list[str] = []
     annotation: Any = root
     field: FieldInfo | None = None
@@ -151,7 +151,7 @@ def _join(table: str, key: str) -> str:
 
 
 def _bare(key: str) -> str:
-    """A key as it stands in TOML: in quotes unless it is made of letters, digits, - and _."""
+    """Return a key as TOML writes it: in quotes unless it has only letters, digits, - and _."""
     return key if re.fullmatch(r"[\w-]+", key) else json.dumps(key, ensure_ascii=False)
 
 
@@ -181,7 +181,7 @@ def _bad_choice(key: str, value: Any, words: list[str]) -> str:
 
 
 def _meant(key: str, value: str, words: Sequence[str]) -> str:
-    """Return which of the possible words may be meant by another, if any: by its other name, or by its letters."""
+    """Return a suggestion for an invalid choice: by its name in other programs, or by spelling; or empty."""
     near = value_called(key, value) or (None if unsupported(value) else nearest(value, words))
     if near in words:
         return f" (did you mean {near}?)"

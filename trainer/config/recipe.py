@@ -1,4 +1,4 @@
-"""What is learned and how; travels between artists unchanged."""
+"""The recipe: what a LoRA learns and how. It is the same on every machine; the fit adapts it to one."""
 
 from __future__ import annotations
 
@@ -15,111 +15,113 @@ LENGTH_KEYS = ("steps", "epochs", "pictures_seen")
 
 
 class CaptionConfig(Section):
-    """Caption handling, in the order: prefix and suffix, dropout, wildcards, tags kept, shuffled and dropped."""
+    """Caption processing, in this order: prefix and suffix, dropout, wildcards, then keep, shuffle and drop tags."""
 
-    prefix: str = ""
-    """Text put before every caption."""
-    suffix: str = ""
-    """Text put after every caption."""
-    separator: str = Field(default=",", min_length=1)
-    """What stands between tags."""
-    shuffle: bool = False
-    """Whether tags change their order each time a picture is shown."""
+    prefix: str = Field(default="", title="Caption prefix")
+    """Text added before every caption (kohya: caption_prefix)."""
+    suffix: str = Field(default="", title="Caption suffix")
+    """Text added after every caption (kohya: caption_suffix)."""
+    separator: str = Field(default=",", min_length=1, title="Tag separator")
+    """Text that separates tags (kohya: caption_separator)."""
+    shuffle: bool = Field(default=False, title="Shuffle tags")
+    """Shuffle the tags each time an image is used (kohya: shuffle_caption)."""
     keep_tokens: int = Field(default=0, ge=0, le=100)
-    """How many tags at the front keep their place and are never dropped (the trigger word counts as one)."""
-    keep_separator: str = ""
-    """A mark such as ||| : tags before it (and after a second one) keep their place; empty: none."""
-    dropout: Share = 0.0
-    """Chance that a picture is shown without its caption, which keeps prompts without the trigger free."""
+    """Number of leading tags never shuffled or dropped (kohya: keep_tokens); the trigger word counts as one."""
+    keep_separator: str = Field(default="", title="Keep tokens separator")
+    """Tags before this mark, such as |||, are never shuffled or dropped (kohya: keep_tokens_separator); empty: none."""
+    dropout: Share = Field(default=0.0, title="Caption dropout")
+    """Probability of training an image without its caption (kohya: caption_dropout_rate); 0.05 to 0.1 is usual."""
     tag_dropout: Share = 0.0
-    """Chance that each tag beyond the kept ones is left out."""
+    """Probability of dropping each tag that is not kept (kohya: caption_tag_dropout_rate)."""
     wildcards: bool = False
-    """Whether {a|b|c} in a caption means one of the three at each showing."""
+    """Replace {a|b|c} in a caption with one of the options each time an image is used (kohya: enable_wildcard)."""
 
 
 class ObjectiveConfig(Section):
-    """The training objective; formulas and sources stand beside the code in trainer/training/objective.py."""
+    """Loss, timesteps and noise. trainer/training/objective.py has the formulas and their sources."""
 
-    loss: Literal["mse", "huber"] = "mse"
-    """How an error counts: squared (mse), or less for large errors (huber), which forgives odd pictures."""
-    huber_c: float = Field(default=0.1, gt=0.0, le=10.0)
-    """Where huber turns from squared to linear; smaller forgives more."""
-    min_snr_gamma: float | None = Field(default=None, gt=0.0, le=100.0)
-    """Levels how much easy and hard noise strengths count (min-SNR); 5 is usual; absent: off."""
-    debiased: bool = False
-    """Weights noise strengths by 1/sqrt(SNR) (debiased estimation); not together with min_snr_gamma."""
+    loss: Literal["mse", "huber"] = Field(default="mse", title="Loss type")
+    """Loss function (kohya: loss_type): mse is standard; huber is less affected by outlier images."""
+    huber_c: float = Field(default=0.1, gt=0.0, le=10.0, title="Huber c")
+    """Error above which the huber loss grows linearly (kohya: huber_c); lower: less effect of outliers."""
+    min_snr_gamma: float | None = Field(default=None, gt=0.0, le=100.0, title="Min-SNR gamma")
+    """Balances easy and hard timesteps (kohya: min_snr_gamma, diffusers: snr_gamma); 5 is usual; default: off."""
+    debiased: bool = Field(default=False, title="Debiased estimation")
+    """Weights the loss by 1/sqrt(SNR) (kohya: debiased_estimation_loss); cannot be combined with min_snr_gamma."""
     noise_offset: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Adds a random brightness shift to the noise, for darker darks and brighter brights; 0.05 is usual; 0: off."""
-    multires_discount: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Mixes in coarser noise, each level weighing this much less (multires noise); 0.3 is usual; 0: off."""
-    multires_levels: int = Field(default=6, ge=1, le=10)
-    """How many coarser levels multires noise has."""
+    """Random brightness shift of the noise, for darker darks and brighter brights; 0.03 to 0.1 is usual; 0: off."""
+    multires_discount: float = Field(default=0.0, ge=0.0, lt=1.0, title="Multires noise discount")
+    """Adds coarse noise; each level counts this much less (kohya: multires_noise_discount); 0.3 is usual; 0: off."""
+    multires_levels: int = Field(default=6, ge=1, le=10, title="Multires noise levels")
+    """Number of coarse noise levels (kohya: multires_noise_iterations); 6 to 10 is usual."""
     input_perturbation: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Extra noise on the input but not in the target, against overfitting; 0.1 is usual; 0: off."""
-    prior_weight: float = Field(default=1.0, ge=0.0, le=100.0)
-    """How much regularisation pictures count against the others."""
+    """Extra noise on the input but not in the target (kohya: ip_noise_gamma); 0.05 to 0.1 is usual; 0: off."""
+    prior_weight: float = Field(default=1.0, ge=0.0, le=100.0, title="Prior loss weight")
+    """Loss weight of regularization images (kohya: prior_loss_weight)."""
     unmasked_weight: float = Field(default=0.1, ge=0.0, le=1.0)
-    """How much the parts outside a mask still count."""
-    timesteps: Literal["uniform", "logit_normal"] = "uniform"
-    """How noise strengths are drawn: all alike, or mostly the middle ones."""
-    timestep_min: int = Field(default=0, ge=0, le=999)
-    """Smallest noise strength used (0 to 999)."""
-    timestep_max: int = Field(default=999, ge=0, le=999)
-    """Largest noise strength used (0 to 999)."""
+    """Loss weight of the area outside a mask (OneTrainer: unmasked weight); 0 ignores that area, 1 ignores the mask."""
+    timesteps: Literal["uniform", "logit_normal"] = Field(default="uniform", title="Timestep distribution")
+    """How timesteps are sampled: uniform is standard; logit_normal prefers medium noise."""
+    timestep_min: int = Field(default=0, ge=0, le=999, title="Min timestep")
+    """Lowest timestep (kohya: min_timestep); 0 is the least noise."""
+    timestep_max: int = Field(default=999, ge=0, le=999, title="Max timestep")
+    """Highest timestep; 999 is the most noise (kohya: max_timestep, which is exclusive: 1000 there is 999 here)."""
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """One loss weighting at a time; a range of noise strengths that holds something."""
+        """Yield an error for two loss weightings at once, and for an empty timestep range."""
         if self.debiased and self.min_snr_gamma is not None:
             yield (
                 "debiased",
-                "cannot be combined with min_snr_gamma: both weigh the noise strengths; keep one of the two",
+                "cannot be combined with min_snr_gamma: both weight the timesteps; use only one of them",
             )
         if self.timestep_min > self.timestep_max:
             yield "timestep_min", f"is {self.timestep_min}, which is above timestep_max = {self.timestep_max}"
 
 
 class PictureConfig(Section):
-    """How pictures are cropped, flipped and put into buckets of like shape."""
+    """Cropping, flipping and aspect ratio buckets."""
 
-    buckets: bool = True
-    """Whether pictures keep about their own shape (aspect-ratio buckets); off: all are cropped to a square."""
+    buckets: bool = Field(default=True, title="Aspect ratio buckets")
+    """Group images by aspect ratio (kohya: enable_bucket); off: crop every image to a square."""
     bucket_step: int = Field(default=64, ge=8, le=512, multiple_of=8)
-    """Bucket sides are multiples of this many pixels."""
+    """Bucket sides are multiples of this, in pixels (kohya: bucket_reso_steps)."""
     bucket_min: int | None = Field(default=None, ge=8, le=8192, multiple_of=8)
-    """Shortest bucket side in pixels; absent: half the resolution."""
+    """Shortest bucket side in pixels (kohya: min_bucket_reso); default: half the resolution."""
     bucket_max: int | None = Field(default=None, ge=8, le=8192, multiple_of=8)
-    """Longest bucket side in pixels; absent: twice the resolution."""
+    """Longest bucket side in pixels (kohya: max_bucket_reso); default: twice the resolution."""
     max_upscale: float = Field(default=1.25, ge=1.0, le=16.0)
-    """Pictures are not enlarged more than this; smaller ones get a smaller bucket."""
+    """Largest factor by which small images are enlarged; 1 is kohya's bucket_no_upscale."""
     crop: Literal["center", "random"] = "center"
-    """Which part is kept when a picture is not shaped like its bucket; a crop in impasto.jsonl is cut out first."""
-    flip: bool = False
-    """Whether half of the showings are mirrored; leave off for anything with a left and a right."""
+    """Part to keep where an image does not match its bucket's shape; crops set in impasto.jsonl are applied first."""
+    flip: bool = Field(default=False, title="Random flip")
+    """Mirror half of the images at random (kohya: flip_aug); leave off for anything asymmetric, such as text."""
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Bucket limits in their order."""
+        """Yield an error when the smallest bucket side is above the largest."""
         if self.bucket_min is not None and self.bucket_max is not None and self.bucket_min > self.bucket_max:
             yield "bucket_min", f"is {self.bucket_min}, which is above bucket_max = {self.bucket_max}"
 
 
 class ScheduleConfig(Section):
-    """The learning-rate schedule; formulas stand beside the code in trainer/training/optim/lr_schedule.py."""
+    """The learning rate schedule. trainer/training/optim/lr_schedule.py has the formulas."""
 
-    kind: Literal["constant", "linear", "cosine", "restarts", "polynomial", "rex"] = "constant"
-    """The shape: constant, falling in a line, falling in a cosine, a cosine that starts again, polynomial, or REX."""
-    warmup: int | float = Field(default=0, ge=0)
-    """Steps over which the rate rises from zero, or, below 1, the share of the run: 100 or 0.05."""
-    end: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Share of the learning rate that is left at the end (linear, cosine, restarts, polynomial)."""
-    cycles: int = Field(default=1, ge=1, le=100)
-    """How many cosines there are when kind = "restarts"."""
-    power: float = Field(default=1.0, gt=0.0, le=10.0)
-    """The exponent when kind = "polynomial"."""
+    kind: Literal["constant", "linear", "cosine", "restarts", "polynomial", "rex"] = Field(
+        default="constant", title="LR scheduler"
+    )
+    """How the learning rate changes (kohya: lr_scheduler); restarts is cosine with restarts."""
+    warmup: int | float = Field(default=0, ge=0, title="LR warmup")
+    """Steps to raise the learning rate from 0, or below 1 a share of the run: 100 or 0.05 (kohya: lr_warmup_steps)."""
+    end: float = Field(default=0.0, ge=0.0, le=1.0, title="Min LR ratio")
+    """Final share of the learning rate (kohya: lr_scheduler_min_lr_ratio); not used by constant and rex."""
+    cycles: int = Field(default=1, ge=1, le=100, title="LR cycles")
+    """Number of cosine cycles with kind = "restarts" (kohya: lr_scheduler_num_cycles)."""
+    power: float = Field(default=1.0, gt=0.0, le=10.0, title="LR power")
+    """Exponent with kind = "polynomial" (kohya: lr_scheduler_power)."""
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """A warm-up in steps is a whole number."""
+        """Yield an error for a warmup of 1 or more steps that is not a whole number."""
         if self.warmup >= 1 and isinstance(self.warmup, float):
-            yield "warmup", f"is {self.warmup}: write a whole number of steps, or a share of the run below 1"
+            yield "warmup", f"is {self.warmup}: use a whole number of steps, or a share of the run below 1"
 
 
 Rank = Annotated[int, Field(ge=1, le=1024)]
@@ -129,93 +131,96 @@ ShareBelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class TextEncoderConfig(Section):
-    """How a text encoder is trained along; with learning rate 0 it is not trained at all."""
+    """How one text encoder is trained; with learning rate 0 it is not trained."""
 
     learning_rate: LearningRate = 0.0
-    """How fast this text encoder learns; 0 means it is not trained."""
+    """Learning rate of this text encoder (kohya: text_encoder_lr); 0: not trained; 5e-5 is usual for SD 1.5."""
     rank: Rank | None = None
-    """The size of its adapter; absent: the recipe's rank."""
+    """LoRA rank in this text encoder; default: the recipe's rank."""
     alpha: Alpha | None = None
-    """The alpha of its adapter, which acts with strength alpha/rank; absent: the recipe's alpha."""
+    """LoRA alpha in this text encoder; default: the recipe's alpha."""
 
 
 class RecipeConfig(Section):
-    """What is learned and how."""
+    """What the LoRA learns and how."""
 
-    adapter: Literal["lora"] = "lora"
-    """The kind of adapter."""
-    layers: Literal["attention", "linear", "all"] = "linear"
-    """Which UNet layers learn: attention only, all linear and 1x1 layers (as kohya does), or 3x3 convolutions too."""
+    adapter: Literal["lora"] = Field(default="lora", title="Adapter type")
+    """Type of adapter; LoRA is the only one (with layers = "all" it is a LoCon)."""
+    layers: Literal["attention", "linear", "all"] = Field(default="linear", title="Trained layers")
+    """UNet layers to train: attention only, all linear and 1x1 layers (as kohya), or 3x3 convolutions too (LoCon)."""
     rank: Rank = 16
-    """How much the LoRA can hold: a higher rank learns more detail, makes a larger file and overfits sooner."""
+    """Capacity of the LoRA (kohya: network_dim): more learns more detail but overfits sooner; 8 to 64 is usual."""
     alpha: Alpha = 16.0
-    """The LoRA acts with strength alpha/rank: changing alpha is like changing the learning rate."""
+    """The LoRA is scaled by alpha/rank (kohya: network_alpha), like a learning rate; rank or half of it is usual."""
     conv_rank: Rank | None = None
-    """Rank of the 3x3 convolutions when layers = "all"; absent: the recipe's rank."""
+    """Rank of 3x3 convolutions with layers = "all" (kohya: conv_dim); default: the recipe's rank."""
     conv_alpha: Alpha | None = None
-    """Alpha of the 3x3 convolutions when layers = "all"; absent: the recipe's alpha."""
-    learning_rate: LearningRate = 1e-4
-    """How fast the UNet learns; 0 means it is not trained. Prodigy wants 1.0."""
+    """Alpha of 3x3 convolutions with layers = "all" (kohya: conv_alpha); default: the recipe's alpha."""
+    learning_rate: LearningRate = Field(default=1e-4, title="UNet learning rate")
+    """Learning rate of the UNet (kohya: unet_lr); 1e-4 is usual, 1.0 for Prodigy; 0: not trained."""
     text_encoder: TextEncoderConfig = TextEncoderConfig()
     """The text encoder (SDXL: the first, CLIP-L)."""
     text_encoder_2: TextEncoderConfig = TextEncoderConfig()
     """SDXL's second text encoder (OpenCLIP bigG)."""
-    dropout: ShareBelowOne = 0.0
-    """Chance that a value inside the LoRA is left out in a step; a guard against overfitting."""
+    dropout: ShareBelowOne = Field(default=0.0, title="LoRA dropout")
+    """Dropout inside the LoRA, against overfitting (kohya: network_dropout); 0.1 to 0.3 is usual; 0: off."""
     rank_dropout: ShareBelowOne = 0.0
-    """Chance that a whole rank of a layer's LoRA is left out in a step."""
+    """Probability of dropping each rank of a layer's LoRA in a step (kohya: rank_dropout); 0: off."""
     module_dropout: ShareBelowOne = 0.0
-    """Chance that a layer's whole LoRA is left out in a step."""
+    """Probability of dropping a layer's whole LoRA in a step (kohya: module_dropout); 0: off."""
     optimizer: Annotated[OptimizerConfig, Field(discriminator="name")] = AdamWConfig()
-    """The rule by which weights are changed."""
-    schedule: ScheduleConfig = ScheduleConfig()
-    """How the learning rate changes over the run."""
-    steps: int | None = Field(default=None, ge=1, le=10_000_000)
-    """Length of the run in optimizer steps. State one of steps, epochs and pictures_seen."""
-    epochs: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Length of the run in passes over the dataset."""
-    pictures_seen: int | None = Field(default=None, ge=1, le=100_000_000)
-    """Length of the run as about how many pictures are shown in all."""
-    effective_batch: int = Field(default=4, ge=1, le=4096)
-    """How many pictures one optimizer step learns from, however they are split to fit the memory."""
-    clip_gradient: float = Field(default=1.0, ge=0.0, le=1e6)
-    """Gradients longer than this are shortened to it; 0 switches it off."""
+    """Optimizer (kohya: optimizer_type); AdamW is a safe choice."""
+    schedule: ScheduleConfig = Field(default=ScheduleConfig(), title="Learning rate schedule")
+    """How the learning rate changes during the run."""
+    steps: int | None = Field(default=None, ge=1, le=10_000_000, title="Max steps")
+    """Length in optimizer steps (kohya: max_train_steps). Set only one of steps, epochs and pictures_seen."""
+    epochs: int | None = Field(default=None, ge=1, le=1_000_000, title="Max epochs")
+    """Length in passes over the dataset (kohya: max_train_epochs)."""
+    pictures_seen: int | None = Field(default=None, ge=1, le=100_000_000, title="Images seen")
+    """Length as the number of images seen, repeats included: about steps times batch size."""
+    effective_batch: int = Field(default=4, ge=1, le=4096, title="Effective batch size")
+    """Images per optimizer step (kohya: train_batch_size x gradient_accumulation_steps); fit.micro_batch splits it."""
+    clip_gradient: float = Field(default=1.0, ge=0.0, le=1e6, title="Max gradient norm")
+    """Gradients with a larger norm are scaled down to it (kohya: max_grad_norm); 0: off."""
     clip_skip: int | None = Field(default=None, ge=1, le=12)
-    """Which text-encoder layer is read, as kohya counts: 1 = last, 2 = penultimate; absent: the last. SD 1.5 only."""
-    token_chunks: Literal[75, 150, 225] = 75
-    """How many caption tokens are read at most; longer captions are cut."""
+    """Text encoder layer to use, counted as in kohya: 1 = last, 2 = penultimate; default: the last. SD 1.5 only."""
+    token_chunks: Literal[75, 150, 225] = Field(default=75, title="Max token length")
+    """Maximum caption length in tokens (kohya: max_token_length); longer captions are truncated."""
     resolution: int | None = Field(default=None, ge=64, le=4096, multiple_of=8)
-    """Side of the square whose area every bucket has, in pixels; absent: 512 for SD 1.5, 1024 for SDXL."""
-    pictures: PictureConfig = PictureConfig()
-    """How pictures are cropped, flipped and put into buckets."""
+    """Training resolution in pixels: buckets have about this area (1024 = 1024x1024); default: 512, SDXL 1024."""
+    pictures: PictureConfig = Field(default=PictureConfig(), title="Images")
+    """How images are cropped, flipped and sorted into buckets."""
     captions: CaptionConfig = CaptionConfig()
-    """How captions are turned into what the model reads."""
+    """How captions are processed before they are encoded."""
     objective: ObjectiveConfig = ObjectiveConfig()
-    """What the loss measures and which noise is used."""
+    """Loss, timesteps and noise."""
     seed: int = Field(default=42, ge=0, le=2**63 - 1)
-    """The number all chance in the run comes from: the same seed gives the same LoRA."""
+    """Random seed; on the CPU, or with fit.deterministic, the same seed gives the same LoRA."""
 
     @field_validator("optimizer", mode="before")
     @classmethod
     def _default_optimizer(cls, value: Any) -> Any:
-        """A table of arguments without a name means the default optimizer, as an absent table does."""
+        """Add the default optimizer's name to arguments without one, as if the table were absent."""
         return {"name": "adamw", **value} if isinstance(value, dict) else value
 
     @property
     def has_dropouts(self) -> bool:
-        """Whether chance takes part in what the LoRA computes."""
+        """Return whether any dropout inside the LoRA is on."""
         return self.dropout > 0 or self.rank_dropout > 0 or self.module_dropout > 0
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """One length, something that learns, and rates and a schedule that the optimizer can use."""
+        """Yield errors for several lengths, nothing to train, and rates or schedules that the optimizer cannot use."""
         lengths = [key for key in LENGTH_KEYS if getattr(self, key) is not None]
         if len(lengths) > 1:
-            yield lengths[0], f"says how long the run is, and so does {' and '.join(lengths[1:])}; keep one of them"
+            yield lengths[0], f"is set, and so is {' and '.join(lengths[1:])}: set only one length"
         if not any((self.learning_rate, self.text_encoder.learning_rate, self.text_encoder_2.learning_rate)):
-            yield "learning_rate", "is 0, and that of the text encoders too: nothing would be trained"
+            yield "learning_rate", "is 0 for the UNet and all text encoders, so nothing would be trained"
         rates = {self.learning_rate, self.text_encoder.learning_rate, self.text_encoder_2.learning_rate} - {0.0}
         if isinstance(self.optimizer, ProdigyConfig) and len(rates) > 1:
-            yield "learning_rate", "must be that of the trained text encoders: Prodigy finds one rate for all parts"
+            yield (
+                "learning_rate",
+                "must be equal for UNet and text encoders: Prodigy finds one rate for all; set each to 1.0",
+            )
         yield from self._schedule_rules()
 
     def _schedule_rules(self) -> Iterator[tuple[str, str]]:
@@ -224,7 +229,7 @@ class RecipeConfig(Section):
             return
         who = "Adafactor with relative_step = true" if own_rate else "Schedule-Free AdamW"
         if self.schedule.kind != "constant":
-            yield "schedule.kind", f'must be "constant": {who} changes its steps by itself'
+            yield "schedule.kind", f'must be "constant": {who} adjusts the learning rate itself'
         if self.schedule.warmup:
             own = "optimizer.warmup_init = true" if own_rate else "optimizer.warmup_steps"
-            yield "schedule.warmup", f"must be 0: {who} has its own warm-up, {own}"
+            yield "schedule.warmup", f"must be 0: {who} has its own warmup, {own}"

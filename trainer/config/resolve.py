@@ -1,4 +1,4 @@
-"""Freezes a job: every "absent" and "auto" becomes the value that holds for this base, dataset and machine."""
+"""Resolving of jobs: each missing or "auto" value becomes the one for this base, dataset and machine."""
 
 from __future__ import annotations
 
@@ -14,54 +14,54 @@ from trainer.config.toml_file import toml_value
 from trainer.errors import JobError
 from trainer.files.architecture import NAMES
 
-# Without a length: each sample about a hundred times, but no run too short to learn or longer than an evening.
+# Default length: about 100 repeats of each sample, within limits: long enough to learn, no longer than an evening.
 SHOWINGS = 100
 FEWEST_PICTURES = 1_600
 MOST_PICTURES = 8_000
 CACHE_GIGABYTES = 40.0
 CHECKPOINT_AT_LEAST_EVERY = 500
-# Rounding apart, the rest of a fit changes no result: a run may go on with a smaller micro-batch or more checkpointing.
+# Other fit keys change results only by rounding: a run may resume with a smaller micro-batch or more checkpointing.
 FIT_NUMERICS = ("dtype", "quantise", "int8_products", "vae_dtype", "vae_encode_tiling")
 
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """One length in its three measures; ``epochs`` may end within an epoch."""
+    """Length of a run in steps, epochs (possibly a fraction) and images seen."""
 
     steps: int
     epochs: float
     pictures: int
 
     def __str__(self) -> str:
-        """The three in one sentence: "1,200 steps = 30 epochs = about 4,800 pictures seen"."""
+        """Return all three: "1,200 steps = 30 epochs = about 4,800 images seen"."""
         epochs = f"{self.epochs:,.0f}" if self.epochs.is_integer() else f"{self.epochs:,.1f}"
         return (
             f"{self.steps:,} {_plural('step', self.steps)} = {epochs} {_plural('epoch', self.epochs)}"
-            f" = about {self.pictures:,} {_plural('picture', self.pictures)} seen"
+            f" = about {self.pictures:,} {_plural('image', self.pictures)} seen"
         )
 
 
 def steps_per_epoch(samples: int, effective_batch: int) -> int:
-    """Optimizer steps in one pass over ``samples`` showings; the last batch of an epoch may be smaller."""
+    """Return the optimizer steps per epoch of ``samples`` (repeats counted); an epoch's last batch may be smaller."""
     return math.ceil(samples / effective_batch)
 
 
 def resolve_length(recipe: RecipeConfig, samples_per_epoch: int) -> Length:
-    """The length that ``recipe`` states, or the default one; an epoch has ``samples_per_epoch`` showings (1 up)."""
+    """Return the length set in ``recipe``, or the default one; ``samples_per_epoch`` counts repeats (at least 1)."""
     per_epoch = steps_per_epoch(samples_per_epoch, recipe.effective_batch)
     steps = recipe.steps or _steps(recipe, samples_per_epoch, per_epoch)
     return length_of(steps, samples_per_epoch, recipe.effective_batch)
 
 
 def length_of(steps: int, samples_per_epoch: int, effective_batch: int) -> Length:
-    """A number of steps in all three measures."""
+    """Return the length of a run of ``steps``."""
     per_epoch = steps_per_epoch(samples_per_epoch, effective_batch)
     whole, rest = divmod(steps, per_epoch)
     return Length(steps, steps / per_epoch, whole * samples_per_epoch + min(rest * effective_batch, samples_per_epoch))
 
 
 def default_pictures(samples: int) -> int:
-    """How many pictures are shown when a job states no length; never less than one epoch of ``samples``."""
+    """Return the images seen when a job sets no length; at least one epoch of ``samples``."""
     return max(samples, min(max(samples * SHOWINGS, FEWEST_PICTURES), MOST_PICTURES))
 
 
@@ -74,7 +74,7 @@ def _steps(recipe: RecipeConfig, samples: int, per_epoch: int) -> int:
 
 
 def _steps_to_see(pictures: int, samples: int, per_epoch: int, effective_batch: int) -> int:
-    """The fewest steps that show ``pictures``; the short batch at an epoch's end is counted as it is."""
+    """Return the fewest steps that see ``pictures`` images; an epoch's last batch may be smaller."""
     whole, rest = divmod(pictures, samples)
     return max(1, whole * per_epoch + math.ceil(rest / effective_batch))
 
@@ -85,13 +85,18 @@ def _plural(word: str, number: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a fit is chosen for: ``device`` "cpu" or "cuda:0", the card's name and memory, bf16, and CPU cores."""
+    """The machine that a fit is chosen for."""
 
     device: str
+    """"cpu" or "cuda:0"."""
     card: str | None
+    """Name of the GPU."""
     total_bytes: int | None
+    """Total GPU memory."""
     bf16: bool
+    """Whether the GPU supports bf16."""
     cores: int
+    """CPU cores."""
 
 
 def resolve_job(
@@ -103,17 +108,17 @@ def resolve_job(
     samples_per_epoch: int,
     machine: Machine,
 ) -> Job:
-    """The job as it will run, ready to be frozen; resolving it again changes nothing.
+    """Return the job as it will run, ready to be frozen; resolving it again changes nothing.
 
-    ``family``, ``prediction`` and ``zero_terminal_snr`` are what the base is found (or stated) to be,
-    ``samples_per_epoch`` the showings of one epoch, repeats counted. Stated values are kept. What stays absent
-    says "off", "all" or "from the dataset's files", which the dataset's frozen listing holds.
-    Raises JobError naming every key that does not suit this base or machine.
+    ``family``, ``prediction`` and ``zero_terminal_snr`` are the detected (or configured) properties of the base;
+    ``samples_per_epoch`` counts repeats. Values set in the job are kept. Values that stay None mean "off", "all", or
+    "from the dataset's files", which are in the frozen listing.
+    Raises JobError naming every key that does not work with this base or machine.
     """
     faults = tuple(_faults(job, family, prediction, zero_terminal_snr, machine))
     if faults:
-        sentence = f"{job.name} cannot run as it is: " + "; ".join(faults)
-        raise JobError("job.unsuitable", sentence, "Change the keys named, or leave them out.", faults)
+        sentence = f"Could not prepare {job.name}: " + "; ".join(faults)
+        raise JobError("job.unsuitable", sentence, "Change these settings, or remove them to use the defaults.", faults)
     recipe = _resolve_recipe(job.recipe, family, samples_per_epoch)
     return job.changed(
         base=job.base.changed(family=family, prediction=prediction, zero_terminal_snr=zero_terminal_snr),
@@ -146,20 +151,20 @@ def _base_faults(base: BaseConfig, family: Family, prediction: Prediction, zero_
         yield f'base.family: is "{base.family}", but the base is {NAMES[family]}'
     if zero_terminal_snr and prediction == "epsilon":
         yield (
-            "base.zero_terminal_snr: the base is marked so, yet predicts epsilon, which cannot be learned from pure "
-            'noise; state base.prediction = "v" or base.zero_terminal_snr = false'
+            "base.zero_terminal_snr: the base is marked with zero terminal SNR but predicts epsilon, which cannot be "
+            'trained at pure noise; set base.prediction = "v" or base.zero_terminal_snr = false'
         )
 
 
 def _machine_faults(fit: FitConfig, machine: Machine) -> Iterator[str]:
-    on_card = _device(fit, machine) != "cpu"
-    if on_card and machine.device == "cpu":
-        yield f'fit.device: is "{fit.device}", but PyTorch finds no NVIDIA card here'
+    on_gpu = _device(fit, machine) != "cpu"
+    if on_gpu and machine.device == "cpu":
+        yield f'fit.device: is "{fit.device}", but PyTorch finds no NVIDIA GPU'
         return
-    if fit.dtype == "bf16" and on_card and not machine.bf16:
-        yield f'fit.dtype: {machine.card or "this card"} does not compute in bf16; use "fp16"'
-    if fit.vae_dtype == "bf16" and on_card and not machine.bf16:
-        yield f'fit.vae_dtype: {machine.card or "this card"} does not compute in bf16; use "fp32"'
+    if fit.dtype == "bf16" and on_gpu and not machine.bf16:
+        yield f'fit.dtype: {machine.card or "this GPU"} does not support bf16; use "fp16"'
+    if fit.vae_dtype == "bf16" and on_gpu and not machine.bf16:
+        yield f'fit.vae_dtype: {machine.card or "this GPU"} does not support bf16; use "fp32"'
 
 
 def _resolve_recipe(recipe: RecipeConfig, family: Family, samples_per_epoch: int) -> RecipeConfig:
@@ -184,7 +189,7 @@ def _resolve_recipe(recipe: RecipeConfig, family: Family, samples_per_epoch: int
 
 
 def _resolve_buckets(pictures: PictureConfig, resolution: int) -> PictureConfig:
-    """Half to twice the resolution: at 1024 this holds 832x1216 and stops before strips such as 256x4096."""
+    """Set missing limits to half and twice the resolution: at 1024 this allows 832x1216 but not 256x4096."""
     step = pictures.bucket_step
     return pictures.changed(
         bucket_min=pictures.bucket_min or max(step, resolution // 2 // step * step),
@@ -193,12 +198,12 @@ def _resolve_buckets(pictures: PictureConfig, resolution: int) -> PictureConfig:
 
 
 def choose_fit(fit: FitConfig, recipe: RecipeConfig, machine: Machine) -> FitConfig:
-    """The whole fit for ``recipe`` on ``machine``: stated keys kept, absent ones chosen to need least on a card.
+    """Return the complete fit for ``recipe`` on ``machine``; keys that are not set use the least GPU memory.
 
-    It is where a plan starts from (see trainer/memory/planner), and what a run takes that is not planned.
+    The planner starts from it (trainer/memory/planner), and runs without a plan use it.
     """
     on_cpu = _device(fit, machine) == "cpu"
-    chosen = _cpu_fit(recipe, machine) if on_cpu else _card_fit(machine)
+    chosen = _cpu_fit(recipe, machine) if on_cpu else _gpu_fit(machine)
     stated = {name: value for name, value in fit if value is not None}
     fit = chosen.changed(**stated)
     return fit.changed(
@@ -210,7 +215,7 @@ def choose_fit(fit: FitConfig, recipe: RecipeConfig, machine: Machine) -> FitCon
 
 
 def _device(fit: FitConfig, machine: Machine) -> str:
-    """The stated device, with "cuda" made the very card that the machine describes."""
+    """Return the configured device, with "cuda" replaced by the machine's GPU."""
     if fit.device is None or (fit.device == "cuda" and machine.device != "cpu"):
         return machine.device
     return fit.device
@@ -233,8 +238,8 @@ def _cpu_fit(recipe: RecipeConfig, machine: Machine) -> FitConfig:
     )
 
 
-def _card_fit(machine: Machine) -> FitConfig:
-    """What needs least without rounding the base."""
+def _gpu_fit(machine: Machine) -> FitConfig:
+    """Return the fit with the least memory that does not quantize the base."""
     return FitConfig(
         dtype="bf16" if machine.bf16 else "fp16",
         quantise="none",
@@ -272,9 +277,9 @@ def _resolve_saving(saving: SavingConfig, steps: int, per_epoch: int) -> SavingC
 
 
 def identity(job: Job) -> dict[str, object]:
-    """The parts of a resolved job that must not change on resume, as dotted key to JSON value.
+    """Return the parts of a resolved job that must not change on resume, as dotted key to JSON value.
 
-    Base, dataset, recipe except its length, and the number formats of the fit.
+    These are base, dataset, the recipe except its length, and the fit keys that change results.
     """
     data = job.model_dump(mode="json", by_alias=True)
     recipe = {key: value for key, value in data["recipe"].items() if key not in LENGTH_KEYS}
@@ -284,12 +289,12 @@ def identity(job: Job) -> dict[str, object]:
 
 
 def differences(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
-    """How identity ``new`` differs from ``old``, one sentence a key: "recipe.rank was 16 and is now 32"."""
+    """Return how identity ``new`` differs from ``old``, one line per key: "recipe.rank was 16 and is now 32"."""
     return [f"{key} was {before} and is now {after}" for key, before, after in changes(old, new)]
 
 
 def changes(old: Mapping[str, object], new: Mapping[str, object]) -> list[tuple[str, str, str]]:
-    """Return each key that differs with its old and its new value, as people read them."""
+    """Return each key that differs, with its old and new value as text."""
     return [
         (key, _shown(old.get(key)), _shown(new.get(key)))
         for key in dict.fromkeys((*old, *new))
@@ -298,7 +303,7 @@ def changes(old: Mapping[str, object], new: Mapping[str, object]) -> list[tuple[
 
 
 def flat(value: object, key: str) -> Iterator[tuple[str, object]]:
-    """The single values of nested JSON tables as (dotted key, value); ``key`` is put before each."""
+    """Yield the leaves of nested JSON tables as (dotted key, value), with ``key`` as prefix."""
     if isinstance(value, list) and value and isinstance(value[0], dict):
         value = {str(number): item for number, item in enumerate(value)}
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The strict pydantic base that every part of a job is built on."""
+"""Base class of all job tables, and a description of every key for forms, help texts and messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Value = TypeVar("_Value")
 
 
 class BrokenRulesError(ValueError):
-    """Rules between keys that a table breaks: pairs of the key, relative to the table, and the reason."""
+    """Rules between keys that a table violates, as (key relative to the table, reason)."""
 
     def __init__(self, problems: tuple[tuple[str, str], ...]) -> None:
         super().__init__("; ".join(f"{key}: {reason}" for key, reason in problems))
@@ -23,9 +23,10 @@ class BrokenRulesError(ValueError):
 
 
 class Section(BaseModel):
-    """A table of a job file: unknown keys are errors, each field's docstring is its help text.
+    """A table of a job file.
 
-    Values are taken as they are written (a text is never read as a number). Lists stay lists in TOML and become tuples.
+    Unknown keys are errors, and types are strict: a string is never read as a number. TOML lists become tuples. Each
+    field's docstring is its help text in forms and job files; ``Field(title=...)`` sets its label.
     """
 
     model_config = ConfigDict(
@@ -39,7 +40,7 @@ class Section(BaseModel):
     )
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Yield (key, reason) for each rule between keys of this table that is broken."""
+        """Yield (key, reason) for each rule between keys of this table that is violated."""
         return iter(())
 
     @model_validator(mode="after")
@@ -49,49 +50,56 @@ class Section(BaseModel):
         return self
 
     def changed(self, **updates: Any) -> Self:
-        """This table with some fields replaced, validated again (pydantic's own copy would skip that)."""
+        """Return a copy with some fields replaced, validated again (pydantic's model_copy does not validate)."""
         fields = type(self).model_fields
         values = {fields[name].alias or name: value for name, value in self if name in self.model_fields_set}
         return type(self).model_validate(values | updates)
 
 
 def stated(value: _Value | None) -> _Value:
-    """Return a value that every frozen job states; raises ValueError for a job that is not frozen."""
+    """Return a value that is set in every frozen job; raises ValueError for None, a job that is not frozen."""
     if value is None:
-        raise ValueError("a frozen job states every value that it runs with")
+        raise ValueError("a frozen job must have a value for every key that it runs with")
     return value
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """One key: its dotted name, what it may hold in words, its default (None: absent or required) and its help text."""
+    """Description of one key of a job."""
 
     key: str
+    """Dotted name."""
     values: str
+    """Allowed values, in words that follow "must be"."""
     default: Any
+    """Default value; None for a key that is optional or required."""
     required: bool
     doc: str
+    """Help text, one line of at most 120 characters."""
     annotation: Any = None
-    """The type that the schema gives it."""
+    """Type annotation of the field."""
+    title: str = ""
+    """Label in forms; empty where it follows from the key."""
 
 
 def fields(section: type[Section], prefix: str = "") -> Iterator[Described]:
-    """Yield every key of ``section`` and of the tables in it, in the order of the file.
+    """Yield every key of ``section`` and of its tables, in file order.
 
-    A list of tables gives its keys once, with ``*`` for the place in the list. A table that comes in kinds (the
-    optimizer) gives ``name``, which chooses the kind, then the keys of every kind, with the kind's name in brackets.
+    Keys in a list of tables appear once, with ``*`` as the index. A table of several kinds (the optimizer) yields
+    ``name``, which selects the kind, then the keys of every kind, with the kind's name in brackets.
     """
     for name, field in section.model_fields.items():
         key = prefix + (field.alias or name)
         default = None if field.default is PydanticUndefined else field.default
         doc = field.description or ""
         words = values_text(field.annotation, field)
-        yield Described(key, words, default, field.is_required(), doc, field.annotation)
+        yield Described(key, words, default, field.is_required(), doc, field.annotation, field.title or "")
         kinds = sections_in(field.annotation)
         if len(kinds) > 1:
             names = choices(field.annotation)
+            choice: Any = Literal[tuple(names)]
             yield Described(
-                f"{key}.name", _quoted(names), getattr(default, "name", ""), False, doc, Literal[tuple(names)]
+                f"{key}.name", _quoted(names), getattr(default, "name", ""), False, doc, choice, name.title()
             )
             for kind in kinds:
                 inside = fields(kind, f"{key}[{kind_name(kind)}].")
@@ -101,20 +109,20 @@ def fields(section: type[Section], prefix: str = "") -> Iterator[Described]:
 
 
 def sections_in(annotation: Any) -> list[type[Section]]:
-    """The tables that a field with this annotation may hold, itself or as items of its list."""
+    """Return the table classes that a field with this annotation may hold, directly or in a list."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return [annotation]
     return [section for part in get_args(annotation) if not isinstance(part, str) for section in sections_in(part)]
 
 
 def kind_name(section: type[Section]) -> str:
-    """The word that chooses this kind among others: the default of its ``name`` ("adamw")."""
+    """Return the value of ``name`` that selects this kind of table ("adamw"); empty for tables without kinds."""
     field = section.model_fields.get("name")
     return field.default if field is not None and isinstance(field.default, str) else ""
 
 
 def choices(annotation: Any) -> list[str]:
-    """The words that a field may hold, if it is a choice; the names of its kinds if it holds a table of one kind."""
+    """Return the strings that a choice field accepts, or the names of the kinds of its table."""
     if get_origin(annotation) is Literal:
         return [value for value in get_args(annotation) if isinstance(value, str)]
     kinds = sections_in(annotation)
@@ -124,7 +132,7 @@ def choices(annotation: Any) -> list[str]:
 
 
 def values_text(annotation: Any, field: FieldInfo | None = None) -> str:
-    """What may be written, as words that follow "must be": "a whole number from 1 to 1024"."""
+    """Return the allowed values in words that follow "must be": "a whole number from 1 to 1024"."""
     constraints = list(field.metadata) if field is not None else []
     examples = (field.examples if field is not None else None) or []
     return _words(annotation, constraints, examples)

@@ -1,4 +1,4 @@
-"""Reads a TOML file that somebody wrote or sent: its bytes, its text, its tables; each fault in plain words."""
+"""Reading of untrusted TOML files (jobs and presets), with every error in plain words."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from trainer.protocol.text import printable
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """What sort of file is read: how it is called, the most bytes it may have, and what to do about a broken one."""
+    """A kind of file: its name, its size limit, and remedies for its errors."""
 
     word: str
     """"job" or "preset"; the first part of error codes."""
     largest: int
-    """Bytes."""
+    """Size limit in bytes."""
     limit: str
-    """The same in words: "1 MiB"."""
+    """The size limit as text: "1 MiB"."""
     remedy: str
-    """Where a good file comes from."""
+    """How to get a valid file."""
     wrong_file: str
-    """What to do when the file is far too large to be one."""
+    """What to do when the file is too large."""
     missing: str
-    """What to do when there is no such file."""
+    """What to do when the file does not exist."""
 
 
-# UTF-32 first: its mark begins as that of UTF-16 does.
+# UTF-32 first: its byte order mark starts with that of UTF-16.
 _MARKS = {
     b"\xff\xfe\x00\x00": "UTF-32",
     b"\x00\x00\xfe\xff": "UTF-32",
@@ -42,30 +42,30 @@ _MARKS = {
     b"\xfe\xff": "UTF-16",
 }
 
-# What the parser says, and what that means to somebody who has never heard of TOML.
+# Messages of the parser (regular expressions), and what they mean in plain words.
 _TOML_WORDS = (
-    (r"Cannot overwrite a value|[Dd]uplicate", "the key on this line stands in the file twice"),
-    (r"Cannot declare .* twice", "this table stands in the file twice"),
+    (r"Cannot overwrite a value|[Dd]uplicate", "the key on this line is in the file twice"),
+    (r"Cannot declare .* twice", "this table is in the file twice"),
     (
         r"Unescaped|[Ii]nvalid hex|Illegal backslash|escape",
-        "a \\ in double quotes is a special sign; write Windows paths in 'single quotes'",
+        "a \\ in double quotes is a special character; write Windows paths in 'single quotes'",
     ),
-    (r"Expected '=' after a key", "a line must read key = value"),
-    (r"Invalid value", 'this is no value; text needs quotes ("like this"), and true and false are written small'),
-    (r"Expected newline or end", "there is more on this line after the value; text needs quotes around all of it"),
-    (r"Unterminated|character '.n'|Expected \"", "a text is not closed; its last quote is missing"),
-    (r"Illegal character", "a control character stands in it, which no text needs"),
-    (r"Invalid statement|Invalid initial", "a line must read key = value, or [table]"),
-    (r"Unclosed array", "a list is not closed; its ] is missing"),
-    (r"Unclosed inline table", "a table in braces is not closed; its } is missing"),
-    (r"Expected '\]'", "the name of a table is not closed; its ] is missing"),
+    (r"Expected '=' after a key", "a line must have the form key = value"),
+    (r"Invalid value", 'this is not a valid value; text needs quotes ("like this"), and true and false are lowercase'),
+    (r"Expected newline or end", "there is something after the value; text needs quotes around all of it"),
+    (r"Unterminated|character '.n'|Expected \"", "a closing quote is missing"),
+    (r"Illegal character", "it contains a control character"),
+    (r"Invalid statement|Invalid initial", "a line must have the form key = value or [table]"),
+    (r"Unclosed array", "a closing ] of a list is missing"),
+    (r"Unclosed inline table", "a closing } of a table is missing"),
+    (r"Expected '\]'", "the closing ] of a table name is missing"),
 )
 
 
 def read_text(path: Path, kind: FileKind) -> str:
-    """The text of a file, with or without a byte order mark; no more than ``kind.largest`` bytes are ever read.
+    """Return the text of a file without a byte order mark, reading at most ``kind.largest`` bytes.
 
-    Raises JobError when it is missing, unreadable, too large or not UTF-8.
+    Raises JobError when the file is missing, unreadable, too large or not UTF-8.
     """
     try:
         with open_file(path, "text") as file:
@@ -73,11 +73,11 @@ def read_text(path: Path, kind: FileKind) -> str:
     except UnusableFileError as error:
         if error.code == "file.size":
             raise _too_large(path, kind) from None
-        sentence = f"The {kind.word} file {printable(str(path), 300)} cannot be read: {error.reason}."
+        sentence = f"Could not read the {kind.word} file {printable(str(path), 300)}: {error.reason}."
         raise JobError(f"{kind.word}.unreadable", sentence, _remedy(path, kind)) from None
     except (OSError, ValueError) as error:
         named = printable(str(path), 300)
-        sentence = f"The {kind.word} file {named} cannot be read: {_why(path, error)}."
+        sentence = f"Could not read the {kind.word} file {named}: {_why(path, error)}."
         raise JobError(f"{kind.word}.unreadable", sentence, _remedy(path, kind)) from None
     if len(data) > kind.largest:
         raise _too_large(path, kind)
@@ -88,25 +88,25 @@ def read_text(path: Path, kind: FileKind) -> str:
 
 
 def parse_toml(text: str, source: str, kind: FileKind) -> dict[str, Any]:
-    """Parse TOML; JobError naming the line and the likely mistake when it is none."""
+    """Parse TOML; raises JobError that names the line and the likely mistake when it is invalid."""
     try:
         return reading.parse_toml(text, source, finite=False)
     except UnusableFileError as error:
         if error.code == "file.syntax":
             reason, line = _toml_reason(str(error.__cause__), text)
             sentence = f"{source} is not valid TOML: {reason}."
-            raise JobError(f"{kind.word}.toml", sentence, f"Correct {line} and start again.", (reason,)) from None
+            raise JobError(f"{kind.word}.toml", sentence, f"Fix {line} and start again.", (reason,)) from None
         sentence = f"{source} is not a {kind.word} file: {error.reason}."
         raise JobError(f"{kind.word}.toml", sentence, kind.remedy) from None
 
 
 def _why(path: Path, error: OSError | ValueError) -> str:
     if isinstance(error, ValueError):
-        return "its path holds a character that none can"
+        return "the path contains an invalid character"
     if isinstance(error, FileNotFoundError):
-        return "there is no such file"
+        return "file not found"
     if error.errno == errno.ENAMETOOLONG:
-        return "the path is longer than any can be"
+        return "the path is too long"
     if isinstance(error, PermissionError):
         return "you have no permission to read it"
     return error.strerror or str(error)
@@ -116,7 +116,7 @@ def _remedy(path: Path, kind: FileKind) -> str:
     within = path / f"{kind.word}.toml"
     with suppress(OSError):
         if within.is_file():
-            return f"Name the file in it: {within}"
+            return f"Use the file in this folder: {within}"
     return kind.missing
 
 
@@ -128,7 +128,7 @@ def _too_large(path: Path, kind: FileKind) -> JobError:
 def _not_utf8(path: Path, data: bytes, at: int, kind: FileKind) -> JobError:
     line = data.count(b"\n", 0, at) + 1
     saved = next((name for mark, name in _MARKS.items() if data.startswith(mark)), None)
-    what = f"it is saved as {saved}" if saved else f"line {line} holds a byte that is no UTF-8"
+    what = f"it is saved as {saved}" if saved else f"line {line} contains an invalid byte"
     return JobError(
         f"{kind.word}.encoding",
         f"{path.name} is not UTF-8 text: {what}.",
@@ -137,7 +137,7 @@ def _not_utf8(path: Path, data: bytes, at: int, kind: FileKind) -> JobError:
 
 
 def _toml_reason(message: str, text: str) -> tuple[str, str]:
-    """What is wrong in plain words with the line it stands on, and that line's name for the remedy."""
+    """Return the error in plain words with its line, and the line's name for the remedy."""
     said, _, where = message.rpartition(" (at ")
     plain = next((words for pattern, words in _TOML_WORDS if re.search(pattern, said)), said[:1].lower() + said[1:])
     number = re.match(r"line (\d+)", where)
@@ -148,11 +148,11 @@ def _toml_reason(message: str, text: str) -> tuple[str, str]:
 
 
 def toml_value(value: Any) -> str:
-    """A text, number, truth value or list of these as TOML writes it."""
+    """Return a string, number, Boolean, list or table as TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        # JSON's escapes are TOML's; only DEL has to be escaped in TOML and stays as it is in JSON.
+        # JSON escapes are valid TOML; only DEL must be escaped in TOML but not in JSON.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list | tuple):
         return "[" + ", ".join(toml_value(item) for item in value) + "]"

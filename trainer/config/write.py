@@ -1,4 +1,4 @@
-"""Writes job files: exact dumps, with or without comments, and the first job.toml for an artist's pictures."""
+"""Writing of job files: exact dumps, with or without comments, and new job files for `trainer new`."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from trainer.config.toml_file import toml_value
 from trainer.files.assets import asset_path
 
 WIDTH = 110
-_PLANNERS = ("ladder.", "fit.int8_products")  # written by the planner and by measurements, never by hand
+_PLANNERS = ("ladder.", "fit.int8_products")  # written by the planner and measurements, not by users
 
 
 def dump_job(job: Job, *, comments: bool) -> str:
-    """The job as TOML that loads as an equal Job; absent values are left out.
+    """Return the job as TOML that loads as an equal Job; None values are left out.
 
-    With ``comments`` each key is explained, and the absent ones stand there as comments.
+    With ``comments`` each key is explained, and keys without a value appear as comments.
     """
     return "\n".join(_section_lines(job, "", comments)).strip() + "\n"
 
 
 def _section_lines(section: Section, path: str, comments: bool) -> Iterator[str]:
-    """The lines of a table: first its own keys, then the tables in it, as TOML demands."""
+    """Yield the lines of a table: its own keys, then its tables, as TOML requires."""
     tables: list[tuple[str, FieldInfo, Any]] = []
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
@@ -66,7 +66,7 @@ def _explained(field: FieldInfo) -> str:
 
 
 def _with_choices(doc: str, words: Sequence[str]) -> str:
-    """Return an explanation with the words that may be written."""
+    """Return a help text with the allowed values appended."""
     return f"{doc} One of {', '.join(words)}." if len(words) > 1 else doc
 
 
@@ -87,12 +87,12 @@ def new_job_text(
     recipe: RecipeConfig | None = None,
     expected: FitConfig | None = None,
 ) -> str:
-    """The job.toml that ``trainer new`` writes into ``folder``: essentials first, each explained.
+    """Return the job.toml that ``trainer new`` writes to ``folder``: important settings first, with explanations.
 
-    ``base`` and ``pictures`` are counted from the present folder, ``count`` is how many pictures there are (None: not
-    counted), ``family`` is None while the base is not on this disk, ``recipe`` is that of a preset (None: a plain
-    one), ``expected`` is what is planned for cards like that of ``machine`` (None: not known). The text loads as a
-    Job; the paths in it are relative where they lie near ``folder``.
+    ``base`` and ``pictures`` are relative to the current folder, ``count`` is the number of images (None: unknown),
+    ``family`` is None while the base is not on disk, ``recipe`` is a preset's (None: the default), and ``expected`` is
+    the typical fit for a GPU like the one of ``machine`` (None: unknown). The text loads as a Job; paths near
+    ``folder`` are relative to it.
     """
     stated = _first_recipe(family, count) if recipe is None else _preset_recipe(recipe, count)
     job = validated(
@@ -107,23 +107,23 @@ def new_job_text(
         },
         "job.invalid",
         "The new job",
-        "Correct what is named, and run the command again.",
+        "Fix this and run the command again.",
     )
     lines = [
-        *_comment("A LoRA for Impasto. Start it with: python -m trainer train job.toml"),
-        *_comment("Paths are counted from this file. Write Windows paths in 'single quotes'."),
+        *_comment("An Impasto training job. Start it with: python -m trainer train job.toml"),
+        *_comment("Paths are relative to this file. Write Windows paths in 'single quotes'."),
         *stated_lines(job, ""),
         "",
         *_fit_lines(machine, expected),
         "",
-        *_comment("Everything else, as it is unless you say so. Write a key into its table above, or use --set."),
+        *_comment("All other settings with their defaults. Add a key to its table above, or use --set."),
         *_rest_lines(job),
     ]
     return "\n".join(lines) + "\n"
 
 
 def _first_recipe(family: Family | None, count: int | None) -> dict[str, Any]:
-    """Rank, alpha and rates as artists use them: SD 1.5 with its text encoder at half the rate, SDXL without."""
+    """Return common settings: SD 1.5 trains its text encoder at half the learning rate, SDXL trains none."""
     recipe: dict[str, Any] = {
         "rank": 16,
         "alpha": 16.0,
@@ -138,7 +138,7 @@ def _first_recipe(family: Family | None, count: int | None) -> dict[str, Any]:
 
 
 def _preset_recipe(recipe: RecipeConfig, count: int | None) -> dict[str, Any]:
-    """What a preset states, and a length for the pictures at hand where it states none."""
+    """Return the keys that a preset sets, and a default length for ``count`` images where it sets none."""
     stated = recipe.model_dump(by_alias=True, exclude_unset=True)
     if not any(stated.get(key) for key in LENGTH_KEYS):
         stated["pictures_seen"] = default_pictures(count or 1)
@@ -146,13 +146,13 @@ def _preset_recipe(recipe: RecipeConfig, count: int | None) -> dict[str, Any]:
 
 
 def first_prompts(trigger: str | None) -> list[str]:
-    """What training should change, in and out of the dataset, and what it should leave alone."""
+    """Return preview prompts: with the trigger word, which training should change, and without, which it should not."""
     plain = "a house by a lake"
     return [trigger, f"{trigger}, {plain}", plain] if trigger else ["a portrait of a woman", plain]
 
 
 def near_path(path: Path, folder: Path) -> str:
-    """The path as a job in ``folder`` writes it, with slashes: relative if it lies beside or below, else absolute."""
+    """Return a path as a job in ``folder`` writes it: with slashes, relative if beside or below it, else absolute."""
     absolute, home = path.expanduser().absolute(), folder.absolute()
     if not absolute.is_relative_to(home.parent):
         return absolute.as_posix()
@@ -161,7 +161,7 @@ def near_path(path: Path, folder: Path) -> str:
 
 
 def stated_lines(section: Section, path: str) -> Iterator[str]:
-    """The lines of the keys that ``section`` states, each explained; tables after keys, named from ``path`` on."""
+    """Yield lines for the keys set in ``section``, each explained; tables follow keys and are named below ``path``."""
     tables: list[tuple[str, Section, str]] = []
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
@@ -176,20 +176,20 @@ def stated_lines(section: Section, path: str) -> Iterator[str]:
             yield from _key_lines(field.alias or name, field, value, comments=True)
     for key, inner, header in tables:
         body = list(stated_lines(inner, key))
-        # A table that only holds tables needs no header of its own.
+        # A table that contains only tables needs no header.
         yield from ("", header) if body and body[0] else ()
         yield from body
 
 
 def _fit_lines(machine: Machine, expected: FitConfig | None) -> Iterator[str]:
-    """Why no fit is stated, and what it may come to; all of it comments, for a key that is written is a constraint."""
+    """Yield comments that explain the fit and show a typical one; a key that is set would be a constraint."""
     yield from _comment(
-        "How the job is made to fit is planned when it starts, for the machine and what is free on it then; "
-        "`python -m trainer plan job.toml` shows the plan. A key that you write below [fit] stays as it is."
+        "How the job fits this machine ([fit]) is planned when it starts, from the memory that is free then; "
+        "`python -m trainer plan job.toml` shows the plan. Keys you set under [fit] are never changed."
     )
     if expected is None:
         return
-    yield from _comment(f"What to expect of {_machine_name(machine)} with a recipe of the usual size:")
+    yield from _comment(f"Typical plan for {_machine_name(machine)}:")
     yield "#   [fit]"
     for key in PLANNED:
         if (value := getattr(expected, key)) is not None:
@@ -199,20 +199,22 @@ def _fit_lines(machine: Machine, expected: FitConfig | None) -> Iterator[str]:
 def _machine_name(machine: Machine) -> str:
     if machine.device == "cpu" or machine.total_bytes is None:
         return f"the CPU ({machine.cores} cores)"
-    return f"{machine.card or 'a card'} with {machine.total_bytes / 1024**3:.0f} GB"
+    return f"{machine.card or 'a GPU'} with {machine.total_bytes / 1024**3:.0f} GB"
 
 
 def _rest_lines(job: Job) -> Iterator[str]:
-    """A line for each key that the file does not hold: its dotted name, its default, what it does."""
+    """Yield a comment for each key that is not set: its dotted name, default and help text."""
     held = set(_held(job.model_dump(by_alias=True, exclude_unset=True), ""))
     for found in fields(Job):
         key = found.key.replace(".*", ".0")
         optimizer = f"recipe.optimizer[{job.recipe.optimizer.name}]."
-        key = key.replace(optimizer, "recipe.optimizer.")  # the arguments of the optimizer that the job has
+        key = key.replace(optimizer, "recipe.optimizer.")  # only the arguments of the job's own optimizer
         if "[" in key or found.values in ("a table", "a list of tables") or key in held or key.startswith(_PLANNERS):
             continue
         value = toml_value(found.default) if found.default is not None else f"<{found.values}>"
-        words = choices(found.annotation) if found.default is not None else ()  # else the value lists them
+        words = (
+            choices(found.annotation) if found.default is not None else ()
+        )  # without a default, the value already lists them
         yield f"#   {key} = {value}  # {_with_choices(found.doc, words)}"
 
 
@@ -227,7 +229,7 @@ def _held(value: Any, key: str) -> Iterator[str]:
 
 
 def demo_job(pictures: Path | None = None) -> str:
-    """Return the demo job's text with the bundled base, and with the bundled pictures or a copy of them."""
+    """Return the demo job's text with the bundled base, and with the bundled images or a copy of them."""
     template = asset_path("demo", "job.toml").read_text(encoding="utf-8")
     base, place = (
         toml_value(str(asset_path("demo", "base"))),

@@ -43,6 +43,8 @@ class Setting:
     doc: str
     parts: tuple[Any, ...]
     """The plain types that a value may have: bool, int, float, str, literal values, or (list, *parts of its items)."""
+    label: str = ""
+    """Label that the schema sets; empty where it follows from the key."""
 
     @property
     def table(self) -> str:
@@ -52,7 +54,7 @@ class Setting:
     @property
     def title(self) -> str:
         """Its name as people read it: "Learning rate"."""
-        return title_of(self.key)
+        return self.label or title_of(self.key)
 
     @property
     def choices(self) -> tuple[Any, ...]:
@@ -63,8 +65,8 @@ class Setting:
 
     @property
     def otherwise(self) -> str:
-        """What holds while it is absent, in the words of its help: "half the resolution"; empty where it says none."""
-        found = re.search(r"absent: ([^;.]+)", self.doc)
+        """Return the default that its help describes: "half the resolution"; empty where the help describes none."""
+        found = re.search(r"default: ([^;]+?)(?:;|\.(?:\s|$))", self.doc)
         return found[1] if found else ""
 
     @property
@@ -82,15 +84,20 @@ class Setting:
 
 
 def title_of(key: str) -> str:
-    """Return the name of a dotted key as people read it: "Learning rate" for "recipe.learning_rate"."""
+    """Return the label of a dotted key: "UNet learning rate" for "recipe.learning_rate"."""
+    if label := _label(key):
+        return label
     name = key.rpartition(".")[2].replace("_", " ")
     return name[:1].upper() + name[1:]
 
 
 def full_title(key: str) -> str:
-    """Return it with the tables that it stands in: "Text encoder › rank"; those of the recipe itself go without."""
-    words = key.removeprefix("recipe.").replace("_", " ").replace(".", " › ")
-    return words[:1].upper() + words[1:]
+    """Return the label, with those of its tables where it is derived from the key: "Text encoder › Rank"."""
+    if label := _label(key):
+        return label
+    parts = key.split(".")
+    paths = [".".join(parts[: end + 1]) for end in range(len(parts))]
+    return " › ".join(title_of(path) for path in paths if path != "recipe")
 
 
 @lru_cache(maxsize=1)
@@ -116,6 +123,17 @@ def tables() -> dict[str, str]:
     return {found.key: found.doc for found in fields(Job) if _is_table(found)}
 
 
+def _label(key: str) -> str:
+    """Return the label that the schema sets for a key, with or without "recipe." in front; empty if it sets none."""
+    place = re.sub(r"\.\d+(?=\.|$)", ".*", key)
+    return _labels().get(place) or _labels().get(f"recipe.{place}", "")
+
+
+@lru_cache(maxsize=1)
+def _labels() -> dict[str, str]:
+    return {re.sub(r"\[.*?\]", "", found.key): found.title for found in fields(Job) if found.title}
+
+
 @lru_cache(maxsize=1)
 def _by_key() -> dict[tuple[str, str], Setting]:
     return {(each.key, each.kind): each for each in settings()}
@@ -125,7 +143,8 @@ def _setting(found: Described) -> Setting:
     kind = re.search(r"\[(.*?)\]", found.key)
     key = re.sub(r"\[.*?\]", "", found.key)
     default = list(found.default) if isinstance(found.default, tuple) else found.default
-    return Setting(key, kind[1] if kind else "", found.values, default, found.doc, tuple(_parts(found.annotation)))
+    parts = tuple(_parts(found.annotation))
+    return Setting(key, kind[1] if kind else "", found.values, default, found.doc, parts, found.title)
 
 
 def _is_table(found: Described) -> bool:

@@ -185,8 +185,8 @@ def test_what_a_preset_would_change_is_shown_and_agreed_to(window, page, qtbot, 
         ("Author", '"Zoë"', '"Ana"'),
         ("Rank", "8", "9"),
         ("Alpha", "0.1", "not set"),
-        ("Learning rate", "0.0001", "not set"),
-        ("Schedule › kind", "not set", "linear"),
+        ("UNet learning rate", "0.0001", "not set"),
+        ("LR scheduler", "not set", "linear"),
     ]
     assert "recipe.rank" in dialog.table.lines.data(dialog.table.lines.index(1, 0), Qt.ItemDataRole.ToolTipRole)
     assert (dialog.keep.text(), dialog.both.isVisible()) == ("Replace mine", True)

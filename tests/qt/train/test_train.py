@@ -103,7 +103,9 @@ def test_what_is_typed_is_judged_beside_the_field_and_on_disk_within_a_second(pa
 
 def test_a_setting_without_effect_is_greyed_with_the_reason_until_it_has_one(page: TrainPage) -> None:
     row, kind = row_of(page, "recipe.schedule.cycles"), row_of(page, "recipe.schedule.kind").editor
-    assert not row.editor.isEnabled() and row.hint.text() == 'Without effect here: it belongs to kind = "restarts".'
+    assert (
+        not row.editor.isEnabled() and row.hint.text() == 'Without effect here: it is used only with kind = "restarts".'
+    )
     assert isinstance(kind, QComboBox)
     kind.setCurrentText("restarts")
     kind.activated.emit(kind.currentIndex())
@@ -159,7 +161,7 @@ def test_undo_names_a_change_as_the_page_does(page: TrainPage, window: Window, q
         "base.model": ("owner/name", "Undo Base"),
         "output.runs": ("elsewhere", "Undo Output"),
         "report.previews.prompts.0.prompt": ("a cat", "Undo Prompt"),
-        "recipe.optimizer.name": ("lion", "Undo Optimizer › name"),
+        "recipe.optimizer.name": ("lion", "Undo Optimizer"),
         "dataset.folders": ([], "Undo Pictures"),
     }
     for key, (value, words) in named.items():
@@ -179,7 +181,7 @@ def test_the_search_finds_settings_by_name_key_and_help(page: TrainPage, qtbot: 
     page.commands["train.search"].trigger()
     qtbot.waitUntil(lambda: page.window().focusWidget() is page.sheet.search)  # whichever window is active
     assert found("min_snr") == {"recipe.objective.min_snr_gamma", "recipe.objective.debiased"}
-    assert "recipe.pictures.flip" in found("mirrored")
+    assert "recipe.pictures.flip" in found("mirror")
     assert found("weight decay") == {"recipe.optimizer.weight_decay"}  # of the one optimizer that is chosen
     assert found("sprocket") == set() and form.nothing.isVisible() and "sprocket" in form.nothing.text()
     assert len(found("")) > 80
@@ -216,7 +218,7 @@ def test_folders_are_told_what_they_are_for(page: TrainPage, qtbot: QtBot, tmp_p
     pictures.rows[0].kind.setCurrentIndex(1)
     pictures.rows[0].kind.activated.emit(1)
     labels = [label for label in page.sheet.essentials.findChildren(QLabel) if label.isVisible()]
-    assert any("nothing to learn from" in label.text() for label in labels)
+    assert any("nothing to train on" in label.text() for label in labels)
 
 
 def test_a_job_is_deleted_and_brought_back_and_a_recipe_begins_a_new_one(

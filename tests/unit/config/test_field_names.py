@@ -57,7 +57,7 @@ def test_no_name_elsewhere_is_one_of_ours_in_another_place():
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("[recipe]\nnetwork_dim = 8", "recipe.network_dim: there is no such key (did you mean rank?)"),
+        ("[recipe]\nnetwork_dim = 8", "recipe.network_dim: unknown key (did you mean rank?)"),
         ("[recipe]\nunet_lr = 1e-4", "(did you mean learning_rate?)"),
         ("[recipe]\ntext_encoder_lr = 1e-4", "(did you mean recipe.text_encoder.learning_rate?)"),
         ("[recipe]\nmax_train_epochs = 4", "(did you mean epochs?)"),
@@ -65,7 +65,7 @@ def test_no_name_elsewhere_is_one_of_ours_in_another_place():
         ("[fit]\ngradient_checkpointing = true", "(did you mean checkpointing?)"),
         ("[recipe]\nip_noise_gamma = 0.1", "(did you mean recipe.objective.input_perturbation?)"),
         ("[recipe]\nnum_repeats = 3", "(did you mean repeats in [[dataset.folders]]?)"),
-        ("[recipe]\nnetwork_args = ['conv_dim=4']", "its arguments are keys of [recipe] here"),
+        ("[recipe]\nnetwork_args = ['conv_dim=4']", "set these as keys of [recipe]"),
         ("[recipe]\nadapter = 'lokr'", 'only adapter = "lora" is supported'),
         ("[recipe]\nadapter = 'locon'", "(did you mean lora?)"),
         ("[recipe.schedule]\nkind = 'cosine_with_restarts'", "(did you mean restarts?)"),

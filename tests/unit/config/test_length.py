@@ -1,4 +1,4 @@
-"""The length of a run in steps, epochs and pictures seen."""
+"""The length of a run in steps, epochs and images seen."""
 
 import pytest
 from hypothesis import given
@@ -9,9 +9,9 @@ from trainer.config.resolve import Length, length_of, resolve_length, steps_per_
 
 
 def test_the_three_measures_in_one_sentence() -> None:
-    assert str(resolve_length(RecipeConfig(epochs=30), 160)) == "1,200 steps = 30 epochs = about 4,800 pictures seen"
-    assert str(resolve_length(RecipeConfig(steps=1), 4)) == "1 step = 1 epoch = about 4 pictures seen"
-    assert str(resolve_length(RecipeConfig(steps=5), 10)) == "5 steps = 1.7 epochs = about 18 pictures seen"
+    assert str(resolve_length(RecipeConfig(epochs=30), 160)) == "1,200 steps = 30 epochs = about 4,800 images seen"
+    assert str(resolve_length(RecipeConfig(steps=1), 4)) == "1 step = 1 epoch = about 4 images seen"
+    assert str(resolve_length(RecipeConfig(steps=5), 10)) == "5 steps = 1.7 epochs = about 18 images seen"
 
 
 @pytest.mark.parametrize(

@@ -196,5 +196,5 @@ def test_a_new_job_uses_mask_files(tmp_path: Path) -> None:
 
 def test_a_gap_in_the_chain_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(load.MIGRATIONS, -1, lambda data: data)
-    with pytest.raises(JobError, match="schema 0"):
+    with pytest.raises(JobError, match="Schema 0"):
         load.migrate({"schema": -1})

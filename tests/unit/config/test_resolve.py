@@ -161,7 +161,11 @@ def test_a_micro_batch_is_no_larger_than_the_effective_batch() -> None:
 
 UNSUITABLE = {
     "other family": (["base.family=sd15"], {"family": "sdxl"}, 'base.family: is "sd15", but the base is SDXL'),
-    "marked and epsilon": ([], {"zero_terminal_snr": True}, "base.zero_terminal_snr: the base is marked so"),
+    "marked and epsilon": (
+        [],
+        {"zero_terminal_snr": True},
+        "base.zero_terminal_snr: the base is marked with zero terminal SNR",
+    ),
     "no second encoder": (
         ["recipe.learning_rate=0", "recipe.text_encoder_2.learning_rate=1e-5"],
         {},
@@ -170,8 +174,8 @@ UNSUITABLE = {
     "smallest bucket": (["recipe.pictures.bucket_min=1024"], {}, "recipe.pictures.bucket_min: is 1024, more than"),
     "largest bucket": (["recipe.pictures.bucket_max=256"], {}, "recipe.pictures.bucket_max: is 256, less than"),
     "bucket step": (["recipe.pictures.bucket_step=128", "recipe.resolution=64"], {}, "recipe.pictures.bucket_step: is"),
-    "no card": (["fit.device=cuda"], {}, 'fit.device: is "cuda", but PyTorch finds no NVIDIA card here'),
-    "no bf16": (["fit.dtype=bf16"], {"machine": card(8, bf16=False)}, "fit.dtype: Test Card does not compute in bf16"),
+    "no card": (["fit.device=cuda"], {}, 'fit.device: is "cuda", but PyTorch finds no NVIDIA GPU'),
+    "no bf16": (["fit.dtype=bf16"], {"machine": card(8, bf16=False)}, "fit.dtype: Test Card does not support bf16"),
     "no bf16 VAE": (["fit.vae_dtype=bf16"], {"machine": card(8, bf16=False)}, "fit.vae_dtype: Test Card does not"),
 }
 

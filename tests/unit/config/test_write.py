@@ -60,13 +60,17 @@ def test_absent_values_are_left_out_and_explained_in_comments() -> None:
     assert "min_snr_gamma" not in dump_job(minimal(), comments=False)
     commented = dump_job(minimal(), comments=True)
     assert "# min_snr_gamma = <a number above 0 and up to 100>" in commented
-    assert "# Levels how much easy and hard noise strengths count (min-SNR); 5 is usual; absent: off." in commented
+    assert (
+        "# Balances easy and hard timesteps (kohya: min_snr_gamma, diffusers: snr_gamma); 5 is usual; default: off."
+        in commented
+    )
 
 
 def test_comments_stand_above_what_they_explain_and_are_short() -> None:
     commented = dump_job(minimal(), comments=True)
-    assert "# The model that is adapted.\n[base]\n" in commented
-    assert "# One of constant, linear, cosine, restarts, polynomial, rex.\nkind = " in commented
+    assert "# The base model.\n[base]\n" in commented
+    unwrapped = commented.replace("\n# ", " ")
+    assert " One of constant, linear, cosine, restarts, polynomial, rex.\nkind = " in unwrapped
     assert max(map(len, commented.splitlines())) <= 120
     lines = commented.splitlines()
     bare = [line for line in lines if line and not line.startswith("#")]
@@ -121,11 +125,11 @@ def test_a_new_job_leaves_its_fit_to_the_plan_and_says_what_to_expect(tmp_path: 
         return made
 
     told = text(CARD, FitConfig(dtype="bf16", checkpointing=("mid_block",)))
-    assert "What to expect of NVIDIA GeForce RTX 3060 with 12 GB with a recipe of the usual size:" in told
-    assert '#   dtype = "bf16"  # The number format of the base' in told
+    assert "Typical plan for NVIDIA GeForce RTX 3060 with 12 GB:" in told
+    assert '#   dtype = "bf16"  # Precision of the base' in told
     assert '#   checkpointing = ["mid_block"]  # Gradient checkpointing' in told
     assert "#   micro_batch = " not in told
-    assert "What to expect" not in text(CPU, None)
+    assert "Typical plan" not in text(CPU, None)
 
 
 def test_a_new_job_names_every_key_that_it_leaves_out(tmp_path: Path) -> None:

@@ -72,12 +72,12 @@ TINY = encoded(Image.new("RGB", (8, 8), "red"))
 FILES: dict[str, tuple[str | bytes, str]] = {
     "empty": ("", "schema: is missing"),
     "a web page": ("<!DOCTYPE html><html>", "not valid TOML"),
-    "a picture": (base64.b64decode(TINY), "no UTF-8"),
+    "a picture": (base64.b64decode(TINY), "not UTF-8"),
     "UTF-16": (GOOD.encode("utf-16"), "saved as UTF-16"),
-    "Latin-1": ('name = "Größe"'.encode("latin-1"), "line 1 holds a byte that is no UTF-8"),
-    "a broken sequence": (GOOD.encode() + b'notes = "\xc0\xaf"', "no UTF-8"),
+    "Latin-1": ('name = "Größe"'.encode("latin-1"), "line 1 contains an invalid byte"),
+    "a broken sequence": (GOOD.encode() + b'notes = "\xc0\xaf"', "not UTF-8"),
     "a zero byte": (GOOD + "\0", "not valid TOML"),
-    "text not closed": ('name = "a\n', "its last quote is missing"),
+    "text not closed": ('name = "a\n', "a closing quote is missing"),
     "JSON": ('{"schema": 1}', "not valid TOML"),
     "too large": (GOOD + "#" * 600_000, "larger than 512 KiB"),
     "too many keys": (GOOD + "".join(f"k{number} = 1\n" for number in range(5000)), "more keys and values"),
@@ -87,8 +87,8 @@ FILES: dict[str, tuple[str | bytes, str]] = {
     "a key of quoted parts": ('"a".' * 50 + "a = 1", "nests"),
     "tables in tables": ("[a.b.c.d]\n[a.b.c.d.e.f]\n[a.b.c.d.e.f.g.h.i]\n", "nests"),
     "inline tables in tables": ("a = " + "{a=" * 12 + "1" + "}" * 12, "nests"),
-    "duplicate key": (GOOD + "rank = 9\n", "stands in the file twice"),
-    "duplicate table": (GOOD + "[recipe]\n", "stands in the file twice"),
+    "duplicate key": (GOOD + "rank = 9\n", "is in the file twice"),
+    "duplicate table": (GOOD + "[recipe]\n", "is in the file twice"),
     "no schema": (GOOD.replace("schema = 1\n", ""), "schema: is missing"),
     "newer schema": (GOOD.replace("schema = 1", "schema = 2"), "by a newer Impasto; this one reads schemas up to 1"),
     "schema of old": (GOOD.replace("schema = 1", "schema = 0"), "schema: must be"),
@@ -104,13 +104,13 @@ FILES: dict[str, tuple[str | bytes, str]] = {
         GOOD.split("[recipe]")[0].replace("[base]", "recipe = [1]\n[base]"),
         "recipe: must be a table",
     ),
-    "unknown key": (GOOD + "rnak = 4\n", "recipe.rnak: there is no such key (did you mean rank?)"),
-    "unknown table": (GOOD + "[repice]\n", "repice: there is no such key (did you mean recipe?)"),
+    "unknown key": (GOOD + "rnak = 4\n", "recipe.rnak: unknown key (did you mean rank?)"),
+    "unknown table": (GOOD + "[repice]\n", "repice: unknown key (did you mean recipe?)"),
     "key of another place": (GOOD + "[fit]\nrank = 4\n", "did you mean recipe.rank?"),
-    "module name": (GOOD + 'network_module = "os.system"\n', "recipe.network_module: there is no such key"),
+    "module name": (GOOD + 'network_module = "os.system"\n', "recipe.network_module: unknown key"),
     "class name": (GOOD + '[recipe.optimizer]\nname = "os.system"\n', "recipe.optimizer.name: must be one of adamw"),
     "output folder": (GOOD + '[output]\nruns = "/tmp/x"\n', "output"),
-    "dunder key": (GOOD + "__class__ = 1\n", "recipe.__class__: there is no such key"),
+    "dunder key": (GOOD + "__class__ = 1\n", "recipe.__class__: unknown key"),
     "text for a number": (GOOD.replace("rank = 8", 'rank = "8"'), "recipe.rank: must be a whole number from 1 to 1024"),
     "out of range": (GOOD.replace("rank = 8", "rank = 4096"), "recipe.rank: must be a whole number from 1 to 1024"),
     "infinite": (GOOD + "alpha = inf\n", "recipe.alpha: must be a number above 0"),
@@ -120,7 +120,7 @@ FILES: dict[str, tuple[str | bytes, str]] = {
         "recipe.learning_rate: must be a number from 0 to 100",
     ),
     "a date": (GOOD.replace("rank = 8", "rank = 2024-01-01"), "recipe.rank: must be a whole number"),
-    "two lengths": (GOOD + "steps = 1\nepochs = 1\n", "keep one of them"),
+    "two lengths": (GOOD + "steps = 1\nepochs = 1\n", "set only one length"),
     "device": (GOOD + '[fit]\ndevice = "cuda:7"\n', "fit.device: belongs to one machine"),
     "threads": (GOOD + "[fit]\nthreads = 256\n", "fit.threads: belongs to one machine"),
     "cache": (GOOD + "[fit]\ncache_gigabytes = 1e9\n", "fit.cache_gigabytes: belongs to one machine"),
@@ -142,7 +142,7 @@ FILES: dict[str, tuple[str | bytes, str]] = {
     "a flag without end": (f'notes = "{FLAG[:-1]}"\n{GOOD}', "control character U+E0067"),
     "a text behind a flag": (f'notes = "{FLAG[:-1]}{FLAG[1:]}"\n{GOOD}', "control character U+E0067"),
     "terminal codes": (GOOD.replace("gouache", "\\u001b]0;x\\u0007"), "control character U+001B"),
-    "terminal codes in a key": (GOOD + '"\\u009b31m" = 1\n', "no such key"),
+    "terminal codes in a key": (GOOD + '"\\u009b31m" = 1\n', "unknown key"),
     "line break in an author": (f'author = "a\\nb"\n{GOOD}', "author: holds the control character U+000A"),
     "Windows path": (f"notes = 'see C:\\Users\\me'\n{GOOD}", "notes: holds what looks like a path (C:"),
     "share": (f"notes = '\\\\server\\share\\x'\n{GOOD}", "notes: holds what looks like a path"),
@@ -231,7 +231,7 @@ def test_a_job_is_told_apart(tmp_path, capsys):
 
 def test_what_is_no_file_is_refused(tmp_path, capsys):
     assert cli.main(["presets", "add", str(tmp_path / "none.toml")]) == 2
-    assert "there is no such file" in capsys.readouterr().err
+    assert "file not found" in capsys.readouterr().err
     assert cli.main(["presets", "add", str(tmp_path)]) == 2
     assert "it is a folder" in capsys.readouterr().err
 
