@@ -87,6 +87,11 @@ class BaseModelError(ImpastoError):
 class DatasetError(ImpastoError):
     """Pictures or captions that leave nothing to train on, or a dataset folder that cannot be read."""
 
+    def __init__(self, code: str, sentence: str, remedy: str, values: Mapping[str, Any] | None = None) -> None:
+        """Keep the `values` that the sentence was made of, so that a finding can cross to another process."""
+        super().__init__(code, sentence, remedy)
+        self.values = {name: _shortened(v) if isinstance(v, str) else v for name, v in (values or {}).items()}
+
 
 class LoraFileError(ImpastoError):
     """A LoRA file that cannot be read, written, or continued from."""

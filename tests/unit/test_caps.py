@@ -53,10 +53,10 @@ def test_thousands_of_bad_caption_files_are_one_short_list(folder, capsys):
 
 
 def test_findings_of_few_are_all_there():
-    few = [Finding("a", f"{number}", "") for number in range(20)]
+    few = [Finding("a", {"number": number}) for number in range(20)]
     assert by_severity(few) == tuple(sorted(few, key=lambda finding: finding.paths))
-    more = [Finding("a", "x", "r"), Finding("a", "w", ""), Finding("b", "y", "")]
-    many = by_severity([*few, *more, Finding("a", "z", "", severity="error")])
+    more = [Finding("a", {"name": "x"}), Finding("a", {"name": "w"}), Finding("b", {})]
+    many = by_severity([*few, *more, Finding("a", {}, severity="error")])
     assert [finding.code for finding in many] == ["a", *["a"] * 21, "b"]
 
 

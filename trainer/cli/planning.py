@@ -18,6 +18,7 @@ What trainer/protocol/processes.py says of requests holds. One has what is asked
     {"id": 1, "state": "done", "plan": {...}}        the whole plan, as `plan --json` prints it
 
 In a plan "remarks" are codes with values, "room" is a code with programs and bytes: see trainer/protocol/plan.py.
+Its "findings" are codes with values too, which trainer/dataset/findings.py words.
 """
 
 from __future__ import annotations
@@ -311,7 +312,7 @@ def as_json(question: PlanRequest, planned: Planned, *, whole: bool = True) -> d
             {"code": error.code, "sentence": error.sentence, "remedy": error.remedy} for error in question.obstacles
         ],
         "findings": [
-            {"severity": found.severity, "sentence": found.sentence, "remedy": found.remedy}
+            {"code": found.code, "severity": found.severity, "values": dict(found.values)}
             for found in question.findings
         ],
     }

@@ -125,7 +125,7 @@ class DatasetBuilder:
     def _sound(self, path: Path) -> PictureFacts | None:
         found = self._inspected[path]
         if isinstance(found, DatasetError):
-            self._scan.findings.append(Finding(found.code, found.sentence, found.remedy, (path,), "error"))
+            self._scan.findings.append(Finding(found.code, found.values, (path,), "error"))
             return None
         return found
 

@@ -16,6 +16,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
 
+from trainer.dataset.findings import file_fault
 from trainer.dataset.inspection import (
     Inspection,
     PictureFacts,
@@ -193,7 +194,8 @@ class _Decoder:
         self.end()
         if not up:
             raise _no_process(f"it does not come up within {SECONDS:g} seconds")
-        return path, None, _hangs(path) if hung else _crashes(path)
+        fault = file_fault("picture.hangs", path, seconds=SECONDS) if hung else file_fault("picture.crashes", path)
+        return path, None, fault
 
     def kill(self) -> None:
         """End the process without a word; whoever waits for its answer meets the end of the pipe."""
@@ -228,16 +230,6 @@ def no_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, former)
-
-
-def _hangs(path: Path) -> DatasetError:
-    sentence = f"{path} could not be decoded within {SECONDS:g} seconds."
-    return DatasetError("picture.hangs", sentence, "Save the picture again from its source, or remove it.")
-
-
-def _crashes(path: Path) -> DatasetError:
-    sentence = f"{path} makes the program that decodes it crash."
-    return DatasetError("picture.crashes", sentence, "Remove it; do not open it in other programs if you doubt it.")
 
 
 def _no_process(reason: str) -> DatasetError:

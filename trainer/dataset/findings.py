@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+from trainer.errors import DatasetError
 
 Severity = Literal["error", "warning", "info"]
 """error: left out or wrong as it stands; warning: used, but doubtful; info: good to know."""
@@ -20,13 +22,23 @@ _ORDER: Mapping[Severity, int] = {"error": 0, "warning": 1, "info": 2}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One kind of thing found: `code` for programs, sentence and remedy for people, and the files concerned."""
+    """One problem of a dataset: its code with values, and the files concerned."""
 
     code: str
-    sentence: str
-    remedy: str
+    values: Mapping[str, Any] = field(hash=False)
+    """Counts, names and reasons that its sentence is made of, as plain data."""
     paths: tuple[Path, ...] = ()
     severity: Severity = "warning"
+
+    @property
+    def sentence(self) -> str:
+        """Return what was found."""
+        return sentence_of(self.code, self.values)
+
+    @property
+    def remedy(self) -> str:
+        """Return what to do about it; empty where nothing needs to be done."""
+        return rule_of(self.code).remedy
 
 
 class Rule(NamedTuple):
@@ -187,25 +199,107 @@ RULES: Mapping[str, Rule] = {
 }
 
 
+COPIES: Mapping[str, Rule] = {
+    "picture.same": Rule("warning", "{which} are exactly the same.", "Remove all but one, or use repeats."),
+    "picture.near": Rule("warning", "{which} are nearly the same.", "Keep one of each; duplicates get memorized."),
+}
+FILE_FAULTS: Mapping[str, Rule] = {
+    "picture.too_large": Rule(
+        "error",
+        "{file} has {width}×{height} pixels ({megapixels:.0f} megapixels), more than the {limit:g} megapixels that are "
+        "allowed.",
+        "Make the image smaller, or raise dataset.max_megapixels if it is meant to be that large.",
+    ),
+    "picture.missing": Rule("error", "{file} does not exist.", "Put the image back, or check the dataset again."),
+    "picture.unusable": Rule("error", "{file} cannot be used: {reason}.", "Move it out of the dataset's folder."),
+    "picture.forbidden": Rule("error", "{file} may not be read by this user.", "Change the file's permissions."),
+    "picture.empty": Rule("error", "{file} is empty (0 bytes).", "Copy the image again, or remove it."),
+    "picture.jpeg_xl": Rule(
+        "error",
+        "{file} is a JPEG XL image, which cannot be read here.",
+        "Save it as PNG, or install the Python package pillow-jxl-plugin.",
+    ),
+    "picture.unreadable": Rule(
+        "error",
+        "{file} is not an image in a format that can be read.",
+        "Save it as PNG, JPEG or WebP, or remove it from the folder.",
+    ),
+    "picture.damaged": Rule(
+        "error",
+        "{file} is damaged or cut short ({reason}).",
+        "Save the image again from its source, or remove it from the folder.",
+    ),
+    "picture.hangs": Rule(
+        "error",
+        "{file} could not be decoded within {seconds:g} seconds.",
+        "Save the image again from its source, or remove it.",
+    ),
+    "picture.crashes": Rule(
+        "error",
+        "{file} makes the program that decodes it crash.",
+        "Remove it; do not open it in other programs if you do not trust it.",
+    ),
+    "caption.unreadable": Rule(
+        "error", "{file} is not used as a caption: {reason}.", "Write the caption again as plain text."
+    ),
+    "metadata.damaged": Rule("error", "In {file}, {reason}.", "Correct that line."),
+}
+"""Problems of single files; {file} is the whole path."""
+
+
+def rule_of(code: str) -> Rule:
+    """Return how a finding with this code is worded; raises KeyError for a code without words."""
+    return (RULES.get(code) or COPIES.get(code)) or FILE_FAULTS[code]
+
+
+def sentence_of(code: str, values: Mapping[str, Any]) -> str:
+    """Return the sentence of a finding; raises KeyError for a code without words or a missing value."""
+    rule = rule_of(code)
+    if "more" in values:
+        return f"{values['more']:,} more findings of the same kind as the {_MOST_OF_A_KIND} before."
+    if code in RULES:
+        return worded(rule, values["count"])
+    if code in COPIES:
+        return rule.sentence.format(which=_which(values))
+    return rule.sentence.format(**values)
+
+
+def file_fault(code: str, path: Path, **values: Any) -> DatasetError:
+    """Return the error for a file with one of the `FILE_FAULTS`."""
+    values = {"file": str(path), **values}
+    return DatasetError(code, sentence_of(code, values), rule_of(code).remedy, values)
+
+
 def word_marks(marks: Mapping[str, Sequence[Path]]) -> list[Finding]:
     """Return one finding for each kind of mark, with all files concerned."""
-    return [_worded(code, paths) for code, paths in marks.items() if paths]
+    return [
+        Finding(code, {"count": len(paths)}, tuple(paths), RULES[code].severity)
+        for code, paths in marks.items()
+        if paths
+    ]
 
 
 def word_copies(groups: Sequence[Sequence[Path]], *, exact: bool) -> list[Finding]:
-    """Return a finding for each group of pictures that are the same, or nearly; one for all where groups are many."""
-    code, how = ("picture.same", "exactly the same") if exact else ("picture.near", "nearly the same")
-    remedy = "Remove all but one, or use repeats." if exact else "Keep the best of each; many teach that one picture."
+    """Return a finding for each group of images that are the same, or nearly; one for all where groups are many."""
+    code = "picture.same" if exact else "picture.near"
     if len(groups) > _NAMED_GROUPS:
         paths = tuple(path for group in groups for path in group)
-        return [Finding(code, f"{len(paths)} pictures in {len(groups)} groups that are {how}.", remedy, paths)]
-    return [Finding(code, f"{_listed(group)} are {how}.", remedy, tuple(group)) for group in groups]
+        return [Finding(code, {"groups": len(groups), "count": len(paths)}, paths)]
+    named = ([path.name for path in (group[:_NAMED] if len(group) > _NAMED else group)] for group in groups)
+    return [
+        Finding(code, {"names": names, "count": len(group)}, tuple(group))
+        for names, group in zip(named, groups, strict=True)
+    ]
 
 
-def _listed(paths: Sequence[Path]) -> str:
-    if len(paths) > _NAMED:
-        return ", ".join(path.name for path in paths[:_NAMED]) + f" and {len(paths) - _NAMED} more pictures"
-    return ", ".join(path.name for path in paths[:-1]) + f" and {paths[-1].name}"
+def _which(values: Mapping[str, Any]) -> str:
+    """Return which images are the same: their names, or how many in how many groups."""
+    if "groups" in values:
+        return f"{values['count']} images in {values['groups']} groups"
+    names, rest = values["names"], values["count"] - len(values["names"])
+    if rest:
+        return f"{', '.join(names)} and {rest} more {'image' if rest == 1 else 'images'}"
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def by_severity(findings: Sequence[Finding]) -> tuple[Finding, ...]:
@@ -225,8 +319,7 @@ def _limited(kind: Sequence[Finding]) -> Sequence[Finding]:
         return kind
     paths = tuple(dict.fromkeys(path for finding in rest for path in finding.paths))
     first = rest[0]
-    sentence = f"{len(rest):,} more findings of the same kind as the {_MOST_OF_A_KIND} before."
-    return [*shown, Finding(first.code, sentence, first.remedy, paths, first.severity)]
+    return [*shown, Finding(first.code, {"more": len(rest)}, paths, first.severity)]
 
 
 def worded(rule: Rule, count: int) -> str:
@@ -234,8 +327,3 @@ def worded(rule: Rule, count: int) -> str:
     plural = "" if count == 1 else "s"
     counts = {noun + "s": f"{count} {noun}{plural}" for noun in ("picture", "file", "folder")}
     return rule.sentence.format(**counts)
-
-
-def _worded(code: str, paths: Sequence[Path]) -> Finding:
-    rule = RULES[code]
-    return Finding(code, worded(rule, len(paths)), rule.remedy, tuple(paths), rule.severity)

@@ -321,10 +321,8 @@ def _caption_text(path: Path, scan: Scan) -> str | None:
     try:
         caption = caption_files.read_caption_file(path)
     except caption_files.NotACaptionError as fault:
-        sentence = f"{path} is not used as a caption: {fault}."
-        scan.findings.append(
-            Finding("caption.unreadable", sentence, "Write the caption again as plain text.", (path,), "error")
-        )
+        values = {"file": str(path), "reason": str(fault)}
+        scan.findings.append(Finding("caption.unreadable", values, (path,), "error"))
         return None
     if caption.encoding != "utf-8":
         scan.marks[f"caption.{caption.encoding}"].append(path)
@@ -341,8 +339,8 @@ def _read_metadata(folder: Path, scan: Scan, links: Links) -> dict[str, str]:
         return {}
     captions, faults = caption_files.read_metadata(path)
     for fault in faults:
-        sentence = f"In {path}, {fault}."
-        scan.findings.append(Finding("metadata.damaged", sentence, "Correct that line.", (path,), "error"))
+        values = {"file": str(path), "reason": fault}
+        scan.findings.append(Finding("metadata.damaged", values, (path,), "error"))
     for name in captions:
         if not (folder / name).is_file():
             scan.marks["metadata.orphan"].append(folder / name)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import ExifTags, Image, ImageCms, ImageFile, UnidentifiedImageError
 
-from trainer.errors import DatasetError
+from trainer.dataset.findings import file_fault
 from trainer.protocol.reading import UnusableFileError, naming, open_file
 
 if TYPE_CHECKING:  # the processes that look at pictures start faster without what it stands on
@@ -135,12 +135,8 @@ def check_megapixels(path: Path, width: int, height: int, max_megapixels: float)
     """Raise DatasetError when a picture has more pixels than are allowed."""
     megapixels = width * height / 1e6
     if megapixels > max_megapixels:
-        raise DatasetError(
-            "picture.too_large",
-            f"{path} has {width}×{height} pixels ({megapixels:.0f} megapixels), more than the {max_megapixels:g}"
-            " megapixels that are allowed.",
-            "Make the picture smaller, or raise dataset.max_megapixels if it is meant to be that large.",
-        )
+        size = {"width": width, "height": height, "megapixels": megapixels, "limit": max_megapixels}
+        raise file_fault("picture.too_large", path, **size)
 
 
 @contextmanager
@@ -149,36 +145,24 @@ def faults_named(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as fault:
-        raise DatasetError(
-            "picture.missing", f"{path} does not exist.", "Put the picture back or check the dataset again."
-        ) from fault
+        raise file_fault("picture.missing", path) from fault
     except UnusableFileError as fault:
-        raise DatasetError(
-            "picture.unusable", f"{path} cannot be used: {fault.reason}.", "Move it out of the dataset's folder."
-        ) from fault
+        raise file_fault("picture.unusable", path, reason=fault.reason) from fault
     except PermissionError as fault:
-        raise DatasetError(
-            "picture.forbidden", f"{path} may not be read by this user.", "Change the file's permissions."
-        ) from fault
+        raise file_fault("picture.forbidden", path) from fault
     except UnidentifiedImageError as fault:
-        raise DatasetError(*_not_a_picture(path)) from fault
+        raise file_fault(_unidentified(path), path) from fault
     except _FAULTS as fault:
         reason = " ".join(str(fault).split()) or type(fault).__name__
-        raise DatasetError(
-            "picture.damaged",
-            f"{path} is damaged or cut short ({reason}).",
-            "Save the picture again from its source, or remove it from the folder.",
-        ) from fault
+        raise file_fault("picture.damaged", path, reason=reason) from fault
 
 
-def _not_a_picture(path: Path) -> tuple[str, str, str]:
+def _unidentified(path: Path) -> str:
+    """Return the code of the fault of a file that no decoder takes for an image."""
     if path.stat().st_size == 0:
-        return "picture.empty", f"{path} is empty (0 bytes).", "Copy the picture again, or remove it."
-    if path.suffix.lower() == ".jxl" and "JXL" not in Image.OPEN:
-        remedy = "Save it as PNG, or install the Python package pillow-jxl-plugin."
-        return "picture.jpeg_xl", f"{path} is a JPEG XL picture, which cannot be read here.", remedy
-    sentence = f"{path} is not a picture of a kind that can be read, whatever its name says."
-    return "picture.unreadable", sentence, "Save it as PNG, JPEG or WebP, or remove it from the folder."
+        return "picture.empty"
+    is_jpeg_xl = path.suffix.lower() == ".jxl" and "JXL" not in Image.OPEN
+    return "picture.jpeg_xl" if is_jpeg_xl else "picture.unreadable"
 
 
 def exif_orientation(image: ImageFile.ImageFile) -> int:

@@ -12,6 +12,7 @@ from app.core.edits.history import Edit
 from app.core.library import Folder, Picture, ValueChange
 from app.core.tags.splitting import Lines, split_tags
 from trainer.dataset.findings import RULES, Rule, Severity, worded
+from trainer.dataset.findings import rule_of as trainer_rule_of
 from trainer.errors import ImpastoError
 
 Action = Literal["crop", "mask", "convert", "look", "write"]
@@ -137,6 +138,11 @@ def unseen(fault: ImpastoError) -> HealthFinding:
 def of_notes(fault: ImpastoError) -> HealthFinding:
     """Return the finding that the notes of a folder cannot be read, for which training refuses the folder."""
     return HealthFinding(fault.code, "error", fault.sentence, fault.remedy, frozenset())
+
+
+def remedy_of(code: str) -> str:
+    """Return what to do about a finding of the trainer, in words for the window."""
+    return _REMEDIES.get(code) or trainer_rule_of(code).remedy
 
 
 def rule_of(code: str) -> Rule:

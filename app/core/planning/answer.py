@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from app.core.words import QT_TRANSLATE_NOOP, sentence_of
+from trainer.dataset.findings import Finding
 from trainer.errors import ImpastoError
 from trainer.protocol.forecast import CPU, SEARCHED, Forecast, PhaseForecast, forecast_from
 from trainer.protocol.plan import MemoryAdvice, Remark
@@ -15,7 +16,6 @@ from trainer.protocol.records import build
 
 if TYPE_CHECKING:
     from app.core.jobs.draft import Draft
-    from trainer.dataset.findings import Severity  # with pydantic
 
 _ORDER: Mapping[str, int] = {"error": 0, "warning": 1, "info": 2}
 _SET_RIGHT = QT_TRANSLATE_NOOP("Preflight", "Set this right before you start.")
@@ -54,15 +54,6 @@ class Obstacle:
 
     code: str
     """By which the app knows it, where it has a remedy of its own."""
-    sentence: str
-    remedy: str
-
-
-@dataclass(frozen=True, slots=True)
-class DatasetFinding:
-    """Something wrong or doubtful with the job's pictures."""
-
-    severity: Severity
     sentence: str
     remedy: str
 
@@ -133,8 +124,8 @@ class PlanAnswer:
     """False where a better fit may exist."""
     remarks: tuple[Remark, ...]
     obstacles: tuple[Obstacle, ...]
-    findings: tuple[DatasetFinding, ...]
-    """What is wrong or doubtful with the pictures, the worst first."""
+    findings: tuple[Finding, ...]
+    """Problems of the dataset, the worst first, without the paths of their files."""
     whole: bool
     """False while only the pick is known."""
 
@@ -169,7 +160,7 @@ def answer_from(found: Mapping[str, Any], *, whole: bool) -> PlanAnswer:
             complete=found["complete"],
             remarks=tuple(build(Remark, remark) for remark in found["remarks"]),
             obstacles=tuple(Obstacle(**obstacle) for obstacle in found["obstacles"]),
-            findings=tuple(DatasetFinding(**finding) for finding in found["findings"]),
+            findings=tuple(Finding(one["code"], one["values"], severity=one["severity"]) for one in found["findings"]),
             whole=whole,
         )
     except (TypeError, KeyError, AttributeError) as error:
@@ -232,5 +223,7 @@ def _of_answer(answer: PlanAnswer) -> Iterator[PreflightCheck]:
         yield _told(obstacle)
     for remark in answer.remarks:
         yield PreflightCheck("info", "", remark=remark)
+    from app.core.health.findings import remedy_of  # with the edits that a remedy offers: not before the first answer
+
     for finding in answer.findings:
-        yield PreflightCheck(finding.severity, finding.sentence, finding.remedy)
+        yield PreflightCheck(finding.severity, finding.sentence, remedy_of(finding.code))

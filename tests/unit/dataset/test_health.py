@@ -1,5 +1,7 @@
 """What a check finds in real photographs that were spoilt in one way each, and what it says of an epoch."""
 
+import json
+import pickle
 import re
 from functools import cache
 from pathlib import Path
@@ -105,9 +107,9 @@ def test_many_groups_of_copies_become_one_finding() -> None:
     assert len(findings.word_copies(groups[:8], exact=False)) == 8
     (finding,) = findings.word_copies(groups, exact=False)
     assert (finding.code, len(finding.paths)) == ("picture.near", 27)
-    assert finding.sentence == "27 pictures in 9 groups that are nearly the same."
+    assert finding.sentence == "27 images in 9 groups are nearly the same."
     (finding,) = findings.word_copies([[Path(f"{number}.png") for number in range(6)]], exact=True)
-    assert finding.sentence == "0.png, 1.png, 2.png, 3.png and 2 more pictures are exactly the same."
+    assert finding.sentence == "0.png, 1.png, 2.png, 3.png and 2 more images are exactly the same."
 
 
 def test_a_validation_picture_that_is_nearly_learned(good: Path, tmp_path: Path) -> None:
@@ -226,6 +228,23 @@ def test_every_mark_that_the_code_sets_has_its_words() -> None:
             (finding,) = findings.word_marks({code: [Path("a")] * count})
             assert finding.sentence.startswith(f"{count} ")
             assert "{" not in finding.sentence
+
+
+def test_every_fault_of_a_file_has_its_words_and_keeps_them_across_json() -> None:
+    """A code without words raises KeyError where the engine or the window words it: this meets it before."""
+    source = "".join(path.read_text(encoding="utf-8") for path in Path(findings.__file__).parent.glob("*.py"))
+    raised = set(re.findall(r'(?:file_fault|Finding)\(\s*"([a-z0-9_.-]+)"', source))
+    raised |= set(re.findall(r'"(picture\.(?:empty|jpeg_xl|unreadable))"', source))
+    assert raised == set(findings.FILE_FAULTS)
+    values = {"reason": "torn", "width": 9, "height": 8, "megapixels": 7.2, "limit": 1.0, "seconds": 20.0}
+    for code in findings.FILE_FAULTS:
+        error = findings.file_fault(code, Path("ü.png"), **values)
+        crossed = findings.Finding(code, json.loads(json.dumps(error.values)), severity="error")
+        assert "ü.png" in error.sentence and "{" not in error.sentence
+        assert (crossed.sentence, crossed.remedy) == (error.sentence, error.remedy)
+        assert pickle.loads(pickle.dumps(error)).values == error.values  # decoders run in processes of their own
+    with pytest.raises(KeyError, match=r"picture\.new"):
+        findings.file_fault("picture.new", Path("a"))
 
 
 def test_an_epoch_is_described(good: Path) -> None:

@@ -87,6 +87,20 @@ def test_what_stands_in_the_way_is_said_in_words_of_the_app(desk: Desk, job: Pat
         assert (told.key == "output.runs") == code.startswith("run.")
 
 
+def test_findings_and_remarks_cross_the_process_as_codes_and_are_worded_here(desk: Desk, job: Path) -> None:
+    (job.parent / "pictures").mkdir()
+    (job.parent / "pictures" / "Kätzchen.png").write_bytes(b"")
+    desk.forecaster.ask(ForecastRequest(job, "8GB"))
+    desk.wait(desk.ended)
+    answer = desk.forecaster.answer
+    assert answer is not None and [found.code for found in answer.findings] == ["picture.empty", "caption.missing"]
+    checks = preflight(opened(job, desk.tasks), answer, None)
+    (empty,) = [check for check in checks if check.sentence.endswith("Kätzchen.png is empty (0 bytes).")]
+    assert (empty.severity, empty.remedy) == ("error", "Copy the image again, or remove it.")
+    codes = {check.remark.code: check.remark.values for check in checks if check.remark}
+    assert codes["dataset.empty"] == {"images": 20} and codes["base.assumed"] == {"family": "sd15"}
+
+
 def test_the_newest_question_is_answered_alone(desk: Desk, job: Path) -> None:
     for card in ("6GB", "8GB", "24GB"):
         desk.forecaster.ask(ForecastRequest(job, card))
