@@ -4,17 +4,17 @@
 <context>
     <name>Arriving</name>
     <message numerus="yes">
-        <source>Copied %n picture(s) into {folder}.</source>
+        <source>Copied %n image(s) into {folder}.</source>
         <translation>
-            <numerusform>Copied %n picture into {folder}.</numerusform>
-            <numerusform>Copied %n pictures into {folder}.</numerusform>
+            <numerusform>Copied %n image into {folder}.</numerusform>
+            <numerusform>Copied %n images into {folder}.</numerusform>
         </translation>
     </message>
     <message numerus="yes">
-        <source>%n file(s) passed over.</source>
+        <source>Skipped %n file(s).</source>
         <translation>
-            <numerusform>%n file passed over.</numerusform>
-            <numerusform>%n files passed over.</numerusform>
+            <numerusform>Skipped %n file.</numerusform>
+            <numerusform>Skipped %n files.</numerusform>
         </translation>
     </message>
 </context>
@@ -45,10 +45,10 @@
 <context>
     <name>BulkDialog</name>
     <message numerus="yes">
-        <source>Looking at %n caption(s)…</source>
+        <source>Checking %n caption(s)…</source>
         <translation>
-            <numerusform>Looking at %n caption…</numerusform>
-            <numerusform>Looking at %n captions…</numerusform>
+            <numerusform>Checking %n caption…</numerusform>
+            <numerusform>Checking %n captions…</numerusform>
         </translation>
     </message>
     <message numerus="yes">
@@ -79,20 +79,20 @@
 <context>
     <name>ChartsView</name>
     <message numerus="yes">
-        <source>%n shape(s) at {side} pixels</source>
+        <source>%n bucket(s) at {side} px</source>
         <translation>
-            <numerusform>%n shape at {side} pixels</numerusform>
-            <numerusform>%n shapes at {side} pixels</numerusform>
+            <numerusform>%n bucket at {side} px</numerusform>
+            <numerusform>%n buckets at {side} px</numerusform>
         </translation>
     </message>
 </context>
 <context>
     <name>ConflictsDialog</name>
     <message numerus="yes">
-        <source>For all %n of them</source>
+        <source>Apply to all %n conflicts</source>
         <translation>
-            <numerusform>For all %n of them</numerusform>
-            <numerusform>For all %n of them</numerusform>
+            <numerusform>Apply to all %n conflicts</numerusform>
+            <numerusform>Apply to all %n conflicts</numerusform>
         </translation>
     </message>
 </context>
@@ -158,24 +158,24 @@
 <context>
     <name>Deletion</name>
     <message numerus="yes">
-        <source>Moved %n picture(s) to the trash.</source>
+        <source>Moved %n image(s) to the trash.</source>
         <translation>
-            <numerusform>Moved %n picture to the trash.</numerusform>
-            <numerusform>Moved %n pictures to the trash.</numerusform>
+            <numerusform>Moved %n image to the trash.</numerusform>
+            <numerusform>Moved %n images to the trash.</numerusform>
         </translation>
     </message>
     <message numerus="yes">
-        <source>The system's trash did not take %n: {names}.</source>
+        <source>Could not move %n to the trash: {names}.</source>
         <translation>
-            <numerusform>The system's trash did not take %n: {names}.</numerusform>
-            <numerusform>The system's trash did not take %n: {names}.</numerusform>
+            <numerusform>Could not move %n to the trash: {names}.</numerusform>
+            <numerusform>Could not move %n to the trash: {names}.</numerusform>
         </translation>
     </message>
     <message numerus="yes">
-        <source>%n file(s) could not be brought back: {names}.</source>
+        <source>Could not restore %n file(s): {names}.</source>
         <translation>
-            <numerusform>%n file could not be brought back: {names}.</numerusform>
-            <numerusform>%n files could not be brought back: {names}.</numerusform>
+            <numerusform>Could not restore %n file: {names}.</numerusform>
+            <numerusform>Could not restore %n files: {names}.</numerusform>
         </translation>
     </message>
 </context>
@@ -192,10 +192,10 @@
 <context>
     <name>FilterBox</name>
     <message numerus="yes">
-        <source>%n picture(s)</source>
+        <source>%n image(s)</source>
         <translation>
-            <numerusform>%n picture</numerusform>
-            <numerusform>%n pictures</numerusform>
+            <numerusform>%n image</numerusform>
+            <numerusform>%n images</numerusform>
         </translation>
     </message>
 </context>
@@ -232,27 +232,27 @@
 <context>
     <name>HealthChart</name>
     <message numerus="yes">
-        <source>%n picture(s)</source>
+        <source>%n image(s)</source>
         <translation>
-            <numerusform>%n picture</numerusform>
-            <numerusform>%n pictures</numerusform>
+            <numerusform>%n image</numerusform>
+            <numerusform>%n images</numerusform>
         </translation>
     </message>
 </context>
 <context>
     <name>HealthPanel</name>
     <message numerus="yes">
-        <source>%n picture(s) selected</source>
+        <source>%n image(s) selected</source>
         <translation>
-            <numerusform>%n picture selected</numerusform>
-            <numerusform>%n pictures selected</numerusform>
+            <numerusform>%n image selected</numerusform>
+            <numerusform>%n images selected</numerusform>
         </translation>
     </message>
     <message numerus="yes">
-        <source>Looking at %n more</source>
+        <source>Checking %n more</source>
         <translation>
-            <numerusform>Looking at %n more</numerusform>
-            <numerusform>Looking at %n more</numerusform>
+            <numerusform>Checking %n more</numerusform>
+            <numerusform>Checking %n more</numerusform>
         </translation>
     </message>
 </context>
@@ -276,10 +276,10 @@
 <context>
     <name>LoraViewer</name>
     <message numerus="yes">
-        <source>It says nothing of %n setting(s), left as in the job.</source>
+        <source>%n setting(s) not given: the job's values are used.</source>
         <translation>
-            <numerusform>It says nothing of %n setting, left as in the job.</numerusform>
-            <numerusform>It says nothing of %n settings, left as in the job.</numerusform>
+            <numerusform>%n setting not given: the job's values are used.</numerusform>
+            <numerusform>%n settings not given: the job's values are used.</numerusform>
         </translation>
     </message>
 </context>
@@ -316,10 +316,10 @@
 <context>
     <name>ProposalModel</name>
     <message numerus="yes">
-        <source>%n picture(s)</source>
+        <source>%n image(s)</source>
         <translation>
-            <numerusform>%n picture</numerusform>
-            <numerusform>%n pictures</numerusform>
+            <numerusform>%n image</numerusform>
+            <numerusform>%n images</numerusform>
         </translation>
     </message>
 </context>
@@ -336,20 +336,20 @@
 <context>
     <name>RecoveredDialog</name>
     <message numerus="yes">
-        <source>Impasto stopped before it saved %n change(s). Those whose files were still as you saw them are saved now.</source>
+        <source>Impasto stopped before it could save %n change(s). Those whose files did not change are saved now.</source>
         <translation>
-            <numerusform>Impasto stopped before it saved %n change. Those whose files were still as you saw them are saved now.</numerusform>
-            <numerusform>Impasto stopped before it saved %n changes. Those whose files were still as you saw them are saved now.</numerusform>
+            <numerusform>Impasto stopped before it could save %n change. Those whose files did not change are saved now.</numerusform>
+            <numerusform>Impasto stopped before it could save %n changes. Those whose files did not change are saved now.</numerusform>
         </translation>
     </message>
 </context>
 <context>
     <name>RestoreDialog</name>
     <message numerus="yes">
-        <source>%n caption file(s) changed since Impasto first wrote there.</source>
+        <source>%n caption file(s) changed since Impasto first edited them.</source>
         <translation>
-            <numerusform>%n caption file changed since Impasto first wrote there.</numerusform>
-            <numerusform>%n caption files changed since Impasto first wrote there.</numerusform>
+            <numerusform>%n caption file changed since Impasto first edited them.</numerusform>
+            <numerusform>%n caption files changed since Impasto first edited them.</numerusform>
         </translation>
     </message>
     <message numerus="yes">
@@ -360,17 +360,17 @@
         </translation>
     </message>
     <message numerus="yes">
-        <source>Restore the %n chosen</source>
+        <source>Restore %n selected</source>
         <translation>
-            <numerusform>Restore the %n chosen</numerusform>
-            <numerusform>Restore the %n chosen</numerusform>
+            <numerusform>Restore %n selected</numerusform>
+            <numerusform>Restore %n selected</numerusform>
         </translation>
     </message>
     <message numerus="yes">
-        <source>%n caption file(s) restored.</source>
+        <source>Restored %n caption file(s).</source>
         <translation>
-            <numerusform>%n caption file restored.</numerusform>
-            <numerusform>%n caption files restored.</numerusform>
+            <numerusform>Restored %n caption file.</numerusform>
+            <numerusform>Restored %n caption files.</numerusform>
         </translation>
     </message>
 </context>
@@ -401,17 +401,17 @@
         </translation>
     </message>
     <message numerus="yes">
-        <source>metadata.jsonl of {folder} holds %n caption(s).</source>
+        <source>metadata.jsonl of {folder} has %n caption(s).</source>
         <translation>
-            <numerusform>metadata.jsonl of {folder} holds %n caption.</numerusform>
-            <numerusform>metadata.jsonl of {folder} holds %n captions.</numerusform>
+            <numerusform>metadata.jsonl of {folder} has %n caption.</numerusform>
+            <numerusform>metadata.jsonl of {folder} has %n captions.</numerusform>
         </translation>
     </message>
     <message numerus="yes">
-        <source>Impasto stopped before it saved %n change(s) in {folder}.</source>
+        <source>Impasto stopped before it could save %n change(s) in {folder}.</source>
         <translation>
-            <numerusform>Impasto stopped before it saved %n change in {folder}.</numerusform>
-            <numerusform>Impasto stopped before it saved %n changes in {folder}.</numerusform>
+            <numerusform>Impasto stopped before it could save %n change in {folder}.</numerusform>
+            <numerusform>Impasto stopped before it could save %n changes in {folder}.</numerusform>
         </translation>
     </message>
     <message numerus="yes">
@@ -446,17 +446,17 @@
 <context>
     <name>StateWords</name>
     <message numerus="yes">
-        <source>%n picture(s)</source>
+        <source>%n image(s)</source>
         <translation>
-            <numerusform>%n picture</numerusform>
-            <numerusform>%n pictures</numerusform>
+            <numerusform>%n image</numerusform>
+            <numerusform>%n images</numerusform>
         </translation>
     </message>
     <message numerus="yes">
-        <source>The filter hides %n selected picture(s); nothing is changed there.</source>
+        <source>The filter hides %n selected image(s), which will not be changed.</source>
         <translation>
-            <numerusform>The filter hides %n selected picture; nothing is changed there.</numerusform>
-            <numerusform>The filter hides %n selected pictures; nothing is changed there.</numerusform>
+            <numerusform>The filter hides %n selected image, which will not be changed.</numerusform>
+            <numerusform>The filter hides %n selected images, which will not be changed.</numerusform>
         </translation>
     </message>
     <message numerus="yes">
@@ -488,17 +488,17 @@
         </translation>
     </message>
     <message numerus="yes">
-        <source>{count} of {limit} tokens, %n cut off</source>
+        <source>{count} of {limit} tokens, %n truncated</source>
         <translation>
-            <numerusform>{count} of {limit} tokens, %n cut off</numerusform>
-            <numerusform>{count} of {limit} tokens, %n cut off</numerusform>
+            <numerusform>{count} of {limit} tokens, %n truncated</numerusform>
+            <numerusform>{count} of {limit} tokens, %n truncated</numerusform>
         </translation>
     </message>
     <message numerus="yes">
-        <source>%n caption(s) to choose from, one a line.</source>
+        <source>%n alternative caption(s), one per line.</source>
         <translation>
-            <numerusform>%n caption to choose from, one a line.</numerusform>
-            <numerusform>%n captions to choose from, one a line.</numerusform>
+            <numerusform>%n alternative caption, one per line.</numerusform>
+            <numerusform>%n alternative captions, one per line.</numerusform>
         </translation>
     </message>
     <message numerus="yes">
@@ -512,10 +512,10 @@
 <context>
     <name>StatusLine</name>
     <message numerus="yes">
-        <source>Kept, but not saved: %n change(s)</source>
+        <source>Not saved yet: %n change(s)</source>
         <translation>
-            <numerusform>Kept, but not saved: %n change</numerusform>
-            <numerusform>Kept, but not saved: %n changes</numerusform>
+            <numerusform>Not saved yet: %n change</numerusform>
+            <numerusform>Not saved yet: %n changes</numerusform>
         </translation>
     </message>
     <message numerus="yes">
@@ -533,10 +533,10 @@
         </translation>
     </message>
     <message numerus="yes">
-        <source>%n picture(s)</source>
+        <source>%n image(s)</source>
         <translation>
-            <numerusform>%n picture</numerusform>
-            <numerusform>%n pictures</numerusform>
+            <numerusform>%n image</numerusform>
+            <numerusform>%n images</numerusform>
         </translation>
     </message>
     <message numerus="yes">
@@ -550,10 +550,10 @@
 <context>
     <name>TagModel</name>
     <message numerus="yes">
-        <source>%1, %n picture(s)</source>
+        <source>%1, %n image(s)</source>
         <translation>
-            <numerusform>%1, %n picture</numerusform>
-            <numerusform>%1, %n pictures</numerusform>
+            <numerusform>%1, %n image</numerusform>
+            <numerusform>%1, %n images</numerusform>
         </translation>
     </message>
 </context>
@@ -590,10 +590,10 @@
 <context>
     <name>Views</name>
     <message numerus="yes">
-        <source>Brought back %n picture(s).</source>
+        <source>Restored %n image(s) from the trash.</source>
         <translation>
-            <numerusform>Brought back %n picture.</numerusform>
-            <numerusform>Brought back %n pictures.</numerusform>
+            <numerusform>Restored %n image from the trash.</numerusform>
+            <numerusform>Restored %n images from the trash.</numerusform>
         </translation>
     </message>
 </context>

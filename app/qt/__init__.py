@@ -1,1 +1,1 @@
-"""What people see of the app: Qt widgets over `app.core`."""
+"""The app's user interface: Qt widgets on top of `app.core`."""

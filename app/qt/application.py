@@ -1,4 +1,4 @@
-"""Starts Qt, one session and one window, and ends them in order."""
+"""Start Qt, one session and one window, and shut them down in order."""
 
 from __future__ import annotations
 
@@ -32,33 +32,33 @@ from trainer.protocol.reading import parse_json
 
 VERSION = 1
 _PATIENCE_MS = 5000
-_LONGEST = 1 << 20
-"""Bytes of a message: some ten thousand paths."""
+_MAX_MESSAGE = 1 << 20
+"""Maximum bytes of one message; enough for about ten thousand paths."""
 
 
 class Instance(QObject):
-    """The right to be the user's one window, and the ear for later starts.
+    """Single-instance lock of the app, and the local server that later starts talk to.
 
-    The right is a lock that the system frees when its holder dies, so a socket that a dead one left behind is known to
-    be stale. One line of JSON each way: {"version": 1, "open": [paths]}, answered by {"version": 1, "done": true}.
+    The operating system releases the lock when its holder dies, so whoever holds the lock knows that an existing socket
+    is stale. One line of JSON each way: {"version": 1, "open": [paths]}, answered by {"version": 1, "done": true}.
     """
 
     opened = Signal(list)
-    """Paths that a later start was given; an empty list asks only for the window to come forward."""
+    """Paths that a later start was given; an empty list only brings the window to the front."""
 
     def __init__(self, home: Path, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._home = home
-        self._held = ExitStack()
+        self._lock = ExitStack()
         self._server: QLocalServer | None = None
-        who = f"{getpass.getuser()}\n{home.resolve()}"
-        self.name = f"impasto-{hashlib.sha256(who.encode()).hexdigest()[:16]}"
+        identity = f"{getpass.getuser()}\n{home.resolve()}"
+        self.name = f"impasto-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
 
     def claim(self) -> bool:
-        """Become the one instance; False where another one is. On a disk without locks everybody is the first."""
+        """Try to become the only instance; return False if another one runs, True on a disk without file locks."""
         try:
             self._home.mkdir(parents=True, exist_ok=True)
-            self._held.enter_context(locks.held(self._home / "app.lock", patience=0))
+            self._lock.enter_context(locks.held(self._home / "app.lock", patience=0))
         except locks.LockBusyError:
             return False
         except OSError:
@@ -67,22 +67,22 @@ class Instance(QObject):
         return True
 
     def send(self, paths: Sequence[str]) -> None:
-        """Let the one instance open these; raises RunError where it does not answer within five seconds."""
+        """Ask the running instance to open these paths; raise RunError if it does not answer within five seconds."""
         deadline = QDeadlineTimer(_PATIENCE_MS)
         message = json.dumps({"version": VERSION, "open": [str(Path(path).absolute()) for path in paths]})
         answer = self._ask(message, deadline)
         if answer.get("done") is not True:
             raise RunError(
                 "app.silent",
-                "Impasto is open already, but its window does not answer.",
-                "Wait a moment and try again, or end it in the system's list of running programs.",
+                "Impasto is already open, but its window does not respond.",
+                "Wait a moment and try again, or end Impasto in the task manager.",
             )
 
     def close(self) -> None:
-        """Give the right back."""
+        """Stop listening and release the lock."""
         if self._server is not None:
             self._server.close()
-        self._held.close()
+        self._lock.close()
 
     def _ask(self, message: str, deadline: QDeadlineTimer) -> dict[str, Any]:
         socket = QLocalSocket()
@@ -90,29 +90,29 @@ class Instance(QObject):
             socket.connectToServer(self.name)
             if socket.waitForConnected(int(deadline.remainingTime())):
                 socket.write(message.encode() + b"\n")
-                while b"\n" not in bytes(socket.peek(_LONGEST).data()):
+                while b"\n" not in bytes(socket.peek(_MAX_MESSAGE).data()):
                     if not socket.waitForReadyRead(int(deadline.remainingTime())):
                         return {}
                 return _read(bytes(socket.readLine().data()))
-            QThread.msleep(50)  # the first one holds the lock, but does not listen yet
+            QThread.msleep(50)  # the first instance holds the lock but does not listen yet
         return {}
 
     def _listen(self) -> None:
-        QLocalServer.removeServer(self.name)  # left by one that was killed: we hold its lock
+        QLocalServer.removeServer(self.name)  # a killed instance left it: we hold the lock, so it is stale
         self._server = QLocalServer(self)
         self._server.setSocketOptions(QLocalServer.SocketOption.UserAccessOption)
-        self._server.newConnection.connect(self._meet)
+        self._server.newConnection.connect(self._on_new_connection)
         self._server.listen(self.name)
 
-    def _meet(self) -> None:
+    def _on_new_connection(self) -> None:
         assert self._server is not None
         while (socket := self._server.nextPendingConnection()) is not None:
             socket.disconnected.connect(socket.deleteLater)
-            socket.readyRead.connect(lambda socket=socket: self._hear(socket))
-            self._hear(socket)
+            socket.readyRead.connect(lambda socket=socket: self._on_ready_read(socket))
+            self._on_ready_read(socket)
 
-    def _hear(self, socket: QLocalSocket) -> None:
-        if socket.bytesAvailable() > _LONGEST:
+    def _on_ready_read(self, socket: QLocalSocket) -> None:
+        if socket.bytesAvailable() > _MAX_MESSAGE:
             socket.abort()
         elif socket.canReadLine():
             message = _read(bytes(socket.readLine().data()))
@@ -133,30 +133,30 @@ def _read(line: bytes) -> dict[str, Any]:
 
 
 def run(words: Sequence[str]) -> int:
-    """Open the window with these folders and files, and return the exit code when it is closed.
+    """Open the window with these folders and files; return the exit code when it closes.
 
-    Where the user has a window already, that one opens them.
+    If Impasto is already running, its window opens them instead.
     """
     settings = Settings()
     application = make_application(settings)
     instance = Instance(places.home())
     if not instance.claim():
-        return _pass_on(instance, words)
+        return _send_to_instance(instance, words)
     net = CrashNet()
     crash = net.last()
     net.spread()
     try:
-        return _sit(application, settings, instance, net, crash, words)
+        return _run_session(application, settings, instance, net, crash, words)
     finally:
         net.fold()
         instance.close()
 
 
 def make_application(settings: Settings) -> QApplication:
-    """Return Qt's application, in the user's size, language and colours."""
+    """Return the QApplication with the user's scale, language and theme."""
     appearance = settings.preferences.appearance
     if appearance.scaling != 100:
-        os.environ.setdefault("QT_SCALE_FACTOR", str(appearance.scaling / 100))  # Qt asks only when it starts
+        os.environ.setdefault("QT_SCALE_FACTOR", str(appearance.scaling / 100))  # Qt reads it only at startup
     application = QApplication([sys.argv[0]])
     share_lock()
     GcScheduler(application)
@@ -169,7 +169,7 @@ def make_application(settings: Settings) -> QApplication:
     return application
 
 
-def _sit(
+def _run_session(
     application: QApplication,
     settings: Settings,
     instance: Instance,
@@ -177,15 +177,15 @@ def _sit(
     crash: str | None,
     words: Sequence[str],
 ) -> int:
-    """One sitting: from the session's making to its end, when all is on disk."""
-    poster = MainThreadQueue()
-    session = Session(poster.post, settings)
+    """Run the event loop with one session; return the exit code after everything is written to disk."""
+    main_thread = MainThreadQueue()
+    session = Session(main_thread.post, settings)
     try:
         window = Window(session)
-        net.told = lambda text: poster.post(lambda: window.tell_fault(text))
+        net.told = lambda text: main_thread.post(lambda: window.tell_fault(text))
         instance.opened.connect(window.come_forward)
         window.painted.connect(lambda: window.open(words, session.reopen))
-        window.painted.connect(lambda: _greet(window))
+        window.painted.connect(lambda: _show_welcome_once(window))
         window.show()
         if crash:
             window.tell_crash(crash)
@@ -193,11 +193,11 @@ def _sit(
     finally:
         net.told = lambda text: None
         session.close()
-        poster.close()
+        main_thread.close()
 
 
-def _greet(window: Window) -> None:
-    """Welcome who is here for the first time; where there is no screen, nobody is."""
+def _show_welcome_once(window: Window) -> None:
+    """Show the welcome dialog on the first start, except without a screen (offscreen tests)."""
     from app.core.settings.recent import is_first_start, remember_welcome
 
     if is_first_start() and QGuiApplication.platformName() != "offscreen":
@@ -205,7 +205,7 @@ def _greet(window: Window) -> None:
         window.show_welcome()
 
 
-def _pass_on(instance: Instance, words: Sequence[str]) -> int:
+def _send_to_instance(instance: Instance, words: Sequence[str]) -> int:
     try:
         instance.send(words)
     except ImpastoError as error:

@@ -1,4 +1,4 @@
-"""The viewer of one LoRA file: what it is, where it acts how strongly, how it was made."""
+"""Viewer of one LoRA file: what it is, how strong each block is, how it was trained."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from trainer.files.architecture import NAMES
 _SIDES = {
     "TE1": QT_TRANSLATE_NOOP("Lora", "Text encoder 1 (CLIP-L)"),
     "TE2": QT_TRANSLATE_NOOP("Lora", "Text encoder 2 (CLIP-G)"),
-    "IN": QT_TRANSLATE_NOOP("Lora", "UNet, on the way in"),
-    "MID": QT_TRANSLATE_NOOP("Lora", "UNet, middle"),
-    "OUT": QT_TRANSLATE_NOOP("Lora", "UNet, on the way out"),
-    OTHER: QT_TRANSLATE_NOOP("Lora", "Somewhere else"),
+    "IN": QT_TRANSLATE_NOOP("Lora", "UNet, input blocks"),
+    "MID": QT_TRANSLATE_NOOP("Lora", "UNet, middle block"),
+    "OUT": QT_TRANSLATE_NOOP("Lora", "UNet, output blocks"),
+    OTHER: QT_TRANSLATE_NOOP("Lora", "Other layers"),
 }
-_PICTURE = 112
+_IMAGE_SIDE = 112
 
 
 def facts(found: LoraFile) -> str:
-    """Return what it is on one line: kind, family, rank, size."""
+    """Return a one-line summary: kind, family, rank, file size."""
     family = NAMES[found.family] if found.family else QCoreApplication.translate("Lora", "for an unknown base")
     size = QLocale().formattedDataSize(found.bytes, 1, QLocale.DataSizeFormat.DataSizeTraditionalFormat)
     rank = (
@@ -45,14 +45,14 @@ def facts(found: LoraFile) -> str:
 
 
 def rows_of(blocks: Sequence[BlockStrength]) -> list[Row]:
-    """Return a line for each block, with its strength as a bar; the strongest has the longest."""
+    """Return one row per block, with its strength as a bar relative to the strongest block."""
     known = [block.strength for block in blocks if block.strength is not None and math.isfinite(block.strength)]
     most = max(known, default=0.0)
     return [_row(block, most) for block in blocks]
 
 
 def span(numbers: Sequence[float]) -> str:
-    """Return numbers in ascending order as people say them: "16", or "8 to 32"."""
+    """Return the range of ascending numbers as text: "16", or "8 to 32"."""
     ends = [f"{number:g}" for number in (numbers[0], numbers[-1])]
     return (
         ends[0]
@@ -73,7 +73,7 @@ def _row(block: BlockStrength, most: float) -> Row:
     )
     tip = ""
     if block.unknown:
-        words = QCoreApplication.translate("Lora", "Layers of it that could not be counted in: {count}.")
+        words = QCoreApplication.translate("Lora", "Layers that could not be measured: {count}.")
         tip = words.format(count=block.unknown)
     finite = block.strength is not None and math.isfinite(block.strength)
     return Row(texts, (block.strength or 0.0) / most if finite and most else 0.0 if finite else None, tip)
@@ -81,14 +81,14 @@ def _row(block: BlockStrength, most: float) -> Row:
 
 def _strength(strength: float | None) -> str:
     if strength is None:
-        return QCoreApplication.translate("Lora", "not known")
+        return QCoreApplication.translate("Lora", "unknown")
     if not math.isfinite(strength):
-        return QCoreApplication.translate("Lora", "broken: holds what is no number")
+        return QCoreApplication.translate("Lora", "broken: contains NaN or infinity")
     return f"{strength:.3g}"
 
 
 class LoraViewer(QDialog):
-    """A window of its own that stays beside the other; it reads by workers and shows what they find as they find it."""
+    """Non-modal window about one LoRA; workers read the file, and results appear as they arrive."""
 
     def __init__(self, session: Session, path: Path, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -106,21 +106,23 @@ class LoraViewer(QDialog):
         self.tabs = QTabWidget()
         self._add_tables()
         buttons = close_row(self)
-        self.recipe = buttons.addButton(self.tr("Make a recipe from this"), QDialogButtonBox.ButtonRole.ActionRole)
+        self.recipe = buttons.addButton(self.tr("Create preset from this"), QDialogButtonBox.ButtonRole.ActionRole)
         self.recipe.setAutoDefault(False)
         self.recipe.setEnabled(False)
-        self.recipe.clicked.connect(self._make_recipe)
+        self.recipe.clicked.connect(self._create_preset)
         self._lay_out(buttons)
         say(self.state, self.tr("Reading…"), "muted")
-        session.tasks.run(lambda: read_lora(path), self._if_here(self._have), self._if_here(self._refuse))
+        session.tasks.run(
+            lambda: read_lora(path), self._while_open(self._on_file_read), self._while_open(self._on_failed)
+        )
 
     def closeEvent(self, event: QCloseEvent) -> None:  # noqa: N802
-        """Stop what is still being computed."""
+        """Cancel the work that is still running."""
         self._wanted = False
         super().closeEvent(event)
 
     def done(self, result: int) -> None:
-        """Stop what is still being computed: Escape closes a dialog without a close event."""
+        """Cancel the work that is still running: Escape closes a dialog without a close event."""
         self._wanted = False
         super().done(result)
 
@@ -129,27 +131,27 @@ class LoraViewer(QDialog):
         blocks = (self.tr("Block"), self.tr("Where"), self.tr("Layers"), self.tr("Rank"), self.tr("Alpha"), strength)
         self.blocks = Table(blocks, self.tr("Blocks and their strength"))
         self.settings = Table((self.tr("Setting"), self.tr("Value")), self.tr("Training settings"))
-        self.tags = Table((self.tr("Tag"), self.tr("Times shown")), self.tr("Tags of the training captions"))
+        self.tags = Table((self.tr("Tag"), self.tr("Count")), self.tr("Tags of the training captions"))
         self.metadata = Table((self.tr("Key"), self.tr("Value")), self.tr("All metadata"))
-        self.tabs.setAccessibleName(self.tr("What is known of the LoRA"))
+        self.tabs.setAccessibleName(self.tr("About the LoRA"))
         self.tabs.setDocumentMode(True)
-        titles = (strength, self.tr("Training"), self.tr("Tags"), self.tr("All it says"))
+        titles = (strength, self.tr("Training"), self.tr("Tags"), self.tr("All metadata"))
         for table, title in zip((self.blocks, self.settings, self.tags, self.metadata), titles, strict=True):
             self.tabs.addTab(table, title)
         self.tabs.hide()
 
     def _lay_out(self, buttons: QDialogButtonBox) -> None:
-        told, head, column = QVBoxLayout(), QHBoxLayout(), QVBoxLayout(self)
-        told.setSpacing(4)
+        details, head, column = QVBoxLayout(), QHBoxLayout(), QVBoxLayout(self)
+        details.setSpacing(4)
         for label in (self.title, self.facts, self.about, self.words):
-            told.addWidget(label)
+            details.addWidget(label)
             label.hide()
-        told.addStretch()
+        details.addStretch()
         self.picture.hide()
-        self.picture.setAccessibleName(self.tr("Picture"))
+        self.picture.setAccessibleName(self.tr("Image"))
         head.setSpacing(16)
         head.addWidget(self.picture, 0, Qt.AlignmentFlag.AlignTop)
-        head.addLayout(told, 1)
+        head.addLayout(details, 1)
         column.setContentsMargins(16, 16, 16, 12)
         column.setSpacing(12)
         column.addLayout(head)
@@ -158,14 +160,14 @@ class LoraViewer(QDialog):
         column.addStretch()
         column.addWidget(buttons)
 
-    def _have(self, found: LoraFile) -> None:
+    def _on_file_read(self, found: LoraFile) -> None:
         self.found = found
         say(self.title, found.about.get("title") or self.path.stem)
         say(self.facts, facts(found))
         say(self.about, self._about(found))
         say(self.words, self._triggers(found))
         for pixels in found.pictures[:1]:
-            self.picture.setPixmap(pixmap_of(pixels, _PICTURE, self.devicePixelRatioF()))
+            self.picture.setPixmap(pixmap_of(pixels, _IMAGE_SIDE, self.devicePixelRatioF()))
             self.picture.show()
         self.settings.show_rows([Row(pair) for pair in found.settings])
         most = max((count for _, count in found.tags), default=1)
@@ -175,59 +177,63 @@ class LoraViewer(QDialog):
             self.tabs.setTabVisible(self.tabs.indexOf(table), bool(table.lines.rows))
         self.tabs.show()
         self.recipe.setEnabled(True)
-        say(self.state, self.tr("Adding up how strongly it acts…"), "muted")
+        say(self.state, self.tr("Measuring the strength of each block…"), "muted")
         work = lambda: found.blocks(lambda: self._wanted)  # noqa: E731
-        self._session.tasks.run(work, self._if_here(self._have_blocks), self._if_here(self._refuse))
+        self._session.tasks.run(work, self._while_open(self._on_blocks), self._while_open(self._on_failed))
 
-    def _have_blocks(self, blocks: Sequence[BlockStrength]) -> None:
+    def _on_blocks(self, blocks: Sequence[BlockStrength]) -> None:
         self.blocks.show_rows(rows_of(blocks))
         silent = self.found is not None and not self.found.metadata
-        say(self.state, self.tr("The file says nothing of how it was made.") if silent else "")
+        say(self.state, self.tr("This file has no training metadata.") if silent else "")
 
     def _about(self, found: LoraFile) -> str:
         about = found.about
-        told = (
+        details = (
             self.tr("Made for {base}").format(base=about["base"]) if "base" in about else "",
             self.tr("by {author}").format(author=about["author"]) if "author" in about else "",
-            self.tr("licence {licence}").format(licence=about["licence"]) if "licence" in about else "",
+            self.tr("license: {license}").format(license=about["licence"]) if "licence" in about else "",
         )
         return "\n".join(
-            text for text in (" · ".join(part for part in told if part), about.get("description", "")) if text
+            text for text in (" · ".join(part for part in details if part), about.get("description", "")) if text
         )
 
     def _triggers(self, found: LoraFile) -> str:
         if not found.triggers:
             return ""
-        words = self.tr("Trigger words: {words}") if found.triggers_stated else self.tr("Perhaps called by: {words}")
+        words = (
+            self.tr("Trigger words: {words}") if found.triggers_stated else self.tr("Possible trigger words: {words}")
+        )
         return words.format(words=found.triggers)
 
-    def _make_recipe(self) -> None:
+    def _create_preset(self) -> None:
         self.recipe.setEnabled(False)
-        self._session.presets.make_of_lora(self.path, self._if_here(self._made), self._if_here(self._refuse_recipe))
+        self._session.presets.make_of_lora(
+            self.path, self._while_open(self._on_preset_created), self._while_open(self._on_preset_failed)
+        )
 
-    def _made(self, made: tuple[Path, CreatedPreset]) -> None:
+    def _on_preset_created(self, made: tuple[Path, CreatedPreset]) -> None:
         path, preset = made
         self.recipe.setEnabled(True)
-        words = [self.tr("Kept among your presets as “{name}”.").format(name=preset.preset.name)]
+        words = [self.tr("Added to your presets as “{name}”.").format(name=preset.preset.name)]
         if preset.not_found:
-            words.append(self.tr("It says nothing of %n setting(s), left as in the job.", "", len(preset.not_found)))
+            words.append(self.tr("%n setting(s) not given: the job's values are used.", "", len(preset.not_found)))
         if preset.left_out:
-            words.append(self.tr("Not taken over: {what}.").format(what="; ".join(preset.left_out)))
+            words.append(self.tr("Left out: {what}.").format(what="; ".join(preset.left_out)))
         say(self.state, " ".join(words), "good")
         self._session.going.preset.emit(path)
 
-    def _refuse_recipe(self, error: ImpastoError) -> None:
+    def _on_preset_failed(self, error: ImpastoError) -> None:
         self.recipe.setEnabled(True)
         say(self.state, in_words(error), "bad")
 
-    def _refuse(self, fault: BaseException) -> None:
+    def _on_failed(self, fault: BaseException) -> None:
         if isinstance(fault, OSError):
-            words = self.tr("Its tensors cannot be read: {reason}.").format(reason=fault.strerror or fault)
-            fault = LoraFileError("lora.unreadable", words, self.tr("Check the disk and your rights to the file."))
+            words = self.tr("Could not read the tensors: {reason}.").format(reason=fault.strerror or fault)
+            fault = LoraFileError("lora.unreadable", words, self.tr("Check the disk and the file's permissions."))
         if not isinstance(fault, ImpastoError):
             raise fault
         say(self.state, in_words(fault), "bad")
 
-    def _if_here(self, have: Callable[..., None]) -> Callable[..., None]:
-        """Let a worker's answer go when the window has been closed before it came."""
+    def _while_open(self, have: Callable[..., None]) -> Callable[..., None]:
+        """Wrap a callback of a worker so that it does nothing once the window is closed."""
         return lambda answer: have(answer) if isValid(self) and self._wanted else None

@@ -1,12 +1,10 @@
-"""The way home from worker threads: calls functions on the window's thread, through Qt's event loop.
+"""Main-thread services: a queue for calls from workers, scheduled garbage collection, and priority for user input.
 
-Looks for garbage on the window's thread alone, and never for so long that the window stops.
-
-Python itself would look on whichever thread happens to make an object. Where that is a worker and a QObject lies in a
-cycle, Qt destroys it there and waits for the interpreter within a lock that the window's thread, which has the
-interpreter, may be waiting for: both stand still for ever. And a full collection looks at every object there is: 170 ms
-at 100,000 pictures. What the app drops is freed at once by reference counts; only cycles wait, few of them, and the
-young ones are still found often. The rest is looked through when the user turns to another program.
+Garbage collection runs only on the main thread. Python would collect on whichever thread happens to allocate; if that
+is a worker and the cycle contains a QObject, Qt destroys it there while holding a lock and waits for the GIL, and the
+main thread may hold the GIL and wait for that lock: a deadlock. A full collection also visits every object: 170 ms at
+100,000 images. Reference counting frees most objects at once, so cycles are few; young ones are still collected often,
+the rest when the user switches to another program.
 """
 
 from __future__ import annotations
@@ -24,18 +22,18 @@ from PySide6.QtWidgets import QWidget
 from app.core.tasks import window_rests, window_works
 
 _TURN = 0.004
-"""Seconds after which what waits lets keys, mouse and painting come first: Qt itself would do all of it at once."""
+"""Seconds of queued work per turn before input and painting get theirs; Qt alone would run the whole queue at once."""
 _YOUNG = 2_000
-"""New objects from which on the young are looked through, in a millisecond or two."""
+"""New objects that trigger a collection of the young generation, which takes a millisecond or two."""
 _FEW = 500
-"""New objects since the last look below which the next may come later."""
+"""New objects since the last check below which the next check may come later."""
 _MIDDLE = 4
 
 
 class MainThreadQueue(QObject):
-    """`post` may be called from any thread; what it is given runs in the thread that made the poster, in order.
+    """Queue of calls from any thread that run in order on the thread that created the queue.
 
-    After `close`, which comes when the session has ended, nothing runs any more.
+    After `close`, at the end of the session, queued calls are dropped.
     """
 
     _posted = Signal()
@@ -45,29 +43,29 @@ class MainThreadQueue(QObject):
         self._open = True
         self._waiting: deque[Callable[[], None]] = deque()
         self._access = threading.Lock()
-        self._called = False
-        """Whether `_call` is on its way: so it is while anything waits, also within a dialog that one of them opens."""
-        self._posted.connect(self._call, Qt.ConnectionType.QueuedConnection)
+        self._scheduled = False
+        """Whether `_on_posted` is scheduled: always so while work is waiting, also in a dialog's nested event loop."""
+        self._posted.connect(self._on_posted, Qt.ConnectionType.QueuedConnection)
 
     def post(self, work: Callable[[], None]) -> None:
-        """Call `work` soon; a thread that outlives the poster may call it too."""
+        """Call `work` soon on the queue's thread; harmless after `close`."""
         if self._open:
             with self._access:
                 self._waiting.append(work)
-                self._call_soon()
+                self._schedule()
 
     def close(self) -> None:
-        """Drop what is on its way and what comes later."""
+        """Drop waiting and later calls."""
         self._open = False
 
-    def _call_soon(self) -> None:
-        if self._waiting and not self._called:
-            self._called = True
+    def _schedule(self) -> None:
+        if self._waiting and not self._scheduled:
+            self._scheduled = True
             self._posted.emit()
 
     @Slot()
-    def _call(self) -> None:
-        self._called = False
+    def _on_posted(self) -> None:
+        self._scheduled = False
         window_works()
         end = time.perf_counter() + _TURN
         while self._open and (work := self._next()):
@@ -78,16 +76,16 @@ class MainThreadQueue(QObject):
     def _next(self) -> Callable[[], None] | None:
         with self._access:
             work = self._waiting.popleft() if self._waiting else None
-            self._call_soon()
+            self._schedule()
         return work
 
 
 _BUSY_MS, _IDLE_MS = 25, 100
-"""Within the former opening a large folder makes some 5,000 objects; at rest the window wakes up less often."""
+"""Opening a large folder creates about 5,000 objects per busy interval; an idle window wakes up less often."""
 
 
 class GcScheduler(QObject):
-    """Collects while the event loop runs, in full only while no window of the app is the active one."""
+    """Runs Python's garbage collector from the event loop; full collections only while the app is inactive."""
 
     def __init__(self, application: QGuiApplication) -> None:
         super().__init__(application)
@@ -96,7 +94,7 @@ class GcScheduler(QObject):
         self._timer = QTimer(self, interval=_IDLE_MS)
         self._timer.timeout.connect(self._look)
         self._timer.start()
-        application.applicationStateChanged.connect(self._changed)
+        application.applicationStateChanged.connect(self._on_application_state_changed)
 
     def _look(self) -> None:
         young, middle, _ = gc.get_count()
@@ -108,30 +106,30 @@ class GcScheduler(QObject):
         if period != self._timer.interval():
             self._timer.setInterval(period)
 
-    def _changed(self, state: Qt.ApplicationState) -> None:
+    def _on_application_state_changed(self, state: Qt.ApplicationState) -> None:
         if state != Qt.ApplicationState.ApplicationActive:
             gc.collect()
 
 
 class InputPriorityFilter(QObject):
-    """Sees what comes to a window before the window does: keys, the mouse, and that it is to be painted.
+    """Event filter that makes workers yield as soon as a window gets input or has to paint.
 
-    What workers post to it begins in `MainThreadQueue`. Where Qt's event loop turns again, or a system's own dialog
-    turns one of which Qt says nothing, workers go on.
+    `MainThreadQueue` does the same for calls that workers post. Workers continue when Qt's event loop is about to wait,
+    and during native dialogs, whose event loops Qt does not report.
     """
 
     def __init__(self, window: QWidget) -> None:
         super().__init__(window)
         window.installEventFilter(self)
-        QAbstractEventDispatcher.instance().aboutToBlock.connect(self._rest)
+        QAbstractEventDispatcher.instance().aboutToBlock.connect(self._on_about_to_block)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:  # noqa: N802
-        """Have workers stand back; leave the event to whom it is for."""
+        """Make workers yield; never consume the event."""
         window_works()
         if event.type() == QEvent.Type.WinIdChange and isinstance(watched, QWidget) and watched.internalWinId():
-            watched.windowHandle().installEventFilter(self)  # keys and the mouse come to this one first
+            watched.windowHandle().installEventFilter(self)  # keys and mouse events reach the QWindow first
         return False
 
     @Slot()
-    def _rest(self) -> None:
+    def _on_about_to_block(self) -> None:
         window_rests()

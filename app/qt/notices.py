@@ -1,4 +1,4 @@
-"""Bars above the page for what the user should know and may want to act on; none of them stops the work."""
+"""Notice bars above the page: messages that the user may act on without interrupting the work."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from app.qt.widgets import close_row, plain_label, sign
 from trainer.errors import ImpastoError
 
 _ROLES: dict[Kind, str] = {"info": "link", "warning": "warning", "error": "bad"}
-_MOST = 3
-"""Bars at a time; the oldest goes when another comes."""
+_MAX_BARS = 3
+"""Maximum number of bars; a new one replaces the oldest."""
 
 
 Kind = Literal["info", "warning", "error"]
 
 
 class Notices(QWidget):
-    """The bars, newest last."""
+    """The stack of notice bars, newest last."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -47,10 +47,10 @@ class Notices(QWidget):
         self.hide()
 
     def tell(self, sentence: str, kind: Kind = "info", act: tuple[str, Callable[[], object]] | None = None) -> None:
-        """Show a bar, unless it is there already; `act` is a button's title and what it does; it has served then."""
+        """Show a bar unless it is already shown; `act` is a button's title and action, which also closes the bar."""
         if any(bar.sentence == sentence for bar in self._bars):
             return
-        if len(self._bars) == _MOST:
+        if len(self._bars) == _MAX_BARS:
             self._remove(self._bars[0])
         bar = _NoticeBar(sentence, kind, act[0] if act else None)
         if act and bar.act:
@@ -61,23 +61,23 @@ class Notices(QWidget):
         self.show()
 
     def tell_error(self, error: ImpastoError) -> None:
-        """Show what happened and what to do."""
+        """Show an error: what happened and what to do."""
         self.tell(in_words(error), "error")
 
     def follow(self, *files: DurableWriter) -> None:
-        """Show of each file what keeps it from being written, as long as it does."""
+        """Show why any of these files cannot be written, until it can be written again."""
         for file in files:
             file.failed.connect(self.tell_error)
             file.mended.connect(self.take_back)
 
-    def take_back(self, told: ImpastoError | str) -> None:
-        """Show no longer what is over: an error, or the sentence of a bar."""
-        sentence = told if isinstance(told, str) else in_words(told)
+    def take_back(self, notice: ImpastoError | str) -> None:
+        """Remove the bar of an error, or the bar with this sentence."""
+        sentence = notice if isinstance(notice, str) else in_words(notice)
         for bar in [bar for bar in self._bars if bar.sentence == sentence]:
             self._remove(bar)
 
     def sentences(self) -> list[str]:
-        """Return what is shown now."""
+        """Return the sentences of the bars that are shown."""
         return [bar.sentence for bar in self._bars]
 
     def _do(self, bar: _NoticeBar, act: Callable[[], object]) -> None:
@@ -117,13 +117,13 @@ class _NoticeBar(QFrame):
 
 
 class CrashDialog(QDialog):
-    """The text, and a button that copies it."""
+    """Dialog with the details of a crash and a button that copies them."""
 
     def __init__(self, text: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setWindowTitle(self.tr("What went wrong"))
         self.resize(720, 460)
-        words = QLabel(self.tr("Captions are safe: every edit was kept as it was made. To report this, copy the text."))
+        words = QLabel(self.tr("Your captions are safe: every edit is saved. To report this problem, copy the text."))
         words.setWordWrap(True)
         self.text = QPlainTextEdit(text)
         self.text.setReadOnly(True)

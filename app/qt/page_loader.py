@@ -1,9 +1,8 @@
-"""What a page is, and how pages are made after the window has opened, a part in each turn of its thread.
+"""The base class of pages, and the loader that builds pages in small steps after the window is shown.
 
-The pages that are made after the window has opened, and what to load before each, so that no piece of it is long.
-
-Most of their modules are none of Qt's; a worker loads those. The rest makes classes of Qt's: that is for the window's
-thread, a part in each turn. Who goes to a page earlier sees its title at once, and it is made before the others.
+A worker imports the modules without Qt, which are most of them. Modules that define Qt classes are imported on the main
+thread, one per turn of the event loop, so that the window stays responsive. A page that the user opens early shows its
+title at once and is built before the others.
 """
 
 from __future__ import annotations
@@ -41,38 +40,38 @@ BESIDE = (
     "app.core.runs.runs",
     "app.core.presets.presets",
 )
-"""What is none of Qt's: numpy and Pillow, for which the first thumbnails would wait half a second, what judges
-pictures, then what the pages need; it brings the rest with it, pydantic's models of a job above all."""
+"""Modules without Qt that a worker imports, in this order: numpy and Pillow (the first thumbnails would otherwise wait
+half a second), image health, then what the pages need, including the job's pydantic models."""
 
 
 class UndoneStep(Protocol):
-    """Something that was taken back or done again."""
+    """An edit that was undone or redone."""
 
     @property
     def name(self) -> str:
-        """What it was, in words."""
+        """The edit's name for the user."""
 
 
 class Undoing(Protocol):
-    """What Ctrl+Z takes back while a page is shown."""
+    """Undo history behind Ctrl+Z while a page is shown."""
 
     @property
     def undo_name(self) -> str | None:
-        """What would be taken back, in words; None where there is nothing."""
+        """Name of the edit to undo; None if there is none."""
 
     @property
     def redo_name(self) -> str | None:
-        """What would be done again."""
+        """Name of the edit to redo; None if there is none."""
 
     def undo(self) -> UndoneStep | None:
-        """Take it back; return what was taken back."""
+        """Undo the last edit and return it."""
 
     def redo(self) -> UndoneStep | None:
-        """Do it again; return what was done."""
+        """Redo the last undone edit and return it."""
 
 
 class NoUndo:
-    """That of a page on which nothing can be taken back, not even what was done on another."""
+    """Empty undo history, for a page on which Ctrl+Z does nothing."""
 
     undo_name = redo_name = None
 
@@ -84,24 +83,24 @@ class NoUndo:
 
 
 class Page(QWidget):
-    """A page tells the window what to say; it adds its actions to the commands when it is made.
+    """Base class of pages: emits messages for the window and adds its actions to the commands.
 
-    The window makes a page when it is shown for the first time, or when nothing else is to be done after the start.
+    The window builds a page when it is first opened, or when the app is idle after the start.
     """
 
     said = Signal(str)
-    """For the status line, some seconds."""
+    """Message for the status bar, shown for some seconds."""
     told = Signal(str, str, object)
-    """For a notice: sentence, kind ("info", "warning", "error"), and (title, function) of its button or None."""
+    """Notice to show: sentence, kind ("info", "warning", "error"), and (title, function) of its button or None."""
     failed = Signal(object)
-    """An ImpastoError, for a notice."""
+    """ImpastoError to show as a notice."""
     mended = Signal(object)
-    """An ImpastoError that was told by `failed`, or a sentence told by `told`, that is over."""
+    """Error of `failed` or sentence of `told` that no longer applies; its notice is removed."""
     undoable = Signal()
-    """What `undoing` names is another now."""
+    """The names in `undoing` have changed."""
 
     undoing: Undoing | None = None
-    """The page's own undo; None: that of the captions."""
+    """The page's own undo history; None for that of the captions."""
 
     def __init__(self, session: Session, commands: Commands, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -109,26 +108,26 @@ class Page(QWidget):
         self.commands = commands
 
     def build(self) -> Iterator[None]:
-        """Make its parts, one in each turn of the window's thread; it is shown when there is no more. Called once."""
+        """Build the page, yielding after each part; called once, and the page is shown when it is complete."""
         yield from ()
 
     def open(self, path: Path) -> None:
-        """Show this thing of the page's kind; pages that have none pass over it."""
+        """Show an item of the page's kind, such as a run; the default does nothing."""
 
     def begin(self, name: str) -> None:
-        """Begin something new with what another page names; pages where nothing begins pass over it."""
+        """Start something new with an item that another page names; the default does nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageSpec:
-    """A page's module and class, and the modules of its larger parts."""
+    """Module and class of a page, and the modules of its larger parts."""
 
     module: str
     page: str
     parts: tuple[str, ...] = ()
 
     def load(self) -> Iterator[None]:
-        """Load one thing at a time."""
+        """Import one module at a time, yielding after each."""
         for module in (*self.parts, self.module):
             importlib.import_module(module)
             yield
@@ -153,7 +152,7 @@ PRESETS = PageSpec("app.qt.presets.page", "PresetsPage", ("app.qt.presets.cards"
 
 
 def load_beside() -> None:
-    """Load what is none of Qt's; on a worker."""
+    """Import the modules without Qt; runs on a worker."""
     from trainer.dataset.pixels import load_formats
 
     for module in BESIDE:
@@ -162,25 +161,26 @@ def load_beside() -> None:
 
 
 def load_vocabulary() -> None:
-    """Load CLIP's; on a worker. Its library holds Python's lock for 40 ms, which nobody feels before a dataset is open.
+    """Load CLIP's vocabulary; runs on a worker.
 
-    No page needs it: where it is missing, the counting of tokens says so when somebody asks for that.
+    Its library holds the GIL for 40 ms, which goes unnoticed before a dataset is open. No page needs it; if it is
+    missing, the token counter reports that when it is used.
     """
     with suppress(ImpastoError):
         tokens.load()
 
 
 Use = Callable[[Page], None]
-"""What is to be done with a page as soon as it is there."""
+"""Action to run on a page as soon as it is built."""
 
 
 class PagePlaceholder(QWidget):
-    """Stands where a page will be: its title, and what to do where it could not be made."""
+    """Placeholder for a page that is not built yet: its title, and a button if building it failed."""
 
     again = Signal()
 
     undoing: Undoing = NoUndo()
-    """What was edited on other pages is out of sight here."""
+    """No undo here: the edits of other pages are not visible."""
 
     def __init__(self, title: str) -> None:
         super().__init__()
@@ -191,14 +191,14 @@ class PagePlaceholder(QWidget):
         self.wait()
 
     def wait(self) -> None:
-        """Say that the page is on its way."""
+        """Show that the page is being opened."""
         self.words.setText(self.tr("Opening…"))
         self.button.hide()
 
     def give_up(self) -> None:
-        """Say that the page could not be made, and what to do."""
-        sentence = self.tr("This page could not be opened. Everything else goes on, and nothing is lost.")
-        remedy = self.tr("Try again. If that does not help, close Impasto and start it again.")
+        """Show that the page could not be opened, and what to do."""
+        sentence = self.tr("This page could not be opened. Everything else still works, and nothing is lost.")
+        remedy = self.tr("Try again. If that does not help, restart Impasto.")
         self.words.setText(f"{sentence}\n{remedy}")
         self.button.show()
 
@@ -209,49 +209,49 @@ class PagePlaceholder(QWidget):
 
 
 class PageLoader(QObject):
-    """Makes pages and puts each in its place among those of a stack, the ones that are asked for before all others."""
+    """Builds pages and puts them into a stack, requested pages first."""
 
     made = Signal(int, QWidget)
-    """The page with this number is whole; it comes into its place when all who hear of it are done."""
+    """The page with this number is built; it replaces its placeholder after all slots have run."""
 
     def __init__(
         self, session: Session, commands: Commands, stack: QStackedWidget, later: Mapping[int, PageSpec]
     ) -> None:
         super().__init__(stack)
-        self._session, self._commands, self._stack, self._rooms = session, commands, stack, later
+        self._session, self._commands, self._stack, self._specs = session, commands, stack, later
         self._making: dict[int, Iterator[None]] = {}
-        """Of pages that are not in their places, what is still to be done."""
-        self._half: dict[int, Page] = {}
+        """Remaining build steps of unfinished pages, by number."""
+        self._half_built: dict[int, Page] = {}
         self._order: list[int] = []
-        """Those that are to be made, the next one first."""
-        self._asked: set[int] = set()
-        """Those that were asked for, some of which could not be made."""
+        """Pages to build, next one first."""
+        self._requested: set[int] = set()
+        """Pages that were requested, including those that failed."""
         self._uses: dict[int, list[Use]] = {number: [] for number in later}
         self._loaded: bool | None = None
-        """Whether what is none of Qt's is there; None before that was asked for."""
-        self._spoken = False
-        """Whether the vocabulary was asked for."""
-        self._turns = QTimer(self, interval=0)
-        self._turns.timeout.connect(self._turn)
+        """Whether the modules without Qt are imported; None before that was started."""
+        self._vocabulary_requested = False
+        """Whether loading the vocabulary was started."""
+        self._timer = QTimer(self, interval=0)
+        self._timer.timeout.connect(self._on_timeout)
 
     def place(self, number: int, title: str) -> PagePlaceholder:
-        """Return what stands in the stack until a page is made."""
+        """Return a placeholder for a page in the stack."""
         place = PagePlaceholder(title)
         place.again.connect(lambda: self.ask(number))
         return place
 
     def make_all(self) -> None:
-        """Make what nobody has asked for yet, while the user looks at something else."""
-        known = self._asked.union(self._order)
-        self._order += [number for number in self._rooms if number not in known and self._page(number) is None]
+        """Build the pages that were not requested yet, in the background."""
+        known = self._requested.union(self._order)
+        self._order += [number for number in self._specs if number not in known and self._page(number) is None]
         self._begin()
 
     def ask(self, number: int, use: Use | None = None) -> None:
-        """Make a page before all others, and `use` it when it is there: at once where it is."""
+        """Build a page before all others and call `use` with it; at once if it is already built."""
         page = self._page(number)
         if page is None:
             self._place(number).wait()
-            self._asked.add(number)
+            self._requested.add(number)
             self._uses[number] += [use] if use else []
             self._order = [number, *(other for other in self._order if other != number)]
             self._begin()
@@ -263,25 +263,25 @@ class PageLoader(QObject):
         return page if isinstance(page, Page) else None
 
     def _begin(self) -> None:
-        """Load on a worker what is none of Qt's, then take turns: on this thread it would be one long turn."""
+        """Import the modules without Qt on a worker, then build in turns: here they would block the window."""
         if self._loaded is None:
             self._loaded = False
-            have, lack = while_there(self, lambda _: self._go_on()), while_there(self, self._go_on_without)
-            self._session.tasks.run(load_beside, have, lack)
+            done, failed = while_there(self, lambda _: self._on_loaded()), while_there(self, self._on_load_failed)
+            self._session.tasks.run(load_beside, done, failed)
         elif self._loaded and self._order:
-            self._turns.start()
+            self._timer.start()
 
-    def _go_on(self) -> None:
+    def _on_loaded(self) -> None:
         self._loaded = True
         self._begin()
 
-    def _go_on_without(self, fault: BaseException) -> None:
-        """Let pages that need what cannot be loaded fail by themselves, and the others be made."""
-        self._go_on()
+    def _on_load_failed(self, fault: BaseException) -> None:
+        """Build the pages all the same, so that only those fail that need what could not be imported."""
+        self._on_loaded()
         raise fault
 
-    def _turn(self) -> None:
-        """Make the next part of the page whose turn it is. A fault ends that page alone, and is raised to be told."""
+    def _on_timeout(self) -> None:
+        """Run the next build step; an exception ends only that page, and is raised again to be reported."""
         number = self._order[0]
         if number not in self._making:
             self._making[number] = self._parts(number)
@@ -291,25 +291,25 @@ class PageLoader(QObject):
             self._give_up(number)
             raise
         if whole:
-            self._hand_over(number)
+            self._finish(number)
 
     def _parts(self, number: int) -> Iterator[None]:
-        room = self._rooms[number]
-        yield from room.load()
-        page: Page = getattr(importlib.import_module(room.module), room.page)(self._session, self._commands)
-        self._half[number] = page
-        page.setParent(self._stack)  # ends with it, and does not change hands when it is whole: that takes 15 ms
-        page.hide()  # or it would come in sight with a window that is hidden now
+        spec = self._specs[number]
+        yield from spec.load()
+        page: Page = getattr(importlib.import_module(spec.module), spec.page)(self._session, self._commands)
+        self._half_built[number] = page
+        page.setParent(self._stack)  # now rather than when the page is complete: reparenting a full page takes 15 ms
+        page.hide()  # otherwise it would appear when a hidden window is shown
         yield from page.build()
         yield
         self.made.emit(number, page)
 
-    def _hand_over(self, number: int) -> None:
-        self._leave(number)
-        self._replace(number, self._half.pop(number))
+    def _finish(self, number: int) -> None:
+        self._dequeue(number)
+        self._replace(number, self._half_built.pop(number))
         self._load_vocabulary()
         uses, self._uses[number] = self._uses[number], []
-        with ExitStack() as stack:  # which goes on after a fault, and begins with what was put in last
+        with ExitStack() as stack:  # runs every callback even if one raises, in reverse order
             for use in reversed(uses):
                 stack.callback(self.ask, number, use)
 
@@ -323,24 +323,24 @@ class PageLoader(QObject):
         place.deleteLater()
 
     def _give_up(self, number: int) -> None:
-        """Let go what there is of a page, so that it can be made from its beginning once more."""
-        self._leave(number)
-        half = self._half.pop(number, None)
+        """Discard a half-built page, so that it can be built again from the start."""
+        self._dequeue(number)
+        half = self._half_built.pop(number, None)
         if half:
             half.deleteLater()
         self._place(number).give_up()
         self._load_vocabulary()
 
-    def _leave(self, number: int) -> None:
+    def _dequeue(self, number: int) -> None:
         del self._making[number]
         self._order.remove(number)
         if not self._order:
-            self._turns.stop()
+            self._timer.stop()
 
     def _load_vocabulary(self) -> None:
-        """Load on a worker what no page needs, once and when none is to be made: it would hold them up."""
-        if not self._order and not self._spoken:
-            self._spoken = True
+        """Load the vocabulary on a worker, once and after all pages: it would delay them."""
+        if not self._order and not self._vocabulary_requested:
+            self._vocabulary_requested = True
             self._session.tasks.run(load_vocabulary, lambda _: None, raise_again)
 
     def _place(self, number: int) -> PagePlaceholder:

@@ -1,4 +1,4 @@
-"""The preferences: a page for each section of the schema, and one for the keys. What is changed counts at once."""
+"""The preferences dialog: a tab per section of the schema and one for shortcuts. Changes apply at once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from app.qt.actions.commands import CommandAction, Commands, in_force, portable
 from app.qt.widgets import ComboBox, SpinBox, close_row, languages
 
 _Editor = tuple[QWidget, Callable[[], Any]]
-"""A widget, and the function that reads its value."""
+"""Editor widget and the function that reads its value."""
 _PORTABLE = QKeySequence.SequenceFormat.PortableText
 _ROW = 26
 _ID = Qt.ItemDataRole.UserRole
@@ -39,12 +39,12 @@ _CHOICES = ("Return", "Enter", "Esc", "Tab", "Backtab", "Space", "+", "-", "=")
 
 
 def words(text: str | None) -> str:
-    """Return a text of the schema in the user's language."""
+    """Return the translation of a text of the schema."""
     return QCoreApplication.translate("Preferences", text) if text else ""
 
 
 class SectionForm(QWidget):
-    """One row for each preference of a section; `choices` adds values that only the window knows, by name."""
+    """Form with one row per preference of a section; `choices` adds labeled values for a preference by name."""
 
     changed = Signal()
 
@@ -61,7 +61,7 @@ class SectionForm(QWidget):
             self._add_row(layout, name, {**schema, "labels": (choices or {}).get(name) or _labels(schema)})
 
     def section(self) -> PreferenceGroup:
-        """Return the section as the form says it; raises pydantic's ValidationError where that is not allowed."""
+        """Return the section with the form's values; raise pydantic's ValidationError if one is invalid."""
         return type(self._section)(**{name: read() for name, read in self._read.items()})
 
     def _add_row(self, layout: QFormLayout, name: str, schema: dict[str, Any]) -> None:
@@ -110,13 +110,13 @@ class SectionForm(QWidget):
         box.setSuffix(f" {schema['unit']}" if "unit" in schema else "")
         box.setValue(value)
         box.setMaximumWidth(110)
-        box.lineEdit().setTextMargins(5, 0, 0, 0)  # Qt passes over the style sheet's padding here
+        box.lineEdit().setTextMargins(5, 0, 0, 0)  # Qt ignores the style sheet's padding here
         box.editingFinished.connect(self.changed)
         return box, box.value
 
 
 def _labels(schema: dict[str, Any]) -> dict[str, str]:
-    """The words for each value of a Literal; the values themselves where the schema gives none."""
+    """Return a label for each value of a Literal; the value itself if the schema has no label."""
     labels: dict[str, str] = schema.get("labels", {})
     return {value: labels.get(value, value) for value in schema.get("enum", ())}
 
@@ -128,12 +128,12 @@ _VIEWS = frozenset(
 
 
 def used_by_views(keys: QKeySequence) -> bool:
-    """Tell whether pictures, lists and fields use these keys themselves, of which no command knows."""
+    """Return whether image grids, lists and fields handle these keys themselves, outside the commands."""
     return keys.toString(_PORTABLE) in _VIEWS
 
 
 class ShortcutEditor(QWidget):
-    """A table of commands and their keys; below it the field that listens for other keys."""
+    """Table of commands and their shortcuts, with a field below it that records new keys."""
 
     changed = Signal()
 
@@ -141,40 +141,40 @@ class ShortcutEditor(QWidget):
         super().__init__()
         self._commands = commands
         self.own = dict(own)
-        """What differs from the table, by command."""
+        """Shortcuts that differ from the defaults, by command id."""
         self._keys: dict[str, tuple[str, ...]] = {}
         self.search = QLineEdit()
         self.search.setPlaceholderText(self.tr("Search by name or key"))
         self.search.setAccessibleName(self.tr("Search for a command"))
         self.list = QTreeWidget()
         self.keys = QKeySequenceEdit()
-        self.told = QLabel()
+        self.message = QLabel()
         self._set = QPushButton(self.tr("Use these keys"))
-        self._clear = QPushButton(self.tr("No keys"))
-        self._default = QPushButton(self.tr("As delivered"))
+        self._clear = QPushButton(self.tr("Remove shortcut"))
+        self._default = QPushButton(self.tr("Reset to default"))
         self._build()
-        self._renew()
+        self._update_keys()
         self._fill()
 
     def keys_of(self, command: CommandAction) -> tuple[str, ...]:
-        """Return the keys that a command will have."""
-        return self._keys.get(command.action.id, command.action.keys)  # of a room that came later, those delivered
+        """Return the keys of a command after the changes made here."""
+        return self._keys.get(command.action.id, command.action.keys)  # a page that was built later has its defaults
 
     def owners(self, keys: QKeySequence) -> list[CommandAction]:
-        """Return the commands that will have these keys, without the one that is being edited."""
+        """Return the commands that use these keys, except the one being edited."""
         wanted, chosen = keys.toString(_PORTABLE), self._chosen()
         return [one for one in self._commands if one is not chosen and wanted in self.keys_of(one)]
 
     def _build(self) -> None:
-        self.list.setAccessibleName(self.tr("Commands and their keys"))
-        self.list.setHeaderLabels([self.tr("Command"), self.tr("Menu"), self.tr("Keys")])
+        self.list.setAccessibleName(self.tr("Commands and their shortcuts"))
+        self.list.setHeaderLabels([self.tr("Command"), self.tr("Menu"), self.tr("Shortcut")])
         self.list.setRootIsDecorated(False)
         self.list.setUniformRowHeights(True)
         self.list.header().setSectionResizeMode(0, QHeaderView.ResizeMode.Stretch)
-        self.keys.setAccessibleName(self.tr("New keys for the command"))
+        self.keys.setAccessibleName(self.tr("New shortcut for the command"))
         self.keys.setMaximumSequenceLength(1)
-        self.told.setProperty("role", "warning")
-        self.told.setWordWrap(True)
+        self.message.setProperty("role", "warning")
+        self.message.setWordWrap(True)
         row = QHBoxLayout()
         for widget in (self.keys, self._set, self._clear, self._default):
             row.addWidget(widget)
@@ -182,13 +182,13 @@ class ShortcutEditor(QWidget):
         column.addWidget(self.search)
         column.addWidget(self.list, 1)
         column.addLayout(row)
-        column.addWidget(self.told)
+        column.addWidget(self.message)
         self.search.textChanged.connect(self._fill)
-        self.list.currentItemChanged.connect(self._tell)
-        self.keys.keySequenceChanged.connect(self._tell)
-        self._set.clicked.connect(lambda: self._give((self.keys.keySequence().toString(_PORTABLE),)))
-        self._clear.clicked.connect(lambda: self._give(()))
-        self._default.clicked.connect(lambda: self._give(None))
+        self.list.currentItemChanged.connect(self._update_state)
+        self.keys.keySequenceChanged.connect(self._update_state)
+        self._set.clicked.connect(lambda: self._assign((self.keys.keySequence().toString(_PORTABLE),)))
+        self._clear.clicked.connect(lambda: self._assign(()))
+        self._default.clicked.connect(lambda: self._assign(None))
 
     def _chosen(self) -> CommandAction | None:
         item = self.list.currentItem()
@@ -208,63 +208,61 @@ class ShortcutEditor(QWidget):
                 item.setSizeHint(0, QSize(0, _ROW))
                 if command is chosen:
                     self.list.setCurrentItem(item)
-        self._tell()
+        self._update_state()
 
-    def _tell(self) -> None:
-        """Say what the keys in the field do now, and which buttons can be used."""
+    def _update_state(self) -> None:
+        """Show which command uses the keys in the field, and enable the buttons that apply."""
         chosen, keys = self._chosen(), self.keys.keySequence()
         others = self.owners(keys) if not keys.isEmpty() else []
         names, words = ", ".join(command.title for command in others), ""
         if others:
-            words = self.tr("These keys belong to “{name}” and will be taken from it.").format(name=names)
+            words = self.tr("“{name}” uses these keys and will lose them.").format(name=names)
         elif used_by_views(keys):
-            words = self.tr(
-                "Pictures and lists need these keys to move and choose; beside this command they may not work."
-            )
-        self.told.setText(words)
-        self.told.setVisible(bool(words))
+            words = self.tr("Images and lists use these keys to move and select; this shortcut may not work there.")
+        self.message.setText(words)
+        self.message.setVisible(bool(words))
         self._set.setEnabled(chosen is not None and not keys.isEmpty())
         self._clear.setEnabled(chosen is not None and bool(self.keys_of(chosen)))
         self._default.setEnabled(chosen is not None and chosen.action.id in self.own)
 
-    def _give(self, keys: tuple[str, ...] | None) -> None:
-        """Give the chosen command other keys, or those of the table (None), and take them from whoever has them."""
+    def _assign(self, keys: tuple[str, ...] | None) -> None:
+        """Set the keys of the chosen command (None: its defaults), and remove them from other commands."""
         chosen = self._chosen()
         assert chosen is not None
-        delivered = keys is None
-        given = chosen.action.keys if keys is None else keys
-        losers = [name for key in given for name in self._take(key, only_own=delivered)]
-        self._put(chosen, given)
+        to_default = keys is None
+        new_keys = chosen.action.keys if keys is None else keys
+        previous_owners = [name for key in new_keys for name in self._unassign(key, only_own=to_default)]
+        self._set_keys(chosen, new_keys)
         self.keys.clear()
         self._fill()
-        if losers and delivered:  # of which nothing could be said before
-            self.told.setText(self.tr("Its keys were taken from “{name}”.").format(name=", ".join(losers)))
-            self.told.show()
+        if previous_owners and to_default:  # the user could not be warned before
+            self.message.setText(self.tr("“{name}” lost these keys.").format(name=", ".join(previous_owners)))
+            self.message.show()
         self.changed.emit()
 
-    def _take(self, key: str, *, only_own: bool = False) -> list[str]:
-        """Take a key from whoever has it, or whom the user gave it; return their titles."""
-        losers = self.owners(QKeySequence(key, _PORTABLE))
-        losers = [one for one in losers if not only_own or one.action.id in self.own]
-        for command in losers:
-            self._put(command, tuple(one for one in self.keys_of(command) if one != portable(key)))
-        return [command.title for command in losers]
+    def _unassign(self, key: str, *, only_own: bool = False) -> list[str]:
+        """Remove a key from the commands that use it (`only_own`: by the user's choice); return their titles."""
+        previous_owners = self.owners(QKeySequence(key, _PORTABLE))
+        previous_owners = [one for one in previous_owners if not only_own or one.action.id in self.own]
+        for command in previous_owners:
+            self._set_keys(command, tuple(one for one in self.keys_of(command) if one != portable(key)))
+        return [command.title for command in previous_owners]
 
-    def _put(self, command: CommandAction, keys: tuple[str, ...]) -> None:
+    def _set_keys(self, command: CommandAction, keys: tuple[str, ...]) -> None:
         if tuple(map(portable, keys)) == tuple(map(portable, command.action.keys)):
             self.own.pop(command.action.id, None)
         else:
             self.own[command.action.id] = keys
-        self._renew()
+        self._update_keys()
 
-    def _renew(self) -> None:
+    def _update_keys(self) -> None:
         self._keys = in_force((command.action for command in self._commands), self.own)
 
 
 class PreferencesDialog(QDialog):
-    """Made from the schema alone; closing it asks nothing, since every change is in force and on disk already.
+    """The dialog, built from the schema; closing it asks nothing, since every change is already applied and saved.
 
-    Where the disk refuses, the window says so.
+    If the file cannot be written, the window shows a notice.
     """
 
     def __init__(self, settings: Settings, commands: Commands, parent: QWidget | None = None) -> None:
@@ -285,8 +283,8 @@ class PreferencesDialog(QDialog):
             if isinstance(section, PreferenceGroup) and field.title:
                 self._add_section(name, words(field.title), section)
         self.shortcuts = ShortcutEditor(commands, settings.preferences.shortcuts)
-        self.shortcuts.changed.connect(self._keep)
-        self.tabs.addTab(self.shortcuts, self.tr("Keys"))
+        self.shortcuts.changed.connect(self._save)
+        self.tabs.addTab(self.shortcuts, self.tr("Shortcuts"))
         buttons = close_row(self)
         column = QVBoxLayout(self)
         column.addWidget(self.tabs)
@@ -295,23 +293,23 @@ class PreferencesDialog(QDialog):
 
     def _add_section(self, name: str, title: str, section: PreferenceGroup) -> None:
         form = self._forms[name] = SectionForm(section, {"language": _language_names()})
-        form.changed.connect(self._keep)
+        form.changed.connect(self._save)
         self.tabs.addTab(form, title)
 
-    def _keep(self) -> None:
+    def _save(self) -> None:
         try:
             sections = {name: form.section() for name, form in self._forms.items()}
             self._settings.change(
                 self._settings.preferences.model_copy(update={**sections, "shortcuts": self.shortcuts.own.copy()})
             )
-        except ValueError as error:  # as pydantic's errors are
-            self.fault.setText(self.tr("This could not be kept: {error}").format(error=error))
+        except ValueError as error:  # pydantic's ValidationError is one
+            self.fault.setText(self.tr("Could not save this change: {error}").format(error=error))
             self.fault.show()
         else:
             self.fault.hide()
 
 
 def _language_names() -> dict[str, str]:
-    """Each language in its own words, so that whoever speaks it finds it."""
+    """Return the languages by code, each by its own name, so that its speakers find it."""
     names = {code: QLocale(code).nativeLanguageName().capitalize() or code for code in languages()}
-    return {"system": QT_TRANSLATE_NOOP("Preferences", "As the system"), **names}
+    return {"system": QT_TRANSLATE_NOOP("Preferences", "System"), **names}

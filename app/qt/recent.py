@@ -1,4 +1,4 @@
-"""The folders opened last, as a menu and as a short list; one that is gone is grey and says why."""
+"""Recently opened folders, as a menu and as a short list; unavailable ones are disabled and say why."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from app.qt.theme import set_icon
 from app.qt.widgets import QT_TRANSLATE_NOOP, centre, sign, until_destroyed
 
 _REASONS: dict[Absence, str] = {
-    "gone": QT_TRANSLATE_NOOP("Recent", "not there now"),
-    "file": QT_TRANSLATE_NOOP("Recent", "is no folder any more"),
-    "refused": QT_TRANSLATE_NOOP("Recent", "cannot be read now"),
+    "gone": QT_TRANSLATE_NOOP("Recent", "not found"),
+    "file": QT_TRANSLATE_NOOP("Recent", "no longer a folder"),
+    "refused": QT_TRANSLATE_NOOP("Recent", "cannot be read"),
 }
-_ROW, _BUTTON = 420, 180
-"""Pixels that a folder may take in the menu, and in the list, which has to fit a narrow window."""
-_FEW = 4
-"""Folders in the short list."""
+_MENU_WIDTH, _BUTTON_WIDTH = 420, 180
+"""Maximum widths of a folder's name in the menu and in the list, in px; the list has to fit a narrow window."""
+_LIST_SIZE = 4
+"""Number of folders in the short list."""
 
 
-def _named(name: str, absence: Absence | None, metrics: QFontMetrics, width: int) -> str:
-    """Return a name for a menu or a button, at most so many pixels wide with the reason why it cannot be opened."""
+def _label(name: str, absence: Absence | None, metrics: QFontMetrics, width: int) -> str:
+    """Return the text of a menu item or button, elided to `width` px, with the reason if it cannot be opened."""
     why = f" \u2013 {QCoreApplication.translate('Recent', _REASONS[absence])}" if absence else ""
     room = max(width - metrics.horizontalAdvance(why), width // 4)
     return metrics.elidedText(name, Qt.TextElideMode.ElideMiddle, room).replace("&", "&&") + why
 
 
-def _follow(widget: QWidget, happened: Emitter[None], act: Callable[[], None]) -> None:
-    """Call `act` whenever that happens, as long as there is the widget."""
+def _call_on(widget: QWidget, happened: Emitter[None], act: Callable[[], None]) -> None:
+    """Call `act` on every event until the widget is destroyed."""
     until_destroyed(widget, happened.connect(lambda _: act()))
 
 
 class RecentMenu(QMenu):
-    """File > Recent folders."""
+    """The menu File > Recent folders."""
 
     def __init__(self, recent: RecentFolders, choose: Callable[[Path], None], parent: QWidget) -> None:
         super().__init__(parent)
@@ -47,8 +47,8 @@ class RecentMenu(QMenu):
         self._rows: dict[Path, QAction] = {}
         self.setTitle(self.tr("Recent folders"))
         self.setToolTipsVisible(True)
-        _follow(self, recent.changed, self._fill)
-        _follow(self, recent.looked, self._mark)
+        _call_on(self, recent.changed, self._fill)
+        _call_on(self, recent.looked, self._update_rows)
         self._fill()
 
     def _fill(self) -> None:
@@ -56,10 +56,10 @@ class RecentMenu(QMenu):
         self._rows = {folder: self._row(folder) for folder in self._recent.folders}
         self.addSeparator()
         clear = self.addAction(self.tr("Clear"))
-        clear.setToolTip(self.tr("Forget these folders; their files stay as they are"))
+        clear.setToolTip(self.tr("Remove all folders from this list; no files are changed"))
         clear.triggered.connect(lambda: self._recent.clear())
         self.menuAction().setEnabled(bool(self._rows))
-        self._mark()
+        self._update_rows()
 
     def _row(self, folder: Path) -> QAction:
         row = self.addAction("")
@@ -67,16 +67,16 @@ class RecentMenu(QMenu):
         row.triggered.connect(lambda: self._choose(folder))
         return row
 
-    def _mark(self) -> None:
-        """Tell which can be opened; only the words change, so that an open menu stays as it is."""
+    def _update_rows(self) -> None:
+        """Enable the folders that can be opened; only texts change, so an open menu keeps its layout."""
         for number, (folder, row) in enumerate(self._rows.items(), 1):
             absence = self._recent.absent.get(folder)
-            row.setText(f"&{number % 10} {_named(str(folder), absence, self.fontMetrics(), _ROW)}")
+            row.setText(f"&{number % 10} {_label(str(folder), absence, self.fontMetrics(), _MENU_WIDTH)}")
             row.setEnabled(absence is None)
 
 
 class RecentList(QWidget):
-    """The newest few as buttons, for a window that has nothing else to show; not there while there are none."""
+    """The newest few folders as buttons, for a window without images; hidden while there are none."""
 
     chosen = Signal(Path)
 
@@ -90,17 +90,17 @@ class RecentList(QWidget):
         title.setProperty("role", "muted")
         self._column.addWidget(title, 0, Qt.AlignmentFlag.AlignHCenter)
         self._buttons: dict[Path, QPushButton] = {}
-        _follow(self, recent.changed, self._fill)
-        _follow(self, recent.looked, self._mark)
+        _call_on(self, recent.changed, self._fill)
+        _call_on(self, recent.looked, self._update_rows)
         self._fill()
 
     def _fill(self) -> None:
         for button in self._buttons.values():
             button.hide()
             button.deleteLater()
-        self._buttons = {folder: self._button(folder) for folder in self._recent.folders[:_FEW]}
+        self._buttons = {folder: self._button(folder) for folder in self._recent.folders[:_LIST_SIZE]}
         self.setVisible(bool(self._buttons))
-        self._mark()
+        self._update_rows()
 
     def _button(self, folder: Path) -> QPushButton:
         button = QPushButton()
@@ -109,54 +109,54 @@ class RecentList(QWidget):
         self._column.addWidget(button)
         return button
 
-    def _mark(self) -> None:
+    def _update_rows(self) -> None:
         for folder, button in self._buttons.items():
             absence = self._recent.absent.get(folder)
-            button.setText(_named(folder.name or str(folder), absence, button.fontMetrics(), _BUTTON))
+            button.setText(_label(folder.name or str(folder), absence, button.fontMetrics(), _BUTTON_WIDTH))
             button.setAccessibleDescription(str(folder))
             button.setEnabled(absence is None)
 
 
 class EmptyState(QWidget):
-    """Covers a widget as long as the library is empty; what is dropped on it falls through to what lies behind."""
+    """Empty state that covers a widget while the library has no images; drops fall through to that widget."""
 
-    def __init__(self, session: Session, behind: QWidget) -> None:
-        super().__init__(behind)
+    def __init__(self, session: Session, covered: QWidget) -> None:
+        super().__init__(covered)
         self._session = session
-        self._behind = behind
+        self._covered = covered
         self.title, self.words = QLabel(), QLabel()
         self.button = QPushButton(self.tr("Open folder…"))
         self.recent = RecentList(session.recent)
         self._build()
-        behind.installEventFilter(self)
+        covered.installEventFilter(self)
         for event in (session.library.altered, session.datasets.opened, session.datasets.closed):
-            until_destroyed(self, event.connect(lambda _: self._follow()))
-        self._follow()
+            until_destroyed(self, event.connect(lambda _: self._call_on()))
+        self._call_on()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:  # noqa: N802
-        """Stay as large as what lies behind."""
+        """Keep the size of the covered widget."""
         if event.type() == QEvent.Type.Resize:
-            self.resize(self._behind.size())
+            self.resize(self._covered.size())
         return super().eventFilter(watched, event)
 
-    def _follow(self) -> None:
+    def _call_on(self) -> None:
         empty = not self._session.library.pictures
         if empty:
-            self._tell()
+            self._update_text()
             self.raise_()
         elif self.button.hasFocus():
-            self._behind.setFocus()  # the pictures that have come
+            self._covered.setFocus()  # the grid, which now shows images
         self.setVisible(empty)
 
-    def _tell(self) -> None:
+    def _update_text(self) -> None:
         folders = self._session.datasets.folders
         if not folders:
-            self.title.setText(self.tr("Drop a folder of pictures here"))
-            self.words.setText(self.tr("They are shown and captioned where they lie: nothing is copied or moved."))
+            self.title.setText(self.tr("Drop a folder of images here"))
+            self.words.setText(self.tr("Images stay where they are: nothing is copied or moved."))
             return
         name = folders[-1].name or str(folders[-1])
-        self.title.setText(self.tr("No pictures in {folder}").format(folder=name))
-        self.words.setText(self.tr("Put pictures into it and they appear here by themselves, or open another folder."))
+        self.title.setText(self.tr("No images in {folder}").format(folder=name))
+        self.words.setText(self.tr("Add images to this folder and they appear here, or open another folder."))
 
     def _build(self) -> None:
         self.setAutoFillBackground(True)

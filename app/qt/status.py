@@ -1,4 +1,4 @@
-"""The status bar: messages for some seconds, and what trains, also as a ring and a title."""
+"""The status bar, and the running training in it, as a ring and in the window title."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from app.qt.theme import colours, set_icon
 from app.qt.widgets import plain_tip, until_destroyed
 
 _RING = 15
-"""Diameter of the ring, in Qt's pixels."""
+"""Diameter of the ring, in logical px."""
 _PEN = 2.5
 _SHOWN_MS = 6000
 
 
 def title_of(training: Training | None) -> str:
-    """Return the window's title."""
+    """Return the window title, with the progress and name of the running training."""
     if training is None:
         return "Impasto"
     share = f"{training.share:.0%} · " if training.share is not None else ""
@@ -36,10 +36,10 @@ def title_of(training: Training | None) -> str:
 
 
 class TrainingLine(QWidget):
-    """The part of the status bar about training; hidden while nothing trains."""
+    """Part of the status bar about the running training; hidden while nothing trains."""
 
     opened = Signal()
-    """The run is to be shown."""
+    """The user wants to see the run."""
 
     def __init__(self, training: NowTraining, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -48,7 +48,7 @@ class TrainingLine(QWidget):
         self.words.setToolTip(self.tr("Show this run"))
         self.words.clicked.connect(self.opened)
         self.button.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
-        self.button.clicked.connect(self._act)
+        self.button.clicked.connect(self._on_button_clicked)
         row = QHBoxLayout(self)
         row.setContentsMargins(6, 0, 6, 0)
         row.setSpacing(2)
@@ -57,7 +57,7 @@ class TrainingLine(QWidget):
         until_destroyed(self, training.changed.connect(lambda _: self._show()))
         self._show()
 
-    def _act(self) -> None:
+    def _on_button_clicked(self) -> None:
         now = self._training.now
         if now and now.ending:
             self._training.keep_training()
@@ -77,7 +77,7 @@ class TrainingLine(QWidget):
 
 
 class TrainingRing(QWidget):
-    """A ring over a button's icon that fills as the training proceeds; the mouse reaches the button through it."""
+    """Progress ring over a button's icon; transparent for the mouse."""
 
     def __init__(self, button: QToolButton) -> None:
         super().__init__(button)
@@ -88,7 +88,7 @@ class TrainingRing(QWidget):
         self.hide()
 
     def show_training(self, training: Training | None) -> None:
-        """Show how far it is; an empty ring while that is not known, none where nothing trains."""
+        """Show the progress; an empty ring while it is unknown, no ring while nothing trains."""
         share = training.share if training else None
         if training is not None:
             self.move(self._button.width() // 2 + 8, 4)
@@ -98,19 +98,19 @@ class TrainingRing(QWidget):
         self.setVisible(training is not None)
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
-        """Draw the whole ring, and over it the share that is done."""
+        """Draw the full ring, and the completed share over it."""
         scheme = colours()
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         place = QRectF(self.rect()).adjusted(_PEN, _PEN, -_PEN, -_PEN)
         painter.setBrush(QColor(scheme.rail))
-        for colour, share in ((scheme.edge, 1.0), (scheme.focus, self.share or 0.0)):
-            painter.setPen(QPen(QColor(colour), _PEN))
+        for color, share in ((scheme.edge, 1.0), (scheme.focus, self.share or 0.0)):
+            painter.setPen(QPen(QColor(color), _PEN))
             painter.drawArc(place, 90 * 16, -round(share * 360 * 16))
 
 
 class StatusLine(QStatusBar):
-    """Words each state of the session that matters everywhere."""
+    """Status bar with the session's state: reading, training, saving, and image counts."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -123,7 +123,7 @@ class StatusLine(QStatusBar):
         self.addWidget(self.reading)
         self.training = TrainingLine(session.training)
         self.addPermanentWidget(self.training)
-        self.addPermanentWidget(self.saving)  # what is said for some seconds must not hide whether all is saved
+        self.addPermanentWidget(self.saving)  # permanent: a temporary message must not hide it
         self.addPermanentWidget(self.counts)
         session.saver.state.connect(self._show_saving)
         session.datasets.progress.connect(self._show_reading)
@@ -133,7 +133,7 @@ class StatusLine(QStatusBar):
         self._show_counts()
 
     def say(self, text: str) -> None:
-        """Say something for some seconds."""
+        """Show a message for some seconds."""
         self.showMessage(text, _SHOWN_MS)
 
     def _show_saving(self, state: SaveState) -> None:
@@ -142,29 +142,29 @@ class StatusLine(QStatusBar):
         problems = map(in_words, state.problems)
         self.saving.setToolTip(plain_tip("\n".join(problems)))
         self.saving.setProperty("role", "warning" if problem else "muted")
-        self.saving.style().polish(self.saving)  # a look by property is looked up again only when asked
+        self.saving.style().polish(self.saving)  # Qt does not restyle on property changes
 
     def _saving_words(self, state: SaveState) -> str:
         if state.problems:
-            return self.tr("Kept, but not saved: %n change(s)", "", sum(p.waiting for p in state.problems))
+            return self.tr("Not saved yet: %n change(s)", "", sum(p.waiting for p in state.problems))
         if state.conflicts:
             return self.tr("Waiting for your choice: %n change(s)", "", len(state.conflicts))
         if state.pending:
             return self.tr("Saving %n change(s)…", "", state.pending)
         if not state.saved:
             return ""
-        saved = self.tr("All changes saved, originals backed up.")
+        saved = self.tr("All changes saved; originals are backed up.")
         return saved if state.backed_up else self.tr("All changes saved.")
 
     def _show_reading(self, progress: ReadingProgress) -> None:
         done, total = QLocale().toString(progress.done), QLocale().toString(progress.total)
         words = self.tr("Reading {folder}: {done} of {total}")
-        going_on = progress.done < progress.total
-        self.reading.setText(words.format(folder=progress.folder.name, done=done, total=total) if going_on else "")
+        reading = progress.done < progress.total
+        self.reading.setText(words.format(folder=progress.folder.name, done=done, total=total) if reading else "")
 
     def _show_counts(self) -> None:
         view = self._session.view
-        words = [self.tr("%n picture(s)", "", len(view.ids))] if view.ids or self._session.library.pictures else []
+        words = [self.tr("%n image(s)", "", len(view.ids))] if view.ids or self._session.library.pictures else []
         if view.selected:
             words.append(self.tr("%n selected", "", len(view.selected)))
         self.counts.setText(", ".join(words))

@@ -1,4 +1,4 @@
-"""Tables of texts, some of them by strangers and all of them plain, with bars where numbers are to be compared."""
+"""Tables of plain, possibly untrusted text, with bars for comparing numbers."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from app.qt.widgets import plain_tip
 _Index = QModelIndex | QPersistentModelIndex
 _BAR = int(Qt.ItemDataRole.UserRole)
 _BAR_HEIGHT, _GAP, _SIDE = 10.0, 10, 9
-_NUMBER = 96
-"""Pixels that are left for the number beside its bar."""
-_BETWEEN = 16
-"""Pixels between one column's longest text and the next column."""
-_CUT = 24
-"""Characters from which on a column may have no room for all of a text."""
+_NUMBER_WIDTH = 96
+"""Width reserved for the number beside its bar, in px."""
+_COLUMN_GAP = 16
+"""Space between a column's longest text and the next column, in px."""
+_MAX_UNCUT = 24
+"""Text length in characters above which a column may cut the text off."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of texts; `bar` is the length of the bar before the last one, 0 to 1, None where it has none."""
+    """One table row; `bar` is the length of the bar in the last column, 0 to 1, or None for no bar."""
 
     texts: tuple[str, ...]
     bar: float | None = None
@@ -33,13 +33,13 @@ class Row:
 
 
 def _tip(row: Row, text: str) -> str:
-    """Return what is said of a cell: all of a text that may be cut, then what the line means."""
-    shown = text if len(text) > _CUT else ""
+    """Return the tooltip of a cell: its full text if that may be cut off, then the row's tip."""
+    shown = text if len(text) > _MAX_UNCUT else ""
     return "\n\n".join(filter(None, (shown, row.tip))) or text
 
 
 class Rows(QAbstractTableModel):
-    """Lines under titles."""
+    """Table model of text rows under column titles."""
 
     def __init__(self, titles: Sequence[str], parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -47,26 +47,26 @@ class Rows(QAbstractTableModel):
         self.rows: list[Row] = []
 
     def show(self, rows: Sequence[Row]) -> None:
-        """Replace them."""
+        """Replace all rows."""
         self.beginResetModel()
         self.rows = list(rows)
         self.endResetModel()
 
     def rowCount(self, parent: _Index = QModelIndex()) -> int:  # noqa: B008, N802
-        """Return how many lines there are."""
+        """Return the number of rows."""
         return 0 if parent.isValid() else len(self.rows)
 
     def columnCount(self, parent: _Index = QModelIndex()) -> int:  # noqa: B008, N802
-        """Return how many titles there are."""
+        """Return the number of columns."""
         return 0 if parent.isValid() else len(self.titles)
 
     def headerData(self, section: int, side: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> object:  # noqa: N802
-        """Return a title."""
+        """Return a column title."""
         shown = side == Qt.Orientation.Horizontal and role == Qt.ItemDataRole.DisplayRole
         return self.titles[section] if shown else None
 
     def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> object:
-        """Return a text, or the length of the bar before it."""
+        """Return a cell's text, tooltip, or bar length."""
         if not index.isValid():
             return None
         row = self.rows[index.row()]
@@ -80,7 +80,7 @@ class Rows(QAbstractTableModel):
 
 
 def shared(wanted: Sequence[int], room: int) -> list[int]:
-    """Return how wide columns are in so many pixels: as wide as they want, else the widest of them equally wide."""
+    """Return column widths within `room` px: as wide as wanted, or the widest cut to an equal width."""
     widths = [0] * len(wanted)
     for done, column in enumerate(sorted(range(len(wanted)), key=wanted.__getitem__)):
         widths[column] = min(wanted[column], room // (len(wanted) - done))
@@ -89,7 +89,7 @@ def shared(wanted: Sequence[int], room: int) -> list[int]:
 
 
 class Table(QTreeView):
-    """Shows such lines; the last column takes the room that is left."""
+    """Table view of text rows; the last column takes the remaining width."""
 
     def __init__(self, titles: Sequence[str], name: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -106,29 +106,29 @@ class Table(QTreeView):
         self.header().setSectionsMovable(False)
 
     def show_rows(self, rows: Sequence[Row]) -> None:
-        """Replace the lines, and give each column the room it needs as far as there is so much."""
+        """Replace all rows, and fit the columns to their content as far as there is space."""
         self.lines.show(rows)
         self._wanted = [
-            max(self.sizeHintForColumn(column), self.header().sectionSizeHint(column)) + _BETWEEN
+            max(self.sizeHintForColumn(column), self.header().sectionSizeHint(column)) + _COLUMN_GAP
             for column in range(len(self.lines.titles))
         ]
-        self._share()
+        self._fit_columns()
 
     def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802
-        """Share the new room among the columns."""
+        """Distribute the new width among the columns."""
         super().resizeEvent(event)
-        self._share()
+        self._fit_columns()
 
-    def _share(self) -> None:
+    def _fit_columns(self) -> None:
         for column, width in enumerate(shared(self._wanted, self.viewport().width())[:-1]):
             self.setColumnWidth(column, width)
 
 
 class BarDelegate(QStyledItemDelegate):
-    """Draws a bar before its number, both within the same cell."""
+    """Delegate that draws a bar and its number in one cell."""
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: _Index) -> None:
-        """Draw the ground as the style does, then bar and number."""
+        """Draw the background, then the bar and its number."""
         length = index.data(_BAR)
         if not isinstance(length, float):
             super().paint(painter, option, index)
@@ -138,7 +138,7 @@ class BarDelegate(QStyledItemDelegate):
         if chosen:
             painter.fillRect(option.rect, QColor(scheme.accent))
         inside = option.rect.adjusted(_SIDE, 0, -_SIDE, 0)
-        room = max(inside.width() - _NUMBER - _GAP, 0)
+        room = max(inside.width() - _NUMBER_WIDTH - _GAP, 0)
         top = inside.center().y() + 0.5 - _BAR_HEIGHT / 2
         painter.save()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
@@ -151,6 +151,6 @@ class BarDelegate(QStyledItemDelegate):
         painter.drawText(words, int(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter), str(index.data()))
 
     def sizeHint(self, option: QStyleOptionViewItem, index: _Index) -> QSize:  # noqa: N802
-        """Return a cell's size; a bar is to be as long as its number has room at least."""
-        bar = 2 * (_NUMBER + _SIDE) + _GAP if isinstance(index.data(_BAR), float) else 0
+        """Return the size of a cell; a bar gets at least the width of its number."""
+        bar = 2 * (_NUMBER_WIDTH + _SIDE) + _GAP if isinstance(index.data(_BAR), float) else 0
         return super().sizeHint(option, index).expandedTo(QSize(bar, option.fontMetrics.height() + 10))

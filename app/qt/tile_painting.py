@@ -1,4 +1,4 @@
-"""Paints one cell of the grid: the picture, what is noted of it, and its line of text."""
+"""Painting of one grid cell: the image, its badges, and its line of text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DIMMED = 0.35
 
 
 class Cells:
-    """Paints cells in the colours and font of now."""
+    """Paints grid cells with the current theme and a font."""
 
     def __init__(self, font: QFont) -> None:
         self.font = font
@@ -24,26 +24,26 @@ class Cells:
 
     @property
     def line(self) -> int:
-        """Height of the line of text below a picture."""
+        """Return the height of the text line below an image."""
         return self.metrics.height() + 6
 
     def paint(
         self, painter: QPainter, cell: QRect, picture: Picture, image: QPixmap | str | None, text: str | None,
         *, selected: bool, current: bool, focused: bool,
     ) -> None:  # fmt: skip
-        """Paint a picture's cell; `image` is its thumbnail, why there is none, or None while it is on its way."""
+        """Paint a cell; `image` is the thumbnail, the reason why present is none, or None while it loads."""
         square = QRect(cell.left(), cell.top(), cell.width(), cell.width())
         if selected:
             panel(painter, QRectF(cell), colours().accent)
         self.picture(painter, square.adjusted(_INSET, _INSET, -_INSET, -_INSET), picture, image)
         self._badges(painter, square, picture)
         if text is not None:
-            self._text(painter, cell, text or _nothing(), selected, bool(text))
+            self._text(painter, cell, text or _no_caption(), selected, bool(text))
         if current and focused:
             ring(painter, cell, selected=selected)
 
     def picture(self, painter: QPainter, room: QRect, picture: Picture, image: QPixmap | str | None) -> None:
-        """Paint a thumbnail in the middle of its room, a frame while it is on its way, or why there is none."""
+        """Paint a thumbnail centered in `room`, an empty frame while it loads, or an error sign."""
         if not isinstance(image, QPixmap):
             self._sign(painter, room, image or picture.problem)
             return
@@ -54,7 +54,7 @@ class Cells:
         painter.setOpacity(1.0)
 
     def _sign(self, painter: QPainter, room: QRect, problem: str | None) -> None:
-        """Paint the place of a picture that is on its way, or that cannot be shown."""
+        """Paint an empty frame, with a warning if the image cannot be shown."""
         panel(painter, QRectF(room), colours().raised, colours().line)
         if problem is None:
             return
@@ -64,27 +64,27 @@ class Cells:
         painter.setPen(QColor(colours().bad))
         words = room.adjusted(6, room.height() // 2 + 6, -6, -4)
         painter.setFont(self.font)
-        short = QCoreApplication.translate("Cells", "Cannot be shown")
+        short = QCoreApplication.translate("Cells", "Cannot show image")
         painter.drawText(words, int(Qt.AlignmentFlag.AlignHCenter | Qt.TextFlag.TextWordWrap), short)
 
     def _badges(self, painter: QPainter, square: QRect, picture: Picture) -> None:
         names = [
             name
-            for name, there in (
+            for name, present in (
                 ("exclude", picture.excluded),
                 ("warning", picture.problem is not None),
                 ("caption", not (picture.caption or "").strip()),
                 ("brush", picture.mask),
                 ("crop", picture.crop is not None),
             )
-            if there
+            if present
         ]
         place = QRect(square.left() + 4, square.top() + 4, _BADGE, _BADGE)
         for name in names:
             panel(painter, QRectF(place), colours().raised, colours().edge)
             inner = place.adjusted(3, 3, -3, -3)
             icon(name).paint(painter, inner)
-            if name == "caption":  # crossed out: there is none
+            if name == "caption":  # crossed out: no caption
                 painter.setPen(QPen(QColor(colours().bad), 2.0))
                 painter.drawLine(inner.topLeft(), inner.bottomRight())
             place.translate(_BADGE + 2, 0)
@@ -98,25 +98,25 @@ class Cells:
         for star in range(min(rating, 5)):
             icon("star-filled").paint(painter, QRect(strip.left() + 3 + star * _ICON, strip.top() + 3, _ICON, _ICON))
 
-    def _text(self, painter: QPainter, cell: QRect, text: str, selected: bool, there: bool) -> None:
+    def _text(self, painter: QPainter, cell: QRect, text: str, selected: bool, present: bool) -> None:
         room = QRect(cell.left() + _INSET, cell.top() + cell.width(), cell.width() - 2 * _INSET, self.line - 4)
         painter.setFont(self.font)
-        named = colours().on_accent if selected else colours().text if there else colours().muted
-        painter.setPen(QColor(named))
-        flat = self.metrics.elidedText(one_line(text[:400]), Qt.TextElideMode.ElideRight, room.width())
-        painter.drawText(room, int(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter), flat)
+        color = colours().on_accent if selected else colours().text if present else colours().muted
+        painter.setPen(QColor(color))
+        line = self.metrics.elidedText(one_line(text[:400]), Qt.TextElideMode.ElideRight, room.width())
+        painter.drawText(room, int(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter), line)
 
 
 def ring(painter: QPainter, cell: QRect, *, selected: bool = False) -> None:
-    """Paint the ring around what has the keyboard."""
+    """Paint the focus ring of a cell."""
     painter.setBrush(Qt.BrushStyle.NoBrush)
-    inset = 3 if selected else 1  # on the ground of what is selected, the ring has that on both sides
+    inset = 3 if selected else 1  # inside a selection the background shows on both sides of the ring
     painter.setPen(QPen(QColor(colours().on_accent if selected else colours().focus), 2.0))
     painter.drawRoundedRect(QRectF(cell).adjusted(inset, inset, -inset, -inset), 5, 5)
 
 
 def band(painter: QPainter, room: QRect, palette: QPalette) -> None:
-    """Paint the band that selects what it touches."""
+    """Paint the rubber band of a selection."""
     fill = palette.color(QPalette.ColorRole.Highlight)
     painter.setPen(QPen(fill, 1.0))
     fill.setAlpha(60)
@@ -125,11 +125,11 @@ def band(painter: QPainter, room: QRect, palette: QPalette) -> None:
 
 
 def panel(painter: QPainter, room: QRectF, fill: str, line: str | None = None) -> None:
-    """Paint a ground with round corners."""
+    """Paint a rounded rectangle."""
     painter.setPen(QPen(QColor(line), 1.0) if line else Qt.PenStyle.NoPen)
     painter.setBrush(QColor(fill))
     painter.drawRoundedRect(room.adjusted(0.5, 0.5, -0.5, -0.5), 5, 5)
 
 
-def _nothing() -> str:
+def _no_caption() -> str:
     return QCoreApplication.translate("Cells", "no caption")

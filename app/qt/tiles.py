@@ -1,4 +1,4 @@
-"""Where the pictures of a grid lie: arithmetic alone, so that a hundred thousand cost as much as one."""
+"""Layouts of image grids as pure arithmetic: the cost does not depend on the number of images."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ from app.core.library import Picture
 
 _MEMORY = 48 << 20
 _BUDGET = 0.006
-"""Seconds that one painting may spend on new pixmaps; the rest comes with the next."""
+"""Seconds that one paint event may spend on new pixmaps; the next one makes the rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class GridLayout:
-    """Cells of one size from left to right and downwards; lengths in logical pixels, y counted from the first row."""
+    """Row-major grid of equal cells; lengths in logical px, y relative to the top of the content."""
 
     count: int
     width: int
-    """Of the room for all columns."""
+    """Width available to all columns."""
     side: int
-    """Of the square for a picture."""
+    """Side of the square for an image."""
     line: int
-    """Height of the text below it, 0 for none."""
+    """Height of the text line below an image, 0 for none."""
     gap: int = 8
 
     @property
     def columns(self) -> int:
-        """How many fit beside one another, at least one."""
+        """Return the number of columns, at least 1."""
         return max(1, (self.width - self.gap) // (self.side + self.gap))
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """Return the number of rows."""
         return ceil(self.count / self.columns)
 
     @property
     def row_height(self) -> int:
-        """From the top of one row to the top of the next."""
+        """Return the distance from the top of one row to the next."""
         return self.side + self.line + self.gap
 
     @property
     def height(self) -> int:
-        """Of everything."""
+        """Return the total content height."""
         return self.rows * self.row_height + self.gap if self.count else 0
 
     @property
@@ -62,7 +62,7 @@ class GridLayout:
         return left, self.gap + row * self.row_height, self.side, self.side + self.line
 
     def at(self, x: int, y: int) -> int | None:
-        """Return the cell at a place, None between and beyond cells."""
+        """Return the index of the cell at a point, or None."""
         column, across = divmod(x - self._left, self.side + self.gap)
         row, down = divmod(y - self.gap, self.row_height)
         index = row * self.columns + column
@@ -70,13 +70,13 @@ class GridLayout:
         return index if inside and 0 <= column < self.columns and row >= 0 and index < self.count else None
 
     def between(self, top: int, bottom: int) -> range:
-        """Return the cells of all rows that touch a stripe."""
+        """Return the indexes of all cells in the rows between two heights."""
         first = max(0, (top - self.gap) // self.row_height)
         last = max(first, ceil((bottom - self.gap) / self.row_height))
         return range(min(self.count, first * self.columns), min(self.count, last * self.columns))
 
     def within(self, left: int, top: int, right: int, bottom: int) -> list[int]:
-        """Return the cells that a rectangle touches."""
+        """Return the indexes of the cells that a rectangle touches."""
         step = self.side + self.gap
         first = max(0, (left - self._left + self.gap - 1) // step)
         last = min(self.columns - 1, (right - self._left) // step)
@@ -88,54 +88,54 @@ class GridLayout:
 
 
 class Images:
-    """Makes pixmaps of thumbnails, on the window's thread, a few at a time."""
+    """Cache of thumbnail pixmaps, made on the main thread, a few per paint event."""
 
     def __init__(self, thumbnails: Thumbnails) -> None:
         self._thumbnails = thumbnails
-        self._kept: OrderedDict[tuple[int, int], tuple[Thumbnail, QPixmap]] = OrderedDict()
+        self._pixmaps: OrderedDict[tuple[int, int], tuple[Thumbnail, QPixmap]] = OrderedDict()
         self._weight = 0
         self._until = 0.0
         self.behind = False
-        """Whether the last painting had to leave some for the next."""
+        """Whether the last paint event ran out of time, so that another one is needed."""
 
     def begin(self) -> None:
-        """Start another painting."""
+        """Start the time budget of a paint event."""
         self._until, self.behind = perf_counter() + _BUDGET, False
 
     def pixmap(self, picture: Picture, edge: int, side: int, ratio: float) -> QPixmap | str | None:
-        """Return a picture to fit a square of `side`, why there is none, or None while it is being made."""
+        """Return a pixmap that fits a square of `side`, the reason why there is none, or None while it loads."""
         thumbnail = self._thumbnails.get(picture, edge)
         key = (picture.id, round(side * ratio))
-        kept = self._kept.get(key)
+        kept = self._pixmaps.get(key)
         if thumbnail is None:
             return kept[1] if kept else None
         if thumbnail.problem is not None:
             return thumbnail.problem
         if kept and kept[0] is thumbnail:
-            self._kept.move_to_end(key)
+            self._pixmaps.move_to_end(key)
             return kept[1]
         if perf_counter() > self._until:
             self.behind = True
             return kept[1] if kept else None
-        return self._keep(key, thumbnail, scaled(thumbnail, round(side * ratio), ratio))
+        return self._store(key, thumbnail, scaled(thumbnail, round(side * ratio), ratio))
 
-    def _keep(self, key: tuple[int, int], thumbnail: Thumbnail, pixmap: QPixmap) -> QPixmap:
-        if key in self._kept:
-            self._weight -= _weight(self._kept.pop(key)[1])
-        self._kept[key] = thumbnail, pixmap
+    def _store(self, key: tuple[int, int], thumbnail: Thumbnail, pixmap: QPixmap) -> QPixmap:
+        if key in self._pixmaps:
+            self._weight -= _weight(self._pixmaps.pop(key)[1])
+        self._pixmaps[key] = thumbnail, pixmap
         self._weight += _weight(pixmap)
-        while self._weight > _MEMORY and len(self._kept) > 1:
-            _, (_, oldest) = self._kept.popitem(last=False)
+        while self._weight > _MEMORY and len(self._pixmaps) > 1:
+            _, (_, oldest) = self._pixmaps.popitem(last=False)
             self._weight -= _weight(oldest)
         return pixmap
 
 
 def scaled(thumbnail: Thumbnail, side: int, ratio: float) -> QPixmap:
-    """Return a thumbnail to fit a square of `side` device pixels, of which there are `ratio` to one of the layout."""
+    """Return a pixmap that fits a square of `side` device px; `ratio` is the device pixel ratio."""
     image = QImage(thumbnail.rgb, thumbnail.width, thumbnail.height, 3 * thumbnail.width, QImage.Format.Format_RGB888)
     size = QSize(thumbnail.width, thumbnail.height)
     longest = max(thumbnail.width, thumbnail.height)
-    fits = min(side, round(longest * ratio))  # a small picture is as large beside the words as at 100 %
+    fits = min(side, round(longest * ratio))  # never enlarge beyond 100 %
     if fits != longest:
         size.scale(fits, fits, Qt.AspectRatioMode.KeepAspectRatio)
         image = image.scaled(
@@ -154,53 +154,53 @@ def _weight(pixmap: QPixmap) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SampleLayout:
-    """Rows below one another, each a line of words and its cells; the first column stays in sight at the left.
+    """Grid of samples: each row is a text line and its cells; the first column stays visible while scrolling.
 
-    All lengths are logical pixels on the viewport; `across` and `down` are how far it is scrolled.
+    All lengths are logical px on the viewport; `across` and `down` are the scroll offsets.
     """
 
     rows: int
     columns: int
     width: int
-    """Of a cell."""
+    """Width of a cell."""
     height: int
     head: int
-    """Height of the line of column titles, which stays in sight at the top."""
+    """Height of the column titles, which stay visible at the top."""
     line: int
-    """Height of the line of words above a row's cells."""
+    """Height of the text line above a row's cells."""
     gap: int = 8
 
     @property
     def pitch(self) -> int:
-        """From one column to the next."""
+        """Return the distance from one column to the next."""
         return self.width + self.gap
 
     @property
     def row_height(self) -> int:
-        """From one row to the next."""
+        """Return the distance from one row to the next."""
         return self.line + self.height + self.gap
 
     @property
     def all_across(self) -> int:
-        """Width of everything."""
+        """Return the total content width."""
         return self.gap + self.columns * self.pitch
 
     @property
     def all_down(self) -> int:
-        """Height of everything."""
+        """Return the total content height."""
         return self.head + self.rows * self.row_height + self.gap
 
     @property
     def kept(self) -> int:
-        """Where the first column's room ends; what is scrolled passes under it."""
+        """Return the right edge of the fixed first column; scrolled columns pass under it."""
         return self.gap + self.pitch
 
     def left(self, column: int, across: int) -> int:
-        """Return where a column begins."""
+        """Return the left edge of a column."""
         return self.gap + column * self.pitch - (across if column else 0)
 
     def top(self, row: int, down: int) -> int:
-        """Return where a row's line of words begins."""
+        """Return the top of a row's text line."""
         return self.head + row * self.row_height - down
 
     def cell(self, row: int, column: int, across: int, down: int) -> tuple[int, int, int, int]:
@@ -208,19 +208,19 @@ class SampleLayout:
         return self.left(column, across), self.top(row, down) + self.line, self.width, self.height
 
     def columns_seen(self, across: int, room: int) -> range:
-        """Return the columns after the first of which something is seen in a viewport as wide as `room`."""
+        """Return the columns after the first that are visible in a viewport `room` px wide."""
         first = (self.kept + across - self.gap) // self.pitch
         last = (room + across - self.gap - 1) // self.pitch
         return range(min(self.columns, max(1, first)), min(self.columns, last + 1))
 
     def rows_seen(self, down: int, room: int) -> range:
-        """Return the rows of which something is seen in a viewport as high as `room`."""
+        """Return the rows that are visible in a viewport `room` px high."""
         first = down // self.row_height
         last = (room + down - self.head - 1) // self.row_height
         return range(min(self.rows, first), min(self.rows, last + 1))
 
     def at(self, x: int, y: int, across: int, down: int) -> tuple[int, int] | None:
-        """Return row and column of the cell at a place; None between, above and beyond cells."""
+        """Return row and column of the cell at a point, or None."""
         beyond = 0 if x < self.kept else across
         column, right = divmod(x + beyond - self.gap, self.pitch)
         row, below = divmod(y - self.head + down, self.row_height)

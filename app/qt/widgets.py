@@ -1,4 +1,4 @@
-"""Small parts that rooms share, fit for what strangers wrote or drew."""
+"""Widgets and helpers that pages share, safe for untrusted text and images."""
 
 from __future__ import annotations
 
@@ -45,23 +45,23 @@ from app.core.pixels import Pixels
 from app.core.words import QT_TRANSLATE_NOOP
 from trainer.protocol.text import parts
 
-_OURS = "impasto"
+_APP = "impasto"
 
 
 class ComboBox(QComboBox):
-    """Choose one of several values."""
+    """Combo box that ignores the wheel unless it has the focus."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # Qt's default takes the focus when the wheel turns
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # Qt's default also focuses on wheel events
 
     def wheelEvent(self, event: QWheelEvent) -> None:  # noqa: N802
-        """Choose the next value if focused."""
+        """Select the next value if focused."""
         super().wheelEvent(event) if self.hasFocus() else event.ignore()
 
 
 class SpinBox(QSpinBox):
-    """Choose a whole number."""
+    """Spin box that ignores the wheel unless it has the focus."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -73,7 +73,7 @@ class SpinBox(QSpinBox):
 
 
 class DoubleSpinBox(QDoubleSpinBox):
-    """Choose a decimal number."""
+    """Spin box for decimals that ignores the wheel unless it has the focus."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -85,7 +85,7 @@ class DoubleSpinBox(QDoubleSpinBox):
 
 
 class Slider(QSlider):
-    """Choose a number on a scale."""
+    """Slider that ignores the wheel unless it has the focus."""
 
     def __init__(self, orientation: Qt.Orientation, parent: QWidget | None = None) -> None:
         super().__init__(orientation, parent)
@@ -97,7 +97,7 @@ class Slider(QSlider):
 
 
 class DateTimeEdit(QDateTimeEdit):
-    """Choose a date and a time."""
+    """Date and time field that ignores the wheel unless it has the focus."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -109,7 +109,7 @@ class DateTimeEdit(QDateTimeEdit):
 
 
 def plain_label(role: str = "") -> QLabel:
-    """Return a label for any text: never read as HTML, wrapped, and to be copied from."""
+    """Return a label for any text: never parsed as HTML, word-wrapped and selectable."""
     label = QLabel()
     label.setTextFormat(Qt.TextFormat.PlainText)
     label.setWordWrap(True)
@@ -120,16 +120,16 @@ def plain_label(role: str = "") -> QLabel:
 
 
 def say(label: QLabel, text: str, role: str | None = None) -> None:
-    """Show a text, in the colour of a role if one is given; without a text the label takes no room."""
+    """Set a label's text, and its role if given; an empty text hides the label."""
     if role is not None and label.property("role") != role:
         label.setProperty("role", role)
-        label.style().polish(label)  # a look by property is looked up again only when asked
+        label.style().polish(label)  # Qt does not restyle on property changes
     label.setText(text)
     label.setVisible(bool(text))
 
 
 def sign(side: int) -> QToolButton:
-    """Return a place for an icon that is only looked at, `side` of Qt's pixels wide and high; `set_icon` fills it."""
+    """Return a non-interactive widget for an icon of `side` logical px; `set_icon` sets the icon."""
     place = QToolButton()
     place.setIconSize(QSize(side, side))
     place.setFocusPolicy(Qt.FocusPolicy.NoFocus)
@@ -138,9 +138,9 @@ def sign(side: int) -> QToolButton:
 
 
 def centre(owner: QWidget, *parts: QWidget | int) -> None:
-    """Fill a widget with a column a little above its middle: labels across it, all else as wide as it needs.
+    """Lay widgets out in a column slightly above the middle: labels at full width, others at their own width.
 
-    A number is room between two parts, in Qt's pixels, besides what lies between any two.
+    A number adds extra space between two parts, in logical px.
     """
     column = QVBoxLayout(owner)
     column.setContentsMargins(24, 24, 24, 24)
@@ -160,31 +160,31 @@ def centre(owner: QWidget, *parts: QWidget | int) -> None:
 
 
 def come_forward(window: QWidget) -> None:
-    """Show a window over those of other programs, as large as it was; one that was closed just now too."""
+    """Bring a window to the front at its former size, also if it was minimized or just closed."""
     window.show()
     window.setWindowState(window.windowState() & ~Qt.WindowState.WindowMinimized)
     window.raise_()
     window.activateWindow()
 
 
-def while_there(owner: QObject, have: Callable[..., None]) -> Callable[..., None]:
-    """Let a worker's answer go that comes when who wanted it is gone."""
-    return lambda *answer: have(*answer) if isValid(owner) else None
+def while_there(owner: QObject, callback: Callable[..., None]) -> Callable[..., None]:
+    """Wrap a worker's callback so that it does nothing once `owner` is destroyed."""
+    return lambda *answer: callback(*answer) if isValid(owner) else None
 
 
 def until_destroyed(owner: QObject, *ends: Callable[[], None]) -> None:
-    """End what `connect` of our own events returned when who listens goes: the session outlives every widget."""
+    """Call these disconnect functions when `owner` is destroyed: the session's events outlive every widget."""
     owner.destroyed.connect(lambda _=None: [end() for end in ends])
 
 
 def image_of(pixels: Pixels) -> QImage:
-    """Return a picture as Qt has it, with memory of its own."""
+    """Return pixels as a QImage that owns its memory."""
     form = QImage.Format.Format_RGB888
     return QImage(pixels.rgb, pixels.width, pixels.height, 3 * pixels.width, form).copy()
 
 
 def pixmap_of(pixels: Pixels, side: int, ratio: float) -> QPixmap:
-    """Return a picture to fit a square of `side` of Qt's pixels, sharp on a screen of that ratio."""
+    """Return a pixmap that fits a square of `side` logical px at a device pixel ratio."""
     image = image_of(pixels)
     edge = round(side * ratio)
     scaled = image.scaled(edge, edge, Qt.AspectRatioMode.KeepAspectRatio, Qt.TransformationMode.SmoothTransformation)
@@ -194,14 +194,14 @@ def pixmap_of(pixels: Pixels, side: int, ratio: float) -> QPixmap:
 
 
 def keep_room(widget: QWidget) -> None:
-    """Let nothing move when it is hidden."""
+    """Keep a widget's space in the layout while it is hidden."""
     policy = widget.sizePolicy()
     policy.setRetainSizeWhenHidden(True)
     widget.setSizePolicy(policy)
 
 
 def close_row(dialog: QDialog) -> QDialogButtonBox:
-    """Return a row whose one button closes a dialog in which Enter belongs to something else."""
+    """Return a button box with a Close button that is not the default, so that Enter does not close the dialog."""
     row = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
     row.button(QDialogButtonBox.StandardButton.Close).setAutoDefault(False)
     row.rejected.connect(dialog.reject)
@@ -209,7 +209,7 @@ def close_row(dialog: QDialog) -> QDialogButtonBox:
 
 
 def duration(seconds: float) -> str:
-    """Word a length of time no finer than it tells something: "40 s", "12 min", "2 h 05 min", "3 d 4 h"."""
+    """Format a duration at a useful precision: "40 s", "12 min", "2 h 05 min", "3 d 4 h"."""
     days, hours, minutes, rest = parts(seconds)
     if days:
         return _tr("{days} d {hours} h").format(days=days, hours=hours)
@@ -221,7 +221,7 @@ def duration(seconds: float) -> str:
 
 
 def moment(unix: float, now: float) -> str:
-    """Word a moment of the past: its time where it is of today, else its day too."""
+    """Format a past time: the time if today, "yesterday" and the time, else the date."""
     then, today = QDateTime.fromSecsSinceEpoch(int(unix)), QDateTime.fromSecsSinceEpoch(int(now)).date()
     at = QLocale().toString(then.time(), QLocale.FormatType.ShortFormat)
     days = then.date().daysTo(today)
@@ -233,7 +233,7 @@ def moment(unix: float, now: float) -> str:
 
 
 def upcoming(unix: float, now: float) -> str:
-    """Word a moment to come: its time where it is of today, else its day too."""
+    """Format a future time: the time if today, "tomorrow" and the time, else date and time."""
     then, today = QDateTime.fromSecsSinceEpoch(int(unix)), QDateTime.fromSecsSinceEpoch(int(now)).date()
     at = QLocale().toString(then.time(), QLocale.FormatType.ShortFormat)
     days = today.daysTo(then.date())
@@ -249,7 +249,7 @@ def _tr(text: str) -> str:
 
 
 class Elided(QLabel):
-    """Asks for the room that all of its text needs, and does with less; plain text only."""
+    """Plain-text label that is elided if there is not enough space."""
 
     def __init__(self, text: str = "", parent: QWidget | None = None) -> None:
         super().__init__(text, parent)
@@ -257,11 +257,11 @@ class Elided(QLabel):
         self.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Preferred)
 
     def minimumSizeHint(self) -> QSize:  # noqa: N802
-        """Return room for a few letters."""
+        """Return space for a few letters."""
         return QSize(min(60, super().sizeHint().width()), super().minimumSizeHint().height())
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
-        """Paint what there is room for."""
+        """Paint the elided text."""
         painter, option = QPainter(self), QStyleOption()
         option.initFrom(self)
         room = self.contentsRect()
@@ -272,9 +272,9 @@ class Elided(QLabel):
 
 
 def flow(sizes: Sequence[QSize], width: int, gap: int, breaks: Collection[int] = ()) -> tuple[list[QRect], int]:
-    """Return a place for each size and the height that all take; at the numbers in `breaks` a new row begins.
+    """Return the rectangle of each size and the total height; the indexes in `breaks` start a new row.
 
-    What is wider than the width gets a row, and all of it. All in pixels.
+    Sizes wider than `width` are cut to it and get their own row. All in px.
     """
     places: list[QRect] = []
     x = y = row = 0
@@ -290,7 +290,7 @@ def flow(sizes: Sequence[QSize], width: int, gap: int, breaks: Collection[int] =
 
 
 class FlowLayout(QLayout):
-    """As wide as its widest widget at least, and as high as its rows are at the width that it gets."""
+    """Layout that places widgets in rows and wraps them like words; its height depends on its width."""
 
     def __init__(self, gap: int) -> None:
         super().__init__()
@@ -298,49 +298,49 @@ class FlowLayout(QLayout):
         self.setSpacing(gap)
 
     def addItem(self, item: QLayoutItem) -> None:  # noqa: N802
-        """Put another thing at the end."""
+        """Append an item."""
         self._items.append(item)
 
     def count(self) -> int:
-        """Return how many things there are."""
+        """Return the number of items."""
         return len(self._items)
 
     def itemAt(self, index: int) -> QLayoutItem | None:  # noqa: N802 - Qt asks beyond the end
-        """Return one of them; None where there is none."""
+        """Return an item; None if the index is out of range."""
         return self._items[index] if 0 <= index < len(self._items) else None
 
     def takeAt(self, index: int) -> QLayoutItem | None:  # noqa: N802
-        """Take one out."""
+        """Remove an item and return it; None if the index is out of range."""
         return self._items.pop(index) if 0 <= index < len(self._items) else None
 
     def expandingDirections(self) -> Qt.Orientation:  # noqa: N802
-        """Take no more room than needed."""
+        """Return no direction: the layout takes no more space than it needs."""
         return Qt.Orientation(0)
 
     def hasHeightForWidth(self) -> bool:  # noqa: N802
-        """Be the higher the narrower it is."""
+        """Return True: the height depends on the width."""
         return True
 
     def heightForWidth(self, width: int) -> int:  # noqa: N802
-        """Return how high all rows are."""
+        """Return the height of all rows at this width."""
         around = self.contentsMargins()
         inner = width - around.left() - around.right()
         return self._places(inner)[1] + around.top() + around.bottom()
 
     def sizeHint(self) -> QSize:  # noqa: N802
-        """One row, if there is room."""
+        """Return the size of a single row."""
         sizes = [item.sizeHint() for item in self._shown()]
         width = sum(size.width() for size in sizes) + self.spacing() * max(0, len(sizes) - 1)
         return self._with_margins(QSize(width, max((size.height() for size in sizes), default=0)))
 
     def minimumSize(self) -> QSize:  # noqa: N802
-        """The widest thing alone."""
+        """Return the size of the widest item alone."""
         sizes = [item.minimumSize() for item in self._shown()]
         width, height = (max((getattr(size, side)() for size in sizes), default=0) for side in ("width", "height"))
         return self._with_margins(QSize(width, height))
 
     def setGeometry(self, place: QRect) -> None:  # noqa: N802
-        """Lay all out."""
+        """Place all items."""
         super().setGeometry(place)
         inside = place.marginsRemoved(self.contentsMargins())
         corner = QPoint(inside.left(), inside.top())
@@ -351,7 +351,7 @@ class FlowLayout(QLayout):
         return [item for item in self._items if not item.isEmpty()]
 
     def _places(self, width: int) -> tuple[list[QRect], int]:
-        """Return where all stand, each as high as the highest: so they stand on one line."""
+        """Return rectangles and total height; all items get the largest height, so that they align."""
         sizes = [item.sizeHint() for item in self._shown()]
         height = max((size.height() for size in sizes), default=0)
         return flow([QSize(size.width(), height) for size in sizes], width, self.spacing())
@@ -365,22 +365,22 @@ FOLDER = Path(__file__).resolve().parents[1] / "i18n"
 
 
 def languages() -> list[str]:
-    """Return the codes of the languages that the app speaks."""
-    return sorted(path.stem.partition("_")[2] for path in FOLDER.glob(f"{_OURS}_*.qm"))
+    """Return the codes of the available languages."""
+    return sorted(path.stem.partition("_")[2] for path in FOLDER.glob(f"{_APP}_*.qm"))
 
 
 def speak(application: QCoreApplication, language: str) -> None:
-    """Load the words of a language ("system": the system's); English where there are none.
+    """Install the translations of a language ("system": the system's), with English as the fallback.
 
-    English has a translation as well: its plural forms.
+    English has a translation file too, for its plural forms.
     """
     locale = QLocale.system() if language == "system" else QLocale(language)
     QLocale.setDefault(locale)
     qt = QLibraryInfo.path(QLibraryInfo.LibraryPath.TranslationsPath)
-    _install(application, QLocale("en"), _OURS, str(FOLDER))
+    _install(application, QLocale("en"), _APP, str(FOLDER))
     _install(application, locale, "qtbase", qt)
     if locale.language() != QLocale.Language.English:
-        _install(application, locale, _OURS, str(FOLDER))
+        _install(application, locale, _APP, str(FOLDER))
 
 
 def _install(application: QCoreApplication, locale: QLocale, name: str, folder: str) -> None:
@@ -390,12 +390,12 @@ def _install(application: QCoreApplication, locale: QLocale, name: str, folder: 
 
 
 def open_folder(folder: Path) -> bool:
-    """Open a folder; tell whether the system could be asked to."""
+    """Open a folder in the file manager; return whether the request was accepted."""
     return QDesktopServices.openUrl(QUrl.fromLocalFile(str(folder)))
 
 
 def reveal(file: Path) -> bool:
-    """Open the folder of a file with the file selected, where the system can; else the folder alone."""
+    """Show a file in the file manager, selected where the system supports that; return whether it was accepted."""
     if sys.platform == "win32":
         return QProcess.startDetached("explorer.exe", ["/select,", str(file)])[0]
     if sys.platform == "darwin":
@@ -404,7 +404,7 @@ def reveal(file: Path) -> bool:
 
 
 def size_slider(sides: tuple[int, int], side: int, name: str) -> QSlider:
-    """Return a slider from the smaller to the larger of `sides`, in Qt's pixels; `name` says what has that size."""
+    """Return a slider for a size in logical px, between the two `sides`; `name` is its tooltip."""
     slider = Slider(Qt.Orientation.Horizontal)
     slider.setRange(*sides)
     slider.setSingleStep(8)
@@ -417,7 +417,7 @@ def size_slider(sides: tuple[int, int], side: int, name: str) -> QSlider:
 
 
 def plain_tip(text: str) -> str:
-    """Return a tip that shows a text as it stands: Qt takes what looks like HTML for HTML, a caption's tags too."""
+    """Return a tooltip that shows the text literally: Qt would parse captions that look like HTML."""
     return f"<p style='white-space: pre-wrap'>{escape(text)}</p>" if text else ""
 
 

@@ -1,4 +1,4 @@
-"""The window: a rail of pages on the left, the page beside it, notices above and one line of status below."""
+"""The main window: a sidebar on the left, the page beside it, notices above and the status bar below."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ from trainer.errors import ImpastoError
 if TYPE_CHECKING:
     from app.qt.runs.notifier import Notifier
 
-_FEW = 500
-"""The most unsaved edits that are written before the user is asked about conflicts."""
+_MAX_QUICK_WRITES = 500
+"""Maximum number of unsaved edits to write before the user is asked about conflicts."""
 _PATIENCE = 2.0
-"""Seconds without progress after which the window stops waiting for them."""
+"""Seconds without progress after which the window stops waiting for those writes."""
 
 
 class Sidebar(QFrame):
-    """Its buttons do the commands that they are made of; exactly one is on."""
+    """Column of page buttons, one per command; exactly one is checked."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -62,7 +62,7 @@ class Sidebar(QFrame):
         self._column.addStretch()
 
     def add(self, command: CommandAction) -> QToolButton:
-        """Put one more page's button below the others."""
+        """Add a page's button below the others."""
         button = QToolButton()
         button.setText(command.text())
         button.setToolTip(command.toolTip())
@@ -87,10 +87,10 @@ _LATER = {_TRAIN: page_loader.TRAIN, _RUNS: page_loader.RUNS, _PRESETS: page_loa
 
 
 class Window(QMainWindow):
-    """What the user sees of one session."""
+    """Main window of a session."""
 
     painted = Signal()
-    """It was painted for the first time: what should not delay that may begin."""
+    """The window was painted for the first time; work that must not delay it may start."""
 
     def __init__(self, session: Session) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class Window(QMainWindow):
         self._painted = self._closing = self._decided_later = False
         self._notifier: Notifier | None = None
         self._state, self._state_notice = recent.read_window_state()
-        """How it stood at the end of the last time; pages that are made later, or never, have theirs in it."""
+        """Saved window state by name, including that of pages that are not built yet."""
         self.commands = Commands(self, session.settings.preferences.shortcuts)
         self.setWindowTitle("Impasto")
         self.setAcceptDrops(True)
@@ -108,112 +108,112 @@ class Window(QMainWindow):
         self.recent = self._add_recent()
         self.pictures = PicturesPage(session, self.commands)
         self.pages = QStackedWidget()
-        self._workshop = PageLoader(session, self.commands, self.pages, _LATER)
+        self._page_loader = PageLoader(session, self.commands, self.pages, _LATER)
         self.notices = Notices()
         self.status = StatusLine(session)
-        self._rail = Sidebar()
+        self._sidebar = Sidebar()
         self._above = QVBoxLayout()
         self._build()
-        self._listen()
+        self._connect_signals()
         self._restore()
         self._fresh = True
-        """Whether the user has not opened a page yet, so that the window may go to a run."""
+        """Whether the user has not opened a page yet, so that the window may show a running training."""
         InputPriorityFilter(self)
 
     def open(self, paths: Iterable[str | Path], then: Callable[[], None] | None = None) -> None:
-        """Open folders as datasets, of an image its folder; LoRAs and presets go to their places. Then call `then`.
+        """Open folders, and the folders of images, as datasets; open LoRAs and presets. Then call `then`.
 
-        The images are shown unless the user has gone to another page while the disk was asked.
+        Shows the images unless the user has opened another page in the meantime.
         """
         page = self.pages.currentIndex()
 
-        def have(folders: list[Path], pictures: list[Path], others: list[Path]) -> None:
+        def open_all(folders: list[Path], pictures: list[Path], others: list[Path]) -> None:
             wanted = dict.fromkeys((*folders, *(picture.parent for picture in pictures)))
             if others:
                 self.notices.tell(no_use_for(others), "warning")
             for folder in wanted:
                 if folder.absolute() in self.session.datasets.folders:
-                    self.status.say(self.tr("{folder} is open already.").format(folder=folder.name))
+                    self.status.say(self.tr("{folder} is already open.").format(folder=folder.name))
                 self.session.datasets.open(folder)
             if wanted and self.pages.currentIndex() == page:
                 self.show_pictures()
             if then:
                 then()
 
-        whole = map(Path, map(os.path.abspath, paths))  # "cats/.." is the folder that it means
-        self.session.going.take(whole, while_there(self, have))
+        whole = map(Path, map(os.path.abspath, paths))  # resolves "cats/.."
+        self.session.going.take(whole, while_there(self, open_all))
 
     def come_forward(self, paths: list[str]) -> None:
-        """Open what another start was given, and show the window over others."""
+        """Bring the window to the front and open the paths of a later start."""
         come_forward(self)
         if self.session.training.now and not paths:
             self.show_training()
         self.open(paths)
 
     def tell_crash(self, text: str) -> None:
-        """Say that the app before this one ended in a fault, and offer what is known."""
+        """Report that the app crashed last time, with a button for the details."""
         show = (self.tr("Show details"), lambda: self._show_crash(text))
-        self.notices.tell(self.tr("Something went wrong the last time Impasto was open."), "warning", show)
+        self.notices.tell(self.tr("Impasto crashed the last time it was open."), "warning", show)
 
     def tell_fault(self, text: str) -> None:
-        """Say that something went wrong just now; what was not hit by it goes on."""
+        """Report an unexpected error, with a button for the details; the app keeps running."""
         show = (self.tr("Show details"), lambda: self._show_crash(text))
         self.notices.tell(self.tr("Something went wrong. Your captions are safe."), "error", show)
 
-    # --- what the table of actions names
+    # --- methods named in the table of actions
 
     def open_folder(self) -> None:
         """Ask for a folder and open it."""
-        folder = QFileDialog.getExistingDirectory(self, self.tr("Open a folder of pictures"))
+        folder = QFileDialog.getExistingDirectory(self, self.tr("Open a folder of images"))
         if folder:
             self.open([folder])
 
     def open_lora(self) -> None:
-        """Ask for LoRA files and show each in a window of its own."""
-        title, kinds = self.tr("Look into a LoRA"), self.tr("LoRA files (*.safetensors)")
+        """Ask for LoRA files and show each in its own window."""
+        title, kinds = self.tr("Inspect a LoRA"), self.tr("LoRA files (*.safetensors)")
         for path in QFileDialog.getOpenFileNames(self, title, "", kinds)[0]:
             self.show_lora(Path(path))
 
     def show_lora(self, path: Path) -> None:
-        """Show what is known of a LoRA file."""
-        from app.qt.lora_viewer import LoraViewer  # brings Pillow
+        """Show a LoRA file in a viewer."""
+        from app.qt.lora_viewer import LoraViewer  # imports Pillow
 
         LoraViewer(self.session, path, self).show()
 
     def undo(self) -> None:
-        """Take the last edit back and say which."""
+        """Undo the last edit and show which."""
         step = self._undoing().undo()
         if step:
             self.status.say(self.tr("Undone: {edit}").format(edit=step.name))
 
     def redo(self) -> None:
-        """Make the edit that was taken back again, and say which."""
+        """Redo the last undone edit and show which."""
         step = self._undoing().redo()
         if step:
-            self.status.say(self.tr("Done again: {edit}").format(edit=step.name))
+            self.status.say(self.tr("Redone: {edit}").format(edit=step.name))
 
     def can_undo(self) -> bool:
-        """Tell whether there is something to take back."""
+        """Return whether there is an edit to undo."""
         return self._undoing().undo_name is not None
 
     def can_redo(self) -> bool:
-        """Tell whether there is something to do again."""
+        """Return whether there is an edit to redo."""
         return self._undoing().redo_name is not None
 
     def show_pictures(self) -> None:
-        """Go to the pictures."""
+        """Show the Images page."""
         self._show(_PICTURES)
 
     def show_train(self) -> None:
-        """Go to where trainings are set up."""
+        """Show the Train page."""
         self._show(_TRAIN)
 
     def show_runs(self, use: Use | None = None) -> None:
-        """Go to the runs, and `use` their page as soon as it is there."""
+        """Show the Runs page, and call `use` with it as soon as it is built."""
         self._show(_RUNS, use)
 
     def show_training(self) -> None:
-        """Go to the run that trains now."""
+        """Show the running training."""
         now = self.session.training.now
         if now and now.entry:
             self.session.going.entry.emit(now.entry)
@@ -221,34 +221,34 @@ class Window(QMainWindow):
             self.session.going.run.emit(now.summary.path)
 
     def show_presets(self) -> None:
-        """Go to the presets."""
+        """Show the Presets page."""
         self._show(_PRESETS)
 
     def show_full_screen(self, full: bool) -> None:
-        """Fill the screen, or stop to."""
+        """Enter or leave full screen."""
         state, bit = self.windowState(), Qt.WindowState.WindowFullScreen
         self.setWindowState(state | bit if full else state & ~bit)
 
     def show_preferences(self) -> None:
-        """Let the user choose how the app behaves."""
-        from app.qt.preferences import PreferencesDialog  # the form's schema is needed only now
+        """Open the preferences."""
+        from app.qt.preferences import PreferencesDialog  # imported late: the schema costs time at startup
 
         PreferencesDialog(self.session.settings, self.commands, self).exec()
 
     def show_palette(self) -> None:
-        """Search for a command and do it."""
+        """Open the command palette."""
         from app.qt.actions.palette import CommandPalette
 
         CommandPalette(self.commands, self).exec()
 
     def show_keys(self) -> None:
-        """Show every shortcut."""
+        """Show all keyboard shortcuts."""
         from app.qt.actions.palette import KeySheet
 
         KeySheet(self.commands, self).exec()
 
     def show_welcome(self) -> None:
-        """Show what this PC has for training, and the way into the tour; it stands beside the work."""
+        """Show the welcome dialog: what this PC can train, and the way into the tour. It is not modal."""
         from app.qt.first.welcome import Welcome
 
         welcome = self.findChild(Welcome)
@@ -260,7 +260,7 @@ class Window(QMainWindow):
         welcome.raise_()
 
     def show_tour(self) -> None:
-        """Lead through the demo, step by step."""
+        """Start the guided tour, unless it is running."""
         from app.qt.first.tour import Tour
 
         if self.findChild(Tour) is None:
@@ -276,32 +276,32 @@ class Window(QMainWindow):
     # --- Qt's events
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:  # noqa: N802
-        """Take folders and files of this computer."""
+        """Accept local folders and files."""
         if any(url.isLocalFile() for url in event.mimeData().urls()):
             event.acceptProposedAction()
 
     def dropEvent(self, event: QDropEvent) -> None:  # noqa: N802
-        """Open what is dropped."""
+        """Open the dropped folders and files."""
         self.open(url.toLocalFile() for url in event.mimeData().urls() if url.isLocalFile())
         event.acceptProposedAction()
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
-        """Paint, and the first time say so when it is done."""
+        """Paint, and emit `painted` after the first time."""
         super().paintEvent(event)
         if not self._painted:
             self._painted = True
             QTimer.singleShot(0, self, self.painted.emit)
 
     def closeEvent(self, event: QCloseEvent) -> None:  # noqa: N802
-        """Keep how the window stood, and ask about open conflicts; all other edits are in the journal.
+        """Save the window state, and ask about open conflicts; all other edits are in the journal.
 
-        What is on its way to or from the trash, or asked to be undone, is waited for, unless it is closed again; where
-        that fails it stays open, for it to be read.
+        Moves to or from the trash and pending undos are finished first, unless the user closes the window again; if
+        that fails, the window stays open so that the user can read the error.
         """
         step = self.session.history.writing
         if step and not self._closing:
             self._closing = True
-            words = self.tr("Impasto closes when this is done: {step}. Close it again not to wait for that.")
+            words = self.tr("Impasto closes when this is done: {step}. To close now, close the window again.")
             self.notices.tell(words.format(step=step.name))
             event.ignore()
             return
@@ -314,25 +314,27 @@ class Window(QMainWindow):
         self._decided_later = False
         state = {splitter.objectName(): _text(splitter.saveState()) for splitter in self._splitters()}
         self._state |= {**state, "geometry": _text(self.saveGeometry())}
-        self._say_farewell()
+        self._tell_what_continues()
         recent.write_window_state(self._state)
         super().closeEvent(event)
 
     # --- inside
 
     def _conflicts_now(self) -> int:
-        """Write the last edits if that is quick, and return how many conflicts are open."""
+        """Write the last edits if there are few, and return the number of open conflicts."""
         saver = self.session.saver
-        if saver.now.pending <= _FEW:
+        if saver.now.pending <= _MAX_QUICK_WRITES:
             self.session.history.finish()
             saver.flush(patience=_PATIENCE)
         return len(saver.refresh().conflicts)
 
     def _ask_about_conflicts(self, count: int) -> None:
-        """Ask whether to choose between two versions before closing."""
+        """Ask whether to resolve conflicts before closing."""
         words = self.tr("Another program changed %n value(s) that you changed too.", "", count)
         box = QMessageBox(QMessageBox.Icon.Question, self.tr("Quit Impasto?"), words, parent=self)
-        details = self.tr("Nothing was overwritten. If you quit now, your version is kept and you choose next time.")
+        details = self.tr(
+            "Nothing was overwritten. If you quit now, your version is kept, and you can choose next time."
+        )
         box.setInformativeText(details)
         choose = box.addButton(self.tr("Choose…"), QMessageBox.ButtonRole.AcceptRole)
         quit_ = box.addButton(self.tr("Quit and choose later"), QMessageBox.ButtonRole.DestructiveRole)
@@ -355,15 +357,15 @@ class Window(QMainWindow):
         self._decided_later = True
         QTimer.singleShot(0, self, self.close)
 
-    def _say_farewell(self) -> None:
-        """Say what continues without the window, the first time that this is so."""
-        goes_on = self.session.telling.goes_on
-        if self._notifier and goes_on and f"said.{goes_on}" not in self._state:
-            self._state[f"said.{goes_on}"] = "yes"
-            self._notifier.say_farewell(goes_on)
+    def _tell_what_continues(self) -> None:
+        """Tell the user, once for each kind, what keeps running after the window is closed."""
+        continuing = self.session.telling.goes_on
+        if self._notifier and continuing and f"said.{continuing}" not in self._state:
+            self._state[f"said.{continuing}"] = "yes"
+            self._notifier.say_farewell(continuing)
 
-    def _follow_training(self) -> None:
-        """Show what trains, whatever page is open, and at the start go to it."""
+    def _on_training_changed(self) -> None:
+        """Show the training's progress in title and sidebar, and open its run after the start."""
         now = self.session.training.now
         self.setWindowTitle(title_of(now))
         self._ring.show_training(now)
@@ -380,30 +382,30 @@ class Window(QMainWindow):
         if self._closing:
             self.close()
 
-    def _stay_and_tell(self, error: ImpastoError) -> None:
+    def _on_history_failed(self, error: ImpastoError) -> None:
         self._closing = False
-        self._tell(error)
+        self._show_error(error)
 
     def _show(self, index: int, use: Use | None = None) -> None:
-        """Go to a page, and `use` it as soon as it is there."""
+        """Show a page, and call `use` with it as soon as it is built."""
         self._fresh = False
         self.pages.setCurrentIndex(index)
-        self._rail.mark(index)
+        self._sidebar.mark(index)
         if index in _LATER:
-            self._workshop.ask(index, use)
+            self._page_loader.ask(index, use)
 
-    def _take_in(self, page: Page) -> None:
-        """Listen to a page that is made, and let it stand as it stood the last time."""
+    def _on_page_made(self, page: Page) -> None:
+        """Connect a newly built page and restore its saved state."""
         page.said.connect(self.status.say)
         page.told.connect(self.notices.tell)
-        page.failed.connect(self._tell)
+        page.failed.connect(self._show_error)
         page.mended.connect(self.notices.take_back)
-        page.undoable.connect(self._name_undo)
+        page.undoable.connect(self._update_undo_actions)
         for splitter in _named_splitters(page):
-            self._let_stand(splitter)
+            self._restore_splitter(splitter)
 
     def _watch_runs(self) -> None:
-        """Tell of runs that end, from now on."""
+        """Start to notify the user of runs that end."""
         from app.qt.runs.notifier import Notifier
 
         self._notifier = Notifier(self.session, self.notices, self)
@@ -420,7 +422,7 @@ class Window(QMainWindow):
         self.invitation.button.clicked.connect(lambda: self.open_folder())
         self.invitation.recent.chosen.connect(lambda folder: self.open([folder]))
         for command in ("window.train", "window.runs", "window.presets"):
-            place = self._workshop.place(self.pages.count(), self.commands[command].text())
+            place = self._page_loader.place(self.pages.count(), self.commands[command].text())
             button = self._add_page(command, place)
             if command == "window.runs":
                 self._ring = TrainingRing(button)
@@ -428,7 +430,7 @@ class Window(QMainWindow):
         column.addLayout(self._above)
         column.addWidget(self.notices)
         column.addWidget(self.pages, 1)
-        row.addWidget(self._rail)
+        row.addWidget(self._sidebar)
         row.addLayout(column, 1)
         for layout in (column, row):
             layout.setContentsMargins(0, 0, 0, 0)
@@ -448,22 +450,22 @@ class Window(QMainWindow):
 
     def _add_page(self, command: str, page: QWidget) -> QToolButton:
         self.pages.addWidget(page)
-        return self._rail.add(self.commands[command])
+        return self._sidebar.add(self.commands[command])
 
-    def _listen(self) -> None:
+    def _connect_signals(self) -> None:
         session = self.session
         session.view.shown.connect(lambda _: self.commands.refresh())
         session.view.selection.connect(lambda _: self.commands.refresh())
-        session.history.changed.connect(lambda _: self._name_undo())
+        session.history.changed.connect(lambda _: self._update_undo_actions())
         session.history.changed.connect(lambda _: self._close_when_done())
-        session.history.failed.connect(self._stay_and_tell)
-        session.datasets.problems.connect(self._tell)
-        session.datasets.opened.connect(self._tell_empty)
+        session.history.failed.connect(self._on_history_failed)
+        session.datasets.problems.connect(self._show_error)
+        session.datasets.opened.connect(self._on_dataset_opened)
         session.datasets.found.connect(self.notices.take_back)
-        session.missed.connect(self._tell_missed)
-        session.target.failed.connect(self._tell)
+        session.missed.connect(self._on_folder_missed)
+        session.target.failed.connect(self._show_error)
         self.pictures.views.said.connect(self.status.say)
-        self.pictures.views.alone.connect(self._show_alone)
+        self.pictures.views.alone.connect(self._on_alone)
         self.pictures.editor.safety.told.connect(lambda sentence, act: self.notices.tell(sentence, "info", act))
         self.pictures.editor.safety.outdated.connect(self.notices.take_back)
         session.settings.changed.connect(lambda chosen: self.commands.rebind(chosen.shortcuts))
@@ -471,24 +473,26 @@ class Window(QMainWindow):
         stored = (session.settings.file, session.recent, session.models, session.filters.file)
         for notice in filter(None, (self._state_notice, *(file.notice for file in stored))):
             self.notices.tell(notice, "warning")
-        session.completer.loaded.connect(self._tell_lists)
+        session.completer.loaded.connect(self._on_tag_lists_loaded)
         session.going.run.connect(lambda run: self._go(_RUNS, run))
         session.going.entry.connect(lambda number: self.show_runs(lambda page: page.begin(number)))
-        session.training.changed.connect(lambda _: self._follow_training())
-        session.runs.changed.connect(lambda _: self._follow_training())
+        session.training.changed.connect(lambda _: self._on_training_changed())
+        session.runs.changed.connect(lambda _: self._on_training_changed())
         self.status.training.opened.connect(self.show_training)
         session.going.job.connect(lambda job: self._go(_TRAIN, job))
         session.going.recipe.connect(self._begin)
         session.going.lora.connect(self.show_lora)
         session.going.preset.connect(lambda preset: self._go(_PRESETS, preset))
-        self._workshop.made.connect(lambda _, page: self._take_in(page))
-        self.pages.currentChanged.connect(lambda _: self._name_undo())
-        self.painted.connect(lambda: QTimer.singleShot(0, self._workshop.make_all))  # first what was painted is seen
+        self._page_loader.made.connect(lambda _, page: self._on_page_made(page))
+        self.pages.currentChanged.connect(lambda _: self._update_undo_actions())
+        self.painted.connect(
+            lambda: QTimer.singleShot(0, self._page_loader.make_all)
+        )  # after the first paint has reached the screen
         self.painted.connect(self._watch_runs)
 
-    def _show_alone(self, alone: bool) -> None:
-        """Give the whole screen to the pictures, or share it again."""
-        for part in (self._rail, self.menuBar(), self.status):
+    def _on_alone(self, alone: bool) -> None:
+        """Show only the images in full screen, or restore the window."""
+        for part in (self._sidebar, self.menuBar(), self.status):
             part.setVisible(not alone)
         self.show_full_screen(alone)
 
@@ -497,39 +501,41 @@ class Window(QMainWindow):
 
         CrashDialog(text, self).exec()
 
-    def _tell(self, error: ImpastoError) -> None:
+    def _show_error(self, error: ImpastoError) -> None:
         self.notices.tell_error(error)
 
-    def _tell_empty(self, opened: OpenedDataset) -> None:
-        """Say that there is nothing in a folder, where pictures of others stand; else the invitation says it."""
+    def _on_dataset_opened(self, opened: OpenedDataset) -> None:
+        """Report a folder without images if other images are open; otherwise the empty state says so."""
         if not opened.pictures and self.session.library.pictures:
-            self.status.say(self.tr("No pictures in {folder}").format(folder=opened.folder.name))
+            self.status.say(self.tr("No images in {folder}").format(folder=opened.folder.name))
 
-    def _tell_missed(self, folder: Path) -> None:
-        """Say that a folder of the last time is not opened again, and where it is found when it is back."""
-        words = self.tr("{folder} was open last and cannot be opened now. It stays in File > Recent folders.")
+    def _on_folder_missed(self, folder: Path) -> None:
+        """Report a folder that was open last time and cannot be opened now."""
+        words = self.tr(
+            "{folder} was open last time but cannot be opened now. You can find it in File > Recent folders."
+        )
         self.notices.tell(words.format(folder=folder), "warning")
 
-    def _tell_lists(self, faults: tuple[str, ...]) -> None:
-        """Say what of the tag lists could not be used."""
+    def _on_tag_lists_loaded(self, faults: tuple[str, ...]) -> None:
+        """Report tag lists that could not be loaded."""
         if faults:
             self.notices.tell("\n".join(faults), "warning")
 
     def _undoing(self) -> Undoing:
-        """What Ctrl+Z means now: the page that is shown may have an undo of its own, one on its way has none."""
+        """Return the undo history of the current page: its own, none while it loads, or that of the captions."""
         page = self.pages.currentWidget()
         return (page.undoing if isinstance(page, Page | PagePlaceholder) else None) or self.session.history
 
-    def _name_undo(self) -> None:
+    def _update_undo_actions(self) -> None:
         undo, redo = self._undoing().undo_name, self._undoing().redo_name
         self.commands["edit.undo"].setText(self.tr("Undo {edit}").format(edit=undo) if undo else self.tr("Undo"))
         self.commands["edit.redo"].setText(self.tr("Redo {edit}").format(edit=redo) if redo else self.tr("Redo"))
         self.commands.refresh()
 
     def _splitters(self) -> list[QSplitter]:
-        """Every splitter that a room named, for its place to be remembered.
+        """Return every named splitter of the finished pages, whose positions are saved.
 
-        Those of a page that is half made have some of their parts only: they do not stand as they are to stand.
+        Splitters of half-built pages still miss some parts, so their positions would be wrong.
         """
         pages = filter(None, map(self.pages.widget, range(self.pages.count())))
         return [splitter for page in pages for splitter in _named_splitters(page)]
@@ -537,13 +543,13 @@ class Window(QMainWindow):
     def _restore(self) -> None:
         self.restoreGeometry(_bytes(self._state.get("geometry", "")))
         for splitter in self._splitters():
-            self._let_stand(splitter)
+            self._restore_splitter(splitter)
 
-    def _let_stand(self, splitter: QSplitter) -> None:
-        """Divide as it was the last time; a part of no width, where there may be none, is as wide as it needs."""
+    def _restore_splitter(self, splitter: QSplitter) -> None:
+        """Restore a splitter's saved position, but not whether its parts may collapse."""
         collapsible = splitter.childrenCollapsible()
         splitter.restoreState(_bytes(self._state.get(splitter.objectName(), "")))
-        splitter.setChildrenCollapsible(collapsible)  # what was kept says that too
+        splitter.setChildrenCollapsible(collapsible)  # restoreState sets it too
 
 
 def _named_splitters(part: QWidget) -> list[QSplitter]:

@@ -1,4 +1,4 @@
-"""The commands of the window itself."""
+"""Commands of the main window."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ ACTIONS = (
         "open_folder",
         keys=("Ctrl+O",),
         icon="folder-add",
-        tip=QT_TRANSLATE_NOOP("Action", "Open a folder of pictures; dropping it on the window does the same"),
+        tip=QT_TRANSLATE_NOOP("Action", "Open a folder of images; you can also drop it on the window"),
     ),
     Action(
         "window.lora",
-        QT_TRANSLATE_NOOP("Action", "Look into a LoRA…"),
+        QT_TRANSLATE_NOOP("Action", "Inspect a LoRA…"),
         "file",
         "open_lora",
         icon="eye",
-        tip=QT_TRANSLATE_NOOP("Action", "Show what a LoRA file is and says of itself; dropping it does the same"),
+        tip=QT_TRANSLATE_NOOP(
+            "Action", "Show the type, strength and metadata of a LoRA file; you can also drop it on the window"
+        ),
     ),
     Action(
         "window.preferences",
@@ -52,7 +54,7 @@ ACTIONS = (
     ),
     Action(
         "window.pictures",
-        QT_TRANSLATE_NOOP("Action", "Pictures"),
+        QT_TRANSLATE_NOOP("Action", "Images"),
         "view",
         "show_pictures",
         keys=("Ctrl+1",),
@@ -70,7 +72,7 @@ ACTIONS = (
     ),
     Action(
         "window.fullscreen",
-        QT_TRANSLATE_NOOP("Action", "Window over the whole screen"),
+        QT_TRANSLATE_NOOP("Action", "Full screen"),
         "view",
         "show_full_screen",
         keys=("F11",),

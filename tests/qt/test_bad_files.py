@@ -35,7 +35,7 @@ def test_every_page_shows(
         path.write_bytes(data)
     window = request.getfixturevalue("window")
     for index in range(window.pages.count()):
-        window._rail.buttons.button(index).click()
+        window._sidebar.buttons.button(index).click()
         qtbot.waitUntil(lambda index=index: window.pages.currentIndex() == index)
     runs = window.session.runs
     runs.look()

@@ -89,6 +89,6 @@ def test_a_first_one_that_does_not_answer_is_told(first, monkeypatch, tmp_path):
     deaf = QLocalServer()
     first.close()
     assert deaf.listen(first.name)
-    with pytest.raises(RunError, match="does not answer"):
+    with pytest.raises(RunError, match="does not respond"):
         first.send(["a"])
     deaf.close()

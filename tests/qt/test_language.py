@@ -42,8 +42,8 @@ def test_placeholders_agree_with_their_sources(path):
 def test_a_lost_placeholder_would_be_seen(tmp_path):
     text = (FOLDER / "impasto_en.ts").read_text(encoding="utf-8")
     broken = tmp_path / "broken.ts"
-    broken.write_text(text.replace("Copied %n picture into {folder}.", "Copied %n picture into {}."), encoding="utf-8")
-    assert [form for _, _, form in wrong_placeholders(broken)] == ["Copied %n picture into {}."]
+    broken.write_text(text.replace("Copied %n image into {folder}.", "Copied %n image into {}."), encoding="utf-8")
+    assert [form for _, _, form in wrong_placeholders(broken)] == ["Copied %n image into {}."]
 
 
 def test_english_has_every_plural_form_that_the_app_uses(tmp_path):
@@ -84,14 +84,14 @@ def application(qapp):
 
 def test_numbers_have_their_forms_in_english(application):
     speak(application, "en")
-    assert QCoreApplication.translate("StatusLine", "%n picture(s)", "", 1) == "1 picture"
-    assert QCoreApplication.translate("StatusLine", "%n picture(s)", "", 2) == "2 pictures"
+    assert QCoreApplication.translate("StatusLine", "%n image(s)", "", 1) == "1 image"
+    assert QCoreApplication.translate("StatusLine", "%n image(s)", "", 2) == "2 images"
 
 
 def test_qts_own_words_come_in_the_users_language(application):
     speak(application, "de")
     assert QCoreApplication.translate("QPlatformTheme", "Cancel") == "Abbrechen"
-    assert QCoreApplication.translate("StatusLine", "%n picture(s)", "", 2) == "2 pictures"  # ours are not there yet
+    assert QCoreApplication.translate("StatusLine", "%n image(s)", "", 2) == "2 images"  # ours are not there yet
 
 
 def test_every_title_of_a_command_can_be_translated(tmp_path, session, qtbot):

@@ -39,7 +39,7 @@ def test_every_preference_of_the_schema_has_a_row_with_its_words(dialog):
 
 def test_a_choice_counts_at_once_and_is_there_at_the_next_start(dialog, session, qtbot):
     box = next(box for box in dialog.findChildren(QComboBox) if box.accessibleName() == "Colours")
-    assert [box.itemText(row) for row in range(box.count())] == ["As the system", "Light", "Dark", "High contrast"]
+    assert [box.itemText(row) for row in range(box.count())] == ["System", "Light", "Dark", "High contrast"]
     for _ in range(2):
         qtbot.keyClick(box, Qt.Key.Key_Down)
     assert session.settings.preferences.appearance.look == "dark"
@@ -86,8 +86,8 @@ def test_new_keys_are_taken_from_the_command_that_had_them_after_saying_so(dialo
     dialog.tabs.setCurrentWidget(editor)
     choose(editor, "Quit")
     qtbot.keyClick(editor.keys, Qt.Key.Key_K, Qt.KeyboardModifier.ControlModifier)
-    assert "Find a command" in editor.told.text()
-    assert editor.told.isVisible()
+    assert "Find a command" in editor.message.text()
+    assert editor.message.isVisible()
     assert window.commands["window.palette"].keys() == ["Ctrl+K"]  # not before it is asked for
     editor._set.click()
     assert window.commands["window.quit"].keys() == ["Ctrl+K"]
@@ -105,10 +105,10 @@ def test_keys_that_pictures_and_lists_use_themselves_are_said(dialog, keys, warn
     editor = dialog.shortcuts
     dialog.tabs.setCurrentWidget(editor)
     choose(editor, "Quit")
-    assert not editor.told.isVisible()
+    assert not editor.message.isVisible()
     editor.keys.setKeySequence(QKeySequence(keys))
-    assert editor.told.isVisible() == warns
-    assert ("to move and choose" in editor.told.text()) == warns
+    assert editor.message.isVisible() == warns
+    assert ("to move and select" in editor.message.text()) == warns
 
 
 def test_no_delivered_key_is_one_that_pictures_and_lists_use_themselves(window):
@@ -134,9 +134,9 @@ def test_what_getting_the_delivered_keys_back_takes_from_others_is_said(dialog, 
     editor.keys.setKeySequence(QKeySequence("Ctrl+K"))
     editor._set.click()
     choose(editor, "Find a command…")
-    assert not editor.told.isVisible()
+    assert not editor.message.isVisible()
     editor._default.click()
-    assert editor.told.text() == "Its keys were taken from “Quit”." and editor.told.isVisible()
+    assert editor.message.text() == "“Quit” lost these keys." and editor.message.isVisible()
     assert [window.commands[name].keys() for name in ("window.quit", "window.palette")] == [[], ["Ctrl+K"]]
 
 
@@ -151,7 +151,7 @@ def test_who_gets_the_delivered_keys_back_shares_them_as_delivered(window, qtbot
     editor._set.click()
     choose(editor, "Rename Job")
     editor._default.click()
-    assert editor.own == {} and editor.told.isHidden()
+    assert editor.own == {} and editor.message.isHidden()
     assert [editor.keys_of(window.commands[name]) for name in ("train.rename", "presets.edit")] == [("F2",), ("F2",)]
 
 

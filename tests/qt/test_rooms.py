@@ -62,8 +62,8 @@ def test_pages_are_loaded_part_by_part_and_what_is_none_of_qt_s_by_a_worker(sess
 
 def test_a_page_asked_for_earlier_is_named_at_once_and_made_before_the_others(window, qtbot, tmp_path):
     order = []
-    window._workshop.make_all()  # as it does when it was painted
-    window._workshop.made.connect(lambda number, _: order.append(number))
+    window._page_loader.make_all()  # as it does when it was painted
+    window._page_loader.made.connect(lambda number, _: order.append(number))
     used = []
     window.show_runs(lambda page: used.append((page, window.pages.currentWidget())))
     place = window.pages.currentWidget()
@@ -83,14 +83,14 @@ def test_a_page_asked_for_earlier_is_named_at_once_and_made_before_the_others(wi
 def test_the_window_answers_between_the_parts_of_a_page_that_is_awaited(window, qtbot):
     """No two of its parts are made in one turn, nor the page in that of the click."""
     turns, parts = [], []
-    room = window._workshop._parts
+    room = window._page_loader._parts
 
     def watched(number):
         for part in room(number):
             parts.append(len(turns))
             yield part
 
-    window._workshop._parts = watched
+    window._page_loader._parts = watched
     beats = QTimer(window)
     beats.timeout.connect(lambda: turns.append(1))
     beats.start(0)
@@ -103,20 +103,20 @@ def test_the_window_answers_between_the_parts_of_a_page_that_is_awaited(window, 
 
 def test_a_page_that_is_being_made_stays_out_of_sight_when_the_window_is_shown_again(window, qtbot):
     """Also where it was begun while the window was closed: Qt shows a child together with what it then comes into."""
-    parts, seen = window._workshop._parts, []
+    parts, seen = window._page_loader._parts, []
 
     def hidden_meanwhile(number):
         making = parts(number)
         window.hide()
         for part in making:
             window.show()
-            half = window._workshop._half.get(number)
+            half = window._page_loader._half_built.get(number)
             seen.append(half is not None and half.isVisible())
             yield part
             window.hide()
         window.show()
 
-    window._workshop._parts = hidden_meanwhile
+    window._page_loader._parts = hidden_meanwhile
     window.show_presets()
     qtbot.waitUntil(lambda: isinstance(window.pages.widget(3), Page))
     assert len(seen) > 3
@@ -128,7 +128,7 @@ def test_leaving_a_page_that_is_awaited_leaves_it(window, qtbot):
     window.show_pictures()
     qtbot.waitUntil(lambda: all(isinstance(window.pages.widget(at), Page) for at in range(1, 4)))
     assert window.pages.currentWidget() is window.pictures
-    assert window._rail.buttons.checkedId() == 0
+    assert window._sidebar.buttons.checkedId() == 0
 
 
 def test_a_page_that_fails_while_it_is_made_says_so_and_can_be_opened_when_its_fault_is_gone(
@@ -162,19 +162,19 @@ def test_a_page_that_fails_while_it_is_made_says_so_and_can_be_opened_when_its_f
 
 def test_a_window_that_ends_takes_along_what_is_half_made(session, qtbot):
     window = Window(session)
-    workshop = window._workshop
-    room = workshop._parts
+    loader = window._page_loader
+    room = loader._parts
 
     def watched(number):
         for part in room(number):
-            if workshop._half:
-                workshop._turns.stop()  # it stays half made
+            if loader._half_built:
+                loader._timer.stop()  # it stays half made
             yield part
 
-    workshop._parts = watched
-    workshop.make_all()
-    qtbot.waitUntil(lambda: bool(workshop._half))
-    half = list(workshop._half.values())
+    loader._parts = watched
+    loader.make_all()
+    qtbot.waitUntil(lambda: bool(loader._half_built))
+    half = list(loader._half_built.values())
     window.deleteLater()
     QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
     assert [page for page in half if isValid(page)] == []
@@ -184,7 +184,7 @@ def test_a_window_that_ends_while_the_pages_are_loaded_leaves_them(session, qtbo
     gate = threading.Event()
     monkeypatch.setattr(page_loader, "load_beside", lambda: gate.wait())
     window = Window(session)
-    window._workshop.make_all()
+    window._page_loader.make_all()
     window.deleteLater()
     QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
     gate.set()
@@ -199,7 +199,7 @@ def test_a_window_closed_while_a_page_is_half_made_remembers_how_that_page_stood
     before = recent.read_window_state()[0]["train.columns"]
     again = Window(session)
     qtbot.addWidget(again)
-    room, parts = again._workshop._parts, []
+    room, parts = again._page_loader._parts, []
 
     def watched(number):
         for part in room(number):
@@ -209,7 +209,7 @@ def test_a_window_closed_while_a_page_is_half_made_remembers_how_that_page_stood
                 again.close()
             yield part
 
-    again._workshop._parts = watched
+    again._page_loader._parts = watched
     with qtbot.waitExposed(again):
         again.show()
     again.show_train()
@@ -247,7 +247,7 @@ def test_a_page_that_failed_says_that_it_opens_whichever_way_it_is_asked_for_aga
         place = window.pages.currentWidget()
         qtbot.waitUntil(place.button.isVisible)
     monkeypatch.undo()
-    window._rail.buttons.button(2).click()
+    window._sidebar.buttons.button(2).click()
     assert (place.words.text(), place.button.isVisible()) == ("Opening…", False)
     shown_page(window, RunsPage)
 
@@ -261,7 +261,7 @@ def test_a_page_that_was_asked_for_and_failed_is_not_made_again_with_those_nobod
         window.show_runs()
         place = window.pages.currentWidget()
         qtbot.waitUntil(place.button.isVisible)
-        window._workshop.make_all()
+        window._page_loader.make_all()
         qtbot.waitUntil(lambda: all(isinstance(window.pages.widget(at), Page) for at in (1, 3)))
     assert place.button.isVisible() and [kind for kind, *_ in faults] == [MemoryError]
 
@@ -284,14 +284,14 @@ def test_what_is_asked_of_a_page_is_done_though_what_was_asked_before_fails(wind
 def test_nothing_is_undone_out_of_sight_while_a_page_is_on_its_way(session, qtbot, tmp_path):
     window, arrives = Window(session), []
     qtbot.addWidget(window)
-    parts = window._workshop._parts
+    parts = window._page_loader._parts
 
     def late(number):
         while not arrives:  # however long all before it takes
             yield
         yield from parts(number)
 
-    window._workshop._parts = late
+    window._page_loader._parts = late
     window.show()
     session.datasets.open(photographs(tmp_path / "cats", 1))
     qtbot.waitUntil(lambda: len(session.view.ids) == 1)
@@ -322,7 +322,7 @@ def test_the_vocabulary_holds_up_no_page_that_is_being_made(session, qtbot, monk
 
     monkeypatch.setattr(session.tasks, "run", watched)
     window.show_runs()
-    window._workshop.make_all()
+    window._page_loader.make_all()
     qtbot.waitUntil(lambda: bool(made))
     assert made == [[True] * 3]
 

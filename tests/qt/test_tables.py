@@ -38,7 +38,7 @@ def test_long_values_beside_each_other_are_equally_wide_at_every_width(qtbot: Qt
 
 
 def test_a_column_of_bars_keeps_room_for_them_beside_long_texts(qtbot: QtBot) -> None:
-    table = Table(("Tag", "Times shown"), "Tags")
+    table = Table(("Tag", "Count"), "Tags")
     qtbot.addWidget(table)
     table.show_rows([Row(("a long tag " * 20, "7"), 0.5)])
     table.resize(600, 200)

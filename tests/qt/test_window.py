@@ -48,11 +48,11 @@ def test_it_opens_on_the_pictures_page_with_a_place_for_every_room(window):
 
 
 def test_pages_are_reached_by_buttons_and_keys(window, qtbot):
-    window._rail.buttons.button(2).click()
+    window._sidebar.buttons.button(2).click()
     assert window.pages.currentIndex() == 2
     qtbot.keyClick(window, Qt.Key.Key_4, Qt.KeyboardModifier.ControlModifier)
     assert window.pages.currentIndex() == 3
-    assert window._rail.buttons.checkedId() == 3
+    assert window._sidebar.buttons.checkedId() == 3
 
 
 def test_a_notice_of_a_folder_that_is_gone_goes_when_it_is_back_or_closed(window, session, pictures, qtbot):
@@ -93,7 +93,7 @@ def test_datasets_of_one_name_are_told_apart(window, session, tmp_path, qtbot):
 def test_a_folder_dropped_again_is_said_to_be_open(window, session, pictures, qtbot):
     session.datasets.open(pictures)
     drop(window, pictures)
-    qtbot.waitUntil(lambda: window.status.currentMessage() == f"{pictures.name} is open already.")
+    qtbot.waitUntil(lambda: window.status.currentMessage() == f"{pictures.name} is already open.")
     assert session.datasets.folders == (pictures,)
 
 
@@ -111,7 +111,7 @@ def test_an_empty_folder_beside_others_is_said_to_be_empty(window, session, pict
     drop(window, pictures)
     qtbot.waitUntil(lambda: len(session.library.pictures) == 2)
     drop(window, tmp_path / "bare")
-    qtbot.waitUntil(lambda: window.status.currentMessage() == "No pictures in bare")
+    qtbot.waitUntil(lambda: window.status.currentMessage() == "No images in bare")
 
 
 def test_a_folder_dropped_anywhere_is_opened_as_a_dataset(window, session, pictures, qtbot):
@@ -160,7 +160,7 @@ def test_a_folder_that_is_not_there_is_told_above_the_page(window, tmp_path, qtb
 def test_an_empty_window_invites_a_folder(window, session, pictures, qtbot, monkeypatch):
     invitation = window.invitation
     assert invitation.isVisible()
-    assert invitation.title.text() == "Drop a folder of pictures here"
+    assert invitation.title.text() == "Drop a folder of images here"
     assert invitation.size() == window.pictures.views.size()
     monkeypatch.setattr(QFileDialog, "getExistingDirectory", lambda *_: str(pictures))
     invitation.button.click()
@@ -180,7 +180,7 @@ def test_the_keyboard_begins_with_the_invitation_and_goes_on_with_the_pictures(w
 def test_an_empty_folder_is_said_to_be_empty(window, session, tmp_path, qtbot):
     (tmp_path / "leer").mkdir()
     assert drop(window, tmp_path / "leer")
-    qtbot.waitUntil(lambda: window.invitation.title.text() == "No pictures in leer")
+    qtbot.waitUntil(lambda: window.invitation.title.text() == "No images in leer")
     Image.new("RGB", (64, 48)).save(tmp_path / "leer" / "a.png")
     session.datasets.refresh()
     qtbot.waitUntil(lambda: not window.invitation.isVisible())
@@ -200,7 +200,7 @@ def test_whether_all_is_saved_is_seen_while_something_is_said(window, session, p
     number = session.view.ids[0]
     qtbot.waitUntil(lambda: session.library.pictures[number].caption == "red")  # read after the names
     session.history.do(Edit("Rename red to blue", (ValueChange(number, "caption", "red", "blue"),)))
-    qtbot.waitUntil(lambda: window.status.saving.text() == "All changes saved, originals backed up.")
+    qtbot.waitUntil(lambda: window.status.saving.text() == "All changes saved; originals are backed up.")
     window.status.say("Something else")
     assert window.status.currentMessage() == "Something else"
     assert window.status.saving.isVisible()
@@ -210,9 +210,9 @@ def test_hidden_pictures_that_are_selected_are_counted_in_a_sentence(window, ses
     window.open([pictures])
     qtbot.waitUntil(lambda: len(session.view.ids) == 2)
     session.view.select(session.view.ids, session.view.ids[0])
-    assert window.status.counts.text() == "2 picture(s), 2 selected"
+    assert window.status.counts.text() == "2 image(s), 2 selected"
     session.filtering.apply("tag:green")
-    assert window.status.counts.text() == "0 picture(s), 2 selected"
+    assert window.status.counts.text() == "0 image(s), 2 selected"
 
 
 def test_filters_and_tag_lists_that_cannot_be_read_are_told(qtbot, per_user_folder):
@@ -237,7 +237,7 @@ def test_an_edit_is_undone_by_name_and_saving_is_told(window, session, pictures,
     number = next(number for number, picture in session.library.pictures.items() if picture.caption == "red")
     name = session.library.pictures[number].name
     session.history.do(Edit("Rename red to blue", (ValueChange(number, "caption", "red", "blue"),)))
-    qtbot.waitUntil(lambda: window.status.saving.text() == "All changes saved, originals backed up.")
+    qtbot.waitUntil(lambda: window.status.saving.text() == "All changes saved; originals are backed up.")
     file = (pictures / name).with_suffix(".txt")
     assert file.read_text(encoding="utf-8") == "blue"
     window.commands.refresh_now()
@@ -275,7 +275,7 @@ def test_it_closes_when_pictures_are_in_the_trash_or_at_once_where_it_is_closed_
     session.history.undo()  # waits for the files that are on their way to the trash
     window.close()
     assert window.isVisible()
-    assert "closes when this is done: Move 1 picture to the trash." in window.notices.sentences()[-1]
+    assert "closes when this is done: Move 1 image to the trash." in window.notices.sentences()[-1]
     if again:
         window.close()
         assert not window.isVisible()

@@ -1,12 +1,12 @@
-"""Every command of the app as data: one table feeds menus, shortcuts, the command palette and the sheet of keys.
+"""Every command of the app as data: one table feeds the menus, shortcuts, command palette and shortcut list.
 
-A room declares what it offers as a tuple, beside the widget that does it, and hands both over once:
+A page or panel declares its actions as a tuple beside the widget that runs them, and registers both once:
 
     from app.qt.actions.commands import Action
     from app.qt.widgets import QT_TRANSLATE_NOOP
 
     ACTIONS = (
-        Action("pictures.next", QT_TRANSLATE_NOOP("Action", "Next picture"), "pictures", "next", keys=("Right",)),
+        Action("pictures.next", QT_TRANSLATE_NOOP("Action", "Next image"), "pictures", "next", keys=("Right",)),
         Action("pictures.reject", QT_TRANSLATE_NOOP("Action", "Reject"), "pictures", "reject", keys=("X",),
                enabled="has_selection", icon="reject"),
     )
@@ -14,11 +14,11 @@ A room declares what it offers as a tuple, beside the widget that does it, and h
     class Grid(QWidget):
         def __init__(self, session, commands):        # commands: app.qt.actions.commands.Commands
             ...
-            commands.add(ACTIONS, self)               # runs self.next(), self.reject(); asks self.has_selection()
+            commands.add(ACTIONS, self)               # runs self.next(), self.reject(); checks self.has_selection()
 
-The id never changes, because it names the user's own shortcut on disk. An action is available while its owner is
-visible and what `enabled` names gives True; `commands.refresh()` asks again (the window does so when the view or its
-selection change).
-For a button use `commands.button("pictures.reject")`: text, icon, tip, key and state follow.
-A single letter as key does not get in the way of typing: a text field that has the focus takes it first.
+The id never changes, because the user's shortcuts are stored under it. An action is available while its owner is
+visible and the attribute that `enabled` names is true; `commands.refresh()` checks again (the window calls it when the
+view or the selection changes).
+For a button use `commands.button("pictures.reject")`: text, icon, tooltip, shortcut and state follow the action.
+A single letter is safe as a shortcut: a focused text field gets the key first.
 """

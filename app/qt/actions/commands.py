@@ -1,4 +1,4 @@
-"""Makes Qt's actions of the table, and keeps their keys and their state."""
+"""Qt actions for the table of commands, with their shortcuts and state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MENUS: dict[Menu, str] = {
     "file": QT_TRANSLATE_NOOP("Menu", "&File"),
     "edit": QT_TRANSLATE_NOOP("Menu", "&Edit"),
     "view": QT_TRANSLATE_NOOP("Menu", "&View"),
-    "pictures": QT_TRANSLATE_NOOP("Menu", "&Pictures"),
+    "pictures": QT_TRANSLATE_NOOP("Menu", "I&mages"),
     "captions": QT_TRANSLATE_NOOP("Menu", "&Captions"),
     "find": QT_TRANSLATE_NOOP("Menu", "F&ind"),
     "train": QT_TRANSLATE_NOOP("Menu", "&Train"),
@@ -32,55 +32,55 @@ MENUS: dict[Menu, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One command, as every place that offers it sees it."""
+    """Declaration of one command."""
 
     id: str
-    """Stable name, `room.verb`."""
+    """Stable name, `page.verb`."""
     title: str
-    """What it does, in English and marked with QT_TRANSLATE_NOOP("Action", ...)."""
+    """English title, marked with QT_TRANSLATE_NOOP("Action", ...)."""
     menu: Menu
-    """The menu it stands in, which is its group in palette and sheet too."""
+    """Menu of the command, also its group in the palette and the shortcut list."""
     run: str
-    """The owner's method that does it; it takes the new state where `checked` is given, else nothing."""
+    """Owner's method that runs the command; takes the new state if `checked` is effective, else no argument."""
     keys: tuple[str, ...] = ()
-    """Default shortcuts as Qt writes them portably: "Ctrl+K", "Right". The first one is shown."""
+    """Default shortcuts in Qt's portable format: "Ctrl+K", "Right". The first one is shown."""
     enabled: str | None = None
-    """The owner's method or property that tells whether it can be done now; None: always."""
+    """Owner's method or property that returns whether the command is enabled; None for always."""
     checked: str | None = None
-    """The owner's method or property that tells whether it is on; None: it is nothing that can be on."""
+    """Owner's method or property that returns whether it is checked; None if it is not checkable."""
     icon: str | None = None
-    """A name of app/qt/icons."""
+    """Icon name in app/qt/icons."""
     tip: str = ""
-    """One more sentence, marked like the title, where the title does not say it all."""
+    """Tooltip, marked like the title, if the title does not say it all."""
 
 
 Keys = Mapping[str, tuple[str, ...]]
-"""Shortcuts by command, as Qt writes them portably."""
+"""Shortcuts by command id, in Qt's portable format."""
 
 
 def in_force(actions: Iterable[Action], own: Keys) -> dict[str, tuple[str, ...]]:
-    """Return the keys of commands by id, as Qt writes them portably.
+    """Return the effective shortcuts of commands by id, in Qt's portable format.
 
-    A key of the user's own has one command only, before those delivered, which may be newer: where Qt finds two it
-    calls neither. Those delivered may be alike: pages that are never seen together share them.
+    A shortcut set by the user belongs to one command only and wins over defaults, which a newer version may have added:
+    Qt runs neither of two commands with the same shortcut. Pages that are never visible together may share defaults.
     """
-    given: dict[str, tuple[str, ...]] = {}
+    effective: dict[str, tuple[str, ...]] = {}
     taken: set[str] = set()
     for action in sorted(actions, key=lambda action: action.id not in own):
         wanted = map(portable, own.get(action.id, action.keys))
-        given[action.id] = tuple(key for key in wanted if key not in taken)
+        effective[action.id] = tuple(key for key in wanted if key not in taken)
         if action.id in own:
-            taken.update(given[action.id])
-    return given
+            taken.update(effective[action.id])
+    return effective
 
 
 def portable(keys: str) -> str:
-    """Return a shortcut as Qt writes it on every system."""
+    """Return a shortcut in Qt's portable format, the same on every system."""
     return QKeySequence(keys, _PORTABLE).toString(_PORTABLE)
 
 
 class CommandAction(QAction):
-    """One action of the table, bound to the widget that does it."""
+    """QAction of one command, bound to the widget that runs it."""
 
     def __init__(self, action: Action, owner: QWidget, keys: tuple[str, ...]) -> None:
         super().__init__(owner)
@@ -90,41 +90,41 @@ class CommandAction(QAction):
         self.setObjectName(action.id)
         self.setText(self.title)
         self.setCheckable(action.checked is not None)
-        self.setEnabled(False)  # until its owner was asked: a key of a page that nobody sees would be taken
+        self.setEnabled(False)  # until refresh: a hidden page must not take the shortcut
         self.set_keys(keys)
         self._drawn = not action.icon
-        self.triggered.connect(self._do)
+        self.triggered.connect(self._on_triggered)
         owner.addAction(self)
 
     @property
     def group(self) -> str:
-        """The title of its menu, as the user reads it."""
+        """Return the translated title of its menu."""
         return QCoreApplication.translate("Menu", MENUS[self.action.menu]).replace("&", "")
 
     @property
     def title(self) -> str:
-        """What it does, without that which it would undo just now."""
+        """Return the translated title; unlike `text()`, without the name of the edit to undo."""
         return QCoreApplication.translate("Action", self.action.title)
 
     def keys(self) -> list[str]:
-        """Return its shortcuts as this system writes them."""
+        """Return its shortcuts in the system's notation."""
         return [key.toString(QKeySequence.SequenceFormat.NativeText) for key in self.shortcuts()]
 
     def set_keys(self, keys: Iterable[str]) -> None:
-        """Give it other shortcuts; its tip names the first."""
+        """Set the shortcuts; the tooltip shows the first one."""
         self.setShortcuts([QKeySequence(key, _PORTABLE) for key in keys])
         tip = QCoreApplication.translate("Action", self.action.tip or self.action.title)
         self.setToolTip(" ".join([tip, *(f"({key})" for key in self.keys()[:1])]))
 
     def drawn(self) -> CommandAction:
-        """Return it with its icon, which is drawn when it is to be seen: most commands never are, but in a menu."""
+        """Return the action with its icon, which is drawn on first use: most commands are never shown."""
         if not self._drawn and self.action.icon:
             self._drawn = True
             set_icon(self, self.action.icon)
         return self
 
     def refresh(self) -> None:
-        """Ask the owner whether this can be done now, and whether it is on."""
+        """Update the enabled and checked state from the owner."""
         self.setEnabled(self.owner.isVisible() and self._asked(self.action.enabled, True))
         if self.action.checked:
             self.setChecked(self._asked(self.action.checked, False))
@@ -133,7 +133,7 @@ class CommandAction(QAction):
         answer = getattr(self.owner, name) if name else otherwise
         return bool(answer() if callable(answer) else answer)
 
-    def _do(self, checked: bool) -> None:
+    def _on_triggered(self, checked: bool) -> None:
         if self.isCheckable():
             self._run(checked)
         else:
@@ -141,7 +141,7 @@ class CommandAction(QAction):
 
 
 class Commands(QObject):
-    """All commands by id, in the order in which rooms added them."""
+    """All commands by id, in the order in which they were added."""
 
     _asked = Signal()
 
@@ -150,29 +150,29 @@ class Commands(QObject):
         self._commands: dict[str, CommandAction] = {}
         self._menus: dict[Menu, QMenu] = {}
         self._own = own or {}
-        self._due = False
-        """Whether `_refresh` is on its way. A timer would be put off by each room that is made in the background."""
+        self._scheduled = False
+        """Whether a refresh is scheduled. A timer would be delayed by pages that are built in the background."""
         self._asked.connect(self._refresh, Qt.ConnectionType.QueuedConnection)
 
     def add(self, actions: Iterable[Action], owner: QWidget) -> None:
-        """Bind a room's actions to the widget that does them; they show up in their menus.
+        """Bind actions to the widget that runs them and add them to their menus.
 
-        A room that could not be made and is made once more takes the place of the former.
+        If building a page failed and it is built again, its new actions replace the old ones.
         """
         made = []
         for action in actions:
             former = self._commands.get(action.id)
-            once_more = former and former.owner is not owner and type(former.owner) is type(owner)
-            assert former is None or once_more, f"two actions are named {action.id}"
+            rebuilt = former and former.owner is not owner and type(former.owner) is type(owner)
+            assert former is None or rebuilt, f"two actions are named {action.id}"
             if former:
                 former.deleteLater()
             command = CommandAction(action, owner, action.keys)
             self._commands[action.id] = command
             made.append(command)
-            self._enter(command)
+            self._add_to_menu(command)
         if self._own:
             self.rebind(self._own)
-        owner.destroyed.connect(lambda _=None: self._forget(made))
+        owner.destroyed.connect(lambda _=None: self._remove(made))
         self.refresh()
 
     def __getitem__(self, name: str) -> CommandAction:
@@ -182,44 +182,44 @@ class Commands(QObject):
         return (command.drawn() for command in self._commands.values())
 
     def rebind(self, own: Keys) -> None:
-        """Put the user's own shortcuts in force; commands that are not named have those of the table."""
+        """Apply the user's shortcuts; commands that are not in `own` get their defaults."""
         self._own = own
         keys = in_force((command.action for command in self._commands.values()), own)
         for name, command in self._commands.items():
             command.set_keys(keys[name])
 
     def refresh(self) -> None:
-        """Ask all owners for the state of their actions, once the event that runs now is over."""
-        if not self._due:
-            self._due = True
+        """Schedule an update of all actions for after the current event."""
+        if not self._scheduled:
+            self._scheduled = True
             self._asked.emit()
 
     @Slot()
     def _refresh(self) -> None:
-        self._due = False
+        self._scheduled = False
         self.refresh_now()
 
     def refresh_now(self) -> None:
-        """Ask at once."""
+        """Update all actions immediately."""
         for command in self._commands.values():
             command.refresh()
 
     def fill(self, bar: QMenuBar) -> None:
-        """Show the menus in a menu bar; commands that come later join them. An empty menu is not shown."""
+        """Create the menus in a menu bar; later commands are added to them, and empty menus stay hidden."""
         for name, title in MENUS.items():
             menu = self._menus[name] = bar.addMenu(QCoreApplication.translate("Menu", title))
             menu.menuAction().setVisible(False)
             menu.aboutToShow.connect(self.refresh_now)
-            menu.aboutToShow.connect(partial(self._draw, name))
+            menu.aboutToShow.connect(partial(self._draw_icons, name))
         for command in self._commands.values():
-            self._enter(command)
+            self._add_to_menu(command)
 
     def menu(self, name: Menu) -> QMenu:
-        """Return a menu of the bar that `fill` filled."""
+        """Return a menu of the menu bar; call `fill` first."""
         return self._menus[name]
 
     def button(self, name: str, style: Qt.ToolButtonStyle = Qt.ToolButtonStyle.ToolButtonIconOnly) -> QToolButton:
-        """Return a button for a command, which the Tab key reaches too."""
+        """Return a tool button for a command, reachable with Tab."""
         button = QToolButton()
         button.setDefaultAction(self[name])
         button.setToolButtonStyle(style)
@@ -227,18 +227,18 @@ class Commands(QObject):
         button.setAccessibleName(self[name].text())
         return button
 
-    def _draw(self, menu: Menu) -> None:
+    def _draw_icons(self, menu: Menu) -> None:
         for command in self._commands.values():
             if command.action.menu == menu:
                 command.drawn()
 
-    def _forget(self, made: Iterable[CommandAction]) -> None:
-        """The widget that did them is gone, and they are about to be, unless others took their place."""
+    def _remove(self, made: Iterable[CommandAction]) -> None:
+        """Remove the commands of a destroyed widget, unless they were replaced."""
         for command in made:
             if self._commands.get(command.action.id) is command:
                 del self._commands[command.action.id]
 
-    def _enter(self, command: CommandAction) -> None:
+    def _add_to_menu(self, command: CommandAction) -> None:
         menu = self._menus.get(command.action.menu)
         if menu is not None:
             menu.addAction(command)

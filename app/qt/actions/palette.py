@@ -1,4 +1,4 @@
-"""The command palette: type a few letters of what you want, Enter does it."""
+"""The command palette (type a few letters, Enter runs the command) and the list of shortcuts."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ _MOVES = (Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_PageUp, Qt.Key.Key_PageDown
 
 
 _WORD, _RUN, _FIRST = 8, 10, 3
-"""What a letter that begins a word, follows the one before, or begins the text adds to its 1."""
+"""Bonus on top of 1 for a letter that starts a word, follows the previous match, or starts the text."""
 
 
 def score(typed: str, text: str) -> int | None:
-    """Return how well a text answers what was typed: None where its letters are not all in it, in their order.
+    """Return how well a text matches what was typed; None unless it has all the letters in order.
 
-    The highest score over all ways to find the letters, so that "sf" finds "Save filter" by its words and not by the
-    first f. Spaces in what was typed are passed over. Takes len(typed) * len(text) steps.
+    The score is the highest over all possible matches, so that "sf" matches the words of "Save filter" and not just the
+    first f. Spaces in `typed` are ignored. Takes len(typed) * len(text) steps.
     """
     letters = [letter for letter in typed.casefold() if not letter.isspace()]
     folded = text.casefold()
-    # best[i]: the best score with the letters so far, the last of them at place i; None: not possible.
+    # best[i]: the best score of the letters so far with the last one at index i; None if there is no match.
     best: list[int | None] = [0] * (len(folded) + 1)
     for number, letter in enumerate(letters):
         following: list[int | None] = [None] * (len(folded) + 1)
-        reach: int | None = 0 if number == 0 else None  # the best that ends anywhere before the place
+        reach: int | None = 0 if number == 0 else None  # the best score that ends before this index
         for place, found in enumerate(folded):
             before = best[place - 1] if place and number else None
             if found == letter and (reach is not None or before is not None):
@@ -61,7 +61,7 @@ def _bonus(text: str, place: int) -> int:
 
 
 class CommandPalette(QDialog):
-    """Lists the commands that answer what is typed, the best first; those that cannot be done now are pale and last."""
+    """Dialog that lists matching commands, best first; disabled commands come last."""
 
     def __init__(self, commands: Commands, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -78,14 +78,14 @@ class CommandPalette(QDialog):
         column.addWidget(self.field)
         column.addWidget(self.list)
         self.field.textChanged.connect(self._search)
-        self.field.returnPressed.connect(self._do)
+        self.field.returnPressed.connect(self._run_current)
         self.field.installEventFilter(self)
-        self.list.itemActivated.connect(self._do)
+        self.list.itemActivated.connect(self._run_current)
         commands.refresh_now()
         self._search("")
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:  # noqa: N802
-        """Let the arrow keys move in the list while the field keeps the focus."""
+        """Move the list's selection with the arrow keys while the field keeps the focus."""
         if isinstance(event, QKeyEvent) and event.type() == QEvent.Type.KeyPress and event.key() in _MOVES:
             self.list.keyPressEvent(event)
             return True
@@ -103,7 +103,7 @@ class CommandPalette(QDialog):
             self.list.header().setSectionResizeMode(column, QHeaderView.ResizeMode.ResizeToContents)
 
     def _search(self, typed: str) -> None:
-        found = [(command, value) for command in self._commands if (value := _value(typed, command)) is not None]
+        found = [(command, value) for command in self._commands if (value := _score_of(typed, command)) is not None]
         found.sort(key=lambda pair: (not pair[0].isEnabled(), -pair[1]))
         self.list.clear()
         items = [_item(command) for command, _ in found]
@@ -111,24 +111,24 @@ class CommandPalette(QDialog):
         if items:
             self.list.setCurrentItem(items[0])
 
-    def _do(self) -> None:
+    def _run_current(self) -> None:
         item = self.list.currentItem()
         command = self._commands[item.data(0, Qt.ItemDataRole.UserRole)] if item else None
         if command is None or not command.isEnabled():
             return
-        # First the window is the active one again: commands look at what is shown and selected there.
+        # Close first, so that the window is active again: commands use what is shown and selected there.
         self.accept()
         command.trigger()
 
 
-def _value(typed: str, command: CommandAction) -> int | None:
-    """The words of the command count twice; its menu helps to find it."""
+def _score_of(typed: str, command: CommandAction) -> int | None:
+    """Return a command's score: a match in its title counts twice, otherwise its menu is searched too."""
     title = score(typed, command.text())
     return title * 2 if title is not None else score(typed, f"{command.group} {command.text()}")
 
 
 def _blank() -> QIcon:
-    """An icon of nothing, so that all titles begin at the same place."""
+    """Return an empty icon, so that all titles align."""
     room = QPixmap(16, 16)
     room.fill(Qt.GlobalColor.transparent)
     return QIcon(room)
@@ -144,7 +144,7 @@ def _item(command: CommandAction) -> QTreeWidgetItem:
 
 
 class KeySheet(QDialog):
-    """Shows what each key does now."""
+    """Dialog that lists all commands with shortcuts, by menu."""
 
     def __init__(self, commands: Commands, parent: QWidget | None = None) -> None:
         super().__init__(parent)

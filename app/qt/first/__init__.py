@@ -1,1 +1,1 @@
-"""What a new user meets: the welcome, and a tour with the demo."""
+"""First-run experience: the welcome dialog, and a tour with the demo."""

@@ -1,4 +1,4 @@
-"""The tour: the demo, from its pictures to its LoRA, in steps that each show one page."""
+"""The guided tour: the demo from its images to its LoRA, in steps that each show one page."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from trainer.protocol.queue import Entry
 
 
 class Coach(QFrame):
-    """One step of a tour at a time."""
+    """Panel that shows one step of the tour."""
 
     back = Signal()
     onward = Signal()
     acted = Signal()
-    """The step's own button was pressed."""
+    """The step's action button was clicked."""
     closed = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -46,15 +46,15 @@ class Coach(QFrame):
             button.clicked.connect(lambda _=False, signal=signal: signal.emit())
 
     def show_step(self, number: int, of: int, title: str, words: str, act: str = "") -> None:
-        """Show a step, numbered from 1; `act` is the title of a button of its own."""
-        self.count.setText(self.tr("Tour, {number} of {of}").format(number=number, of=of))
+        """Show a step, numbered from 1; `act` is the title of its action button."""
+        self.count.setText(self.tr("Tour: step {number} of {of}").format(number=number, of=of))
         self.title.setText(title)
         self.words.setText(words)
         self.former.setEnabled(number > 1)
         self.next.setText(self.tr("Next") if number < of else self.tr("Done"))
         self.act.setText(act)
         self.act.setVisible(bool(act))
-        self.act.setDefault(bool(act))  # the look of what comes next
+        self.act.setDefault(bool(act))  # highlight the expected next click
         self.next.setDefault(not act)
         self.setAccessibleName(f"{self.count.text()}: {title}")
         self.setAccessibleDescription(words)
@@ -89,7 +89,7 @@ class Coach(QFrame):
 
 @dataclass(frozen=True, slots=True)
 class TourStep:
-    """`go` names the tour's method that shows the page, `act` the title of a button for the tour's method `do`."""
+    """One step: `go` names the `Tour` method that shows its page, `act` is the title of a button that calls `do`."""
 
     title: str
     words: str
@@ -100,30 +100,30 @@ class TourStep:
 
 STEPS = (
     TourStep(
-        QT_TRANSLATE_NOOP("Tour", "Your pictures"),
+        QT_TRANSLATE_NOOP("Tour", "Your images"),
         QT_TRANSLATE_NOOP(
             "Tour",
-            "These 18 pictures have one look: tubes of neon light. A LoRA learns what its pictures have in common. "
-            "They are as small as the tour's base, so never mind the problem that is listed. For your own, "
+            "These 18 images share one style: neon tubes. A LoRA learns what its images have in common. "
+            "They are small because the tour's base is tiny, so ignore the problem listed. To use your own images, "
             "drop any folder on the window.",
         ),
         "show_pictures",
     ),
     TourStep(
-        QT_TRANSLATE_NOOP("Tour", "What each one shows"),
+        QT_TRANSLATE_NOOP("Tour", "Captions"),
         QT_TRANSLATE_NOOP(
             "Tour",
-            "A caption names what a picture shows, so that only the look is left to learn. Edit one if you like: "
-            "it is saved by itself, and Ctrl+Z takes it back. These are copies.",
+            "A caption describes what an image shows, so that the LoRA learns only the style. Edit one if you like: "
+            "changes are saved automatically, and Ctrl+Z undoes them. These images are copies.",
         ),
         "show_caption",
     ),
     TourStep(
-        QT_TRANSLATE_NOOP("Tour", "What is learned, and from which base"),
+        QT_TRANSLATE_NOOP("Tour", "The job"),
         QT_TRANSLATE_NOOP(
             "Tour",
-            "A job is a base, pictures and a recipe. This base is tiny, so that any PC can train on it. "
-            "The trigger word, neontube, will call the look up.",
+            "A job is a base, images and a recipe. This base is tiny, so that any PC can train on it. "
+            "The trigger word, neontube, will produce the style in prompts.",
         ),
         "show_job",
     ),
@@ -131,28 +131,28 @@ STEPS = (
         QT_TRANSLATE_NOOP("Tour", "Start"),
         QT_TRANSLATE_NOOP(
             "Tour",
-            "On a graphics card, memory and time are known before anything starts; the demo trains on the processor, "
-            "a few minutes. Training goes on when this window is closed, and survives a crash.",
+            "On a GPU, you see memory and time before training starts; the demo trains on the CPU for a few minutes. "
+            "Training continues when you close this window, and can be resumed after a crash.",
         ),
         "show_job",
         QT_TRANSLATE_NOOP("Tour", "Start training"),
         "start",
     ),
     TourStep(
-        QT_TRANSLATE_NOOP("Tour", "Watch"),
+        QT_TRANSLATE_NOOP("Tour", "Watch the training"),
         QT_TRANSLATE_NOOP(
             "Tour",
-            "The run is here after some seconds, and its loss falls while it learns. Every 100 steps the same two "
-            "prompts are drawn again: under Samples you see a fish and a heart turn into neon.",
+            "The run appears after some seconds, and its loss falls as it learns. Every 100 steps, the same two "
+            "prompts are rendered: under Samples you see a fish and a heart turn into neon.",
         ),
         "show_run",
     ),
     TourStep(
-        QT_TRANSLATE_NOOP("Tour", "Keep the best"),
+        QT_TRANSLATE_NOOP("Tour", "Choose the best step"),
         QT_TRANSLATE_NOOP(
             "Tour",
-            "When it is done, compare the saved steps, draw with the one you like, and export it to ComfyUI, Forge "
-            "or another tool. That is all: now with your own pictures.",
+            "When training is done, compare the saved steps, render images with the best one, and export it to "
+            "ComfyUI, Forge or another tool. That's it: now try your own images.",
         ),
         "show_after",
     ),
@@ -160,7 +160,7 @@ STEPS = (
 
 
 class Tour(QObject):
-    """One tour through a window; it ends with its last step, with the coach's cross, or with the window."""
+    """Controller of one tour; it ends after the last step, with the close button, or with the window."""
 
     ended = Signal()
 
@@ -174,57 +174,57 @@ class Tour(QObject):
         show_runs: Callable[[Use | None], None],
         parent: QWidget,
     ) -> None:
-        """`place` is the layout that gets the tour's panel; the two functions go to a page of the window."""
+        """Start the tour; its panel goes into the layout `place`, and the two functions show pages of the window."""
         super().__init__(parent)
         self._session, self._notices = session, notices
         self._show_pictures_page, self._show_runs_page = show_pictures, show_runs
-        self._at = 0
+        self._index = 0
         self._pictures: Path | None = None
         self._job: Path | None = None
         self._started: str | None = None
-        """The id of the entry that this tour put in the queue, which does not list it at once."""
+        """Id of the queue entry that this tour added; the queue lists it with a delay."""
         self._waiting: list[Callable[[Path], None]] = []
-        self._began = time.time()
+        self._started_at = time.time()
         self.coach = Coach()
         place.addWidget(self.coach)
-        self.coach.back.connect(lambda: self._step(self._at - 1))
-        self.coach.onward.connect(lambda: self._step(self._at + 1))
-        self.coach.acted.connect(lambda: getattr(self, STEPS[self._at].do)())
+        self.coach.back.connect(lambda: self._step(self._index - 1))
+        self.coach.onward.connect(lambda: self._step(self._index + 1))
+        self.coach.acted.connect(lambda: getattr(self, STEPS[self._index].do)())
         self.coach.closed.connect(lambda: self.end())
-        until_destroyed(self, self._session.view.shown.connect(lambda _: self._catch_up()))
+        until_destroyed(self, self._session.view.shown.connect(lambda _: self._on_view_shown()))
         self._step(0)
         self.coach.next.setFocus()
 
     def end(self) -> None:
-        """Leave all as it is: the pictures open, the job among the others, the run running."""
+        """End the tour; the demo's images, job and run stay."""
         self.coach.hide()
         self.coach.deleteLater()
-        self.setParent(None)  # another may begin at once
+        self.setParent(None)  # the window may start another tour at once
         self.ended.emit()
         self.deleteLater()
 
-    # --- what the steps name
+    # --- methods named in the steps
 
     def show_pictures(self) -> None:
-        """Open the demo's pictures."""
+        """Open the demo's images."""
         self._show_pictures_page()
-        self._behind(demo_pictures, self._open)
+        self._run_on_worker(demo_pictures, self._open)
 
     def show_caption(self) -> None:
-        """Select the demo's first picture, for its caption to be seen; as soon as it is there, if it is not yet."""
+        """Select the demo's first image to show its caption, as soon as it is loaded."""
         self._show_pictures_page()
         self._choose_first()
 
     def show_job(self) -> None:
-        """Set the demo's job up, and show it."""
+        """Create the demo's job and show it."""
         self._with_job(self._session.going.job.emit)
 
     def start(self) -> None:
-        """Train the demo's job, unless that goes on already."""
+        """Start training the demo's job, unless it is already queued."""
         self._with_job(self._start)
 
     def show_run(self) -> None:
-        """Show the run of the job, or its entry in the queue while it has none, or else all runs."""
+        """Show the job's run, its queue entry while there is no run yet, or all runs."""
         entry = self._entry()
         if entry and entry.run:
             self._session.going.run.emit(entry.run)
@@ -234,10 +234,10 @@ class Tour(QObject):
             self._show_runs_page(None)
 
     def show_after(self) -> None:
-        """Show what comes after the run."""
+        """Show the run's tab for trying and exporting the LoRA."""
 
         def show(page: Page) -> None:
-            from app.qt.runs.page import RunsPage  # with the page, which is loaded late
+            from app.qt.runs.page import RunsPage  # imported late, like the page
 
             assert isinstance(page, RunsPage)
             page.show_after()
@@ -253,30 +253,30 @@ class Tour(QObject):
         if first is not None:
             view.select([first], first)
 
-    def _catch_up(self) -> None:
-        """Do for pictures that come late what the step would have done."""
-        if STEPS[self._at].go == "show_caption" and self._session.view.current is None:
+    def _on_view_shown(self) -> None:
+        """Select the first image if the images were loaded after the step was shown."""
+        if STEPS[self._index].go == "show_caption" and self._session.view.current is None:
             self._choose_first()
 
     def _entry(self) -> Entry | None:
-        """What the queue has of the job since the tour began, whoever put it there."""
+        """Return the newest queue entry of the job since the tour began, also if the user added it."""
         entries = [entry for entry in self._session.queue.entries if entry.job == self._job]
-        return next((entry for entry in reversed(entries) if entry.added >= self._began), None)
+        return next((entry for entry in reversed(entries) if entry.added >= self._started_at), None)
 
     def _open(self, folder: Path) -> None:
         self._pictures = folder
-        self._session.datasets.open(folder)  # without its page: the tour may have gone on to another
+        self._session.datasets.open(folder)  # without showing its page: the tour may be at another step
 
     def _with_job(self, then: Callable[[Path], None]) -> None:
-        """Do something with the demo's job, which is written when it is first asked for."""
+        """Call `then` with the demo's job, which is written on first use."""
         if self._job is not None:
             then(self._job)
             return
         self._waiting.append(then)
         if len(self._waiting) == 1:
-            self._behind(lambda: demo_job(self._session.jobs.folder), self._have_job)
+            self._run_on_worker(lambda: demo_job(self._session.jobs.folder), self._on_job_written)
 
-    def _have_job(self, job: Path) -> None:
+    def _on_job_written(self, job: Path) -> None:
         self._job = job
         waiting, self._waiting = self._waiting, []
         for then in waiting:
@@ -285,27 +285,27 @@ class Tour(QObject):
     def _start(self, job: Path) -> None:
         if self._entry() is None:
             self._started = self._session.queue.start(job)
-        self._step(self._at + 1)
+        self._step(self._index + 1)
 
     def _step(self, number: int) -> None:
         if number == len(STEPS):
             self.end()
             return
-        self._at = number
+        self._index = number
         step = STEPS[number]
         act = _tr(step.act) if step.act and self._entry() is None else ""
         self.coach.show_step(number + 1, len(STEPS), _tr(step.title), _tr(step.words), act)
         getattr(self, step.go)()
 
-    def _behind(self, work: Callable[[], Path], then: Callable[[Path], None]) -> None:
-        """Do `work` on a worker, and go on with what comes of it while there is a tour."""
+    def _run_on_worker(self, work: Callable[[], Path], then: Callable[[Path], None]) -> None:
+        """Run `work` on a worker and call `then` with its result, unless the tour has ended."""
 
         def failed(fault: Exception) -> None:
             self._waiting.clear()
             if isinstance(fault, ImpastoError):
                 self._notices.tell_error(fault)
             else:
-                sentence = self.tr("The demo's pictures cannot be put where they belong: {why}.")
+                sentence = self.tr("Could not copy the demo's images: {why}.")
                 self._notices.tell(sentence.format(why=fault), "error")
 
         self._session.tasks.run(work, while_there(self, then), only((ImpastoError, OSError), failed))

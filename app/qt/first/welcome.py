@@ -1,4 +1,4 @@
-"""The welcome: what this PC has, which models are there already, and the way into the tour."""
+"""The welcome dialog: what this PC can train, which models were found, and the way into the tour."""
 
 from __future__ import annotations
 
@@ -41,94 +41,94 @@ _ICONS: dict[Sign, tuple[str, str]] = {
     "waiting": ("more", "muted"),
 }
 _ENOUGH_BYTES = 20 * 10**9
-"""Room for a base or two, cached pictures and some runs; `doctor` has its own, lower, limit."""
+"""Disk space for a base or two, caches and some runs; `doctor` has its own, lower limit."""
 
 
 class CheckLine(QWidget):
-    """Plain text, as long as it needs to be; the sign is said by the words too."""
+    """Result line: an icon and plain text that says the same."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._sign, self.words = sign(16), plain_label()
+        self._icon, self.words = sign(16), plain_label()
         self.words.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.MinimumExpanding)
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)
         row.setSpacing(6)
-        row.addWidget(self._sign, 0, Qt.AlignmentFlag.AlignTop)
+        row.addWidget(self._icon, 0, Qt.AlignmentFlag.AlignTop)
         row.addWidget(self.words, 1)
 
     def say(self, kind: Sign, words: str) -> None:
-        """Show this."""
-        set_icon(self._sign, *_ICONS[kind])
+        """Show a result."""
+        set_icon(self._icon, *_ICONS[kind])
         self.words.setText(words)
 
 
 class MachinePanel(QWidget):
-    """Asks when it is made; `close_down` ends the asking."""
+    """Panel about this PC: GPU, disk, and a test of training; checks start at once, `close_down` ends them."""
 
     def __init__(self, tasks: Tasks, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.card, self.disk, self.check = CheckLine(), CheckLine(), CheckLine()
+        self.gpu, self.disk, self.check = CheckLine(), CheckLine(), CheckLine()
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
-        for line in (self.card, self.disk, self.check):
+        for line in (self.gpu, self.disk, self.check):
             column.addWidget(line)
-        self.card.say("waiting", self.tr("Looking for graphics cards…"))
+        self.gpu.say("waiting", self.tr("Looking for GPUs…"))
         self.disk.hide()
-        self.check.say("waiting", self.tr("Testing whether training works here. It takes some seconds…"))
+        self.check.say("waiting", self.tr("Testing whether training works (a few seconds)…"))
         self._check_up = CheckUp(tasks.post)
-        self._check_up.changed.connect(while_there(self, lambda _: self._tell_check()))
-        tasks.run(this_machine, while_there(self, self._tell), raise_again)
+        self._check_up.changed.connect(while_there(self, lambda _: self._on_check_changed()))
+        tasks.run(this_machine, while_there(self, self._on_machine_facts), raise_again)
         self._check_up.start()
 
     @property
     def done(self) -> bool:
-        """Whether the test is over."""
+        """Return whether the test is over."""
         return self._check_up.done
 
     def close_down(self) -> None:
-        """End the test: its answer is wanted no more."""
+        """Cancel the test."""
         self._check_up.close()
 
-    def _tell(self, found: MachineFacts) -> None:
-        self._tell_cards(found)
+    def _on_machine_facts(self, found: MachineFacts) -> None:
+        self._show_gpus(found)
         if found.free is not None:
-            words = self.tr("{free} free for models and runs, on the disk of {folder}.")
+            words = self.tr("{free} free for models and runs, on the disk with {folder}.")
             enough = found.free >= _ENOUGH_BYTES
-            more = "" if enough else self.tr(" Bases and checkpoints of SDXL take gigabytes: make room soon.")
+            more = "" if enough else self.tr(" SDXL bases and checkpoints take several gigabytes: free up some space.")
             self.disk.say(
                 "good" if enough else "warning", words.format(free=_size(found.free), folder=found.folder) + more
             )
             self.disk.show()
 
-    def _tell_cards(self, found: MachineFacts) -> None:
+    def _show_gpus(self, found: MachineFacts) -> None:
         if found.fault:
-            self.card.say("bad", found.fault)
+            self.gpu.say("bad", found.fault)
             return
         if not found.cards:
-            words = self.tr("No NVIDIA graphics card. Everything works, but real training is very slow without one.")
-            self.card.say("info", words)
+            words = self.tr("No NVIDIA GPU found. Training runs on the CPU, which is very slow.")
+            self.gpu.say("info", words)
             return
         words = self.tr("{name}: {free} of {total} free, driver {driver}.")
         lines = [
             words.format(
-                name=card.name, free=gigabytes(card.free_bytes), total=gigabytes(card.total_bytes), driver=card.driver
+                name=gpu.name, free=gigabytes(gpu.free_bytes), total=gigabytes(gpu.total_bytes), driver=gpu.driver
             )
-            for card in found.cards
+            for gpu in found.cards
         ]
-        self.card.say("good", "\n".join(lines))
+        self.gpu.say("good", "\n".join(lines))
 
-    def _tell_check(self) -> None:
+    def _on_check_changed(self) -> None:
         check = self._check_up
         if check.problem:
-            self.check.say("bad", self.tr("The test did not run: {why}").format(why=check.problem))
+            self.check.say("bad", self.tr("Could not run the test: {why}").format(why=check.problem))
         elif check.worst and (check.done or check.worst[0].verdict == "broken"):
             broken = check.worst[0].verdict == "broken"
-            told = "\n".join(map(in_words, check.worst))
-            self.check.say("bad" if broken else "warning", told)
+            problems = "\n".join(map(in_words, check.worst))
+            self.check.say("bad" if broken else "warning", problems)
         elif check.done:
-            self.check.say("good", self.tr("Training works here."))
+            self.check.say("good", self.tr("Training works on this PC."))
 
 
 def _size(size: int) -> str:
@@ -136,14 +136,14 @@ def _size(size: int) -> str:
 
 
 class ToolsPanel(QWidget):
-    """Looks for them when it is made, and shows each as it is found."""
+    """Panel that searches this PC for other tools and their models, and lists them as they are found."""
 
     def __init__(self, models: Models, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._models = models
         self.boxes: dict[Path, QCheckBox] = {}
         self.state = QLabel()
-        self.folder = QPushButton(self.tr("Add a folder…"))
+        self.folder = QPushButton(self.tr("Add folder…"))
         self._list, self._column = QWidget(), QVBoxLayout()
         self._build()
         until_destroyed(self, models.changed.connect(lambda _: self._fill()))
@@ -152,8 +152,8 @@ class ToolsPanel(QWidget):
         self._fill()
 
     def add_folder(self) -> None:
-        """Ask for a folder of models, or of a tool that was not found."""
-        folder = QFileDialog.getExistingDirectory(self, self.tr("A folder of models, or of a tool that keeps models"))
+        """Ask for a folder with models, or of a tool that was not found."""
+        folder = QFileDialog.getExistingDirectory(self, self.tr("Choose a folder with models, or the folder of a tool"))
         if folder:
             self._models.add_folder(Path(folder))
 
@@ -186,8 +186,8 @@ class ToolsPanel(QWidget):
         for folder, tool in tools.items():
             if folder not in self.boxes:
                 self._add(tool)
-            self._word(self.boxes[folder], tool)
-        self.state.setText(self._words())
+            self._update_box(self.boxes[folder], tool)
+        self.state.setText(self._state_text())
 
     def _add(self, tool: Installation) -> None:
         box = QCheckBox()
@@ -197,7 +197,7 @@ class ToolsPanel(QWidget):
         self._column.insertWidget(self._column.count() - 1, box)
         self.boxes[tool.folder] = box
 
-    def _word(self, box: QCheckBox, tool: Installation) -> None:
+    def _update_box(self, box: QCheckBox, tool: Installation) -> None:
         count = self.tr("%n base(s)", "", self._models.count_of(tool))
         text = f"{owner_of(tool.tool)} · {count} · {tool.folder}"
         room = max(self._list.width() - 40, 300)
@@ -205,20 +205,20 @@ class ToolsPanel(QWidget):
         box.setText(shown.replace("&", "&&"))
         box.setAccessibleName(text)
 
-    def _words(self) -> str:
+    def _state_text(self) -> str:
         if self._models.looking:
-            return self.tr("Looking for models of other tools on this PC…")
+            return self.tr("Looking for models in other tools on this PC…")
         if not self.boxes:
-            return self.tr("No other tool was found. Is there a folder with your models?")
-        return self.tr("Bases are offered from what is ticked.")
+            return self.tr("No other tools found. Add the folder with your models.")
+        return self.tr("Bases from the selected folders are available for training.")
 
 
 class Welcome(QDialog):
-    """Stands beside the work, never before it."""
+    """Non-modal welcome dialog."""
 
     tour = Signal()
     pictures = Signal()
-    """The user wants to open a folder."""
+    """The user wants to open a folder of images."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -242,7 +242,7 @@ class Welcome(QDialog):
         column.addWidget(self.machine)
         column.addSpacing(10)
         column.addWidget(_label(self.tr("Your models"), "heading"))
-        column.addWidget(_label(self.tr("They are used where they lie: nothing is copied or moved."), "muted"))
+        column.addWidget(_label(self.tr("Models stay where they are: nothing is copied or moved."), "muted"))
         column.addWidget(self.tools, 1)
         column.addSpacing(6)
         column.addLayout(self._buttons())
@@ -253,7 +253,7 @@ class Welcome(QDialog):
         words = QVBoxLayout()
         words.setSpacing(2)
         words.addWidget(_label(self.tr("Welcome to Impasto"), "title"))
-        words.addWidget(_label(self.tr("Your pictures become a LoRA for SD 1.5 or SDXL, on your own PC."), "muted"))
+        words.addWidget(_label(self.tr("Train LoRAs for SD 1.5 and SDXL from your images, on your own PC."), "muted"))
         row = QHBoxLayout()
         row.setSpacing(14)
         row.addWidget(sign, 0, Qt.AlignmentFlag.AlignTop)
@@ -261,9 +261,9 @@ class Welcome(QDialog):
         return row
 
     def _buttons(self) -> QHBoxLayout:
-        self.first.setToolTip(self.tr("A few minutes: a small LoRA is really trained, on any PC"))
+        self.first.setToolTip(self.tr("Train a small LoRA on any PC, step by step, in a few minutes"))
         self.first.setDefault(True)
-        pictures = QPushButton(self.tr("Open pictures…"))
+        pictures = QPushButton(self.tr("Open images…"))
         close = QPushButton(self.tr("Close"))
         for button in (pictures, close):
             button.setAutoDefault(False)

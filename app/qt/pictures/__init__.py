@@ -1,1 +1,1 @@
-"""The Pictures page: everything that happens to a dataset before training."""
+"""The Images page: viewing, culling, captioning and checking a dataset before training."""

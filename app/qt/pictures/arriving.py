@@ -1,4 +1,4 @@
-"""Pictures that are dropped or pasted: copied into a dataset's folder by a worker; dropped folders open as datasets."""
+"""Dropped and pasted images: a worker copies them into a dataset's folder; dropped folders open as datasets."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ from app.core.session import Session
 from app.core.words import first_names
 from app.qt.widgets import while_there
 
-if TYPE_CHECKING:  # brings numpy and Pillow
+if TYPE_CHECKING:  # imports numpy and Pillow
     from app.core.disk.importing import Imported
 
 
 class Arriving(QObject):
-    """Says in `say` what came of it. The folder is the current picture's, else the dataset opened last."""
+    """Imports images into the current image's folder, or the dataset opened last, and reports through `say`."""
 
     def __init__(self, session: Session, parent: QWidget, say: Callable[[str], None]) -> None:
         super().__init__(parent)
         self._session, self._say = session, say
 
     def enter(self, event: QDragEnterEvent) -> None:
-        """Accept files and pictures that are dragged in."""
+        """Accept dragged files and images."""
         if event.mimeData().hasUrls() or event.mimeData().hasImage():
             event.acceptProposedAction()
 
     def drop(self, event: QDropEvent) -> None:
-        """Take what is dropped."""
+        """Import what is dropped."""
         self.take(event.mimeData())
         event.acceptProposedAction()
 
     def paste(self) -> None:
-        """Take what the clipboard holds."""
+        """Import the content of the clipboard."""
         self.take(QGuiApplication.clipboard().mimeData())
 
     def take(self, data: QMimeData) -> None:
-        """Open folders; copy pictures, or the one picture itself. Other files go to their places."""
+        """Open folders, copy images, save image data; LoRAs and presets open in their pages."""
         paths = [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()]
         if paths:
-            self._session.going.take(paths, while_there(self, self._have))
+            self._session.going.take(paths, while_there(self, self._on_sorted))
         elif data.hasImage():
-            self._keep(data.imageData())
+            self._save_image(data.imageData())
         else:
-            self._say(self.tr("There is no picture in what was pasted."))
+            self._say(self.tr("The clipboard has no image."))
 
-    def _have(self, folders: list[Path], pictures: list[Path], others: list[Path]) -> None:
+    def _on_sorted(self, folders: list[Path], pictures: list[Path], others: list[Path]) -> None:
         for folder in folders:
             self._session.datasets.open(folder)
         if pictures:
@@ -59,13 +59,13 @@ class Arriving(QObject):
 
     @property
     def target(self) -> Path | None:
-        """Return the folder that pictures are copied into."""
+        """Return the folder that images are copied into; None if no dataset is open."""
         picture = self._session.library.pictures.get(self._session.view.current or 0)
         return picture.folder.path if picture else next(reversed(self._session.datasets.folders), None)
 
     def _import(self, pictures: list[Path], others: list[Path]) -> None:
         target = self.target
-        if target is None:  # nothing is open: the pictures' own folders are what is meant
+        if target is None:  # no dataset is open: open the images' own folders
             for folder in dict.fromkeys(path.parent for path in pictures):
                 self._session.datasets.open(folder)
             if others:
@@ -77,12 +77,12 @@ class Arriving(QObject):
 
             return copy_in([*pictures, *others], target)
 
-        self._session.tasks.run(work, lambda done: self._done(done, target), self._failed)
+        self._session.tasks.run(work, lambda done: self._on_imported(done, target), self._on_failed)
 
-    def _keep(self, image: QImage) -> None:
+    def _save_image(self, image: QImage) -> None:
         target = self.target
         if target is None:
-            self._say(self.tr("Open a folder first: pasted pictures are kept there."))
+            self._say(self.tr("Open a folder first: pasted images are saved there."))
             return
         buffer = QBuffer()
         buffer.open(QIODevice.OpenModeFlag.WriteOnly)
@@ -94,22 +94,22 @@ class Arriving(QObject):
 
             return keep_pasted(data, target, stem)
 
-        self._session.tasks.run(work, lambda done: self._done(done, target), self._failed)
+        self._session.tasks.run(work, lambda done: self._on_imported(done, target), self._on_failed)
 
-    def _done(self, imported: Imported, target: Path) -> None:
-        words = self.tr("Copied %n picture(s) into {folder}.", "", len(imported.copied)).format(folder=target.name)
+    def _on_imported(self, imported: Imported, target: Path) -> None:
+        words = self.tr("Copied %n image(s) into {folder}.", "", len(imported.copied)).format(folder=target.name)
         if imported.passed_over:
-            words += " " + self.tr("%n file(s) passed over.", "", imported.passed_over)
+            words += " " + self.tr("Skipped %n file(s).", "", imported.passed_over)
         self._say(" ".join([words, *(problem.sentence for problem in imported.problems[:2])]))
         self._session.datasets.refresh(whole=True)
 
-    def _failed(self, fault: BaseException) -> None:
+    def _on_failed(self, fault: BaseException) -> None:
         self._say(str(fault))
 
 
 def no_use_for(files: list[Path]) -> str:
-    """Say of dropped files, beside which others may be of use, that none of them is anything that can be opened."""
+    """Return a message about files that the app cannot open."""
     words = QCoreApplication.translate(
-        "Arriving", "Nothing to open: {names}. Drop folders, pictures, captions, LoRAs or presets."
+        "Arriving", "Cannot open {names}. Drop folders, images, captions, LoRAs or presets."
     )
     return words.format(names=first_names(files))

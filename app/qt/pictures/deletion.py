@@ -1,4 +1,4 @@
-"""Pictures that were moved to the system's trash, as one step of the history."""
+"""Moving images to the system's trash and back, as steps of the undo history."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from trainer.errors import DatasetError, ImpastoError
 
 @dataclass
 class TrashedFiles:
-    """What one deletion did, file by file."""
+    """Files of one deletion."""
 
     pictures: list[int] = field(default_factory=list)
     moved: list[tuple[Path, Path | None]] = field(default_factory=list)
-    """Where each file was, and where in the trash it lies, as far as the system says so."""
+    """Original path of each file and its path in the trash, None if the system does not report it."""
     kept: list[Path] = field(default_factory=list)
-    """Pictures that the system would not take."""
+    """Images that the system's trash refused."""
 
 
 def throw_away(pictures: Iterable[Picture], shared: Callable[[Picture], bool]) -> TrashedFiles:
-    """Move pictures to the trash with captions and masks; those that `shared` says others use stay.
+    """Move images to the trash with their captions and masks, except files that other images use (`shared`).
 
-    The picture goes first: where the trash will not take it, all stays.
+    The image is moved first: if the trash refuses it, its other files stay too.
     """
-    # Brings numpy and Pillow, for which the window does not wait.
+    # Imports numpy and Pillow, which would delay the first window.
     from app.core.disk.reading import file_state
     from trainer.dataset.caption_files import SUFFIXES
     from trainer.dataset.folders import MASK
@@ -57,7 +57,7 @@ def throw_away(pictures: Iterable[Picture], shared: Callable[[Picture], bool]) -
 
 
 def bring_back(thrown: TrashedFiles) -> list[Path]:
-    """Move what a deletion took back to where it was; return what could not be, of which nothing is overwritten."""
+    """Move trashed files back; return the original paths of those that failed. Never overwrites a file."""
     from app.core.disk.reading import file_state
 
     left = []
@@ -70,7 +70,7 @@ def bring_back(thrown: TrashedFiles) -> list[Path]:
 
 
 def throw_files(paths: Iterable[Path]) -> TrashedFiles:
-    """Move files to the trash; those that the system will not take are not among the moved."""
+    """Move files to the trash; refused files are missing from `moved` of the result."""
     thrown = TrashedFiles()
     for path in paths:
         throw_file(path, thrown)
@@ -78,147 +78,149 @@ def throw_files(paths: Iterable[Path]) -> TrashedFiles:
 
 
 def throw_file(path: Path, thrown: TrashedFiles) -> bool:
-    """Move one file to the trash and note it; False where the system will not take it."""
+    """Move one file to the trash and add it to `thrown`; return False if the trash refuses it."""
     file = QFile(str(path))
     if not file.moveToTrash():
         return False
-    # Afterwards the file goes by the name that it has in the trash, where the system tells it.
+    # On success QFile takes the path in the trash, if the system reports it.
     lies = Path(file.fileName())
     thrown.moved.append((path, lies if lies != path and file.fileName() else None))
     return True
 
 
 def _record(lies: Path) -> Path:
-    """Return what a Linux desktop keeps of a file in its trash; elsewhere it is not there."""
+    """Return the path of the .trashinfo file on Linux; it does not exist on other systems."""
     return lies.parent.parent / "info" / f"{lies.name}.trashinfo"
 
 
 class Deletion(QObject):
-    """Moves pictures with their captions and masks to the trash, and back to where they were.
+    """History step that moves images with their captions and masks to the trash, and back.
 
-    A worker moves the files. The pictures leave the library when their turn comes, before the first file moves, so that
-    nobody works on what is about to go.
+    A worker moves the files. The images leave the library before the first file is moved, so that nothing can edit them
+    in the meantime.
     """
 
     done = Signal()
-    """The pictures lie in the trash, as far as it took them."""
+    """The images are in the trash, except those that it refused."""
 
     def __init__(self, session: Session, pictures: Sequence[Picture], parent: QObject) -> None:
         super().__init__(parent)
         self._session, self._pictures = session, pictures
         self._thrown = TrashedFiles()
         self.lies = False
-        """Whether its pictures lie in the trash."""
-        self.name = _named(len(pictures))
+        """Whether its images are in the trash."""
+        self.name = _step_name(len(pictures))
 
     @property
     def count(self) -> int:
-        """How many pictures it moved."""
+        """Return the number of images that were moved."""
         return len(self._thrown.pictures)
 
     def redo(self, ended: Ended) -> None:
-        """Move them to the trash; what was typed of them is written first, so that it goes along."""
+        """Move the images to the trash, after writing their unsaved edits."""
         saver, pictures = self._session.saver, self._pictures
         unsaved = any(saver.unsaved(picture) for picture in pictures)
         names = [(one.folder, one.name) for one in self._session.library.pictures.values()]
         self._session.datasets.drop(one.id for one in pictures)
-        chosen = self._chosen()
+        selection = self._selection()
 
         def work() -> TrashedFiles:
-            from app.core.disk.reading import stem_of  # numpy and Pillow, for which the window does not wait
+            from app.core.disk.reading import stem_of  # imports numpy and Pillow
 
             if unsaved:
                 saver.flush()
-            stems = Counter((folder, stem_of(name)) for folder, name in names)  # those of one stem share a caption
+            stems = Counter(
+                (folder, stem_of(name)) for folder, name in names
+            )  # images with the same stem share a caption
             return throw_away(pictures, lambda one: stems[one.folder, stem_of(one.name)] > 1)
 
-        self._run(work, lambda thrown: self._gone(thrown, chosen, ended), ended)
+        self._run(work, lambda thrown: self._on_moved(thrown, selection, ended), ended)
 
-    def _gone(self, thrown: TrashedFiles, chosen: object, ended: Ended) -> None:
+    def _on_moved(self, thrown: TrashedFiles, selection: object, ended: Ended) -> None:
         self._thrown = thrown
         self.lies = bool(thrown.pictures)
-        self.name = _named(self.count)
+        self.name = _step_name(self.count)
         gone = set(thrown.pictures)
-        self._take_back([one for one in self._pictures if one.id not in gone], chosen)
-        ended(None if self.lies else self._kept())
+        self._take_back([one for one in self._pictures if one.id not in gone], selection)
+        ended(None if self.lies else self._refused_error())
         if self.lies:
             self.done.emit()
 
     def undo(self, ended: Ended) -> None:
-        """Bring files back, of which nothing is overwritten; `ended` is told of those that could not be."""
+        """Restore the files without overwriting any; `ended` gets an error about those that failed."""
         self.lies, thrown = False, self._thrown
-        chosen = self._chosen()
+        selection = self._selection()
 
         def back(left: Sequence[Path]) -> None:
             gone = set(thrown.pictures)
-            self._take_back([one for one in self._pictures if one.id in gone and one.path not in left], chosen)
+            self._take_back([one for one in self._pictures if one.id in gone and one.path not in left], selection)
             self._session.datasets.refresh(whole=True)
-            ended(self._lost(left) if left else None)
+            ended(self._restore_error(left) if left else None)
 
         self._run(lambda: bring_back(thrown), back, ended)
 
-    def _run(self, work: Callable[[], object], have: Callable[..., None], ended: Ended) -> None:
+    def _run(self, work: Callable[[], object], done: Callable[..., None], ended: Ended) -> None:
         def failed(fault: BaseException) -> None:
             self._session.datasets.moved(self._pictures)
-            self._session.datasets.refresh(whole=True)  # which finds those from among them that are there
-            ended(self._broken_off())
+            self._session.datasets.refresh(whole=True)  # finds those that are still there
+            ended(self._interrupted_error())
             raise fault
 
-        self._session.tasks.run(work, while_there(self, have), while_there(self, failed))
+        self._session.tasks.run(work, while_there(self, done), while_there(self, failed))
 
-    def _chosen(self) -> object:
+    def _selection(self) -> object:
         return self._session.view.selected, self._session.view.current
 
-    def _take_back(self, pictures: Sequence[Picture], chosen: object) -> None:
-        """Enter pictures that are there again; they are selected, unless the user selected others meanwhile."""
+    def _take_back(self, pictures: Sequence[Picture], selection: object) -> None:
+        """Add restored images to the library; select them unless the user changed the selection in the meantime."""
         self._session.datasets.moved(self._pictures)
         self._session.datasets.take_back(pictures)
-        if pictures and self._chosen() == chosen:
+        if pictures and self._selection() == selection:
             self._session.view.select([one.id for one in pictures], pictures[0].id)
 
     def told(self) -> str:
-        """Return what it did, in words."""
-        moved = self.tr("Moved %n picture(s) to the trash.", "", self.count)
-        kept = self._kept() if self._thrown.kept else None
+        """Return a message about the result."""
+        moved = self.tr("Moved %n image(s) to the trash.", "", self.count)
+        kept = self._refused_error() if self._thrown.kept else None
         return f"{moved} {in_words(kept)}" if kept else moved
 
-    def _kept(self) -> DatasetError:
+    def _refused_error(self) -> DatasetError:
         names = first_names(self._thrown.kept)
-        sentence = self.tr("The system's trash did not take %n: {names}.", "", len(self._thrown.kept))
-        remedy = self.tr("They stay where they are: remove them with the system's own file manager.")
+        sentence = self.tr("Could not move %n image(s) to the trash: {names}.", "", len(self._thrown.kept))
+        remedy = self.tr("They were not changed. Delete them in your file manager.")
         return DatasetError("trash.refused", sentence.format(names=names), remedy)
 
-    def _lost(self, left: Sequence[Path]) -> DatasetError:
+    def _restore_error(self, left: Sequence[Path]) -> DatasetError:
         names = first_names(left)
-        sentence = self.tr("%n file(s) could not be brought back: {names}.", "", len(left))
-        remedy = self.tr("Look for them in the system's trash; nothing was put in the place of other files.")
+        sentence = self.tr("Could not restore %n file(s): {names}.", "", len(left))
+        remedy = self.tr("Look for them in the system's trash. No other files were overwritten.")
         return DatasetError("trash.not_back", sentence.format(names=names), remedy)
 
-    def _broken_off(self) -> DatasetError:
-        sentence = self.tr("Moving files to the trash or back was broken off by a fault in Impasto.")
-        remedy = self.tr("What is there is shown; look for the rest in the system's trash.")
+    def _interrupted_error(self) -> DatasetError:
+        sentence = self.tr("An error in Impasto interrupted moving files to or from the trash.")
+        remedy = self.tr("Images that still exist are shown. Look for the others in the system's trash.")
         return DatasetError("trash.fault", sentence, remedy)
 
 
 class Return:
-    """Brings back what a deletion moved to the trash, as a step of its own after all that was done since."""
+    """History step that restores a deletion, without undoing later edits."""
 
     def __init__(self, deletion: Deletion, back: Callable[[], object]) -> None:
-        self.name = "Bring back 1 picture" if deletion.count == 1 else f"Bring back {deletion.count} pictures"
+        self.name = "Restore 1 image" if deletion.count == 1 else f"Restore {deletion.count} images"
         self.undo = deletion.redo
-        self._deletion, self._back = deletion, back
-        deletion.lies = False  # nobody brings it back twice
+        self._deletion, self._on_restored = deletion, back
+        deletion.lies = False  # so that it cannot be restored twice
 
     def redo(self, ended: Ended) -> None:
-        """Bring them back, and call `back` where that went well."""
+        """Restore the images, and call the callback on success."""
 
         def over(error: ImpastoError | None) -> None:
             ended(error)
             if error is None:
-                self._back()
+                self._on_restored()
 
         self._deletion.undo(over)
 
 
-def _named(count: int) -> str:
-    return "Move 1 picture to the trash" if count == 1 else f"Move {count} pictures to the trash"
+def _step_name(count: int) -> str:
+    return "Move 1 image to the trash" if count == 1 else f"Move {count} images to the trash"

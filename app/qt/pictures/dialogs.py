@@ -1,4 +1,4 @@
-"""Asks for what holds for all pictures of a folder."""
+"""Dialog for a folder's settings, and the base class of dialogs that step through images."""
 
 from __future__ import annotations
 
@@ -13,26 +13,28 @@ from app.core.session import Session
 from app.qt.theme import set_icon
 from app.qt.widgets import SpinBox
 
-_MOST = 10_000
-"""As many repeats as impasto.jsonl allows."""
+_MAX_REPEATS = 10_000
+"""Maximum number of repeats in impasto.jsonl."""
 
 
 class FolderDialog(QDialog):
-    """Repeats, regularisation and trigger of one folder; they go into its impasto.jsonl."""
+    """Dialog for the repeats, regularization and trigger word of a folder, stored in its impasto.jsonl."""
 
     def __init__(self, folder: Folder, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setWindowTitle(self.tr("Folder {name}").format(name=folder.path.name))
         self.repeats, self.regularisation, self.trigger = SpinBox(), QCheckBox(), QLineEdit()
-        self.repeats.setRange(0, _MOST)
-        self.repeats.setSpecialValueText(self.tr("once"))
+        self.repeats.setRange(0, _MAX_REPEATS)
+        self.repeats.setSpecialValueText(self.tr("not set"))
         self.repeats.setValue(folder.repeats or 0)
-        self.repeats.lineEdit().setTextMargins(5, 0, 0, 0)  # Qt passes over the style sheet's padding here
-        self.regularisation.setText(self.tr("Pictures of the class"))
+        self.repeats.lineEdit().setTextMargins(5, 0, 0, 0)  # Qt ignores the style sheet's padding here
+        self.regularisation.setText(self.tr("Regularization images"))
         self.regularisation.setChecked(folder.regularisation)
-        self.regularisation.setToolTip(self.tr("They hold the base in place while the others are learned."))
+        self.regularisation.setToolTip(
+            self.tr("Images of the general class, which keep the base from forgetting it (kohya: reg images)")
+        )
         self.trigger.setText(folder.trigger or "")
-        self.trigger.setPlaceholderText(self.tr("put first in each caption"))
+        self.trigger.setPlaceholderText(self.tr("added at the start of each caption"))
         words = QLabel(str(folder.path))
         words.setProperty("role", "muted")
         words.setWordWrap(True)
@@ -41,15 +43,15 @@ class FolderDialog(QDialog):
         buttons.rejected.connect(self.reject)
         form = QFormLayout(self)
         form.addRow(words)
-        form.addRow(self.tr("Times in each epoch"), self.repeats)
-        form.addRow(self.tr("Regularisation"), self.regularisation)
+        form.addRow(self.tr("Repeats per epoch"), self.repeats)
+        form.addRow(self.tr("Regularization"), self.regularisation)
         form.addRow(self.tr("Trigger word"), self.trigger)
         form.addRow(buttons)
         self.setMinimumWidth(460)
         self.repeats.setFocus()
 
     def facts(self) -> dict[str, str | int | bool | None]:
-        """Return what was chosen, as the library keeps it."""
+        """Return the settings under the library's keys."""
         return {
             "repeats": self.repeats.value() or None,
             "regularisation": self.regularisation.isChecked(),
@@ -58,29 +60,29 @@ class FolderDialog(QDialog):
 
 
 class OneByOne(QDialog):
-    """It shows the pictures with these ids, `start` first; its actions "previous" and "next" go through them."""
+    """Base dialog that shows images one at a time, `start` first; actions "previous" and "next" change the image."""
 
     def __init__(self, session: Session, ids: Sequence[int], start: int | None, parent: QWidget | None) -> None:
         super().__init__(parent)
         self._session, self._ids = session, list(ids)
-        self._place = self._ids.index(start) if start in self._ids else 0
+        self._index = self._ids.index(start) if start in self._ids else 0
         self.name = QLabel()
         self.actions_by_name: dict[str, QAction] = {}
 
     @property
     def picture(self) -> Picture | None:
-        """The picture that is seen."""
-        return self._session.library.pictures.get(self._ids[self._place]) if self._ids else None
+        """Return the current image; None if there is none."""
+        return self._session.library.pictures.get(self._ids[self._index]) if self._ids else None
 
-    def _place_after(self, by: int) -> int:
-        return min(max(self._place + by, 0), len(self._ids) - 1)
+    def _index_after(self, by: int) -> int:
+        return min(max(self._index + by, 0), len(self._ids) - 1)
 
-    def _tell_place(self) -> None:
+    def _update_position(self) -> None:
         picture = self.picture
-        place = self.tr("{place} of {all}").format(place=self._place + 1, all=len(self._ids))
+        place = self.tr("{place} of {all}").format(place=self._index + 1, all=len(self._ids))
         self.name.setText(f"{picture.name}   ·   {place}" if picture else "")
-        self.actions_by_name["previous"].setEnabled(self._place > 0)
-        self.actions_by_name["next"].setEnabled(self._place < len(self._ids) - 1)
+        self.actions_by_name["previous"].setEnabled(self._index > 0)
+        self.actions_by_name["next"].setEnabled(self._index < len(self._ids) - 1)
 
     def _action(self, name: str, icon: str, text: str, key: str, run: Callable[..., None]) -> QAction:
         action = QAction(text, self)

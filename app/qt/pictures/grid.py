@@ -1,4 +1,4 @@
-"""The grid: all pictures that the view shows, however many, painted from what is ready and never waiting."""
+"""The image grid: paints any number of images from what is loaded, without ever waiting."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ from app.qt.tiles import GridLayout, Images
 from app.qt.widgets import plain_tip
 
 SIDES = (72, 480)
-"""Smallest and largest side of a picture in the grid."""
+"""Smallest and largest side of an image in the grid, in logical px."""
 _STEPS = {Qt.Key.Key_Left: -1, Qt.Key.Key_Right: 1}
 _ROWS = {Qt.Key.Key_Up: -1, Qt.Key.Key_Down: 1}
 _INSET = 12
-_SPOKEN = frozenset({"rating", "excluded", "mask", "problem"})
-_DESCRIBED = _SPOKEN | {"caption"}
-"""What the description of a picture tells; a caption that is being typed is read by its own field."""
-_CENTRED = Qt.AlignmentFlag.AlignCenter | Qt.TextFlag.TextWordWrap
+_ANNOUNCED = frozenset({"rating", "excluded", "mask", "problem"})
+_DESCRIBED = _ANNOUNCED | {"caption"}
+"""Fields in an image's accessible description; captions are not announced, as their field is read while typing."""
+_CENTERED = Qt.AlignmentFlag.AlignCenter | Qt.TextFlag.TextWordWrap
 
 
 class Grid(QAbstractScrollArea):
-    """Shows `session.view`. The layout is arithmetic; the selection is kept by id."""
+    """Grid of the images of `session.view`; the layout is computed on demand, the selection is stored by id."""
 
     opened = Signal()
-    """The user wants to see the current picture large."""
+    """The user wants to see the current image large."""
     menu_asked = Signal(QPoint)
-    """A context menu is wanted at this place of the screen."""
+    """The user asked for a context menu at this screen position."""
     resized = Signal(int)
-    """Pictures have another side now."""
+    """The side of the images has changed."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -59,78 +59,78 @@ class Grid(QAbstractScrollArea):
         self._images = Images(session.thumbnails)
         self.side = 168
         self.lines = True
-        """Whether each picture has its caption's beginning below it."""
+        """Whether the first line of the caption is shown below each image."""
         self._cells = Cells(self.font())
         self._anchor: int | None = None
         self._top: int | None = None
         self._pressed: QPoint | None = None
         self._band: QRect | None = None
-        self._before: frozenset[int] = frozenset()
+        self._selected_before: frozenset[int] = frozenset()
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-        self.setAccessibleName(self.tr("Pictures"))
+        self.setAccessibleName(self.tr("Images"))
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.viewport().setAutoFillBackground(False)
-        self._soon = QTimer(self)
-        self._soon.setSingleShot(True)
-        self._soon.timeout.connect(self._wish)
-        self.verticalScrollBar().valueChanged.connect(self._scrolled)
+        self._request_timer = QTimer(self)
+        self._request_timer.setSingleShot(True)
+        self._request_timer.timeout.connect(self._request_thumbnails)
+        self.verticalScrollBar().valueChanged.connect(self._on_scrolled)
         self._ends = [
-            self._view.shown.connect(lambda _: self._shown()),
-            self._view.selection.connect(lambda _: self._selected()),
-            self._library.altered.connect(self._altered),
-            session.thumbnails.ready.connect(self._ready),
+            self._view.shown.connect(lambda _: self._on_view_shown()),
+            self._view.selection.connect(lambda _: self._on_selection_changed()),
+            self._library.altered.connect(self._on_library_altered),
+            session.thumbnails.ready.connect(self._on_thumbnail_ready),
         ]
-        self.destroyed.connect(lambda: self._leave())
-        self._shown()
+        self.destroyed.connect(lambda: self._disconnect())
+        self._on_view_shown()
 
-    # What is where
+    # Layout
 
     @property
     def layout_now(self) -> GridLayout:
-        """Where each picture lies, from the top of all."""
+        """Return the current layout, with positions relative to the top of the content."""
         line = self._cells.line if self.lines else 0
         return GridLayout(len(self._view.ids), self.viewport().width(), self.side, line)
 
     @property
     def visible(self) -> range:
-        """Places of the pictures that are seen, in full or in part."""
+        """Return the indexes of the images that are fully or partly visible."""
         top = self.verticalScrollBar().value()
         return self.layout_now.between(top, top + self.viewport().height())
 
     def rectangle(self, index: int) -> QRect:
-        """Return where a picture is on the viewport."""
+        """Return an image's rectangle on the viewport."""
         left, top, width, height = self.layout_now.cell(index)
         return QRect(left, top - self.verticalScrollBar().value(), width, height)
 
     def set_side(self, side: int) -> None:
-        """Give pictures another size; what is in the middle stays there."""
+        """Change the size of the images; the current one, or the first visible one, stays visible."""
         side = max(SIDES[0], min(SIDES[1], side))
         if side != self.side:
-            kept = self._kept()
+            visible_id = self._image_to_keep()
             self.side = side
-            self._lay_out(kept)
+            self._lay_out(visible_id)
             self.resized.emit(side)
 
     def show_lines(self, on: bool) -> None:
-        """Show the captions' beginnings below the pictures, or not."""
-        kept = self._kept()
+        """Show or hide the captions below the images."""
+        visible_id = self._image_to_keep()
         self.lines = on
-        self._lay_out(kept)
+        self._lay_out(visible_id)
 
-    def _kept(self) -> int | None:
-        """Return the picture that is to stay in sight: the current one if it is seen, else the first one seen."""
+    def _image_to_keep(self) -> int | None:
+        """Return the image that must stay visible: the current one if visible, else the first visible one."""
         seen = [self._view.ids[index] for index in self.visible]
         return self._view.current if self._view.current in seen else next(iter(seen), None)
 
-    def _lay_out(self, kept: int | None) -> None:
+    def _lay_out(self, visible_id: int | None) -> None:
         bar, layout = self.verticalScrollBar(), self.layout_now
         bar.setRange(0, max(0, layout.height - self.viewport().height()))
         bar.setPageStep(self.viewport().height())
         bar.setSingleStep(max(24, layout.row_height // 3))
-        if kept is not None and (index := self._index(kept)) is not None:
+        if visible_id is not None and (index := self._index(visible_id)) is not None:
             self._reveal(index)
-        self._look()
+        self._schedule_update()
 
     def _index(self, number: int | None) -> int | None:
         try:
@@ -146,45 +146,45 @@ class Grid(QAbstractScrollArea):
         elif place.bottom() > self.viewport().height() - gap:
             bar.setValue(bar.value() + min(place.top() - gap, place.bottom() - self.viewport().height() + gap))
 
-    # What changed
+    # Changes
 
-    def _shown(self) -> None:
+    def _on_view_shown(self) -> None:
         self._lay_out(self._top if self._index(self._view.current) is None else self._view.current)
 
-    def _selected(self) -> None:
+    def _on_selection_changed(self) -> None:
         index = self._index(self._view.current)
         if index is not None and not self._band:
             self._reveal(index)
         self._announce(index)
         self.viewport().update()
 
-    def _altered(self, altered: Altered) -> None:
+    def _on_library_altered(self, altered: Altered) -> None:
         seen = {self._view.ids[index] for index in self.visible}
         if not seen.isdisjoint(altered.altered):
             if not altered.what.isdisjoint(("file", "problem")):
-                self._look()
+                self._schedule_update()
             self.viewport().update()
         if self._view.current in altered.altered and not altered.what.isdisjoint(_DESCRIBED):
-            self._announce(self._index(self._view.current), aloud=not altered.what.isdisjoint(_SPOKEN))
+            self._announce(self._index(self._view.current), aloud=not altered.what.isdisjoint(_ANNOUNCED))
 
-    def _ready(self, thumbnail: Thumbnail) -> None:
+    def _on_thumbnail_ready(self, thumbnail: Thumbnail) -> None:
         for index in self.visible:
             if self._view.ids[index] == thumbnail.picture:
                 self.viewport().update(self.rectangle(index))
                 return
 
-    def _scrolled(self) -> None:
+    def _on_scrolled(self) -> None:
         seen = self.visible
         self._top = self._view.ids[seen.start] if seen else None
-        self._look()
+        self._schedule_update()
 
-    def _look(self) -> None:
+    def _schedule_update(self) -> None:
         self.viewport().update()
         if self.isVisible():
-            self._soon.start()
+            self._request_timer.start()
 
-    def _wish(self) -> None:
-        """Ask for the thumbnails in sight, from the top, then for a screen below and one above."""
+    def _request_thumbnails(self) -> None:
+        """Request the visible thumbnails from the top, then one screen below and one above."""
         if not self.isVisible():
             return
         seen, ids = self.visible, self._view.ids
@@ -199,18 +199,18 @@ class Grid(QAbstractScrollArea):
         return edge_for((self.side - _INSET) * self.devicePixelRatioF())
 
     def in_sight(self) -> list[int]:
-        """Return the ids of the pictures that are seen."""
+        """Return the ids of the visible images."""
         return [self._view.ids[index] for index in self.visible] if self.isVisible() else []
 
     # Painting
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
-        """Paint the pictures in sight from what is ready."""
+        """Paint the visible images from what is loaded."""
         painter = QPainter(self.viewport())
         painter.fillRect(event.rect(), QColor(colours().base))
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         if not self._view.ids:
-            self._say_empty(painter)
+            self._paint_empty(painter)
         self._images.begin()
         ratio, edge = self.devicePixelRatioF(), self._edge()
         for index in self.visible:
@@ -238,36 +238,36 @@ class Grid(QAbstractScrollArea):
             focused=self.hasFocus(),
         )
 
-    def _say_empty(self, painter: QPainter) -> None:
+    def _paint_empty(self, painter: QPainter) -> None:
         painter.setPen(QColor(colours().muted))
-        nothing = self.tr("No picture matches the filter.")
-        words = nothing if self._library.pictures else self.tr("Drop a folder of pictures here.")
-        painter.drawText(self.viewport().rect().adjusted(24, 24, -24, -24), int(_CENTRED), words)
+        nothing = self.tr("No image matches the filter.")
+        words = nothing if self._library.pictures else self.tr("Drop a folder of images here.")
+        painter.drawText(self.viewport().rect().adjusted(24, 24, -24, -24), int(_CENTERED), words)
 
     # Mouse
 
     def mousePressEvent(self, event: QMouseEvent) -> None:  # noqa: N802
-        """Select what is pressed, or begin a band on the ground."""
+        """Select the clicked image, or start a rubber band between images."""
         place = event.position().toPoint()
         index = self._at(place)
         number = self._view.ids[index] if index is not None else None
         if event.button() == Qt.MouseButton.RightButton:
             if number is not None and number not in self._view.selected:
-                self._choose(number, Qt.KeyboardModifier.NoModifier)
+                self._select(number, Qt.KeyboardModifier.NoModifier)
             return
         if event.button() != Qt.MouseButton.LeftButton:
             return
         keys = event.modifiers()
         if number is not None:
-            self._choose(number, keys)
+            self._select(number, keys)
             return
         adds = bool(keys & (Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier))
-        self._before = self._view.selected if adds else frozenset()
+        self._selected_before = self._view.selected if adds else frozenset()
         self._pressed = QPoint(place.x(), place.y() + self.verticalScrollBar().value())
-        self._view.select(self._before, self._view.current)
+        self._view.select(self._selected_before, self._view.current)
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:  # noqa: N802
-        """Stretch the band."""
+        """Resize the rubber band."""
         if self._pressed is None:
             return
         place = event.position().toPoint()
@@ -276,21 +276,21 @@ class Grid(QAbstractScrollArea):
             return
         self._band = QRect(self._pressed, here).normalized()
         inside = self.layout_now.within(self._band.left(), self._band.top(), self._band.right(), self._band.bottom())
-        self._view.select(self._before.union(self._view.ids[index] for index in inside), self._view.current)
+        self._view.select(self._selected_before.union(self._view.ids[index] for index in inside), self._view.current)
         self.viewport().update()
 
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:  # noqa: N802
-        """End the band."""
+        """End the rubber band."""
         self._pressed = self._band = None
         self.viewport().update()
 
     def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:  # noqa: N802
-        """Show the picture large."""
+        """Show the image large."""
         if self._at(event.position().toPoint()) is not None:
             self.opened.emit()
 
     def wheelEvent(self, event: QWheelEvent) -> None:  # noqa: N802
-        """Scroll, or with Ctrl change the size."""
+        """Scroll, or change the size with Ctrl."""
         if event.modifiers() & Qt.KeyboardModifier.ControlModifier:
             self.set_side(self.side + (16 if event.angleDelta().y() > 0 else -16))
             event.accept()
@@ -298,7 +298,7 @@ class Grid(QAbstractScrollArea):
             super().wheelEvent(event)
 
     def viewportEvent(self, event: QEvent) -> bool:  # noqa: N802
-        """Tell about the picture under the pointer."""
+        """Show a tooltip about the image under the pointer."""
         if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
             index = self._at(event.pos())
             words = self._tip(self._view.ids[index]) if index is not None else ""
@@ -316,7 +316,7 @@ class Grid(QAbstractScrollArea):
         return "\n".join(part for part in (inside, size, problem, (picture.caption or "").strip()[:500]) if part)
 
     def contextMenuEvent(self, event: QContextMenuEvent) -> None:  # noqa: N802
-        """Ask for the menu."""
+        """Request the context menu."""
         self.menu_asked.emit(event.globalPos())
 
     def _at(self, place: QPoint) -> int | None:
@@ -325,19 +325,19 @@ class Grid(QAbstractScrollArea):
     # Keyboard and selection
 
     def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
-        """Go from picture to picture; Shift extends the selection, Ctrl leaves it as it is."""
+        """Move to another image; Shift extends the selection, Ctrl keeps it."""
         target = self._target(event.key())
         if target is not None:
             self._go(target, event.modifiers())
         elif event.key() == Qt.Key.Key_Space and self._view.current is not None:
-            self._choose(self._view.current, Qt.KeyboardModifier.ControlModifier)
+            self._select(self._view.current, Qt.KeyboardModifier.ControlModifier)
         elif event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self._view.current is not None:
             self.opened.emit()
         else:
             super().keyPressEvent(event)
 
     def _target(self, key: int) -> int | None:
-        """Return the place that a key leads to, None for keys that lead nowhere."""
+        """Return the index that a key moves to; None for other keys."""
         count, layout = len(self._view.ids), self.layout_now
         page = max(1, self.viewport().height() // layout.row_height)
         rows = {**_ROWS, Qt.Key.Key_PageUp: -page, Qt.Key.Key_PageDown: page}
@@ -353,14 +353,14 @@ class Grid(QAbstractScrollArea):
         target = here + (_STEPS.get(Qt.Key(key)) or by_row)
         if 0 <= target < count:
             return target
-        # Down from the last row but one leads to the last picture, where there is none right below.
+        # Down from the last row but one goes to the last image if there is none directly below.
         last_row = (count - 1) // layout.columns
         if by_row > 0:
             return count - 1 if here // layout.columns < last_row else here
         return here % layout.columns if by_row < 0 else here
 
     def step(self, by: int) -> None:
-        """Make the next or the previous picture the current one and select it alone."""
+        """Select the next or previous image alone and make it the current one."""
         here = self._index(self._view.current)
         target = (here + by) if here is not None else 0
         if 0 <= target < len(self._view.ids):
@@ -371,10 +371,10 @@ class Grid(QAbstractScrollArea):
         if keys & Qt.KeyboardModifier.ControlModifier and not keys & Qt.KeyboardModifier.ShiftModifier:
             self._view.select(self._view.selected, number)
         else:
-            self._choose(number, keys & Qt.KeyboardModifier.ShiftModifier)
+            self._select(number, keys & Qt.KeyboardModifier.ShiftModifier)
 
-    def _choose(self, number: int, keys: Qt.KeyboardModifier) -> None:
-        """Select one picture, all from the anchor on with Shift, or take it in or out with Ctrl."""
+    def _select(self, number: int, keys: Qt.KeyboardModifier) -> None:
+        """Select one image, the range from the anchor with Shift, or toggle it with Ctrl."""
         adds = bool(keys & Qt.KeyboardModifier.ControlModifier)
         if keys & Qt.KeyboardModifier.ShiftModifier:
             chosen = frozenset(self._span(number))
@@ -389,37 +389,37 @@ class Grid(QAbstractScrollArea):
         return self._view.ids[min(first, last) : max(first, last) + 1]
 
     def select_all(self) -> None:
-        """Select everything that is shown."""
+        """Select all shown images."""
         self._view.select(self._view.ids, self._view.current)
 
-    # The rest
+    # Other events
 
     def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802
-        """Lay out anew; what was on top stays in sight."""
+        """Update the layout; the current image, if visible, or the topmost one stays visible."""
         super().resizeEvent(event)
         self._lay_out(self._view.current if self._view.current in self.in_sight() else self._top)
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
-        """Ask for thumbnails again: others may have been asked for meanwhile."""
+        """Request thumbnails again: others may have been requested in the meantime."""
         super().showEvent(event)
-        self._look()
+        self._schedule_update()
 
     def hideEvent(self, event: QHideEvent) -> None:  # noqa: N802
-        """Ask for nothing while hidden."""
+        """Request no thumbnails while hidden."""
         super().hideEvent(event)
-        self._soon.stop()
+        self._request_timer.stop()
 
     def changeEvent(self, event: QEvent) -> None:  # noqa: N802
-        """Take over another font."""
+        """Update the text measurements for a new font."""
         super().changeEvent(event)
         self._cells = Cells(self.font())
 
     def sizeHint(self) -> QSize:  # noqa: N802
-        """Return room for a few columns."""
+        """Return space for a few columns."""
         return QSize(4 * (self.side + 8) + 8, 3 * (self.side + 8))
 
     def describe(self, number: int) -> str:
-        """Return what a screen reader says of a picture."""
+        """Return the accessible description of an image."""
         picture = self._library.pictures[number]
         words = [picture.name, picture.caption or self.tr("no caption")]
         words += [self.tr("excluded")] if picture.excluded else []
@@ -429,7 +429,7 @@ class Grid(QAbstractScrollArea):
         return ", ".join(words)
 
     def _announce(self, index: int | None, *, aloud: bool = True) -> None:
-        """Describe the current picture; `aloud`, have it spoken, for few screen readers follow a description."""
+        """Update the accessible description; `aloud` also announces it, as few screen readers follow descriptions."""
         number = self._view.current
         if number is None or index is None or number not in self._library.pictures:
             return
@@ -439,6 +439,6 @@ class Grid(QAbstractScrollArea):
         if aloud and self.hasFocus():
             QAccessible.updateAccessibility(QAccessibleAnnouncementEvent(self, self.accessibleDescription()))
 
-    def _leave(self) -> None:
+    def _disconnect(self) -> None:
         for end in self._ends:
             end()

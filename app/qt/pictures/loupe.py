@@ -1,4 +1,4 @@
-"""The loupe: the current picture, fitted or closer, with what is known of it below."""
+"""The loupe (the current image, fitted or zoomed, with its details below) and the comparison of several images."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MOST = 4
 
 
 class Loupe(QWidget):
-    """Arrow keys go from picture to picture while all of it is seen, with Shift or when closer they move it."""
+    """View of the current image; arrow keys change the image, or move it when zoomed or with Shift."""
 
     stepped = Signal(int)
     left = Signal()
@@ -58,16 +58,16 @@ class Loupe(QWidget):
         self.area.pressed.connect(self.setFocus)
         until_destroyed(
             self,
-            session.view.selection.connect(lambda _: self._follow()),
-            session.library.altered.connect(self._altered),
+            session.view.selection.connect(lambda _: self._on_selection_changed()),
+            session.library.altered.connect(self._on_library_altered),
         )
 
-    def _follow(self) -> None:
+    def _on_selection_changed(self) -> None:
         if self.isVisible():
             self.area.show_picture(self._session.view.current)
             self._describe()
 
-    def _altered(self, altered: Altered) -> None:
+    def _on_library_altered(self, altered: Altered) -> None:
         if self._session.view.current in altered.altered:
             self._describe()
 
@@ -90,7 +90,7 @@ class Loupe(QWidget):
         return "   ·   ".join(parts)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
-        """Step, move, zoom, or leave."""
+        """Change the image, move, zoom, or leave."""
         key = Qt.Key(event.key())
         closer = self.area.zoom.scale is not None
         if key in _PAN and (closer or event.modifiers() & Qt.KeyboardModifier.ShiftModifier):
@@ -107,13 +107,13 @@ class Loupe(QWidget):
             super().keyPressEvent(event)
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
-        """Show the picture that is current by now."""
+        """Show the current image."""
         super().showEvent(event)
-        self._follow()
+        self._on_selection_changed()
 
 
 class Compare(QWidget):
-    """Areas that share one `Zoom`; the current picture of the view has the ring."""
+    """Side-by-side view of images with a shared zoom; the current image has a ring."""
 
     left = Signal()
 
@@ -134,12 +134,12 @@ class Compare(QWidget):
             area.pressed.connect(lambda place=place: self._make_current(place))
         until_destroyed(
             self,
-            session.view.selection.connect(lambda _: self._mark()),
-            session.library.altered.connect(self._altered),
+            session.view.selection.connect(lambda _: self._update_panes()),
+            session.library.altered.connect(self._on_library_altered),
         )
 
     def compare(self, ids: Sequence[int]) -> None:
-        """Show these pictures, four at most."""
+        """Show these images, four at most."""
         self.ids = tuple(ids[:MOST])
         self.zoom.fit()
         for place, pane in enumerate(self._panes):
@@ -149,17 +149,17 @@ class Compare(QWidget):
                 row, column = divmod(place, 2 if len(self.ids) == MOST else MOST)
                 self._grid.addWidget(pane, row, column)
             self.areas[place].show_picture(self.ids[place] if place < len(self.ids) else None)
-        self._mark()
+        self._update_panes()
 
     def step(self, by: int) -> None:
-        """Give the ring to the next or the previous picture."""
+        """Make the next or previous image the current one."""
         if self.ids:
             current = self._session.view.current
             here = self.ids.index(current) if current in self.ids else 0
             self._make_current((here + by) % len(self.ids))
 
     def toggle_full(self) -> None:
-        """Go to 100 % or back, for all."""
+        """Toggle 100 % for all images."""
         self.areas[0].toggle_full()
 
     def _pane(self, area: ZoomArea, label: QLabel) -> QWidget:
@@ -180,20 +180,20 @@ class Compare(QWidget):
         view = self._session.view
         view.select(view.selected, self.ids[place])
 
-    def _mark(self) -> None:
+    def _update_panes(self) -> None:
         for number, area, label in zip(self.ids, self.areas, self._labels, strict=False):
             area.marked = number == self._session.view.current
             label.setText(self._facts(number))
             area.update()
         self.setAccessibleDescription(self._facts(self._session.view.current or 0))
 
-    def _altered(self, altered: Altered) -> None:
+    def _on_library_altered(self, altered: Altered) -> None:
         if not altered.removed.isdisjoint(self.ids):
             self.compare([number for number in self.ids if number not in altered.removed])
             if len(self.ids) < 2 and self.isVisible():
                 self.left.emit()
         elif not altered.altered.isdisjoint(self.ids):
-            self._mark()
+            self._update_panes()
 
     def _facts(self, number: int) -> str:
         picture = self._session.library.pictures.get(number)
@@ -204,7 +204,7 @@ class Compare(QWidget):
         return "   ·   ".join(part for part in parts if part)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
-        """Give the ring on, zoom all, or leave."""
+        """Change the current image, zoom all, or leave."""
         key = event.key()
         if key in (Qt.Key.Key_Left, Qt.Key.Key_Right):
             self.step(1 if key == Qt.Key.Key_Right else -1)

@@ -1,4 +1,4 @@
-"""The Pictures page: tags on the left, pictures in the middle, captions and problems on the right."""
+"""The Images page: tags on the left, images in the middle, captions and problems on the right."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from app.qt.pictures.views import Clock, Views
 
 
 class PicturesPage(QWidget):
-    """The page's places, each filled by the room that it is named after; splitters between them.
+    """The Images page; each place is filled by the panel that it is named after, with splitters between them.
 
     `tags`     left: the tag panel                            (app/qt/pictures/finding)
-    `filter`   above the pictures: filter box                 (app/qt/pictures/finding)
-    `views`    centre: grid, loupe or comparison              (app/qt/pictures/views.py)
+    `filter`   above the images: filter box                   (app/qt/pictures/finding)
+    `views`    center: grid, loupe or comparison              (app/qt/pictures/views.py)
     `captions` right, above: the caption editor               (app/qt/pictures/captions)
     `health`   right, below: problems and charts              (app/qt/pictures/health)
 
-    `put(place, widget)` fills one of them.
+    `put(place, widget)` fills a place.
     """
 
     def __init__(self, session: Session, commands: Commands, parent: QWidget | None = None) -> None:
@@ -39,7 +39,7 @@ class PicturesPage(QWidget):
         self.health = _place("health")
         self.columns = QSplitter(Qt.Orientation.Horizontal)
         self.right = QSplitter(Qt.Orientation.Vertical)
-        self.columns.setObjectName("pictures.columns")  # by their names the window remembers how they stood
+        self.columns.setObjectName("pictures.columns")  # the window saves their positions under these names
         self.right.setObjectName("pictures.right")
         self._build()
         self.put(self.filter, FilterBox(session, commands))
@@ -48,23 +48,23 @@ class PicturesPage(QWidget):
         self._put_health()
 
     def put(self, place: QWidget, widget: QWidget) -> None:
-        """Fill one of the page's places."""
+        """Put a widget into one of the page's places."""
         layout = place.layout()
         assert layout is not None
         layout.addWidget(widget)
 
     def show_alone(self, on: bool) -> None:
-        """Give all room to the pictures, or share it again."""
+        """Show only the images, or all panels again."""
         for part in (self.tags, self.filter, self.right):
             part.setVisible(not on)
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
-        """Follow the disk while it is seen."""
+        """Start to check the disk for changes."""
         super().showEvent(event)
         self._clock.start()
 
     def hideEvent(self, event: QHideEvent) -> None:  # noqa: N802
-        """Let the disk be."""
+        """Stop checking the disk for changes."""
         super().hideEvent(event)
         self._clock.stop()
 

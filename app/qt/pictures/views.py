@@ -1,4 +1,4 @@
-"""The middle of the Pictures page: grid, loupe and comparison of what is shown, and everything that culling does."""
+"""The middle of the Images page: grid, loupe and comparison, and the commands for culling."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from app.qt.pictures.loupe import MOST, Compare, Loupe
 from app.qt.widgets import QT_TRANSLATE_NOOP as _NOOP
 from app.qt.widgets import size_slider
 
-if TYPE_CHECKING:  # brings numpy and Pillow: the window is shown before anything is thrown away
+if TYPE_CHECKING:  # imports numpy and Pillow, which would delay the first window
     from app.qt.pictures.deletion import Deletion
 
 _PERIOD_MS = 2000
@@ -46,7 +46,7 @@ ACTIONS = (
         "can_compare",
         "in_compare",
         "compare",
-        _NOOP("Action", "Shows two to four selected pictures side by side."),
+        _NOOP("Action", "Compare two to four selected images side by side"),
     ),
     Action(
         "views.full_size",
@@ -57,16 +57,12 @@ ACTIONS = (
         "has_current",
         icon="zoom",
     ),
-    Action("views.alone", _NOOP("Action", "Full screen"), "view", "toggle_alone", ("F",), checked="is_alone"),
-    Action(
-        "views.lines", _NOOP("Action", "Captions below pictures"), "view", "show_lines", ("T",), checked="has_lines"
-    ),
+    Action("views.alone", _NOOP("Action", "Image full screen"), "view", "toggle_alone", ("F",), checked="is_alone"),
+    Action("views.lines", _NOOP("Action", "Captions below images"), "view", "show_lines", ("T",), checked="has_lines"),
     Action("views.larger", _NOOP("Action", "Larger thumbnails"), "view", "larger", ("Ctrl+=", "Ctrl++")),
     Action("views.smaller", _NOOP("Action", "Smaller thumbnails"), "view", "smaller", ("Ctrl+-",)),
-    Action("pictures.next", _NOOP("Action", "Next picture"), "pictures", "next", ("Alt+Right",), "has_shown"),
-    Action(
-        "pictures.previous", _NOOP("Action", "Previous picture"), "pictures", "previous", ("Alt+Left",), "has_shown"
-    ),
+    Action("pictures.next", _NOOP("Action", "Next image"), "pictures", "next", ("Alt+Right",), "has_shown"),
+    Action("pictures.previous", _NOOP("Action", "Previous image"), "pictures", "previous", ("Alt+Left",), "has_shown"),
     Action(
         "pictures.select_all", _NOOP("Action", "Select all shown"), "pictures", "select_all", ("Ctrl+A",), "has_shown"
     ),
@@ -75,7 +71,7 @@ ACTIONS = (
     Action("pictures.rate_3", _NOOP("Action", "Rate 3"), "pictures", "rate_3", ("3",), _CHOSEN, icon="star"),
     Action("pictures.rate_4", _NOOP("Action", "Rate 4"), "pictures", "rate_4", ("4",), _CHOSEN, icon="star"),
     Action("pictures.rate_5", _NOOP("Action", "Rate 5"), "pictures", "rate_5", ("5",), _CHOSEN, icon="star"),
-    Action("pictures.unrate", _NOOP("Action", "Remove the rating"), "pictures", "unrate", ("0",), _CHOSEN),
+    Action("pictures.unrate", _NOOP("Action", "Remove rating"), "pictures", "unrate", ("0",), _CHOSEN),
     Action(
         "pictures.reject",
         _NOOP("Action", "Exclude from training"),
@@ -84,7 +80,7 @@ ACTIONS = (
         ("X",),
         _CHOSEN,
         icon="reject",
-        tip=_NOOP("Action", "The file stays; press P to take the picture in again."),
+        tip=_NOOP("Action", "Exclude from training; the file stays, and P includes it again"),
     ),
     Action("pictures.pick", _NOOP("Action", "Include in training"), "pictures", "pick", ("P",), _CHOSEN, icon="pick"),
     Action(
@@ -94,19 +90,17 @@ ACTIONS = (
         "train_only_shown",
         enabled="has_hidden",
         icon="filter",
-        tip=_NOOP("Action", "Excludes every picture that the filter hides."),
+        tip=_NOOP("Action", "Exclude every image that the filter hides"),
     ),
-    Action("pictures.folder", _NOOP("Action", "Folder of this picture…"), "pictures", "mark_folder", (), "has_current"),
-    Action(
-        "pictures.close", _NOOP("Action", "Close this dataset"), "file", "close_dataset", ("Ctrl+W",), "has_dataset"
-    ),
-    Action("pictures.paste", _NOOP("Action", "Paste pictures"), "pictures", "paste", ("Ctrl+Shift+V",)),
+    Action("pictures.folder", _NOOP("Action", "Folder settings…"), "pictures", "mark_folder", (), "has_current"),
+    Action("pictures.close", _NOOP("Action", "Close dataset"), "file", "close_dataset", ("Ctrl+W",), "has_dataset"),
+    Action("pictures.paste", _NOOP("Action", "Paste images"), "pictures", "paste", ("Ctrl+Shift+V",)),
     Action(
         "pictures.delete", _NOOP("Action", "Move to trash"), "pictures", "delete", ("Delete",), _CHOSEN, icon="trash"
     ),
     Action(
         "pictures.undelete",
-        _NOOP("Action", "Bring back what was moved to the trash"),
+        _NOOP("Action", "Restore from trash"),
         "pictures",
         "undelete",
         ("Ctrl+Shift+Delete",),
@@ -116,15 +110,15 @@ ACTIONS = (
 
 
 class Views(QWidget):
-    """Three ways to look at `session.view`, one of them at a time, under one bar.
+    """Stack of three views of `session.view` (grid, loupe, comparison) below a toolbar.
 
-    In the grid actions work on the selection, in loupe and comparison on the current picture. `said` carries
-    sentences for the status line.
+    In the grid, actions apply to the selection, in loupe and comparison to the current image. `said` emits messages for
+    the status bar.
     """
 
     said = Signal(str)
     alone = Signal(bool)
-    """All of the screen is wanted for the pictures, or no longer."""
+    """The images are to fill the screen, or no longer."""
 
     def __init__(self, session: Session, commands: Commands, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -137,10 +131,10 @@ class Views(QWidget):
         self._deletions: list[Deletion] = []
         self._arriving = Arriving(session, self, self.said.emit)
         commands.add(ACTIONS, self)
-        for name in _NEAR:
+        for name in _NEED_FOCUS:
             commands[name].setShortcutContext(Qt.ShortcutContext.WidgetWithChildrenShortcut)
         self._build()
-        self._listen()
+        self._connect_signals()
 
     def _build(self) -> None:
         for view in (self.grid, self.loupe, self.compare):
@@ -164,101 +158,101 @@ class Views(QWidget):
         self.setAcceptDrops(True)
         self.setFocusProxy(self.grid)
 
-    def _listen(self) -> None:
+    def _connect_signals(self) -> None:
         self.slider.valueChanged.connect(self.grid.set_side)
         self.grid.resized.connect(self.slider.setValue)
         self.grid.opened.connect(self.show_loupe)
-        self.grid.menu_asked.connect(self._menu)
+        self.grid.menu_asked.connect(self._on_menu_asked)
         self.loupe.left.connect(self.show_grid)
         self.loupe.stepped.connect(self.grid.step)
         self.compare.left.connect(self.show_grid)
 
-    # What can be done now
+    # State of the actions
 
     def in_grid(self) -> bool:
-        """Tell whether the grid is seen."""
+        """Return whether the grid is shown."""
         return self.stack.currentWidget() is self.grid
 
     def in_loupe(self) -> bool:
-        """Tell whether the loupe is seen."""
+        """Return whether the loupe is shown."""
         return self.stack.currentWidget() is self.loupe
 
     def in_compare(self) -> bool:
-        """Tell whether the comparison is seen."""
+        """Return whether the comparison is shown."""
         return self.stack.currentWidget() is self.compare
 
     def has_lines(self) -> bool:
-        """Tell whether captions stand below pictures."""
+        """Return whether captions are shown below the images."""
         return self.grid.lines
 
     def has_shown(self) -> bool:
-        """Tell whether anything is shown."""
+        """Return whether any image is shown."""
         return bool(self._session.view.ids)
 
     def has_current(self) -> bool:
-        """Tell whether a picture is the current one."""
+        """Return whether there is a current image."""
         return self._session.view.current in self._session.library.pictures
 
     def has_chosen(self) -> bool:
-        """Tell whether there is something to work on."""
+        """Return whether there is an image to work on."""
         return bool(self._session.view.scope()) or self.has_current()
 
     def can_compare(self) -> bool:
-        """Tell whether several pictures are selected, and shown."""
+        """Return whether several of the shown images are selected."""
         return len(self._session.view.scope()) > 1
 
     def has_hidden(self) -> bool:
-        """Tell whether the filter hides pictures and shows some."""
+        """Return whether the filter hides some images, but not all."""
         return 0 < len(self._session.view.ids) < len(self._session.library.pictures)
 
     def has_thrown(self) -> bool:
-        """Tell whether pictures were moved to the trash in this session."""
-        return bool(self._lying())
+        """Return whether images of this session are in the trash."""
+        return bool(self._in_trash())
 
     def has_dataset(self) -> bool:
-        """Tell whether a dataset is open."""
+        """Return whether a dataset is open."""
         return bool(self._session.datasets.folders)
 
     def chosen(self) -> list[Picture]:
-        """Return the pictures that an action works on: the selected ones in the grid, else the current one."""
+        """Return the images that an action applies to: the selected ones in the grid, else the current one."""
         view, pictures = self._session.view, self._session.library.pictures
         current = pictures.get(view.current or 0)
         selected = [pictures[number] for number in view.scope() if number in pictures] if self.in_grid() else []
         return selected or ([current] if current else [])
 
-    # Looking
+    # Views
 
     def show_grid(self, _: bool = True) -> None:
-        """Show many pictures."""
-        self._look(self.grid)
+        """Show the grid."""
+        self._show_view(self.grid)
 
     def show_loupe(self, _: bool = True) -> None:
-        """Show the current picture large."""
+        """Show the current image large."""
         if not self.has_current():
             self.grid.step(0)
-        self._look(self.loupe)
+        self._show_view(self.loupe)
 
     def show_compare(self, _: bool = True) -> None:
-        """Show the selected pictures side by side, four at most."""
+        """Show up to four selected images side by side."""
         chosen = self._session.view.scope()[:MOST]
         if len(chosen) > 1:
             self.compare.compare(chosen)
             if self._session.view.current not in chosen:
                 self._session.view.select(self._session.view.selected, chosen[0])
-            self._look(self.compare)
+            self._show_view(self.compare)
 
     def take_focus(self) -> None:
-        """Give the keyboard to the view that is seen."""
+        """Give the focus to the visible view."""
         (self.stack.currentWidget() or self.grid).setFocus()
 
-    def _look(self, view: QWidget) -> None:
+    def _show_view(self, view: QWidget) -> None:
         self.stack.setCurrentWidget(view)
         view.setFocus()
         self.slider.setVisible(view is self.grid)
         self._commands.refresh()
 
     def toggle_full_size(self) -> None:
-        """Show one screen pixel for each of the picture's, or fit it again."""
+        """Toggle between 100 % and fitted."""
         if self.in_compare():
             self.compare.toggle_full()
             return
@@ -268,13 +262,13 @@ class Views(QWidget):
         self.loupe.area.toggle_full()
 
     def toggle_alone(self, on: bool) -> None:
-        """Give the pictures all of the screen, or no longer."""
+        """Show only the images in full screen, or restore the window."""
         self.is_alone = on
         self.bar.setVisible(not on)
         self.alone.emit(on)
 
     def show_lines(self, on: bool) -> None:
-        """Show captions below pictures, or not."""
+        """Show or hide captions below the images."""
         self.grid.show_lines(on)
 
     def larger(self) -> None:
@@ -286,53 +280,53 @@ class Views(QWidget):
         self.grid.set_side(self.grid.side - 24)
 
     def next(self) -> None:
-        """Go to the next picture."""
+        """Go to the next image."""
         (self.compare if self.in_compare() else self.grid).step(1)
 
     def previous(self) -> None:
-        """Go to the previous picture."""
+        """Go to the previous image."""
         (self.compare if self.in_compare() else self.grid).step(-1)
 
     def select_all(self) -> None:
-        """Select everything that is shown."""
+        """Select all shown images."""
         self.grid.select_all()
 
     # Culling
 
     def rate_1(self) -> None:
-        """Give one star."""
+        """Rate one star."""
         self._rate(1)
 
     def rate_2(self) -> None:
-        """Give two stars."""
+        """Rate two stars."""
         self._rate(2)
 
     def rate_3(self) -> None:
-        """Give three stars."""
+        """Rate three stars."""
         self._rate(3)
 
     def rate_4(self) -> None:
-        """Give four stars."""
+        """Rate four stars."""
         self._rate(4)
 
     def rate_5(self) -> None:
-        """Give five stars."""
+        """Rate five stars."""
         self._rate(5)
 
     def unrate(self) -> None:
-        """Take the stars away."""
+        """Remove the rating."""
         self._rate(None)
 
     def reject(self) -> None:
-        """Leave out of training."""
+        """Exclude the images from training."""
         self._do(exclude(self.chosen(), True))
 
     def pick(self) -> None:
-        """Take into training again."""
+        """Include the images in training."""
         self._do(exclude(self.chosen(), False))
 
     def train_only_shown(self) -> None:
-        """Exclude everything that the filter hides, as one edit."""
+        """Exclude every image that the filter hides, as one edit."""
         self._do(exclude_others(self._session.library.pictures.values(), self._session.view.ids))
 
     def _rate(self, rating: int | None) -> None:
@@ -346,7 +340,7 @@ class Views(QWidget):
     # Folders and files
 
     def mark_folder(self) -> None:
-        """Ask for what holds for all pictures in the current picture's folder."""
+        """Open the dialog with the settings of the current image's folder."""
         from app.qt.pictures.dialogs import FolderDialog
 
         picture = self._session.library.pictures[self._session.view.current or 0]
@@ -355,33 +349,33 @@ class Views(QWidget):
         dialog.open()
 
     def close_dataset(self) -> None:
-        """Close the dataset of the current picture, else the one opened last; its files stay as they are."""
+        """Close the dataset of the current image, or the one opened last; its files stay as they are."""
         picture = self._session.library.pictures.get(self._session.view.current or 0)
         folders = self._session.datasets.folders
         root = picture.folder.root if picture and picture.folder.root in folders else folders[-1]
         name = told_apart(root, folders)
         self._session.datasets.close(root)
-        self.said.emit(self.tr("Closed {folder}; its files are as they were.").format(folder=name))
+        self.said.emit(self.tr("Closed “{folder}”. Nothing on disk changed.").format(folder=name))
         self._commands.refresh()
 
     def delete(self) -> None:
-        """Move pictures to the system's trash with captions and masks; the next picture becomes the current one."""
+        """Move images with their captions and masks to the trash; the next image becomes the current one."""
         from app.qt.pictures.deletion import Deletion
 
         chosen = self.chosen()
         if not chosen:
             return
-        following = self._following(chosen)
+        next_id = self._next_after(chosen)
         deletion = Deletion(self._session, chosen, self)
         deletion.done.connect(lambda: self.said.emit(deletion.told()))
         deletion.done.connect(self._commands.refresh)
         self._deletions.append(deletion)
-        if following is not None:
-            self._session.view.select([following], following)
+        if next_id is not None:
+            self._session.view.select([next_id], next_id)
         self._session.history.perform(deletion)
         self._commands.refresh()
 
-    def _following(self, gone: list[Picture]) -> int | None:
+    def _next_after(self, gone: list[Picture]) -> int | None:
         ids, out = self._session.view.ids, {picture.id for picture in gone}
         places = [place for place, number in enumerate(ids) if number in out]
         after = (number for number in ids[places[-1] + 1 :] if number not in out) if places else iter(())
@@ -389,27 +383,27 @@ class Views(QWidget):
         return next(after, next(before, None))
 
     def undelete(self) -> None:
-        """Bring back what was moved to the trash last, past all that was done since."""
+        """Restore the last deletion from the trash, without undoing later edits."""
         from app.qt.pictures.deletion import Return
 
-        deletion = self._lying()[-1]
+        deletion = self._in_trash()[-1]
 
-        def back() -> None:
-            self.said.emit(self.tr("Brought back %n picture(s).", "", deletion.count))
+        def on_restored() -> None:
+            self.said.emit(self.tr("Restored %n image(s) from the trash.", "", deletion.count))
             self._commands.refresh()
 
         self._session.history.forget(deletion)
-        self._session.history.perform(Return(deletion, back))
+        self._session.history.perform(Return(deletion, on_restored))
         self._commands.refresh()
 
-    def _lying(self) -> list[Deletion]:
+    def _in_trash(self) -> list[Deletion]:
         return [deletion for deletion in self._deletions if deletion.lies]
 
     def paste(self) -> None:
-        """Copy the pictures of the clipboard into the dataset."""
+        """Copy the images of the clipboard into the dataset."""
         self._arriving.paste()
 
-    def _menu(self, place: QPoint) -> None:
+    def _on_menu_asked(self, place: QPoint) -> None:
         menu = QMenu(self)
         self._commands.refresh_now()
         for name in _MENU:
@@ -418,11 +412,11 @@ class Views(QWidget):
         menu.popup(place)
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:  # noqa: N802
-        """Take pictures that are dragged here."""
+        """Accept dragged files and images."""
         self._arriving.enter(event)
 
     def dropEvent(self, event: QDropEvent) -> None:  # noqa: N802
-        """Copy what is dropped into the dataset, or open it."""
+        """Copy dropped images into the dataset; open folders and other files."""
         self._arriving.drop(event)
 
 
@@ -441,8 +435,8 @@ _MENU = (
     "pictures.delete",
 )
 
-# Their keys work while the pictures have the keyboard: Delete in a list of tags is not meant for pictures.
-_NEAR = (
+# These shortcuts need the focus on the images: Delete in a list of tags must not delete images.
+_NEED_FOCUS = (
     "pictures.select_all",
     "pictures.delete",
     "pictures.reject",
@@ -453,9 +447,9 @@ _NEAR = (
 
 
 class Clock(QTimer):
-    """Asks for what changed on disk every other second while it runs, thoroughly when the user comes back.
+    """Timer that checks the disk for changes every two seconds, and fully when the app becomes active.
 
-    Thumbnails that wait for a disk that does not answer hold no others up for longer than that.
+    Also bounds how long thumbnails on a disk that does not respond can delay others.
     """
 
     def __init__(self, session: Session, in_sight: Callable[[], list[int]], parent: QWidget) -> None:
@@ -466,8 +460,8 @@ class Clock(QTimer):
         self.timeout.connect(lambda: session.thumbnails.look())
         application = QGuiApplication.instance()
         assert isinstance(application, QGuiApplication)
-        application.applicationStateChanged.connect(self._came_back)
+        application.applicationStateChanged.connect(self._on_application_state_changed)
 
-    def _came_back(self, state: Qt.ApplicationState) -> None:
+    def _on_application_state_changed(self, state: Qt.ApplicationState) -> None:
         if state == Qt.ApplicationState.ApplicationActive and self.isActive():
             self._datasets.refresh(self._in_sight(), whole=True)

@@ -1,4 +1,4 @@
-"""One picture to look at closely: fitted, or at any scale, moved about by mouse and keys."""
+"""Zoomable view of one image: fitted or at any scale, moved with mouse and keys."""
 
 from __future__ import annotations
 
@@ -32,35 +32,35 @@ from app.qt.widgets import until_destroyed
 _NOTCH = 1.25
 
 
-# Named where the window's thread loads this: PySide makes an enumeration when it is first used, unfit for two threads.
+# Resolved on the main thread at import: PySide creates an enum on first use, which is not safe from two threads.
 _RGB, _PAINTED = QImage.Format.Format_RGB888, QImage.Format.Format_RGB32
 
 
 class Whole(NamedTuple):
-    """All pixels of a picture, and the same made small enough for a window to be scaled smoothly from."""
+    """A full-resolution image, and a copy reduced to about the window's size for smooth scaling."""
 
     image: QImage
     small: QImage
 
 
 class Wholes:
-    """Loads one picture for one place: what was asked before and is not begun is dropped."""
+    """Loads full images for one view; a new request cancels an earlier one that has not started."""
 
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
-        self._asked = 0
+        self._request = 0
         self._future: Future[Whole] | None = None
 
     def load(self, picture: Picture, longest: int, done: Callable[[Whole | str], None]) -> None:
-        """Call `done` with the picture, or why it cannot be shown; never for one that another was asked after.
+        """Call `done` with the image, or with the reason why it cannot be shown; outdated requests never call it.
 
-        `longest` is the longer side of the window's room in device pixels.
+        `longest` is the longer side of the view in device px.
         """
         self.drop()
-        asked, path = self._asked, picture.path
+        request, path = self._request, picture.path
 
         def deliver(whole: Whole | str) -> None:
-            if asked == self._asked:
+            if request == self._request:
                 done(whole)
 
         self._future = self._tasks.run(
@@ -68,32 +68,32 @@ class Wholes:
         )
 
     def drop(self) -> None:
-        """Ask for nothing any more."""
-        self._asked += 1
+        """Cancel the current request."""
+        self._request += 1
         if self._future:
             self._future.cancel()
             self._future = None
 
 
 def _load(path: Path, longest: int) -> Whole:
-    from app.core.disk.images import load_whole  # numpy and Pillow: the window is shown before they are needed
+    from app.core.disk.images import load_whole  # imports numpy and Pillow, which would delay the first window
 
     pixels, small = load_whole(path, longest)
     return Whole(_image(*pixels), _image(*small))
 
 
 def _image(width: int, height: int, rgb: bytes) -> QImage:
-    # Painted without conversion, and with memory of its own.
+    # A format that Qt paints without conversion; the conversion also copies, so the result owns its memory.
     return QImage(rgb, width, height, 3 * width, _RGB).convertToFormat(_PAINTED)
 
 
-_MOST, _LEAST = 8.0, 0.02
+_MAX_SCALE, _MIN_SCALE = 8.0, 0.02
 
 
 class Zoom(QObject):
-    """How closely and where one looks; areas that share one move together.
+    """Scale and position of a view; areas that share a `Zoom` move together.
 
-    `scale` is screen pixels for each of the picture's, None to fit; `middle` the place in the middle, as fractions.
+    `scale` is screen px per image px, None to fit; `middle` is the image point at the center of the view, as fractions.
     """
 
     changed = Signal()
@@ -104,19 +104,19 @@ class Zoom(QObject):
         self.middle = QPointF(0.5, 0.5)
 
     def set(self, scale: float | None, middle: QPointF | None = None) -> None:
-        """Look so from now on."""
-        self.scale = None if scale is None else max(_LEAST, min(_MOST, scale))
+        """Set scale and center, limited to valid values."""
+        self.scale = None if scale is None else max(_MIN_SCALE, min(_MAX_SCALE, scale))
         middle = middle or self.middle
         self.middle = QPointF(max(0.0, min(1.0, middle.x())), max(0.0, min(1.0, middle.y())))
         self.changed.emit()
 
     def fit(self) -> None:
-        """Show all of the picture."""
+        """Fit the whole image into the view."""
         self.set(None, QPointF(0.5, 0.5))
 
 
 class ZoomArea(QWidget):
-    """Shows a picture at the scale and place of a `Zoom`: its thumbnail at once, all its pixels when they are there."""
+    """Shows an image at the scale and position of a `Zoom`: its thumbnail at once, then the full image."""
 
     pressed = Signal()
     loaded = Signal()
@@ -126,28 +126,30 @@ class ZoomArea(QWidget):
         self._session, self.zoom = session, zoom
         self._wholes = Wholes(session.tasks)
         self.pictures: Mapping[int, Picture] = session.library.pictures
-        """What it shows one of, by number."""
+        """Images to choose from, by id."""
         self.picture: int | None = None
         self.whole: Whole | None = None
         self.problem: str | None = None
         self.marked = False
-        """Whether it has a ring, as the current one of several."""
+        """Whether it is drawn with a ring, as the current one of several."""
         self.fits_up_to = 1.0
-        """How much a small picture is enlarged to fit: not at all for looking, more for working on it."""
+        """Maximum scale of a fitted image: 1 for viewing, more for editing."""
         self.margin = 0
-        """Logical pixels that stay free on each side of a fitted picture: room to grab what lies on its edges."""
-        self._stand_in: QImage | None = None
+        """Free space around a fitted image in logical px, so that handles at its edges can be grabbed."""
+        self._preview: QImage | None = None
         self._grabbed: QPointF | None = None
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
         zoom.changed.connect(self.update)
         until_destroyed(
-            self, session.thumbnails.ready.connect(self._ready), session.library.altered.connect(self._altered)
+            self,
+            session.thumbnails.ready.connect(self._on_thumbnail_ready),
+            session.library.altered.connect(self._on_library_altered),
         )
 
     def show_picture(self, number: int | None) -> None:
-        """Show another picture, or none."""
+        """Show another image, or none."""
         if number != self.picture:
-            self.picture, self.whole, self.problem, self._stand_in = number, None, None, None
+            self.picture, self.whole, self.problem, self._preview = number, None, None, None
             self._load()
 
     def _load(self) -> None:
@@ -155,17 +157,19 @@ class ZoomArea(QWidget):
         self._wholes.drop()
         if picture and self.isVisible():
             kept = [self._session.thumbnails.get(picture, edge) for edge in reversed(EDGES)]
-            self._take(next((one for one in kept if one), None))
-            if lost := self._session.datasets.lost.get(picture.folder.root):  # each would wait for its disk for ever
-                self._have(lost.sentence)
+            self._set_preview(next((one for one in kept if one), None))
+            if lost := self._session.datasets.lost.get(
+                picture.folder.root
+            ):  # reading from a lost disk could block forever
+                self._on_loaded(lost.sentence)
                 return
-            if self._stand_in is None:
+            if self._preview is None:
                 self._session.thumbnails.request(picture, EDGES[1])
             longest = round(max(self.width(), self.height()) * self.devicePixelRatioF())
-            self._wholes.load(picture, max(longest, EDGES[1]), self._have)
+            self._wholes.load(picture, max(longest, EDGES[1]), self._on_loaded)
         self.update()
 
-    def _have(self, whole: Whole | str) -> None:
+    def _on_loaded(self, whole: Whole | str) -> None:
         if isinstance(whole, str):
             self.problem = whole
         else:
@@ -173,37 +177,37 @@ class ZoomArea(QWidget):
         self.update()
         self.loaded.emit()
 
-    def _ready(self, thumbnail: Thumbnail) -> None:
+    def _on_thumbnail_ready(self, thumbnail: Thumbnail) -> None:
         if thumbnail.picture == self.picture and self.whole is None:
-            self._take(thumbnail)
+            self._set_preview(thumbnail)
 
-    def _take(self, thumbnail: Thumbnail | None) -> None:
+    def _set_preview(self, thumbnail: Thumbnail | None) -> None:
         if thumbnail and thumbnail.problem is None:
             size = thumbnail.width, thumbnail.height, 3 * thumbnail.width
-            self._stand_in = QImage(thumbnail.rgb, *size, QImage.Format.Format_RGB888).copy()
+            self._preview = QImage(thumbnail.rgb, *size, QImage.Format.Format_RGB888).copy()
             self.update()
 
-    def _altered(self, altered: Altered) -> None:
+    def _on_library_altered(self, altered: Altered) -> None:
         again = "file" in altered.what or ("problem" in altered.what and self.whole is None)
         if self.picture in altered.altered and again:
             number, self.picture = self.picture, None
             self.show_picture(number)
 
-    # Scale and place
+    # Scale and position
 
     @property
     def full_size(self) -> QSize | None:
-        """Return the picture's own size, as far as it is known."""
+        """Return the image's size in px, if it is known."""
         if self.whole:
             return self.whole.image.size()
         picture = self.pictures.get(self.picture or 0)
         if picture and picture.width and picture.height:
             return QSize(picture.width, picture.height)
-        return self._stand_in.size() if self._stand_in else None
+        return self._preview.size() if self._preview else None
 
     @property
     def scale(self) -> float:
-        """Return screen pixels for each of the picture's, now."""
+        """Return the current scale in screen px per image px."""
         size = self.full_size
         if self.zoom.scale is not None or size is None:
             return self.zoom.scale or 1.0
@@ -212,7 +216,7 @@ class ZoomArea(QWidget):
         return min(width / size.width(), height / size.height(), self.fits_up_to)
 
     def place(self) -> QRectF:
-        """Return where all of the picture would be, in logical pixels of the area."""
+        """Return the rectangle of the whole image, in logical px of the area."""
         size, scale = self.full_size or QSize(1, 1), self.scale / self.devicePixelRatioF()
         width, height = size.width() * scale, size.height() * scale
         return QRectF(
@@ -223,18 +227,18 @@ class ZoomArea(QWidget):
         )
 
     def zoom_by(self, factor: float, at: QPointF | None = None) -> None:
-        """Look closer or from farther away; what is at `at` stays there."""
+        """Zoom by a factor; the image point at `at` stays in place."""
         place, spot = self.place(), at or QPointF(self.width() / 2, self.height() / 2)
-        scale = max(_LEAST, min(_MOST, self.scale * factor))
-        grown = scale / self.scale
-        held = QPointF((spot.x() - place.x()) / place.width(), (spot.y() - place.y()) / place.height())
-        centre = QPointF(self.width() / 2, self.height() / 2)
-        width, height = place.width() * grown, place.height() * grown
-        middle = QPointF(held.x() + (centre.x() - spot.x()) / width, held.y() + (centre.y() - spot.y()) / height)
+        scale = max(_MIN_SCALE, min(_MAX_SCALE, self.scale * factor))
+        growth = scale / self.scale
+        anchor = QPointF((spot.x() - place.x()) / place.width(), (spot.y() - place.y()) / place.height())
+        center = QPointF(self.width() / 2, self.height() / 2)
+        width, height = place.width() * growth, place.height() * growth
+        middle = QPointF(anchor.x() + (center.x() - spot.x()) / width, anchor.y() + (center.y() - spot.y()) / height)
         self.zoom.set(scale, middle)
 
     def toggle_full(self, at: QPointF | None = None) -> None:
-        """Go from fitted to one screen pixel for each of the picture's, or back."""
+        """Toggle between 100 % (one screen px per image px) and fitted."""
         if self.zoom.scale == 1.0:
             self.zoom.fit()
         else:
@@ -245,7 +249,7 @@ class ZoomArea(QWidget):
         return QPointF((at.x() - place.x()) / place.width(), (at.y() - place.y()) / place.height())
 
     def move_by(self, across: float, down: float) -> None:
-        """Move the picture by a part of the area."""
+        """Move the image by a fraction of the area."""
         place = self.place()
         step = QPointF(across * self.width() / place.width(), down * self.height() / place.height())
         self.zoom.set(self.zoom.scale, self.zoom.middle + step)
@@ -253,7 +257,7 @@ class ZoomArea(QWidget):
     # Events
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
-        """Paint the part that is seen, from the image that suits the scale."""
+        """Paint the visible part, from the copy that suits the scale."""
         painter = QPainter(self)
         painter.fillRect(event.rect(), QColor(colours().base))
         place, image = self.place(), self._image()
@@ -275,57 +279,57 @@ class ZoomArea(QWidget):
 
     def _image(self) -> QImage | None:
         if self.whole is None:
-            return None if self.problem else self._stand_in
+            return None if self.problem else self._preview
         enough = self.scale * self.whole.image.width() <= self.whole.small.width() * 1.01
         return self.whole.small if enough else self.whole.image
 
     def mousePressEvent(self, event: QMouseEvent) -> None:  # noqa: N802
-        """Take hold of the picture."""
+        """Start to move the image."""
         self.pressed.emit()
         if event.button() == Qt.MouseButton.LeftButton:
             self._grabbed = event.position()
             self.setCursor(Qt.CursorShape.ClosedHandCursor)
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:  # noqa: N802
-        """Move the picture along."""
+        """Move the image with the pointer."""
         if self._grabbed is not None:
             moved, self._grabbed = self._grabbed - event.position(), event.position()
             self.move_by(moved.x() / max(1, self.width()), moved.y() / max(1, self.height()))
 
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:  # noqa: N802
-        """Let go."""
+        """Stop moving the image."""
         self._grabbed = None
         self.unsetCursor()
 
     def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:  # noqa: N802
-        """Go to 100 % where it is clicked, or back."""
+        """Toggle 100 % at the clicked point."""
         self.toggle_full(event.position())
 
     def wheelEvent(self, event: QWheelEvent) -> None:  # noqa: N802
-        """Look closer or from farther away, around the pointer."""
+        """Zoom in or out around the pointer."""
         self.zoom_by(_NOTCH if event.angleDelta().y() > 0 else 1 / _NOTCH, event.position())
         event.accept()
 
     def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802
-        """Fit anew."""
+        """Repaint at the new size."""
         super().resizeEvent(event)
         self.update()
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
-        """Load what was asked for while it was hidden."""
+        """Load the image that was requested while hidden."""
         super().showEvent(event)
         if self.whole is None:
             self._load()
 
     def hideEvent(self, event: QHideEvent) -> None:  # noqa: N802
-        """Free what is large."""
+        """Release the full image."""
         super().hideEvent(event)
         self._wholes.drop()
         self.whole = None
 
 
 def _start(room: float, length: float, middle: float) -> float:
-    """Return where something begins: in the middle if there is room, else so that no room is left empty."""
+    """Return the start coordinate: centered if it fits, otherwise without a gap at either end."""
     if length <= room:
         return (room - length) / 2
     return min(0.0, max(room - length, room / 2 - middle * length))

@@ -1,10 +1,10 @@
-"""Colours, style and icons. Widgets that paint by themselves ask `colours()` each time they paint.
+"""Colors, style and icons. Widgets with their own painting call `colours()` each time they paint.
 
     from app.qt.theme import colours, set_icon
     painter.fillRect(rectangle, QColor(colours().base))
-    set_icon(button, "search")            # stays right when the colours change; names: the files of app/qt/icons
+    set_icon(button, "search")            # follows the theme; names are the files in app/qt/icons
 
-Labels take a look by property: label.setProperty("role", "title" | "heading" | "muted" | "good" | "warning" | "bad").
+Labels are styled by a property: label.setProperty("role", "title" | "heading" | "muted" | "good" | "warning" | "bad").
 """
 
 from app.qt.theme.palettes import Colours

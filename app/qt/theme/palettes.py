@@ -1,52 +1,52 @@
-"""Every colour of the app, three times: light, dark, high contrast. Nothing else in the app names a colour.
+"""Every color of the app, for the light, dark and high-contrast themes. No other module defines a color.
 
-Neutral greys, so that they do not tint how a picture is seen, and one accent. `PAIRS` says which text stands on which
-ground and which shape must be told from what is beside it; a test computes the contrast of each (WCAG 2.2, 1.4.3 and
-1.4.11): 4.5:1 for text, 3:1 for edges, focus rings and icons.
+Neutral grays, so that they do not affect how images are perceived, and one accent color. `TEXTS` and `SHAPES` list the
+pairs of text or shape and background that occur; a test computes the contrast of each (WCAG 2.2, 1.4.3 and 1.4.11):
+4.5:1 for text, 3:1 for edges, focus rings and icons.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-_GROUNDS = ("window", "rail", "base", "raised", "hover", "pressed")
+_BACKGROUNDS = ("window", "rail", "base", "raised", "hover", "pressed")
 
 
 @dataclass(frozen=True, slots=True)
 class Colours:
-    """Roles, each a hex colour; delegates that paint by themselves take theirs from here too."""
+    """Hex colors by role, for the style sheet and for widgets with their own painting."""
 
     window: str
-    """Panels and the space around things."""
+    """Background of the window and its panels."""
     rail: str
-    """The strip of pages, the status line."""
+    """Background of the sidebar, menu bar and status bar."""
     base: str
-    """What one writes or looks into: fields, lists, the ground behind pictures."""
+    """Background of fields, lists and images."""
     raised: str
-    """Buttons, chips, headers."""
+    """Background of buttons, chips and headers."""
     hover: str
     pressed: str
-    """Also what is switched on."""
+    """Background of pressed and checked buttons."""
     line: str
-    """Separates panels; only decoration."""
+    """Separators between panels; decorative only."""
     edge: str
-    """The outline of fields and buttons."""
+    """Outline of fields and buttons."""
     text: str
     muted: str
-    """Text of less weight: counts, hints, units, placeholders."""
+    """Secondary text: counts, hints, units, placeholders."""
     disabled: str
-    """Text of what cannot be used now; exempt from the contrasts, as WCAG has it."""
+    """Text of disabled widgets; WCAG exempts it from contrast requirements."""
     accent: str
-    """The one colour: the default button, what is selected, progress."""
+    """Accent color: the default button, selections, progress."""
     on_accent: str
     focus: str
-    """The ring around what has the keyboard."""
+    """Focus ring."""
     link: str
     good: str
     warning: str
     bad: str
     series1: str
-    """Lines of charts, in the order in which they are taken; told apart by those who see red and green alike, too."""
+    """First of the chart line colors, in order of use; also distinguishable with red-green color blindness."""
     series2: str
     series3: str
     series4: str
@@ -136,28 +136,28 @@ CONTRAST = Colours(
 )
 
 TEXTS: tuple[tuple[str, str], ...] = (
-    *((text, ground) for text in ("text", "muted") for ground in _GROUNDS),
-    *((text, ground) for text in ("link", "good", "warning", "bad") for ground in ("window", "base", "raised")),
+    *((text, background) for text in ("text", "muted") for background in _BACKGROUNDS),
+    *((text, background) for text in ("link", "good", "warning", "bad") for background in ("window", "base", "raised")),
     ("on_accent", "accent"),
 )
 SHAPES: tuple[tuple[str, str], ...] = (
-    *(("edge", ground) for ground in ("window", "base", "raised")),
-    *(("focus", ground) for ground in _GROUNDS),
-    *((icon, ground) for icon in ("text", "muted") for ground in _GROUNDS),
-    *(("accent", ground) for ground in ("base",)),
+    *(("edge", background) for background in ("window", "base", "raised")),
+    *(("focus", background) for background in _BACKGROUNDS),
+    *((icon, background) for icon in ("text", "muted") for background in _BACKGROUNDS),
+    *(("accent", background) for background in ("base",)),
     *((f"series{number}", "base") for number in range(1, 7)),
 )
 
 
-_in_force = LIGHT
+_current = LIGHT
 
 
 def colours() -> Colours:
-    """Return the colours in force now."""
-    return _in_force
+    """Return the colors of the current theme."""
+    return _current
 
 
 def put_in_force(chosen: Colours) -> None:
-    """Remember the colours that `Theme` has given to Qt."""
-    global _in_force
-    _in_force = chosen
+    """Set the colors that `colours` returns; called by `Theme`."""
+    global _current
+    _current = chosen

@@ -1,4 +1,4 @@
-"""Chooses light, dark or high contrast, as the user or the system wants it, and follows when the system changes."""
+"""Theme of the app: light, dark or high contrast, chosen by the user or following the system."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ _ROLES = {
     QPalette.ColorRole.Shadow: "line",
 }
 MARKS = (("check", "on_accent"), ("remove", "on_accent"), ("down", "text"), ("up", "text"), ("down", "disabled"))
-"""Icons with their colours that the style sheet names as $marks/ICON-COLOUR.svg."""
+"""Icons and color roles that the style sheet uses as $marks/ICON-ROLE.svg."""
 _TEXTS = (QPalette.ColorRole.WindowText, QPalette.ColorRole.Text, QPalette.ColorRole.ButtonText)
-# Sizes are in Qt's pixels, which grow with the scaling. Rings are 2 wide; what has none keeps the room for it.
+# Sizes are in logical px. Focus rings are 2 px wide; without focus, padding keeps their space so that nothing moves.
 _SHEET = Template("""
 QToolTip { color: $text; background: $raised; border: 1px solid $edge; padding: 4px 6px; }
 QMenuBar { background: $rail; border-bottom: 1px solid $line; padding: 1px 4px; }
@@ -178,35 +178,35 @@ QScrollBar::handle:hover { background: $muted; }
 QScrollBar::add-line, QScrollBar::sub-line { width: 0; height: 0; }
 QScrollBar::add-page, QScrollBar::sub-page { background: transparent; }
 """)
-_NAMED: dict[str, Colours] = {"light": LIGHT, "dark": DARK, "contrast": CONTRAST}
+_THEMES: dict[str, Colours] = {"light": LIGHT, "dark": DARK, "contrast": CONTRAST}
 _DARK_BELOW = 128  # lightness of 0..255
 _NAME, _ROLE = "iconName", "iconRole"
 
 
 def icon(name: str, role: str = "text") -> QIcon:
-    """Return the icon app/qt/icons/NAME.svg in the colours of now; raises FileNotFoundError for a name we lack.
+    """Return the icon app/qt/icons/NAME.svg in the current theme; raise FileNotFoundError if there is none.
 
-    `role` is the colour that it has, one of `Colours`.
+    `role` is its color, a field of `Colours`.
     """
     ratios = tuple(sorted({screen.devicePixelRatio() for screen in QGuiApplication.screens()}))
     now = colours()
-    return _made(name, getattr(now, role), now.disabled, now.on_accent, ratios)
+    return _render_icon(name, getattr(now, role), now.disabled, now.on_accent, ratios)
 
 
 def set_icon(target: QAbstractButton | QAction, name: str, role: str = "text") -> None:
-    """Give a button or an action an icon that follows the colours."""
+    """Set the icon of a button or action; it follows the theme."""
     target.setProperty(_NAME, name)
     target.setProperty(_ROLE, role)
     target.setIcon(icon(name, role))
 
 
 def save_drawing(name: str, role: str, target: Path) -> None:
-    """Write an icon in a colour of now as a file, for what only a style sheet can draw."""
-    target.write_text(_drawing(name, getattr(colours(), role)), encoding="utf-8")
+    """Write an icon as an SVG file in a color of the current theme, for use in a style sheet."""
+    target.write_text(_svg(name, getattr(colours(), role)), encoding="utf-8")
 
 
 def redraw_icons() -> None:
-    """Draw every icon that `set_icon` gave again, in the colours of now."""
+    """Redraw every icon that was set with `set_icon` in the current theme."""
     for widget in QApplication.allWidgets():
         targets: list[QAbstractButton | QAction] = list(widget.actions())
         if isinstance(widget, QAbstractButton):
@@ -218,19 +218,19 @@ def redraw_icons() -> None:
 
 
 @lru_cache(maxsize=256)
-def _made(name: str, normal: str, disabled: str, selected: str, ratios: tuple[float, ...]) -> QIcon:
-    made = QIcon()
-    renderer = QSvgRenderer(QByteArray(_drawing(name, normal).encode()))
+def _render_icon(name: str, normal: str, disabled: str, selected: str, ratios: tuple[float, ...]) -> QIcon:
+    result = QIcon()
+    renderer = QSvgRenderer(QByteArray(_svg(name, normal).encode()))
     for size in SIZES:
         for ratio in ratios:
-            drawn = _drawn(renderer, size, ratio)
-            made.addPixmap(drawn, QIcon.Mode.Normal)
-            made.addPixmap(_coloured(drawn, disabled), QIcon.Mode.Disabled)
-            made.addPixmap(_coloured(drawn, selected), QIcon.Mode.Selected)
-    return made
+            drawn = _render_pixmap(renderer, size, ratio)
+            result.addPixmap(drawn, QIcon.Mode.Normal)
+            result.addPixmap(_tinted(drawn, disabled), QIcon.Mode.Disabled)
+            result.addPixmap(_tinted(drawn, selected), QIcon.Mode.Selected)
+    return result
 
 
-def _drawn(renderer: QSvgRenderer, size: int, ratio: float) -> QPixmap:
+def _render_pixmap(renderer: QSvgRenderer, size: int, ratio: float) -> QPixmap:
     pixmap = QPixmap(round(size * ratio), round(size * ratio))
     pixmap.fill(Qt.GlobalColor.transparent)
     painter = QPainter(pixmap)
@@ -240,33 +240,33 @@ def _drawn(renderer: QSvgRenderer, size: int, ratio: float) -> QPixmap:
     return pixmap
 
 
-def _coloured(drawn: QPixmap, colour: str) -> QPixmap:
-    """Return a drawing in another colour: ours have but one, and to draw it again would take ten times as long."""
+def _tinted(drawn: QPixmap, color: str) -> QPixmap:
+    """Return an icon in another color: icons have one color only, and rendering again takes ten times as long."""
     pixmap = QPixmap(drawn)
     painter = QPainter(pixmap)
     painter.setCompositionMode(QPainter.CompositionMode.CompositionMode_SourceIn)
-    painter.fillRect(pixmap.rect(), QColor(colour))
+    painter.fillRect(pixmap.rect(), QColor(color))
     painter.end()
     return pixmap
 
 
-def _drawing(name: str, colour: str) -> str:
-    return (FOLDER / f"{name}.svg").read_text(encoding="utf-8").replace("currentColor", colour)
+def _svg(name: str, color: str) -> str:
+    return (FOLDER / f"{name}.svg").read_text(encoding="utf-8").replace("currentColor", color)
 
 
 def palette(colours: Colours) -> QPalette:
-    """Return Qt's palette of these colours; texts of what is disabled are paler."""
-    made = QPalette()
+    """Return the Qt palette of a color scheme, with paler text for disabled widgets."""
+    result = QPalette()
     for role, name in _ROLES.items():
-        made.setColor(role, QColor(getattr(colours, name)))
+        result.setColor(role, QColor(getattr(colours, name)))
     for role in _TEXTS:
-        made.setColor(QPalette.ColorGroup.Disabled, role, QColor(colours.disabled))
-    made.setColor(QPalette.ColorGroup.Disabled, QPalette.ColorRole.Highlight, QColor(colours.line))
-    return made
+        result.setColor(QPalette.ColorGroup.Disabled, role, QColor(colours.disabled))
+    result.setColor(QPalette.ColorGroup.Disabled, QPalette.ColorRole.Highlight, QColor(colours.line))
+    return result
 
 
 def sheet(colours: Colours, marks: Path) -> str:
-    """Return the style sheet in these colours; `marks` is the folder that holds the drawings of `MARKS`."""
+    """Return the style sheet of a color scheme; `marks` is the folder with the files of `MARKS`."""
     return _SHEET.substitute(asdict(colours), marks=marks.as_posix())
 
 
@@ -276,42 +276,42 @@ Choice = Literal["system", "light", "dark", "contrast"]
 
 
 class Theme(QObject):
-    """The one look of the application."""
+    """The application's theme."""
 
     changed = Signal()
-    """Other colours are in force: `colours()` tells which."""
+    """The colors have changed; `colours()` returns the new ones."""
 
     def __init__(self, application: QApplication, choice: Choice = "system") -> None:
         super().__init__(application)
         self._application = application
-        # Before we give Qt a palette of ours, it has the system's.
+        # Read before we set our own palette: until then, Qt has the system's.
         self._system_is_dark = application.palette().color(QPalette.ColorRole.Window).lightness() < _DARK_BELOW
         self.choice: Choice = choice
-        self._drawings = QTemporaryDir()
+        self._icon_folder = QTemporaryDir()
         application.setStyle("Fusion")
         hints = application.styleHints()
-        hints.colorSchemeChanged.connect(self._follow)
+        hints.colorSchemeChanged.connect(self._on_system_changed)
         accessibility = getattr(hints, "accessibility", None)  # since Qt 6.10
         if accessibility is not None:
-            accessibility().contrastPreferenceChanged.connect(self._follow)
+            accessibility().contrastPreferenceChanged.connect(self._on_system_changed)
         self.choose(choice)
 
     def choose(self, choice: Choice) -> None:
-        """Put a look in force, or the system's; at once."""
+        """Apply a theme, or the system's, at once."""
         self.choice = choice
-        self._tell_system()
-        self._put(_NAMED.get(choice) or self._of_system())
+        self._set_system_scheme()
+        self._apply(_THEMES.get(choice) or self._system_theme())
 
-    def _follow(self) -> None:
+    def _on_system_changed(self) -> None:
         if self.choice == "system":
-            self._put(self._of_system())
+            self._apply(self._system_theme())
 
-    def _tell_system(self) -> None:
-        """Ask for title bars and file dialogs of the same lightness; systems without such a choice ignore it."""
+    def _set_system_scheme(self) -> None:
+        """Request light or dark title bars and file dialogs; systems without that choice ignore it."""
         scheme = {"light": Qt.ColorScheme.Light, "dark": Qt.ColorScheme.Dark, "contrast": Qt.ColorScheme.Dark}
         self._application.styleHints().setColorScheme(scheme.get(self.choice, Qt.ColorScheme.Unknown))
 
-    def _of_system(self) -> Colours:
+    def _system_theme(self) -> Colours:
         hints = self._application.styleHints()
         accessibility = getattr(hints, "accessibility", None)
         if accessibility is not None and accessibility().contrastPreference() == Qt.ContrastPreference.HighContrast:
@@ -320,16 +320,16 @@ class Theme(QObject):
             return DARK if self._system_is_dark else LIGHT
         return DARK if hints.colorScheme() == Qt.ColorScheme.Dark else LIGHT
 
-    def _draw(self, chosen: Colours) -> Path:
-        """Return the folder with the marks of boxes and arrows in these colours; style sheets take them from files."""
-        folder = Path(self._drawings.path())
+    def _write_marks(self, chosen: Colours) -> Path:
+        """Write the icons of `MARKS` as files and return their folder: style sheets can only use files."""
+        folder = Path(self._icon_folder.path())
         for name, role in MARKS:
             save_drawing(name, role, folder / f"{name}-{role}.svg")
         return folder
 
-    def _put(self, chosen: Colours) -> None:
+    def _apply(self, chosen: Colours) -> None:
         put_in_force(chosen)
         self._application.setPalette(palette(chosen))
-        self._application.setStyleSheet(sheet(chosen, self._draw(chosen)))
+        self._application.setStyleSheet(sheet(chosen, self._write_marks(chosen)))
         redraw_icons()
         self.changed.emit()

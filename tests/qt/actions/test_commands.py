@@ -95,8 +95,8 @@ def test_a_switch_shows_what_its_owner_says(window, qtbot):
 
 def test_every_command_stands_in_its_menu_with_its_key(window):
     menus = {action.text(): action.menu().actions() for action in window.menuBar().actions()}
-    assert [command.text() for command in menus["&Pictures"]] == ["Reject"]
-    assert menus["&Pictures"][0].shortcut() == QKeySequence("X")
+    assert [command.text() for command in menus["I&mages"]] == ["Reject"]
+    assert menus["I&mages"][0].shortcut() == QKeySequence("X")
 
 
 def test_an_icon_is_drawn_when_the_menu_opens_or_somebody_takes_the_command(window):
@@ -215,7 +215,7 @@ def test_the_sheet_shows_every_key_that_is_in_force(window, qtbot):
     sheet = KeySheet(window.commands, window)
     qtbot.addWidget(sheet)
     texts = [label.text() for label in sheet.findChildren(QLabel)]
-    assert texts == ["Pictures", "X", "Reject"]
+    assert texts == ["Images", "X", "Reject"]
 
 
 def test_each_key_of_a_command_has_a_cap_of_its_own(window, qtbot):

@@ -41,8 +41,8 @@ def test_the_welcome_tells_of_this_pc_and_its_models(
     qtbot.mouseClick(welcome.tools.folder, LEFT)
     qtbot.waitUntil(lambda: own.parent in welcome.tools.boxes)
     qtbot.waitUntil(lambda: welcome.machine.done)
-    assert welcome.machine.check.words.text() == "Training works here."
-    assert "NVIDIA" in welcome.machine.card.words.text()
+    assert welcome.machine.check.words.text() == "Training works on this PC."
+    assert "NVIDIA" in welcome.machine.gpu.words.text()
     assert str(places.home()) in welcome.machine.disk.words.text()
     window.commands["window.welcome"].trigger()
     assert window.findChildren(Welcome) == [welcome]
@@ -60,14 +60,14 @@ def test_a_welcome_that_is_closed_ends_its_check(qtbot: QtBot, window: Window) -
 def test_it_greets_the_first_time_only_and_never_without_a_screen(
     qtbot: QtBot, window: Window, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    application._greet(window)
+    application._show_welcome_once(window)
     assert window.findChildren(Welcome) == []
     monkeypatch.setattr(QGuiApplication, "platformName", lambda: "windows")
-    application._greet(window)
+    application._show_welcome_once(window)
     (welcome,) = window.findChildren(Welcome)
     welcome.close()
     qtbot.waitUntil(lambda: window.findChildren(Welcome) == [])
-    application._greet(window)
+    application._show_welcome_once(window)
     assert window.findChildren(Welcome) == []
 
 
@@ -115,7 +115,7 @@ def test_the_tour_starts_the_demo_once(
         qtbot.mouseClick(tour.coach.next, LEFT)
     assert STEPS[3].act
     qtbot.mouseClick(tour.coach.act, LEFT)
-    qtbot.waitUntil(lambda: tour.coach.title.text() == "Watch")  # when the job is written
+    qtbot.waitUntil(lambda: tour.coach.title.text() == "Watch the training")  # when the job is written
     assert len(list((places.home() / "jobs").glob("*/job.toml"))) == 1
     qtbot.waitUntil(lambda: len(session.datasets.folders) == 1)  # images that come late leave the page as it is
     assert window.pages.currentWidget() is not window.pictures

@@ -17,7 +17,7 @@ __all__ = ["english"]
 KEY = Qt.Key
 CONTROL, NONE = Qt.KeyboardModifier.ControlModifier, Qt.KeyboardModifier.NoModifier
 PICTURES, BARE, SMALL = 60, 14, 3
-SAVED = "All changes saved, originals backed up."
+SAVED = "All changes saved; originals are backed up."
 
 
 @pytest.fixture

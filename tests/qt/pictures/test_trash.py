@@ -45,7 +45,7 @@ def test_deleting_moves_picture_and_caption_to_the_trash_and_back(
     views.undelete()
     qtbot.waitUntil(lambda: session.view.current == number)
     assert named(session, "p1.png").caption == (folder / "p1.txt").read_text() == "cat, number 1"
-    assert not views.has_thrown() and session.history.undo_name == "Bring back 1 picture"
+    assert not views.has_thrown() and session.history.undo_name == "Restore 1 image"
     session.history.undo()
     settle(qtbot, session)
     assert not (folder / "p1.png").exists() and views.has_thrown()
@@ -64,7 +64,7 @@ def test_one_undo_brings_back_deleted_pictures_with_all_that_belongs_to_them_and
     session.history.do(Edit("Type", (typed,)), joins=True)  # not on disk yet
     files = {name: (folder / name).read_bytes() for name in ("p1.png", "p1-masklabel.png")}
     views.delete()
-    assert session.history.undo_name == "Move 1 picture to the trash" and picture.id not in session.library.pictures
+    assert session.history.undo_name == "Move 1 image to the trash" and picture.id not in session.library.pictures
     for _ in range(3):  # without a moment between, nor after the deletion: the picture, what was typed, the rating
         session.history.undo()
     assert session.history.writing
@@ -97,8 +97,8 @@ def test_pictures_that_the_trash_refuses_stay_chosen_and_it_is_said(
     click(qtbot, views, 1)
     views.delete()
     settle(qtbot, session)
-    assert failed[0].sentence == "The system's trash did not take 1: p1.png."
-    assert failed[0].remedy.startswith("They stay where they are")
+    assert failed[0].sentence == "Could not move 1 image(s) to the trash: p1.png."
+    assert failed[0].remedy.startswith("They were not changed")
     assert (folder / "p1.txt").is_file() and (folder / "p1.png").is_file() and current(session) == "p1.png"
     assert session.history.undo_name is None and not views.has_thrown()
 
@@ -116,7 +116,7 @@ def test_what_cannot_come_back_from_the_trash_is_said_and_overwrites_nothing(
     (folder / "p1.txt").write_text("another program's", encoding="utf-8")
     session.history.undo()
     settle(qtbot, session)
-    assert failed[0].sentence == "1 file(s) could not be brought back: p1.txt."
+    assert failed[0].sentence == "Could not restore 1 file(s): p1.txt."
     assert (folder / "p1.txt").read_text() == "another program's" and (folder / "p1.png").is_file()
     assert named(session, "p1.png") and session.history.redo_name is None
 

@@ -242,7 +242,7 @@ def test_dropped_and_pasted_pictures_are_copied_in_without_overwriting(
     qtbot.waitUntil(lambda: len(session.view.ids) == COUNT + 1)
     qtbot.waitUntil(lambda: named(session, "p1-2.png").caption == "dropped")
     assert (folder / "p1.png").read_bytes() == before and said == [
-        "Copied 1 picture(s) into mes chats 🐈. 2 file(s) passed over."
+        "Copied 1 image(s) into mes chats 🐈. Skipped 2 file(s)."
     ]
     image = QImage(20, 10, QImage.Format.Format_RGB32)
     image.fill(Qt.GlobalColor.red)

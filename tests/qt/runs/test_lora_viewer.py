@@ -59,8 +59,8 @@ def test_a_recipe_is_made_of_it_and_shown(window, session, qtbot, tmp_path):
     viewer = viewer_of(window, qtbot)
     wait(qtbot, viewer.recipe.isEnabled)
     viewer.recipe.click()
-    wait(qtbot, lambda: "Kept among your presets as “mika_v2”." in viewer.state.text())
-    assert "It says nothing of" in viewer.state.text()
+    wait(qtbot, lambda: "Added to your presets as “mika_v2”." in viewer.state.text())
+    assert "not given: the job's values are used." in viewer.state.text()
     window.show_presets()
     page = shown_page(window, PresetsPage)
     wait(qtbot, lambda: page.chosen is not None and page.chosen.preset.name == "mika_v2")
@@ -72,7 +72,7 @@ def test_a_recipe_is_made_of_it_and_shown(window, session, qtbot, tmp_path):
 def test_a_lora_that_no_recipe_can_be_made_of_says_why(window, qtbot, tmp_path):
     drop(window, lora(tmp_path, SD15, {}))
     viewer = viewer_of(window, qtbot)
-    wait(qtbot, lambda: viewer.state.text() == "The file says nothing of how it was made.")
+    wait(qtbot, lambda: viewer.state.text() == "This file has no training metadata.")
     viewer.recipe.click()
     wait(qtbot, lambda: "hold no ss_* keys" in viewer.state.text())
     assert viewer.recipe.isEnabled()
@@ -112,9 +112,9 @@ def test_blocks_that_cannot_be_counted_are_worded():
     assert [row.texts[3:] for row in rows] == [
         ("4 to 8", "as rank", "2"),
         ("4 to 8", "2 to 4.5", "1"),
-        ("4 to 8", "as rank", "broken: holds what is no number"),
-        ("4 to 8", "as rank", "not known"),
+        ("4 to 8", "as rank", "broken: contains NaN or infinity"),
+        ("4 to 8", "as rank", "unknown"),
     ]
     assert [row.bar for row in rows] == [1.0, 0.5, None, None]
     assert rows[3].texts[0] == "–"
-    assert rows[3].tip == "Layers of it that could not be counted in: 2."
+    assert rows[3].tip == "Layers that could not be measured: 2."

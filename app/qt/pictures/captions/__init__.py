@@ -1,1 +1,1 @@
-"""The caption editor: tags as chips and free text over one caption, changes of many, and what keeps them safe."""
+"""The caption editor: tag chips and free text, edits of many captions, and recovery."""

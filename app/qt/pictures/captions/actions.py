@@ -1,4 +1,4 @@
-"""The commands of the caption editor."""
+"""Commands of the caption editor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ACTIONS = (
     ),
     Action(
         "captions.write",
-        QT_TRANSLATE_NOOP("Action", "Write the caption as text"),
+        QT_TRANSLATE_NOOP("Action", "Edit caption as text"),
         "captions",
         "write_text",
         keys=("Ctrl+E",),
@@ -26,7 +26,7 @@ ACTIONS = (
     ),
     Action(
         "captions.next_without",
-        QT_TRANSLATE_NOOP("Action", "Next picture without caption"),
+        QT_TRANSLATE_NOOP("Action", "Next image without caption"),
         "captions",
         "next_without",
         keys=("Ctrl+J",),
@@ -35,15 +35,17 @@ ACTIONS = (
     ),
     Action(
         "captions.lines",
-        QT_TRANSLATE_NOOP("Action", "Each line is a caption of its own"),
+        QT_TRANSLATE_NOOP("Action", "Each line is a separate caption"),
         "captions",
         "read_lines",
         checked="are_variants",
-        tip=QT_TRANSLATE_NOOP("Action", "Read the lines of a caption file as alternatives, as a job may ask for"),
+        tip=QT_TRANSLATE_NOOP(
+            "Action", "Treat each line of a caption file as an alternative caption, as set in the job"
+        ),
     ),
     Action(
         "captions.many",
-        QT_TRANSLATE_NOOP("Action", "Change many captions…"),
+        QT_TRANSLATE_NOOP("Action", "Edit many captions…"),
         "captions",
         "change_many",
         keys=("Ctrl+H",),
@@ -60,7 +62,7 @@ ACTIONS = (
     ),
     Action(
         "captions.retry",
-        QT_TRANSLATE_NOOP("Action", "Try again to save"),
+        QT_TRANSLATE_NOOP("Action", "Try saving again"),
         "captions",
         "retry",
         enabled="has_problems",
@@ -68,7 +70,7 @@ ACTIONS = (
     ),
     Action(
         "captions.conflicts",
-        QT_TRANSLATE_NOOP("Action", "Choose between two versions…"),
+        QT_TRANSLATE_NOOP("Action", "Resolve conflicts…"),
         "captions",
         "choose",
         enabled="has_conflicts",
@@ -76,7 +78,7 @@ ACTIONS = (
     ),
     Action(
         "captions.recovered",
-        QT_TRANSLATE_NOOP("Action", "Show what was recovered…"),
+        QT_TRANSLATE_NOOP("Action", "Show recovered edits…"),
         "captions",
         "show_recovered",
         enabled="has_recovered",

@@ -1,4 +1,4 @@
-"""The dialog that changes many captions: what to do, to which of them, and what that changes, before it is done."""
+"""Dialog for editing many captions: operation, scope, and a preview of the changes."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ from trainer.errors import ImpastoError
 
 _Field = TypeVar("_Field", bound=QWidget)
 Make = Callable[[Sequence[SnapshotCaption], Lines], Edit]
-"""Runs on a worker: all that the form asked for is inside already."""
+"""Function that makes the edit on a worker, with the form's values bound."""
 _SCOPES: tuple[Scope, ...] = ("all", "shown", "selected")
 _PAUSE_MS = 120
-"""A pause of typing after which the preview is made anew."""
+"""Pause in typing after which the preview is updated."""
 
 
 class Form(QWidget):
-    """One of them; `changed` when the user asks for something else."""
+    """Base class of the forms, one per operation; emits `changed` when an option changes."""
 
     changed = Signal()
 
@@ -60,14 +60,14 @@ class Form(QWidget):
         self.build()
 
     def build(self) -> None:
-        """Put the controls into the form."""
+        """Add the controls to the form."""
 
     def title(self) -> str:
-        """Return what it does, for the list of them."""
+        """Return the operation's name for the list."""
         raise NotImplementedError
 
     def make(self) -> Make | None:
-        """Return what makes the edit; None while something is missing."""
+        """Return the function that makes the edit; None while input is missing."""
         raise NotImplementedError
 
     def _tags(self, label: str) -> TagField:
@@ -104,7 +104,7 @@ class Form(QWidget):
         self.form.addRow(label, field)
         return field
 
-    def _explain(self, words: str) -> None:
+    def _add_note(self, words: str) -> None:
         label = QLabel(words)
         label.setWordWrap(True)
         label.setAlignment(Qt.AlignmentFlag.AlignTop)
@@ -112,83 +112,83 @@ class Form(QWidget):
 
 
 class AddForm(Form):
-    """Tags to the front, the end, or a place between."""
+    """Form for adding tags at the start, the end, or a position."""
 
     def build(self) -> None:
-        """See Form."""
+        """Add the tags and their position."""
         self.tags = self._tags(self.tr("Tags"))
         self.where = self._choice(
-            self.tr("Where"), [self.tr("At the end"), self.tr("At the front"), self.tr("At place")]
+            self.tr("Where"), [self.tr("At the end"), self.tr("At the start"), self.tr("At position")]
         )
-        self.place = self._number(self.tr("Place"), 1, 999)
-        self.where.currentIndexChanged.connect(lambda _: self._ask())
-        self._ask()
+        self.place = self._number(self.tr("Position"), 1, 999)
+        self.where.currentIndexChanged.connect(lambda _: self._update_position_row())
+        self._update_position_row()
 
     def title(self) -> str:
-        """See Form."""
+        """Return the operation's name."""
         return self.tr("Add tags")
 
     def make(self) -> Make | None:
-        """See Form."""
-        tags = split_tags(self.tags.text(), "variants")  # as in the editor, a pasted list may have lines
+        """Return the function that makes the edit; None while input is missing."""
+        tags = split_tags(self.tags.text(), "variants")  # as in the editor, a pasted list may done one tag per line
         at = (None, 0, self.place.value() - 1)[self.where.currentIndex()]
         return (lambda captions, lines: bulk.add_tags(captions, tags, at, lines)) if tags else None
 
-    def _ask(self) -> None:
+    def _update_position_row(self) -> None:
         self.form.setRowVisible(self.place, self.where.currentIndex() == 2)
 
 
 class RemoveForm(Form):
-    """Tags away."""
+    """Form for removing tags."""
 
     def build(self) -> None:
-        """See Form."""
+        """Add the controls."""
         self.tags = self._tags(self.tr("Tags"))
 
     def title(self) -> str:
-        """See Form."""
+        """Return the operation's name."""
         return self.tr("Remove tags")
 
     def make(self) -> Make | None:
-        """See Form."""
-        tags = split_tags(self.tags.text(), "variants")  # as in the editor, a pasted list may have lines
+        """Return the function that makes the edit; None while input is missing."""
+        tags = split_tags(self.tags.text(), "variants")  # as in the editor, a pasted list may done one tag per line
         return (lambda captions, lines: bulk.remove_tags(captions, tags, lines)) if tags else None
 
 
 class RenameForm(Form):
-    """One tag written differently, or given up for another."""
+    """Form for renaming a tag."""
 
     def build(self) -> None:
-        """See Form."""
+        """Add the controls."""
         self.old = self._tags(self.tr("Tag"))
-        self.new = self._tags(self.tr("Write instead"))
+        self.new = self._tags(self.tr("Rename to"))
 
     def title(self) -> str:
-        """See Form."""
-        return self.tr("Rename a tag")
+        """Return the operation's name."""
+        return self.tr("Rename tag")
 
     def make(self) -> Make | None:
-        """See Form."""
+        """Return the function that makes the edit; None while input is missing."""
         old, new = self.old.text().strip(), self.new.text().strip()
         return (lambda captions, lines: bulk.rename_tag(captions, old, new, lines)) if old and new else None
 
 
 class ReplaceForm(Form):
-    """Text, or what a regular expression finds."""
+    """Form for replacing text or matches of a regular expression."""
 
     def build(self) -> None:
-        """See Form."""
+        """Add the controls."""
         self.sought = self._line(self.tr("Find"))
-        self.replacement = self._line(self.tr("Write instead"))
+        self.replacement = self._line(self.tr("Replace with"))
         self.pattern = self._check(self.tr("Regular expression"), False)
-        self.capitals = self._check(self.tr("Capitals matter"), True)
+        self.capitals = self._check(self.tr("Match case"), True)
 
     def title(self) -> str:
-        """See Form."""
+        """Return the operation's name."""
         return self.tr("Find and replace")
 
     def make(self) -> Make | None:
-        """See Form."""
+        """Return the function that makes the edit; None while input is missing."""
         find, replacement = self.sought.text(), self.replacement.text()
         pattern, capitals = self.pattern.isChecked(), self.capitals.isChecked()
         if not find:
@@ -197,72 +197,74 @@ class ReplaceForm(Form):
 
 
 class SortForm(Form):
-    """Tags in order."""
+    """Form for sorting tags."""
 
     def build(self) -> None:
-        """See Form."""
-        self.order = self._choice(self.tr("Order"), [self.tr("By the alphabet"), self.tr("The most frequent first")])
-        self.keep = self._number(self.tr("Leave in front"), 0, 99)
-        self.keep.setToolTip(self.tr("So many first tags of each caption stay where they are, such as a trigger word"))
+        """Add the controls."""
+        self.order = self._choice(self.tr("Order"), [self.tr("Alphabetical"), self.tr("Most frequent first")])
+        self.keep = self._number(self.tr("Keep first"), 0, 99)
+        self.keep.setToolTip(
+            self.tr("Number of tags at the start of each caption that stay in place, such as a trigger word")
+        )
 
     def title(self) -> str:
-        """See Form."""
+        """Return the operation's name."""
         return self.tr("Sort tags")
 
     def make(self) -> Make | None:
-        """See Form."""
+        """Return the function that makes the edit; None while input is missing."""
         order: bulk.Order = "frequency" if self.order.currentIndex() else "alphabet"
         keep = self.keep.value()
         return lambda captions, lines: bulk.sort_tags(captions, order, keep, lines)
 
 
 class RepeatedForm(Form):
-    """Tags that stand twice."""
+    """Form for removing repeated tags."""
 
     def build(self) -> None:
-        """See Form."""
-        self._explain(self.tr("Of a tag that stands in a caption more than once, the first stays."))
+        """Add the controls."""
+        self._add_note(self.tr("Keeps the first of each tag that occurs more than once in a caption."))
 
     def title(self) -> str:
-        """See Form."""
+        """Return the operation's name."""
         return self.tr("Remove repeated tags")
 
     def make(self) -> Make | None:
-        """See Form."""
+        """Return the function that makes the edit; None while input is missing."""
         return bulk.remove_repeated
 
 
 class UnderscoresForm(Form):
-    """Underscores and spaces."""
+    """Form for converting between underscores and spaces."""
 
     def build(self) -> None:
-        """See Form."""
-        words = [self.tr("Spaces for underscores"), self.tr("Underscores for spaces")]
-        self.direction = self._choice(self.tr("Write"), words)
-        self._explain(self.tr("Faces such as ^_^ stay as they are."))
+        """Add the controls."""
+        words = [self.tr("Underscores to spaces"), self.tr("Spaces to underscores")]
+        self.direction = self._choice(self.tr("Convert"), words)
+        self._add_note(self.tr("Emoticons such as ^_^ stay unchanged."))
 
     def title(self) -> str:
-        """See Form."""
+        """Return the operation's name."""
         return self.tr("Underscores and spaces")
 
     def make(self) -> Make | None:
-        """See Form."""
+        """Return the function that makes the edit; None while input is missing."""
         return bulk.spaces_to_underscores if self.direction.currentIndex() else bulk.underscores_to_spaces
 
 
 class TidyForm(Form):
-    """Stray commas and spaces."""
+    """Form for cleaning up commas and spaces."""
 
     def build(self) -> None:
-        """See Form."""
-        self._explain(self.tr("Tags are parted by one comma and one space; empty ones and needless spaces go."))
+        """Add the controls."""
+        self._add_note(self.tr("Separates tags with “, ” and removes empty tags and extra spaces."))
 
     def title(self) -> str:
-        """See Form."""
-        return self.tr("Tidy commas and spaces")
+        """Return the operation's name."""
+        return self.tr("Clean up commas and spaces")
 
     def make(self) -> Make | None:
-        """See Form."""
+        """Return the function that makes the edit; None while input is missing."""
         return bulk.tidy
 
 
@@ -282,7 +284,7 @@ Scope = Literal["all", "shown", "selected"]
 
 
 class BulkDialog(QDialog):
-    """One edit of many captions; the preview is made by a worker and called off by the next key."""
+    """Dialog for one edit of many captions; a worker makes the preview, and further input cancels it."""
 
     said = Signal(str)
 
@@ -300,33 +302,33 @@ class BulkDialog(QDialog):
         self._pause = QTimer(self)
         self._pause.setSingleShot(True)
         self._pause.setInterval(_PAUSE_MS)
-        self.setWindowTitle(self.tr("Change many captions"))
+        self.setWindowTitle(self.tr("Edit many captions"))
         self.resize(900, 620)
         self._build()
-        self._listen()
+        self._connect_signals()
         self.operations.setCurrentRow(0)
-        self._look()
+        self._start_preview()
 
     @property
     def form(self) -> Form:
-        """The form of what is chosen."""
+        """Return the form of the selected operation."""
         form = self.stack.currentWidget()
         assert isinstance(form, Form)
         return form
 
     @property
     def scope(self) -> Scope:
-        """Which captions are meant."""
+        """Return the selected scope."""
         return next(scope for scope, button in self.scopes.items() if button.isChecked())
 
     # --- building
 
     def _build(self) -> None:
-        self.operations.setAccessibleName(self.tr("What to do"))
+        self.operations.setAccessibleName(self.tr("Operation"))
         self.operations.setFixedWidth(200)
         for kind in FORMS:
             form = kind(self._complete)
-            form.changed.connect(self._start_soon)
+            form.changed.connect(self._schedule_preview)
             self.stack.addWidget(form)
             item = QListWidgetItem(form.title(), self.operations)
             item.setSizeHint(QSize(0, self.fontMetrics().height() + 14))
@@ -354,7 +356,7 @@ class BulkDialog(QDialog):
 
     def _scope_row(self) -> QHBoxLayout:
         row, group = QHBoxLayout(), QButtonGroup(self)
-        row.addWidget(QLabel(self.tr("Of")))
+        row.addWidget(QLabel(self.tr("In")))
         for scope in _SCOPES:
             button = self.scopes[scope] = QRadioButton()
             group.addButton(button)
@@ -362,40 +364,40 @@ class BulkDialog(QDialog):
         row.addStretch(1)
         counts = {scope: len(self._pictures(scope)) for scope in _SCOPES}
         number = QLocale().toString
-        self.scopes["all"].setText(self.tr("all pictures ({count})").format(count=number(counts["all"])))
-        self.scopes["shown"].setText(self.tr("those shown ({count})").format(count=number(counts["shown"])))
-        self.scopes["selected"].setText(self.tr("those selected ({count})").format(count=number(counts["selected"])))
+        self.scopes["all"].setText(self.tr("all images ({count})").format(count=number(counts["all"])))
+        self.scopes["shown"].setText(self.tr("shown images ({count})").format(count=number(counts["shown"])))
+        self.scopes["selected"].setText(self.tr("selected images ({count})").format(count=number(counts["selected"])))
         for scope, button in self.scopes.items():
             button.setEnabled(counts[scope] > 0)
         chosen: Scope = "selected" if counts["selected"] > 1 else "shown" if counts["shown"] else "all"
         self.scopes[chosen].setChecked(True)
         return row
 
-    def _listen(self) -> None:
-        self.operations.currentRowChanged.connect(self._choose)
+    def _connect_signals(self) -> None:
+        self.operations.currentRowChanged.connect(self._on_operation_changed)
         for button in self.scopes.values():
-            button.toggled.connect(lambda on: self._start_soon() if on else None)
-        self._pause.timeout.connect(self._look)
+            button.toggled.connect(lambda on: self._schedule_preview() if on else None)
+        self._pause.timeout.connect(self._start_preview)
         self.buttons.accepted.connect(self._apply)
         self.buttons.rejected.connect(self.reject)
-        end = self._session.library.altered.connect(self._altered)
+        end = self._session.library.altered.connect(self._on_library_altered)
         self.finished.connect(lambda _: end())
-        self.finished.connect(lambda _: self._call_off())
+        self.finished.connect(lambda _: self._cancel_preview())
 
     def _complete(self, typed: str) -> Sequence[Completion]:
         return self._session.completer.complete(typed)
 
     # --- the preview
 
-    def _choose(self, row: int) -> None:
+    def _on_operation_changed(self, row: int) -> None:
         self.stack.setCurrentIndex(row)
-        # The forms differ in height; the preview gets what is left.
+        # Forms differ in height; the preview gets the remaining space.
         self.stack.setFixedHeight(self.form.sizeHint().height())
-        self._start_soon()
+        self._schedule_preview()
 
-    def _altered(self, altered: Altered) -> None:
+    def _on_library_altered(self, altered: Altered) -> None:
         if "caption" in altered.what or altered.added or altered.removed:
-            self._start_soon()
+            self._schedule_preview()
 
     def _pictures(self, scope: Scope) -> list[Picture]:
         view, library = self._session.view, self._session.library.pictures
@@ -403,24 +405,24 @@ class BulkDialog(QDialog):
             return list(library.values())
         return [library[number] for number in (view.ids if scope == "shown" else view.scope())]
 
-    def _start_soon(self) -> None:
-        """Make the preview anew after a pause; nothing can be applied that is not seen."""
-        self._call_off()
+    def _schedule_preview(self) -> None:
+        """Schedule a new preview; until it is shown, nothing can be applied."""
+        self._cancel_preview()
         self._edit = None
-        self._offer(0)
+        self._update_apply_button(0)
         self._pause.start()
 
-    def _look(self) -> None:
+    def _start_preview(self) -> None:
         make, lines = self.form.make(), self._lines
-        self._call_off()
+        self._cancel_preview()
         self.fault.hide()
         if make is None:
             self._show(None, 0)
             return
         captions = self._snapshot = CaptionSnapshots(self._pictures(self.scope))
-        self.count.setText(self.tr("Looking at %n caption(s)…", "", len(captions)))
+        self.count.setText(self.tr("Checking %n caption(s)…", "", len(captions)))
 
-        def have(edit: Edit) -> None:
+        def done(edit: Edit) -> None:
             if captions is self._snapshot:
                 self._show(edit, len(captions))
 
@@ -432,7 +434,7 @@ class BulkDialog(QDialog):
             elif not isinstance(fault, ImpastoError | CalledOffError):
                 raise fault
 
-        self._session.tasks.run(lambda: make(captions, lines), have, failed)
+        self._session.tasks.run(lambda: make(captions, lines), done, failed)
 
     def _show(self, edit: Edit | None, of: int) -> None:
         self._edit = edit
@@ -440,18 +442,18 @@ class BulkDialog(QDialog):
         self.preview.list.show(changes, self._row)
         words = self.tr("Changes {count} of %n caption(s)", "", of).format(count=QLocale().toString(len(changes)))
         self.count.setText(words if edit is not None else "")
-        self._offer(len(changes))
+        self._update_apply_button(len(changes))
 
     def _row(self, change: ValueChange) -> ChangeRow:
         picture = self._session.library.pictures.get(change.picture)
         before = None if change.before is None else str(change.before)
         return ChangeRow(picture.name if picture else "", before, str(change.after or ""))
 
-    def _offer(self, count: int) -> None:
+    def _update_apply_button(self, count: int) -> None:
         self.apply_button.setText(self.tr("Change %n caption(s)", "", count) if count else self.tr("Change"))
         self.apply_button.setEnabled(bool(count))
 
-    def _call_off(self) -> None:
+    def _cancel_preview(self) -> None:
         self._pause.stop()
         if self._snapshot:
             self._snapshot.call_off()

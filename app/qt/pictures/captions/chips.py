@@ -1,4 +1,4 @@
-"""The board of chips: every tag of a caption, or of many, in rows."""
+"""Tag chips: every tag of a caption, or of many captions, in rows."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from app.qt.theme import colours, icon
 from app.qt.widgets import flow
 
 _PAD, _ICON, _ROUND = 8, 14, 6
-_LONGEST = 320
-"""Pixels; a longer tag is cut with dots and stands whole in its tip."""
+_MAX_WIDTH = 320
+"""Maximum text width in px; longer tags are elided, with the full tag in the tooltip."""
 _REMOVE = (Qt.Key.Key_Delete, Qt.Key.Key_Backspace)
 _ENTER = (Qt.Key.Key_Return, Qt.Key.Key_Enter, Qt.Key.Key_F2, Qt.Key.Key_Space)
 _STEPS = (
@@ -37,42 +37,42 @@ _STEPS = (
     Qt.Key.Key_Home,
     Qt.Key.Key_End,
 )
-_OWN = (*_REMOVE, *_ENTER, *_STEPS)
+_HANDLED_KEYS = (*_REMOVE, *_ENTER, *_STEPS)
 
 
 @dataclass(frozen=True, slots=True)
 class ChipData:
-    """What a chip stands for: a tag of one caption, or one that `have` of `total` captions have."""
+    """Content of a chip: a tag of one caption, or a tag that `have` of `total` captions contain."""
 
     tag: str
     repeated: bool = False
-    """It stands further in front already."""
+    """Whether the tag already occurs earlier in the caption."""
     have: int = 1
     total: int = 1
     row: int = 0
-    """The line of the caption, where each line is an alternative."""
+    """Line of the tag if each line is a separate caption, else 0."""
 
     @property
     def mixed(self) -> bool:
-        """Tell whether only some of the captions have it."""
+        """Return whether only some of the captions have the tag."""
         return self.have < self.total
 
 
 class Chip(QAbstractButton):
-    """Click or arrow keys choose it, Delete or the cross removes it, Enter or a double click writes it anew.
+    """Chip of one tag: click or arrow keys select it, Delete or the cross removes it, Enter or a double click edits it.
 
-    A mixed one has a plus before it, which gives the tag to the others too; Enter does the same.
+    A mixed chip has a plus sign, which adds the tag to the other captions; Enter does the same.
     """
 
     remove_asked = Signal()
     edit_asked = Signal()
     add_asked = Signal()
     stepped = Signal(int)
-    """To another chip: a `Qt.Key` among the arrows, Home and End."""
+    """The user moves to another chip with a `Qt.Key`: an arrow key, Home or End."""
     carried = Signal(int)
-    """The keyboard moves the tag to the former place, -1, or the next one, 1."""
+    """The user moves the tag by keyboard, by -1 or 1."""
     dragged = Signal(QPoint)
-    """The mouse moves it; by where the pointer is on the board."""
+    """The user drags the tag; the argument is the position on the board."""
     dropped = Signal(QPoint)
 
     def __init__(self, board: QWidget) -> None:
@@ -87,7 +87,7 @@ class Chip(QAbstractButton):
         self.setCursor(Qt.CursorShape.ArrowCursor)
 
     def show_chip(self, chip: ChipData, movable: bool) -> None:
-        """Stand for this from now on."""
+        """Set the content."""
         if chip == self.chip and movable == self.movable:
             return
         self.chip, self.movable = chip, movable
@@ -100,24 +100,28 @@ class Chip(QAbstractButton):
         self.update()
 
     def sizeHint(self) -> QSize:  # noqa: N802
-        """Return the room that text and signs take; asked for many times at each layout, so measured once."""
+        """Return the size of text and icons, cached because each layout asks many times."""
         if self._size is None:
             measure = QFontMetrics(self.font())
-            width = min(measure.horizontalAdvance(self.text()), _LONGEST) + 2 * _PAD + _ICON + 4
+            width = min(measure.horizontalAdvance(self.text()), _MAX_WIDTH) + 2 * _PAD + _ICON + 4
             self._size = QSize(width + (_ICON + 4 if self.chip.mixed else 0), measure.height() + 10)
         return self._size
 
     # --- Qt's events
 
     def event(self, event: QEvent) -> bool:
-        """Keep the chip's keys from the window: Delete means the tag here, not the picture."""
-        if event.type() == QEvent.Type.ShortcutOverride and isinstance(event, QKeyEvent) and event.key() in _OWN:
+        """Take the chip's keys before the window: Delete removes the tag here, not the image."""
+        if (
+            event.type() == QEvent.Type.ShortcutOverride
+            and isinstance(event, QKeyEvent)
+            and event.key() in _HANDLED_KEYS
+        ):
             event.accept()
             return True
         return super().event(event)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
-        """See the class."""
+        """Remove, edit, move or leave the chip."""
         key = Qt.Key(event.key())
         carrying = bool(event.modifiers() & Qt.KeyboardModifier.ControlModifier)
         if key in _REMOVE:
@@ -132,14 +136,14 @@ class Chip(QAbstractButton):
             event.ignore()
 
     def mousePressEvent(self, event: QMouseEvent) -> None:  # noqa: N802
-        """Remember where a drag may begin."""
+        """Remember where a drag may start."""
         if event.button() == Qt.MouseButton.LeftButton:
             self._pressed = event.position().toPoint()
             self._dragging = False
         self.update()
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:  # noqa: N802
-        """Drag the tag, once the pointer is far enough."""
+        """Drag the tag once the pointer has moved far enough."""
         place = event.position().toPoint()
         if self._pressed is not None and self.movable:
             far = (place - self._pressed).manhattanLength() >= QApplication.startDragDistance()
@@ -150,7 +154,7 @@ class Chip(QAbstractButton):
         self.update()
 
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:  # noqa: N802
-        """End a drag, or do what was clicked."""
+        """End a drag, or run the clicked icon's action."""
         place, pressed, dragging = event.position().toPoint(), self._pressed, self._dragging
         self._pressed, self._dragging = None, False
         self.setCursor(Qt.CursorShape.ArrowCursor)
@@ -163,22 +167,22 @@ class Chip(QAbstractButton):
         self.update()
 
     def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:  # noqa: N802
-        """Write it anew."""
+        """Edit the tag."""
         if event.button() == Qt.MouseButton.LeftButton and not self.cross.contains(event.position().toPoint()):
             self.edit_asked.emit()
 
     def changeEvent(self, event: QEvent) -> None:  # noqa: N802
-        """Measure anew in another font."""
+        """Reset the cached size for a new font."""
         super().changeEvent(event)
         self._size = None
 
     def leaveEvent(self, event: QEvent) -> None:  # noqa: N802
-        """Show the cross as untouched."""
+        """Remove the hover look."""
         super().leaveEvent(event)
         self.update()
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
-        """Paint ground, edge, signs and text."""
+        """Paint background, border, icons and text."""
         look, painter = colours(), QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         focused = self.hasFocus()
@@ -197,12 +201,12 @@ class Chip(QAbstractButton):
 
     @property
     def cross(self) -> QRect:
-        """Where a click removes the tag."""
+        """Return the clickable area that removes the tag."""
         return QRect(self.width() - _ICON - _PAD + 3, (self.height() - _ICON) // 2, _ICON, _ICON)
 
     @property
     def plus(self) -> QRect:
-        """Where a click gives the tag to all; empty where all have it."""
+        """Return the clickable area that adds the tag to all captions; empty if all have it."""
         if not self.chip.mixed:
             return QRect()
         return QRect(_PAD - 3, (self.height() - _ICON) // 2, _ICON, _ICON)
@@ -226,19 +230,19 @@ class Chip(QAbstractButton):
 
     def _tip(self) -> str:
         if self.chip.repeated:
-            return self.tr("{tag}, which stands in this caption already").format(tag=self.chip.tag)
+            return self.tr("{tag}, already in this caption").format(tag=self.chip.tag)
         return self._words().replace("  ", ", ")
 
     def _help(self) -> str:
         if self.chip.mixed:
-            return self.tr("Enter gives the tag to all of them, Delete removes it from those that have it")
+            return self.tr("Enter adds the tag to all captions, Delete removes it from all")
         if self.movable:
-            return self.tr("Enter writes it anew, Delete removes it, Ctrl+Left and Ctrl+Right move it")
-        return self.tr("Enter writes it anew, Delete removes it")
+            return self.tr("Enter edits the tag, Delete removes it, Ctrl+Left and Ctrl+Right move it")
+        return self.tr("Enter edits the tag, Delete removes it")
 
 
 def chips_of(text: str, found: Sequence[TagSpan], lines: Lines) -> Sequence[ChipData]:
-    """Return the chips of one caption; a tag is repeated where it stands further in front of the same alternative."""
+    """Return the chips of one caption; a tag is repeated if it occurs earlier in the caption or line."""
     chips, seen = [], set()
     for piece in found:
         row = text.count("\n", 0, piece.start) if lines == "variants" else 0
@@ -252,34 +256,34 @@ _Key = Qt.Key
 
 
 class ChipEdit(QLineEdit):
-    """Stands over a chip while its tag is written anew: Enter takes it, Escape leaves the tag as it was."""
+    """Field over a chip for editing its tag: Enter accepts, Escape cancels."""
 
     done = Signal(bool)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
-        """See the class."""
+        """Accept with Enter, cancel with Escape."""
         if event.key() in (_Key.Key_Return, _Key.Key_Enter, _Key.Key_Escape):
             self.done.emit(event.key() != _Key.Key_Escape)
         else:
             super().keyPressEvent(event)
 
     def focusOutEvent(self, event: QFocusEvent) -> None:  # noqa: N802
-        """Take it: who clicks elsewhere means what he wrote."""
+        """Accept the edit when the user clicks elsewhere."""
         super().focusOutEvent(event)
         if event.reason() != Qt.FocusReason.PopupFocusReason:
             self.done.emit(True)
 
 
 class ChipBoard(QWidget):
-    """Numbers in the signals count the chips. One Tab stop: arrow keys go from chip to chip."""
+    """Board of chips with a single Tab stop; arrow keys move between chips. Signals carry chip indexes."""
 
     removed = Signal(int)
     edited = Signal(int, str)
     added = Signal(int)
     moved = Signal(int, int)
-    """The tag at the first place is to stand at the second."""
+    """The user moves the tag at the first index to the second."""
     left = Signal()
-    """The keyboard went past the last chip: on to the line below."""
+    """The user moved past the last chip; the focus should go to the field below."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -289,14 +293,14 @@ class ChipBoard(QWidget):
         self._target: int | None = None
         self._movable = True
         self._edit: ChipEdit | None = None
-        self._writing = 0
+        self._edited_index = 0
         policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Minimum)
         policy.setHeightForWidth(True)
         self.setSizePolicy(policy)
         self.setAccessibleName(self.tr("Tags"))
 
     def show_chips(self, chips: Sequence[ChipData], movable: bool) -> None:
-        """Show these in place of the former; the keyboard stays at the same place, and a tag that is being written."""
+        """Replace the chips; the focus stays at the same index, and an edit stays with its tag."""
         self._follow_edit(chips)
         focused = self._focused()
         self._movable = movable
@@ -315,7 +319,7 @@ class ChipBoard(QWidget):
             self.choose(min(focused, len(self.chips) - 1))
 
     def choose(self, number: int) -> None:
-        """Give a chip the keyboard; past the last one, and where there is none, leave the board."""
+        """Focus a chip; an index past the last one leaves the board."""
         if not 0 <= number < len(self.chips):
             if number >= len(self.chips) or not self.chips:
                 self.left.emit()
@@ -323,11 +327,11 @@ class ChipBoard(QWidget):
         self._mark_stop(number)
         self.chips[number].setFocus()
 
-    def write_anew(self, number: int) -> None:
-        """Let the user write a tag differently, in its place."""
+    def edit_tag(self, number: int) -> None:
+        """Let the user edit a tag in place."""
         self._close_edit(False)
         chip = self.chips[number]
-        self._writing = number
+        self._edited_index = number
         edit = self._edit = ChipEdit(chip.chip.tag, self)
         edit.setAccessibleName(self.tr("Tag"))
         self._place_edit()
@@ -337,34 +341,34 @@ class ChipBoard(QWidget):
         edit.setFocus()
 
     def stop_writing(self) -> None:
-        """Leave the tag that is being written as it was."""
+        """Cancel the edit in progress."""
         self._close_edit(False)
 
     # --- Qt's events
 
     def hasHeightForWidth(self) -> bool:  # noqa: N802
-        """Return that the height follows from the width."""
+        """Return True: the height depends on the width."""
         return True
 
     def heightForWidth(self, width: int) -> int:  # noqa: N802
-        """Return the height that all rows take."""
+        """Return the height of all rows at this width."""
         return self._places(width)[1]
 
     def sizeHint(self) -> QSize:  # noqa: N802
-        """Return the size at the width of now."""
+        """Return the size at the current width."""
         return QSize(200, self.heightForWidth(max(self.width(), 120)))
 
     def minimumSizeHint(self) -> QSize:  # noqa: N802
-        """Return the same: what scrolls it gives it all its height."""
+        """Return the full height: the scroll area around the board scrolls it."""
         return QSize(60, self.heightForWidth(max(self.width(), 120)))
 
     def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802
-        """Arrange the chips anew."""
+        """Arrange the chips at the new width."""
         super().resizeEvent(event)
         self._arrange()
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
-        """Mark the place where a dragged tag would fall."""
+        """Mark where a dragged tag would be inserted."""
         if self._target is None or not self.chips:
             return
         painter = QPainter(self)
@@ -379,7 +383,7 @@ class ChipBoard(QWidget):
         chip = Chip(self)
         number = partial(self._number, chip)
         chip.remove_asked.connect(lambda: self.removed.emit(number()))
-        chip.edit_asked.connect(lambda: self.write_anew(number()))
+        chip.edit_asked.connect(lambda: self.edit_tag(number()))
         chip.add_asked.connect(lambda: self.added.emit(number()))
         chip.stepped.connect(lambda key: self._step(number(), key))
         chip.carried.connect(lambda by: self._carry(number(), by))
@@ -394,7 +398,7 @@ class ChipBoard(QWidget):
         return next((number for number, chip in enumerate(self.chips) if chip.hasFocus()), None)
 
     def _mark_stop(self, number: int) -> None:
-        """Make one chip the board's Tab stop."""
+        """Make a chip the board's Tab stop."""
         self._current = number
         for place, chip in enumerate(self.chips):
             chip.setFocusPolicy(Qt.FocusPolicy.StrongFocus if place == number else Qt.FocusPolicy.ClickFocus)
@@ -409,7 +413,7 @@ class ChipBoard(QWidget):
         self.choose(goals[key] if key in goals else self._beside(number, 1 if key == int(_Key.Key_Down) else -1))
 
     def _beside(self, number: int, down: int) -> int:
-        """Return the chip above or below; past the last row, the number after the last chip."""
+        """Return the index of the chip above or below; below the last row, the number of chips."""
         here = self.chips[number].geometry().center()
         rows = sorted({chip.y() for chip in self.chips})
         row = rows.index(self.chips[number].y()) + down
@@ -437,7 +441,7 @@ class ChipBoard(QWidget):
             self.choose(target)
 
     def _slot(self, place: QPoint) -> int:
-        """Return before which chip a tag falls that is let go here; their number is after the last."""
+        """Return the index at which a tag dropped here is inserted."""
         for number, chip in enumerate(self.chips):
             box = chip.geometry()
             if place.y() < box.top() - _GAP or (place.y() <= box.bottom() + _GAP and place.x() < box.center().x()):
@@ -460,19 +464,19 @@ class ChipBoard(QWidget):
 
     def _place_edit(self) -> None:
         if self._edit is not None:
-            chip = self.chips[self._writing]
+            chip = self.chips[self._edited_index]
             width = min(self.width() - chip.x(), max(chip.width() + 40, 140))
             self._edit.setGeometry(chip.x(), chip.y(), width, chip.height())
             self._edit.raise_()
 
     def _follow_edit(self, chips: Sequence[ChipData]) -> None:
-        """Keep what is being written with its tag, wherever that is now; without it there is nothing to replace."""
+        """Keep the edit in progress with its tag; cancel it if the tag is gone."""
         if self._edit is None:
             return
-        tag, number = self.chips[self._writing].chip.tag, self._writing
+        tag, number = self.chips[self._edited_index].chip.tag, self._edited_index
         places = [place for place, chip in enumerate(chips) if chip.tag == tag]
         if places:
-            self._writing = min(places, key=lambda place: abs(place - number))
+            self._edited_index = min(places, key=lambda place: abs(place - number))
         else:
             self._close_edit(False)
 
@@ -480,7 +484,7 @@ class ChipBoard(QWidget):
         edit, self._edit = self._edit, None
         if edit is None:
             return
-        tag, number, focused = edit.text().strip(), self._writing, edit.hasFocus()
+        tag, number, focused = edit.text().strip(), self._edited_index, edit.hasFocus()
         edit.hide()
         edit.deleteLater()
         if focused:

@@ -1,4 +1,4 @@
-"""The caption editor: one caption or many, as chips and as text, both always the same words."""
+"""The caption editor: one caption or many, as tag chips and as text, which always match."""
 
 from __future__ import annotations
 
@@ -37,30 +37,30 @@ from app.qt.pictures.captions.text import LIMITS, CaptionText, Ruler
 from app.qt.widgets import ComboBox, until_destroyed
 
 AT_ONCE = 500
-"""Captions that are looked at in the window's own thread; more are looked at by a worker."""
-_MOST_CHIPS = 120
-"""Making one takes some 0.2 ms the first time."""
+"""Maximum number of captions that are processed on the main thread; a worker processes more."""
+_CHIP_LIMIT = 120
+"""Maximum number of chips shown at first; creating one takes about 0.2 ms."""
 _TYPING_MS = 1500
-"""A pause of typing after which what is typed next is another step to undo."""
+"""Pause in typing after which further typing becomes a new undo step."""
 _GATHER_MS = 40
 
 
 class CaptionEditor(QWidget):
-    """Edits the captions of the selected pictures, or of the current one where none is selected.
+    """Editor of the captions of the selected images, or of the current image if none is selected.
 
-    What a filter hides is not edited: nobody sees what would happen to it. Every change is an edit in the history.
-    `said` carries sentences for the status line.
+    Images hidden by a filter are not edited, since the user could not see the change. Every change is an edit in the
+    undo history. `said` emits messages for the status bar.
     """
 
     said = Signal(str)
     left = Signal()
-    """The keyboard is to go back to the pictures."""
+    """The focus should return to the images."""
 
     def __init__(self, session: Session, commands: Commands, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._session = session
-        self._chosen, self._ending = Chosen(session), False
-        self._most = _MOST_CHIPS
+        self._chosen, self._closing = Chosen(session), False
+        self._chip_limit = _CHIP_LIMIT
         self._pieces: list[TagSpan] = []
         self._typing = False
         self._snapshot: CaptionSnapshots | None = None
@@ -72,50 +72,50 @@ class CaptionEditor(QWidget):
         self.limit, self.variants = ComboBox(), QCheckBox()
         self.ruler = Ruler(session.tasks, self)
         self._pause = self._timer(_TYPING_MS, self._end_typing)
-        self._gather = self._timer(_GATHER_MS, self._summarise)
+        self._gather = self._timer(_GATHER_MS, self._summarize)
         self._commands = commands
         commands.add(ACTIONS, self)
         self.safety = SaveStatusPanel(session)
         self._build()
-        self._listen()
-        self._choose()
+        self._connect_signals()
+        self._on_view_changed()
 
-    # --- what the table of actions names
+    # --- methods named in the table of actions
 
     def type_tag(self) -> None:
-        """Go to the line of tags."""
+        """Focus the tag field."""
         self.line.setFocus(Qt.FocusReason.ShortcutFocusReason)
         self.line.selectAll()
 
     def write_text(self) -> None:
-        """Go to the text."""
+        """Focus the text field."""
         self.text.setFocus(Qt.FocusReason.ShortcutFocusReason)
 
     def finish(self) -> None:
-        """Add what stands in the line of tags without Enter: the window closes, and nothing typed is lost."""
-        self._ending = True
+        """Add the tags that were typed without Enter, before the window closes."""
+        self._closing = True
         if self._chosen:
             self.line.enter()
-        self._ending = False
+        self._closing = False
 
     def next_without(self) -> None:
-        """Go to the next shown picture without caption, round and round."""
+        """Go to the next shown image without a caption, wrapping around at the end."""
         view, library = self._session.view, self._session.library.pictures
         start = view.ids.index(view.current) + 1 if view.current in view.ids else 0
         order = view.ids[start:] + view.ids[:start]
         found = next((number for number in order if not (library[number].caption or "").strip()), None)
         if found is None:
-            self.said.emit(self.tr("All pictures shown have a caption."))
+            self.said.emit(self.tr("All shown images have captions."))
         else:
             view.select({found}, found)
 
     def read_lines(self, variants: bool) -> None:
-        """Read lines as alternatives, or as one caption."""
+        """Set whether each line is a separate caption."""
         self._session.target.set("lines", "variants" if variants else "caption")
         self._commands.refresh()
 
     def change_many(self) -> None:
-        """Open the dialog that changes many captions."""
+        """Open the dialog for editing many captions."""
         from app.qt.pictures.captions.bulk_dialog import BulkDialog
 
         dialog = BulkDialog(self._session, self._lines, self.window())
@@ -123,7 +123,7 @@ class CaptionEditor(QWidget):
         self._open(dialog)
 
     def restore(self) -> None:
-        """Open the dialog that brings original captions back."""
+        """Open the dialog that restores original captions."""
         from app.qt.pictures.captions.recovery_dialogs import RestoreDialog
 
         dialog = RestoreDialog(self._session, self.window())
@@ -131,51 +131,51 @@ class CaptionEditor(QWidget):
         self._open(dialog)
 
     def retry(self) -> None:
-        """Try again what could not be saved."""
+        """Try again to save the edits that failed."""
         self._session.saver.hurry()
 
     def choose(self) -> None:
-        """Open the dialog for what another program changed too."""
+        """Open the dialog that resolves conflicts with other programs."""
         from app.qt.pictures.captions.recovery_dialogs import ConflictsDialog
 
         self._open(ConflictsDialog(self._session, self.window()))
 
     def show_recovered(self) -> None:
-        """Show what a session that crashed had left unsaved."""
+        """Show the edits recovered after a crash."""
         from app.qt.pictures.captions.recovery_dialogs import RecoveredDialog
 
         self._open(RecoveredDialog(self._session, self.window()))
 
     def has_problems(self) -> bool:
-        """Tell whether something could not be saved."""
+        """Return whether some edits could not be saved."""
         return bool(self._session.saver.now.problems)
 
     def has_conflicts(self) -> bool:
-        """Tell whether the user has to choose."""
+        """Return whether there are unresolved conflicts."""
         return bool(self._session.saver.now.conflicts)
 
     def has_recovered(self) -> bool:
-        """Tell whether a session had crashed."""
+        """Return whether edits were recovered after a crash."""
         return bool(self._session.saver.recovered)
 
     def has_pictures(self) -> bool:
-        """Tell whether there is a caption to edit."""
+        """Return whether there is a caption to edit."""
         return bool(self._chosen)
 
     def has_one(self) -> bool:
-        """Tell whether it is just one."""
+        """Return whether exactly one caption is edited."""
         return len(self._chosen) == 1
 
     def has_shown(self) -> bool:
-        """Tell whether any picture is shown."""
+        """Return whether any image is shown."""
         return bool(self._session.view.ids)
 
     def has_any(self) -> bool:
-        """Tell whether there is any picture."""
+        """Return whether any image is open."""
         return bool(self._session.library.pictures)
 
     def are_variants(self) -> bool:
-        """Tell whether lines are read as alternatives."""
+        """Return whether each line is a separate caption."""
         return self._lines == "variants"
 
     @property
@@ -194,11 +194,13 @@ class CaptionEditor(QWidget):
         self.state.setWordWrap(True)
         self.hint.setProperty("role", "muted")
         self.hint.setWordWrap(True)
-        self.variants.setText(self.tr("Each line is a caption of its own"))
+        self.variants.setText(self.tr("Each line is a separate caption"))
         for limit in LIMITS:
             self.limit.addItem(str(limit), limit)
-        self.limit.setAccessibleName(self.tr("Tokens that training reads"))
-        self.limit.setToolTip(self.tr("How many tokens of a caption training reads: 75 in each row of the encoder"))
+        self.limit.setAccessibleName(self.tr("Token limit"))
+        self.limit.setToolTip(
+            self.tr("Maximum caption length in training, in chunks of 75 tokens (kohya: max_token_length)")
+        )
         self.count.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         area = QScrollArea()
         area.setWidget(self.chips)
@@ -221,7 +223,7 @@ class CaptionEditor(QWidget):
         column.addWidget(self.text, 2)
         column.addWidget(self.variants)
         column.addLayout(self._row(self.count, self.limit))
-        column.addStretch()  # room only while nothing is shown that wants it
+        column.addStretch()  # takes the space that no visible widget needs
 
     def _row(self, wide: QWidget, small: QWidget) -> QHBoxLayout:
         row = QHBoxLayout()
@@ -244,7 +246,7 @@ class CaptionEditor(QWidget):
         timer.timeout.connect(work)
         return timer
 
-    def _listen(self) -> None:
+    def _connect_signals(self) -> None:
         self.line.entered.connect(self._add)
         self.line.back.connect(lambda: self.chips.choose(len(self.chips.chips) - 1))
         self.line.left.connect(self.left)
@@ -253,7 +255,7 @@ class CaptionEditor(QWidget):
         self.chips.edited.connect(self._rename)
         self.chips.added.connect(lambda number: self._add(self.chips.chips[number].chip.tag, False))
         self.chips.moved.connect(self._move)
-        self.text.edited.connect(self._typed)
+        self.text.edited.connect(self._on_text_edited)
         self.text.paused.connect(self._end_typing)
         self.text.left.connect(self.left)
         for field in (self.line, self.text):
@@ -268,39 +270,39 @@ class CaptionEditor(QWidget):
         session = self._session
         until_destroyed(
             self,
-            session.view.selection.connect(lambda _: self._choose()),
-            session.view.shown.connect(lambda _: self._choose()),
-            session.library.altered.connect(self._altered),
+            session.view.selection.connect(lambda _: self._on_view_changed()),
+            session.view.shown.connect(lambda _: self._on_view_changed()),
+            session.library.altered.connect(self._on_library_altered),
             session.saver.state.connect(lambda _: self._commands.refresh()),
             session.target.changed.connect(lambda _: self._show()),
         )
 
-    # --- what is shown
+    # --- display
 
-    def _choose(self) -> None:
+    def _on_view_changed(self) -> None:
         if self._chosen.follow():
             self._end_typing()
             self.chips.stop_writing()
-            self._most = _MOST_CHIPS
+            self._chip_limit = _CHIP_LIMIT
             self._show()
-        self._tell_hint()
+        self._update_hint()
 
-    def _altered(self, altered: Altered) -> None:
+    def _on_library_altered(self, altered: Altered) -> None:
         if self._chosen.touched(altered):
             if len(self._chosen) > 1:
                 self._gather.start()
             else:
                 self._show()
         elif altered.removed:
-            self._choose()
+            self._on_view_changed()
 
     def _show(self) -> None:
-        """Show the pictures' captions as they are now."""
-        self._call_off()
+        """Update the display to the current captions."""
+        self._cancel_summary()
         one = len(self._chosen) == 1
         self.line.setVisible(bool(self._chosen))
         self._area.setVisible(bool(self._chosen))
-        self._tell_hint()
+        self._update_hint()
         for part in (self.text, self.count, self.limit):
             part.setVisible(one)
         if one:
@@ -310,13 +312,13 @@ class CaptionEditor(QWidget):
             self.variants.hide()
             if len(self._chosen) > AT_ONCE:
                 self._show_chips([], movable=False)
-                self._tell(self._words.title(len(self._chosen), self._chosen.hidden), "", "muted")
-                self._gather.start()  # in an event of its own: taking many in has cost enough of this one
+                self._set_header(self._words.title(len(self._chosen), self._chosen.hidden), "", "muted")
+                self._gather.start()  # in a later event: selecting many has already taken enough time in this one
             else:
-                self._summarise()
+                self._summarize()
 
-    def _tell_hint(self) -> None:
-        """Say what can be done, and which of the chosen pictures are left alone."""
+    def _update_hint(self) -> None:
+        """Show what the user can do, and how many selected images are hidden."""
         words = self._words.hint(len(self._chosen), self._chosen.hidden)
         self.hint.setText(words)
         self.hint.setVisible(bool(words))
@@ -325,16 +327,16 @@ class CaptionEditor(QWidget):
         text = picture.caption or ""
         self._pieces = pieces(text, self._lines)
         self.text.show_text(text)
-        chips = chips_of(text, self._pieces[: self._most], self._lines)
+        chips = chips_of(text, self._pieces[: self._chip_limit], self._lines)
         self._show_chips(chips, movable=True, more=len(self._pieces) - len(chips))
         self.variants.setVisible("\n" in text.strip() or self._lines == "variants")
         self.variants.setChecked(self._lines == "variants")
-        self._tell(picture.name, *self._words.of_one(picture, self._lines))
+        self._set_header(picture.name, *self._words.of_one(picture, self._lines))
         self._measure()
 
-    def _summarise(self) -> None:
-        """Look at many captions: here where they are few, else behind."""
-        self._call_off()
+    def _summarize(self) -> None:
+        """Summarize many captions: here if they are few, else on a worker."""
+        self._cancel_summary()
         if len(self._chosen) < 2:
             self._show_many(Summary(0, (), (), 0, 0))
             return
@@ -357,8 +359,10 @@ class CaptionEditor(QWidget):
         count = summary.captions
         chips = [ChipData(tag, have=count, total=count) for tag in summary.common]
         chips += [ChipData(tag, have=have, total=count) for tag, have in summary.mixed]
-        self._show_chips(chips[: self._most], movable=False, more=len(chips) - self._most)
-        self._tell(self._words.title(count, self._chosen.hidden), *self._words.of_many(summary, self._chosen.pictures))
+        self._show_chips(chips[: self._chip_limit], movable=False, more=len(chips) - self._chip_limit)
+        self._set_header(
+            self._words.title(count, self._chosen.hidden), *self._words.of_many(summary, self._chosen.pictures)
+        )
 
     def _show_chips(self, chips: Sequence[ChipData], movable: bool, more: int = 0) -> None:
         self.chips.show_chips(chips, movable)
@@ -366,10 +370,10 @@ class CaptionEditor(QWidget):
         self.more.setVisible(more > 0)
 
     def _show_more(self) -> None:
-        self._most *= 2
+        self._chip_limit *= 2
         self._show()
 
-    def _tell(self, title: str, state: str, role: str) -> None:
+    def _set_header(self, title: str, state: str, role: str) -> None:
         self.title.setText(self.title.fontMetrics().elidedText(title, Qt.TextElideMode.ElideMiddle, self.width() - 60))
         self.title.setToolTip(title)
         self.state.setText(state)
@@ -378,7 +382,7 @@ class CaptionEditor(QWidget):
         self.state.setVisible(bool(state))
 
     def _measure(self) -> None:
-        """Count the tokens of the one caption and mark where training cuts it."""
+        """Count the tokens of a single caption and mark where training truncates it."""
         if len(self._chosen) != 1:
             return
         self.limit.setCurrentIndex(self.limit.findData(self._session.target.aim.tokens))
@@ -392,17 +396,17 @@ class CaptionEditor(QWidget):
         self.count.style().polish(self.count)
 
     def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802
-        """Cut the title anew."""
+        """Elide the title to the new width."""
         super().resizeEvent(event)
         title = self.title.toolTip()
         self.title.setText(self.title.fontMetrics().elidedText(title, Qt.TextElideMode.ElideMiddle, self.width() - 60))
 
-    # --- what the user does
+    # --- user actions
 
     def _add(self, text: str, front: bool) -> None:
-        tags = split_tags(text, "variants")  # of a list that was pasted each line is a tag of its own
+        tags = split_tags(text, "variants")  # each line of a pasted list is a tag
         at = 0 if front else None
-        if tags:  # and not commas alone
+        if tags:  # not if there are only commas
             self._do(lambda captions: add_tags(captions, tags, at, self._lines), self._words.there_already(tags))
 
     def _remove(self, number: int) -> None:
@@ -427,9 +431,9 @@ class CaptionEditor(QWidget):
         text = move_piece(self._chosen.pictures[0].caption or "", self._pieces, source, target)
         self._rewrite(f"Move {self._pieces[source].tag} in {self._chosen.pictures[0].name}", text)
 
-    def _typed(self, text: str) -> None:
+    def _on_text_edited(self, text: str) -> None:
         picture = self._chosen.pictures[0]
-        name = f"Write the caption of {picture.name}"
+        name = f"Edit the caption of {picture.name}"
         joins, self._typing = self._typing, True
         self._session.history.do(Edit(name, (ValueChange(picture.id, "caption", picture.caption, text),)), joins=joins)
         self._pause.start()
@@ -445,7 +449,7 @@ class CaptionEditor(QWidget):
             self._session.history.do(Edit(name, (ValueChange(picture.id, "caption", picture.caption, text),)))
 
     def _do(self, make: Callable[[Sequence[SnapshotCaption]], Edit], nothing: str = "") -> None:
-        """Make an edit of all captions: here where they are few or the window waits for it to close, else behind."""
+        """Edit all captions: here if they are few or the window is closing, else on a worker."""
         self._end_typing()
         captions = CaptionSnapshots(self._chosen.pictures)
 
@@ -456,7 +460,7 @@ class CaptionEditor(QWidget):
             elif nothing:
                 self.said.emit(nothing)
 
-        if self._ending or len(captions) <= AT_ONCE:
+        if self._closing or len(captions) <= AT_ONCE:
             have(make(captions))
         else:
             self._session.tasks.run(lambda: make(captions), have, raise_again)
@@ -474,7 +478,7 @@ class CaptionEditor(QWidget):
         besides = split_tags(self._chosen.pictures[0].caption, self._lines) if one else ()
         return self._session.completer.complete(typed, besides=besides)
 
-    def _call_off(self) -> None:
+    def _cancel_summary(self) -> None:
         self._gather.stop()
         if self._snapshot:
             self._snapshot.call_off()

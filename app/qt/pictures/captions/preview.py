@@ -1,4 +1,4 @@
-"""Shows what an edit would change: each caption before and after, with the words marked that differ."""
+"""Preview of an edit: each caption before and after, with the differences marked."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from app.qt.theme import colours
 
 _Index = QModelIndex | QPersistentModelIndex
 _PAD, _NAME = 8, 150
-_AROUND = 24
-"""Characters shown before the first difference of a caption that is too long to be shown from its beginning."""
+_CONTEXT = 24
+"""Characters to show before the first difference of a caption that is too long to show in full."""
 _compared = lru_cache(maxsize=512)(differences)
 
 
 class ChangeRow(NamedTuple):
-    """One change as it is shown."""
+    """One row of the preview."""
 
     name: str
     before: str | None
-    """None: there is nothing yet."""
+    """Old caption; None if there is none."""
     after: str
 
 
 class PreviewModel(QAbstractListModel):
-    """Changes of any kind, turned into rows when they are looked at: a hundred thousand cost nothing before."""
+    """List model of changes, converted to rows on demand, so that 100,000 changes cost nothing up front."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -38,17 +38,17 @@ class PreviewModel(QAbstractListModel):
         self._row: Callable[[Any], ChangeRow] = lambda change: change
 
     def show(self, changes: Sequence[Any], row: Callable[[Any], ChangeRow]) -> None:
-        """Show these in place of the former; `row` says how one of them is shown."""
+        """Replace the changes; `row` converts one of them."""
         self.beginResetModel()
         self.changes, self._row = changes, row
         self.endResetModel()
 
     def rowCount(self, parent: _Index = QModelIndex()) -> int:  # noqa: B008, N802 - Qt's signature
-        """Return how many there are."""
+        """Return the number of changes."""
         return 0 if parent.isValid() else len(self.changes)
 
     def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> object:
-        """Return the name; for screen readers and as a tip what becomes of what."""
+        """Return the name, or the whole change as tooltip and for screen readers."""
         if not index.isValid():
             return None
         row = self.row(index)
@@ -60,16 +60,16 @@ class PreviewModel(QAbstractListModel):
         return None
 
     def row(self, index: _Index) -> ChangeRow:
-        """Return one change."""
+        """Return one change as a row."""
         return self._row(self.changes[index.row()])
 
     def before(self, row: ChangeRow) -> str:
-        """Return what is there now, in words where it is nothing."""
+        """Return the old caption, or "no caption"."""
         return self.tr("no caption") if row.before is None else row.before
 
 
 class PreviewDelegate(QStyledItemDelegate):
-    """The name at the left; beside it the caption as it is, and below that as it would be."""
+    """Delegate that paints the name, and beside it the old caption above the new one."""
 
     def sizeHint(self, option: QStyleOptionViewItem, index: _Index) -> QSize:  # noqa: N802
         """Return the height of two lines."""
@@ -101,7 +101,7 @@ class PreviewDelegate(QStyledItemDelegate):
         found = _compared(before, after)
         first = min((span.start for span in (*found.gone[:1], *found.new[:1])), default=0)
         longest = max(before, after, key=len)
-        start = max(0, first - _AROUND) if option.fontMetrics.horizontalAdvance(longest) > box.width() else 0
+        start = max(0, first - _CONTEXT) if option.fontMetrics.horizontalAdvance(longest) > box.width() else 0
         upper = QRect(box.left(), box.top(), box.width(), box.height() // 2)
         lower = upper.translated(0, upper.height())
         if change.before is None:
@@ -115,7 +115,7 @@ class PreviewDelegate(QStyledItemDelegate):
 
 
 class ChangeList(QTreeView):
-    """The list of changes."""
+    """List view of changes."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -131,12 +131,12 @@ class ChangeList(QTreeView):
 
 
 def _font(font: QFont, *, strike: bool) -> QFont:
-    """Return the font of a difference: told by more than its colour."""
-    made = QFont(font)
-    made.setStrikeOut(strike)
-    made.setUnderline(not strike)
-    made.setBold(not strike)
-    return made
+    """Return the font of a difference, which must not be marked by color alone."""
+    result = QFont(font)
+    result.setStrikeOut(strike)
+    result.setUnderline(not strike)
+    result.setBold(not strike)
+    return result
 
 
 def _paint_text(
@@ -148,7 +148,7 @@ def _paint_text(
     plain: tuple[QFont, str],
     other: tuple[QFont, str],
 ) -> None:
-    """Paint a text from a place on, its marked parts in another font and colour, as far as the box reaches."""
+    """Paint a text from position `start`, its marked parts in another font and color, elided to the box."""
     text = text.replace("\n", "\u21b5")
     runs = [("\u2026", plain)] if start else []
     place = start

@@ -1,4 +1,4 @@
-"""The dialog that brings captions back to what they were before the app first wrote them."""
+"""Dialogs for restoring original captions, resolving conflicts, and showing recovered edits."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from trainer.protocol.reading import read_bytes
 
 
 class RestoreDialog(QDialog):
-    """Lists the caption files of a dataset that are not what they were; restores those chosen, or all."""
+    """Dialog that lists changed caption files of a dataset and restores the originals of some or all."""
 
     said = Signal(str)
 
@@ -60,8 +60,8 @@ class RestoreDialog(QDialog):
         self.chosen = self.buttons.addButton("", role)
         self.all = self.buttons.addButton("", role)
         self._build()
-        self.datasets.currentIndexChanged.connect(lambda _: self._turn())
-        self.preview.selectionModel().selectionChanged.connect(self._offer)
+        self.datasets.currentIndexChanged.connect(lambda _: self._on_dataset_changed())
+        self.preview.selectionModel().selectionChanged.connect(self._on_selection_changed)
         self.chosen.clicked.connect(lambda: self._restore(self._selected()))
         self.all.clicked.connect(lambda: self._restore(self.preview.list.changes))
         self.buttons.rejected.connect(self.reject)
@@ -75,10 +75,10 @@ class RestoreDialog(QDialog):
         self.fault.setWordWrap(True)
         self.fault.setProperty("role", "bad")
         self.fault.hide()
-        self.preview.setAccessibleName(self.tr("Captions that are not what they were"))
+        self.preview.setAccessibleName(self.tr("Changed captions"))
         self.preview.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
         row = QHBoxLayout()
-        row.addWidget(QLabel(self.tr("Captions of")))
+        row.addWidget(QLabel(self.tr("Dataset")))
         row.addWidget(self.datasets)
         row.addStretch(1)
         column = QVBoxLayout(self)
@@ -92,20 +92,20 @@ class RestoreDialog(QDialog):
 
     @property
     def root(self) -> str:
-        """The dataset's folder."""
+        """Return the selected dataset's folder."""
         return str(self.datasets.currentData() or "")
 
-    def _turn(self) -> None:
-        """Begin with another dataset: what hindered the one before is none of its."""
+    def _on_dataset_changed(self) -> None:
+        """Show another dataset, without the error of the previous one."""
         self.fault.hide()
         self._look()
 
     def _look(self) -> None:
-        """Compare the originals of the dataset with its files, behind; what waits to be written is written first."""
+        """Compare the originals of the dataset with its files on a worker, after writing pending edits."""
         self._show([])
         self.told.setText(self.tr("Comparing…"))
         if not self.root:
-            self._have([])
+            self._on_compared([])
             return
         saver, backups, root = self._session.saver, self._session.backups, self.root
 
@@ -114,32 +114,32 @@ class RestoreDialog(QDialog):
             return _changed(backups, root)
 
         def have(rows: Sequence[tuple[str, ChangeRow]]) -> None:
-            if root == self.root:  # else another dataset was chosen meanwhile
-                self._have(rows)
+            if root == self.root:  # the user may have selected another dataset
+                self._on_compared(rows)
 
         def failed(fault: OSError) -> None:
             if root == self.root:
                 self.told.setText("")
-                self._tell(fault, self.tr("Open this window again when that is mended."))
+                self._show_error(fault, self.tr("Fix the problem, then open this window again."))
 
         self._session.tasks.run(compare, while_there(self, have), only(OSError, while_there(self, failed)))
 
-    def _have(self, rows: Sequence[tuple[str, ChangeRow]]) -> None:
-        words = self.tr("%n caption file(s) changed since Impasto first wrote there.", "", len(rows))
-        words += " " + self.tr("The upper line is what stands there, the lower one the original.")
-        words += " " + self.tr("What stands there now is kept too.")
-        self.told.setText(words if rows else self.tr("All captions are what they were before Impasto."))
+    def _on_compared(self, rows: Sequence[tuple[str, ChangeRow]]) -> None:
+        words = self.tr("%n caption file(s) changed since Impasto first edited them.", "", len(rows))
+        words += " " + self.tr("Each row shows the current caption above the original.")
+        words += " " + self.tr("The current version is kept as a backup.")
+        self.told.setText(words if rows else self.tr("All captions are unchanged since before Impasto."))
         self._show(rows)
 
     def _show(self, rows: Sequence[tuple[str, ChangeRow]]) -> None:
         self.preview.list.show(rows, lambda pair: pair[1])
-        self._offer(QItemSelection(), QItemSelection())
+        self._on_selection_changed(QItemSelection(), QItemSelection())
 
-    def _offer(self, _: QItemSelection, __: QItemSelection) -> None:
+    def _on_selection_changed(self, _: QItemSelection, __: QItemSelection) -> None:
         count, chosen = len(self.preview.list.changes), len(self._selected())
         self.all.setText(self.tr("Restore all %n", "", count) if count else self.tr("Restore all"))
         self.all.setEnabled(bool(count))
-        self.chosen.setText(self.tr("Restore the %n chosen", "", chosen) if chosen else self.tr("Restore those chosen"))
+        self.chosen.setText(self.tr("Restore %n selected", "", chosen) if chosen else self.tr("Restore selected"))
         self.chosen.setEnabled(bool(chosen))
 
     def _selected(self) -> list[tuple[str, ChangeRow]]:
@@ -148,7 +148,7 @@ class RestoreDialog(QDialog):
 
     def _restore(self, rows: Sequence[tuple[str, ChangeRow]]) -> None:
         files = [file for file, _ in rows]
-        self._show([])  # nothing of it is asked for twice
+        self._show([])  # nothing can be restored twice
         self.datasets.setEnabled(False)
         self.told.setText(self.tr("Restoring…"))
         saver, backups, root = self._session.saver, self._session.backups, self.root
@@ -157,27 +157,27 @@ class RestoreDialog(QDialog):
             saver.flush()
             return backups.restore(root, files)
 
-        def have(written: Sequence[Written]) -> None:
+        def done(written: Sequence[Written]) -> None:
             self._session.rewriter.record(_restored_name(len(written)), Path(root), written)
             self._session.datasets.refresh(whole=True)
-            told(len(written))
+            report(len(written))
 
-        told, failed = while_there(self, self._restored), only(OSError, while_there(self, self._refused))
-        self._session.history.settle(lambda: self._session.tasks.run(restore, have, failed))
+        report, failed = while_there(self, self._on_restored), only(OSError, while_there(self, self._on_restore_failed))
+        self._session.history.settle(lambda: self._session.tasks.run(restore, done, failed))
 
-    def _restored(self, count: int) -> None:
+    def _on_restored(self, count: int) -> None:
         self.datasets.setEnabled(True)
-        self.said.emit(self.tr("%n caption file(s) restored.", "", count))
-        self._turn()
+        self.said.emit(self.tr("Restored %n caption file(s).", "", count))
+        self._on_dataset_changed()
 
-    def _refused(self, fault: OSError) -> None:
-        """Say what hinders it, and show what is left to restore."""
+    def _on_restore_failed(self, fault: OSError) -> None:
+        """Show the error and the files that still need to be restored."""
         self.datasets.setEnabled(True)
-        self._tell(fault, self.tr("These files still need to be restored. Fix the problem, then try again."))
+        self._show_error(fault, self.tr("These files still need to be restored. Fix the problem, then try again."))
         self._look()
 
-    def _tell(self, fault: OSError, remedy: str) -> None:
-        """Say what hinders it; nothing of this is tried again by itself, as edits are."""
+    def _show_error(self, fault: OSError, remedy: str) -> None:
+        """Show an error; unlike edits, restoring is not retried automatically."""
         reason = refusal(fault, Path(self.root))
         self.fault.setText(in_words(DatasetError(reason.code, reason.sentence, remedy)))
         self.fault.show()
@@ -188,7 +188,7 @@ def _restored_name(count: int) -> str:
 
 
 def _changed(backups: Backups, root: str) -> list[tuple[str, ChangeRow]]:
-    """Return the caption files of a dataset that are not what they were, each with both; raises OSError."""
+    """Return the changed caption files of a dataset, each with the current and original text; raise OSError."""
     found = []
     for version in backups.originals(root):
         file = Path(root, version.file)
@@ -216,7 +216,7 @@ def _text(data: bytes | None) -> str | None:
 
 
 def value_words(field: AnyField, value: Value) -> str | None:
-    """Return a value as it is shown; None where there is none."""
+    """Return a value as text; None if there is no value."""
     if value is None or isinstance(value, str):
         return value
     if field == "rating":
@@ -229,7 +229,7 @@ def value_words(field: AnyField, value: Value) -> str | None:
             left=left, top=top, right=right, bottom=bottom
         )
     if field == "regularisation":
-        return _tr("for regularisation") if value else _tr("for training")
+        return _tr("for regularization") if value else _tr("for training")
     return str(value)
 
 
@@ -241,13 +241,13 @@ Keep = Literal["mine", "theirs", "both"]
 
 
 class ConflictsDialog(QDialog):
-    """Shows both versions side by side; closes when nothing is left to choose."""
+    """Dialog that shows both versions of each conflict side by side; closes when all are resolved."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._session = session
         self._conflicts: tuple[Conflict, ...] = ()
-        self.setWindowTitle(self.tr("Choose between two versions"))
+        self.setWindowTitle(self.tr("Resolve conflicts"))
         self.resize(860, 460)
         self.list = QListWidget()
         self.mine, self.theirs = QPlainTextEdit(), QPlainTextEdit()
@@ -263,17 +263,17 @@ class ConflictsDialog(QDialog):
         end = session.saver.state.connect(self._show)
         self.finished.connect(lambda _: end())
         self._show(session.saver.now)
-        if not self._conflicts:  # the last one ended by itself before this was opened
+        if not self._conflicts:  # the last conflict resolved itself before the dialog was opened
             QTimer.singleShot(0, self, self.accept)
 
     def _build(self) -> None:
-        words = self.tr("Another program changed these while you did. Nothing was overwritten.")
-        told = QLabel(words + " " + self.tr("A copy of what is on disk is kept whatever you choose."))
-        told.setWordWrap(True)
-        self.list.setAccessibleName(self.tr("What was changed twice"))
+        words = self.tr("You and another program changed these. Nothing was overwritten.")
+        intro = QLabel(words + " " + self.tr("Whatever you choose, the version on disk is kept as a backup."))
+        intro.setWordWrap(True)
+        self.list.setAccessibleName(self.tr("Conflicts"))
         self.list.setFixedWidth(220)
         grid = QGridLayout()
-        sides = ((self.mine, self.tr("Yours")), (self.theirs, self.tr("On disk, by another program")))
+        sides = ((self.mine, self.tr("Yours")), (self.theirs, self.tr("On disk (other program)")))
         for column, (text, title) in enumerate(sides):
             heading = QLabel(title)
             heading.setProperty("role", "heading")
@@ -295,7 +295,7 @@ class ConflictsDialog(QDialog):
         column_ = QVBoxLayout(self)
         column_.setContentsMargins(14, 14, 14, 12)
         column_.setSpacing(12)
-        column_.addWidget(told)
+        column_.addWidget(intro)
         column_.addLayout(row, 1)
         column_.addLayout(buttons)
 
@@ -312,7 +312,7 @@ class ConflictsDialog(QDialog):
             item = QListWidgetItem(conflict.path.name, self.list)
             item.setToolTip(str(conflict.path))
             item.setSizeHint(QSize(0, self.fontMetrics().height() + 14))
-        self.all.setText(self.tr("For all %n of them", "", len(state.conflicts)))
+        self.all.setText(self.tr("Apply to all %n conflicts", "", len(state.conflicts)))
         self.all.setVisible(len(state.conflicts) > 1)
         self.list.setCurrentRow(min(row, len(state.conflicts) - 1))
 
@@ -328,7 +328,7 @@ class ConflictsDialog(QDialog):
 
     def _fill(self, field: QPlainTextEdit, text: str | None, marked: Sequence[Span]) -> None:
         field.setPlainText(text or "")
-        field.setPlaceholderText(self.tr("Nothing is there.") if text is None else self.tr("It is empty."))
+        field.setPlaceholderText(self.tr("No value") if text is None else self.tr("Empty"))
         look = QTextCharFormat()
         look.setForeground(QColor(colours().good))
         look.setFontUnderline(True)
@@ -367,14 +367,14 @@ def _value(conflict: Conflict, keep: Keep) -> Value:
 
 
 def _merged(conflict: Conflict) -> str:
-    """Return the other version, plus the user's tags that are missing from it."""
+    """Return the other version plus the user's tags that it does not have."""
     theirs = SnapshotCaption(0, str(conflict.theirs or ""))
     edit = add_tags([theirs], split_tags(str(conflict.mine or "")))
     return str(edit.changes[0].after) if edit else theirs.caption or ""
 
 
 class RecoveredDialog(QDialog):
-    """Lists each value with what it was and what the user had made of it."""
+    """Dialog that lists recovered edits with the value before and after."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -382,14 +382,12 @@ class RecoveredDialog(QDialog):
         self.resize(760, 460)
         requests = session.saver.recovered
         words = self.tr(
-            "Impasto stopped before it saved %n change(s). Those whose files were still as you saw them are saved now.",
+            "Impasto stopped before it could save %n change(s). Those whose files did not change are saved now.",
             "",
             len(requests),
         )
-        told = QLabel(
-            words + " " + self.tr("Where another program wrote in the meantime, you choose which version to keep.")
-        )
-        told.setWordWrap(True)
+        intro = QLabel(words + " " + self.tr("If another program changed a file, choose which version to keep."))
+        intro.setWordWrap(True)
         self.preview = ChangeList()
         self.preview.setAccessibleName(self.tr("Recovered changes"))
         self.preview.list.show(requests, _row)
@@ -398,7 +396,7 @@ class RecoveredDialog(QDialog):
         column = QVBoxLayout(self)
         column.setContentsMargins(14, 14, 14, 12)
         column.setSpacing(12)
-        column.addWidget(told)
+        column.addWidget(intro)
         column.addWidget(self.preview, 1)
         column.addWidget(buttons)
 

@@ -1,4 +1,4 @@
-"""Tells above the caption what keeps changes from being saved, with what can be done about it."""
+"""Save problems above the caption, the edited images, and the texts of the caption editor."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from app.qt.widgets import plain_tip, until_destroyed
 
 
 class SaveStatusPanel(QFrame):
-    """Problems and conflicts of saving, one below the other; empty while there are none.
+    """Panel with save problems and conflicts; hidden while there are none.
 
-    `told` carries what is said once, above the page: a sentence, and a button's title with what it does, or None.
-    `outdated` carries such a sentence when it is no longer true.
+    `told` emits a notice to show above the page: a sentence, and a button's title with its action or None. `outdated`
+    emits such a sentence when it is no longer true.
     """
 
     told = Signal(str, object)
@@ -35,23 +35,23 @@ class SaveStatusPanel(QFrame):
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setObjectName("notice")
-        self.setAccessibleName(self.tr("What is not saved"))
+        self.setAccessibleName(self.tr("Unsaved changes"))
         self._column = QVBoxLayout(self)
         self._column.setContentsMargins(10, 8, 10, 8)
         self._library = session.library
         self._shown: list[_Row] = []
         self._rows: list[QWidget] = []
-        self._unsettled: list[str] = []
+        self._open_notices: list[str] = []
         self.hide()
-        until_destroyed(self, session.saver.state.connect(self._show), session.saver.notices.connect(self._tell))
+        until_destroyed(self, session.saver.state.connect(self._show), session.saver.notices.connect(self._on_notice))
         self._show(session.saver.now)
 
     def _show(self, state: SaveState) -> None:
         if not state.conflicts and not state.problems:
-            while self._unsettled:
-                self.outdated.emit(self._unsettled.pop())
+            while self._open_notices:
+                self.outdated.emit(self._open_notices.pop())
         rows = [
-            _Row(self._shortly(one), one.sentence, one.remedy, self.tr("Try again"), self.retry_asked.emit)
+            _Row(self._with_short_paths(one), one.sentence, one.remedy, self.tr("Try again"), self.retry_asked.emit)
             for one in state.problems
         ]
         if state.conflicts:
@@ -66,12 +66,12 @@ class SaveStatusPanel(QFrame):
             former.hide()
             former.deleteLater()
         for row in rows:
-            self._rows.append(_made(row))
+            self._rows.append(_row_widget(row))
             self._column.addWidget(self._rows[-1])
         self.setVisible(bool(rows))
 
-    def _shortly(self, problem: SaveProblem) -> str:
-        """Say it with the names of files and folders only: the column is narrow, and the tip has the whole."""
+    def _with_short_paths(self, problem: SaveProblem) -> str:
+        """Return the message with file names instead of full paths, which are in the tooltip: the column is narrow."""
         words = problem.sentence
         for number in problem.pictures & self._library.pictures.keys():
             picture = self._library.pictures[number]
@@ -79,37 +79,37 @@ class SaveStatusPanel(QFrame):
                 words = words.replace(str(path), path.name)
         return words
 
-    def _tell(self, notice: SaveNotice) -> None:
+    def _on_notice(self, notice: SaveNotice) -> None:
         folder = Path(notice.root).name
         act: tuple[str, Callable[[], None]] | None
         if notice.code in ("notice.recovered", "notice.left"):
-            words, act = self._left(notice)
+            words, act = self._leftover_message(notice)
         elif notice.code == "notice.converted":
             words = self.tr("Converted %n caption(s) in {folder} from another encoding to UTF-8.", "", notice.count)
             words += " " + self.tr("The originals are backed up.")
             act = None
         elif notice.code == "notice.backups_damaged":
-            words = self.tr("The file with the backups of {folder} is damaged; it is kept as {file}.")
+            words = self.tr("The backup file of {folder} is damaged; it was kept as {file}.")
             words += " " + self.tr("New backups go into a new file.")
             act = None
         else:
-            words = self.tr("metadata.jsonl of {folder} holds %n caption(s).", "", notice.count)
-            words += " " + self.tr("Yours are in .txt files now, which come before it.")
+            words = self.tr("metadata.jsonl of {folder} has %n caption(s).", "", notice.count)
+            words += " " + self.tr("Your edits are saved in .txt files, which take precedence.")
             act = None
         words = words.format(folder=folder, file=notice.file)
         if notice.in_conflict or notice.refused:
-            self._unsettled.append(words)
+            self._open_notices.append(words)
         self.told.emit(words, act)
 
-    def _left(self, notice: SaveNotice) -> tuple[str, tuple[str, Callable[[], None]] | None]:
-        """Return what earlier sessions left unsaved and what has come of it, with the button that shows it."""
+    def _leftover_message(self, notice: SaveNotice) -> tuple[str, tuple[str, Callable[[], None]] | None]:
+        """Return the message about edits that earlier sessions left unsaved, and its button."""
         if notice.code == "notice.recovered":
-            words = [self.tr("Impasto stopped before it saved %n change(s) in {folder}.", "", notice.count)]
+            words = [self.tr("Impasto stopped before it could save %n change(s) in {folder}.", "", notice.count)]
         else:
             words = [self.tr("Not saved when you closed Impasto: %n change(s) in {folder}.", "", notice.count)]
         saved = notice.count - notice.in_conflict - notice.refused
         if saved == notice.count:
-            words.append(self.tr("Everything is saved now."))
+            words.append(self.tr("All of them are saved now."))
         elif saved:
             words.append(self.tr("Saved now: %n.", "", saved))
         if notice.in_conflict:
@@ -125,7 +125,7 @@ class SaveStatusPanel(QFrame):
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """What is wrong, shortly and in a whole sentence, what to do, and the button's title with what it does."""
+    """One row of the panel: the problem in short and in full, the remedy, and a button."""
 
     short: str
     sentence: str
@@ -135,16 +135,16 @@ class _Row:
 
     @property
     def words(self) -> str:
-        """All of it, as a screen reader says it."""
+        """Return the full text for screen readers."""
         return in_words(self)
 
 
-def _made(row: _Row) -> QWidget:
-    made = QWidget()
+def _row_widget(row: _Row) -> QWidget:
+    widget = QWidget()
     button = QPushButton(row.title)
     button.setAccessibleDescription(row.words)
     button.clicked.connect(lambda: row.act())
-    line, column = QHBoxLayout(), QVBoxLayout(made)
+    line, column = QHBoxLayout(), QVBoxLayout(widget)
     for layout in (line, column):
         layout.setContentsMargins(0, 0, 0, 0)
     column.setSpacing(4)
@@ -152,7 +152,7 @@ def _made(row: _Row) -> QWidget:
     line.addWidget(button, 0, Qt.AlignmentFlag.AlignTop)
     column.addLayout(line)
     column.addWidget(_label(row.remedy, "muted"))
-    return made
+    return widget
 
 
 def _label(words: str, role: str, whole: str = "") -> QLabel:
@@ -166,13 +166,13 @@ def _label(words: str, role: str, whole: str = "") -> QLabel:
 
 
 class Chosen:
-    """Follows the view when it is told to. What a filter hides is not among them: nobody sees what would happen."""
+    """The images to edit, updated from the view by `follow`; images hidden by a filter are left out."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self.order: Sequence[int] = []
         self.hidden = 0
-        """How many are chosen besides, but not shown."""
+        """Number of selected images that are not shown."""
         self._parts: tuple[frozenset[int], Sequence[int]] = frozenset(), ()
         self._pictures: list[Picture] | None = []
 
@@ -181,17 +181,17 @@ class Chosen:
 
     @property
     def pictures(self) -> list[Picture]:
-        """The pictures in their order; looked up when they are wanted first, which takes 5 ms for 100,000."""
+        """Return the images in order; looked up on first use, which takes 5 ms for 100,000."""
         if self._pictures is None:
             self._pictures = list(map(self._session.library.pictures.__getitem__, self.order))
         return self._pictures
 
     def follow(self) -> bool:
-        """Take them from the view; tell whether there are others now, or none."""
+        """Update from the view; return whether the images have changed or there are none."""
         view, library = self._session.view, self._session.library.pictures
         current = [view.current] if view.current is not None and view.current in library else []
         chosen = len(view.selected or current)
-        # With one picture chosen there is no need to gather from all that are shown.
+        # With a single image selected, there is no need to search all shown images.
         single = view.selected.issubset(current)
         current = [number for number in current if number in view.ids]
         shown = current if single else view.scope()
@@ -202,7 +202,7 @@ class Chosen:
         return True
 
     def touched(self, altered: Altered) -> bool:
-        """Tell whether one of them, also one that is hidden, is another now."""
+        """Return whether any selected image, also a hidden one, was altered."""
         return not all(map(altered.altered.isdisjoint, self._parts))
 
 
@@ -211,37 +211,37 @@ Told = tuple[str, str]
 
 
 class StateWords(QObject):
-    """Makes sentences; each with the look it takes."""
+    """Texts of the caption editor, some with the label role for their color."""
 
     def title(self, count: int, hidden: int) -> str:
-        """Return what stands over the captions of many pictures, or of none."""
+        """Return the title for many images, or for none."""
         if count:
-            return self.tr("%n picture(s)", "", count)
-        return self.tr("No selected picture is shown") if hidden else self.tr("No picture selected")
+            return self.tr("%n image(s)", "", count)
+        return self.tr("No selected image is shown") if hidden else self.tr("No image selected")
 
     def hint(self, count: int, hidden: int) -> str:
-        """Return what can be done with no picture, or with many, and how many of the selected a filter hides."""
-        words = self.tr("The filter hides %n selected picture(s); nothing is changed there.", "", hidden)
+        """Return a hint for no image or many, and how many selected images a filter hides."""
+        words = self.tr("The filter hides %n selected image(s), which will not be changed.", "", hidden)
         parts = [words] if hidden else []
         if not count and not hidden:
-            parts.append(self.tr("Choose a picture to write its caption, or several to tag them together."))
+            parts.append(self.tr("Select an image to edit its caption, or several to edit their tags together."))
         if count > 1:
-            parts.append(self.tr("A tag that you add or remove is added to or removed from all of them."))
+            parts.append(self.tr("Adding or removing a tag changes all of them."))
         return " ".join(parts)
 
     def of_one(self, picture: Picture, lines: Lines) -> Told:
-        """Return what is to be known of one picture's caption."""
+        """Return the state of one image's caption."""
         parts = [self._caption(picture, lines)]
         role = "warning" if not (picture.caption or "").strip() else "muted"
         if picture.excluded:
             parts.append(self.tr("Excluded from training."))
         if picture.problem:
-            parts.append(picture.problem.replace(str(picture.path), picture.name))  # the whole way takes three lines
+            parts.append(picture.problem.replace(str(picture.path), picture.name))  # the full path takes three lines
             role = "bad"
         return " ".join(part for part in parts if part), role
 
     def of_many(self, summary: Summary, pictures: Sequence[Picture]) -> Told:
-        """Return how many of the pictures lack what."""
+        """Return how many captions are missing or empty, and how many images are excluded or damaged."""
         excluded = sum(picture.excluded for picture in pictures)
         damaged = sum(picture.problem is not None for picture in pictures)
         words = [
@@ -253,38 +253,38 @@ class StateWords(QObject):
         return ", ".join(word for word in words if word), "warning" if summary.missing or summary.empty else "muted"
 
     def of_tokens(self, measured: Sequence[TokenCount] | None, limit: int) -> Told:
-        """Return how long the caption is; of several, the longest."""
+        """Return the token count of the caption, or of the longest of several."""
         if measured is None:
             return self.tr("Counting tokens…"), "muted"
         longest = max(measured, key=lambda one: one.tokens)
         if longest.tokens > limit:
-            words = self.tr("{count} of {limit} tokens, %n cut off", "", longest.tokens - limit)
+            words = self.tr("{count} of {limit} tokens, %n truncated", "", longest.tokens - limit)
             return words.format(count=longest.tokens, limit=limit), "warning"
         if limit > CHUNK and longest.tokens > CHUNK:
             row = (longest.tokens - 1) // CHUNK + 1
-            words = self.tr("{count} of {limit} tokens, row {row} of {rows}")
+            words = self.tr("{count} of {limit} tokens, chunk {row} of {rows}")
             return words.format(count=longest.tokens, limit=limit, row=row, rows=limit // CHUNK), "muted"
         return self.tr("{count} of {limit} tokens").format(count=longest.tokens, limit=limit), "muted"
 
     def about_tokens(self, measured: Sequence[TokenCount] | None) -> str:
-        """Return how they are counted."""
-        words = self.tr("The text encoder reads 75 tokens in a row.")
+        """Return how tokens are counted, for the tooltip."""
+        words = self.tr("The text encoder reads captions in chunks of 75 tokens.")
         if measured and any(one.trigger for one in measured):
-            words += " " + self.tr("Counted with the trigger word, which training puts first.")
+            words += " " + self.tr("The count includes the trigger word, which training adds at the start.")
         return words
 
     def there_already(self, tags: Sequence[str]) -> str:
-        """Return that an added tag changed nothing."""
-        return self.tr("{tag} is there already.").format(tag=", ".join(tags))
+        """Return the message for tags that were already in the caption."""
+        return self.tr("Already in the caption: {tag}").format(tag=", ".join(tags))
 
     def _caption(self, picture: Picture, lines: Lines) -> str:
         if picture.caption is None:
-            return self.tr("No caption file yet; the first tag makes one.")
+            return self.tr("No caption file yet; adding a tag creates it.")
         if not picture.caption.strip():
             return self.tr("The caption file is empty.")
         count = sum(bool(row.strip()) for row in picture.caption.split("\n"))
         if count < 2:
             return ""
         if lines == "variants":
-            return self.tr("%n caption(s) to choose from, one a line.", "", count)
+            return self.tr("%n alternative caption(s), one per line.", "", count)
         return self.tr("%n line(s), read as one caption.", "", count)

@@ -1,4 +1,4 @@
-"""The caption as free text, with what training does not read dimmed and a mark after every 75 tokens."""
+"""Free-text caption field: marks every 75 tokens and dims what training truncates."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHUNK = 75
 Limit = Literal[75, 150, 225]
 LIMITS: tuple[Limit, ...] = (75, 150, 225)
 _MOST = 20_000
-"""Characters that are measured, in some 10 ms: ten times what training reads at most."""
+"""Maximum characters to tokenize, in about 10 ms; ten times what training can use."""
 
 _Ends = Callable[[str], list[int]]
 _Holds = Callable[[str, str], bool]
@@ -37,34 +37,34 @@ _UNDO = (QKeySequence.StandardKey.Undo, QKeySequence.StandardKey.Redo)
 
 @dataclass(frozen=True, slots=True)
 class TokenCount:
-    """One caption, or one line of it where each line is an alternative; places count characters of the whole text."""
+    """Token count of a caption, or of one line if lines are separate captions; positions refer to the whole text."""
 
     start: int
     end: int
     tokens: int
-    """With the trigger word, where training puts it first."""
+    """Number of tokens, including the trigger word if training adds it."""
     marks: tuple[int, ...]
-    """Where each row of the encoder ends, if more follows."""
+    """End of each full chunk of 75 tokens that is followed by more."""
     cut: int | None
-    """Where training stops to read; None: it reads all."""
+    """Position at which training truncates the caption; None if it fits."""
     trigger: bool = False
-    """Whether the trigger word is counted."""
+    """Whether the trigger word is included in the count."""
 
 
 class Ruler(QObject):
-    """Loads CLIP's vocabulary on a worker when it is first asked; until `ready` nothing is measured."""
+    """Token counter; loads CLIP's vocabulary on a worker on first use and emits `ready` when it can count."""
 
     ready = Signal()
 
     def __init__(self, tasks: Tasks, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._tasks = tasks
-        self._asked = False
+        self._requested = False
         self._ends: _Ends | None = None
         self._holds: _Holds | None = None
 
     def measure(self, text: str, lines: Lines, limit: Limit, trigger: str = "") -> list[TokenCount] | None:
-        """Return the measures of a caption, of each line that is an alternative; None: not loaded yet."""
+        """Return the counts of a caption, or of each line if lines are separate captions; None while loading."""
         if self._ends is None:
             self._load()
             return None
@@ -76,22 +76,22 @@ class Ruler(QObject):
         assert self._holds
         first = f"{trigger}, " if trigger and text.strip() and not self._holds(text, trigger) else ""
         ends = self._ends(first + text)
-        # A row ends behind its last token. Where that is in the trigger word, the text is cut from its beginning.
+        # A chunk ends after its last token. If that is inside the trigger word, the mark is at the start of the text.
         marks = [start + max(0, ends[place - 1] - len(first)) for place in range(CHUNK, len(ends), CHUNK)]
         cut = marks[limit // CHUNK - 1] if len(ends) > limit else None
         return TokenCount(start, start + len(text), len(ends), tuple(marks), cut, bool(first))
 
     def _load(self) -> None:
-        if not self._asked:
-            self._asked = True
-            self._tasks.run(_loaded, self._have, raise_again)
+        if not self._requested:
+            self._requested = True
+            self._tasks.run(_load_tokenizer, self._on_loaded, raise_again)
 
-    def _have(self, loaded: tuple[_Ends, _Holds]) -> None:
+    def _on_loaded(self, loaded: tuple[_Ends, _Holds]) -> None:
         self._ends, self._holds = loaded
         self.ready.emit()
 
 
-def _loaded() -> tuple[_Ends, _Holds]:
+def _load_tokenizer() -> tuple[_Ends, _Holds]:
     from trainer.dataset.sampling import holds_trigger
     from trainer.files.tokens import ClipTokens
 
@@ -110,36 +110,36 @@ def _parts(text: str, lines: Lines) -> list[tuple[int, str]]:
 
 
 class CaptionText(QPlainTextEdit):
-    """Keeps its text character by character: Qt's own would come back with other spaces and line ends.
+    """Text field that keeps the exact text: Qt would return other spaces and line endings.
 
-    Undo and redo are the app's, not the field's. Ctrl+Up and Ctrl+Down step between pictures, Escape leaves.
+    Undo and redo belong to the window. Ctrl+Up and Ctrl+Down change the image, Escape leaves the field.
     """
 
     edited = Signal(str)
-    """The user wrote; with the whole text."""
+    """The user changed the text; the argument is the whole text."""
     stepped = Signal(int)
     left = Signal()
     paused = Signal()
-    """The keyboard went elsewhere."""
+    """The field lost the focus."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._text = b""  # as Qt counts: UTF-16
+        self._text = b""  # UTF-16, so that offsets match Qt's
         self._showing = False
         self._measured: Sequence[TokenCount] = ()
         self.setUndoRedoEnabled(False)
         self.setTabChangesFocus(True)
         self.setAccessibleName(self.tr("Caption"))
-        self.setAccessibleDescription(self.tr("The whole caption as text; the tags above are the same words"))
-        self.document().contentsChange.connect(self._follow)
+        self.setAccessibleDescription(self.tr("The whole caption as text; the tags above show the same words"))
+        self.document().contentsChange.connect(self._on_contents_change)
 
     @property
     def text(self) -> str:
-        """The text."""
+        """Return the exact text."""
         return self._text.decode("utf-16-le", "surrogatepass")
 
     def show_text(self, text: str) -> None:
-        """Show another text; the cursor stays where it was, as far as the text reaches."""
+        """Replace the text; the cursor stays at its position if possible."""
         if text == self.text:
             return
         place = self.textCursor().position()
@@ -153,7 +153,7 @@ class CaptionText(QPlainTextEdit):
         self.mark(())
 
     def mark(self, measured: Sequence[TokenCount]) -> None:
-        """Show where the rows of the text encoder end, and dim what training does not read."""
+        """Show the chunk marks and dim what training truncates."""
         self._measured = measured
         look = QTextCharFormat()
         look.setForeground(QColor(colours().muted))
@@ -164,11 +164,11 @@ class CaptionText(QPlainTextEdit):
         self.viewport().update()
 
     def sizeHint(self) -> QSize:  # noqa: N802
-        """Return room for four lines."""
+        """Return space for four lines."""
         return QSize(200, 4 * self.fontMetrics().lineSpacing() + 20)
 
     def minimumSizeHint(self) -> QSize:  # noqa: N802
-        """Return room for two lines."""
+        """Return space for two lines."""
         return QSize(80, 2 * self.fontMetrics().lineSpacing() + 20)
 
     def event(self, event: QEvent) -> bool:
@@ -183,7 +183,7 @@ class CaptionText(QPlainTextEdit):
         return super().event(event)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
-        """See the class."""
+        """Change the image, leave, or edit the text."""
         control = bool(event.modifiers() & Qt.KeyboardModifier.ControlModifier)
         if control and event.key() in (Qt.Key.Key_Up, Qt.Key.Key_Down):
             self.stepped.emit(1 if event.key() == Qt.Key.Key_Down else -1)
@@ -195,12 +195,12 @@ class CaptionText(QPlainTextEdit):
             super().keyPressEvent(event)
 
     def focusOutEvent(self, event: QFocusEvent) -> None:  # noqa: N802
-        """End the edit that typing is."""
+        """Signal the end of typing."""
         super().focusOutEvent(event)
         self.paused.emit()
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
-        """Draw the marks over the text."""
+        """Paint the chunk marks over the text."""
         super().paintEvent(event)
         painter = QPainter(self.viewport())
         text = self.text
@@ -221,19 +221,20 @@ class CaptionText(QPlainTextEdit):
         painter.drawText(QPoint(box.left() + 4, box.top() + painter.fontMetrics().ascent() - 3), number)
 
     def _selection(self, text: str, start: int, end: int, look: QTextCharFormat) -> QTextEdit.ExtraSelection:
-        made = QTextEdit.ExtraSelection()
+        selection = QTextEdit.ExtraSelection()
         cursor = QTextCursor(self.document())
         last = self.document().characterCount() - 1
         cursor.setPosition(min(qt_place(text, start), last))
         cursor.setPosition(min(qt_place(text, end), last), QTextCursor.MoveMode.KeepAnchor)
-        made.cursor, made.format = cursor, look
-        return made
+        selection.cursor, selection.format = cursor, look
+        return selection
 
-    def _follow(self, place: int, removed: int, added: int) -> None:
-        """Do to our text what was done to Qt's."""
+    def _on_contents_change(self, place: int, removed: int, added: int) -> None:
+        """Apply the change of Qt's document to our exact text."""
         if self._showing:
             return
-        # Qt's ends of paragraphs are line ends here. Some changes count the document's own last end, which is none.
+        # Qt separates paragraphs with U+2029. Some changes also count the document's final paragraph end, which is not
+        # part of the text.
         raw = self.document().toRawText().replace("\u2029", "\n").encode("utf-16-le", "surrogatepass")
         start = place * _WIDTH
         new = raw[start : start + added * _WIDTH]
@@ -244,5 +245,5 @@ class CaptionText(QPlainTextEdit):
 
 
 def qt_place(text: str, place: int) -> int:
-    """Return a place in the text as Qt counts it: emoji and rare characters count twice."""
+    """Return a position in Qt's UTF-16 units: emoji and rare characters count twice."""
     return len(text[:place].encode("utf-16-le", "surrogatepass")) // _WIDTH

@@ -1,1 +1,1 @@
-"""Finding pictures: the filter box above them, and the panel of tags beside them."""
+"""Finding images: the filter box above them, and the tag panel beside them."""

@@ -1,4 +1,4 @@
-"""The filter above the pictures: its text, what is wrong with it, how many it finds, and the filters kept."""
+"""The filter above the images: its text, its errors, the number of matches, and saved filters."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from app.qt.widgets import QT_TRANSLATE_NOOP, ComboBox, until_destroyed
 
 _Buttons = QDialogButtonBox.StandardButton
 _ENTER = (Qt.Key.Key_Return, Qt.Key.Key_Enter)
-# How long somebody who types pauses before the filter is asked, and before what he is just typing is found wrong.
+# Pauses in typing before the filter is applied, and before the word being typed is reported as an error.
 _PAUSE_MS = 180
 _PATIENCE_MS = 900
 _RECENT = 10
@@ -47,7 +47,7 @@ _BY_KEYS = Qt.TextInteractionFlag.LinksAccessibleByKeyboard
 ACTIONS = (
     Action(
         "finding.filter",
-        QT_TRANSLATE_NOOP("Action", "Filter pictures"),
+        QT_TRANSLATE_NOOP("Action", "Filter images"),
         "find",
         "write_filter",
         keys=("Ctrl+F",),
@@ -55,7 +55,7 @@ ACTIONS = (
     ),
     Action(
         "finding.clear",
-        QT_TRANSLATE_NOOP("Action", "Show All Pictures"),
+        QT_TRANSLATE_NOOP("Action", "Show all images"),
         "find",
         "clear",
         keys=("Ctrl+Shift+A",),
@@ -64,7 +64,7 @@ ACTIONS = (
     ),
     Action(
         "finding.save",
-        QT_TRANSLATE_NOOP("Action", "Save Filter…"),
+        QT_TRANSLATE_NOOP("Action", "Save filter…"),
         "find",
         "save",
         enabled="is_filtered",
@@ -72,7 +72,7 @@ ACTIONS = (
     ),
     Action(
         "finding.help",
-        QT_TRANSLATE_NOOP("Action", "How Filters Are Written"),
+        QT_TRANSLATE_NOOP("Action", "Filter syntax"),
         "find",
         "explain",
         icon="help",
@@ -81,7 +81,7 @@ ACTIONS = (
 
 
 class SaveDialog(QDialog):
-    """Asks for a filter's name, and whether it is for all datasets or for one of those that are open."""
+    """Dialog for saving a filter: its name, and whether it is for all datasets or one."""
 
     def __init__(self, query: str, roots: list[Path], parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -106,16 +106,18 @@ class SaveDialog(QDialog):
         self._scope.setAccessibleName(self.tr("For"))
         self._check(query)
         self.setMinimumWidth(400)
-        self.resize(400, form.totalHeightForWidth(400))  # else room for a query that breaks in the narrowest dialog
+        self.resize(
+            400, form.totalHeightForWidth(400)
+        )  # otherwise the height would fit the query wrapped at the minimum width
 
     @property
     def name(self) -> str:
-        """The name given."""
+        """Return the name."""
         return self._name.text().strip()
 
     @property
     def root(self) -> Path | None:
-        """The dataset that the filter is for, None for all."""
+        """Return the dataset of the filter; None for all."""
         root: Path | None = self._scope.currentData()
         return root
 
@@ -124,11 +126,11 @@ class SaveDialog(QDialog):
 
 
 class HelpDialog(QDialog):
-    """Shows the description of the language, as the parser keeps it."""
+    """Dialog with the description of the filter syntax."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.setWindowTitle(self.tr("How filters are written"))
+        self.setWindowTitle(self.tr("Filter syntax"))
         text = QPlainTextEdit(help_text())
         text.setReadOnly(True)
         text.setFont(QFontDatabase.systemFont(QFontDatabase.SystemFont.FixedFont))
@@ -144,16 +146,16 @@ class HelpDialog(QDialog):
 
 
 class FilterField(QLineEdit):
-    """Enter asks, Down and Ctrl+Space propose, Tab takes a proposal, Escape closes the list and then clears."""
+    """Filter field: Enter applies, Down or Ctrl+Space suggests, Tab accepts, Escape closes the list, then clears."""
 
     asked = Signal()
     """Enter was pressed, or the field was cleared."""
     settled = Signal()
-    """The proposals were closed and none was taken: what is typed is meant as it stands."""
+    """The suggestions were closed without accepting one: the text is final."""
     left = Signal()
-    """The keyboard went elsewhere."""
+    """The field lost the focus."""
     listed = Signal()
-    """Alt+Down: the kept filters are wanted."""
+    """The user pressed Alt+Down to see the saved filters."""
 
     def __init__(self, propose: Callable[[str, int], list[Proposal]], parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -162,13 +164,13 @@ class FilterField(QLineEdit):
         self.list.taken.connect(self.take)
         self.setPlaceholderText(self.tr("Filter, such as tag:cat -tag:dog size:<512"))
         self.setAccessibleName(self.tr("Filter"))
-        self.setAccessibleDescription(self.tr("Shows only the pictures that this query finds"))
+        self.setAccessibleDescription(self.tr("Shows only the images that match this filter"))
         self.textEdited.connect(lambda _: self.propose(typing=True))
 
     def underline(self, faults: Iterable[QueryProblem]) -> None:
-        """Draw a wave below these parts of the text, and below no other.
+        """Draw a wavy underline below these parts of the text only.
 
-        Formats are no part of a line edit; an input method may give some, so we speak as one (QTBUG-46603).
+        QLineEdit has no text formats; only an input method can set some, so this sends such an event (QTBUG-46603).
         """
         wave = QTextCharFormat()
         wave.setUnderlineStyle(QTextCharFormat.UnderlineStyle.WaveUnderline)
@@ -179,13 +181,13 @@ class FilterField(QLineEdit):
         QApplication.sendEvent(self, QInputMethodEvent("", marks))
 
     def propose(self, *, typing: bool = False) -> None:
-        """Let the proposals for the word at the cursor drop down; while typing only where something is typed."""
+        """Show suggestions for the word at the cursor; while typing, only if there is one."""
         text, cursor = self.text(), self.cursorPosition()
         wanted = not typing or (cursor > 0 and not text[cursor - 1].isspace())
         self.list.propose(self._propose(text, cursor) if wanted else [])
 
     def take(self, proposal: Proposal) -> None:
-        """Write a proposal in place of the word it is for."""
+        """Replace the word at the cursor with a suggestion."""
         text, cursor = proposal.put_into(self.text())
         self.setText(text)
         self.setCursorPosition(cursor)
@@ -193,7 +195,7 @@ class FilterField(QLineEdit):
         self.textEdited.emit(text)
 
     def event(self, event: QEvent) -> bool:
-        """Take Tab for the list while it is there; Qt would move the keyboard on."""
+        """Use Tab for the suggestions while they are shown; otherwise Qt moves the focus."""
         if event.type() == QEvent.Type.KeyPress and isinstance(event, QKeyEvent) and self.list.isVisible():
             proposal = self.list.chosen or self.list.proposals.proposals[0]
             if event.key() == Qt.Key.Key_Tab:
@@ -202,22 +204,22 @@ class FilterField(QLineEdit):
         return super().event(event)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
-        """See the class."""
-        key, dropped = event.key(), self.list.isVisible()
+        """Handle the keys of the field and its suggestions."""
+        key, list_open = event.key(), self.list.isVisible()
         if key == Qt.Key.Key_Down and event.modifiers() & Qt.KeyboardModifier.AltModifier:
             self.listed.emit()
-        elif key in (Qt.Key.Key_Down, Qt.Key.Key_Up) and dropped:
+        elif key in (Qt.Key.Key_Down, Qt.Key.Key_Up) and list_open:
             self.list.step(1 if key == Qt.Key.Key_Down else -1)
         elif key == Qt.Key.Key_Down or (
             key == Qt.Key.Key_Space and event.modifiers() & Qt.KeyboardModifier.ControlModifier
         ):
             self.propose()
-        elif key in _ENTER and dropped and self.list.chosen:
+        elif key in _ENTER and list_open and self.list.chosen:
             self.take(self.list.chosen)
         elif key in _ENTER:
             self.list.hide()
             self.asked.emit()
-        elif key == Qt.Key.Key_Escape and dropped:
+        elif key == Qt.Key.Key_Escape and list_open:
             self.list.hide()
             self.settled.emit()
         elif key == Qt.Key.Key_Escape and self.text():
@@ -227,7 +229,7 @@ class FilterField(QLineEdit):
             super().keyPressEvent(event)
 
     def focusOutEvent(self, event: QFocusEvent) -> None:  # noqa: N802
-        """Close the list with it."""
+        """Close the suggestions."""
         super().focusOutEvent(event)
         if self.list.isVisible():
             self.list.hide()
@@ -236,65 +238,65 @@ class FilterField(QLineEdit):
 
 
 class FilterBox(QWidget):
-    """The filter box; asks while one types, and at once on Enter."""
+    """The filter box; applies the filter while the user types, and at once on Enter."""
 
     def __init__(self, session: Session, commands: Commands, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._session = session
         self._filtering = session.filtering
-        self._written = self._filtering.text
+        self._applied_text = self._filtering.text
         completer = QueryCompleter(session.library, session.tags)
         self.field = FilterField(completer.propose)
         self.count = QLabel()
         self.fault = QLabel()
         self.note = QLabel()
         self.kept = QToolButton()
-        self._pause = self._timer(_PAUSE_MS, lambda: self._ask(patient=True))
-        self._patience = self._timer(_PATIENCE_MS, self._ask)
+        self._pause = self._timer(_PAUSE_MS, lambda: self._apply(patient=True))
+        self._patience = self._timer(_PATIENCE_MS, self._apply)
         self._build()
         self._connect()
         self._commands = commands
         commands.add(ACTIONS, self)
-        self._tell_count()
+        self._update_count()
 
     @property
     def is_filtered(self) -> bool:
-        """Whether something is asked for."""
+        """Return whether a filter is applied."""
         return bool(self._filtering.text.strip())
 
     def write_filter(self) -> None:
-        """Give the keyboard to the filter."""
+        """Focus the filter field."""
         self.field.setFocus()
         self.field.selectAll()
 
     def clear(self) -> None:
-        """Show all pictures."""
+        """Clear the filter and show all images."""
         self.write("")
 
     def write(self, text: str) -> None:
-        """Put a query into the box and ask it at once."""
+        """Set a query and apply it at once."""
         self.field.setText(text)
-        self._ask_at_once()
+        self._apply_at_once()
 
     def save(self) -> None:
-        """Ask for a name and keep the filter under it."""
+        """Ask for a name and save the filter under it."""
         dialog = SaveDialog(self._filtering.text, self._roots(), self)
         if dialog.exec():
             saved = SavedFilter(dialog.name, self._filtering.text, dialog.root)
             self._session.filters.save(saved)
 
     def explain(self) -> None:
-        """Show how filters are written."""
+        """Show the filter syntax."""
         HelpDialog(self).exec()
 
     def hideEvent(self, event: QHideEvent) -> None:  # noqa: N802
-        """Ask nothing more that nobody sees."""
+        """Stop the timers while hidden."""
         super().hideEvent(event)
         self._pause.stop()
         self._patience.stop()
 
     def changeEvent(self, event: QEvent) -> None:  # noqa: N802
-        """Give the link of the note the colour of now: Qt keeps the one that it was written in."""
+        """Reset the note's text when the theme changes: Qt keeps the link color of the old one."""
         super().changeEvent(event)
         if event.type() in (QEvent.Type.PaletteChange, QEvent.Type.StyleChange) and self.note.text():
             text = self.note.text()
@@ -314,8 +316,8 @@ class FilterBox(QWidget):
         self.note.setTextInteractionFlags(Qt.TextInteractionFlag.LinksAccessibleByMouse | _BY_KEYS)
         self.note.hide()
         set_icon(self.kept, "bookmark")
-        self.kept.setToolTip(self.tr("Kept and recent filters (Alt+Down)"))
-        self.kept.setAccessibleName(self.tr("Kept and recent filters"))
+        self.kept.setToolTip(self.tr("Saved and recent filters (Alt+Down)"))
+        self.kept.setAccessibleName(self.tr("Saved and recent filters"))
         row = QHBoxLayout()
         row.setSpacing(6)
         row.addWidget(self.field, 1)
@@ -327,19 +329,19 @@ class FilterBox(QWidget):
         whole.addLayout(row)
         whole.addWidget(self.fault)
         whole.addWidget(self.note)
-        whole.addStretch(1)  # the field stays where it is while reasons come and go below it
+        whole.addStretch(1)  # keeps the field in place when messages appear below it
         self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Maximum)
 
     def _connect(self) -> None:
-        self.field.textEdited.connect(lambda _: self._edited())
-        self.field.textChanged.connect(lambda text: None if text else self._edited())  # the clear button
-        self.field.asked.connect(self._ask_at_once)
-        self.field.settled.connect(self._edited)
+        self.field.textEdited.connect(lambda _: self._on_text_edited())
+        self.field.textChanged.connect(lambda text: None if text else self._on_text_edited())  # the clear button
+        self.field.asked.connect(self._apply_at_once)
+        self.field.settled.connect(self._on_text_edited)
         self.field.left.connect(self._remember)
         self.field.listed.connect(self.show_kept)
         self.kept.clicked.connect(self.show_kept)
         self.note.linkActivated.connect(self.write)
-        until_destroyed(self, self._filtering.changed.connect(lambda _: self._follow()))
+        until_destroyed(self, self._filtering.changed.connect(lambda _: self._on_filtering_changed()))
 
     def _timer(self, milliseconds: int, run: Callable[[], None]) -> QTimer:
         timer = QTimer(self)
@@ -348,36 +350,36 @@ class FilterBox(QWidget):
         timer.timeout.connect(run)
         return timer
 
-    def _edited(self) -> None:
+    def _on_text_edited(self) -> None:
         self._patience.stop()
         if self.isVisible():
             self._pause.start()
 
-    def _ask(self, *, patient: bool = False) -> None:
-        """Apply what is written, or say what is wrong with it; patient with a word that is still being typed."""
+    def _apply(self, *, patient: bool = False) -> None:
+        """Apply the filter or show its errors; `patient` delays errors in the word that is being typed."""
         self._pause.stop()
         self._patience.stop()
         text = self.field.text()
         try:
             if patient and self._is_completed():
-                return  # to be asked by Enter, by a proposal, or when the proposals are closed
+                return  # applied on Enter, on accepting a suggestion, or when the suggestions are closed
             if text != self._filtering.text or not patient:
-                self._written = text
+                self._applied_text = text
                 self._filtering.apply(text)
             faults: tuple[QueryProblem, ...] = ()
         except QueryError as error:
             faults = error.faults
-            self._written = self._filtering.text
+            self._applied_text = self._filtering.text
         unknown = [] if faults else self._unknown()
         doubts: list[QueryProblem | UnknownTag] = [*faults, *unknown]
         if patient and doubts and all(self._is_typed(doubt) for doubt in doubts):
             self._patience.start()
             return
-        self._tell_faults(faults)
-        self._tell_unknown(unknown)
+        self._show_errors(faults)
+        self._show_unknown_tags(unknown)
 
-    def _ask_at_once(self) -> None:
-        self._ask()
+    def _apply_at_once(self) -> None:
+        self._apply()
         self._remember()
 
     def _is_typed(self, doubt: QueryProblem | UnknownTag) -> bool:
@@ -387,9 +389,9 @@ class FilterBox(QWidget):
         return self.field.hasFocus() and start < self.field.cursorPosition() <= end
 
     def _is_completed(self) -> bool:
-        """Tell whether what is typed finds nothing so far, while proposals say what it may become; or QueryError.
+        """Return whether the word being typed matches nothing yet but has suggestions; raise QueryError.
 
-        To ask for it would empty the grid between two letters.
+        Applying it would empty the grid between two keystrokes.
         """
         if not self.field.list.isVisible():
             return False
@@ -397,16 +399,16 @@ class FilterBox(QWidget):
         return any(not self._session.finder.find(Query(term)) for term in typed)
 
     def _unknown(self) -> list[UnknownTag]:
-        """Return the tags asked for that explain why nothing is found."""
+        """Return the unknown tags in the filter if it finds nothing."""
         if self._session.view.ids or self._session.tags.pending:
             return []
         return unknown_tags(self._filtering.query, self._session.tags)
 
-    def _tell_unknown(self, unknown: list[UnknownTag]) -> None:
-        """Say which tags no picture has; a click on the one that may have been meant asks for it instead."""
+    def _show_unknown_tags(self, unknown: list[UnknownTag]) -> None:
+        """Show which tags no image has, with links to similar tags."""
         text, sentences = self.field.text(), []
         for tag, meant, start, end in unknown:
-            sentence = self.tr("No picture has the tag %1.").replace("%1", escape(tag))
+            sentence = self.tr("No image has the tag %1.").replace("%1", escape(tag))
             if meant is not None:
                 query = f"{text[:start]}{Term('tag', literal(meant))}{text[end:]}"
                 link = f'<a href="{escape(query)}">{escape(meant)}</a>'
@@ -415,40 +417,40 @@ class FilterBox(QWidget):
         self.note.setText("<br>".join(sentences))
         self.note.setVisible(bool(sentences))
 
-    def _tell_faults(self, faults: tuple[QueryProblem, ...]) -> None:
+    def _show_errors(self, faults: tuple[QueryProblem, ...]) -> None:
         self.field.underline(faults)
         self.fault.setText("\n".join(map(in_words, faults)))
         self.fault.setVisible(bool(faults))
         self.field.setAccessibleDescription(
-            self.fault.text() or self.tr("Shows only the pictures that this query finds")
+            self.fault.text() or self.tr("Shows only the images that match this filter")
         )
 
-    def _follow(self) -> None:
-        """Show the filter in force, should another than this box have changed it; it never undoes what one types."""
-        if self._filtering.text != self._written:
-            self._written = self._filtering.text
-            self.field.setText(self._written)
+    def _on_filtering_changed(self) -> None:
+        """Show a filter that was set elsewhere, without overwriting what the user types."""
+        if self._filtering.text != self._applied_text:
+            self._applied_text = self._filtering.text
+            self.field.setText(self._applied_text)
             self._pause.stop()
-            self._tell_faults(())
-            self._tell_unknown(self._unknown())
+            self._show_errors(())
+            self._show_unknown_tags(self._unknown())
         elif self._session.view.ids:
-            self._tell_unknown([])
-        self._tell_count()
+            self._show_unknown_tags([])
+        self._update_count()
         self._commands.refresh()
 
-    def _tell_count(self) -> None:
+    def _update_count(self) -> None:
         number = QLocale().toString
         found, total = len(self._session.view.ids), self._filtering.total
         text = self.tr("%1 of %2").replace("%1", number(found)).replace("%2", number(total))
         if not self.is_filtered:
-            text = self.tr("%n picture(s)", "", total)
+            text = self.tr("%n image(s)", "", total)
         if self._filtering.pending:
             counting = self.tr("still counting %1").replace("%1", number(self._filtering.pending))
             text = f"{text}, {counting}"
         self.count.setText(text)
 
     def show_kept(self) -> None:
-        """Let the kept filters and the last queries drop down."""
+        """Open the menu of saved and recent filters."""
         self._menu().exec(self.kept.mapToGlobal(QPoint(0, self.kept.height())))
 
     def _menu(self) -> QMenu:
@@ -456,17 +458,17 @@ class FilterBox(QWidget):
         menu = QMenu(self)
         menu.addAction(self._commands["finding.save"])
         filters = self._session.filters.of(*self._roots())
-        forget = QMenu(self.tr("Forget"), menu)
+        forget = QMenu(self.tr("Delete saved filter"), menu)
         if filters:
-            _head(menu, self.tr("Kept"))
+            _add_heading(menu, self.tr("Saved"))
         for one in filters:
-            menu.addAction(_shown(one.name), partial(self.write, one.query)).setToolTip(one.query)
-            forget.addAction(_shown(one.name), partial(self._forget, one))
+            menu.addAction(_menu_text(one.name), partial(self.write, one.query)).setToolTip(one.query)
+            forget.addAction(_menu_text(one.name), partial(self._forget, one))
         recent = self._session.filters.recent[:_RECENT]
         if recent:
-            _head(menu, self.tr("Recent"))
+            _add_heading(menu, self.tr("Recent"))
         for query in recent:
-            menu.addAction(_shown(query), partial(self.write, query))
+            menu.addAction(_menu_text(query), partial(self.write, query))
         menu.addSeparator()
         if filters:
             menu.addMenu(forget)
@@ -477,21 +479,21 @@ class FilterBox(QWidget):
         self._session.filters.remove(saved)
 
     def _roots(self) -> list[Path]:
-        """Return the folders of the open datasets, in their order."""
+        """Return the folders of the open datasets, in order."""
         return list(dict.fromkeys(picture.folder.root for picture in self._session.library.pictures.values()))
 
     def _remember(self) -> None:
-        """Enter the query in force among the recent ones, if it is what is written."""
+        """Add the applied filter to the recent ones, unless the field differs from it."""
         if self.field.text() == self._filtering.text:
             self._session.filters.remember(self._filtering.text)
 
 
-def _shown(text: str) -> str:
-    """Return a text for a menu, in which & means something."""
+def _menu_text(text: str) -> str:
+    """Return a text with & escaped for a menu."""
     return text.replace("&", "&&")
 
 
-def _head(menu: QMenu, text: str) -> None:
-    """Put a heading into a menu; Qt's own sections have none in our style."""
+def _add_heading(menu: QMenu, text: str) -> None:
+    """Add a heading to a menu; Qt's own sections have no text in the Fusion style."""
     menu.addSeparator()
     menu.addAction(text).setEnabled(False)

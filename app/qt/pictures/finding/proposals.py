@@ -1,4 +1,4 @@
-"""The list that drops down below the filter box: how the query may go on."""
+"""Drop-down list of suggestions below a text field."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ _GAP = 12
 
 
 class ProposalModel(QAbstractListModel):
-    """The proposals of the moment."""
+    """List model of the current suggestions."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.proposals: list[Proposal] = []
 
     def show(self, proposals: list[Proposal]) -> None:
-        """Replace them."""
+        """Replace the suggestions."""
         self.beginResetModel()
         self.proposals = proposals
         self.endResetModel()
 
     def rowCount(self, parent: _Index = QModelIndex()) -> int:  # noqa: B008, N802
-        """Return how many there are."""
+        """Return the number of suggestions."""
         return 0 if parent.isValid() else len(self.proposals)
 
     def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> object:
-        """Return what would be written, or with it the reason, as a screen reader says it."""
+        """Return the suggested text; for screen readers also its description."""
         if not index.isValid():
             return None
         proposal = self.proposals[index.row()]
@@ -42,15 +42,15 @@ class ProposalModel(QAbstractListModel):
         return None
 
     def reason(self, index: _Index) -> str:
-        """Return why it is proposed."""
+        """Return the description of a suggestion."""
         proposal = self.proposals[index.row()]
         if proposal.pictures is None:
             return proposal.sentence
-        return self.tr("%n picture(s)", "", proposal.pictures)
+        return self.tr("%n image(s)", "", proposal.pictures)
 
 
 class _Delegate(QStyledItemDelegate):
-    """The text at the left, its reason in a quieter colour at the right."""
+    """Delegate that paints the text on the left and its description, muted, on the right."""
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: _Index) -> None:
         model = index.model()
@@ -67,7 +67,7 @@ class _Delegate(QStyledItemDelegate):
         self._write(painter, inside.adjusted(width, 0, 0, 0), quiet, model.reason(index), Qt.AlignmentFlag.AlignRight)
 
     def sizeHint(self, option: QStyleOptionViewItem, index: _Index) -> QSize:  # noqa: N802
-        """Return the size of a row with room above and below its text."""
+        """Return the size of a row with padding."""
         model = index.model()
         assert isinstance(model, ProposalModel)
         measure = option.fontMetrics.horizontalAdvance
@@ -81,10 +81,10 @@ class _Delegate(QStyledItemDelegate):
 
 
 class ProposalList(QListView):
-    """Drops down below its anchor, over the rest of the window, while the anchor keeps the keyboard."""
+    """Drop-down list over the window, below its anchor, which keeps the focus."""
 
     taken = Signal(object)
-    """The user took this `Proposal`."""
+    """The user accepted this `Proposal`."""
 
     def __init__(self, anchor: QWidget) -> None:
         super().__init__(anchor)
@@ -95,12 +95,12 @@ class ProposalList(QListView):
         self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self.setStyleSheet("QListView { border: 1px solid palette(dark); }")
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.setAccessibleName(self.tr("Proposals"))
+        self.setAccessibleName(self.tr("Suggestions"))
         self.clicked.connect(lambda index: self.taken.emit(self.proposals.proposals[index.row()]))
         self.hide()
 
     def propose(self, proposals: list[Proposal]) -> None:
-        """Drop down with these, none chosen; go away when there are none."""
+        """Show these suggestions, none selected; hide if there are none."""
         self.proposals.show(proposals)
         if not proposals:
             self.hide()
@@ -118,7 +118,7 @@ class ProposalList(QListView):
         self.raise_()
 
     def step(self, step: int) -> None:
-        """Choose the next or the former one, round and round."""
+        """Select the next or previous suggestion, wrapping around."""
         count = self.proposals.rowCount()
         row = self.currentIndex().row()
         start = row if row >= 0 else (-1 if step > 0 else 0)
@@ -126,6 +126,6 @@ class ProposalList(QListView):
 
     @property
     def chosen(self) -> Proposal | None:
-        """The proposal that Enter would take."""
+        """Return the selected suggestion."""
         row = self.currentIndex().row()
         return self.proposals.proposals[row] if 0 <= row < len(self.proposals.proposals) else None

@@ -1,4 +1,4 @@
-"""The panel of tags: how many pictures have each, which stand together, and one click to see them."""
+"""The tag panel: all tags with their counts, tags that occur together, and filtering by a click."""
 
 from __future__ import annotations
 
@@ -63,17 +63,17 @@ from trainer.errors import ImpastoError
 _Index = QModelIndex | QPersistentModelIndex
 _SIDE = 10
 _GAP = 10
-# Rows that the view is given at once; it asks for more when it is scrolled to the end.
-_PORTION = 1000
-# A sort holds the interpreter; parts of this size take about 5 ms.
+# Rows that the model adds at a time; the view fetches more when scrolled to the end.
+_FETCH_SIZE = 1000
+# Sorting holds the GIL; parts of this size take about 5 ms.
 _PART = 5000
-# Counts change with every word typed; the list follows when there is a pause.
+# Counts change with every word typed; the list is updated after a pause.
 _PAUSE_MS = 150
 _TOGETHER = 30
 ACTIONS = (
     Action(
         "finding.tags",
-        QT_TRANSLATE_NOOP("Action", "Search Tags"),
+        QT_TRANSLATE_NOOP("Action", "Search tags"),
         "find",
         "search_tags",
         keys=("Ctrl+Shift+F",),
@@ -81,14 +81,14 @@ ACTIONS = (
     ),
     Action(
         "finding.rename",
-        QT_TRANSLATE_NOOP("Action", "Rename Tag Everywhere…"),
+        QT_TRANSLATE_NOOP("Action", "Rename tag everywhere…"),
         "find",
         "rename",
         enabled="has_tag",
     ),
     Action(
         "finding.remove",
-        QT_TRANSLATE_NOOP("Action", "Remove Tag Everywhere"),
+        QT_TRANSLATE_NOOP("Action", "Remove tag everywhere"),
         "find",
         "remove",
         enabled="has_tag",
@@ -97,10 +97,10 @@ ACTIONS = (
 
 
 class TagDelegate(QStyledItemDelegate):
-    """One row; the count in a quieter colour, so that the eye runs along the tags."""
+    """Delegate of a tag row, with a muted count so that the tags stand out."""
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: _Index) -> None:
-        """Draw ground, tag and count."""
+        """Paint background, tag and count."""
         scheme = colours()
         chosen = bool(option.state & QStyle.StateFlag.State_Selected)
         if chosen:
@@ -118,7 +118,7 @@ class TagDelegate(QStyledItemDelegate):
         painter.drawText(inside, Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter, tag)
 
     def sizeHint(self, option: QStyleOptionViewItem, index: _Index) -> QSize:  # noqa: N802
-        """Return a row's size."""
+        """Return the size of a row."""
         return QSize(80, option.fontMetrics.height() + 8)
 
 
@@ -126,38 +126,38 @@ Order = Literal["count", "name"]
 
 
 class TagModel(QAbstractListModel):
-    """Tags with their counts in the order they are given, handed out in portions."""
+    """List model of tags with their counts in a given order, fetched in portions."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.rows: list[TagCount] = []
-        self._given = 0
+        self._fetched = 0
 
     def show(self, rows: list[TagCount]) -> None:
-        """Replace them."""
+        """Replace all rows."""
         self.beginResetModel()
         self.rows = rows
-        self._given = min(len(rows), max(_PORTION, self._given))
+        self._fetched = min(len(rows), max(_FETCH_SIZE, self._fetched))
         self.endResetModel()
 
     def rowCount(self, parent: _Index = QModelIndex()) -> int:  # noqa: B008, N802
-        """Return how many the view has been given."""
-        return 0 if parent.isValid() else self._given
+        """Return the number of fetched rows."""
+        return 0 if parent.isValid() else self._fetched
 
     def canFetchMore(self, parent: _Index) -> bool:  # noqa: N802
-        """Tell whether there are more."""
-        return not parent.isValid() and self._given < len(self.rows)
+        """Return whether there are more rows."""
+        return not parent.isValid() and self._fetched < len(self.rows)
 
     def fetchMore(self, parent: _Index) -> None:  # noqa: N802
-        """Give the next portion."""
+        """Add the next portion of rows."""
         if self.canFetchMore(parent):
-            more = min(_PORTION, len(self.rows) - self._given)
-            self.beginInsertRows(QModelIndex(), self._given, self._given + more - 1)
-            self._given += more
+            more = min(_FETCH_SIZE, len(self.rows) - self._fetched)
+            self.beginInsertRows(QModelIndex(), self._fetched, self._fetched + more - 1)
+            self._fetched += more
             self.endInsertRows()
 
     def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> object:
-        """Return the tag; with its count as a screen reader says it."""
+        """Return the tag or its count; for screen readers both."""
         if not index.isValid():
             return None
         tag, pictures = self.rows[index.row()]
@@ -166,19 +166,19 @@ class TagModel(QAbstractListModel):
         if role == Qt.ItemDataRole.UserRole:
             return pictures
         if role == Qt.ItemDataRole.AccessibleTextRole:
-            return self.tr("%1, %n picture(s)", "", pictures).replace("%1", tag)
+            return self.tr("%1, %n image(s)", "", pictures).replace("%1", tag)
         return None
 
     def place_of(self, tag: str) -> QModelIndex:
-        """Return where a tag stands among the rows given, or no place."""
-        for row, found in enumerate(self.rows[: self._given]):
+        """Return the index of a tag among the fetched rows; invalid if it is not there."""
+        for row, found in enumerate(self.rows[: self._fetched]):
             if found.tag == tag:
                 return self.index(row)
         return QModelIndex()
 
 
 def in_order(counts: Iterable[tuple[str, int]], order: Order) -> list[TagCount]:
-    """Sort tags, for a worker: in parts, so that the window's thread can go on in between."""
+    """Sort tags on a worker, in parts, so that the main thread can run in between."""
     rows = [TagCount(*pair) for pair in counts]
     key = _by_count if order == "count" else _by_name
     parts = [sorted(rows[start : start + _PART], key=key) for start in range(0, len(rows), _PART)]
@@ -197,7 +197,7 @@ _Result = TypeVar("_Result")
 
 
 class TagView(QListView):
-    """Tags with counts: click or Enter filters, with Ctrl adds to the filter, with Alt excludes."""
+    """List of tags with counts: click or Enter filters, Ctrl adds to the filter, Alt excludes."""
 
     def __init__(self, name: str, use: Callable[[str, Qt.KeyboardModifier], None]) -> None:
         super().__init__()
@@ -209,21 +209,21 @@ class TagView(QListView):
         self.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         self.setAccessibleName(name)
         self.setAccessibleDescription(
-            self.tr("Enter shows the pictures with the tag, Ctrl+Enter asks for it too, Alt+Enter excludes it")
+            self.tr("Enter filters by the tag, Ctrl+Enter adds it to the filter, Alt+Enter excludes it")
         )
         self._use = use
         self.nothing = ""
-        """What is said where there is no tag."""
-        self.clicked.connect(self._clicked)
+        """Message to show while there are no tags."""
+        self.clicked.connect(self._on_clicked)
 
     @property
     def tag(self) -> str | None:
-        """The chosen tag."""
+        """Return the selected tag."""
         row = self.currentIndex().row()
         return self.tags.rows[row].tag if 0 <= row < len(self.tags.rows) else None
 
     def show_rows(self, rows: list[TagCount]) -> None:
-        """Show these; the chosen tag stays chosen where it is still there, and the list where it was scrolled to."""
+        """Replace all rows; selection and scroll position stay if possible."""
         tag, place = self.tag, self.verticalScrollBar().value()
         self.tags.show(rows)
         if tag is not None and (index := self.tags.place_of(tag)).isValid():
@@ -231,14 +231,14 @@ class TagView(QListView):
         self.verticalScrollBar().setValue(place)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
-        """See the class."""
+        """Filter with Enter."""
         if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self.tag is not None:
             self._use(self.tag, event.modifiers())
         else:
             super().keyPressEvent(event)
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
-        """Say why it is empty."""
+        """Paint the message of an empty list."""
         super().paintEvent(event)
         if not self.tags.rows and self.nothing:
             painter = QPainter(self.viewport())
@@ -247,12 +247,12 @@ class TagView(QListView):
             painter.drawText(self.viewport().rect().adjusted(12, 16, -12, -8), flags, self.nothing)
             painter.end()
 
-    def _clicked(self, index: QModelIndex) -> None:
+    def _on_clicked(self, index: QModelIndex) -> None:
         self._use(self.tags.rows[index.row()].tag, QGuiApplication.keyboardModifiers())
 
 
 class TagPanel(QWidget):
-    """All tags of the open datasets; below, those that stand most often beside the chosen one."""
+    """Panel of all tags of the open datasets, and below it the tags most often seen with the selected one."""
 
     def __init__(self, session: Session, commands: Commands, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -265,9 +265,9 @@ class TagPanel(QWidget):
         self.heading = QLabel()
         self.all = TagView(self.tr("Tags"), self.use)
         self.title = QLabel()
-        self.together = TagView(self.tr("Tags beside the chosen one"), self.use)
+        self.together = TagView(self.tr("Tags seen with the selected one"), self.use)
         self.message = QLabel()
-        self._soon = QTimer(self)
+        self._update_timer = QTimer(self)
         self._title = ""
         self._sorting = self._stale = False
         self._build()
@@ -277,16 +277,16 @@ class TagPanel(QWidget):
 
     @property
     def has_tag(self) -> bool:
-        """Whether a tag is chosen."""
+        """Return whether a tag is selected."""
         return self.all.tag is not None
 
     def search_tags(self) -> None:
-        """Give the keyboard to the search for tags."""
+        """Focus the search field."""
         self.search.setFocus()
         self.search.selectAll()
 
     def use(self, tag: str, modifiers: Qt.KeyboardModifier = Qt.KeyboardModifier.NoModifier) -> None:
-        """Filter by a tag; with Ctrl ask for it too, with Alt exclude it."""
+        """Filter by a tag; Ctrl adds it to the filter, Alt excludes it."""
         term = Term("tag", literal(tag))
         if modifiers & Qt.KeyboardModifier.AltModifier:
             self._session.filtering.narrow(term, exclude=True)
@@ -296,7 +296,7 @@ class TagPanel(QWidget):
             self._session.filtering.apply(str(term))
 
     def rename(self) -> None:
-        """Ask for another name of the chosen tag and write it in all captions, as one edit."""
+        """Ask for a new name of the selected tag and rename it in all captions, as one edit."""
         tag = self.all.tag
         if tag is None:
             return
@@ -307,7 +307,7 @@ class TagPanel(QWidget):
             self._edit(tag, lambda pictures: rename_tag(pictures, tag, new.strip()))
 
     def remove(self) -> None:
-        """Take the chosen tag from all captions, as one edit."""
+        """Remove the selected tag from all captions, as one edit."""
         tag = self.all.tag
         if tag is not None:
             self._edit(tag, lambda pictures: remove_tags(pictures, [tag]))
@@ -315,7 +315,7 @@ class TagPanel(QWidget):
     def choose_order(self, order: Order) -> None:
         """Sort by count or by name."""
         self.order = order
-        self._name_order()
+        self._update_sort_button()
         self._request()
 
     def _build(self) -> None:
@@ -323,11 +323,11 @@ class TagPanel(QWidget):
         self.search.setAccessibleName(self.tr("Search tags"))
         self.search.setClearButtonEnabled(True)
         set_icon(self.sort, "sort")
-        self._name_order()
+        self._update_sort_button()
         self.heading.setProperty("role", "heading")
         self.title.setProperty("role", "muted")
         self.title.setContentsMargins(10, 6, 8, 2)
-        for label in (self.heading, self.title):  # long words must not widen the panel
+        for label in (self.heading, self.title):  # a long tag must not widen the panel
             label.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         self.message.setProperty("role", "bad")
         self.message.setWordWrap(True)
@@ -357,79 +357,79 @@ class TagPanel(QWidget):
         whole.addLayout(field)
         whole.addWidget(self.message)
         whole.addWidget(split, 1)
-        self._tell_together(None, [])
+        self._show_together(None, [])
 
     def _connect(self) -> None:
-        self._soon.setSingleShot(True)
-        self._soon.setInterval(_PAUSE_MS)
-        self._soon.timeout.connect(self._request)
+        self._update_timer.setSingleShot(True)
+        self._update_timer.setInterval(_PAUSE_MS)
+        self._update_timer.timeout.connect(self._request)
         self.search.textChanged.connect(lambda _: self._request())
         self.sort.clicked.connect(lambda: self.choose_order("name" if self.order == "count" else "count"))
-        self.all.selectionModel().currentChanged.connect(lambda *_: self._chosen())
+        self.all.selectionModel().currentChanged.connect(lambda *_: self._on_selection_changed())
         for view in (self.all, self.together):
             view.customContextMenuRequested.connect(lambda place, view=view: self._menu(view, place))
-        until_destroyed(self, self._index.changed.connect(lambda _: self._follow()))
+        until_destroyed(self, self._index.changed.connect(lambda _: self._on_index_changed()))
 
-    def _follow(self) -> None:
-        """Sort again in a moment; while nobody looks, when somebody does."""
+    def _on_index_changed(self) -> None:
+        """Schedule an update, or remember it for when the panel is shown."""
         if self.isVisible():
-            self._soon.start()
+            self._update_timer.start()
         else:
             self._stale = True
 
-    def _name_order(self) -> None:
+    def _update_sort_button(self) -> None:
         by_count = self.order == "count"
-        self.sort.setToolTip(self.tr("Most frequent first") if by_count else self.tr("In alphabetical order"))
+        self.sort.setToolTip(self.tr("Most frequent first") if by_count else self.tr("Alphabetical order"))
         self.sort.setAccessibleName(
             self.tr("Sort by name instead of count") if by_count else self.tr("Sort by count instead of name")
         )
 
     def _request(self) -> None:
-        """Have the tags that are searched for sorted by a worker; ask again when they changed meanwhile."""
-        self._soon.stop()
+        """Sort the matching tags on a worker; repeat if they change in the meantime."""
+        self._update_timer.stop()
         if self._sorting:
             self._stale = True
             return
         self._sorting, self._stale = True, False
         index, order, part = self._index, self.order, self.search.text()
         counts = {tag: index.count(tag) for tag in index.search(part)} if part else index.counts()
-        self._session.tasks.run(lambda: in_order(counts.items(), order), self._here(self._have), raise_again)
+        self._session.tasks.run(lambda: in_order(counts.items(), order), self._while_open(self._on_sorted), raise_again)
 
-    def _here(self, have: Callable[[_Result], None]) -> Callable[[_Result], None]:
-        """Return a receiver for a worker's result that lets it drop when the panel is gone by then."""
-        return lambda result: have(result) if isValid(self) else None
+    def _while_open(self, callback: Callable[[_Result], None]) -> Callable[[_Result], None]:
+        """Wrap a worker's callback so that it does nothing once the panel is destroyed."""
+        return lambda result: callback(result) if isValid(self) else None
 
-    def _have(self, rows: list[TagCount]) -> None:
+    def _on_sorted(self, rows: list[TagCount]) -> None:
         self._sorting = False
         known = len(self._index) > 0
-        self.all.nothing = self.tr("No tag holds this text.") if known else self.tr("Tags of captions stand here.")
+        self.all.nothing = self.tr("No tag contains this text.") if known else self.tr("Tags appear here.")
         self.all.show_rows(rows)
         number = QLocale().toString
         text = self.tr("%n tag(s)", "", len(self._index))
         if len(rows) != len(self._index):
             text = self.tr("%1 of %2 tags").replace("%1", number(len(rows))).replace("%2", number(len(self._index)))
         self.heading.setText(text)
-        self._chosen()
+        self._on_selection_changed()
         if self._stale and self.isVisible():
             self._request()
 
-    def _chosen(self) -> None:
-        """Count the companions of the chosen tag in a worker; an answer for another tag is dropped."""
+    def _on_selection_changed(self) -> None:
+        """Count the tags seen with the selected one on a worker; results for another tag are ignored."""
         self._commands.refresh()
         tag = self.all.tag
         if tag is None:
-            self._tell_together(None, [])
+            self._show_together(None, [])
             return
         rows: list[Row] = self._index.rows(self._index.pictures_with(tag))
-        have = self._here(partial(self._tell_together, tag))
-        self._session.tasks.run(lambda: beside(rows, tag, _TOGETHER), have, raise_again)
+        callback = self._while_open(partial(self._show_together, tag))
+        self._session.tasks.run(lambda: beside(rows, tag, _TOGETHER), callback, raise_again)
 
-    def _tell_together(self, tag: str | None, found: list[TagCount]) -> None:
+    def _show_together(self, tag: str | None, found: list[TagCount]) -> None:
         if tag != self.all.tag:
             return
-        text = self.tr("Beside the chosen tag")
+        text = self.tr("Seen together")
         if tag is not None:
-            text = self.tr("Beside %1").replace("%1", tag)
+            text = self.tr("Seen together with %1").replace("%1", tag)
         self._title = text
         self._fit_title()
         self.together.show_rows(found)
@@ -439,21 +439,21 @@ class TagPanel(QWidget):
         self.title.setText(self.title.fontMetrics().elidedText(self._title, Qt.TextElideMode.ElideMiddle, room))
 
     def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802
-        """Shorten what has less room now."""
+        """Elide the title to the new width."""
         super().resizeEvent(event)
         self._fit_title()
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
-        """Take over what changed while nobody looked."""
+        """Update if the tags callback changed while hidden."""
         super().showEvent(event)
         if self._stale:
             self._request()
 
     def hideEvent(self, event: QHideEvent) -> None:  # noqa: N802
-        """Let counts change without sorting them."""
+        """Stop updating while hidden."""
         super().hideEvent(event)
-        self._stale |= self._soon.isActive()
-        self._soon.stop()
+        self._stale |= self._update_timer.isActive()
+        self._update_timer.stop()
 
     def _menu(self, view: TagView, place: QPoint) -> None:
         index = view.indexAt(place)
@@ -464,9 +464,9 @@ class TagPanel(QWidget):
     def _menu_for(self, view: TagView) -> QMenu:
         tag = view.tag or ""
         menu = QMenu(self)
-        menu.addAction(self.tr("Show pictures with it"), lambda: self.use(tag))
-        menu.addAction(self.tr("Ask for it too"), lambda: self.use(tag, Qt.KeyboardModifier.ControlModifier))
-        menu.addAction(self.tr("Exclude it"), lambda: self.use(tag, Qt.KeyboardModifier.AltModifier))
+        menu.addAction(self.tr("Filter by this tag"), lambda: self.use(tag))
+        menu.addAction(self.tr("Add to filter"), lambda: self.use(tag, Qt.KeyboardModifier.ControlModifier))
+        menu.addAction(self.tr("Exclude this tag"), lambda: self.use(tag, Qt.KeyboardModifier.AltModifier))
         menu.addAction(self.tr("Copy"), lambda: QGuiApplication.clipboard().setText(tag))
         if view is self.all:
             menu.addSeparator()
@@ -475,14 +475,14 @@ class TagPanel(QWidget):
         return menu
 
     def _edit(self, tag: str, change: Callable[[list[Picture]], Edit]) -> None:
-        """Let a worker work out an edit of all pictures with exactly this tag, then do it."""
+        """Compute an edit of all images with exactly this tag on a worker, then apply it."""
         pictures = self._session.library.pictures
         chosen = [pictures[number] for number in self._index.pictures_with(tag)]
         self.message.hide()
         self._session.tasks.run(
-            lambda: change(chosen), self._session.history.do, self._here(only(ImpastoError, self._refused))
+            lambda: change(chosen), self._session.history.do, self._while_open(only(ImpastoError, self._on_edit_failed))
         )
 
-    def _refused(self, fault: ImpastoError) -> None:
+    def _on_edit_failed(self, fault: ImpastoError) -> None:
         self.message.setText(in_words(fault))
         self.message.show()

@@ -1,1 +1,1 @@
-"""Problems, charts and crops of the open pictures."""
+"""Problems, charts and crops of the open images."""

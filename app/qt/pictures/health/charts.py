@@ -1,7 +1,7 @@
-"""The charts, painted with QPainter in the palette's colours.
+"""Charts of the dataset, painted with QPainter in the theme's colors.
 
-They are a few dozen bars: QPainter shows them sharp at every scaling and in the moment, and no library would know the
-palette, the keyboard and what a screen reader asks.
+They have a few dozen bars, which QPainter draws at once and sharp at every scale; a chart library would not follow the
+theme, the keyboard and screen readers.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ _BACK = (Qt.Key.Key_Up, Qt.Key.Key_Left)
 
 
 class HealthChart(QWidget):
-    """Parts that can be walked through by arrow keys and chosen by Enter or a click."""
+    """Base class of charts whose parts are reached with arrow keys and selected with Enter or a click."""
 
     chosen = Signal(object)
-    """The pictures of the part that was chosen: a set of ids."""
+    """The user selected a part; the argument is the set of its image ids."""
 
     def __init__(self, name: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.current = -1
-        self._under = -1
+        self._hovered = -1
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setMouseTracking(True)
         self.setAccessibleName(name)
 
     def parts(self) -> list[tuple[QRectF, str, Set[int]]]:
-        """Return where each part stands, what it says, and its pictures."""
+        """Return rectangle, text and image ids of each part."""
         raise NotImplementedError
 
     def step(self, by: int) -> None:
-        """Go to another part."""
+        """Move to another part."""
         parts = self.parts()
         if parts:
             self.current = min(max(self.current + by, 0), len(parts) - 1)
@@ -49,7 +49,7 @@ class HealthChart(QWidget):
             self.update()
 
     def choose(self, number: int) -> None:
-        """Choose a part."""
+        """Select a part."""
         parts = self.parts()
         if 0 <= number < len(parts):
             self.current = number
@@ -58,11 +58,11 @@ class HealthChart(QWidget):
             self.update()
 
     def part_at(self, place: QPointF) -> int:
-        """Return the part at a place, -1 where there is none."""
+        """Return the part at a point, -1 if there is none."""
         return next((number for number, part in enumerate(self.parts()) if part[0].contains(place)), -1)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
-        """Walk and choose."""
+        """Move between parts and select."""
         if event.key() in _FORWARD:
             self.step(1)
         elif event.key() in _BACK:
@@ -77,42 +77,44 @@ class HealthChart(QWidget):
             super().keyPressEvent(event)
 
     def mousePressEvent(self, event: QMouseEvent) -> None:  # noqa: N802
-        """Choose what is clicked."""
+        """Select the clicked part."""
         self.choose(self.part_at(event.position()))
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:  # noqa: N802
-        """Mark what is under the pointer."""
+        """Highlight the part under the pointer."""
         under = self.part_at(event.position())
-        if under != self._under:
-            self._under = under
+        if under != self._hovered:
+            self._hovered = under
             self.update()
 
     def leaveEvent(self, event: QEvent) -> None:  # noqa: N802
-        """Mark nothing."""
-        self._under = -1
+        """Remove the highlight."""
+        self._hovered = -1
         self.update()
 
     def focusInEvent(self, event: QFocusEvent) -> None:  # noqa: N802
-        """Show where the keyboard is."""
+        """Make the first part current if none is."""
         if self.current < 0:
             self.step(1)
         super().focusInEvent(event)
 
     def event(self, event: QEvent) -> bool:
-        """Say what is under the pointer."""
+        """Show a tooltip for the part under the pointer."""
         if isinstance(event, QHelpEvent):
             number = self.part_at(QPointF(event.pos()))
             QToolTip.showText(event.globalPos(), self.parts()[number][1] if number >= 0 else "", self)
             return True
         return super().event(event)
 
-    def colour(self, number: int) -> QColor:
-        """Return the colour of a part."""
+    def color(self, number: int) -> QColor:
+        """Return the color of a part."""
         scheme = colours()
-        return QColor(scheme.focus if number in (self._under, self.current) and self._marks(number) else scheme.accent)
+        return QColor(
+            scheme.focus if number in (self._hovered, self.current) and self._marks(number) else scheme.accent
+        )
 
     def ring(self, painter: QPainter) -> None:
-        """Draw a ring round the part that has the keyboard."""
+        """Draw the focus ring around the current part."""
         parts = self.parts()
         if self.hasFocus() and 0 <= self.current < len(parts):
             painter.setPen(QPen(QColor(colours().focus), 2.0))
@@ -120,32 +122,32 @@ class HealthChart(QWidget):
             painter.drawRoundedRect(parts[self.current][0].adjusted(1, 1, -1, -1), 3, 3)
 
     def _marks(self, number: int) -> bool:
-        return number == self._under or self.hasFocus()
+        return number == self._hovered or self.hasFocus()
 
     def counted(self, label: str, pictures: int) -> str:
-        """Return what a part says."""
-        return f"{label}: " + self.tr("%n picture(s)", "", pictures)
+        """Return the text of a part: label and number of images."""
+        return f"{label}: " + self.tr("%n image(s)", "", pictures)
 
 
 class BarChart(HealthChart):
-    """Bars from left to right, one below the other: buckets, tags."""
+    """Chart of horizontal bars, for buckets and tags."""
 
     def __init__(self, name: str, parent: QWidget | None = None) -> None:
         super().__init__(name, parent)
         self.bars: Sequence[Bar] = ()
 
     def show_bars(self, bars: Sequence[Bar]) -> None:
-        """Show these."""
+        """Replace the bars."""
         self.bars = bars
         self.setMinimumHeight(self._pitch() * len(bars) + 8)
         self.update()
 
     def sizeHint(self) -> QSize:  # noqa: N802
-        """Return what all rows need."""
+        """Return the size of all rows."""
         return QSize(200, self._pitch() * len(self.bars) + 8)
 
     def parts(self) -> list[tuple[QRectF, str, Set[int]]]:
-        """Return the rows."""
+        """Return the rows as parts."""
         pitch = self._pitch()
         return [
             (QRectF(0, 4 + row * pitch, self.width(), pitch), self.counted(bar.label, bar.pictures), bar.ids)
@@ -153,7 +155,7 @@ class BarChart(HealthChart):
         ]
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
-        """Draw label, bar and number of each row."""
+        """Paint label, bar and number of each row."""
         painter, scheme, metrics = QPainter(self), colours(), self.fontMetrics()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         number = QLocale().toString
@@ -170,7 +172,7 @@ class BarChart(HealthChart):
             text = metrics.elidedText(bar.label, Qt.TextElideMode.ElideRight, label)
             painter.drawText(row.adjusted(_SIDE, 0, 0, 0), _LEFT, text)
             painter.setPen(Qt.PenStyle.NoPen)
-            painter.setBrush(self.colour(place))
+            painter.setBrush(self.color(place))
             length = max(room * bar.pictures / most, 2.0)
             painter.drawRoundedRect(QRectF(start, row.top() + 5, length, row.height() - 10), 2, 2)
             painter.setPen(QColor(scheme.muted))
@@ -185,23 +187,23 @@ class BarChart(HealthChart):
 
 
 class ColumnChart(HealthChart):
-    """Bars side by side over an axis with marks: how long captions are."""
+    """Histogram of caption lengths, with marks at each chunk of tokens."""
 
     def __init__(self, name: str, parent: QWidget | None = None) -> None:
         super().__init__(name, parent)
         self.bars: Sequence[Bar] = ()
         self.read = TOKEN_MARKS[0]
-        """Tokens that are read; captions beyond them are drawn as cut."""
+        """Token limit; columns beyond it are painted as truncated."""
         self.setMinimumHeight(120)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
 
     def show_bars(self, bars: Sequence[Bar], read: int) -> None:
-        """Show these."""
+        """Replace the columns and the token limit."""
         self.bars, self.read = bars, read
         self.update()
 
     def parts(self) -> list[tuple[QRectF, str, Set[int]]]:
-        """Return the columns, each over the whole height."""
+        """Return the columns as parts, each over the full height."""
         field = self._field()
         wide = field.width() / max(len(self.bars), 1)
         return [
@@ -214,7 +216,7 @@ class ColumnChart(HealthChart):
         ]
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
-        """Draw columns, axis and marks."""
+        """Paint columns, axis and marks."""
         painter, scheme, field = QPainter(self), colours(), self._field()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         most = max((bar.pictures for bar in self.bars), default=0) or 1
@@ -223,7 +225,7 @@ class ColumnChart(HealthChart):
             if bar.pictures:
                 high = max(whole.height() * bar.pictures / most, 2.0)
                 cut = bar.value >= self.read
-                painter.setBrush(QColor(scheme.warning) if cut and place != self._under else self.colour(place))
+                painter.setBrush(QColor(scheme.warning) if cut and place != self._hovered else self.color(place))
                 painter.drawRect(QRectF(whole.left() + 1, whole.bottom() - high, max(whole.width() - 2, 1), high))
         painter.setPen(QColor(scheme.edge))
         painter.drawLine(field.bottomLeft(), field.bottomRight())
@@ -234,7 +236,7 @@ class ColumnChart(HealthChart):
         painter.end()
 
     def _marks_of(self, painter: QPainter, field: QRectF) -> None:
-        """Draw where one, two and three chunks end; the one that is read to its end as a full line."""
+        """Paint a line at the end of each chunk; the token limit as a solid line."""
         step = self.bars[1].value if len(self.bars) > 1 else 1.0
         for mark in TOKEN_MARKS:
             x = field.left() + field.width() * mark / (step * max(len(self.bars), 1))
@@ -258,7 +260,7 @@ class ColumnChart(HealthChart):
 
 
 class SizeMap(HealthChart):
-    """Where pictures lie by width and height, both in doublings, with the line on which the area suffices."""
+    """Map of image widths and heights on log2 axes, with the line of sufficient area."""
 
     def __init__(self, name: str, parent: QWidget | None = None) -> None:
         super().__init__(name, parent)
@@ -268,17 +270,17 @@ class SizeMap(HealthChart):
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
 
     def show_cells(self, cells: Sequence[SizeCell], resolution: int) -> None:
-        """Show these; pictures below `resolution` squared have too few pixels."""
+        """Replace the cells; images with an area below `resolution` squared are too small."""
         self.cells = sorted(cells, key=lambda cell: (cell.left, cell.top))
         self.resolution = resolution
         self.update()
 
     def parts(self) -> list[tuple[QRectF, str, Set[int]]]:
-        """Return the cells."""
+        """Return the cells as parts."""
         return [(self._place(cell), self.counted(_bounds(cell), len(cell.ids)), cell.ids) for cell in self.cells]
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
-        """Draw grid, line and cells."""
+        """Paint grid, cells and line."""
         painter, scheme, field = QPainter(self), colours(), self._field()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         low, high = self._range()
@@ -288,21 +290,21 @@ class SizeMap(HealthChart):
             painter.drawLine(QPointF(spot.x(), field.top()), QPointF(spot.x(), field.bottom()))
             painter.drawLine(QPointF(field.left(), spot.y()), QPointF(field.right(), spot.y()))
             painter.setPen(QColor(scheme.muted))
-            painter.drawText(QRectF(spot.x() - 30, field.bottom() + 2, 60, 20), _CENTRE, str(2**power))
+            painter.drawText(QRectF(spot.x() - 30, field.bottom() + 2, 60, 20), _CENTER, str(2**power))
             painter.drawText(QRectF(0, spot.y() - 10, field.left() - 6, 20), _RIGHT, str(2**power))
         most = max((len(cell.ids) for cell in self.cells), default=1)
         painter.setPen(Qt.PenStyle.NoPen)
         for place, (whole, _, ids) in enumerate(self.parts()):
-            colour = self.colour(place)
-            colour.setAlphaF(0.35 + 0.65 * len(ids) / most)
-            painter.setBrush(colour)
+            color = self.color(place)
+            color.setAlphaF(0.35 + 0.65 * len(ids) / most)
+            painter.setBrush(color)
             painter.drawRoundedRect(whole.adjusted(0.5, 0.5, -0.5, -0.5), 2, 2)
-        self._enough(painter, field)
+        self._paint_area_line(painter, field)
         self.ring(painter)
         painter.end()
 
-    def _enough(self, painter: QPainter, field: QRectF) -> None:
-        """Draw the line of all sizes that have just the area of the resolution."""
+    def _paint_area_line(self, painter: QPainter, field: QRectF) -> None:
+        """Paint the line of all sizes whose area equals the resolution squared."""
         painter.setClipRect(field)
         painter.setPen(QPen(QColor(colours().warning), 1.5))
         low, _ = self._range()
@@ -311,7 +313,7 @@ class SizeMap(HealthChart):
         painter.setClipping(False)
 
     def _range(self) -> tuple[float, float]:
-        """Return the least and greatest side shown, as powers of two."""
+        """Return the smallest and largest side shown, as powers of two."""
         sides = [side for cell in self.cells for side in (cell.left, cell.right, cell.top, cell.bottom)]
         sides += [self.resolution / 2, self.resolution * 2]
         return float(int(log2(min(sides)))), float(int(log2(max(sides)) + 0.999))
@@ -337,4 +339,4 @@ def _bounds(cell: SizeCell) -> str:
 
 _LEFT = int(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter)
 _RIGHT = int(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
-_CENTRE = int(Qt.AlignmentFlag.AlignHCenter | Qt.AlignmentFlag.AlignTop)
+_CENTER = int(Qt.AlignmentFlag.AlignHCenter | Qt.AlignmentFlag.AlignTop)

@@ -1,4 +1,4 @@
-"""The window in which one sees what training shows of each picture, and chooses another part of it."""
+"""Dialog for choosing the crop of each image that is trained."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _STEPS = {
 }
 _STEP = 0.02
 _GRIP = 14
-"""Pixels of the screen around a corner within which it is taken hold of."""
+"""Distance from a corner within which it can be grabbed, in logical px."""
 
 
 class CropCanvas(ZoomArea):
-    """Drag the frame to move it, a corner or the wheel to size it; arrows (Shift: one pixel), + and - do the same."""
+    """Image with a crop frame: drag, arrow keys (Shift: 1 px) move it; corners, the wheel, + and - resize it."""
 
     pulled = Signal()
-    """The user holds a frame that is another now."""
+    """The frame has changed while the user drags it."""
     framed = Signal()
-    """The user has put the frame elsewhere: a drag has ended, or a key was pressed."""
+    """The user has changed the frame: a drag has ended, or a key was pressed."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, Zoom(), parent)
@@ -45,30 +45,30 @@ class CropCanvas(ZoomArea):
         self.frame: Crop | None = None
         self.thirds = True
         self._corner: tuple[int, int] | None = None
-        self._held: QPointF | None = None
+        self._grab_point: QPointF | None = None
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setMouseTracking(True)
         self.setAccessibleName(self.tr("Crop"))
-        self.setAccessibleDescription(self.tr("Arrow keys move the frame, plus and minus size it"))
+        self.setAccessibleDescription(self.tr("Arrow keys move the frame, plus and minus resize it"))
 
     def show_frame(self, frame: Crop | None) -> None:
-        """Show which part is trained."""
+        """Show the crop frame."""
         self.frame = frame
         self.update()
 
     def shift(self, across: float, down: float) -> None:
-        """Move the frame by fractions of the picture."""
+        """Move the frame by fractions of the image."""
         if self.frame:
             self.show_frame(moved(self.frame, across, down))
 
     def shrink(self, factor: float, anchor: tuple[float, float] = (0.5, 0.5)) -> None:
-        """Make the frame smaller, or larger by a factor above 1."""
+        """Scale the frame by a factor around an anchor point."""
         size = self.full_size
         if self.frame and size:
             self.show_frame(scaled(self.frame, factor, (size.width(), size.height()), anchor))
 
     def rectangle(self) -> QRectF:
-        """Return where the frame lies in the widget."""
+        """Return the frame's rectangle in the widget."""
         whole, (left, top, right, bottom) = self.place(), self.frame or (0.0, 0.0, 1.0, 1.0)
         return QRectF(
             whole.x() + left * whole.width(),
@@ -80,7 +80,7 @@ class CropCanvas(ZoomArea):
     # Events
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
-        """Paint the picture, the shade, the frame and its thirds."""
+        """Paint the image, the shaded outside, the frame and its thirds."""
         super().paintEvent(event)
         if self.frame is None:
             return
@@ -90,7 +90,7 @@ class CropCanvas(ZoomArea):
         outside.addRect(self.place())
         inside = QPainterPath()
         inside.addRect(frame)
-        # Black and white lie on the picture, not on the window, so they are the same in every palette.
+        # Black and white are painted over the image, so they do not depend on the theme.
         painter.fillPath(outside.subtracted(inside), QColor(0, 0, 0, 165))
         if self.thirds:
             painter.setPen(QPen(QColor(255, 255, 255, 110), 1.0))
@@ -98,8 +98,8 @@ class CropCanvas(ZoomArea):
                 x, y = frame.x() + part * frame.width(), frame.y() + part * frame.height()
                 painter.drawLine(QPointF(x, frame.top()), QPointF(x, frame.bottom()))
                 painter.drawLine(QPointF(frame.left(), y), QPointF(frame.right(), y))
-        for colour, width in ((QColor(0, 0, 0, 190), 4.0), (QColor(255, 255, 255), 2.0)):
-            painter.setPen(QPen(colour, width))
+        for color, width in ((QColor(0, 0, 0, 190), 4.0), (QColor(255, 255, 255), 2.0)):
+            painter.setPen(QPen(color, width))
             painter.drawRect(frame)
         painter.setPen(QPen(QColor(0, 0, 0, 190), 1.0))
         painter.setBrush(QColor(255, 255, 255))
@@ -112,42 +112,42 @@ class CropCanvas(ZoomArea):
         painter.end()
 
     def mousePressEvent(self, event: QMouseEvent) -> None:  # noqa: N802
-        """Take hold of a corner, or of the frame."""
+        """Grab a corner or the frame."""
         self.setFocus()
         if event.button() == Qt.MouseButton.LeftButton and self.frame:
-            self._corner, self._held = self._corner_at(event.position()), event.position()
+            self._corner, self._grab_point = self._corner_at(event.position()), event.position()
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:  # noqa: N802
-        """Move or size the frame."""
-        if self._held is None:
+        """Move or resize the frame."""
+        if self._grab_point is None:
             self._show_cursor(event.position())
             return
-        whole, went = self.place(), event.position() - self._held
+        whole, went = self.place(), event.position() - self._grab_point
         if self._corner is None:
             self.shift(went.x() / whole.width(), went.y() / whole.height())
         else:
             self._pull(event.position(), self._corner)
-        self._held = event.position()
+        self._grab_point = event.position()
         self.pulled.emit()
 
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:  # noqa: N802
-        """Let go."""
-        if self._held is not None:
-            self._held = self._corner = None
+        """End the drag."""
+        if self._grab_point is not None:
+            self._grab_point = self._corner = None
             self.framed.emit()
 
     def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:  # noqa: N802
-        """Take hold again: two clicks mean nothing more here."""
+        """Treat a double click as a second press."""
         self.mousePressEvent(event)
 
     def wheelEvent(self, event: QWheelEvent) -> None:  # noqa: N802
-        """Size the frame."""
+        """Resize the frame."""
         self.shrink(1 / 1.06 if event.angleDelta().y() > 0 else 1.06)
         self.framed.emit()
         event.accept()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
-        """Move or size the frame."""
+        """Move or resize the frame."""
         key, size = Qt.Key(event.key()), self.full_size
         if key in _STEPS and size:
             fine = event.modifiers() & Qt.KeyboardModifier.ShiftModifier
@@ -164,7 +164,7 @@ class CropCanvas(ZoomArea):
         self.framed.emit()
 
     def _corner_at(self, spot: QPointF) -> tuple[int, int] | None:
-        """Return which corner (0 or 1 across, 0 or 1 down) is near."""
+        """Return the nearby corner as (0 or 1 across, 0 or 1 down), or None."""
         frame = self.rectangle()
         for across, x in ((0, frame.left()), (1, frame.right())):
             for down, y in ((0, frame.top()), (1, frame.bottom())):
@@ -173,7 +173,7 @@ class CropCanvas(ZoomArea):
         return None
 
     def _pull(self, spot: QPointF, corner: tuple[int, int]) -> None:
-        """Size the frame so that a corner follows the pointer; the corner opposite stays."""
+        """Resize the frame so that a corner follows the pointer and the opposite corner stays."""
         frame = self.rectangle()
         opposite = QPointF(frame.left() if corner[0] else frame.right(), frame.top() if corner[1] else frame.bottom())
         across = (spot.x() - opposite.x()) * (1 if corner[0] else -1) / frame.width()
@@ -182,7 +182,7 @@ class CropCanvas(ZoomArea):
         self.shrink(min(max(across, down, 0.01), *self._room(anchor)), anchor)
 
     def _room(self, anchor: tuple[int, int]) -> tuple[float, float]:
-        """Return how much larger the frame can get without leaving the picture, its corner at `anchor` fixed."""
+        """Return the maximum scale across and down that keeps the frame inside the image, with `anchor` fixed."""
         left, top, right, bottom = self.frame or (0.0, 0.0, 1.0, 1.0)
         across = (right if anchor[0] else 1.0 - left) / (right - left)
         return across, (bottom if anchor[1] else 1.0 - top) / (bottom - top)
@@ -199,7 +199,7 @@ class CropCanvas(ZoomArea):
 
 
 class Cropper(OneByOne):
-    """Every crop is an edit like others, and the picture's file is never touched. In here only crops are undone."""
+    """Crop dialog; a crop is an edit in the history and never changes the image file. Undo here affects only crops."""
 
     def __init__(
         self, session: Session, ids: Sequence[int], start: int | None = None, parent: QWidget | None = None
@@ -214,30 +214,33 @@ class Cropper(OneByOne):
         self.resize(1100, 800)
         self._build()
         self._show_picture()
-        self._tell_steps()
-        ends = (session.library.altered.connect(self._altered), session.history.changed.connect(self._tell_steps))
+        self._update_undo_actions()
+        ends = (
+            session.library.altered.connect(self._on_library_altered),
+            session.history.changed.connect(self._update_undo_actions),
+        )
         self.destroyed.connect(lambda: [end() for end in ends])
 
     def step(self, by: int) -> None:
-        """Go to another picture."""
-        self._place = self._place_after(by)
+        """Go to another image."""
+        self._index = self._index_after(by)
         self._show_picture()
 
     def reset(self) -> None:
-        """Train on all of the picture again, from its middle."""
+        """Remove the crop, so that training uses the centered one."""
         self._crop(None)
 
     def toggle_thirds(self) -> None:
-        """Show the lines of thirds, or not."""
+        """Show or hide the lines of thirds."""
         self.canvas.thirds = not self.canvas.thirds
         self.canvas.update()
 
     def undo(self) -> None:
-        """Take the last crop back."""
+        """Undo the last crop."""
         self._steps.undo()
 
     def redo(self) -> None:
-        """Make it again."""
+        """Redo the last undone crop."""
         self._steps.redo()
 
     def _crop(self, frame: Crop | None) -> None:
@@ -246,28 +249,28 @@ class Cropper(OneByOne):
         if edit:
             self._steps.do(edit)
         else:
-            self._tell()
+            self._update()
 
-    def _choose_shape(self, row: int) -> None:
+    def _on_shape_activated(self, row: int) -> None:
         picture, shape = self.picture, self.shape.itemData(row)
         if picture and picture.width and picture.height and shape:
             self._crop(largest(picture.width, picture.height, tuple(shape)))
 
-    # What is shown
+    # Display
 
-    def _altered(self, altered: Altered) -> None:
+    def _on_library_altered(self, altered: Altered) -> None:
         picture = self.picture
         if picture and picture.id in altered.altered and altered.what & {"crop", "size", "file"}:
-            self._tell()
+            self._update()
 
-    def _tell_steps(self, _: None = None) -> None:
+    def _update_undo_actions(self, _: None = None) -> None:
         self.actions_by_name["undo"].setEnabled(self._steps.can_undo)
         self.actions_by_name["redo"].setEnabled(self._steps.can_redo)
 
     def _show_picture(self) -> None:
         picture = self.picture
         self.canvas.show_picture(picture.id if picture else None)
-        self._tell()
+        self._update()
 
     def _shown(self, crop: Crop | None) -> CropPreview | None:
         picture = self.picture
@@ -275,18 +278,20 @@ class Cropper(OneByOne):
             return None
         return shown_of(picture.width, picture.height, crop, self._recipe)
 
-    def _follow(self) -> None:
-        """Say what the frame leaves out while it is held."""
+    def _on_pulled(self) -> None:
+        """Update the facts while the frame is dragged."""
         shown = self._shown(self.canvas.frame)
         if shown:
             self.facts.setText(self._facts(shown))
 
-    def _tell(self) -> None:
+    def _update(self) -> None:
         picture = self.picture
         shown = self._shown(picture.crop if picture else None)
         self.canvas.show_frame(shown.frame if shown else None)
-        self._tell_place()
-        self.facts.setText(self._facts(shown) if shown else self.tr("Too small for any shape, or not to be read."))
+        self._update_position()
+        self.facts.setText(
+            self._facts(shown) if shown else self.tr("Image is too small for any bucket, or cannot be read.")
+        )
         self.canvas.setAccessibleDescription(self.facts.text())
         self.reset_button.setEnabled(picture is not None and picture.crop is not None)
         self._fill_shapes(shown)
@@ -294,13 +299,13 @@ class Cropper(OneByOne):
     def _facts(self, shown: CropPreview) -> str:
         number = QLocale()
         parts = [f"{shown.bucket[0]} × {shown.bucket[1]}"]
-        parts.append(self.tr("{share} % outside").format(share=number.toString(100 * shown.lost, "f", 0)))
+        parts.append(self.tr("{share} % cropped off").format(share=number.toString(100 * shown.lost, "f", 0)))
         if shown.enlarged > 1.02:
-            parts.append(self.tr("enlarged {factor} times").format(factor=number.toString(shown.enlarged, "f", 2)))
+            parts.append(self.tr("enlarged {factor}×").format(factor=number.toString(shown.enlarged, "f", 2)))
         return "   ·   ".join(parts)
 
     def _fill_shapes(self, shown: CropPreview | None) -> None:
-        """Offer the shapes that the dataset has already: pictures of one shape are batched together."""
+        """List the buckets that the dataset already has: images of one bucket are batched together."""
         shapes = {cast("tuple[int, int]", shape) for shape in self._session.health.files.all("bucket")}
         shapes |= {shown.bucket} if shown else set()
         ordered = sorted(shapes, key=lambda shape: (-shape[0] / shape[1], shape))
@@ -314,11 +319,11 @@ class Cropper(OneByOne):
     # Building
 
     def _build(self) -> None:
-        self.shape.setAccessibleName(self.tr("Shape"))
-        self.shape.activated.connect(self._choose_shape)
-        self.canvas.pulled.connect(self._follow)
+        self.shape.setAccessibleName(self.tr("Bucket"))
+        self.shape.activated.connect(self._on_shape_activated)
+        self.canvas.pulled.connect(self._on_pulled)
         self.canvas.framed.connect(lambda: self._crop(self.canvas.frame))
-        label = QLabel(self.tr("Shape"))
+        label = QLabel(self.tr("Bucket"))
         label.setProperty("role", "muted")
         bar = QHBoxLayout()
         bar.setSpacing(8)
@@ -331,12 +336,12 @@ class Cropper(OneByOne):
             ("thirds", "grid", self.tr("Thirds"), "T", self.toggle_thirds),
             ("undo", "undo", self.tr("Undo"), "Ctrl+Z", self.undo),
             ("redo", "redo", self.tr("Redo"), "Ctrl+Shift+Z", self.redo),
-            ("previous", "left", self.tr("Previous picture"), "PgUp", lambda: self.step(-1)),
-            ("next", "right", self.tr("Next picture"), "PgDown", lambda: self.step(1)),
+            ("previous", "left", self.tr("Previous image"), "PgUp", lambda: self.step(-1)),
+            ("next", "right", self.tr("Next image"), "PgDown", lambda: self.step(1)),
         ):
             bar.addWidget(self._button(self._action(name, icon, text, key, run)))
         self.name.setProperty("role", "muted")
-        self.reset_button.setText(self.tr("Back to the middle"))
+        self.reset_button.setText(self.tr("Reset to center"))
         self.reset_button.clicked.connect(self.reset)
         self.done_button.setText(self.tr("Done"))
         self.done_button.clicked.connect(self.accept)

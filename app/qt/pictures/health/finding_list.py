@@ -1,4 +1,4 @@
-"""The list of findings: an icon for its weight and its sentence, as tall as the sentence needs."""
+"""List of problems: each row has a severity icon and a word-wrapped sentence."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from app.qt.theme import colours, icon
 
 _Index = QModelIndex | QPersistentModelIndex
 _ICONS = {"error": "error", "warning": "warning", "info": "info"}
-_COLOURS = {"error": "bad", "warning": "warning", "info": "muted"}
+_COLORS = {"error": "bad", "warning": "warning", "info": "muted"}
 _SIDE, _GAP, _ABOVE = 10, 8, 7
 _ICON = 18
 _WRAP = int(Qt.TextFlag.TextWordWrap | Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignTop)
 
 
 class FindingModel(QAbstractListModel):
-    """The findings of now."""
+    """List model of the current problems."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -37,7 +37,7 @@ class FindingModel(QAbstractListModel):
         self._texts: tuple[tuple[str, str], ...] = ()
 
     def show(self, findings: Sequence[HealthFinding]) -> None:
-        """Show these; where kinds and places are the same only their words are renewed."""
+        """Replace the problems; if kinds and order are the same, only changed texts are updated."""
         texts = tuple((one.code, one.sentence) for one in findings)
         codes = [code for code, _ in texts]
         if codes != [code for code, _ in self._texts]:
@@ -51,16 +51,16 @@ class FindingModel(QAbstractListModel):
             self.dataChanged.emit(self.index(row), self.index(row))
 
     def place_of(self, code: str) -> QModelIndex:
-        """Return where a kind of finding stands, an invalid index where it is gone."""
+        """Return the index of a kind of problem; invalid if it is gone."""
         row = next((row for row, one in enumerate(self.rows) if one.code == code), -1)
         return self.index(row) if row >= 0 else QModelIndex()
 
     def rowCount(self, parent: _Index = QModelIndex()) -> int:  # noqa: N802, B008 (Qt's signature)
-        """Return how many there are."""
+        """Return the number of problems."""
         return 0 if parent.isValid() else len(self.rows)
 
     def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> object:
-        """Return the sentence, or what a screen reader says."""
+        """Return the sentence, the tooltip, or the accessible description."""
         if not index.isValid():
             return None
         finding = self.rows[index.row()]
@@ -74,10 +74,10 @@ class FindingModel(QAbstractListModel):
 
 
 class FindingDelegate(QStyledItemDelegate):
-    """Paints one finding."""
+    """Delegate that paints a problem."""
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: _Index) -> None:
-        """Draw ground, icon and sentence."""
+        """Paint background, icon and sentence."""
         scheme, finding = colours(), _finding(index)
         chosen = bool(option.state & QStyle.StateFlag.State_Selected)
         if chosen:
@@ -89,7 +89,7 @@ class FindingDelegate(QStyledItemDelegate):
         drawn = icon(_ICONS[finding.severity]).pixmap(QSize(_ICON, _ICON), painter.device().devicePixelRatio())
         tinted = QPainter(drawn)
         tinted.setCompositionMode(QPainter.CompositionMode.CompositionMode_SourceIn)
-        tinted.fillRect(QRect(0, 0, _ICON, _ICON), QColor(getattr(scheme, _COLOURS[finding.severity])))
+        tinted.fillRect(QRect(0, 0, _ICON, _ICON), QColor(getattr(scheme, _COLORS[finding.severity])))
         tinted.end()
         painter.drawPixmap(corner.x() + _SIDE, corner.y() + _ABOVE, drawn)
         painter.setFont(option.font)
@@ -97,7 +97,7 @@ class FindingDelegate(QStyledItemDelegate):
         painter.drawText(option.rect.adjusted(_indent(), _ABOVE, -_SIDE, 0), _WRAP, finding.sentence)
 
     def sizeHint(self, option: QStyleOptionViewItem, index: _Index) -> QSize:  # noqa: N802
-        """Return a row's size, as tall as its sentence in the width of the list."""
+        """Return the size of a row, whose height fits the sentence at the list's width."""
         view = option.widget
         width = view.viewport().width() if isinstance(view, QAbstractItemView) else option.rect.width()
         room = QRect(0, 0, max(width - _indent() - _SIDE, 40), 10_000)
@@ -106,7 +106,7 @@ class FindingDelegate(QStyledItemDelegate):
 
 
 class FindingView(QListView):
-    """Findings; `asked` when the user clicks one or presses Enter on it."""
+    """List view of problems; emits `asked` when the user clicks one or presses Enter."""
 
     asked = Signal()
 
@@ -119,17 +119,17 @@ class FindingView(QListView):
         self.setVerticalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
         self.setMouseTracking(True)
         self.setAccessibleName(self.tr("Problems"))
-        self.setAccessibleDescription(self.tr("Enter shows the pictures concerned"))
+        self.setAccessibleDescription(self.tr("Enter shows the images with this problem"))
         self.clicked.connect(lambda _: self.asked.emit())
 
     @property
     def finding(self) -> HealthFinding | None:
-        """The chosen finding."""
+        """Return the selected problem."""
         row = self.currentIndex().row()
         return self.findings.rows[row] if 0 <= row < len(self.findings.rows) else None
 
     def show_findings(self, findings: Sequence[HealthFinding]) -> None:
-        """Show these; what is chosen stays chosen while it is there."""
+        """Replace the problems; the selection stays if possible."""
         code = self.finding.code if self.finding else ""
         self.findings.show(findings)
         place = self.findings.place_of(code)
@@ -137,14 +137,14 @@ class FindingView(QListView):
             self.setCurrentIndex(place)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
-        """Ask with Enter."""
+        """Emit `asked` on Enter."""
         if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self.finding:
             self.asked.emit()
         else:
             super().keyPressEvent(event)
 
     def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802
-        """Wrap the sentences anew."""
+        """Wrap the sentences to the new width."""
         super().resizeEvent(event)
         self.scheduleDelayedItemsLayout()
 

@@ -1,4 +1,4 @@
-"""The panel of problems and charts, at the right of the pictures."""
+"""The panel of problems and charts to the right of the images."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from app.qt.theme import set_icon
 from app.qt.widgets import QT_TRANSLATE_NOOP, ComboBox, until_destroyed
 from trainer.errors import ImpastoError
 
-# Rare tags are counted again when nothing has changed for so long.
+# Rare tags are counted again after this pause without changes.
 _PAUSE_MS = 1500
 _RESOLUTIONS = (512, 768, 1024)
 ACTIONS = (
@@ -49,7 +49,7 @@ ACTIONS = (
         ("K",),
         "has_chosen",
         icon="crop",
-        tip=QT_TRANSLATE_NOOP("Action", "Shows what training sees of the selected pictures, and lets you move it."),
+        tip=QT_TRANSLATE_NOOP("Action", "Show and change the part of the selected images that is trained"),
     ),
     Action(
         "health.mask",
@@ -59,13 +59,13 @@ ACTIONS = (
         ("M",),
         "has_chosen",
         icon="brush",
-        tip=QT_TRANSLATE_NOOP("Action", "Says which parts of the selected pictures are trained."),
+        tip=QT_TRANSLATE_NOOP("Action", "Paint which parts of the selected images are trained"),
     ),
 )
 
 
 class ChartsView(QWidget):
-    """Buckets, sizes, caption lengths and tags; `chosen` with the pictures of the bar that is clicked."""
+    """Charts of buckets, sizes, caption lengths and tags; `chosen` emits the image ids of a clicked bar."""
 
     chosen = Signal(object)
 
@@ -73,7 +73,7 @@ class ChartsView(QWidget):
         super().__init__(parent)
         self._health = health
         self.choice = ComboBox()
-        self.buckets = BarChart(self.tr("Shapes as training sees them"))
+        self.buckets = BarChart(self.tr("Buckets"))
         self.sizes = SizeMap(self.tr("Widths and heights"))
         self.lengths = ColumnChart(self.tr("Lengths of captions in tokens"))
         self.tags = BarChart(self.tr("Most frequent tags"))
@@ -82,35 +82,35 @@ class ChartsView(QWidget):
         self._build()
 
     def renew(self) -> None:
-        """Show what is so now; only the chart that is seen costs anything."""
+        """Update the visible chart."""
         if not self.isVisible():
             return
         health, chart = self._health, self.choice.currentIndex()
         if chart == 0:
             bars = charts.buckets(health)
             self.buckets.show_bars(bars)
-            self.note.setText(self.tr("%n shape(s) at {side} pixels", "", len(bars)).format(side=health.aim.resolution))
+            self.note.setText(self.tr("%n bucket(s) at {side} px", "", len(bars)).format(side=health.aim.resolution))
         elif chart == 1:
             self.sizes.show_cells(charts.sizes(health), health.aim.resolution)
             self.note.setText(
-                self.tr("Below the line: fewer pixels than {side} × {side}").format(side=health.aim.resolution)
+                self.tr("Below the line: smaller than {side} × {side}").format(side=health.aim.resolution)
             )
         elif chart == 2:
             self.lengths.show_bars(charts.caption_lengths(health), health.aim.tokens)
-            self.note.setText(self.tr("Tokens; what lies beyond {read} is not read").format(read=health.aim.tokens))
+            self.note.setText(self.tr("Tokens; training truncates captions at {read}").format(read=health.aim.tokens))
         else:
             self.tags.show_bars(charts.frequent_tags(health))
-            self.note.setText(self.tr("The most frequent tags"))
+            self.note.setText(self.tr("Most frequent tags"))
 
     def showEvent(self, event: object) -> None:  # noqa: N802
-        """Catch up with what changed meanwhile."""
+        """Update the chart after it was hidden."""
         super().showEvent(event)  # type: ignore[arg-type]
         self.renew()
 
     def _build(self) -> None:
-        self.choice.addItems([self.tr("Shapes"), self.tr("Sizes"), self.tr("Captions"), self.tr("Tags")])
+        self.choice.addItems([self.tr("Buckets"), self.tr("Sizes"), self.tr("Captions"), self.tr("Tags")])
         self.choice.setAccessibleName(self.tr("Chart"))
-        self.choice.currentIndexChanged.connect(self._choose)
+        self.choice.currentIndexChanged.connect(self._on_chart_selected)
         self.note.setProperty("role", "muted")
         self.note.setWordWrap(True)
         row = QHBoxLayout()
@@ -128,7 +128,7 @@ class ChartsView(QWidget):
         column.addLayout(row)
         column.addWidget(self.stack, 1)
 
-    def _choose(self, chart: int) -> None:
+    def _on_chart_selected(self, chart: int) -> None:
         self.stack.setCurrentIndex(chart)
         self.renew()
 
@@ -146,9 +146,9 @@ def _scrolled(chart: HealthChart) -> QScrollArea:
 
 
 class HealthPanel(QWidget):
-    """Lists what is wrong; a click shows the pictures, a button mends it.
+    """Panel of problems; a click shows the images, a button fixes the problem.
 
-    `said` carries sentences for the status line; `write_asked` is for whoever knows where captions are written.
+    `said` emits messages for the status bar, `write_asked` a request to focus the caption editor.
     """
 
     said = Signal(str)
@@ -172,14 +172,14 @@ class HealthPanel(QWidget):
         self._build()
         self._connect()
         self._show_findings(self._health.now)
-        self._tell_progress(self._health.state())
-        self._changed()
+        self._show_progress(self._health.state())
+        self._on_target_changed()
         commands.add(ACTIONS, self)
 
-    # What the user asks for
+    # User actions
 
     def show_pictures(self) -> None:
-        """Show the pictures of the chosen finding."""
+        """Show the images of the selected problem."""
         finding = self.list.finding
         if finding and finding.ids:
             self._session.filtering.apply(finding.query)
@@ -188,14 +188,14 @@ class HealthPanel(QWidget):
                 self._session.view.select([ids[0]], ids[0])
 
     def mend(self) -> None:
-        """Do what the button of the chosen finding says."""
+        """Run the fix of the selected problem."""
         finding = self.list.finding
         self.message.hide()
         if finding is None:
             return
         if finding.fix is not None:
             self.fix_button.setEnabled(False)
-            self._session.tasks.run(finding.fix, self._here(self._mended), self._here(self._refused))
+            self._session.tasks.run(finding.fix, self._while_open(self._on_fixed), self._while_open(self._on_failed))
         elif finding.action == "convert":
             self._convert(finding)
         elif finding.action == "look":
@@ -204,51 +204,51 @@ class HealthPanel(QWidget):
             self.show_pictures()
             self.write_asked.emit()
         elif finding.action:
-            self._lead(finding.action, self._in_order(finding.ids))
+            self._open_dialog(finding.action, self._in_order(finding.ids))
 
     def select(self, ids: Set[int]) -> None:
-        """Select the pictures of a bar; where the filter hides some, it is lifted."""
+        """Select the images of a bar; clear the filter if it hides some of them."""
         view = self._session.view
         if not ids <= set(view.ids):
             self._session.filtering.apply("")
         first = next((number for number in view.ids if number in ids), None)
         view.select(ids, first)
-        self.said.emit(self.tr("%n picture(s) selected", "", len(ids)))
+        self.said.emit(self.tr("%n image(s) selected", "", len(ids)))
 
     def aim(self, resolution: int) -> None:
-        """Train at another resolution, and judge for it."""
+        """Set the training resolution, for which images are checked."""
         self._session.target.set("resolution", resolution)
 
     def has_chosen(self) -> bool:
-        """Tell whether there is something to work on."""
+        """Return whether there is an image to work on."""
         return bool(self._chosen())
 
     def paint_masks(self) -> None:
-        """Paint the masks of the selected pictures, or of the current one."""
-        self._lead("mask", self._chosen())
+        """Paint the masks of the selected images, or of the current one."""
+        self._open_dialog("mask", self._chosen())
 
     def choose_crops(self) -> None:
-        """Choose which part of the selected pictures, or of the current one, is trained."""
-        self._lead("crop", self._chosen())
+        """Choose the crops of the selected images, or of the current one."""
+        self._open_dialog("crop", self._chosen())
 
     def _chosen(self) -> list[int]:
         view = self._session.view
         return list(view.scope()) or ([] if view.current is None else [view.current])
 
-    def _lead(self, action: ByHand, ids: list[int]) -> None:
-        """Open the place where the user mends it by hand; what it imports is loaded only then."""
+    def _open_dialog(self, action: ByHand, ids: list[int]) -> None:
+        """Open the dialog for fixing a problem by hand; its modules are imported only then."""
         view = self._session.view
-        place: QDialog
+        dialog: QDialog
         if action == "mask":
             from app.qt.pictures.masks.painter import MaskPainter
 
-            place = MaskPainter(self._session, ids, view.current, self)
+            dialog = MaskPainter(self._session, ids, view.current, self)
         else:
             from app.qt.pictures.health.cropper import Cropper
 
-            place = Cropper(self._session, ids, view.current, self)
-        place.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        place.open()
+            dialog = Cropper(self._session, ids, view.current, self)
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        dialog.open()
 
     # Building
 
@@ -269,7 +269,7 @@ class HealthPanel(QWidget):
         self.resolution.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
         menu = QMenu(self)
         for side in _RESOLUTIONS:
-            menu.addAction(self.tr("{side} pixels").format(side=side), partial(self.aim, side))
+            menu.addAction(self.tr("{side} px").format(side=side), partial(self.aim, side))
         self.resolution.setMenu(menu)
         top = QHBoxLayout()
         top.setContentsMargins(6, 4, 8, 2)
@@ -297,7 +297,7 @@ class HealthPanel(QWidget):
         self.message.setWordWrap(True)
         self.message.setProperty("role", "bad")
         self.message.hide()
-        self.show_button.setText(self.tr("Show pictures"))
+        self.show_button.setText(self.tr("Show images"))
         buttons = QHBoxLayout()
         buttons.addWidget(self.show_button)
         buttons.addWidget(self.fix_button)
@@ -318,11 +318,11 @@ class HealthPanel(QWidget):
     def _build_progress(self) -> QHBoxLayout:
         self.bar.setTextVisible(False)
         self.bar.setFixedSize(72, 6)
-        self.bar.setAccessibleName(self.tr("Pictures looked at"))
+        self.bar.setAccessibleName(self.tr("Images checked"))
         self.progress.setProperty("role", "muted")
         row = QHBoxLayout()
         row.setContentsMargins(10, 2, 10, 5)
-        row.setSpacing(8)  # else it takes the column's, which is none
+        row.setSpacing(8)  # otherwise it inherits the column's spacing of 0
         row.addWidget(self.bar)
         row.addWidget(self.progress, 1)
         return row
@@ -333,23 +333,23 @@ class HealthPanel(QWidget):
         self._pause.setInterval(_PAUSE_MS)
         self._pause.timeout.connect(health.refresh)
         self.list.asked.connect(self.show_pictures)
-        self.list.selectionModel().currentChanged.connect(lambda *_: self._detail())
-        self.list.findings.modelReset.connect(self._detail)
+        self.list.selectionModel().currentChanged.connect(lambda *_: self._show_detail())
+        self.list.findings.modelReset.connect(self._show_detail)
         self.show_button.clicked.connect(self.show_pictures)
         self.fix_button.clicked.connect(self.mend)
         self.charts.chosen.connect(self.select)
         until_destroyed(
             self,
             health.findings.connect(self._show_findings),
-            health.progress.connect(self._tell_progress),
-            health.charts.connect(lambda _: self._changed()),
-            self._session.target.changed.connect(lambda _: self._changed()),
+            health.progress.connect(self._show_progress),
+            health.charts.connect(lambda _: self._on_target_changed()),
+            self._session.target.changed.connect(lambda _: self._on_target_changed()),
             self._session.tags.changed.connect(lambda _: self._pause.start()),
         )
 
-    # What is known now
+    # Display
 
-    def _changed(self) -> None:
+    def _on_target_changed(self) -> None:
         self.charts.renew()
         target = self._session.target
         self.resolution.setText(self.tr("Training at {side} px").format(side=target.aim.resolution))
@@ -361,24 +361,24 @@ class HealthPanel(QWidget):
         self.answers.setCurrentWidget(self.list if findings else self.well)
         problems = sum(one.severity != "info" for one in findings)
         self.problems.setText(self.tr("Problems ({count})").format(count=problems) if problems else self.tr("Problems"))
-        self._detail()
+        self._show_detail()
 
-    def _tell_progress(self, progress: HealthProgress) -> None:
+    def _show_progress(self, progress: HealthProgress) -> None:
         left = max(progress.inspecting, progress.judging)
         for part in (self.bar, self.progress):
             part.setVisible(bool(left and progress.total))
         self.bar.setRange(0, max(progress.total, 1))
         self.bar.setValue(progress.total - min(left, progress.total))
-        self.progress.setText(self.tr("Looking at %n more", "", left))
+        self.progress.setText(self.tr("Checking %n more", "", left))
         if not progress.total:
-            self.well.setText(self.tr("Open a folder, and what is wrong with its pictures stands here."))
+            self.well.setText(self.tr("Open a folder to see problems with its images here."))
         elif left:
-            self.well.setText(self.tr("Nothing wrong so far."))
+            self.well.setText(self.tr("No problems found so far."))
         else:
-            self.well.setText(self.tr("All is well. Nothing stands against training with these pictures."))
+            self.well.setText(self.tr("No problems found. These images are ready for training."))
 
-    def _detail(self) -> None:
-        """Say what to do about the chosen finding."""
+    def _show_detail(self) -> None:
+        """Show the remedy and the buttons of the selected problem."""
         finding = self.list.finding
         self.detail.setVisible(finding is not None)
         self.message.hide()
@@ -395,22 +395,22 @@ class HealthPanel(QWidget):
         titles = {
             "crop": self.tr("Choose crops…"),
             "mask": self.tr("Paint masks…"),
-            "convert": self.tr("Write as UTF-8"),
+            "convert": self.tr("Convert to UTF-8"),
             "look": self.tr("Try again"),
             "write": self.tr("Write captions"),
         }
         return titles[action] if action else ""
 
-    # Mending
+    # Fixing
 
-    def _mended(self, edit: object) -> None:
+    def _on_fixed(self, edit: object) -> None:
         from app.core.edits.history import Edit
 
         assert isinstance(edit, Edit)
         if edit:
             self._session.history.do(edit)
             self.said.emit(edit.name)
-        self._detail()
+        self._show_detail()
 
     def _convert(self, finding: HealthFinding) -> None:
         pictures = self._session.library.pictures
@@ -421,19 +421,19 @@ class HealthPanel(QWidget):
         def done(_: object) -> None:
             self._health.look_again(ids)
 
-        self._session.tasks.run(lambda: to_utf8(asked, self._session.backups), done, self._here(self._refused))
+        self._session.tasks.run(lambda: to_utf8(asked, self._session.backups), done, self._while_open(self._on_failed))
 
-    def _refused(self, fault: object) -> None:
+    def _on_failed(self, fault: object) -> None:
         if not isinstance(fault, ImpastoError):
             assert isinstance(fault, BaseException)
             raise fault
-        self._detail()
+        self._show_detail()
         self.message.setText(in_words(fault))
         self.message.show()
 
-    def _here(self, have: Callable[[object], None]) -> Callable[[object], None]:
-        """Return a receiver for a worker's result that lets it drop when the panel is gone by then."""
-        return lambda result: have(result) if isValid(self) else None
+    def _while_open(self, callback: Callable[[object], None]) -> Callable[[object], None]:
+        """Wrap a worker's callback so that it does nothing once the panel is destroyed."""
+        return lambda result: callback(result) if isValid(self) else None
 
     def _in_order(self, ids: Set[int]) -> list[int]:
         return [number for number in self._session.library.pictures if number in ids]

@@ -1,4 +1,4 @@
-"""The picture with its mask over it, and the brush."""
+"""Canvas for painting a mask over its image."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ _STEPS = {
     Qt.Key.Key_Down: QPointF(0, 1),
 }
 _KEY_STEP = 12
-"""Pixels of the screen that an arrow key moves the brush."""
+"""Distance that an arrow key moves the brush, in logical px."""
 
 
 class MaskCanvas(ZoomArea):
-    """The brush trains, the eraser leaves out, and what is left out is tinted.
+    """Image with its mask as a tint: the brush includes areas in training, the eraser excludes them.
 
-    Left button or pen: the tool; middle button: move; wheel, + and -: zoom. Arrow keys move the brush, with Shift they
-    paint, Space paints where it is.
+    Left button or pen: use the tool; middle button: move the image; wheel, + and -: zoom. Arrow keys move the brush and
+    paint with Shift; Space paints at the brush.
     """
 
     painted = Signal()
-    """The mask is another now."""
+    """The mask has changed."""
     sized = Signal(int)
-    """The brush has another radius."""
+    """The brush radius has changed."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, Zoom(), parent)
@@ -53,7 +53,7 @@ class MaskCanvas(ZoomArea):
         self.painting: Mask | None = None
         self.tool: Tool = "brush"
         self.radius = 40
-        """In pixels of the picture."""
+        """Brush radius in image px."""
         self.hardness = 0.8
         self.opacity = 0.55
         self._last: QPointF | None = None
@@ -67,12 +67,12 @@ class MaskCanvas(ZoomArea):
         )
 
     def show_mask(self, mask: Mask | None) -> None:
-        """Paint on this mask from now on."""
+        """Set the mask to show and paint on."""
         self.painting = mask
         self.update()
 
     def resize_brush(self, radius: int) -> None:
-        """Take a larger or smaller brush."""
+        """Set the brush radius."""
         self.radius = max(1, min(radius, 1000))
         self.sized.emit(self.radius)
         self.update()
@@ -80,19 +80,19 @@ class MaskCanvas(ZoomArea):
     # Painting the mask
 
     def pixel(self, place: QPointF) -> QPointF:
-        """Return which pixel of the picture lies at a place of the widget."""
+        """Return the image px at a point of the widget."""
         whole, (height, width) = self.place(), self._shape()
         return QPointF(
             (place.x() - whole.x()) * width / whole.width(), (place.y() - whole.y()) * height / whole.height()
         )
 
     def at(self, pixel: QPointF) -> QPointF:
-        """Return where a pixel of the picture lies in the widget."""
+        """Return the widget point of an image px."""
         whole, (height, width) = self.place(), self._shape()
         return QPointF(whole.x() + pixel.x() * whole.width() / width, whole.y() + pixel.y() * whole.height() / height)
 
     def press(self, place: QPointF, pressure: float = 1.0) -> None:
-        """Put the tool on the picture."""
+        """Start a stroke, or fill an area."""
         if self.painting is None:
             return
         spot = self.pixel(place)
@@ -104,14 +104,14 @@ class MaskCanvas(ZoomArea):
         self._line(spot, pressure)
 
     def drag(self, place: QPointF, pressure: float = 1.0) -> None:
-        """Move the tool over the picture."""
+        """Continue the stroke and move the brush."""
         self._brush = place
         if self._last is not None:
             self._line(self.pixel(place), pressure)
         self.update()
 
     def lift(self) -> None:
-        """Take the tool off."""
+        """End the stroke."""
         if self.painting is not None and self._last is not None:
             self.painting.end()
             self._last = None
@@ -145,7 +145,7 @@ class MaskCanvas(ZoomArea):
     # Events
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
-        """Paint the picture, the tint where it is left out, and the brush."""
+        """Paint the image, the tint over excluded areas, and the brush."""
         super().paintEvent(event)
         if self.painting is None:
             return
@@ -154,9 +154,9 @@ class MaskCanvas(ZoomArea):
         if self._brush is not None and self.tool != "fill":
             radius = self.radius * self.place().width() / self._shape()[1]
             painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-            for colour, width in ((QColor(0, 0, 0, 160), 3.0), (QColor(255, 255, 255), 1.2)):
-                # Black under white is seen on every picture, whatever the palette.
-                painter.setPen(QPen(colour, width))
+            for color, width in ((QColor(0, 0, 0, 160), 3.0), (QColor(255, 255, 255), 1.2)):
+                # Black below white is visible on every image, in every theme.
+                painter.setPen(QPen(color, width))
                 painter.drawEllipse(self._brush, radius, radius)
         if self.hasFocus():
             painter.setPen(QPen(QColor(colours().focus), 2.0))
@@ -165,7 +165,7 @@ class MaskCanvas(ZoomArea):
         painter.end()
 
     def _tint(self, painter: QPainter, mask: Mask) -> None:
-        """Tint what is left out, sampled at the screen's own pixels so that its cost does not grow with the picture."""
+        """Paint the tint, sampled at screen resolution so that its cost does not grow with the image."""
         whole, seen = self.place(), self.place().intersected(QRectF(self.rect()))
         if seen.isEmpty():
             return
@@ -178,9 +178,9 @@ class MaskCanvas(ZoomArea):
         image = QImage(part.data, part.shape[1], part.shape[0], part.shape[1], QImage.Format.Format_Indexed8)
         tint = QColor(colours().bad)
         table = [
-            QColor(tint.red(), tint.green(), tint.blue(), round((255 - grey) * self.opacity)) for grey in range(256)
+            QColor(tint.red(), tint.green(), tint.blue(), round((255 - gray) * self.opacity)) for gray in range(256)
         ]
-        image.setColorTable([colour.rgba() for colour in table])
+        image.setColorTable([color.rgba() for color in table])
         painter.drawImage(seen, image)
 
     def mousePressEvent(self, event: QMouseEvent) -> None:  # noqa: N802
@@ -192,7 +192,7 @@ class MaskCanvas(ZoomArea):
             self._grabbed = event.position()
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:  # noqa: N802
-        """Go on painting, or move."""
+        """Continue the stroke, or move the image."""
         if self._grabbed is not None:
             super().mouseMoveEvent(event)
         else:
@@ -204,12 +204,12 @@ class MaskCanvas(ZoomArea):
         self.lift()
 
     def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:  # noqa: N802
-        """Paint: the second click of two is a dab too."""
+        """Treat a double click as a second press."""
         self.mousePressEvent(event)
 
     def tabletEvent(self, event: QTabletEvent) -> None:  # noqa: N802
-        """Paint with a pen; its pressure is the size of the brush, its other end erases."""
-        former = self.tool
+        """Paint with a pen: pressure scales the brush, and the pen's other end erases."""
+        previous = self.tool
         if event.pointerType() == event.pointingDevice().PointerType.Eraser:
             self.tool = "eraser"
         if event.type() == event.Type.TabletPress:
@@ -218,11 +218,11 @@ class MaskCanvas(ZoomArea):
             self.drag(event.position(), event.pressure())
         else:
             self.lift()
-        self.tool = former
+        self.tool = previous
         event.accept()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
-        """Move, paint, zoom and size the brush by keys."""
+        """Move and resize the brush, paint and zoom."""
         key = Qt.Key(event.key())
         if key in _STEPS:
             self._move_brush(_STEPS[key], paint=bool(event.modifiers() & Qt.KeyboardModifier.ShiftModifier))

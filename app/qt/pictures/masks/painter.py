@@ -1,4 +1,4 @@
-"""The window in which masks are painted, one picture after the other."""
+"""Dialog for painting masks, one image at a time."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from app.qt.pictures.masks.canvas import MaskCanvas, Tool
 from app.qt.widgets import Slider
 from trainer.errors import ImpastoError
 
-_After = Callable[[], None]
+_Callback = Callable[[], None]
 
 
 class MaskPainter(OneByOne):
-    """Saves by itself when one goes on to the next picture or closes; what a file held before is kept as a backup."""
+    """Mask dialog; saves when the user changes the image or closes it, and keeps the old file as a backup."""
 
     def __init__(
         self, session: Session, ids: Sequence[int], start: int | None = None, parent: QWidget | None = None
@@ -41,9 +41,9 @@ class MaskPainter(OneByOne):
         super().__init__(session, ids, start, parent)
         self.canvas = MaskCanvas(session)
         self.state: str | None = None
-        """The hash of the mask's file as it was read, None where there was none."""
+        """Hash of the mask file when it was read; None if there was none."""
         self.changed = self.busy = False
-        self._over = False
+        self._overwrite = False
         self.message = QLabel()
         self.sliders: dict[str, QSlider] = {}
         self.remove_button, self.over_button = QPushButton(), QPushButton()
@@ -53,46 +53,47 @@ class MaskPainter(OneByOne):
         self._build()
         self._open()
 
-    # What the user asks for
+    # User actions
 
     def take(self, tool: Tool) -> None:
-        """Take another tool."""
+        """Select a tool."""
         self.canvas.tool = tool
         self.actions_by_name[tool].setChecked(True)
         self.canvas.update()
 
     def fill(self, value: int) -> None:
-        """Train all of it, or nothing."""
+        """Fill the mask with a value."""
         self._do(lambda mask: mask.fill(value))
 
     def invert(self) -> None:
-        """Turn the mask round."""
+        """Invert the mask."""
         self._do(Mask.invert)
 
     def undo(self) -> None:
-        """Take the last stroke back."""
+        """Undo the last stroke."""
         self._do(Mask.undo)
 
     def redo(self) -> None:
-        """Do it again."""
+        """Redo the last undone stroke."""
         self._do(Mask.redo)
 
     def step(self, by: int) -> None:
-        """Save and go to another picture."""
-        place = self._place_after(by)
-        if place != self._place:
+        """Save and go to another image."""
+        place = self._index_after(by)
+        if place != self._index:
             self._save(lambda: self._go(place))
 
     def remove(self) -> None:
-        """Remove the file; all of the picture is trained again."""
-        picture, state, over = self.picture, self.state, self._over
+        """Remove the mask file, so that the whole image is trained."""
+        picture, state, over = self.picture, self.state, self._overwrite
         if picture is None or state is None:
             self.fill(TRAINED)
             return
         path, root = picture.path, picture.folder.root
         backups = self._session.backups
         self._run(
-            lambda: remove_mask(path, root, state, backups, over=over), lambda written: self._removed(picture, written)
+            lambda: remove_mask(path, root, state, backups, over=over),
+            lambda written: self._on_removed(picture, written),
         )
 
     def discard(self) -> None:
@@ -101,7 +102,7 @@ class MaskPainter(OneByOne):
         super().reject()
 
     def reject(self) -> None:
-        """Save and close: Escape and the window's own button lose nothing."""
+        """Save and close, also on Escape and the window's close button, so that nothing is lost."""
         self._save(super().reject)
 
     def accept(self) -> None:
@@ -109,9 +110,9 @@ class MaskPainter(OneByOne):
         self._save(super().accept)
 
     def save_over(self) -> None:
-        """Save although another program wrote the file meanwhile."""
-        self._over = True
-        self._save(self._tell)
+        """Save even though another program has changed the file."""
+        self._overwrite = True
+        self._save(self._update_state)
 
     # Reading and writing
 
@@ -119,24 +120,24 @@ class MaskPainter(OneByOne):
         picture = self.picture
         self.canvas.show_mask(None)
         self.canvas.show_picture(picture.id if picture else None)
-        self.changed = self._over = False
-        self._say("")
-        self._tell()
+        self.changed = self._overwrite = False
+        self._show_message("")
+        self._update_state()
         if picture is None or not picture.width or not picture.height:
-            self._say(self.tr("This picture cannot be read, so it can have no mask."))
+            self._show_message(self.tr("Could not read this image, so it cannot have a mask."))
             return
         path, width, height = picture.path, picture.width, picture.height
-        self._run(lambda: read_mask(path, width, height), self._opened)
+        self._run(lambda: read_mask(path, width, height), self._on_mask_read)
 
-    def _opened(self, opened: object) -> None:
+    def _on_mask_read(self, opened: object) -> None:
         assert isinstance(opened, OpenedMask)
         self.state = opened.state
         self.canvas.show_mask(Mask(opened.pixels))
         if opened.stretched:
-            self._say(self.tr("The mask had another size than its picture; it is shown stretched over it."))
-        self._tell()
+            self._show_message(self.tr("The mask's size differs from the image's; it was stretched to fit."))
+        self._update_state()
 
-    def _save(self, after: _After) -> None:
+    def _save(self, after: _Callback) -> None:
         picture, mask = self.picture, self.canvas.painting
         if self.busy:
             return
@@ -145,32 +146,32 @@ class MaskPainter(OneByOne):
             return
         mask.end()
         path, root, pixels, state = picture.path, picture.folder.root, mask.pixels.copy(), self.state
-        over, backups = self._over, self._session.backups
+        over, backups = self._overwrite, self._session.backups
         self._run(
             lambda: write_mask(path, root, pixels, state, backups, over=over),
-            lambda written: self._saved(picture, written, after),
+            lambda written: self._on_saved(picture, written, after),
         )
 
-    def _saved(self, picture: Picture, written: object, after: _After) -> None:
+    def _on_saved(self, picture: Picture, written: object, after: _Callback) -> None:
         assert isinstance(written, Written)
-        self.state, self.changed, self._over = state_of(written.after), False, False
+        self.state, self.changed, self._overwrite = state_of(written.after), False, False
         self._session.rewriter.record(f"Paint the mask of {picture.name}", picture.folder.root, [written])
-        self._say("")
+        self._show_message("")
         self._session.library.learn({picture.id: {"mask": True}}, "mask")
         after()
 
-    def _removed(self, picture: Picture, written: object) -> None:
+    def _on_removed(self, picture: Picture, written: object) -> None:
         assert isinstance(written, Written)
         self._session.rewriter.record(f"Remove the mask of {picture.name}", picture.folder.root, [written])
         self._session.library.learn({picture.id: {"mask": False}}, "mask")
         self._open()
 
     def _go(self, place: int) -> None:
-        self._place = place
+        self._index = place
         self._open()
 
     def _run(self, work: Callable[[], object], done: Callable[[object], None]) -> None:
-        """Let a worker read or write; meanwhile nothing else can be asked."""
+        """Read or write on a worker; until it is done, no other action runs."""
         self.busy = True
 
         def ended(result: object) -> None:
@@ -185,31 +186,31 @@ class MaskPainter(OneByOne):
             if not isinstance(fault, ImpastoError):
                 raise fault
             self.over_button.setVisible(isinstance(fault, MaskChanged))
-            self._say(in_words(fault))
+            self._show_message(in_words(fault))
 
         self._session.tasks.run(work, ended, failed)
 
     def _do(self, change: Callable[[Mask], None]) -> None:
         if self.canvas.painting is not None:
             change(self.canvas.painting)
-            self._painted()
+            self._on_painted()
 
-    def _painted(self) -> None:
+    def _on_painted(self) -> None:
         self.changed = True
         self.canvas.update()
-        self._tell()
+        self._update_state()
 
-    # What is said
+    # Messages and state
 
-    def _say(self, sentence: str) -> None:
+    def _show_message(self, sentence: str) -> None:
         self.message.setText(sentence)
         self.message.setVisible(bool(sentence))
         if not sentence:
             self.over_button.hide()
 
-    def _tell(self) -> None:
+    def _update_state(self) -> None:
         mask = self.canvas.painting
-        self._tell_place()
+        self._update_position()
         self.actions_by_name["undo"].setEnabled(mask is not None and mask.can_undo)
         self.actions_by_name["redo"].setEnabled(mask is not None and mask.can_redo)
         self.remove_button.setEnabled(self.state is not None or self.changed)
@@ -223,9 +224,9 @@ class MaskPainter(OneByOne):
         bar.setSpacing(2)
         tools = QActionGroup(self)
         for name, icon, text, key in (
-            ("brush", "brush", self.tr("Brush: train this"), "B"),
-            ("eraser", "eraser", self.tr("Eraser: leave this out"), "E"),
-            ("fill", "fill", self.tr("Fill an area"), "G"),
+            ("brush", "brush", self.tr("Brush: include in training"), "B"),
+            ("eraser", "eraser", self.tr("Eraser: exclude from training"), "E"),
+            ("fill", "fill", self.tr("Fill area"), "G"),
         ):
             action = self._action(name, icon, text, key, lambda tool=name: self.take(tool))
             action.setCheckable(True)
@@ -234,13 +235,13 @@ class MaskPainter(OneByOne):
         self.actions_by_name["brush"].setChecked(True)
         bar.addSpacing(14)
         for name, icon, text, key, run in (
-            ("all", "check", self.tr("Train all of it"), "Ctrl+A", lambda: self.fill(TRAINED)),
-            ("none", "close", self.tr("Leave all of it out"), "Ctrl+Shift+A", lambda: self.fill(LEFT_OUT)),
+            ("all", "check", self.tr("Include all"), "Ctrl+A", lambda: self.fill(TRAINED)),
+            ("none", "close", self.tr("Exclude all"), "Ctrl+Shift+A", lambda: self.fill(LEFT_OUT)),
             ("invert", "invert", self.tr("Invert"), "Ctrl+I", self.invert),
             ("undo", "undo", self.tr("Undo"), "Ctrl+Z", self.undo),
             ("redo", "redo", self.tr("Redo"), "Ctrl+Shift+Z", self.redo),
-            ("previous", "left", self.tr("Previous picture"), "PgUp", lambda: self.step(-1)),
-            ("next", "right", self.tr("Next picture"), "PgDown", lambda: self.step(1)),
+            ("previous", "left", self.tr("Previous image"), "PgUp", lambda: self.step(-1)),
+            ("next", "right", self.tr("Next image"), "PgDown", lambda: self.step(1)),
         ):
             bar.addWidget(self._button(self._action(name, icon, text, key, run)))
             if name in ("invert", "redo"):
@@ -248,10 +249,16 @@ class MaskPainter(OneByOne):
         bar.addStretch(1)
         canvas = self.canvas
         bar.addWidget(self._slider("size", self.tr("Size"), 1, 300, canvas.radius, canvas.resize_brush))
-        bar.addWidget(self._slider("hardness", self.tr("Hardness"), 0, 100, round(100 * canvas.hardness), self._harden))
-        bar.addWidget(self._slider("opacity", self.tr("Tint"), 10, 100, round(100 * canvas.opacity), self._tint))
+        bar.addWidget(
+            self._slider(
+                "hardness", self.tr("Hardness"), 0, 100, round(100 * canvas.hardness), self._on_hardness_changed
+            )
+        )
+        bar.addWidget(
+            self._slider("opacity", self.tr("Overlay"), 10, 100, round(100 * canvas.opacity), self._on_opacity_changed)
+        )
         canvas.sized.connect(self.sliders["size"].setValue)
-        canvas.painted.connect(self._painted)
+        canvas.painted.connect(self._on_painted)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
@@ -264,7 +271,7 @@ class MaskPainter(OneByOne):
         self.name.setProperty("role", "muted")
         self.message.setProperty("role", "warning")
         self.message.setWordWrap(True)
-        hint = QLabel(self.tr("Tinted parts are left out of training."))
+        hint = QLabel(self.tr("Tinted areas are excluded from training."))
         hint.setProperty("role", "muted")
         row = QHBoxLayout()
         row.setSpacing(8)
@@ -272,7 +279,7 @@ class MaskPainter(OneByOne):
         row.addSpacing(12)
         row.addWidget(hint, 1)
         for button, text, run in (
-            (self.over_button, self.tr("Save over it"), self.save_over),
+            (self.over_button, self.tr("Overwrite"), self.save_over),
             (self.remove_button, self.tr("Remove mask"), self.remove),
             (self.discard_button, self.tr("Close without saving"), self.discard),
             (self.done_button, self.tr("Done"), self.accept),
@@ -306,9 +313,9 @@ class MaskPainter(OneByOne):
         row.addWidget(slider)
         return both
 
-    def _harden(self, percent: int) -> None:
+    def _on_hardness_changed(self, percent: int) -> None:
         self.canvas.hardness = percent / 100
 
-    def _tint(self, percent: int) -> None:
+    def _on_opacity_changed(self, percent: int) -> None:
         self.canvas.opacity = percent / 100
         self.canvas.update()

@@ -75,7 +75,7 @@ def test_a_tag_is_renamed_everywhere_after_a_preview_and_one_undo_brings_all_bac
     qtbot.mouseClick(dialog.apply_button, Qt.MouseButton.LeftButton)
     assert captions(session)["a"] == "cat,  red hat,wolf"
     qtbot.waitUntil(lambda: on_disk(folder, "c") == "wolf")
-    qtbot.waitUntil(lambda: window.status.saving.text() == "All changes saved, originals backed up.")
+    qtbot.waitUntil(lambda: window.status.saving.text() == "All changes saved; originals are backed up.")
     come_back(window, qtbot)
     qtbot.keyClick(window, KEY.Key_Z, CONTROL)
     assert captions(session) == CAPTIONS
@@ -90,7 +90,7 @@ def test_the_scope_is_shown_with_its_count_and_kept_to(window, session, qtbot):
     qtbot.keyClick(window, KEY.Key_H, CONTROL)
     dialog = window.findChild(BulkDialog)
     texts = {scope: button.text() for scope, button in dialog.scopes.items()}
-    assert texts == {"all": "all pictures (5)", "shown": "those shown (3)", "selected": "those selected (2)"}
+    assert texts == {"all": "all images (5)", "shown": "shown images (3)", "selected": "selected images (2)"}
     assert dialog.scope == "selected"
     qtbot.keyClicks(dialog.form.tags, "new")
     wait_for(qtbot, dialog, "Changes 2 of 2 captions")

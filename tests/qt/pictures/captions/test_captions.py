@@ -242,7 +242,7 @@ def test_of_many_pictures_common_tags_are_plain_and_mixed_ones_counted(editor, s
 
 def test_many_say_how_many_have_no_caption(editor, session):
     select(session, *"abcde")
-    assert editor.title.toolTip() == "5 pictures"
+    assert editor.title.toolTip() == "5 images"
     assert editor.state.text() == "1 without caption file, 1 with an empty caption"
 
 
@@ -252,14 +252,14 @@ def test_repeated_tags_are_marked(editor, session, qtbot):
     qtbot.keyClick(editor.text, KEY.Key_End, CONTROL)
     qtbot.keyClicks(editor.text, ", dog")
     assert [chip.chip.repeated for chip in editor.chips.chips] == [False, True]
-    assert "stands in this caption already" in editor.chips.chips[1].accessibleName()
+    assert "already in this caption" in editor.chips.chips[1].accessibleName()
     qtbot.keyClicks(editor.line, "dog")
     qtbot.keyClick(editor.line, KEY.Key_Escape)
     qtbot.keyClicks(editor.line, "")
     with qtbot.waitSignal(editor.said) as said:
         qtbot.keyClicks(editor.line, "dog")
         qtbot.keyClick(editor.line, KEY.Key_Return)
-    assert said.args == ["dog is there already."]
+    assert said.args == ["Already in the caption: dog"]
 
 
 def test_commas_alone_add_nothing_and_nothing_is_said(editor, session, qtbot):
@@ -277,7 +277,7 @@ def test_lines_are_shown_as_alternatives_where_they_are(window, editor, session,
     assert editor.state.text() == "2 lines, read as one caption."
     assert tags(editor) == ["cat", "hat dog", "hat"]
     qtbot.mouseClick(editor.variants, Qt.MouseButton.LeftButton, pos=QPoint(10, editor.variants.height() // 2))
-    assert editor.state.text() == "2 captions to choose from, one a line."
+    assert editor.state.text() == "2 alternative captions, one per line."
     assert [(chip.chip.tag, chip.chip.row) for chip in editor.chips.chips] == [
         ("cat", 0),
         ("hat", 0),
@@ -297,10 +297,10 @@ def test_tokens_are_counted_and_the_cut_is_marked(editor, session, qtbot):
     dimmed = editor.text.extraSelections()
     assert dimmed[0].cursor.selectedText() == long[len("cat, " * 37) + 3 :]  # the 75th token is the 38th cat
     qtbot.keyClick(editor.limit, KEY.Key_Down)
-    assert editor.count.text() == "99 of 150 tokens, row 2 of 2"
+    assert editor.count.text() == "99 of 150 tokens, chunk 2 of 2"
     assert session.health.aim.tokens == 150  # one choice for editor and problems
     session.settings.judge(tokens=225)
-    assert (editor.count.text(), editor.limit.currentText()) == ("99 of 225 tokens, row 2 of 3", "225")
+    assert (editor.count.text(), editor.limit.currentText()) == ("99 of 225 tokens, chunk 2 of 3", "225")
     session.settings.judge(tokens=150)
     assert editor.text.extraSelections() == []
     picture = session.library.pictures[session.view.current]
@@ -333,22 +333,22 @@ def test_what_a_filter_hides_is_not_edited_and_that_is_said(editor, session, qtb
     assert (tags(editor), editor.text.text, editor.has_pictures()) == ([], "", False)
     assert not editor.line.isVisible()
     assert not editor.text.isVisible()
-    assert editor.hint.text() == "The filter hides 2 selected pictures; nothing is changed there."
+    assert editor.hint.text() == "The filter hides 2 selected images, which will not be changed."
     assert editor.hint.isVisible()
     session.filtering.apply('tag:"red hat"')
     assert tags(editor) == ["cat", "red hat", "dog"]
-    assert editor.hint.text() == "The filter hides 1 selected picture; nothing is changed there."
+    assert editor.hint.text() == "The filter hides 1 selected image, which will not be changed."
     qtbot.keyClicks(editor.line, "new")
     qtbot.keyClick(editor.line, KEY.Key_Return)
     assert captions(session) == before | {"a": "cat,  red hat,dog, new"}
     session.filtering.apply("")
-    assert editor.title.toolTip() == "2 pictures"
+    assert editor.title.toolTip() == "2 images"
     assert "hides" not in editor.hint.text()
     select(session, "c")
     assert not editor.hint.isVisible()
     session.filtering.apply("tag:nothing")
-    assert editor.hint.text() == "The filter hides 1 selected picture; nothing is changed there."
-    assert editor.title.toolTip() == "No selected picture is shown"
+    assert editor.hint.text() == "The filter hides 1 selected image, which will not be changed."
+    assert editor.title.toolTip() == "No selected image is shown"
 
 
 @pytest.mark.parametrize("selected", [True, False])

@@ -31,7 +31,7 @@ from tests.support.screens import nameless
 
 __all__ = ["editor", "english", "folder", "window"]
 
-SAVED = "All changes saved, originals backed up."
+SAVED = "All changes saved; originals are backed up."
 
 
 def button(widget, text):
@@ -242,7 +242,7 @@ def test_what_a_crash_left_is_saved_at_the_next_start_and_shown(qtbot, qapp, fol
     window.show()
     try:
         qtbot.waitUntil(lambda: bool(window.notices.sentences()))
-        words = "Impasto stopped before it saved 1 change in Bilder für 猫. Everything is saved now."
+        words = "Impasto stopped before it could save 1 change in Bilder für 猫. All of them are saved now."
         assert window.notices.sentences() == [words]
         qtbot.waitUntil(lambda: on_disk(folder, "a") == "typed before the crash")
         click(qtbot, button(window.notices, "Show…"))
@@ -303,7 +303,7 @@ def test_what_hinders_restoring_is_said_and_what_is_left_is_listed(window, edito
     assert "changes are kept" not in dialog.fault.text() and dialog.datasets.isEnabled()
     assert session.history.undo_name != "Restore 2 original captions"
     click(qtbot, dialog.all)
-    qtbot.waitUntil(lambda: "what they were before" in dialog.told.text())
+    qtbot.waitUntil(lambda: "unchanged since before" in dialog.told.text())
     assert not dialog.fault.isVisible()
     dialog.reject()
 
@@ -354,13 +354,13 @@ def test_originals_are_restored_by_picture_and_all(window, editor, session, fold
     ]
     assert not dialog.chosen.isEnabled()
     dialog.preview.setCurrentIndex(dialog.preview.list.index(1))
-    assert dialog.chosen.text() == "Restore the 1 chosen"
+    assert dialog.chosen.text() == "Restore 1 selected"
     click(qtbot, dialog.chosen)
     qtbot.waitUntil(lambda: len(dialog.preview.list.changes) == 3)
     assert on_disk(folder, "b") == CAPTIONS["b"]
     assert on_disk(folder, "a") == "new a"
     click(qtbot, dialog.all)
-    qtbot.waitUntil(lambda: "what they were before" in dialog.told.text())
+    qtbot.waitUntil(lambda: "unchanged since before" in dialog.told.text())
     assert not (folder / "d.txt").exists()
     qtbot.waitUntil(lambda: captions(session) == CAPTIONS)
     select(session, "a")

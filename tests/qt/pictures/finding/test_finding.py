@@ -60,7 +60,7 @@ def write(qtbot, box, text):
 
 
 def test_typing_filters_after_a_pause_and_the_count_tells(qtbot, session, place, pictures):
-    assert place.box.count.text().startswith("5 picture")
+    assert place.box.count.text().startswith("5 image")
     write(qtbot, place.box, "tag:cat")
     qtbot.waitUntil(lambda: session.view.ids == [pictures[0], pictures[1], pictures[4]])
     assert place.box.count.text() == "3 of 5"
@@ -225,11 +225,11 @@ def test_a_filter_is_kept_chosen_and_forgotten(qtbot, session, place, pictures, 
     place.box.clear()
     menu = place.box._menu()
     actions = {action.text(): action for action in menu.actions()}
-    assert not actions["Save Filter…"].isEnabled()
+    assert not actions["Save filter…"].isEnabled()
     actions["Dogs && co"].trigger()
-    assert {action.text(): action for action in place.box._menu().actions()}["Save Filter…"].isEnabled()
+    assert {action.text(): action for action in place.box._menu().actions()}["Save filter…"].isEnabled()
     assert session.view.ids == pictures[1:3]
-    forget = next(action.menu() for action in menu.actions() if action.text() == "Forget")
+    forget = next(action.menu() for action in menu.actions() if action.text() == "Delete saved filter")
     forget.actions()[0].trigger()
     assert session.filters.of(tmp_path) == []
 
@@ -299,13 +299,13 @@ def test_keys_do_what_clicks_do(qtbot, session, place):
 def test_an_empty_list_says_why(qtbot, session, place, pictures):
     place.panel.search.setText("zzz")
     qtbot.waitUntil(lambda: place.panel.all.tags.rows == [])
-    assert place.panel.all.nothing == "No tag holds this text."
+    assert place.panel.all.nothing == "No tag contains this text."
     said = place.panel.all.grab().toImage()
     place.panel.all.nothing = ""
     assert place.panel.all.grab().toImage() != said
     place.panel.search.clear()
     session.library.remove(pictures)
-    qtbot.waitUntil(lambda: place.panel.all.nothing == "Tags of captions stand here.")
+    qtbot.waitUntil(lambda: place.panel.all.nothing == "Tags appear here.")
 
 
 def test_companions_of_the_chosen_tag(qtbot, place):
@@ -345,9 +345,9 @@ def test_the_chosen_tag_stays_chosen_when_counts_change(qtbot, session, place, t
 def test_the_menu_of_a_tag(qtbot, session, place):
     choose(place.panel, "dog")
     actions = {action.text(): action for action in place.panel._menu_for(place.panel.all).actions()}
-    actions["Exclude it"].trigger()
+    actions["Exclude this tag"].trigger()
     assert session.filtering.text == "-tag:dog"
-    assert "Rename Tag Everywhere…" in actions
+    assert "Rename tag everywhere…" in actions
     assert place.panel.all.indexAt(QPoint(5, 5)).isValid()
 
 
@@ -363,7 +363,7 @@ def test_models_keep_qts_rules(qtbot):
     assert tags.rowCount() == 2500
     tags.show(tags.rows[:3])
     proposals.show([])
-    assert tags.data(tags.index(1), Qt.ItemDataRole.AccessibleTextRole).startswith("tag 1, 1 picture")
+    assert tags.data(tags.index(1), Qt.ItemDataRole.AccessibleTextRole).startswith("tag 1, 1 image")
     assert len(testers) == 2
 
 
@@ -386,13 +386,13 @@ def test_every_control_has_a_name(place):
 def test_help_shows_the_language(qtbot):
     dialog = HelpDialog()
     qtbot.addWidget(dialog)
-    assert dialog.windowTitle() == "How filters are written"
+    assert dialog.windowTitle() == "Filter syntax"
 
 
 def test_nothing_is_sorted_while_nobody_looks(qtbot, session, place, pictures, tmp_path):
     place.panel.hide()
     session.library.add([(Folder(tmp_path, tmp_path), "late.png", {"caption": "late"})])
-    assert not place.panel._soon.isActive()
+    assert not place.panel._update_timer.isActive()
     place.panel.show()
     qtbot.waitUntil(lambda: ("late", 1) in rows(place.panel))
 

@@ -126,7 +126,7 @@ def test_a_single_letter_is_removed_from_the_file(qtbot, session, panel, folder)
 
 def test_a_caption_is_written_as_utf_8_and_kept_as_it_was(qtbot, session, panel, folder):
     choose(qtbot, panel, "caption.cp1252")
-    assert panel.fix_button.text() == "Write as UTF-8"
+    assert panel.fix_button.text() == "Convert to UTF-8"
     qtbot.mouseClick(panel.fix_button, Qt.MouseButton.LeftButton)
     qtbot.waitUntil(lambda: "caption.cp1252" not in codes(session.health))
     assert (folder / "wide.txt").read_bytes() == "café".encode()
@@ -229,7 +229,7 @@ def test_all_is_well(qtbot, session, tmp_path):
     qtbot.addWidget(panel)
     panel.show()
     session.datasets.open(tmp_path)
-    qtbot.waitUntil(lambda: panel.well.isVisible() and "All is well" in panel.well.text())
+    qtbot.waitUntil(lambda: panel.well.isVisible() and "No problems found. " in panel.well.text())
     assert not panel.bar.isVisible()
 
 

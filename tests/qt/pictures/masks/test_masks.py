@@ -227,7 +227,7 @@ def test_a_mask_that_another_program_wrote_is_a_conflict(qtbot, painter, session
 
 def test_removing_takes_the_file_away_and_keeps_it(qtbot, painter, session, folder):
     use(painter, "none")
-    painter._save(painter._tell)
+    painter._save(painter._update_state)
     qtbot.waitUntil(lambda: not painter.busy and painter.state is not None)
     data = mask_path(folder / "a.png").read_bytes()
     qtbot.mouseClick(painter.remove_button, LEFT)
