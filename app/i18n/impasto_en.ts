@@ -165,10 +165,10 @@
         </translation>
     </message>
     <message numerus="yes">
-        <source>Could not move %n to the trash: {names}.</source>
+        <source>Could not move %n image(s) to the trash: {names}.</source>
         <translation>
-            <numerusform>Could not move %n to the trash: {names}.</numerusform>
-            <numerusform>Could not move %n to the trash: {names}.</numerusform>
+            <numerusform>Could not move %n image to the trash: {names}.</numerusform>
+            <numerusform>Could not move %n images to the trash: {names}.</numerusform>
         </translation>
     </message>
     <message numerus="yes">

@@ -39,7 +39,7 @@ def test_every_preference_of_the_schema_has_a_row_with_its_words(dialog):
 
 def test_a_choice_counts_at_once_and_is_there_at_the_next_start(dialog, session, qtbot):
     box = next(box for box in dialog.findChildren(QComboBox) if box.accessibleName() == "Colours")
-    assert [box.itemText(row) for row in range(box.count())] == ["System", "Light", "Dark", "High contrast"]
+    assert [box.itemText(row) for row in range(box.count())] == ["As the system", "Light", "Dark", "High contrast"]
     for _ in range(2):
         qtbot.keyClick(box, Qt.Key.Key_Down)
     assert session.settings.preferences.appearance.look == "dark"

@@ -38,59 +38,59 @@ def throw_away(pictures: Iterable[Picture], shared: Callable[[Picture], bool]) -
     from trainer.dataset.caption_files import SUFFIXES
     from trainer.dataset.folders import MASK
 
-    thrown = TrashedFiles()
+    trashed = TrashedFiles()
     for picture in pictures:
         path = picture.path
         if file_state(path) is None:
-            thrown.pictures.append(picture.id)
+            trashed.pictures.append(picture.id)
             continue
-        if not throw_file(path, thrown):
-            thrown.kept.append(path)
+        if not throw_file(path, trashed):
+            trashed.kept.append(path)
             continue
-        thrown.pictures.append(picture.id)
+        trashed.pictures.append(picture.id)
         if not shared(picture):
             for ending in (*SUFFIXES, f"{MASK}.png"):
-                beside = path.with_name(path.stem + ending)
-                if file_state(beside):
-                    throw_file(beside, thrown)
-    return thrown
+                sidecar = path.with_name(path.stem + ending)
+                if file_state(sidecar):
+                    throw_file(sidecar, trashed)
+    return trashed
 
 
-def bring_back(thrown: TrashedFiles) -> list[Path]:
+def bring_back(trashed: TrashedFiles) -> list[Path]:
     """Move trashed files back; return the original paths of those that failed. Never overwrites a file."""
     from app.core.disk.reading import file_state
 
     left = []
-    for was, lies in thrown.moved:
-        if lies is None or file_state(was) or not QFile.rename(str(lies), str(was)):
-            left.append(was)
+    for original, in_trash in trashed.moved:
+        if in_trash is None or file_state(original) or not QFile.rename(str(in_trash), str(original)):
+            left.append(original)
         else:
-            QFile.remove(str(_record(lies)))
+            QFile.remove(str(_record(in_trash)))
     return left
 
 
 def throw_files(paths: Iterable[Path]) -> TrashedFiles:
     """Move files to the trash; refused files are missing from `moved` of the result."""
-    thrown = TrashedFiles()
+    trashed = TrashedFiles()
     for path in paths:
-        throw_file(path, thrown)
-    return thrown
+        throw_file(path, trashed)
+    return trashed
 
 
-def throw_file(path: Path, thrown: TrashedFiles) -> bool:
-    """Move one file to the trash and add it to `thrown`; return False if the trash refuses it."""
+def throw_file(path: Path, trashed: TrashedFiles) -> bool:
+    """Move one file to the trash and add it to `trashed`; return False if the trash refuses it."""
     file = QFile(str(path))
     if not file.moveToTrash():
         return False
     # On success QFile takes the path in the trash, if the system reports it.
-    lies = Path(file.fileName())
-    thrown.moved.append((path, lies if lies != path and file.fileName() else None))
+    in_trash = Path(file.fileName())
+    trashed.moved.append((path, in_trash if in_trash != path and file.fileName() else None))
     return True
 
 
-def _record(lies: Path) -> Path:
+def _record(in_trash: Path) -> Path:
     """Return the path of the .trashinfo file on Linux; it does not exist on other systems."""
-    return lies.parent.parent / "info" / f"{lies.name}.trashinfo"
+    return in_trash.parent.parent / "info" / f"{in_trash.name}.trashinfo"
 
 
 class Deletion(QObject):
@@ -106,15 +106,15 @@ class Deletion(QObject):
     def __init__(self, session: Session, pictures: Sequence[Picture], parent: QObject) -> None:
         super().__init__(parent)
         self._session, self._pictures = session, pictures
-        self._thrown = TrashedFiles()
-        self.lies = False
+        self._trashed = TrashedFiles()
+        self.in_trash = False
         """Whether its images are in the trash."""
         self.name = _step_name(len(pictures))
 
     @property
     def count(self) -> int:
         """Return the number of images that were moved."""
-        return len(self._thrown.pictures)
+        return len(self._trashed.pictures)
 
     def redo(self, ended: Ended) -> None:
         """Move the images to the trash, after writing their unsaved edits."""
@@ -134,30 +134,30 @@ class Deletion(QObject):
             )  # images with the same stem share a caption
             return throw_away(pictures, lambda one: stems[one.folder, stem_of(one.name)] > 1)
 
-        self._run(work, lambda thrown: self._on_moved(thrown, selection, ended), ended)
+        self._run(work, lambda trashed: self._on_moved(trashed, selection, ended), ended)
 
-    def _on_moved(self, thrown: TrashedFiles, selection: object, ended: Ended) -> None:
-        self._thrown = thrown
-        self.lies = bool(thrown.pictures)
+    def _on_moved(self, trashed: TrashedFiles, selection: object, ended: Ended) -> None:
+        self._trashed = trashed
+        self.in_trash = bool(trashed.pictures)
         self.name = _step_name(self.count)
-        gone = set(thrown.pictures)
+        gone = set(trashed.pictures)
         self._take_back([one for one in self._pictures if one.id not in gone], selection)
-        ended(None if self.lies else self._refused_error())
-        if self.lies:
+        ended(None if self.in_trash else self._refused_error())
+        if self.in_trash:
             self.done.emit()
 
     def undo(self, ended: Ended) -> None:
         """Restore the files without overwriting any; `ended` gets an error about those that failed."""
-        self.lies, thrown = False, self._thrown
+        self.in_trash, trashed = False, self._trashed
         selection = self._selection()
 
         def back(left: Sequence[Path]) -> None:
-            gone = set(thrown.pictures)
+            gone = set(trashed.pictures)
             self._take_back([one for one in self._pictures if one.id in gone and one.path not in left], selection)
             self._session.datasets.refresh(whole=True)
             ended(self._restore_error(left) if left else None)
 
-        self._run(lambda: bring_back(thrown), back, ended)
+        self._run(lambda: bring_back(trashed), back, ended)
 
     def _run(self, work: Callable[[], object], done: Callable[..., None], ended: Ended) -> None:
         def failed(fault: BaseException) -> None:
@@ -181,12 +181,12 @@ class Deletion(QObject):
     def told(self) -> str:
         """Return a message about the result."""
         moved = self.tr("Moved %n image(s) to the trash.", "", self.count)
-        kept = self._refused_error() if self._thrown.kept else None
+        kept = self._refused_error() if self._trashed.kept else None
         return f"{moved} {in_words(kept)}" if kept else moved
 
     def _refused_error(self) -> DatasetError:
-        names = first_names(self._thrown.kept)
-        sentence = self.tr("Could not move %n image(s) to the trash: {names}.", "", len(self._thrown.kept))
+        names = first_names(self._trashed.kept)
+        sentence = self.tr("Could not move %n image(s) to the trash: {names}.", "", len(self._trashed.kept))
         remedy = self.tr("They were not changed. Delete them in your file manager.")
         return DatasetError("trash.refused", sentence.format(names=names), remedy)
 
@@ -209,7 +209,7 @@ class Return:
         self.name = "Restore 1 image" if deletion.count == 1 else f"Restore {deletion.count} images"
         self.undo = deletion.redo
         self._deletion, self._on_restored = deletion, back
-        deletion.lies = False  # so that it cannot be restored twice
+        deletion.in_trash = False  # so that it cannot be restored twice
 
     def redo(self, ended: Ended) -> None:
         """Restore the images, and call the callback on success."""

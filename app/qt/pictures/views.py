@@ -397,7 +397,7 @@ class Views(QWidget):
         self._commands.refresh()
 
     def _in_trash(self) -> list[Deletion]:
-        return [deletion for deletion in self._deletions if deletion.lies]
+        return [deletion for deletion in self._deletions if deletion.in_trash]
 
     def paste(self) -> None:
         """Copy the images of the clipboard into the dataset."""

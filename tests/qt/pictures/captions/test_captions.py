@@ -151,7 +151,7 @@ def test_typing_is_one_step_of_undo_and_the_window_says_which(window, editor, se
     qtbot.keyClick(editor.text, KEY.Key_Z, CONTROL)
     assert captions(session)["a"] == CAPTIONS["a"]
     assert editor.text.text == CAPTIONS["a"]
-    assert "Write the caption of a.png" in window.status.currentMessage()
+    assert "Edit the caption of a.png" in window.status.currentMessage()
 
 
 def test_a_pause_of_typing_begins_another_step(editor, session, qtbot):
@@ -293,7 +293,7 @@ def test_tokens_are_counted_and_the_cut_is_marked(editor, session, qtbot):
     qtbot.waitUntil(lambda: editor.count.text() == "6 of 75 tokens")
     long = ", ".join(["cat"] * 50)  # 99 tokens: each comma is one
     session.library.learn({session.view.current: {"caption": long}}, "caption")
-    assert editor.count.text() == "99 of 75 tokens, 24 cut off"
+    assert editor.count.text() == "99 of 75 tokens, 24 truncated"
     dimmed = editor.text.extraSelections()
     assert dimmed[0].cursor.selectedText() == long[len("cat, " * 37) + 3 :]  # the 75th token is the 38th cat
     qtbot.keyClick(editor.limit, KEY.Key_Down)

@@ -145,7 +145,7 @@ def test_a_tag_that_no_picture_has_is_said_and_the_one_meant_is_a_click_away(qtb
     assert session.view.ids == []
     assert box.note.isVisible()
     words = re.sub("<br>", "\n", re.sub(r"</?a[^>]*>", "", box.note.text()))
-    assert words == "No picture has the tag catt. Did you mean cat?\nNo picture has the tag dgo. Did you mean dog?"
+    assert words == "No image has the tag catt. Did you mean cat?\nNo image has the tag dgo. Did you mean dog?"
     second = re.findall('href="([^"]*)"', box.note.text())[1]
     box.note.linkActivated.emit(html.unescape(second))
     assert box.field.text() == "tag:catt size:>=0 or tag:dog"
@@ -153,7 +153,7 @@ def test_a_tag_that_no_picture_has_is_said_and_the_one_meant_is_a_click_away(qtb
     assert not box.note.isVisible()
     write(qtbot, box, "tag:<b>zzz")
     qtbot.keyClick(box.field, KEY.Key_Return)
-    assert box.note.text() == "No picture has the tag &lt;b&gt;zzz."
+    assert box.note.text() == "No image has the tag &lt;b&gt;zzz."
     session.filtering.apply("tag:dog")
     assert not box.note.isVisible()
 
@@ -312,7 +312,7 @@ def test_companions_of_the_chosen_tag(qtbot, place):
     choose(place.panel, "cat")
     together = place.panel.together
     qtbot.waitUntil(lambda: list(together.tags.rows) == [("a*b", 1), ("dog", 1), ("red hat", 1)])
-    assert place.panel.title.text() == "Beside cat"
+    assert place.panel.title.text() == "Seen together with cat"
 
 
 def test_a_tag_is_renamed_everywhere_and_that_is_undone(qtbot, session, place, pictures, monkeypatch):
@@ -402,5 +402,5 @@ def test_long_words_do_not_widen_the_panel(qtbot, session, place, tmp_path):
     session.library.add([(Folder(tmp_path, tmp_path), "late.png", {"caption": "long " * 30})])
     qtbot.waitUntil(lambda: len(rows(place.panel)) == 5)
     choose(place.panel, ("long " * 30).strip())
-    qtbot.waitUntil(lambda: place.panel.title.text().startswith("Beside long"))
+    qtbot.waitUntil(lambda: place.panel.title.text().startswith("Seen together with long"))
     assert place.panel.minimumSizeHint().width() == narrow
