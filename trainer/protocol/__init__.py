@@ -1,1 +1,1 @@
-"""The border between the processes: run directories, events and commands. Standard library only."""
+"""What the processes share: run directories, events, commands and the queue. Standard library only."""

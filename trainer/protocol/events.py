@@ -1,6 +1,6 @@
-"""The closed set of events that a run writes, one JSON line each, and how they are read back.
+"""Events that a run writes to `events.jsonl`, one JSON line each.
 
-An event carries codes and numbers; whoever shows it finds the words. Error and notice events carry their sentence.
+Events carry codes and numbers, which the display turns into text; only error and notice events carry a sentence.
 """
 
 from __future__ import annotations
@@ -25,43 +25,43 @@ from trainer.protocol.records import build, json_keys, to_record
 Phase = Literal["download", "load", "check", "cache_pictures", "cache_texts", "train", "preview", "validate", "save"]
 Outcome = Literal["done", "paused", "stopped", "failed"]
 
-_LONGEST_LINE = 1 << 24  # bytes; a line of another program could otherwise fill the memory
+_LONGEST_LINE = 1 << 24  # bytes; a line written by another program could otherwise fill the memory
 
 MOST_TIMED = 1e6
-"""Things a second: what seems quicker took no time that a clock can tell."""
+"""Highest plausible rate in items per second; a higher one means that the time was too short to measure."""
 
 OnPhase = Callable[[Phase, int, int], None]
-"""Called with a phase, how much of it is done, and how much there is in all."""
+"""Callback for progress: the phase, the units done, and the total units."""
 
 
 @json_keys("time", "attempt")
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """What all events share; the writer fills both fields in."""
+    """Base class of all events; the writer fills in both fields."""
 
     type: ClassVar[str]
     time: float = 0.0
     """Unix time in seconds."""
     attempt: int = 0
-    """The number of the start that wrote it, from 1."""
+    """Number of the engine start that wrote the event, from 1."""
 
 
 @json_keys("pid", "device", "step_seconds")
 @dataclass(frozen=True)
 class AttemptStarted(Event):
-    """A start of the engine; `device` as in the job, such as "cpu" or "cuda:0"."""
+    """The engine started; `device` is as in the job, such as "cpu" or "cuda:0"."""
 
     type: ClassVar[str] = "attempt_started"
     pid: int
     device: str
     step_seconds: float | None = None
-    """What a step was forecast to take; None without a forecast."""
+    """Forecast seconds of a step; None without a forecast."""
 
 
 @json_keys("phase", "total")
 @dataclass(frozen=True)
 class PhaseStarted(Event):
-    """A phase begins; `total` counts its units (bytes, files, pictures, texts, steps), None when unknown."""
+    """A phase started; `total` is its number of units (bytes, files, images, texts or steps), None if unknown."""
 
     type: ClassVar[str] = "phase_started"
     phase: Phase
@@ -71,7 +71,7 @@ class PhaseStarted(Event):
 @json_keys("phase", "done", "total")
 @dataclass(frozen=True)
 class PhaseProgress(Event):
-    """How far a phase is, in the units of its total."""
+    """Progress of a phase in the units of its total."""
 
     type: ClassVar[str] = "phase_progress"
     phase: Phase
@@ -82,7 +82,7 @@ class PhaseProgress(Event):
 @json_keys("phase", "seconds")
 @dataclass(frozen=True)
 class PhaseFinished(Event):
-    """A phase has ended after so many seconds."""
+    """A phase ended after `seconds`."""
 
     type: ClassVar[str] = "phase_finished"
     phase: Phase
@@ -92,27 +92,27 @@ class PhaseFinished(Event):
 @json_keys("phase", "count", "seconds", "decode", "encode", "write")
 @dataclass(frozen=True)
 class CachingSpeed(Event):
-    """Pictures or texts were encoded and written, all stages at once; how fast, and how fast each could have been."""
+    """Encoding speed of images or texts, and the speed that each concurrent stage could reach alone."""
 
     type: ClassVar[str] = "cached"
     phase: Literal["cache_pictures", "cache_texts"]
     count: int
     seconds: float
     decode: float | None
-    """A second, if decoding waited for nothing else; None for texts."""
+    """Images per second if decoding never waited for another stage; None for texts."""
     encode: float
-    """The same of the VAE or the text encoders."""
+    """Items per second if the VAE or the text encoders never waited."""
     write: float
-    """The same of the disk."""
+    """Items per second if writing to disk never waited."""
 
     @property
     def rate(self) -> float:
-        """Things a second, all stages together."""
+        """Return items per second, all stages together."""
         return self.count / max(self.seconds, 1e-3)
 
     @property
     def limits(self) -> dict[str, float]:
-        """What each stage (decode, encode, write) could have done by itself, a second, where that could be measured."""
+        """Return the items per second that each stage (decode, encode, write) could reach alone, where measurable."""
         stages = {"decode": self.decode, "encode": self.encode, "write": self.write}
         return {name: limit for name, limit in stages.items() if limit and limit < MOST_TIMED}
 
@@ -122,7 +122,7 @@ class CachingSpeed(Event):
 )  # fmt: skip
 @dataclass(frozen=True)
 class StepEvent(Event):
-    """One optimizer step. Numbers that are not finite are None, since JSON has no word for them."""
+    """One optimizer step. Non-finite numbers are None, because JSON cannot represent them."""
 
     type: ClassVar[str] = "step"
     step: int
@@ -130,37 +130,37 @@ class StepEvent(Event):
     epoch: int
     loss: float | None
     grad_norm: float | None
-    """Before clipping."""
+    """Gradient norm before clipping."""
     learning_rates: Mapping[str, float]
-    """By part: unet, text_encoder, text_encoder_2."""
+    """Learning rate by part: unet, text_encoder, text_encoder_2."""
     pictures: int
-    """How many pictures the step learned from."""
+    """Number of images in the step."""
     seconds: float
     skipped: bool = False
-    """Whether the optimizer stayed where it was because something was not finite."""
+    """Whether the optimizer did not update because a value was not finite."""
     loss_scale: float | None = None
-    """fp16 only."""
+    """Loss scale, with fp16 only."""
     memory: int | None = None
-    """Bytes held on the training device, at the peak since the last step; None where that is not known."""
+    """Peak bytes held on the training device since the last step; None if unknown."""
 
 
 @json_keys("step", "loss", "held_out", "per_timestep")
 @dataclass(frozen=True)
 class Validation(Event):
-    """Loss at fixed noise; `held_out` tells whether on pictures that are not trained on."""
+    """Loss at fixed noise; `held_out` is true if it was measured on images that are not trained on."""
 
     type: ClassVar[str] = "validation"
     step: int
     loss: float | None
     held_out: bool
     per_timestep: Mapping[str, float | None]
-    """By timestep, written as text because JSON has only such keys."""
+    """Loss by timestep; the keys are strings because JSON has no others."""
 
 
 @json_keys("step", "index", "file", "seconds")
 @dataclass(frozen=True)
 class Preview(Event):
-    """A picture was drawn; `file` is relative to the run directory, `index` the number of its prompt from 0."""
+    """A preview was generated; `file` is relative to the run directory, `index` is the prompt's number from 0."""
 
     type: ClassVar[str] = "preview"
     step: int
@@ -183,7 +183,7 @@ class Saved(Event):
 @json_keys("step", "folder")
 @dataclass(frozen=True)
 class CheckpointEvent(Event):
-    """A resumable checkpoint is complete; `folder` is its name in checkpoints/."""
+    """A resumable checkpoint was completed; `folder` is its name in checkpoints/."""
 
     type: ClassVar[str] = "checkpoint"
     step: int
@@ -193,7 +193,7 @@ class CheckpointEvent(Event):
 @json_keys("step", "reason")
 @dataclass(frozen=True)
 class Skipped(Event):
-    """A step changed nothing; `reason` is a code such as "loss", "gradient" or "scale"."""
+    """A step was skipped; `reason` is a code such as "loss", "gradient" or "scale"."""
 
     type: ClassVar[str] = "skipped"
     step: int
@@ -203,7 +203,7 @@ class Skipped(Event):
 @json_keys("name", "outcome", "detail")
 @dataclass(frozen=True)
 class CommandEvent(Event):
-    """A command was carried out or not; `outcome` as in `commands.CommandOutcome`."""
+    """Result of a command; `outcome` is a `commands.CommandOutcome`."""
 
     type: ClassVar[str] = "command"
     name: str
@@ -214,7 +214,7 @@ class CommandEvent(Event):
 @json_keys("code", "sentence")
 @dataclass(frozen=True)
 class Notice(Event):
-    """Something that the user should know and that stops nothing."""
+    """Message to the user that does not stop the run."""
 
     type: ClassVar[str] = "notice"
     code: str
@@ -224,80 +224,80 @@ class Notice(Event):
 @json_keys("phase", "step", "requested", "stage", "module", "allocated", "reserved", "forecast")
 @dataclass(frozen=True)
 class MemoryExhausted(Event):
-    """Memory ran out; what follows says how the run went on. What is not known is None or empty."""
+    """Memory ran out; later events say how the run continued. Unknown values are None or empty."""
 
     type: ClassVar[str] = "memory_exhausted"
     phase: ForecastPhase
     step: int
-    """How many optimizer steps were done."""
+    """Number of completed optimizer steps."""
     requested: int | None
-    """Bytes that were asked for and not given."""
+    """Bytes of the allocation that failed."""
     stage: str
-    """What a step was doing: "forward", "backward", "accumulate", "measure", "clip", "optimizer" or "refresh"."""
+    """Part of the step: "forward", "backward", "accumulate", "measure", "clip", "optimizer" or "refresh"."""
     module: str
-    """Where in the model, such as "unet.up_blocks.1.attentions.0"."""
+    """Module of the model, such as "unet.up_blocks.1.attentions.0"."""
     allocated: int | None
-    """Bytes in use on the card at that moment."""
+    """Bytes in use on the GPU at that moment."""
     reserved: int | None
-    """Bytes that PyTorch had taken from the driver."""
+    """Bytes that PyTorch had reserved from the driver."""
     forecast: int | None
-    """Bytes that this phase was forecast to take from the driver at its peak."""
+    """Peak bytes that the phase was forecast to reserve from the driver."""
 
 
 @json_keys("step", "rung", "changes", "exact")
 @dataclass(frozen=True)
 class SteppedDown(Event):
-    """The run goes on under a plan that needs less memory, from `step` (steps done) on."""
+    """The run continues with a plan that needs less memory; `step` is the number of completed steps."""
 
     type: ClassVar[str] = "stepped_down"
     step: int
     rung: int
-    """Its number on the ladder, from 1."""
+    """Number of the fallback step on the ladder, from 1."""
     changes: Mapping[str, Any]
-    """The keys of the fit that change, with their new values."""
+    """Changed keys of the fit with their new values."""
     exact: bool
-    """Whether the result stays the same bit for bit."""
+    """Whether the result stays bit-for-bit the same."""
 
 
 @json_keys("step", "seconds", "median", "reason", "detail")
 @dataclass(frozen=True)
 class Slow(Event):
-    """Steps have become much slower than they were; said once until they are quick again."""
+    """Steps became much slower than before; written once until they are fast again."""
 
     type: ClassVar[str] = "slow"
     step: int
     seconds: float
     median: float
-    """Of steps of the same sizes before."""
+    """Median seconds of earlier steps of the same sizes."""
     reason: str
-    """A code: "spilled", "others", "hot" or "unknown"."""
+    """Code of the reason: "spilled", "others", "hot" or "unknown"."""
     detail: str
-    """What the reason rests on, such as "chrome.exe 1.1 GiB" or "91 °C"; may be empty."""
+    """Evidence for the reason, such as "chrome.exe 1.1 GiB" or "91 °C"; may be empty."""
 
 
 @json_keys("phase", "seconds", "allocated", "reserved", "device", "host")
 @dataclass(frozen=True)
 class PhaseMemory(Event):
-    """The highest use of memory in a phase so far in this attempt, in bytes; what is not known is None."""
+    """Peak memory of a phase so far in this attempt, in bytes; unknown values are None."""
 
     type: ClassVar[str] = "phase_memory"
     phase: ForecastPhase
     seconds: float
-    """Spent in it in this attempt so far."""
+    """Seconds spent in the phase so far in this attempt."""
     allocated: int | None
-    """Handed out by PyTorch's allocator on the card."""
+    """Peak bytes allocated by PyTorch on the GPU."""
     reserved: int | None
-    """Taken by it from the driver."""
+    """Peak bytes that PyTorch's allocator reserved from the driver."""
     device: int | None
-    """Taken from the driver by this process, CUDA context included."""
+    """Peak GPU bytes of this process, CUDA context included."""
     host: int | None
-    """Private main memory of this process, looked at after every step and at the end of a phase."""
+    """Private main memory of this process, sampled after every step and at the end of a phase."""
 
 
 @json_keys("code", "sentence", "remedy")
 @dataclass(frozen=True)
 class ErrorEvent(Event):
-    """Why the attempt ends: what happened and what to do."""
+    """Error that ends the attempt: what happened and what to do."""
 
     type: ClassVar[str] = "error"
     code: str
@@ -308,19 +308,19 @@ class ErrorEvent(Event):
 @json_keys("outcome", "step", "file", "run")
 @dataclass(frozen=True)
 class Finished(Event):
-    """The last event of an attempt; `file` is the LoRA, relative to the run directory, None when none was written."""
+    """Last event of an attempt; `file` is the LoRA relative to the run directory, None if none was written."""
 
     type: ClassVar[str] = "finished"
     outcome: Outcome
     step: int
     file: str | None
     run: str = ""
-    """The run's name, by which it is resumed; earlier versions wrote none."""
+    """Name of the run, for `resume`; empty in events of earlier versions."""
 
 
 @dataclass(frozen=True)
 class UnknownEvent(Event):
-    """A line of another version or a damaged one, kept as it is so that a reader loses nothing."""
+    """Line that is damaged or from another version, kept unchanged so that nothing is lost."""
 
     type: ClassVar[str] = "unknown"
     line: str
@@ -353,20 +353,21 @@ TYPES: Mapping[str, type[Event]] = {
 
 
 class EventWriter:
-    """Appends events to a run's `events.jsonl`; at most one may write at a time, the holder of the run's lock."""
+    """Writer that appends events to a run's `events.jsonl`; only the holder of the run's lock may use it."""
 
     def __init__(self, path: Path, attempt: int) -> None:
-        # Unbuffered: what a full disk refuses must not be tried again behind our back with the next event.
+        # Unbuffered: a buffer would write an event that a full disk refused again, together with the next one.
         self._file = files.long_path(path).open("ab", buffering=0)
         self._attempt = attempt
 
     def write(self, event: Event) -> Event:
-        """Append one event, stamped with time and attempt, and return it so. Raises OSError and leaves no half line.
+        """Append one event and return it with its time and attempt.
 
-        The line reaches the system at once, so that a kill loses nothing; a power cut may lose the last seconds.
+        The line reaches the operating system at once, so that a kill loses nothing; a power cut may lose the last
+        seconds. On OSError no partial line is left.
         """
         stamped = dataclasses.replace(event, time=time.time(), attempt=self._attempt)
-        # A sentence may name a file whose name is no Unicode; a "?" there, as on a terminal, every reader can take.
+        # A sentence may contain a file name that is not valid Unicode; replace those characters with "?".
         line = memoryview((to_line(stamped) + "\n").encode("utf-8", errors="replace"))
         end = self._file.seek(0, os.SEEK_END)
         try:
@@ -392,14 +393,14 @@ class EventWriter:
 
 
 def to_line(event: Event) -> str:
-    """Return an event as one line of JSON without its end; numbers that are not finite become null."""
+    """Return an event as one JSON line without its line end; non-finite numbers become null."""
     if isinstance(event, UnknownEvent):
         return event.line
     return json.dumps({"type": event.type} | _finite(to_record(event)), ensure_ascii=False, allow_nan=False)
 
 
 def from_line(line: str) -> Event:
-    """Return the event in one line of JSON; fields of later versions are left out, other types are `UnknownEvent`."""
+    """Return the event in a JSON line, without unknown fields; an unknown type gives an `UnknownEvent`."""
     try:
         fields = parse_json(line)
         kind = TYPES[fields["type"]]
@@ -409,16 +410,16 @@ def from_line(line: str) -> Event:
 
 
 def read_events(path: Path, offset: int = 0, limit: int | None = None) -> tuple[list[Event], int]:
-    """Return the events from byte `offset` on and the offset to go on from, as `read_lines` does of lines."""
+    """Return the events from byte `offset` on and the offset to continue from; see `read_lines`."""
     lines, end = read_lines(path, offset, limit)
     return [from_line(line) for line in lines], end
 
 
 def read_lines(path: Path, offset: int = 0, limit: int | None = None) -> tuple[list[str], int]:
-    """Return the lines from byte `offset` on and the offset to go on from; an unfinished one is left for then.
+    """Return the complete lines from byte `offset` on and the offset to continue from.
 
-    A file that is missing is empty; one shorter than `offset` was replaced and is read from its start. With `limit`,
-    about so many bytes are read, at least one line: whoever shows a long run takes it in parts.
+    A missing file counts as empty; a file shorter than `offset` was replaced and is read from its start. With `limit`,
+    about that many bytes are read, but at least one line, so that a long run can be read in parts.
     """
     try:
         with open_file(path, "listing") as file:
@@ -435,7 +436,7 @@ def read_lines(path: Path, offset: int = 0, limit: int | None = None) -> tuple[l
 
 
 def cut_torn_line(path: Path) -> None:
-    """Remove what a kill or a power cut left after the last whole line."""
+    """Remove the partial line that a kill or a power cut left at the end of a file."""
     block = 1 << 16
     with contextlib.suppress(FileNotFoundError), files.long_path(path).open("r+b") as file:
         end = file.seek(0, os.SEEK_END)
@@ -451,7 +452,7 @@ def cut_torn_line(path: Path) -> None:
 
 
 def latest_steps(events: Iterable[Event]) -> dict[int, StepEvent]:
-    """Return each step's event from the latest attempt that made it, in the order of steps."""
+    """Return the events by step, each from the latest attempt that trained the step, in order of steps."""
     latest: dict[int, StepEvent] = {}
     for event in events:
         if isinstance(event, StepEvent) and (event.step not in latest or event.attempt >= latest[event.step].attempt):

@@ -1,4 +1,4 @@
-"""What a forecast says, as plain data: written into run directories, printed as JSON, read by the app."""
+"""Forecasts as plain data: written into run directories, printed as JSON, read by the app."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from trainer.protocol.reading import read_record
 from trainer.protocol.records import build, json_keys, to_record
 
 SEARCHED = ("quantise", "checkpointing", "micro_batch", "vae_tiling", "preview_offload")
-"""The keys of a fit that the planner searches, where the job leaves them open."""
+"""Keys of a fit that the planner searches if the job does not set them."""
 ROUNDING: Mapping[str, str] = {"int8": "0.8 %", "int8_products": "0.8 %", "nf4": "9 %"}
-"""By how much a weight of a quantised base differs on average from what it was: measured on normally distributed
-weights with bitsandbytes 0.50; bf16 itself rounds by 0.17 %."""
-# How many measured steps weigh as much as the forecast does.
+"""Mean relative error of a weight by quantization: measured on normally distributed weights with bitsandbytes 0.50;
+bf16 itself rounds by 0.17 %."""
+# Number of measured steps that weigh as much as the forecast.
 FORECAST_WEIGHT = 5
-# A phase that reserves at least this share of the run's peak may have made it.
+# A phase that reserves at least this share of the run's peak may have caused it.
 NEAR_PEAK = 0.98
 
 CPU = "cpu"
-"""The name of a forecast's device where a job trains on the CPU."""
+"""Device name in the forecast of a job that trains on the CPU."""
 
 ForecastPhase = Literal[
     "load",
@@ -41,38 +41,38 @@ ForecastPhase = Literal[
 @json_keys("name", "module", "stage", "allocated", "by_kind", "largest")
 @dataclass(frozen=True)
 class Peak:
-    """A named high point of a phase."""
+    """Named memory peak within a phase."""
 
     name: str
-    """In words, such as "backward of the first up block"."""
+    """Description such as "backward of the first up block"."""
     module: str
     stage: str
     allocated: int
-    """Bytes that the allocator has handed out at that moment."""
+    """Allocated bytes at that moment."""
     by_kind: Mapping[str, int]
-    """Those bytes by kind of storage: weights, adapter, gradients, optimizer, activations, temporary, workspace."""
+    """Allocated bytes by kind: weights, adapter, gradients, optimizer, activations, temporary, workspace."""
     largest: tuple[tuple[str, int], ...]
-    """The modules that hold most of it then, with their bytes, the largest first."""
+    """Modules that hold the most memory, with their bytes, largest first."""
 
 
 @json_keys("phase", "allocated", "reserved", "host", "seconds", "peaks", "timeline")
 @dataclass(frozen=True)
 class PhaseForecast:
-    """What one phase needs."""
+    """Forecast memory and time of one phase."""
 
     phase: ForecastPhase
     allocated: int
-    """Peak bytes handed out by PyTorch's allocator, as torch.cuda.max_memory_allocated counts."""
+    """Peak bytes allocated by PyTorch, as torch.cuda.max_memory_allocated counts."""
     reserved: int
-    """Peak bytes it takes from the driver when nothing limits it, as torch.cuda.max_memory_reserved counts."""
+    """Peak bytes reserved from the driver without a limit, as torch.cuda.max_memory_reserved counts."""
     host: int
     """Peak bytes of private main memory."""
     seconds: float
-    """Of the whole run spent in this phase."""
+    """Seconds that the whole run spends in this phase."""
     peaks: tuple[Peak, ...] = ()
-    """In the order of time; the highest decides."""
+    """Memory peaks in order of time; the highest decides."""
     timeline: tuple[tuple[int, int], ...] = ()
-    """(allocated, reserved) at evenly spaced moments of the phase, for drawing; at most a few hundred."""
+    """(allocated, reserved) at evenly spaced moments of the phase, for charts; at most a few hundred."""
 
 
 @json_keys(
@@ -81,66 +81,67 @@ class PhaseForecast:
 )  # fmt: skip
 @dataclass(frozen=True)
 class Forecast:
-    """What a job needs on one card, before it starts."""
+    """Forecast memory and time of a job on one GPU."""
 
     card: str
     phases: tuple[PhaseForecast, ...]
     allocated: int
-    """The highest of all phases."""
+    """Peak allocated bytes over all phases."""
     reserved: int
     outside: int
-    """Bytes that the driver counts for this process beyond the allocator: CUDA context, libraries."""
+    """GPU bytes of this process outside the allocator: CUDA context, libraries."""
     margin: int
-    """Bytes kept free because forecasts err."""
+    """Safety margin in bytes for forecast errors."""
     budget: int
-    """Bytes that the allocator may take: free memory less ``outside`` and ``margin``."""
+    """Bytes that the allocator may reserve: free memory minus ``outside`` and ``margin``."""
     fits: bool
-    """Whether the replay within the budget, retries included, ends without out-of-memory."""
+    """Whether the simulation within the budget, retries included, ends without out-of-memory."""
     seconds: float
-    """Of the whole run."""
+    """Seconds of the whole run."""
     step_seconds: Mapping[str, float]
-    """Of one optimizer step by bucket, such as "1024x1024"."""
+    """Seconds of one optimizer step by bucket, such as "1024x1024"."""
     exact: bool = True
-    """False where numbers were interpolated or stand on no trace: then they are estimates."""
+    """False if the numbers are estimates: interpolated, or not based on a trace."""
     error: float = 0.0
-    """The share by which an estimate may be off; 0 for an exact forecast."""
+    """Relative error that an estimate may have; 0 for an exact forecast."""
     time_factor: float = 1.0
-    """What finished runs had all seconds here multiplied with, so that the next correction can undo it."""
+    """Factor learned from finished runs that all seconds here contain; stored so that it can be divided out."""
     flops: float = 0.0
-    """What all training steps of the run compute, recomputed activations included; 0 when not known."""
+    """FLOPs of all training steps, recomputed activations included; 0 if unknown."""
     flops_limit: float = 0.0
-    """FLOP/s of the card's dense matrix units in the base's number format; 0 when not known."""
+    """FLOP/s of the GPU's dense matrix units in the base's dtype; 0 if unknown."""
     encodes_alone: bool = False
-    """Whether the models are put aside while pictures and captions are encoded between epochs, for want of room."""
+    """Whether the models are offloaded while images and captions are encoded between epochs, to save memory."""
 
     def of(self, phase: str) -> PhaseForecast | None:
-        """The part for one phase; None when it is not in the forecast."""
+        """Return the forecast of one phase; None if the run does not have it."""
         return next((part for part in self.phases if part.phase == phase), None)
 
     @property
     def on_cpu(self) -> bool:
-        """Whether it is for the CPU: then only times and main memory are forecast."""
+        """Return whether this is for the CPU, where only time and main memory are forecast."""
         return self.card == CPU
 
     @property
     def host(self) -> int:
-        """Peak bytes of private main memory in any phase."""
+        """Return the peak bytes of private main memory over all phases."""
         return max((phase.host for phase in self.phases), default=0)
 
     @property
     def decisive(self) -> PhaseForecast:
-        """The phase that needs most.
+        """Return the phase that needs the most memory.
 
-        Most phases reserve what earlier ones left cached: of those near the peak, the one that allocates most made it.
+        Later phases still reserve what earlier ones left cached. Of the phases near the peak, the one that allocates
+        most caused it.
         """
         near = [phase for phase in self.phases if phase.reserved >= NEAR_PEAK * self.reserved]
         return max(near, key=lambda phase: phase.allocated)
 
     @property
     def mean_step_seconds(self) -> float | None:
-        """Of one optimizer step as batches are dealt, mixed ones too; None when it is not known.
+        """Return the mean seconds of an optimizer step over all batches; None if unknown.
 
-        The first step is forecast to take as long as all on average; without it the buckets are counted alike.
+        The forecast of the first step is that mean; without it, all buckets get equal weight.
         """
         first = self.of("first_step")
         if first is not None:
@@ -149,9 +150,9 @@ class Forecast:
 
 
 def blended(forecast: float | None, measured: Sequence[float]) -> float | None:
-    """Return the seconds a step to expect from now on: the forecast, giving way to the mean of measured steps.
+    """Return the expected seconds of a step: a weighted mean of the forecast and the measured steps.
 
-    The forecast weighs as much as FORECAST_WEIGHT steps. None where there is neither.
+    The forecast weighs as much as FORECAST_WEIGHT steps. None if there is neither.
     """
     weight = 0 if forecast is None else FORECAST_WEIGHT
     if not weight + len(measured):
@@ -160,12 +161,12 @@ def blended(forecast: float | None, measured: Sequence[float]) -> float | None:
 
 
 def write_forecast(path: Path, forecast: Forecast) -> None:
-    """Write a forecast as JSON in one step; raises OSError when it cannot be written."""
+    """Write a forecast as JSON atomically; raises OSError if it cannot be written."""
     files.write_json(path, to_record(forecast))
 
 
 def read_forecast(path: Path) -> Forecast | None:
-    """Read a forecast back; None when there is none or it cannot be read, for it decides nothing."""
+    """Return the forecast in a file; None if it is missing or unreadable, because no decision depends on it."""
     try:
         return read_record(path, "list", forecast_from)
     except (OSError, ValueError):
@@ -191,36 +192,36 @@ def _peak(found: Mapping[str, Any]) -> Peak:
 
 
 class Operation(Protocol):
-    """Operations of one kind and size, as a trace counts them."""
+    """Operations of one kind and size in a trace."""
 
     @property
     def kind(self) -> str:
-        """gemm, conv, attention, or other, which is bound by memory."""
+        """Return "gemm", "conv", "attention", or "other", which is memory-bound."""
 
     @property
     def dtype(self) -> str:
-        """The number format it computes in, such as "bfloat16"."""
+        """Return the dtype it computes in, such as "bfloat16"."""
 
     @property
     def stage(self) -> str:
-        """Such as "forward" or "backward"."""
+        """Return the part of the step, such as "forward" or "backward"."""
 
     @property
     def flops(self) -> int:
-        """Of one operation: a multiply-add counts two."""
+        """Return the FLOPs of one operation; a multiply-add counts as two."""
 
     @property
     def bytes(self) -> int:
-        """That one operation reads and writes."""
+        """Return the bytes that one operation reads and writes."""
 
     @property
     def count(self) -> int:
-        """How many operations of this size there are."""
+        """Return the number of operations of this size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """What one operation takes, besides what every operation takes."""
+    """Measured time of one operation, without the launch overhead that every operation has."""
 
     kind: str
     dtype: str
@@ -231,17 +232,17 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What a device takes for a trace's operations."""
+    """Speed of a device for the operations of a trace."""
 
     device: str
-    """As people know it, such as "RTX 3060 12GB" or "cpu, 8 threads"."""
+    """Name for users, such as "RTX 3060 12GB" or "cpu, 8 threads"."""
     timed: tuple[Timed, ...]
-    """At least one of each kind; others of a kind and format go as fast as the most similar of these."""
+    """Measured operations, at least one per kind; others are as fast as the most similar one of kind and dtype."""
     bandwidth: float
-    """Bytes a second that no operation exceeds."""
+    """Maximum memory bandwidth in bytes per second."""
     launch: float
-    """Seconds of the device that each operation takes however small it is."""
+    """Seconds that every operation takes on the device, however small it is."""
     host: float
-    """Seconds that the CPU takes to hand an operation to the device; 0 where the CPU itself computes."""
+    """Seconds of CPU time to launch an operation; 0 if the CPU itself computes."""
     disk: float = 500e6
-    """Bytes a second when a base is read and placed: a SATA SSD, unless measured."""
+    """Bytes per second while a base is loaded; the default is a SATA SSD, unless measured."""

@@ -1,4 +1,4 @@
-"""Locks that the operating system frees when their holder dies, however it dies."""
+"""File locks that the operating system releases when their holder exits or is killed."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from trainer.protocol import places
 from trainer.protocol.files import long_path, safe_name
 
 ASKED = 1.0
-"""Seconds of patience with a lock that nobody should hold: whoever only asks has it for microseconds."""
-_POLL = 0.05  # seconds: no system has a lock that can be waited for with an end to it
-_ASK_AGAIN = (0.001, 0.002, 0.005, 0.01)  # seconds; what a question on Windows costs where the lock is held
+"""Seconds to wait for a lock that should be free: a process that only checks it holds it for microseconds."""
+_POLL = 0.05  # seconds; neither system can wait for a file lock with a timeout
+_RETRY_SECONDS = (0.001, 0.002, 0.005, 0.01)  # what a check on Windows costs while the lock is held
 
 if sys.platform == "win32":
     import msvcrt
@@ -35,8 +35,8 @@ if sys.platform == "win32":
         msvcrt.locking(file.fileno(), msvcrt.LK_UNLCK, 1)
 
     def _is_free(file: BinaryIO) -> bool:
-        """Tell whether nobody holds the lock; there is no shared one, so who meets another who asks asks again."""
-        for wait in _ASK_AGAIN:
+        """Return whether the lock is free; retries, because Windows has no shared lock and checks can collide."""
+        for wait in _RETRY_SECONDS:
             if _try_lock(file):
                 _unlock(file)
                 return True
@@ -46,7 +46,7 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-    # flock, not lockf: its lock belongs to the open file, so that a second opening in the same process meets it too.
+    # flock, not lockf: its lock belongs to the open file, so it also excludes a second open in the same process.
     def _try_lock(file: BinaryIO) -> bool:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -58,7 +58,7 @@ else:
         fcntl.flock(file, fcntl.LOCK_UN)
 
     def _is_free(file: BinaryIO) -> bool:
-        """Tell whether nobody holds the lock; a shared one meets only a holder, not others who ask."""
+        """Return whether the lock is free; a shared lock conflicts only with a holder, not with other checks."""
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -68,15 +68,15 @@ else:
 
 
 class LockBusyError(Exception):
-    """Somebody else holds the lock."""
+    """The lock is held elsewhere."""
 
 
 @contextlib.contextmanager
 def held(path: Path, patience: float) -> Iterator[None]:
-    """Hold an exclusive lock on `path` (created when missing) for the length of the block.
+    """Hold an exclusive lock on `path` (created if missing) during the block.
 
-    Raises LockBusyError when another holder does not let go within `patience` seconds, OSError when the file cannot be
-    opened or its disk knows no locks.
+    Raises LockBusyError if another holder does not release it within `patience` seconds, and OSError if the file cannot
+    be opened or its file system has no locks.
     """
     require_file(path)
     with long_path(path).open("ab") as file:
@@ -92,10 +92,9 @@ def held(path: Path, patience: float) -> Iterator[None]:
 
 
 def is_held(path: Path) -> bool:
-    """Tell whether somebody holds the lock on `path`, this process included; False when there is no such file.
+    """Return whether any process, this one included, holds the lock on `path`; False if the file is missing.
 
-    Any number may ask at once. Asking takes the lock for a moment: whoever wants to hold it meanwhile needs a little
-    patience.
+    Any number of processes may check at once. A check takes the lock for a moment, so `held` needs a little patience.
     """
     if not long_path(path).is_file():  # a folder or pipe holds no lock, and opening a pipe would block
         return False
@@ -107,7 +106,7 @@ def is_held(path: Path) -> bool:
 
 
 def require_file(path: Path) -> None:
-    """Raise OSError where something other than a file is in the lock's place: opening a pipe would block."""
+    """Raise OSError if the lock's path exists and is not a file: opening a pipe would block."""
     if long_path(path).exists() and not long_path(path).is_file():
         raise OSError(errno.EINVAL, "it is not a file", str(path))
 
@@ -118,18 +117,18 @@ def lane_of(device: str | None) -> str:
 
 
 def gpu_held(lane: str) -> bool:
-    """Tell whether a program of Impasto works on a lane ("cuda:0", "cpu"), this process included."""
+    """Return whether an Impasto process, this one included, uses a lane ("cuda:0" or "cpu")."""
     try:
         return is_held(_lock(lane))
-    except OSError:  # a disk that knows no locks: nobody can hold one
+    except OSError:  # the file system has no locks, so no process can hold one
         return False
 
 
 @contextlib.contextmanager
 def occupied(lane: str, patience: float = math.inf) -> Iterator[None]:
-    """Hold a lane for the length of the block, waiting until whoever has it lets go.
+    """Hold a lane during the block, waiting until it is free.
 
-    Raises LockBusyError after `patience` seconds, OSError when the lock's file cannot be used.
+    Raises LockBusyError after `patience` seconds, and OSError if the lock file cannot be used.
     """
     lock = _lock(lane)
     lock.parent.mkdir(parents=True, exist_ok=True)
@@ -139,7 +138,7 @@ def occupied(lane: str, patience: float = math.inf) -> Iterator[None]:
 
 @contextlib.contextmanager
 def marked(lane: str) -> Iterator[bool]:
-    """Hold a lane for the length of the block where it is free, else go on without; gives whether it is held."""
+    """Hold a lane during the block if it is free, else continue without it; yield whether it is held."""
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(occupied(lane, ASKED))

@@ -1,12 +1,9 @@
-"""Starts engine processes that go on when whoever started them ends.
+"""Engine processes that outlive their starter, and the request server behind every `--serve`.
 
-Answers requests over two streams, JSON lines in, JSON lines out: what every `--serve` has in common.
-
-A request is one line, an object with an ``id`` (a text or number of the asker's). Every answer carries the id of what
-it answers, and a ``state``: "done"; "cancelled", when another request came before it was done, since only the last
-counts; "error" with code, sentence and remedy; or a word of the service's own while it is under way. A line that is no
-request is answered by an error with the id it has, or null. The end of the input ends the process; a request under way
-is finished first.
+The server reads and writes JSON lines. A request is an object with an ``id`` (a string or number chosen by the client).
+Every answer carries the id of its request and a ``state``: "done"; "cancelled", if a newer request arrived first,
+because only the newest counts; "error" with code, sentence and remedy; or a progress state of the service. An invalid
+line gets an error with its id, or null. The process exits at the end of the input, after finishing a current request.
 """
 
 from __future__ import annotations
@@ -31,16 +28,16 @@ LONGEST_LINE = 1 << 20
 
 
 def command(words: Sequence[str]) -> list[str]:
-    """Return the command line of `python -m trainer WORDS` with the Python that runs this."""
+    """Return the command line of `python -m trainer WORDS` with the current Python."""
     return [sys.executable, "-X", "utf8", "-m", "trainer", *words]
 
 
 def launch(words: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-    """Start `python -m trainer WORDS` on its own; what it prints goes on at the end of `log`.
+    """Start `python -m trainer WORDS` as a detached process whose output is appended to `log`.
 
-    It has no console and no parent that could take it along: closing a window or a terminal, or ending the parent,
-    leaves it running. Who does not wait for it calls `let_go`. Raises OSError when it cannot be started or the log
-    cannot be written.
+    It has no console and its own process group, so it keeps running when a window or terminal is closed or the parent
+    exits. A caller that does not wait for it calls `let_go`. Raises OSError if it cannot be started or the log cannot
+    be written.
     """
     long_path(log.parent).mkdir(parents=True, exist_ok=True)
     with long_path(log).open("ab") as out:
@@ -57,17 +54,17 @@ def launch(words: Sequence[str], log: Path, environment: Mapping[str, str] | Non
 
 
 def let_go(process: subprocess.Popen[bytes]) -> None:
-    """Wait no more for a process: without this Python warns when the object goes while the process lives."""
+    """Stop tracking a process, because Python warns if the object is collected while the process runs."""
     if process.poll() is None:
         process.returncode = 0
 
 
 def speak_into(log: Path, before: Path) -> None:
-    """Lead what this process prints from now on to the end of `log`, and move there what it has printed so far.
+    """Redirect the output of this process to the end of `log` and move its earlier output there.
 
-    `before` is the file that its output went into; where that is another, nothing happens. What libraries and the
-    system print by themselves comes along: the last words of a process that dies are in the log. Raises OSError where
-    the disk does not take all that was printed, which then stays where it was.
+    `before` is the file that the output went to so far; if it went elsewhere, nothing happens. The file descriptors are
+    redirected, so the log also receives what native libraries and a crash print. Raises OSError if the disk cannot take
+    the earlier output, which then stays where it was.
     """
     with long_path(before).open("r+b") as former, long_path(log).open("ab", buffering=0) as out:
         if not os.path.samestat(os.fstat(1), os.fstat(former.fileno())):
@@ -76,7 +73,7 @@ def speak_into(log: Path, before: Path) -> None:
             stream.flush()
         end = out.seek(0, os.SEEK_END)
         printed = former.read()
-        if out.write(printed) < len(printed):  # a disk that fills up takes a part, and says so only at the next write
+        if out.write(printed) < len(printed):  # a full disk accepts a part and fails only at the next write
             out.truncate(end)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         former.truncate(0)
@@ -85,7 +82,7 @@ def speak_into(log: Path, before: Path) -> None:
 
 
 def last_words(log: Path, since: int = 0, lines: int = 12) -> str:
-    """Return the end of what a process printed into `log`, from byte `since` on; empty where that cannot be read."""
+    """Return the last lines of `log` from byte `since` on; empty if it cannot be read."""
     try:
         with open_file(log, "stream") as file:
             file.seek(max(since, file.seek(0, os.SEEK_END) - 16_384))
@@ -96,7 +93,10 @@ def last_words(log: Path, since: int = 0, lines: int = 12) -> str:
 
 
 def _within_reach(folder: Path) -> Path:
-    """Return the folder, or the next above it that Windows starts a process in: there is no long form for those."""
+    """Return the folder or its nearest parent with a path short enough to be a working directory on Windows.
+
+    Windows has no long form for working directories.
+    """
     return next(each for each in (folder, *folder.parents) if long_path(each) == each)
 
 
@@ -111,11 +111,11 @@ Request = Mapping[str, Any]
 
 
 class OvertakenError(Exception):
-    """Another request came."""
+    """A newer request arrived."""
 
 
 class Turn:
-    """One request while it is worked on."""
+    """One request while it is processed."""
 
     def __init__(self, request: Request, say: Callable[[Answer], None], overtaken: Callable[[], bool]) -> None:
         self.request = request
@@ -123,26 +123,26 @@ class Turn:
         self._overtaken = overtaken
 
     def tell(self, state: str, **facts: Any) -> None:
-        """Say how far it is."""
+        """Send a progress answer."""
         self._say({"id": self.request["id"], "state": state, **facts})
 
     def go_on(self) -> None:
-        """Raises OvertakenError when another request waits; to be asked before anything that takes long."""
+        """Raise OvertakenError if a newer request is waiting; call it before any long operation."""
         if self._overtaken():
             raise OvertakenError
 
 
 Work = Callable[[Turn], Answer]
-"""Works out a request and returns what belongs to its "done". Raises ImpastoError, or OSError as a disk refuses."""
+"""Callback that processes a request and returns the fields of its "done"; may raise ImpastoError and OSError."""
 Fault = Callable[[Request], str | None]
-"""Says what is wrong with a request, as the end of "cannot be answered: "; None when nothing is."""
+"""Callback that returns what is wrong with a request, as the reason in an error sentence; None if it is valid."""
 
 
 class Server:
-    """One asker's requests, in order; the newest wins.
+    """Server that answers the requests of one client in order; a newer request cancels the current one.
 
-    `code` is that of a line that is no request, `guide` the file that says what one is. After `idle` seconds without a
-    line `on_idle` is called, once.
+    `code` is the error code for invalid requests, `guide` the file that documents them. After `idle` seconds without a
+    request, `on_idle` is called once.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class Server:
         self._waiting: queue.Queue[str | None] = queue.Queue()
 
     def run(self, lines: Iterable[str]) -> None:
-        """Answer until `lines` end; they are read in a thread of their own, so that a new one is noticed at once."""
+        """Answer requests until `lines` end; a thread reads them, so that a newer request is noticed at once."""
         threading.Thread(target=self._read, args=(lines,), daemon=True).start()
         while (line := self._next()) is not None:
             self._answer(line)
@@ -202,15 +202,15 @@ class Server:
             self._refuse(identity, refused)
 
     def _refuse(self, identity: Any, error: ImpastoError) -> None:
-        told = {"code": error.code, "sentence": error.sentence, "remedy": error.remedy}
-        self._say({"id": identity, "state": "error", **told})
+        details = {"code": error.code, "sentence": error.sentence, "remedy": error.remedy}
+        self._say({"id": identity, "state": "error", **details})
 
     def _overtaken(self) -> bool:
-        """Whether another line waits; the end of the input is none."""
+        """Return whether a newer request is waiting; the end of the input does not count."""
         return any(line is not None for line in tuple(self._waiting.queue))
 
     def _request(self, line: str) -> Request:
-        """A line as a request; raises ImpastoError that says what is wrong with it."""
+        """Return the request in a line; raises ImpastoError if it is invalid."""
         if len(line) > LONGEST_LINE:
             raise self._unusable("it is longer than a million characters")
         try:
@@ -218,7 +218,7 @@ class Server:
         except UnusableFileError as error:
             raise self._unusable(error.reason) from error
         if not isinstance(request, dict):
-            raise self._unusable("it is no object")
+            raise self._unusable("it is not a JSON object")
         if not isinstance(request.get("id"), str | int):
             raise self._unusable('it has no "id"')
         if wrong := self._fault(request):
@@ -226,7 +226,7 @@ class Server:
         return request
 
     def _unusable(self, reason: str) -> ImpastoError:
-        sentence = f"This request cannot be answered: {reason}."
+        sentence = f"Could not answer this request: {reason}."
         return ImpastoError(self._code, sentence, f"See {self._guide}.")
 
     def _say(self, answer: Answer) -> None:
@@ -235,7 +235,7 @@ class Server:
 
 
 def _identity(line: str) -> Any:
-    """The id of a line, be it a request otherwise or not; None where it has none."""
+    """Return the id in a line, even if the line is not a valid request; None if it has none."""
     try:
         found = parse_json(line[:LONGEST_LINE])
     except UnusableFileError:

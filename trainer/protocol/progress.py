@@ -1,4 +1,4 @@
-"""What a run's events add up to: phases with their progress and the time they still need, and the latest figures."""
+"""Progress of a run derived from its events: phases, time left, and the latest figures."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from trainer.protocol import events
 from trainer.protocol.forecast import blended
 
-# Of the moving average that is shown as the loss; single steps jump too much to be read.
+# Decay of the moving average that is shown as the loss, because the loss of single steps is too noisy.
 _DECAY = 0.98
-# Steps that speed is measured over: enough to even out buckets, few enough to follow a change.
+# Number of steps that speed is averaged over: enough to even out buckets, few enough to follow changes.
 _WINDOW = 50
 
 
 @dataclass
 class PhaseState:
-    """How far one phase is; `seconds` counts its finished stretches, for training is left and taken up again."""
+    """Progress of one phase; `seconds` counts finished stretches, because other phases interrupt training."""
 
     done: int = 0
     total: int | None = None
@@ -24,20 +24,20 @@ class PhaseState:
     seconds: float = 0.0
 
     def elapsed(self, now: float) -> float:
-        """Return the seconds spent in it so far."""
+        """Return the seconds spent in the phase so far."""
         return self.seconds + (max(0.0, now - self.started) if self.started is not None else 0.0)
 
 
 @dataclass
 class Story:
-    """A run as far as its events tell; `tell` takes the next one."""
+    """State of a run as known from its events; `tell` adds the next event."""
 
     phases: dict[events.Phase, PhaseState] = field(default_factory=dict)
     current: events.Phase | None = None
     device: str = ""
     attempt: int = 0
     pid: int = 0
-    """Of the engine, where it ran last."""
+    """Process id of the engine of the latest attempt."""
     step: events.StepEvent | None = None
     skipped: int = 0
     finished: events.Finished | None = None
@@ -48,7 +48,7 @@ class Story:
     _recent: deque[events.StepEvent] = field(default_factory=lambda: deque(maxlen=_WINDOW))
 
     def tell(self, event: events.Event) -> None:
-        """Take in the next event."""
+        """Update the state with the next event."""
         match event:
             case events.AttemptStarted():
                 self._begin(event)
@@ -68,22 +68,22 @@ class Story:
 
     @property
     def loss(self) -> float | None:
-        """The loss as an average over about the last fifty steps, without the pull towards zero at the start."""
+        """Return the loss averaged over about the last fifty steps, without bias toward zero at the start."""
         return self._average / self._weight if self._weight else None
 
     @property
     def pictures_per_second(self) -> float | None:
-        """Pictures learned from in a second of training, over the last steps."""
+        """Return the images per second of training, over the last steps."""
         seconds = sum(step.seconds for step in self._recent)
         return sum(step.pictures for step in self._recent) / seconds if seconds > 0 else None
 
     @property
     def step_seconds(self) -> float | None:
-        """Seconds that a step takes: as it was foreseen, and more and more as the last steps took."""
+        """Return the expected seconds of a step: the forecast at first, increasingly the measured steps."""
         return blended(self._foreseen, [step.seconds for step in self._recent])
 
     def seconds_left(self, phase: events.Phase, now: float) -> float | None:
-        """Return how long a phase will still take at its present speed; None while nothing can be said."""
+        """Return the seconds that a phase still needs at its current speed; None while unknown."""
         state = self.phases.get(phase)
         if state is None or state.total is None:
             return None
@@ -101,7 +101,7 @@ class Story:
     def _enter(self, event: events.PhaseStarted) -> None:
         state = self._phase(event.phase)
         state.total, state.started = event.total, event.time
-        if event.phase != "train":  # its steps go on counting; the others start afresh each time
+        if event.phase != "train":  # training steps keep counting; other phases restart each time
             state.done, state.seconds = 0, 0.0
         self.current = event.phase
 
