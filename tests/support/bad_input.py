@@ -401,8 +401,8 @@ def blocked(place: Place, *below: str) -> Path:
 
 
 PLACES: dict[str, tuple[str, Arrange]] = {
-    "runs into a file": ("cannot be made", lambda place: place.train(f"output.runs={blocked(place)}")),
-    "runs below a file": ("cannot be made", lambda place: place.train(f"output.runs={blocked(place, 'a', 'b')}")),
+    "runs into a file": ("Could not create the run's folder", lambda place: place.train(f"output.runs={blocked(place)}")),
+    "runs below a file": ("Could not create the run's folder", lambda place: place.train(f"output.runs={blocked(place, 'a', 'b')}")),
     "drawing into a file": ("write images to .*file is a file", lambda place: place.render("--out", str(blocked(place)))),
     "new on a job that is there": (
         "already exists",

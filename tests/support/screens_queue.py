@@ -22,7 +22,7 @@ _STATES: tuple[tuple[str, State, str], ...] = (
     (
         "neon signs at night in the rain",
         "interrupted",
-        "Its process was ended from outside, or the computer went down.",
+        "The process was killed, or the computer shut down.",
     ),
     ("Ölbilder", "paused", ""),
     ("kitchen <b>tiles", "waiting", ""),

@@ -182,7 +182,7 @@ def test_a_folder_that_may_not_be_written(place: Place) -> None:
     done = in_process(words, AS_NOBODY)
     assert done.returncode == 2, done.stderr
     require_told(done.stderr)
-    assert "cannot be made" in done.stderr
+    assert "Could not create the run's folder" in done.stderr
     assert "Permission denied" in done.stderr
     assert tree(place.folder) == before
 

@@ -1,9 +1,9 @@
-"""Send commands to a running engine: one file per command, moved to `commands/done/` with its outcome.
+"""Commands to a running engine: one file per command, moved to `commands/done/` with its outcome.
 
 A command is pending while its file is in `commands/`. The engine claims it by renaming the file into
-`commands/accepted/`, carries it out, and writes the file with the outcome to `commands/done/`. Whoever withdraws a
-pending command claims it in the same way and finishes it with the outcome "withdrawn". A rename succeeds once, so a
-command is either carried out or withdrawn, never both. Functions take that folder, a run's `RunDirectory.commands`.
+`commands/accepted/`, carries it out, and writes the file with the outcome to `commands/done/`. To withdraw a pending
+command, a process claims it in the same way and finishes it with the outcome "withdrawn". A rename succeeds only once,
+so a command is either carried out or withdrawn, never both. The functions take the folder `RunDirectory.commands`.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ EndingName = Literal["stop", "pause"]
 """Commands that end a run."""
 
 _NUMBERS = itertools.count()
-"""How many commands this process has sent."""
+"""Counter of the commands that this process has sent."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command that waits in `path`."""
+    """Pending command in the file `path`."""
 
     name: CommandName
     arguments: Mapping[str, object]
     path: Path
     sent: float = 0.0
-    """Unix time in seconds."""
+    """Unix time in seconds when it was sent."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """A command to end a run that has no outcome yet."""
+    """Stop or pause command that has no outcome yet."""
 
     name: EndingName
     accepted: bool
@@ -52,43 +52,45 @@ class Ending:
 
 @dataclass(frozen=True)
 class CommandResult:
-    """What became of a command: `detail` is a sentence, or the file that was written."""
+    """Result of a command; `detail` is a sentence, or the file that was written."""
 
     outcome: CommandOutcome
     detail: str
 
 
 def send(folder: Path, name: CommandName, arguments: Mapping[str, object] | None = None) -> Path:
-    """Ask something of a run's engine; the path returned is what `answer` takes. Raises OSError."""
+    """Send a command to a run's engine and return the path to pass to `answer`. Raises OSError."""
     sent = time.time()
-    # The name sorts by time, so that commands are carried out in the order they came; Windows' clock goes in 16 ms.
+    # Names sort by time, so that commands run in order; the counter is for the Windows clock, which ticks every 16 ms.
     path = folder / f"{time.time_ns():020d}-{next(_NUMBERS):06d}-{name}-{secrets.token_hex(4)}.json"
     files.write_json(path, {"name": name, "arguments": dict(arguments or {}), "sent": sent})
     return path
 
 
 def pending(folder: Path) -> list[Command]:
-    """Return the pending commands, the oldest first; a file that is not a command is refused.
+    """Return the pending commands, oldest first; answer "refused" to files that are not commands.
 
-    Engines call this many times a second, so a folder without commands costs one listing.
+    Engines call this many times a second; without commands it costs one directory listing.
     """
     waiting = []
     for path in _files(folder):
         if files.long_path(path.parent / "done" / path.name).exists():
-            files.long_path(path).unlink(missing_ok=True)  # answered, then killed before it was removed
+            files.long_path(path).unlink(
+                missing_ok=True
+            )  # the engine answered, then was killed before it removed the file
             continue
         command = _read(path)
         if isinstance(command, Command):
             waiting.append(command)
         elif command is not None:
-            _conclude(path, command, "refused", "This engine knows no such command.")
+            _conclude(path, command, "refused", "The engine does not know this command.")
     return waiting
 
 
 def accept(command: Command) -> bool:
-    """Claim a pending command to carry it out; return False when it was withdrawn or claimed by another process.
+    """Claim a pending command; return False if it was withdrawn or claimed by another process.
 
-    A folder that does not allow the rename is no reason to ignore the command, so it counts as accepted.
+    If the disk refuses the rename, the command counts as accepted, because ignoring it would be worse.
     """
     try:
         _claim(command.path)
@@ -100,12 +102,12 @@ def accept(command: Command) -> bool:
 
 
 def withdraw(folder: Path, name: CommandName) -> bool:
-    """Withdraw every pending command of this name; return whether there was one. Raises OSError."""
+    """Withdraw all pending commands of this name and return whether there was one. Raises OSError."""
     withdrawn = False
     for path in _files(folder):
         command = _read(path)
         if isinstance(command, Command) and command.name == name:
-            with contextlib.suppress(FileNotFoundError):  # the engine was first
+            with contextlib.suppress(FileNotFoundError):  # the engine claimed it first
                 _claim(path)
                 finish(command, "withdrawn", "It was withdrawn before the run read it.")
                 withdrawn = True
@@ -113,9 +115,9 @@ def withdraw(folder: Path, name: CommandName) -> bool:
 
 
 def ending(folder: Path) -> Ending | None:
-    """Return the command that ends this run now or soon; one that is being carried out comes first.
+    """Return the stop or pause command that is being carried out, else a pending one, else None.
 
-    For watchers: changes no file. A run that is not alive may have left commands that mean nothing any more.
+    It changes no file, so watchers may call it. A run that is not alive may have left commands that no longer matter.
     """
     for place in (_accepted(folder), folder):
         for path in _files(place):
@@ -126,30 +128,30 @@ def ending(folder: Path) -> Ending | None:
 
 
 def finish(command: Command, outcome: CommandOutcome, detail: str = "") -> None:
-    """Answer a command: its file appears whole, with the outcome, in `done`; then its former file is removed."""
+    """Write a command with its outcome to `done`, atomically, then remove its former file."""
     _conclude(command.path, _fields(command), outcome, detail)
 
 
 def answer(sent: Path) -> CommandResult | None:
-    """Return what became of the command that `send` put at `sent`; None while it waits."""
+    """Return the result of the command that `send` wrote to `sent`; None while it is pending."""
     try:
         return reading.read_record(sent.parent / "done" / sent.name, "record", _answer)
     except FileNotFoundError:
         return None
     except (OSError, reading.UnusableFileError) as error:
-        return CommandResult("failed", f"The answer cannot be read: {reading.reason_of(error)}.")
+        return CommandResult("failed", f"Could not read the result: {reading.reason_of(error)}.")
 
 
 def unread(folder: Path) -> frozenset[str]:
-    """Return the names of the files without an outcome; before a run is held, a former attempt left these."""
+    """Return the file names of commands without an outcome; before a run is held, they are from earlier attempts."""
     return frozenset(path.name for place in (folder, _accepted(folder)) for path in _files(place))
 
 
 def void(folder: Path, leftovers: frozenset[str]) -> None:
-    """Answer "void" to the commands in these files that a former attempt left: they were not meant for this one."""
+    """Answer "void" to the commands in `leftovers`, which were meant for an earlier attempt."""
     for command in pending(folder):
         if command.path.name in leftovers:
-            finish(command, "void", "The run ended before it read this.")
+            finish(command, "void", "The run ended before it read the command.")
     for path in _files(_accepted(folder)):
         if path.name in leftovers:
             found = _read(path)
@@ -163,7 +165,7 @@ def _accepted(commands: Path) -> Path:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the command files in a folder, the oldest first; none where there is no folder yet."""
+    """Return the command files in a folder, oldest first; empty if the folder does not exist."""
     try:
         with os.scandir(files.long_path(folder)) as entries:
             names = [entry.name for entry in entries if entry.name.endswith(".json")]
@@ -173,14 +175,14 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _claim(path: Path) -> None:
-    """Move a pending command to the accepted ones; raises FileNotFoundError when it is not pending any more."""
+    """Move a pending command to `accepted`; raises FileNotFoundError if it is no longer pending."""
     target = _accepted(path.parent) / path.name
     files.long_path(target.parent).mkdir(exist_ok=True)
     files.replace(path, target)
 
 
 def _read(path: Path) -> Command | dict[str, object] | None:
-    """Return the command in a file, or what else the file holds; None when the file is gone."""
+    """Return the command in a file, a table with its file name if it is not a command, or None if it is gone."""
     try:
         return reading.read_record(path, "record", lambda fields: _command(fields, path))
     except FileNotFoundError:  # answered, claimed or withdrawn since the folder was listed

@@ -1,17 +1,17 @@
-"""The queue: a folder of jobs and runs that a worker does one after the other, which anybody may read and edit.
+"""Queue of jobs and runs: a folder that any program may read and edit, and whose entries a worker runs in order.
 
     queue/
-      queue.json                 the order, and whether the queue is held; replaced atomically
-      entries/ID.json            what is to be done and how it stands; replaced atomically
-      entries/ID.lock            held by the engine that does it, for as long as it lives
+      queue.json                 the order, and whether the queue is on hold; replaced atomically
+      entries/ID.json            the job or run and its state; replaced atomically
+      entries/ID.lock            held by the entry's engine as long as it runs
       entries/ID.log             what that engine printed before it had a run; the rest is in the run's console.log
       lock  worker.lock  worker.log
 
-Every edit reads and writes under `lock`, so that several programs may edit at once. Entries that `queue.json` does not
-name stand at the end by the time they were added: putting one in touches no other file.
+Every edit reads and writes under `lock`, so that several programs can edit at once. Entries that `queue.json` does not
+list come last, in the order in which they were added, so adding an entry changes no other file.
 
-An entry holds the text that its job file had when it was put in, and that is what is trained: the file may be changed,
-and trained once more, or be deleted. Paths in it count from the file's folder all the same.
+An entry holds the text of its job file as of when it was added, and that text is trained: the file may since be changed
+and queued again, or deleted. Paths in the text are still relative to the file's folder.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ __all__ = ["Entry", "Queue", "QueueFault", "Reading", "State", "Wish", "new_entr
 
 _NAME = re.compile(r"[0-9a-f]{8}")
 _PATIENCE = 10.0
-_BROKEN_OFF = "Its process was ended from outside, or the computer went down."
+_INTERRUPTED = "The process was killed, or the computer shut down."
 
 
 @json_keys("id", "sentence")
 @dataclass(frozen=True)
 class QueueFault:
-    """A file of the queue that cannot be used; `id` is the entry's, empty for queue.json."""
+    """Unusable file of the queue; `id` is that of the entry, empty for queue.json."""
 
     id: str
     sentence: str
@@ -66,17 +66,17 @@ class QueueFault:
 @json_keys("entries", "faults", "held", "reason", "hold_on_failure")
 @dataclass(frozen=True)
 class Reading:
-    """The queue at one moment."""
+    """Snapshot of the queue."""
 
     entries: tuple[Entry, ...] = ()
-    """In order, ended ones too."""
+    """All entries in order, ended ones included."""
     faults: tuple[QueueFault, ...] = ()
     held: bool = False
-    """Whether nothing is begun until `go_on`."""
+    """Whether no new entry starts until `go_on`."""
     reason: str = ""
-    """Why it is held, in words; empty when somebody asked for it."""
+    """Sentence that says why the queue is on hold; empty if the user put it on hold."""
     hold_on_failure: bool = False
-    """Whether every failure holds the queue."""
+    """Whether every failure puts the queue on hold."""
 
     def find(self, name: str) -> Entry | None:
         """Return the entry with this id."""
@@ -93,7 +93,7 @@ class _Settings:
 
 
 class Queue:
-    """The queue in `folder`, by default the user's. Every method may raise RunError when the disk refuses."""
+    """The queue in `folder` (default: the user's queue). Every method raises RunError if the disk fails."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or places.home() / "queue"
@@ -105,11 +105,11 @@ class Queue:
     # --- reading
 
     def entries(self) -> list[Entry]:
-        """Return the entries in order; those that cannot be read are left out, `read` tells of them."""
+        """Return the readable entries in order; `read` also reports the unreadable ones."""
         return list(self.read().entries)
 
     def read(self) -> Reading:
-        """Return all there is; needs no lock, for every file is whole at any time."""
+        """Return a snapshot of the queue; needs no lock, because every file is replaced atomically."""
         settings, problem = self._read_settings()
         faults = [QueueFault("", problem)] if problem else []
         found: list[Entry] = []
@@ -124,45 +124,45 @@ class Queue:
         return Reading(tuple(found), tuple(faults), settings.held, settings.reason, settings.hold_on_failure)
 
     def get(self, name: str) -> Entry:
-        """Return the entry with this id; raises RunError when there is none, or one that cannot be used."""
+        """Return the entry with this id; raises RunError if there is none or its file cannot be used."""
         entry = self._read_entry(self._file(name)) if _NAME.fullmatch(name) else None
         if entry is None:
-            raise RunError("queue.none", f'There is no entry "{name}" in the queue.', "`queue list` names them.")
+            raise RunError("queue.none", f'There is no entry "{name}" in the queue.', "`queue list` shows the entries.")
         if isinstance(entry, QueueFault):
             raise RunError("queue.entry", entry.sentence, "Update Impasto, or remove the entry from the queue.")
         return entry
 
     def log(self, name: str) -> Path:
-        """Return where the output of an entry's engine goes."""
+        """Return the log file of an entry's engine."""
         return self._entries / f"{name}.log"
 
     def worker_alive(self) -> bool:
-        """Tell whether a worker is at it."""
+        """Return whether a worker is running the queue."""
         try:
-            locks.require_file(self.worker_lock)  # without it no worker can ever start: that concerns the whole queue
+            locks.require_file(self.worker_lock)  # something else in its place would keep every worker from starting
         except OSError as error:
             raise _refused(self.folder, error) from error
         return self._is_held(self.worker_lock)
 
     def engine_alive(self, name: str) -> bool:
-        """Tell whether an engine does this entry."""
+        """Return whether an engine is running this entry."""
         return self._is_held(self._engine_lock(name))
 
-    # --- putting in and taking out
+    # --- adding and removing
 
     def add(
         self, job: Path, *, after: float | None = None, hold: bool = False, before: str | None = None
     ) -> Entry:  # fmt: skip
-        """Put a job as its file is now at the end, or before another entry; raises JobError when it cannot be read."""
+        """Add a snapshot of a job file at the end, or before another entry; raises JobError if it cannot be read."""
         entry = self.put(new_entry(job, after=after, hold=hold))
         if before is not None:
             self.move(entry.id, before)
         return entry
 
     def add_resume(self, run: Path, steps: int | None = None) -> Entry:
-        """Ask for a run to be gone on with; one that stands in the queue keeps its place.
+        """Add a run to continue; a run that is already in the queue keeps its place.
 
-        An entry of it that waits or runs is returned as it is.
+        If its entry is waiting or running, that entry is returned unchanged.
         """
         run = run.absolute()
         with self.editing():
@@ -174,29 +174,29 @@ class Queue:
             return self._write(again(former, steps))
 
     def put(self, entry: Entry) -> Entry:
-        """Put in an entry that `new_entry` made."""
+        """Add an entry that `new_entry` made."""
         with self.editing():
             return self._append(entry)
 
     def remove(self, name: str) -> None:
-        """Take an entry out; its run stays on disk. A damaged one can be removed too; one that runs cannot."""
+        """Remove an entry, even a damaged one; its run stays on disk. A running entry cannot be removed."""
         with self.editing():
             if self.engine_alive(name):
-                raise RunError("queue.running", "This is running, so it cannot be removed.", "Stop it first.")
-            # The entry last: what another program has open on Windows keeps it, to be removed once more.
+                raise RunError("queue.running", "Could not remove the entry: it is running.", "Stop it first.")
+            # Delete the entry's file last: if Windows refuses because another file is open, it can be removed later.
             for path in (self.log(name), self._engine_lock(name), self._file(name)):
                 path.unlink(missing_ok=True)
 
     def clear(self, states: Collection[State] = ENDED, age: float = 0.0) -> None:
-        """Take out what has ended in one of these states, `age` seconds ago or earlier."""
+        """Remove the entries that ended in one of these states at least `age` seconds ago."""
         for entry in self.entries():
             if entry.state in states and self._age(entry) >= age:
                 self.remove(entry.id)
 
-    # --- how it goes on
+    # --- order and state
 
     def move(self, name: str, before: str | None) -> None:
-        """Put an entry before another, or at the end."""
+        """Move an entry before another, or to the end."""
         if name == before:
             return
         with self.editing():
@@ -207,57 +207,57 @@ class Queue:
             self._change_settings(order=tuple(order))
 
     def pause(self, name: str) -> Entry:
-        """Ask what runs to pause, hold back what waits; it keeps its place."""
+        """Pause a running or waiting entry, which keeps its place."""
         return self._end(name, "pause", "paused", ("waiting",))
 
     def stop(self, name: str) -> Entry:
-        """Ask what runs to stop, which also writes its LoRA; what waits or is paused leaves the queue."""
+        """Stop a running entry, which also saves its LoRA; a waiting or paused entry leaves the queue."""
         return self._end(name, "stop", "stopped", ("waiting", "paused", "interrupted"))
 
     def withdraw(self, name: str) -> Entry:
-        """Take back a pause or stop of what runs; raises RunError "queue.late" when it is being carried out."""
-        wish = self.get(name).wish
-        entry = self.change(name, lambda now: dataclasses.replace(now, wish=None))  # so that no worker passes it on
-        if wish is None or entry.run is None:
+        """Withdraw a pause or stop of a running entry; raises RunError "queue.late" if it is being carried out."""
+        request = self.get(name).wish
+        entry = self.change(name, lambda now: dataclasses.replace(now, wish=None))  # so that the worker won't send it
+        if request is None or entry.run is None:
             return entry
         run = RunDirectory(entry.run)
         try:
-            withdrawn, ending = commands.withdraw(run.commands, wish), commands.ending(run.commands)
+            withdrawn, ending = commands.withdraw(run.commands, request), commands.ending(run.commands)
         except OSError as error:
             raise _refused(run.commands, error) from error
         if not withdrawn and ending is not None and ending.accepted:
-            sentence = f"Could not take {wish} back: {entry.name} is carrying it out already."
-            raise RunError("queue.late", sentence, "Resume it when it has ended.")
+            sentence = f"Could not withdraw {request}: {entry.name} is already carrying it out."
+            raise RunError("queue.late", sentence, "Resume the run when it has ended.")
         return entry
 
     def resume(self, name: str) -> Entry:
-        """Let an entry wait for its turn again: a run is gone on with, a job without a run begins anew.
+        """Put an entry back in line: its run continues; a job without a run starts again.
 
-        A job that failed before there was a run is frozen anew: what was wrong with its file may be corrected by now.
+        A job that failed before it had a run is read from its file again, which may have been corrected.
         """
         return self.change(name, again)
 
     def start_after(self, name: str, after: float | None) -> Entry:
-        """Let an entry wait for a moment (Unix time in seconds); None: for its turn only.
+        """Set the Unix time in seconds before which an entry does not start; None: no such time.
 
-        Raises RunError "queue.state" for one that runs.
+        Raises RunError "queue.state" for a running entry.
         """
 
         def wait(entry: Entry) -> Entry:
             if entry.state == "running":
-                sentence = "This has begun meanwhile, so it cannot start later."
-                raise RunError("queue.state", sentence, "Pause it first to give it a time.")
+                sentence = "Could not set a start time: the entry is already running."
+                raise RunError("queue.state", sentence, "Pause it first.")
             return dataclasses.replace(entry, after=after)
 
         return self.change(name, wait)
 
     def hold(self, reason: str = "") -> None:
-        """Begin nothing more until `go_on`; what runs is not touched."""
+        """Put the queue on hold: no new entry starts until `go_on`; running ones continue."""
         with self.editing():
             self._change_settings(held=True, reason=reason)
 
     def go_on(self) -> None:
-        """Begin again, and let what was interrupted wait for its turn."""
+        """Release the hold and put interrupted entries back in line."""
         with self.editing():
             self._change_settings(held=False, reason="")
             for entry in self.entries():
@@ -265,7 +265,7 @@ class Queue:
                     self._write(again(entry))
 
     def set_hold_on_failure(self, hold: bool) -> None:
-        """Hold the queue after each failure, or go on with the next entry."""
+        """Set whether the queue is put on hold after each failure or continues with the next entry."""
         with self.editing():
             self._change_settings(hold_on_failure=hold)
 
@@ -273,7 +273,7 @@ class Queue:
 
     @contextlib.contextmanager
     def editing(self) -> Iterator[None]:
-        """Let nobody else edit for the length of the block, which calls no other method that edits."""
+        """Hold the queue's lock during the block, which must not call another editing method."""
         try:
             self._entries.mkdir(parents=True, exist_ok=True)
             with locks.held(self.folder / "lock", _PATIENCE):
@@ -281,26 +281,27 @@ class Queue:
         except locks.LockBusyError as error:
             raise RunError(
                 "queue.busy",
-                "Another program has been changing the queue for too long.",
-                "Try again; if that does not help, end other windows of Impasto.",
+                "Could not change the queue: another program has been changing it for too long.",
+                "Try again; if that does not help, close other Impasto windows.",
             ) from error
         except OSError as error:
             raise _refused(self.folder, error) from error
 
     def change(self, name: str, change: Callable[[Entry], Entry]) -> Entry:
-        """Replace an entry by what `change` makes of it."""
+        """Replace an entry with the result of `change`."""
         with self.editing():
             return self._write(change(self.get(name)))
 
     def conclude(self, name: str, state: State, problem: str = "") -> Entry:
-        """Enter how an entry ended; a failure or interruption holds the queue where that was asked for."""
+        """Record how an entry ended; a failure or interruption puts the queue on hold if set so."""
         with self.editing():
             return self._conclude(self.get(name), state, problem)
 
     def settle(self, outcome: Callable[[Entry], tuple[State, str]], alive: Collection[str] = ()) -> list[Entry]:
-        """Enter how those ended whose engine is gone without having said so; `alive` ones have only just begun.
+        """Record the end of running entries whose engine is gone, and return those entries.
 
-        `outcome` gives the state and a problem in words. Returns the entries as they are now.
+        `outcome` returns the state and the problem as a sentence. Entries in `alive` have just started and may not
+        hold their lock yet, so they are skipped.
         """
         with self.editing():
             gone = [one for one in self.entries() if one.state == "running" and one.id not in alive]
@@ -308,13 +309,13 @@ class Queue:
 
     @contextlib.contextmanager
     def engine(self, name: str) -> Iterator[None]:
-        """Hold an entry for an engine's life; raises RunError "queue.taken" when another engine does."""
+        """Hold an entry's lock while its engine runs; raises RunError "queue.taken" if another engine holds it."""
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(locks.held(self._engine_lock(name), locks.ASKED))
             except locks.LockBusyError as error:
                 raise RunError(
-                    "queue.taken", "Another process does this already.", "Follow it with `watch`."
+                    "queue.taken", "Another process is already running this entry.", "Follow it with `watch`."
                 ) from error
             except OSError as error:
                 raise _refused(self.folder, error) from error
@@ -328,15 +329,16 @@ class Queue:
             self._change_settings(held=True, reason=f"{entry.name}: {problem}")
         return self._write(dataclasses.replace(entry, state=state, problem=problem, wish=None, pid=None))
 
-    def _end(self, name: str, wish: Wish, state: State, at_once: tuple[State, ...]) -> Entry:
-        """Note a wish where the entry runs; where it is in one of the other states, carry it out at once."""
+    def _end(self, name: str, request: Wish, state: State, at_once: tuple[State, ...]) -> Entry:
+        """Store a pause or stop request for a running entry; in one of the `at_once` states, change its state now."""
 
         def end(entry: Entry) -> Entry:
             if entry.state == "running":
-                return dataclasses.replace(entry, wish=wish)
+                return dataclasses.replace(entry, wish=request)
             if entry.state in at_once:
                 return dataclasses.replace(entry, state=state, problem="")
-            raise RunError("queue.state", f"This is {entry.state}, so there is nothing to {wish}.", "Nothing to do.")
+            sentence = f"Could not {request} the entry: it is {entry.state}."
+            raise RunError("queue.state", sentence, "There is nothing to do.")
 
         return self.change(name, end)
 
@@ -353,7 +355,7 @@ class Queue:
         return self._entries / f"{name}.lock"
 
     def _age(self, entry: Entry) -> float:
-        """Return the seconds since an entry was last changed; 0 where another program has just taken it out."""
+        """Return the seconds since an entry was last changed; 0 if another program has just removed it."""
         try:
             return time.time() - self._file(entry.id).stat().st_mtime
         except OSError:
@@ -366,7 +368,7 @@ class Queue:
             raise _refused(self.folder, error) from error
 
     def _append(self, entry: Entry) -> Entry:
-        """Write one as added after all others, also where the clock goes by steps (15 ms on Windows) or went back."""
+        """Write a new entry with a time later than all others, even if the clock is coarse (15 ms) or went back."""
         latest = max((one.added for one in self.entries()), default=0.0)
         return self._write(dataclasses.replace(entry, added=max(entry.added, math.nextafter(latest, math.inf))))
 
@@ -377,31 +379,31 @@ class Queue:
         return entry
 
     def _read_entry(self, path: Path) -> Entry | QueueFault | None:
-        """Return an entry, what is wrong with it, or None when it has just been taken out."""
+        """Return an entry or its fault; None if it has just been removed."""
         try:
             return read_record(path, "record", lambda found: entry_of(path.stem, versioned(found)))
         except FileNotFoundError:
             return None
         except NewerError:
-            return QueueFault(path.stem, f"The queue's entry {path} was written by a newer version of Impasto.")
+            return QueueFault(path.stem, f"The queue entry {path} was written by a newer version of Impasto.")
         except (OSError, UnusableFileError) as error:
-            return QueueFault(path.stem, f"The queue's entry {path} is damaged: {reason_of(error)}.")
+            return QueueFault(path.stem, f"Could not read the queue entry {path}: {reason_of(error)}.")
 
     def _read_settings(self) -> tuple[_Settings, str]:
-        """Return the order and what holds the queue, and in words what is wrong with the file."""
+        """Return the settings of the queue and a sentence on what is wrong with their file, or an empty one."""
         try:
             return read_record(self.settings, "record", _settings), ""
         except FileNotFoundError:
             return _Settings(), ""
         except NewerError:
-            problem = "was written by a newer version of Impasto, so nothing is begun by this one"
-            return _Settings(held=True, reason="Update Impasto to go on with the queue."), f"{self.settings} {problem}."
+            problem = "was written by a newer version of Impasto, so this version starts no jobs"
+            return _Settings(held=True, reason="Update Impasto to use the queue."), f"{self.settings} {problem}."
         except (OSError, UnusableFileError) as error:
-            problem = f"is damaged ({reason_of(error)}), so the entries are in the order in which they were added"
+            problem = f"is damaged ({reason_of(error)}), so the entries are shown in the order in which they were added"
             return _Settings(), f"{self.settings} {problem}."
 
     def _change_settings(self, **changes: object) -> None:
-        """Replace some of queue.json; one of a newer version stays as it is."""
+        """Change some settings in queue.json; a file of a newer version is not changed."""
         settings, problem = self._read_settings()
         if problem and settings.held:
             raise RunError("queue.newer", problem, "Update Impasto.")
@@ -413,7 +415,7 @@ def _settings(found: Any) -> _Settings:
     fields = versioned(found)
     order = typed(fields, "order", list)
     if not all(isinstance(name, str) for name in order):
-        raise TypeError("its order is no list of entries")
+        raise TypeError("its order is not a list of entries")
     held, always = typed(fields, "held", bool), typed(fields, "hold_on_failure", bool)
     return _Settings(tuple(order), held, typed(fields, "reason", str), always)
 
@@ -423,33 +425,33 @@ def _refused(folder: Path, error: OSError) -> RunError:
     reason = "the disk is full" if full else error.strerror or str(error)
     return RunError(
         "queue.unwritable",
-        f"The queue in {folder} cannot be used: {reason}.",
-        f"{places.write_remedy(error)} The environment variable IMPASTO_HOME names it.",
+        f"Could not use the queue in {folder}: {reason}.",
+        f"{places.write_remedy(error)} The environment variable IMPASTO_HOME sets its folder.",
     )
 
 
 def outcome(queue: Queue, entry: Entry, code: int | None = None) -> tuple[State, str]:
-    """Return how an entry ended and why; `code` is its engine's exit code where that is known."""
+    """Return the final state of an entry and the reason; `code` is the engine's exit code if known."""
     if entry.run is not None:
-        said = _said(RunDirectory(entry.run), entry.attempts)
-        if said is not None:
-            return said
-    if entry.wish is not None and code != 1:  # before there was a run, it was simply ended
+        recorded = _recorded_outcome(RunDirectory(entry.run), entry.attempts)
+        if recorded is not None:
+            return recorded
+    if entry.wish is not None and code != 1:  # the engine was ended on request before it had a run
         return ("paused" if entry.wish == "pause" else "stopped"), ""
     if code is not None and code > 0 and entry.run is None:
         words = last_words(queue.log(entry.id))
-        return "failed", words or f"It ended with exit code {code} and said nothing."
-    return "interrupted", _BROKEN_OFF
+        return "failed", words or f"The process ended with exit code {code} and printed nothing."
+    return "interrupted", _INTERRUPTED
 
 
-def _said(run: RunDirectory, before: int) -> tuple[State, str] | None:
-    """Return what the run itself tells; None where it says nothing of the start that came after `before` others."""
+def _recorded_outcome(run: RunDirectory, before: int) -> tuple[State, str] | None:
+    """Return the outcome recorded in the run; None if it has none for an attempt after the first `before` ones."""
     try:
         state, status = run.state(), run.read_status()
     except RunError as error:
         return "failed", joined(error.sentence, error.remedy)
     if state == "running":
-        return "interrupted", "Another process goes on with this run."
+        return "interrupted", "Another process is continuing this run."
     if status is None or status.attempt <= before or state == "new" or state == "interrupted":
         return None
-    return state, "" if state != "failed" else "It failed; its log tells why."
+    return state, "" if state != "failed" else "The run failed; see its log."

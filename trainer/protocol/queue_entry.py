@@ -1,4 +1,4 @@
-"""One entry of the queue: what it says, what its file says, and the job that is frozen in it."""
+"""Queue entries: their fields, their file format, and the job text stored in them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainer.protocol.records import json_keys, moment
 from trainer.protocol.text import in_json
 
 State = Literal["waiting", "running", "paused", "interrupted", "done", "stopped", "failed"]
-"""A paused or interrupted entry keeps its place; "interrupted" is one whose engine died without a word."""
+"""A paused or interrupted entry keeps its place; "interrupted" means that its engine stopped unexpectedly."""
 Wish = Literal["pause", "stop"]
 
 VERSION = 1
@@ -35,38 +35,38 @@ _Kind = TypeVar("_Kind")
 )  # fmt: skip
 @dataclass(frozen=True)
 class Entry:
-    """One thing to be done: a job to be trained, or a run to be gone on with."""
+    """Entry of the queue: a job to train, or a run to continue."""
 
     id: str
     job: Path | None
-    """The job file; None where a run is gone on with."""
+    """The job file; None if the entry continues a run."""
     run: Path | None
-    """The run's folder, as soon as there is one."""
+    """Folder of the run, once it exists."""
     state: State = "waiting"
     lane: str | None = None
-    """The device it was given: "cuda:0", "cpu"; None before it began."""
+    """Device assigned to the entry, "cuda:0" or "cpu"; None before it starts."""
     after: float | None = None
-    """Unix time in seconds that it waits for."""
+    """Unix time in seconds before which it does not start."""
     added: float = 0.0
-    """Unix time in seconds."""
+    """Unix time in seconds when it was added."""
     problem: str = ""
-    """Why it failed or broke off, in words."""
+    """Sentence that says why it failed or was interrupted."""
     steps: int | None = None
-    """How many steps the run shall have in all; None: as many as it has."""
+    """Total steps of the run; None: unchanged."""
     hold: bool = False
-    """Whether the queue is to be held when this fails."""
+    """Whether a failure of this entry puts the queue on hold."""
     wish: Wish | None = None
-    """What was asked of it and has not happened yet."""
+    """Pending pause or stop request."""
     pid: int | None = None
-    """The engine's process, for information: that it lives the lock tells."""
+    """Process id of the engine, for information only; the lock shows whether it is alive."""
     attempts: int = 0
-    """How often its run had been started before the engine that does it now."""
+    """Number of attempts of the run before the current engine started."""
     text: str | None = dataclasses.field(default=None, repr=False)
-    """What the job file said when it was put in; None: an earlier version put it in, and the file itself is read."""
+    """Text of the job file when it was added; None in entries of earlier versions, whose file is read instead."""
 
     @property
     def name(self) -> str:
-        """What people know it by: the run's name, else the job's, else that of the job's folder, or of its file."""
+        """Return the name to show: that of the run, else of the job, else of the job's folder or file."""
         if self.run is not None:
             return self.run.name
         assert self.job is not None
@@ -76,7 +76,7 @@ class Entry:
 
     @property
     def ended(self) -> bool:
-        """Whether it has left the queue and is listed for information."""
+        """Return whether it has ended and is listed for information only."""
         return self.state in ENDED
 
 
@@ -84,10 +84,10 @@ def new_entry(
     job: Path | None, run: Path | None = None, *, after: float | None = None, steps: int | None = None,
     hold: bool = False, name: str = "", text: str | None = None,
 ) -> Entry:  # fmt: skip
-    """Return a waiting entry with an id of its own, or that of `name`, in no queue yet.
+    """Return a waiting entry with a new id, or with `name` as its id; it is not in a queue yet.
 
-    A job is frozen as `text` has it, or as its file is at this moment. Raises JobError when the job file cannot be
-    read. Whether it is a sound job, training judges.
+    The entry stores `text` as the job, or the current content of its file. Raises JobError if the file cannot be read;
+    the job itself is not validated until training starts.
     """
     assert (job is None) != (run is None)
     job, run = job and job.absolute(), run and run.absolute()
@@ -96,9 +96,9 @@ def new_entry(
     return Entry(name or new_id(), job, run, after=after, added=time.time(), steps=steps, hold=hold, text=text)
 
 
-@lru_cache(maxsize=256)  # lists ask again and again
+@lru_cache(maxsize=256)  # lists call it on every refresh
 def _name_in(text: str) -> str:
-    """Return what a job calls itself; empty where it says nothing, or nothing that can be read."""
+    """Return the name set in a job's text; empty if there is none or the text cannot be parsed."""
     try:
         name = parse_toml(text).get("name")
     except UnusableFileError:
@@ -107,21 +107,21 @@ def _name_in(text: str) -> str:
 
 
 def new_id() -> str:
-    """Return the id of an entry that is still to be made."""
+    """Return a random id for a new entry."""
     return secrets.token_hex(4)
 
 
 class NewerError(Exception):
-    """A file of a later version."""
+    """The file was written by a newer version."""
 
 
 def again(entry: Entry, steps: int | None = None) -> Entry:
-    """Return the entry waiting for its turn; raises RunError when it runs or is done."""
+    """Return the entry put back in line; raises RunError if it is running or done."""
     if entry.state in ("running", "done"):
         raise RunError(
             "queue.state",
-            f"This is {entry.state}, so it cannot be gone on with.",
-            "Resume its run with more steps to train it longer." if entry.state == "done" else "Nothing to do.",
+            f"Could not resume the entry: it is {entry.state}.",
+            "To train longer, resume its run with more steps." if entry.state == "done" else "There is nothing to do.",
         )
     return dataclasses.replace(
         entry,
@@ -136,7 +136,7 @@ def again(entry: Entry, steps: int | None = None) -> Entry:
 
 
 def _corrected(entry: Entry) -> str | None:
-    """Return the frozen text of an entry, or that of its file as it is now where it failed without a run."""
+    """Return an entry's stored text, or the current text of its file if the entry failed before it had a run."""
     if entry.state == "failed" and entry.run is None and entry.job is not None:
         with contextlib.suppress(JobError):
             return _job_text(entry.job)
@@ -144,32 +144,32 @@ def _corrected(entry: Entry) -> str | None:
 
 
 def _job_text(job: Path) -> str:
-    """Return what a job file says, without a byte order mark; raises JobError when it cannot be read as text."""
+    """Return the text of a job file without a byte order mark; raises JobError if it cannot be read."""
     remedy = "Check the path, and save the file as UTF-8 text."
     try:
         text = read_text(job, "text")
         if len(text.encode("utf-8")) > _LARGEST:
-            raise JobError("job.large", f"{job} is larger than 1 MiB, so it is not a job file.", remedy)
+            raise JobError("job.large", f"Could not read the job file {job}: it is larger than 1 MiB.", remedy)
         return text
     except UnusableFileError as error:
         code = f"job.{_CODES.get(error.code, 'unreadable')}"
         raise JobError(code, f"Could not read the job file {job}: {error.reason}.", remedy) from None
     except OSError as error:
         why = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
-        raise JobError("job.unreadable", f"The job file {job} cannot be read: {why}.", remedy) from None
+        raise JobError("job.unreadable", f"Could not read the job file {job}: {why}.", remedy) from None
 
 
 def versioned(fields: object) -> Mapping[str, object]:
-    """Return what was read of a file, if this version can use it; raises NewerError, TypeError and KeyError."""
+    """Return the fields of a file if this version can use them; raises NewerError, TypeError and KeyError."""
     if not isinstance(fields, dict):
-        raise TypeError("it is no JSON object")
+        raise TypeError("it is not a JSON object")
     if typed(fields, "version", int) > VERSION:
         raise NewerError
     return fields
 
 
 def entry_of(name: str, fields: Mapping[str, object]) -> Entry:
-    """Make an entry of the fields of its file; raises TypeError, ValueError and KeyError for what cannot be."""
+    """Return the entry with the fields of its file; raises TypeError, ValueError and KeyError if they are invalid."""
     state, wish = typed(fields, "state", str), _optional(fields, "wish", str)
     if state not in get_args(State) or wish not in (None, *get_args(Wish)):
         raise ValueError(f"{'state' if state not in get_args(State) else 'wish'} has an unknown value")
@@ -195,7 +195,7 @@ def entry_of(name: str, fields: Mapping[str, object]) -> Entry:
 
 
 def typed(fields: Mapping[str, object], key: str, kind: type[_Kind]) -> _Kind:
-    """Return a field that is of this kind, a whole number for float too; raises TypeError and KeyError."""
+    """Return a field of the type `kind`, with integers accepted as float; raises TypeError and KeyError."""
     value = fields[key]
     if kind is float and type(value) is int:
         value = float(value)

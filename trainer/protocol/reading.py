@@ -1,11 +1,11 @@
-"""Open and parse files that another program, another machine or a failing disk may have written.
+"""Safe reading of files that another program, another computer or a failing disk may have written.
 
-Every file that Impasto did not just write itself is opened by `open_file`, which refuses what is not a regular file
-(a pipe blocks for ever, /dev/zero never ends) and what is too large for its kind, and every JSON, TOML or YAML text is
-parsed by `parse_json`, `parse_toml` or `parse_yaml`. Whatever is wrong with the content is one error,
-`UnusableFileError`. It is also a ValueError, so callers that try the next file catch only OSError and ValueError.
+Every file that Impasto did not just write itself is opened with `open_file`, which refuses anything but regular files
+(a pipe blocks forever, /dev/zero never ends) and files that are too large for their kind. Every JSON, TOML or YAML text
+is parsed with `parse_json`, `parse_toml` or `parse_yaml`. All problems with the content raise `UnusableFileError`,
+which is also a ValueError, so callers that try the next file catch only OSError and ValueError.
 
-tests/unit/test_reading_lint.py keeps every other way of opening or parsing a file out of the code.
+tests/unit/test_reading_lint.py fails if the code opens or parses files in any other way.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ LARGEST: Mapping[Kind, int] = {
     "part": 65536 * _MIB,  # one file of a checkpoint, read whole: AdamW at rank 256 on SDXL takes 5 GiB, at 1024 24
     "stream": 1 << 62,  # mapped or read in blocks, never whole
 }
-"""The most bytes that a file of each kind may have."""
+"""Size limit in bytes by kind of file."""
 
 DEEPEST = 64
-"""Tables and lists within each other. Deeper values parse, and later exhaust the stack of whatever walks them."""
+"""Maximum nesting depth of tables and lists. Deeper values parse, but exhaust the stack of code that walks them."""
 _DEEPEST_TOML = 32
-# tomllib keeps about 1 KiB for each part of a key, and the square of a dotted key's length while it reads that key.
+# tomllib needs about 1 KiB per part of a key, and memory quadratic in the length of a dotted key while it reads it.
 _MOST_TOML_SYNTAX = 30_000
 _LARGEST_INTEGER = 1 << 64
-_LONGEST_INTEGER = 20  # digits: more are over 64 bits, and Python takes the square of their number to convert them
+_LONGEST_INTEGER = 20  # digits; longer ones exceed 64 bits, and Python converts them in quadratic time
 
 _DIGITS = "a number has more than 64 bits"
 _TOO_DEEP = "its tables or lists are nested too deeply"
 
-# A text or comment in TOML, closed or not. It matches wherever one begins, so that no byte is looked at twice.
+# A string or comment in TOML, closed or not. It matches wherever one starts, so that no byte is scanned twice.
 TOML_TEXT_OR_COMMENT = re.compile(
     r'"""(?:\\.|[^\\])*?(?:"""|\Z)'
     r"|'''.*?(?:'''|\Z)"
@@ -74,17 +74,17 @@ _NUMBERS: Mapping[Any, tuple[type, ...]] = {float: (int, float), int: (int,)}
 
 
 class UnusableFileError(ImpastoError, ValueError):
-    """A file or text whose content cannot be used; `reason` is the part of the sentence after the colon."""
+    """A file or text has unusable content; `reason` is the part of the sentence after the colon."""
 
     reason: str = ""
 
 
 class UnopenableFileError(UnusableFileError, OSError):
-    """Not a regular file, or too large for its kind. It is an OSError too, for whoever only opens or copies files."""
+    """A path is not a regular file, or the file is too large; also an OSError, for code that only opens or copies."""
 
 
 def unusable(source: object, code: str, reason: str) -> UnusableFileError:
-    """Return the error for a file; `code` is "kind", "size", "encoding", "syntax", "depth", "number" or "content"."""
+    """Return the error of a file; `code` is "kind", "size", "encoding", "syntax", "depth", "number" or "content"."""
     named = f" {str(source)[:300]}" if str(source) else " this text"
     kind = UnopenableFileError if code in ("kind", "size") else UnusableFileError
     error = kind(
@@ -97,7 +97,7 @@ def unusable(source: object, code: str, reason: str) -> UnusableFileError:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return what is wrong with a file as the end of a sentence, from any error that reading it raised."""
+    """Return why a file could not be read, as the end of a sentence, from any error that reading it raised."""
     return error.reason if isinstance(error, UnusableFileError) else plain_reason(error)
 
 
@@ -105,10 +105,10 @@ def reason_of(error: BaseException) -> str:
 
 
 def open_file(path: Path, kind: Kind) -> BufferedReader:
-    """Open a regular file for reading bytes, waiting up to two seconds while Windows has it locked.
+    """Open a regular file for reading bytes, retrying for up to two seconds while it is locked on Windows.
 
-    Elsewhere nothing locks files for a moment, and a folder of a thousand unreadable ones must not take half an hour.
-    Raises UnusableFileError for a folder, pipe, socket or device and for a file larger than its kind, and OSError.
+    Other systems don't lock files briefly, and retries would make a folder of a thousand unreadable files take half an
+    hour. Raises UnusableFileError for a folder, pipe, socket or device and for a file too large for its kind; OSError.
     """
     return files.patiently(lambda: _open(path, kind)) if sys.platform == "win32" else _open(path, kind)
 
@@ -116,10 +116,10 @@ def open_file(path: Path, kind: Kind) -> BufferedReader:
 def read_bytes(path: Path, kind: Kind) -> bytes:
     """Return a whole file's bytes; raises UnusableFileError and OSError."""
     with open_file(path, kind) as file:
-        # Not simply the most that is allowed: read() allocates all that it is asked for, and Windows commits it.
+        # Don't just read up to the limit: read() allocates the requested size at once, and Windows commits it.
         size = os.fstat(file.fileno()).st_size
         data = file.read(size + 1)
-        if len(data) > size:  # it grew meanwhile, or states no size, as files in /proc do
+        if len(data) > size:  # it grew meanwhile, or has no size, as in /proc
             data += file.read(LARGEST[kind] + 1 - len(data))
     if len(data) > LARGEST[kind]:
         raise _too_large(path, LARGEST[kind])
@@ -127,12 +127,15 @@ def read_bytes(path: Path, kind: Kind) -> bytes:
 
 
 def read_text(path: Path, kind: Kind) -> str:
-    r"""Return a UTF-8 file's text without a byte order mark, line ends as "\n"; raises UnusableFileError, OSError."""
+    r"""Return a UTF-8 file's text without a byte order mark, with "\n" line ends.
+
+    Raises UnusableFileError and OSError.
+    """
     return _decoded(read_bytes(path, kind), path).replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_json(path: Path, kind: Kind) -> Any:
-    """Return the value that a JSON file holds; raises UnusableFileError and OSError."""
+    """Return the value in a JSON file; raises UnusableFileError and OSError."""
     return parse_json(read_bytes(path, kind), path)
 
 
@@ -142,15 +145,15 @@ def read_toml(path: Path, kind: Kind) -> dict[str, Any]:
 
 
 def read_record(path: Path, kind: Kind, decode: Callable[[Any], T]) -> T:
-    """Return what `decode` makes of the value in a JSON file.
+    """Return the value in a JSON file as converted by `decode`.
 
-    Raises OSError, and UnusableFileError for every fault of the content, those that `decode` runs into included.
+    Raises OSError, and UnusableFileError for all invalid content, including what makes `decode` fail.
     """
     return decoded(read_json(path, kind), decode, path)
 
 
 def decoded(value: Any, decode: Callable[[Any], T], source: object) -> T:
-    """Return what `decode` makes of a parsed value; raises UnusableFileError for whatever it runs into."""
+    """Return a parsed value as converted by `decode`; raises UnusableFileError if `decode` fails."""
     try:
         with naming(source):
             return decode(value)
@@ -161,14 +164,14 @@ def decoded(value: Any, decode: Callable[[Any], T], source: object) -> T:
 
 
 def table(value: Any) -> dict[str, Any]:
-    """Return a parsed value that is a table of names and values; raises TypeError for anything else."""
+    """Return a parsed value if it is a table; raises TypeError for anything else."""
     if not isinstance(value, dict):
         raise TypeError("it is not a table of names and values")
     return value
 
 
 def path_of(value: Any) -> Path:
-    """Return a text as a path; raises TypeError for another value and ValueError for what no path can contain."""
+    """Return a string as a path; raises TypeError for other types and ValueError for an empty or invalid path."""
     if not isinstance(value, str):
         raise TypeError(f"{in_json(value)} is not a path")
     if not value or "\0" in value:
@@ -178,8 +181,8 @@ def path_of(value: Any) -> Path:
 
 def _open(path: Path, kind: Kind) -> BufferedReader:
     target = files.long_path(path)
-    _require_usable(path, target.stat(), kind)  # before opening: some devices act on being opened
-    handle = os.open(target, os.O_RDONLY | _NONBLOCKING)  # a pipe put there since must not block
+    _require_usable(path, target.stat(), kind)  # check before opening: some devices react to being opened
+    handle = os.open(target, os.O_RDONLY | _NONBLOCKING)  # nonblocking, in case a pipe replaced it since
     try:
         _require_usable(path, os.fstat(handle), kind)
         return open(handle, "rb")  # noqa: PTH123 - by its handle
@@ -199,7 +202,7 @@ def _require_usable(path: Path, facts: os.stat_result, kind: Kind) -> None:
 
 
 def _too_large(path: Path, most: int) -> UnusableFileError:
-    return unusable(path, "size", f"it is larger than {most // _MIB:,} MiB, too large for such a file")
+    return unusable(path, "size", f"it is larger than {most // _MIB:,} MiB, the limit for such a file")
 
 
 # --- parsing
@@ -208,9 +211,9 @@ def _too_large(path: Path, most: int) -> UnusableFileError:
 def parse_json(text: str | bytes, source: object = "", *, finite: bool = True) -> Any:
     """Return the value of a JSON text; raises UnusableFileError, which names `source`.
 
-    Refused beyond bad syntax: other encodings than UTF-8, values nested deeper than DEEPEST, NaN and infinity however
-    they are written (1e400), and integers of more than 64 bits. Without `finite`, NaN and infinity pass, as an
-    optimizer's state may hold them.
+    Besides invalid syntax, these are refused: encodings other than UTF-8, nesting deeper than DEEPEST, NaN and infinity
+    in any form (such as 1e400), and integers over 64 bits. With `finite` false, NaN and infinity are accepted, because
+    the state of an optimizer may contain them.
     """
     if isinstance(text, bytes):
         text = _decoded(text, source)
@@ -230,12 +233,12 @@ def parse_json(text: str | bytes, source: object = "", *, finite: bool = True) -
 def parse_toml(text: str, source: object = "", *, finite: bool = True) -> dict[str, Any]:
     """Return the tables of a TOML text; raises UnusableFileError as `parse_json` does.
 
-    Without `finite`, nan, inf and 1e400 pass, for a schema that refuses them by the name of their key. The cause of a
-    "file.syntax" error is tomllib's own, whose message names the line.
+    With `finite` false, nan, inf and 1e400 are accepted, for a schema that refuses them and names their key. The cause
+    of a "file.syntax" error is the error of tomllib, whose message names the line.
     """
     _require_modest_syntax(text, source)
     try:
-        # With one more line break, an error in the last line is reported there and not "at end of document".
+        # With an extra line break, an error in the last line is reported there and not "at end of document".
         data = tomllib.loads(text.removeprefix("\ufeff") + "\n", parse_float=_finite if finite else float)
     except RecursionError:
         raise unusable(source, "depth", _TOO_DEEP) from None
@@ -243,7 +246,7 @@ def parse_toml(text: str, source: object = "", *, finite: bool = True) -> dict[s
         raise unusable(source, "syntax", f"it is not valid TOML: {error}") from error
     except _BadNumberError as error:
         raise unusable(source, "number", str(error)) from None
-    except ValueError as error:  # a number of over 4,300 digits, or a date that no calendar has
+    except ValueError as error:  # a number of over 4,300 digits, or an impossible date
         reason = "a number has thousands of digits" if "digits" in str(error) else str(error)
         raise unusable(source, "number", reason) from None
     _require_modest(data, source, _DEEPEST_TOML)
@@ -251,10 +254,10 @@ def parse_toml(text: str, source: object = "", *, finite: bool = True) -> dict[s
 
 
 def parse_yaml(text: str, source: object = "") -> Any:
-    """Return the value of a YAML text, in which every scalar stays a text; raises UnusableFileError.
+    """Return the value of a YAML text with every scalar as a string; raises UnusableFileError.
 
-    Aliases are refused: a kilobyte of them can stand for gigabytes. The first pass finds them, and nesting that would
-    exhaust the stack in the second one.
+    Aliases are refused, because a kilobyte of them can expand to gigabytes. A first pass finds them, and nesting that
+    would exhaust the stack in the second pass.
     """
     import yaml  # 20 ms, which the first window should not wait for
 
@@ -271,12 +274,12 @@ def parse_yaml(text: str, source: object = "") -> Any:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "it holds characters that no YAML text may hold"
+        problem = getattr(error, "problem", None) or "it contains characters that YAML does not allow"
         raise unusable(source, "syntax", f"it is not valid YAML: {problem}{where}") from error
 
 
 class _BadNumberError(ValueError):
-    """A number that must not get into the program."""
+    """A number is not finite or has too many digits."""
 
 
 def _finite(text: str) -> float:
@@ -313,16 +316,19 @@ def _decoded(data: bytes, source: object) -> str:
 
 
 def _require_modest_syntax(text: str, source: object) -> None:
-    """Refuse TOML whose structure would take gigabytes or minutes to parse: 60 KB of one dotted key take 3.8 GB."""
+    """Raise UnusableFileError for TOML that would take gigabytes or minutes to parse.
+
+    A dotted key of 60 KB takes 3.8 GB.
+    """
     syntax = TOML_TEXT_OR_COMMENT.sub("_", text)
     if sum(map(syntax.count, "[{.=")) > _MOST_TOML_SYNTAX:
-        raise unusable(source, "size", "its keys and tables are too many, or nested too deeply")
+        raise unusable(source, "size", "it has too many keys and tables, or they are nested too deeply")
     if _LONG_KEY.search(syntax):
         raise unusable(source, "depth", _TOO_DEEP)
 
 
 def _require_modest(value: Any, source: object, deepest: int) -> None:
-    """Check every value, level by level, so that no depth exhausts the stack."""
+    """Raise UnusableFileError for deep nesting and large integers; walks level by level, without recursion."""
     level = [value]
     for _ in range(deepest + 1):
         found: list[Any] = []
@@ -339,15 +345,15 @@ def _require_modest(value: Any, source: object, deepest: int) -> None:
     raise unusable(source, "depth", _TOO_DEEP)
 
 
-# --- naming the file in unforeseen errors
+# --- naming the file in unexpected errors
 
 
 @contextlib.contextmanager
 def naming(path: object) -> Iterator[None]:
-    """Let an unforeseen error that leaves the block name the file that was being read, in a note."""
+    """Add a note with the file that was being read to any unexpected error raised in the block."""
     try:
         yield
-    except (ImpastoError, OSError):  # these name their file themselves
+    except (ImpastoError, OSError):  # these already name their file
         raise
     except Exception as error:
         if file_being_read(error) is None:
@@ -356,6 +362,6 @@ def naming(path: object) -> Iterator[None]:
 
 
 def file_being_read(error: BaseException) -> str | None:
-    """Return the file that `naming` noted in an error; None where it noted none."""
+    """Return the file that `naming` added to an error as a note; None if there is none."""
     notes = getattr(error, "__notes__", ())
     return next((note.removeprefix(_NOTE) for note in notes if note.startswith(_NOTE)), None)

@@ -1,8 +1,8 @@
-"""Write dataclasses as JSON under keys that are stated, and build them again, checking each field's type.
+"""Conversion of dataclasses to JSON data and back, with fixed keys and type checks.
 
-The keys are literals beside the class (`@json_keys`), so that renaming an attribute leaves files as they are.
-
-A status whose step is a text parses well and breaks whatever shows it much later, so the types are checked on reading.
+The keys are literals beside the class (`@json_keys`), so that renaming an attribute does not change files. Types are
+checked on reading, because a wrong one, such as a string for a step number, would fail much later in the code that
+shows it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trainer.protocol.text import in_json
 T = TypeVar("T")
 
 _KEYS = "__json_keys__"
-_LAST_MOMENT = 253_370_764_800.0  # the year 9999: later times overflow the calendar of whatever shows them
+_LAST_MOMENT = 253_370_764_800.0  # in the year 9999; later times cannot be converted to a date
 
 Check = Callable[[Any], bool]
 
@@ -26,16 +26,16 @@ _NUMBERS: Mapping[Any, tuple[type, ...]] = {float: (int, float), int: (int,)}
 
 
 def json_keys(*keys: str) -> Callable[[type[T]], type[T]]:
-    """Return a class decorator that states the keys of a dataclass in files, in the order of its own fields.
+    """Return a class decorator that sets the keys of a dataclass in files, in the order of its own fields.
 
-    The keys of a base class that has some come first. Put it above `@dataclass`. A key is never changed without a
-    migration of the files that have it; attributes may be renamed freely.
+    The keys of a base class come first. Put it above `@dataclass`. Never change a key without a migration of the files
+    that contain it; attributes may be renamed freely.
     """
 
     def state(kind: type[T]) -> type[T]:
         stated = (*getattr(kind, _KEYS, ()), *keys)
         if len(stated) != len(dataclasses.fields(cast("Any", kind))):
-            raise TypeError(f"{kind.__name__} has another number of fields than of keys")
+            raise TypeError(f"{kind.__name__} has a different number of fields and keys")
         setattr(kind, _KEYS, stated)
         return kind
 
@@ -43,7 +43,7 @@ def json_keys(*keys: str) -> Callable[[type[T]], type[T]]:
 
 
 def to_record(value: Any) -> Any:
-    """Return plain data for JSON: dataclasses as tables under their stated keys, also inside tables and lists.
+    """Return plain data for JSON: dataclasses become tables with their keys, also inside tables and lists.
 
     Raises TypeError for a dataclass without `json_keys`.
     """
@@ -58,10 +58,10 @@ def to_record(value: Any) -> Any:
 
 
 def build(kind: type[T], found: Mapping[str, Any], *, null_floats: bool = False) -> T:
-    """Return a `kind` made of the keys in `found` that it has; keys of newer versions are skipped.
+    """Return a `kind` built from the table `found`; unknown keys, as of newer versions, are skipped.
 
-    Lists are accepted for tuples and, with `null_floats`, null for numbers that were not finite. Raises TypeError for
-    a missing field, a value of another type, and a `found` that is not a mapping.
+    Lists are accepted for tuples and, with `null_floats`, null for non-finite numbers. Raises TypeError for a missing
+    field, a value of a wrong type, and a `found` that is not a mapping.
     """
     if not isinstance(found, Mapping):
         raise TypeError("it is not a table of names and values")
@@ -76,7 +76,7 @@ def build(kind: type[T], found: Mapping[str, Any], *, null_floats: bool = False)
 
 
 def moment(value: Any) -> float:
-    """Return a Unix time in seconds that a calendar can show; raises ValueError and TypeError for anything else."""
+    """Return a Unix time in seconds if it can be shown as a date; raises ValueError and TypeError otherwise."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError("a time is not a number")
     if not 0 <= value < _LAST_MOMENT:
@@ -90,11 +90,11 @@ def _is_needed(field: dataclasses.Field[Any]) -> bool:
 
 @lru_cache(maxsize=256)
 def _names(kind: type, required: bool = False) -> Mapping[str, str]:
-    """Return the attributes of a dataclass by their keys in files; by their own names where it states none."""
+    """Return the attribute names of a dataclass by key; without `json_keys`, the keys are the names."""
     names = [field.name for field in dataclasses.fields(kind)]
     keys = getattr(kind, _KEYS, None)
     if keys is None and required:
-        raise TypeError(f"{kind.__name__} states no keys to be written under")
+        raise TypeError(f"{kind.__name__} has no json_keys")
     return dict(zip(keys or names, names, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""What a finished run says of itself: forecast against measured, as plain data in its report.json."""
+"""Report of a finished run, report.json: forecast and measured memory and time as plain data."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ class Memory:
     """Peak bytes of one phase on the training device."""
 
     allocated: int
-    """Handed out by PyTorch's allocator."""
+    """Peak bytes allocated by PyTorch."""
     reserved: int
-    """Taken from the driver by PyTorch's allocator."""
+    """Peak bytes that PyTorch's allocator reserved from the driver."""
     device: int | None = None
-    """Taken from the driver by this process, CUDA context included; None where the driver does not tell."""
+    """Peak GPU bytes of this process, CUDA context included; None if the driver does not report them."""
 
 
 @json_keys("seconds", "forecast", "forecast_seconds", "measured", "shortfall")
 @dataclass(frozen=True)
 class PhaseReport:
-    """One phase of a run, named as in a forecast: what was foreseen and what came, all its turns together."""
+    """Forecast and measurement of one phase of a run, named as in the forecast, summed over all its stretches."""
 
     seconds: float
-    """Spent in it, over all attempts."""
+    """Seconds spent in the phase over all attempts."""
     forecast: Memory | None = None
     forecast_seconds: float | None = None
     measured: Memory | None = None
-    """None on the CPU, which has no such counts."""
+    """Measured memory; None on the CPU, which has no such counters."""
     shortfall: int = 0
-    """Bytes still asked for when memory ran out in this phase, the largest time; 0 when it never did."""
+    """Largest allocation in bytes that failed in this phase; 0 if memory never ran out."""
 
 
 @json_keys("count", "seconds", "decode", "encode", "write")
 @dataclass(frozen=True)
 class CachingReport:
-    """How fast pictures or texts were encoded; decoding, encoding and writing went on at once."""
+    """Encoding speed of images or texts; decoding, encoding and writing run concurrently."""
 
     count: int
     seconds: float
     decode: float | None
-    """A second, if decoding waited for nothing else; None for texts."""
+    """Images per second if decoding never waited for another stage; None for texts."""
     encode: float
     write: float
 
@@ -59,47 +59,47 @@ class CachingReport:
 )  # fmt: skip
 @dataclass(frozen=True)
 class RunReport:
-    """A finished run: where it ran, and forecast against measured. What is not known is None or absent."""
+    """Report of a finished run: where it ran, forecast and measurements. Unknown values are None or absent."""
 
     card: str
-    """The driver's name for it, or "cpu"."""
+    """Name of the GPU by its driver, or "cpu"."""
     system: str
-    """As platform.system() says: "Windows", "Linux"."""
+    """Value of platform.system(), such as "Windows" or "Linux"."""
     versions: Mapping[str, str]
-    """Of Python, the libraries and, as "driver", the driver: what memory and time may depend on."""
+    """Versions of Python, the libraries and, as "driver", the GPU driver, on which memory and time may depend."""
     seconds: float
-    """Of all attempts together."""
+    """Seconds of all attempts together."""
     forecast_seconds: float | None
     pictures_per_second: float
-    """While training: pictures learned from, by seconds of the training phase."""
+    """Images per second of the training phase."""
     flops_per_second: float | None
-    """While training: those that a step needs by its trace, recomputed activations included."""
+    """FLOP/s while training, by the FLOPs of a step's trace, recomputed activations included."""
     share_of_limit: float | None
-    """Of the card's dense matrix rate in the base's number format; 0 to 1."""
+    """Share, 0 to 1, of the GPU's dense matrix throughput in the base's dtype."""
     phases: Mapping[str, PhaseReport] = field(default_factory=dict)
     time_factor: float = 1.0
-    """What earlier runs had the forecast's seconds multiplied with; all forecast seconds here contain it."""
+    """Factor learned from earlier runs that all forecast seconds here contain."""
     exhausted: int = 0
-    """How often memory ran out."""
+    """Number of times that memory ran out."""
     caching: Mapping[str, CachingReport] = field(default_factory=dict)
-    """By phase, where anything was encoded: of the most that were encoded in one go."""
+    """Encoding speed by phase if anything was encoded, from the pass that encoded the most."""
 
 
 def write_report(path: Path, report: RunReport) -> None:
-    """Write a report as JSON in one step; raises OSError when it cannot be written."""
+    """Write a report as JSON atomically; raises OSError if it cannot be written."""
     files.write_json(path, to_record(report))
 
 
 def read_report(path: Path) -> RunReport:
-    """Read a report back.
+    """Return the report in a file; keys of newer versions are skipped.
 
-    Raises OSError when there is none, UnusableFileError when its text is no report; keys of newer versions are skipped.
+    Raises OSError if the file is missing and UnusableFileError if it is not a report.
     """
     return read_record(path, "list", report_from)
 
 
 def report_from(found: Mapping[str, Any]) -> RunReport:
-    """Build a report from what JSON gives; raises TypeError, KeyError or AttributeError when it is of another shape."""
+    """Return the report in parsed JSON; raises TypeError, KeyError or AttributeError if it is not a report."""
     phases = {name: _phase(phase) for name, phase in found.get("phases", {}).items()}
     caching = {name: build(CachingReport, one) for name, one in found.get("caching", {}).items()}
     return build(RunReport, {**found, "phases": phases, "caching": caching})

@@ -1,4 +1,4 @@
-"""Keep values that can be made again in one SQLite file: bounded, checked when read, and rebuilt when damaged."""
+"""Cache of reproducible values in one SQLite file: bounded, checksummed, and deleted when damaged."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ create index if not exists oldest on entries (used);
 pragma user_version = {_VERSION};
 """
 _WRITES = 32
-"""Entries written in one transaction; a crash loses no more, and they are rebuilt."""
+"""Entries per transaction; a crash loses at most that many, and they can be rebuilt."""
 _DAY = 86_400
 _PAGES = ("page_count", "freelist_count", "page_size")
-# Errors that may pass: a busy or full disk, missing rights. Any other means that the file is damaged.
+# Errors that may be temporary: a busy or full disk, missing permissions. Any other means that the file is damaged.
 _TRANSIENT = {
     sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_PERM, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_AUTH, sqlite3.SQLITE_NOLFS, sqlite3.SQLITE_INTERRUPT,
 }  # fmt: skip
-# Damaged names of columns and messages about them are not UTF-8, which Python's module raises as ValueError.
+# Damaged column names, and messages that contain them, are not UTF-8, for which the sqlite3 module raises ValueError.
 _FAULTS = (sqlite3.Error, ValueError, TypeError, SystemError)
 
 
 def key_of(path: Path, *facts: int) -> bytes:
-    """Return the key of what was made from a file: it changes with the path and each of the facts."""
+    """Return the key of a value derived from a file; it depends on the path and on each of the facts."""
     named = os.fsencode(path) + "".join(f"|{fact}" for fact in facts).encode()
     return hashlib.blake2b(named, digest_size=16).digest()
 
 
 def checksum(*parts: object) -> str:
-    """Return a short checksum of values that `repr` writes the same way each time, for entries of caches in JSON."""
+    """Return a short checksum of values with a stable `repr`, for cache entries in JSON."""
     return hashlib.blake2b(repr(parts).encode("utf-8", "backslashreplace"), digest_size=8).hexdigest()
 
 
 class RowStore:
-    """Values by key on disk, for several threads and processes.
+    """Key-value store on disk, for several threads and processes.
 
     A value whose checksum does not match counts as missing, and a file that SQLite cannot use is replaced by an empty
-    one. Where the disk cannot be written, the store stays empty and work continues.
+    one. If the disk cannot be written, the store stays empty and work continues.
     """
 
     def __init__(self, file: Path, limit: int) -> None:
-        """``limit`` is in bytes; when it is passed, the values unused for longest are dropped."""
+        """Open the store lazily; above ``limit`` bytes, the least recently used values are deleted."""
         self._file, self._limit = file, limit
         self._lock = threading.Lock()
         self._unwritten: dict[bytes, bytes] = {}
@@ -60,7 +60,7 @@ class RowStore:
         self._failed = False
 
     def get(self, key: bytes) -> bytes | None:
-        """Return the value of a key, None where there is none or a damaged one."""
+        """Return the value of a key; None if it is missing or damaged."""
         with self._lock:
             if key in self._unwritten:
                 return self._unwritten[key]
@@ -69,30 +69,30 @@ class RowStore:
                 return None
             data, checksum, used = rows[0]
             if not isinstance(data, bytes) or checksum != _sum(key, data):
-                return None  # whoever asked makes the value again, and `put` replaces this one
+                return None  # the caller makes the value again, and `put` replaces this one
             if not isinstance(used, int) or used < _today():
                 self._used.add(key)
             return data
 
     def has(self, key: bytes) -> bool:
-        """Tell whether a key has a value, without checking that value."""
+        """Return whether a key has a value, without checking its checksum."""
         with self._lock:
             return key in self._unwritten or bool(self._ask("select 1 from entries where key = ?", (key,)))
 
     def put(self, key: bytes, data: bytes) -> None:
-        """Keep a value; it is on disk after the next few, or when `flush` is called."""
+        """Store a value; it is written together with later ones, or by `flush`."""
         with self._lock:
             self._unwritten[key] = data
             if len(self._unwritten) >= _WRITES:
                 self._write()
 
     def flush(self) -> None:
-        """Write what waits."""
+        """Write all pending values."""
         with self._lock:
             self._write()
 
     def close(self) -> None:
-        """Write what waits and close the file for good: a thread that was stuck may still come."""
+        """Write pending values and close the file for good, because a stuck thread may still call the store."""
         with self._lock:
             self._write()
             self._failed = True
@@ -116,7 +116,7 @@ class RowStore:
                     self._evict(database)
 
     def _evict(self, database: sqlite3.Connection) -> None:
-        """Drop the values unused for longest, down to nine tenths of the limit."""
+        """Delete the least recently used values, down to nine tenths of the limit."""
         over = _stored(database) - self._limit * 9 // 10
         gone = []
         if over > 0:
@@ -127,7 +127,7 @@ class RowStore:
                     break
         with database:
             database.executemany("delete from entries where key = ?", gone)
-        # SQLite uses freed pages again, so the file stays near its limit without being copied.
+        # SQLite reuses freed pages, so the file stays near its limit without a vacuum, which would copy it.
         self._size = _stored(database)
 
     def _ask(self, question: str, values: Iterable[object]) -> list[tuple[object, ...]]:
@@ -139,7 +139,7 @@ class RowStore:
 
     @contextlib.contextmanager
     def _repairing(self) -> Iterator[sqlite3.Connection | None]:
-        """Yield the open database, or None; delete a damaged one, because all its content can be rebuilt."""
+        """Yield the open database, or None; if it proves damaged, delete it, because its content can be rebuilt."""
         try:
             yield self._connected()
         except _FAULTS as error:
@@ -160,7 +160,7 @@ class RowStore:
     def _open(self) -> None:
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            if self._file.exists() and not self._file.is_file():  # SQLite would wait forever at a pipe
+            if self._file.exists() and not self._file.is_file():  # SQLite would block forever on a pipe
                 self._failed = True
                 return
         except OSError:
@@ -171,7 +171,7 @@ class RowStore:
         try:
             if database.execute("pragma user_version").fetchone()[0] not in (0, _VERSION):
                 raise sqlite3.DatabaseError("another version wrote it")
-            # In this order: switching to WAL would otherwise wait for the disk, about 10 ms for a new file.
+            # In this order, because switching to WAL with synchronous on waits for the disk, 10 ms for a new file.
             database.executescript("pragma synchronous = off; pragma journal_mode = wal;" + _SCHEMA)
             database.execute("select key, data, sum, used from entries limit 1").fetchone()
             self._size = _stored(database)

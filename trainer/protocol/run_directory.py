@@ -1,4 +1,4 @@
-"""The run directory: one folder that holds a run and is all that the engine and whoever watches it share."""
+"""Run directory: the folder that holds a run and is the only interface between its engine and watchers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from trainer.protocol.records import build, json_keys, moment, to_record
 
 State = Literal["running", "paused", "stopped", "done", "failed"]
 
-_LIST_PATIENCE = 10.0  # seconds: who writes the list of runs has it for milliseconds
+_LIST_PATIENCE = 10.0  # seconds; a writer holds the list of runs for milliseconds
 _FORGOTTEN = "forgotten"
 MANIFEST = "manifest.json"
 
@@ -34,7 +34,7 @@ MANIFEST = "manifest.json"
 @json_keys("state", "phase", "step", "steps", "attempt", "heartbeat")
 @dataclass(frozen=True)
 class Status:
-    """How a run stands, rewritten every few seconds; that it is alive the lock tells, not this."""
+    """Progress of a run, rewritten every few seconds; whether it is alive is known from its lock, not from here."""
 
     state: State
     phase: Phase | None
@@ -46,7 +46,7 @@ class Status:
 
 
 class RunDirectory:
-    """A run's folder and the names within it."""
+    """Folder of a run and the paths in it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -65,14 +65,14 @@ class RunDirectory:
         self.output = path / "output"
         self.lock = path / "lock"
         self._leftovers: frozenset[str] = frozenset()
-        """Commands that waited before this process held the run; from then on they are meant for it."""
+        """File names of commands sent before this process held the run; later ones are meant for this attempt."""
 
     @classmethod
     def create(cls, parent: Path, name: str) -> RunDirectory:
-        """Make a new run's folder in `parent` and enter it in the per-user list.
+        """Create the folder of a new run in `parent` and add it to the per-user list.
 
-        The name is made safe for every system and gets "-2", "-3" ... where it is taken. Raises RunError when the
-        folder or the list cannot be written; then nothing is left behind.
+        The name is made safe for every system and gets "-2", "-3", … if it is taken. Raises RunError if the folder or
+        the list cannot be written; then nothing is left behind.
         """
         try:
             run = cls(_make_free_folder(parent.absolute(), safe_name(name, "run")))
@@ -88,7 +88,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
-        """Return the run that `path` holds; raises RunError when it is none."""
+        """Return the run in the folder `path`; raises RunError if it is not a run."""
         run = cls(path.absolute())
         if not long_path(run.run).is_file():
             raise RunError(
@@ -96,16 +96,16 @@ class RunDirectory:
                 f"{path} is not a run: it holds no run.json."
                 if long_path(path).is_dir()
                 else f"There is no run at {path}.",
-                "See `runs` for the runs on this machine.",
+                "`runs` lists the runs on this PC.",
             )
         return run
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
-        """Hold the run for the engine's life; raises RunError "run.busy" when another engine does.
+        """Hold the run's lock while its engine runs; raises RunError "run.busy" if another engine holds it.
 
-        The system frees the lock however the process ends. A fault of ours that passes through is written to the
-        console log with its traceback, and says so in a note.
+        The system releases the lock however the process ends. The traceback of an unexpected error is written to the
+        console log, and the error gets a sentence that says so.
         """
         with contextlib.ExitStack() as stack:
             try:
@@ -115,23 +115,23 @@ class RunDirectory:
                 raise RunError(
                     "run.busy",
                     f'The run "{self.name}" is already running in another process.',
-                    "Follow it with `watch`, or end it with `stop` first.",
+                    "Follow it with `watch`, or stop it first with `stop`.",
                 ) from error
             except OSError as error:
                 raise RunError(
                     "run.lock",
-                    f"The run's lock file {self.lock} cannot be used: {error.strerror or error}.",
-                    "Put the run on a disk that you may write to and that has locks; some network shares have none.",
+                    f"Could not use the run's lock file {self.lock}: {error.strerror or error}.",
+                    "Move the run to a writable disk that supports file locks; some network shares do not.",
                 ) from error
             with self._faults_recorded():
                 yield
 
     def is_alive(self) -> bool:
-        """Tell whether an engine holds the run, in this process or another."""
+        """Return whether an engine holds the run, in this process or another."""
         return locks.is_held(self.lock)
 
     def state(self) -> State | Literal["new", "interrupted"]:
-        """Tell how the run stands: "interrupted" when its engine died without a word, "new" when none ever began."""
+        """Return the state: "interrupted" if its engine stopped unexpectedly, "new" if none ever started."""
         if self.is_alive():
             return "running"
         status = self.read_status()
@@ -140,10 +140,10 @@ class RunDirectory:
         return "interrupted" if status.state == "running" else status.state
 
     def begin_attempt(self, facts: Mapping[str, object]) -> int:
-        """Enter a new start of the engine in run.json and return its number, from 1; call it while holding the run.
+        """Add an attempt to run.json and return its number, from 1; call it while holding the run.
 
-        `facts` are JSON values such as versions, device and threads. Cleans up what a killed attempt left: a torn
-        event, temporary files, commands that nobody read.
+        `facts` are JSON values such as versions, device and threads. It also cleans up what a killed attempt left: a
+        partial event line, temporary files, unread commands.
         """
         cut_torn_line(self.events)
         for folder in (self.path, self.checkpoints, self.samples, self.output):
@@ -157,21 +157,21 @@ class RunDirectory:
         return number
 
     def attempts(self) -> list[dict[str, object]]:
-        """Return what run.json tells of each start, the first one first."""
+        """Return the facts that run.json holds of each attempt, in order."""
         attempts = self._record().get("attempts", [])
         return [_attempt(each) for each in attempts if isinstance(each, dict)] if isinstance(attempts, list) else []
 
     def write_typed(self, recipe: Mapping[str, object]) -> None:
-        """Keep the recipe as the user stated it; the frozen job holds every resolved value instead."""
+        """Store the recipe as the user wrote it; the frozen job holds all resolved values instead."""
         files.write_json(self.run, self._record() | {"typed": dict(recipe)})
 
     def read_typed(self) -> dict[str, object] | None:
-        """Return the recipe as the user stated it; None for a run of an earlier version."""
+        """Return the recipe as the user wrote it; None for a run of an earlier version."""
         typed = self._record().get("typed")
         return typed if isinstance(typed, dict) else None
 
     def write_status(self, status: Status) -> bool:
-        """Replace status.json; returns False when that failed, for a heartbeat is no reason to end a run."""
+        """Replace status.json and return whether it worked; a failed heartbeat must not end a run."""
         try:
             files.write_json(self.status, to_record(status), durable=False)
         except OSError:
@@ -179,20 +179,20 @@ class RunDirectory:
         return True
 
     def read_status(self) -> Status | None:
-        """Return the last status; None when there is none that can be read."""
+        """Return the last status; None if it is missing or unreadable."""
         try:
             return read_record(self.status, "record", _status)
         except (OSError, UnusableFileError):
             return None
 
     def status_fault(self) -> str:
-        """Return a sentence on why status.json cannot be read; empty for a sound or missing file."""
+        """Return a sentence on why status.json cannot be read; empty for a valid or missing file."""
         try:
             read_record(self.status, "record", _status)
         except FileNotFoundError:
             return ""
         except (OSError, UnusableFileError) as error:
-            return f"Could not read {self.status}: {reason_of(error)}, so it is not known how this run ended."
+            return f"Could not read {self.status}: {reason_of(error)}, so the outcome of this run is unknown."
         return ""
 
     def _lay_out(self) -> None:
@@ -225,7 +225,7 @@ def _status(found: Any) -> Status:
 
 
 def _attempt(facts: dict[str, object]) -> dict[str, object]:
-    """Return what is recorded of a start, without a time that no calendar can show."""
+    """Return the facts of an attempt, without a start time that is not a valid date."""
     try:
         return facts if "started" not in facts else facts | {"started": moment(facts["started"])}
     except (ValueError, TypeError):
@@ -233,13 +233,13 @@ def _attempt(facts: dict[str, object]) -> dict[str, object]:
 
 
 def require_place(parent: Path) -> None:
-    """Raise RunError, in the words of `RunDirectory.create`, where it is known that no run can be made in `parent`."""
+    """Raise the RunError of `RunDirectory.create` if it is known in advance that no run can be created in `parent`."""
     if why := places.unwritable(parent):
         raise _unmade(parent, why)
 
 
 def known_runs() -> list[Path]:
-    """Return the folders of this user's runs that still exist, the latest started first."""
+    """Return the existing folders of this user's runs, most recently started first."""
     try:
         lines = read_text(places.runs_list(), "list").split("\n")
     except (OSError, UnusableFileError):
@@ -249,7 +249,7 @@ def known_runs() -> list[Path]:
 
 
 def forgotten_runs() -> set[Path]:
-    """Return the folders that were taken out of the list, those of runs that were started again since among them."""
+    """Return the folders that were removed from the list, including those of runs started again since."""
     try:
         lines = read_text(places.runs_list(), "list").split("\n")
     except (OSError, UnusableFileError):
@@ -258,16 +258,16 @@ def forgotten_runs() -> set[Path]:
 
 
 def forget_run(path: Path) -> None:
-    """Take a run out of the per-user list until it is started again; its folder stays as it is.
+    """Remove a run from the per-user list until it is started again; its folder is not changed.
 
-    Raises RunError when the list is not written.
+    Raises RunError if the list cannot be written.
     """
     target = places.runs_list()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with locks.held(target.with_suffix(".lock"), patience=_LIST_PATIENCE):
             text = read_text(target, "list") if target.exists() else ""
-            lines = filter(None, text.split("\n"))  # a path may hold U+2028, at which splitlines would split, too
+            lines = filter(None, text.split("\n"))  # not splitlines: a path may contain U+2028
             kept = [line for line in lines if path not in (_listed_path(line), _listed_path(line, _FORGOTTEN))]
             kept.append(json.dumps({_FORGOTTEN: str(path)}, ensure_ascii=False))
             files.write_text(target, "\n".join(kept) + "\n")
@@ -276,9 +276,9 @@ def forget_run(path: Path) -> None:
 
 
 def find_run(text: str) -> RunDirectory:
-    """Return the run that `text` names: a path, a name in ./runs, or a name in the per-user list.
+    """Return the run with the path, name in ./runs, or name in the per-user list given by `text`.
 
-    Raises RunError when there is none, with names that are near, or several, with their paths.
+    Raises RunError if there is none, suggesting similar names, or several, listing their paths.
     """
     for path in (Path(text), Path("runs") / text):
         if long_path(path / "run.json").is_file():
@@ -287,7 +287,7 @@ def find_run(text: str) -> RunDirectory:
     if len(named) > 1:
         listed = ", ".join(str(path) for path in named)
         raise RunError(
-            "run.ambiguous", f'Several runs are called "{text}": {listed}.', "Name the one you mean by its path."
+            "run.ambiguous", f'Several runs are called "{text}": {listed}.', "Give the path of the one you mean."
         )
     if not named:
         raise _unknown(text)
@@ -297,8 +297,8 @@ def find_run(text: str) -> RunDirectory:
 def _unmade(parent: Path, error: OSError) -> RunError:
     return RunError(
         "run.folder",
-        f"The run's folder cannot be made in {parent}: {error.strerror or error}.",
-        f"{places.write_remedy(error)} output.runs in the job names the folder of its runs.",
+        f"Could not create the run's folder in {parent}: {error.strerror or error}.",
+        f"{places.write_remedy(error)} output.runs in the job sets the folder of its runs.",
     )
 
 
@@ -306,17 +306,15 @@ def _unknown(text: str) -> RunError:
     names = list(dict.fromkeys(path.name for path in known_runs()))
     near = difflib.get_close_matches(text, names, n=3)
     remedy = f"Did you mean {' or '.join(near)}? " if near else ""
-    return RunError(
-        "run.unknown", f'There is no run called "{text}".', remedy + "See `runs` for the runs on this machine."
-    )
+    return RunError("run.unknown", f'There is no run called "{text}".', remedy + "`runs` lists the runs on this PC.")
 
 
 def damaged(path: Path, reason: str) -> RunError:
-    """Return the error for a run.json that does not hold what is needed."""
+    """Return the error for a run.json that cannot be used."""
     return RunError(
         "run.damaged",
         f"Could not read the run's history in {path}: {reason}.",
-        "Start the job again with `train`; the LoRA files in the run's output folder are untouched.",
+        "Start the job again with `train`; the LoRA files in the run's output folder are unchanged.",
     )
 
 
@@ -334,7 +332,7 @@ def _enter_in_list(path: Path) -> None:
     target = places.runs_list()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        # Windows emulates appending by seeking first: without the lock two starts could write over each other.
+        # Windows emulates appending by seeking first: without the lock, two writers could overwrite each other.
         with (
             locks.held(target.with_suffix(".lock"), patience=_LIST_PATIENCE),
             target.open("a", encoding="utf-8", newline="\n") as file,
@@ -347,8 +345,8 @@ def _enter_in_list(path: Path) -> None:
 def _list_unwritable(error: Exception) -> RunError:
     return RunError(
         "run.list",
-        f"The list of runs {places.runs_list()} cannot be written: {error}.",
-        "Make that folder writable, or name another one in the environment variable IMPASTO_HOME.",
+        f"Could not write the list of runs {places.runs_list()}: {error}.",
+        "Make that folder writable, or set the environment variable IMPASTO_HOME to another one.",
     )
 
 
@@ -360,12 +358,12 @@ def _listed_path(line: str, key: str = "path") -> Path | None:
 
 
 def folder_name(step: int) -> str:
-    """Return the name of the folder of the checkpoint at `step`: step-00000500."""
+    """Return the folder name of the checkpoint at `step`, such as step-00000500."""
     return f"step-{step:08d}"
 
 
 def steps_on_disk(parent: Path) -> list[int]:
-    """Return the steps that have a checkpoint folder, lowest first; half-made ones are not counted."""
+    """Return the steps that have a checkpoint folder, lowest first, without unfinished ones."""
     names = [path.name.removeprefix("step-") for path in long_path(parent).glob("step-*") if path.is_dir()]
     return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
@@ -383,15 +381,15 @@ def _manifest(found: Any) -> dict[str, dict[str, object]]:
 
 
 def sizes_hold(folder: Path, manifest: Mapping[str, Mapping[str, object]]) -> bool:
-    """Tell whether every file of the manifest is there with its size; raises OSError."""
+    """Return whether every file of the manifest exists with the right size; raises OSError."""
     paths = {long_path(folder / name): facts["bytes"] for name, facts in manifest.items()}
     return all(path.is_file() and path.stat().st_size == size for path, size in paths.items())
 
 
 def newest_step(parent: Path) -> int | None:
-    """Return the step of the newest checkpoint that nothing is missing of, None where there is none.
+    """Return the step of the newest complete checkpoint; None if there is none.
 
-    The engine reads and compares every byte of it, which takes too long for this.
+    Only sizes are compared; the engine also checks the hashes when it resumes, which is too slow here.
     """
     return next((step for step in reversed(steps_on_disk(parent)) if _is_whole(parent / folder_name(step))), None)
 

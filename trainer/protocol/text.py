@@ -1,4 +1,4 @@
-"""Lengths of time as people read them."""
+"""Durations, sizes and printable text for users."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import json
 import unicodedata
 from typing import NamedTuple
 
-_SECONDS_TELL = 90
-"""Below so many seconds a minute more or less would say too little."""
-# Cc: escape sequences and other controls. Cf: marks that reorder text or have no width. Cs: bytes of a file name that
-# are not text. Zl, Zp: line breaks that only some programs see. Spaces of all widths, combining marks and private-use
-# characters (icons of some fonts) stay, because they change nothing but themselves.
+_MOST_SECONDS = 90
+"""Durations below this many seconds are shown in seconds, because minutes would be too coarse."""
+# Cc: escape sequences and other control characters. Cf: marks that reorder text or have no width. Cs: undecodable bytes
+# of a file name. Zl, Zp: line breaks that only some programs honor. Spaces of all widths, combining marks and
+# private-use characters (icons of some fonts) stay, because they do not affect other text.
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-# Letters without a glyph (Hangul fillers and the like): two names can look alike because of them.
+# Letters without a glyph, such as Hangul fillers, which can make two names look alike.
 _BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0")
 _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 INDENT = "  "
-# Longer lines and messages come from broken or hostile files; they would push everything else off the screen.
+# Longer lines and messages come from broken or hostile files and would push everything else off the screen.
 LONGEST_LINE = 10_000
 MOST_LINES = 60
 
 
 class DurationParts(NamedTuple):
-    """A length of time no finer than it tells something: in seconds alone, or in minutes and what is longer."""
+    """Duration rounded for display: seconds only, or days, hours and minutes."""
 
     days: int
     hours: int
@@ -31,9 +31,9 @@ class DurationParts(NamedTuple):
 
 
 def parts(seconds: float) -> DurationParts:
-    """Divide a length of time in seconds; below 90 of them it is told in seconds, at least one."""
+    """Return the parts of a duration in seconds; below 90 s only seconds are set, at least one."""
     whole = max(1, round(seconds))
-    if whole < _SECONDS_TELL:
+    if whole < _MOST_SECONDS:
         return DurationParts(0, 0, 0, whole)
     hours, minutes = divmod(round(whole / 60), 60)
     days, hours = divmod(hours, 24)
@@ -41,7 +41,7 @@ def parts(seconds: float) -> DurationParts:
 
 
 def about(seconds: float) -> str:
-    """Return a length of time in English: "42 s", "12 min", "3 h 05 min" or "3 d 4 h"."""
+    """Return a duration in English: "42 s", "12 min", "3 h 05 min" or "3 d 4 h"."""
     match parts(seconds):
         case (0, 0, 0, left):
             return f"{left} s"
@@ -54,7 +54,7 @@ def about(seconds: float) -> str:
 
 
 def size(number: float) -> str:
-    """Return bytes as "512 B", "3.4 MiB", "593 MiB" or "7.1 GiB": a decimal up to where it no longer tells much."""
+    """Return a number of bytes as "512 B", "3.4 MiB", "593 MiB" or "7.1 GiB", with a decimal only below 100."""
     for unit in ("B", "KiB", "MiB"):
         text = f"{number:.0f}" if unit == "B" or number >= 99.95 else f"{number:.1f}"
         if float(text) < 1024:
@@ -64,17 +64,16 @@ def size(number: float) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """Return "5.3 of 6.6 GiB", or "26.0 MiB of 6.6 GiB" where one unit would not do for both."""
+    """Return "5.3 of 6.6 GiB", or "26.0 MiB of 6.6 GiB" if the units differ."""
     of, unit = size(whole).split()
-    told, own = size(part).split()
-    return f"{told} of {of} {unit}" if own == unit else f"{told} {own} of {of} {unit}"
+    number, own = size(part).split()
+    return f"{number} of {of} {unit}" if own == unit else f"{number} {own} of {of} {unit}"
 
 
 def printable(text: str, longest: int | None = None) -> str:
-    r"""Return `text` as one line in which each character that is not printable is written as its escape.
+    r"""Return `text` as one line with non-printable characters replaced by escapes such as ``\u202e``.
 
-    An escape such as ``\u202e`` keeps two names apart that differ in it, which a blank would not. `longest` is the most
-    characters of `text` that are shown.
+    Unlike a blank, an escape shows that two names differ. Text longer than `longest` characters is cut.
     """
     cut = text if longest is None or len(text) <= longest else text[: longest - 3] + "..."
     if cut.isascii() and cut.isprintable():
@@ -83,14 +82,14 @@ def printable(text: str, longest: int | None = None) -> str:
 
 
 def in_json(value: object) -> str:
-    """Return the beginning of a parsed value as JSON writes it, for a message that says what is wrong with it."""
+    """Return a parsed value as JSON, cut to 80 characters, for an error message."""
     return printable(json.dumps(value, ensure_ascii=False, default=str), 80)
 
 
 def printable_lines(text: str, most: int = MOST_LINES) -> list[str]:
-    """Return a message as printable lines, of which no more than `most`, none longer than `LONGEST_LINE`.
+    """Return a message as at most `most` printable lines of at most `LONGEST_LINE` characters.
 
-    Lines after the first are indented, so that a line break in a file name cannot imitate a message of its own.
+    Lines after the first are indented, so that a line break in a file name cannot fake a separate message.
     """
     lines = text.split("\n")
     if len(lines) > most:

@@ -78,7 +78,7 @@ def test_the_caches_limit_is_the_users_or_sixty_gigabytes(monkeypatch, text, lim
 @pytest.mark.parametrize("text", ["much", "-1", "nan", "inf", "1e400"])
 def test_a_limit_of_the_cache_that_is_no_number_is_refused(monkeypatch, text):
     monkeypatch.setenv("IMPASTO_CACHE_GB", text)
-    with pytest.raises(RunError, match=f'IMPASTO_CACHE_GB is "{text}"') as refused:
+    with pytest.raises(RunError, match=f'IMPASTO_CACHE_GB: "{text}" is not a number') as refused:
         places.cache_limit()
     assert refused.value.code == "cache.limit"
 

@@ -61,8 +61,8 @@ def test_answers_carry_their_ids_and_what_is_no_request_is_said() -> None:
     }
     refused = heard.answers[2:-1]
     assert [(answer["id"], answer["code"]) for answer in refused] == [(None, "a.b")] * 3 + [(7, "a.b")]
-    assert [answer["sentence"].partition("answered: ")[2][:12] for answer in refused] == [
-        "it is not va", "it is no obj", 'it has no "i', "it is bad.",
+    assert [answer["sentence"].partition("request: ")[2][:12] for answer in refused] == [
+        "it is not va", "it is not a ", 'it has no "i', "it is bad.",
     ]  # fmt: skip
 
 

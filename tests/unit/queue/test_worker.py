@@ -142,7 +142,7 @@ def test_a_killed_engine_is_not_begun_again_by_itself(queue, engine, said, tmp_p
     monkeypatch.setattr(worker, "launch", None)  # would fail if it were called
     assert Worker(queue, said.append, ["cpu"]).run()
     entry = queue.get(name)
-    assert (entry.state, "computer went down" in entry.problem) == ("interrupted", True)
+    assert (entry.state, "computer shut down" in entry.problem) == ("interrupted", True)
     assert Worker(queue, said.append, ["cpu"]).run()
     assert states(queue) == ["interrupted"]
     assert len(said) == 1

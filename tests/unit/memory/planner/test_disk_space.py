@@ -83,7 +83,7 @@ require_place(Path({str(closed / "runs")!r}))
 @pytest.mark.skipif(sys.platform != "win32", reason="only Windows has drives")
 def test_a_drive_that_is_not_there_is_named() -> None:
     missing = next(f"{letter}:\\" for letter in "QRSTUVWXYZ" if not os.path.lexists(f"{letter}:\\"))
-    with pytest.raises(RunError, match="is not there"):
+    with pytest.raises(RunError, match="there is no drive"):
         require_place(Path(missing) / "runs")
 
 

@@ -76,7 +76,7 @@ def test_an_engine_that_dies_leaves_orders_void_also_when_it_goes_on_later(desk,
         desk.until(lambda: commands.pending(run.commands))
         assert [command.name for command in commands.pending(run.commands)] == ["save"]
     with held(run):
-        assert answered(desk, asker, 2)[1] == ("save", "void", "The run ended before it read this.")
+        assert answered(desk, asker, 2)[1] == ("save", "void", "The run ended before it read the command.")
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def test_after_a_restart_of_the_computer_going_on_is_offered_and_not_begun(desk:
         Queue().change(entry.id, lambda one, state=state: dataclasses.replace(one, state=state, lane="cpu"))
     desk.watch(lambda: desk.keeper.entries)
     assert desk.states() == ["interrupted", "waiting"]
-    assert "computer went down" in desk.keeper.entries[0].problem
+    assert "computer shut down" in desk.keeper.entries[0].problem
     assert (desk.keeper.now.left, desk.working, desk.keeper.now.died) == (2, False, None)
     desk.keeper.remove(desk.keeper.entries[1].id)
     desk.watch(lambda: len(desk.keeper.entries) == 1)
@@ -192,12 +192,12 @@ def test_a_queue_that_cannot_be_read_is_told_and_the_last_view_stays(desk: Desk,
     desk.keeper.start(job)
     desk.watch(lambda: desk.failures)
     assert desk.failures[0].code == "queue.unwritable"
-    assert "cannot be used" in desk.failures[0].sentence
+    assert "Could not use the queue" in desk.failures[0].sentence
     Queue().folder.unlink()
     Queue().folder.mkdir()
     Queue().worker_lock.mkdir()  # no lock can be had there
     desk.watch(lambda: desk.keeper.now.problem)
-    assert "cannot be used" in desk.keeper.now.problem
+    assert "Could not use the queue" in desk.keeper.now.problem
     Queue().worker_lock.rmdir()
     desk.watch(lambda: not desk.keeper.now.problem)
 
