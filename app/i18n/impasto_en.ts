@@ -182,10 +182,10 @@
 <context>
     <name>FailureBanner</name>
     <message numerus="yes">
-        <source>%n step(s) after it will be made anew.</source>
+        <source>%n later step(s) will be repeated.</source>
         <translation>
-            <numerusform>%n step after it will be made anew.</numerusform>
-            <numerusform>%n steps after it will be made anew.</numerusform>
+            <numerusform>%n later step will be repeated.</numerusform>
+            <numerusform>%n later steps will be repeated.</numerusform>
         </translation>
     </message>
 </context>
@@ -326,10 +326,10 @@
 <context>
     <name>QueuePanel</name>
     <message numerus="yes">
-        <source>Cut off in the queue: %n job(s).</source>
+        <source>Interrupted in the queue: %n job(s).</source>
         <translation>
-            <numerusform>Cut off in the queue: %n job.</numerusform>
-            <numerusform>Cut off in the queue: %n jobs.</numerusform>
+            <numerusform>Interrupted in the queue: %n job.</numerusform>
+            <numerusform>Interrupted in the queue: %n jobs.</numerusform>
         </translation>
     </message>
 </context>

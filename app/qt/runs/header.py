@@ -1,4 +1,4 @@
-"""What stands above a run: its name, how it stands, how far it is, and what can be asked of it."""
+"""The header of a run: name, state, progress of each phase, and the commands for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from app.core.runs.runs import Order
 from app.core.session import Session
 from app.qt.actions.commands import Action, Commands
 from app.qt.runs.lists import entry_status
-from app.qt.runs.rows import ending_word, starting_word, state_colour, word_of
+from app.qt.runs.rows import ending_word, run_word, starting_word, state_color
 from app.qt.theme import colours
 from app.qt.widgets import QT_TRANSLATE_NOOP as _NOOP
 from app.qt.widgets import Elided, duration, open_folder, plain_tip, say, until_destroyed
@@ -32,18 +32,18 @@ _NAMES: dict[Phase, str] = {
     "download": _NOOP("Phases", "Download"),
     "load": _NOOP("Phases", "Load"),
     "check": _NOOP("Phases", "Check"),
-    "cache_pictures": _NOOP("Phases", "Pictures"),
+    "cache_pictures": _NOOP("Phases", "Images"),
     "cache_texts": _NOOP("Phases", "Captions"),
     "train": _NOOP("Phases", "Train"),
-    "validate": _NOOP("Phases", "Measure"),
+    "validate": _NOOP("Phases", "Validate"),
     "preview": _NOOP("Phases", "Preview"),
     "save": _NOOP("Phases", "Save"),
 }
-"""In the order in which they are shown, which is that of a run."""
+"""Titles of the phases, in the order of a run."""
 _BAR = 6
 _TRAIN_WEIGHT = 3
 _UNKNOWN = 0.33
-"""How much of a bar is filled while nobody knows how much there is to do."""
+"""Filled share of a bar while the total is unknown."""
 ACTIONS = (
     Action(
         "runs.sample",
@@ -53,7 +53,7 @@ ACTIONS = (
         (),
         "can_preview",
         icon="pictures",
-        tip=_NOOP("Action", "Draws the job's prompts after this step and goes on training"),
+        tip=_NOOP("Action", "Generates the preview images after this step, then continues training"),
     ),
     Action(
         "runs.save",
@@ -63,7 +63,7 @@ ACTIONS = (
         (),
         "can_save",
         icon="save",
-        tip=_NOOP("Action", "Writes the LoRA and a checkpoint after this step and goes on training"),
+        tip=_NOOP("Action", "Saves the LoRA and a checkpoint after this step, then continues training"),
     ),
     Action(
         "runs.pause",
@@ -73,7 +73,7 @@ ACTIONS = (
         (),
         "can_end",
         icon="pause",
-        tip=_NOOP("Action", "Writes a checkpoint and frees the graphics card; it keeps its place in the queue"),
+        tip=_NOOP("Action", "Saves a checkpoint and frees the GPU; the run keeps its place in the queue"),
     ),
     Action(
         "runs.stop",
@@ -83,9 +83,7 @@ ACTIONS = (
         (),
         "can_end",
         icon="stop",
-        tip=_NOOP(
-            "Action", "Writes a checkpoint and the LoRA as it is, and leaves the queue; it can still go on later"
-        ),
+        tip=_NOOP("Action", "Saves a checkpoint and the LoRA and leaves the queue; the run can be resumed later"),
     ),
     Action(
         "runs.withdraw",
@@ -105,29 +103,27 @@ ACTIONS = (
         (),
         "can_resume",
         icon="resume",
-        tip=_NOOP("Action", "Goes on from the last checkpoint when its turn in the queue comes"),
+        tip=_NOOP("Action", "Continues from the last checkpoint when its turn in the queue comes"),
     ),
-    Action(
-        "runs.folder", _NOOP("Action", "Open the run's folder"), "runs", "open_folder", (), "has_folder", icon="folder"
-    ),
+    Action("runs.folder", _NOOP("Action", "Open run folder"), "runs", "open_folder", (), "has_folder", icon="folder"),
 )
 _WHILE_ALIVE = ("runs.sample", "runs.save", "runs.pause", "runs.stop", "runs.withdraw")
 
 
 class PhaseBar(QWidget):
-    """One phase."""
+    """Progress bar of one phase, with its name and amount."""
 
     def __init__(self, phase: Phase, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.name = QCoreApplication.translate("Phases", _NAMES[phase])
         self.amount = ""
         self.part: float | None = 0.0
-        """How much is done, from 0 to 1; None while nobody knows."""
+        """Finished share, from 0 to 1; None while the total is unknown."""
         self.current = False
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
 
     def show_state(self, amount: str, part: float | None, *, current: bool) -> None:
-        """Show how far it is."""
+        """Show the phase's progress."""
         if (amount, part, current) != (self.amount, self.part, self.current):
             self.amount, self.part, self.current = amount, part, current
             percent = "" if part is None else QLocale().toString(round(100 * part)) + QLocale().percent()
@@ -135,12 +131,12 @@ class PhaseBar(QWidget):
             self.update()
 
     def sizeHint(self) -> QSize:  # noqa: N802
-        """Return the room for its name."""
+        """Return room for the name and the bar."""
         metrics = self.fontMetrics()
         return QSize(metrics.horizontalAdvance(self.name) + 12, metrics.height() + _BAR + 4)
 
     def minimumSizeHint(self) -> QSize:  # noqa: N802
-        """Return the least room: its name is cut where there is no more."""
+        """Return the smallest size; a long name is elided."""
         return QSize(24, self.sizeHint().height())
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
@@ -175,7 +171,7 @@ class PhaseBar(QWidget):
 
 
 class PhaseBars(QWidget):
-    """The phases that there were in the latest attempt."""
+    """Progress bars of the phases that the latest attempt has entered."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -189,7 +185,7 @@ class PhaseBars(QWidget):
             bar.hide()
 
     def show_run(self, run: Run | None) -> None:
-        """Show how far a run is."""
+        """Show a run's progress; None hides the bars."""
         phases = run.phases if run else {}
         for phase, bar in self.bars.items():
             state = phases.get(phase)
@@ -207,7 +203,7 @@ def _part(state: PhaseState) -> float | None:
 
 
 def _amount(phase: Phase, state: PhaseState, now: float | None) -> str:
-    """Return how much is done while it goes on, and for steps always; else how long it took."""
+    """Return done and total of a running phase, always for training; otherwise the time it took."""
     if phase != "train" and now is None:
         return duration(state.seconds)
     if state.total is None or state.total <= 1:
@@ -222,11 +218,11 @@ def _units(phase: Phase, number: int) -> str:
 
 
 class RunHeader(QWidget):
-    """Speaks of one run. What it is asked reaches the engine through the run's folder, and is answered there."""
+    """Header of one run; commands reach the engine, and its answers return, through the run's folder."""
 
     said = Signal(str)
     told = Signal(str, str, object)
-    """As of `Page`."""
+    """See `Page.told`: message, kind and an optional action."""
     failed = Signal(object)
 
     def __init__(self, session: Session, commands: Commands, parent: QWidget | None = None) -> None:
@@ -236,8 +232,8 @@ class RunHeader(QWidget):
         self._ends: list[Callable[[], None]] = []
         self._orders = session.orders
         self._starting: Entry | None = None
-        """The entry of the queue that is shown while it has no run."""
-        self._could: tuple[bool, ...] = ()
+        """The queue entry shown while it has no run yet."""
+        self._enabled: tuple[bool, ...] = ()
         self.name, self.state, self.facts = Elided(), QLabel(), QLabel()
         self.phases = PhaseBars()
         self.buttons: dict[str, QToolButton] = {}
@@ -245,7 +241,7 @@ class RunHeader(QWidget):
         self._lay_out()
         until_destroyed(
             self,
-            self._orders.answered.connect(lambda found: self._tell_answer(*found)),
+            self._orders.answered.connect(lambda found: self._on_answered(*found)),
             self._orders.failed.connect(self.failed.emit),
             self._orders.changed.connect(lambda _: self._show()),
             session.queue.changed.connect(lambda _: self._show()),
@@ -253,31 +249,33 @@ class RunHeader(QWidget):
         self._show()
 
     def show_run(self, run: Run | None, starting: Entry | None = None) -> None:
-        """Show another run, or none: then an entry of the queue that is `starting`, if one is given."""
+        """Show another run, or none; without a run, show the queue entry `starting` if it is given."""
         for end in self._ends:
             end()
         self._run, self._starting = run, starting
-        self._ends = [run.looked.connect(lambda _: self._follow())] if run else []
+        self._ends = [run.looked.connect(lambda _: self._on_looked())] if run else []
         self._show()
 
-    # --- what can be done now
+    # --- which commands are enabled
 
     def has_folder(self) -> bool:
-        """Tell whether the run's folder is still where it was."""
+        """Return whether the run's folder still exists."""
         return self._run is not None and self._run.summary.missing is None
 
     def can_preview(self) -> bool:
-        """Tell whether the run trains and has prompts, and was not asked already."""
+        """Return whether the run trains, has prompts and no pending preview command."""
         job = self._run.job if self._run else None
         return self.can_save("sample") and bool(job and job.report.previews.prompts)
 
     def can_save(self, name: CommandName = "save") -> bool:
-        """Tell whether the run trains, and was not asked already."""
+        """Return whether the run trains and the command `name` is not already pending."""
         run = self._run
-        return bool(run and run.alive and "train" in run.phases and name not in self._asked and not self._ending)
+        return bool(
+            run and run.alive and "train" in run.phases and name not in self._pending_commands and not self._ending
+        )
 
     def can_end(self) -> bool:
-        """Tell whether the run goes on, and was not asked to end already."""
+        """Return whether the run is active and not already ending."""
         return bool(self._run and self._run.alive and not self._ending)
 
     def can_withdraw(self) -> bool:
@@ -285,82 +283,82 @@ class RunHeader(QWidget):
         return bool(self._ending and not self._ending.accepted)
 
     def can_resume(self) -> bool:
-        """Tell whether the run could go on and is not on its way to that already."""
-        return bool(self._run and self._run.resumable and not self._waits and not self._begins)
+        """Return whether the run can be resumed and is not already queued or starting."""
+        return bool(self._run and self._run.resumable and not self._is_queued and not self._is_starting)
 
     @property
-    def _asked(self) -> set[CommandName]:
+    def _pending_commands(self) -> set[CommandName]:
         return set(self._orders.waiting(self._run.directory)) if self._run else set()
 
     @property
     def _ending(self) -> Ending | None:
-        """The command that ends the run: one in its folder, or one on its way there from here or the queue."""
+        """The command that ends the run: in its folder, or on its way there from here or from the queue."""
         run = self._run
         if run is None or not run.alive:
             return None
-        wish = next((entry.wish for entry in self._queued if entry.state == "running" and entry.wish), None)
+        wish = next((entry.wish for entry in self._queue_entries if entry.state == "running" and entry.wish), None)
         name = self._orders.ending(run.directory) or wish
         return run.summary.ending or (Ending(name, accepted=False) if name else None)
 
     @property
-    def _queued(self) -> list[Entry]:
-        """What the queue has of the run."""
+    def _queue_entries(self) -> list[Entry]:
+        """The queue's entries for the run."""
         path = self._run.directory.path if self._run else None
         return [entry for entry in self._session.queue.entries if path and entry.run == path]
 
     @property
-    def _waits(self) -> bool:
-        """Whether the run stands in the queue and its turn is still to come."""
-        return any(entry.state == "waiting" for entry in self._queued)
+    def _is_queued(self) -> bool:
+        """Whether the run is waiting in the queue."""
+        return any(entry.state == "waiting" for entry in self._queue_entries)
 
     @property
-    def _begins(self) -> bool:
-        """Whether its turn has come, and its engine has not got as far as the run: that takes some seconds."""
+    def _is_starting(self) -> bool:
+        """Whether the run's engine is starting, which takes a few seconds."""
         return bool(self._run and self._session.queue.begins(self._run.summary))
 
-    # --- what the table of actions names
+    # --- called by actions
 
     def preview_now(self) -> None:
-        """Draw the previews now."""
-        self._ask("sample")
+        """Ask the engine for previews now."""
+        self._send("sample")
 
     def save_now(self) -> None:
-        """Write the LoRA now."""
-        self._ask("save")
+        """Ask the engine to save the LoRA now."""
+        self._send("save")
 
     def pause(self) -> None:
-        """Free the card; the run keeps its place in the queue."""
-        self._ask("pause")
+        """Pause the run, which frees the GPU; it keeps its place in the queue."""
+        self._send("pause")
 
     def stop(self) -> None:
-        """End the run with its LoRA as it is."""
-        self._ask("stop")
+        """Stop the run and save its LoRA."""
+        self._send("stop")
 
     def withdraw(self) -> None:
         """Withdraw the command that ends the run."""
-        for entry in self._queued:
+        for entry in self._queue_entries:
             if entry.state == "running" and entry.wish:
                 self._session.queue.withdraw(entry.id)
         if self._run:
             self._orders.withdraw(self._run.directory)
 
     def resume(self) -> None:
-        """Go on from the last checkpoint."""
+        """Queue the run to continue from its last checkpoint."""
         if self._run:
             self._session.queue.resume(self._run.directory.path)
-            self.said.emit(self.tr("{run} goes on when its turn comes.").format(run=self._run.summary.name))
+            self.said.emit(self.tr("{run} continues when its turn comes.").format(run=self._run.summary.name))
 
     def open_folder(self) -> None:
-        """Show the run's folder in the system's file manager."""
+        """Open the run's folder in the system's file manager."""
         if self._run:
             open_folder(self._run.directory.path)
 
-    def _ask(self, name: CommandName) -> None:
+    def _send(self, name: CommandName) -> None:
         if self._run:
             self._orders.give(self._run.directory, name)
 
-    def _tell_answer(self, order: Order, answer: CommandResult) -> None:
-        """Say what became of an order: what was done in passing, what was not so that it is not missed."""
+    def _on_answered(self, order: Order, answer: CommandResult) -> None:
+        """Report a command's result: success as a passing status message, failure as a notice that stays."""
         if answer.outcome == "done":
             self.said.emit(self._done(order.name).format(run=order.run.name, detail=answer.detail))
             return
@@ -369,7 +367,7 @@ class RunHeader(QWidget):
             return
         title = self._commands[f"runs.{order.name}"].text()
         if answer.outcome == "void":
-            words = self.tr("{run} ended before it read “{order}”.")
+            words = self.tr("{run} ended before it received “{order}”.")
         elif answer.outcome == "refused":
             words = self.tr("{run} refused “{order}”: {detail}")
         else:
@@ -378,15 +376,15 @@ class RunHeader(QWidget):
 
     def _done(self, name: CommandName) -> str:
         return {
-            "sample": self.tr("{run} has drawn its previews."),
+            "sample": self.tr("{run} has generated its previews."),
             "save": self.tr("{run} has saved {detail}."),
-            "pause": self.tr("{run} is paused, and the memory that it used is free."),
-            "stop": self.tr("{run} is stopped, and its LoRA saved."),
+            "pause": self.tr("{run} is paused and its GPU memory is free."),
+            "stop": self.tr("{run} is stopped and its LoRA is saved."),
         }[name]
 
-    # --- how it stands
+    # --- state and progress
 
-    def _follow(self) -> None:
+    def _on_looked(self) -> None:
         self._orders.look()
         self._show()
 
@@ -412,29 +410,34 @@ class RunHeader(QWidget):
             self.can_resume(),
             self.has_folder(),
         )
-        if can != self._could:
-            self._could = can
+        if can != self._enabled:
+            self._enabled = can
             self._commands.refresh()
 
     def _show_state(self) -> None:
         run, entry = self._run, self._starting and self._session.queue.entry(self._starting.id)
         state = run.summary.state if run else None
         if entry:
-            begins = entry.state == "running"
-            told = starting_word() if begins else entry_status(entry, time.time())
-            say(self.state, told, state_colour("running" if begins else "paused"))
+            is_starting = entry.state == "running"
+            status = starting_word() if is_starting else entry_status(entry, time.time())
+            say(self.state, status, state_color("running" if is_starting else "paused"))
             return
-        if self._begins:
-            say(self.state, starting_word(), state_colour("running"))
+        if self._is_starting:
+            say(self.state, starting_word(), state_color("running"))
             return
-        words = [word_of(run.summary)] if run else []
-        if self._waits:
-            words.append(self.tr("waits in the queue"))
+        words = [run_word(run.summary)] if run else []
+        if self._is_queued:
+            words.append(self.tr("queued"))
         if ending := self._ending:
             words = [ending_word(ending.name)]
-        elif self._asked:
-            words.append(self.tr("asked, after this step"))
-        say(self.state, " · ".join(words), state_colour(state) if state else "muted")
+        elif self._pending_commands:
+            words.append(self._pending_words())
+        say(self.state, " · ".join(words), state_color(state) if state else "muted")
+
+    def _pending_words(self) -> str:
+        if "sample" in self._pending_commands:
+            return self.tr("preview requested")
+        return self.tr("save requested")
 
     def _facts(self, run: Run) -> str:
         """Return step, time and speed in one line."""
@@ -446,20 +449,20 @@ class RunHeader(QWidget):
         if (left := run.seconds_left()) is not None:
             parts.append(self.tr("about {duration} left").format(duration=duration(left)))
         if run.alive and (speed := story.pictures_per_second):
-            parts.append(self.tr("{speed} pictures/s").format(speed=QLocale().toString(speed, "g", 3)))
+            parts.append(self.tr("{speed} images/s").format(speed=QLocale().toString(speed, "g", 3)))
         if story.device:
             parts.append(self.tr("on {device}").format(device=self._device(run)))
         if story.attempt > 1:
-            parts.append(self.tr("start {number}").format(number=number(story.attempt)))
+            parts.append(self.tr("attempt {number}").format(number=number(story.attempt)))
         if story.skipped:
             parts.append(self.tr("%n step(s) skipped", "", story.skipped))
         return " · ".join(parts)
 
     def _device(self, run: Run) -> str:
-        """Return what it trains on as people call it; the forecast knows the name of the card."""
+        """Return the device's name; the forecast holds the name of the GPU."""
         device = run.story.device
         if device == "cpu":
-            return self.tr("the processor")
+            return self.tr("the CPU")
         return run.forecast.card if run.forecast and device.startswith("cuda") else device
 
     # --- the rest
@@ -491,11 +494,11 @@ class RunHeader(QWidget):
         return button
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
-        """Its actions can be done while it is seen."""
+        """Enable the commands, which need the visible header."""
         super().showEvent(event)
         self._commands.refresh()
 
     def hideEvent(self, event: QHideEvent) -> None:  # noqa: N802
-        """Its actions cannot be done while it is not."""
+        """Disable the commands, which need the visible header."""
         super().hideEvent(event)
         self._commands.refresh()

@@ -1,4 +1,4 @@
-"""The list of runs: how each stands and how far it is."""
+"""The lists of the Runs page: runs with state and progress, and the entries of the queue."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from app.core.runs.summary import RunSummary
 from app.qt.runs.rows import (
     DOT,
     Index,
-    StandingModel,
+    StatusModel,
     ending_word,
+    paint_background,
     paint_dot,
     paint_focus,
-    paint_ground,
     paint_words,
     run_status,
-    state_colour,
+    state_color,
     state_word,
 )
 from app.qt.theme import colours
@@ -45,14 +45,14 @@ from trainer.protocol.queue import Entry, State
 
 SUMMARY = int(Qt.ItemDataRole.UserRole)
 RUN_WORDS = SUMMARY + 1
-COLOUR = RUN_WORDS + 1
+COLOR = RUN_WORDS + 1
 ENTRY = int(Qt.ItemDataRole.UserRole)
 _MIME = "application/x-impasto-queue-entry"
 _SIDE, _RUN_ABOVE, _BAR = 12, 8, 3
 
 
-class RunModel(StandingModel[RunSummary]):
-    """The runs of now; `left` tells the seconds that a run still needs."""
+class RunModel(StatusModel[RunSummary]):
+    """List model of the runs; `left` returns the seconds a run still needs, `begins` whether it is starting."""
 
     def __init__(
         self,
@@ -63,12 +63,12 @@ class RunModel(StandingModel[RunSummary]):
         super().__init__(lambda run: run.path, parent)
         self._left, self._begins = left, begins
         self._beginning: set[Path] = set()
-        """Those whose engines were on their way when it was said how they stand."""
+        """Runs whose engine was starting when their status text was made."""
         self._day = _today()
-        """When it was said how runs stand: of some it is said which day they began on, as seen from today."""
+        """Day of the status texts: some name the start day relative to today, so a new day makes them stale."""
 
     def show(self, rows: Sequence[RunSummary]) -> bool:
-        """Show these; returns whether they are others than before, and not only the same rows with another status."""
+        """Show these rows; return whether the rows themselves changed, not only their status."""
         same_day, self._day = self._day == _today(), _today()
         before = dict(zip(map(id, self.rows), self.words, strict=True)) if same_day else {}
         was, self._beginning = self._beginning, {row.path for row in rows if self._begins(row)}
@@ -78,13 +78,13 @@ class RunModel(StandingModel[RunSummary]):
         return self.renew(rows, [self._words(row, before.get(id(row))) for row in rows])
 
     def _words(self, row: RunSummary, before: str | None) -> str:
-        """Say how a run stands; of one that does not go on and is the same object, as `before`: there may be many."""
+        """Return a run's status text; an ended, unchanged run reuses `before`, as there may be hundreds."""
         if before is not None and row.state != "running":
             return before
         return run_status(row, self._left(row.path), begins=row.path in self._beginning)
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> object:
-        """Return what the view asks of a run."""
+        """Return one role's value of a run."""
         row = self.rows[index.row()]
         match role:
             case Qt.ItemDataRole.DisplayRole:
@@ -97,8 +97,8 @@ class RunModel(StandingModel[RunSummary]):
                 return row
             case _ if role == RUN_WORDS:
                 return self.words[index.row()]
-            case _ if role == COLOUR:
-                return state_colour("running" if row.path in self._beginning else row.state)
+            case _ if role == COLOR:
+                return state_color("running" if row.path in self._beginning else row.state)
         return None
 
 
@@ -108,10 +108,10 @@ def _today() -> tuple[int, int]:
 
 
 class RunDelegate(QStyledItemDelegate):
-    """Draws the name, how the run stands, and a bar of how far it is."""
+    """Draws a run's name, status and progress bar."""
 
     def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:  # noqa: N802
-        """Return two lines and the bar."""
+        """Return room for two lines and the bar."""
         return QSize(120, 2 * option.fontMetrics.height() + 2 * _RUN_ABOVE + _BAR + 8)
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
@@ -119,12 +119,12 @@ class RunDelegate(QStyledItemDelegate):
         run: RunSummary = index.data(SUMMARY)
         scheme = colours()
         painter.save()
-        chosen = paint_ground(painter, option)
+        chosen = paint_background(painter, option)
         inside = option.rect.adjusted(_SIDE, _RUN_ABOVE, -_SIDE, -_RUN_ABOVE)
         text, muted = (scheme.on_accent, scheme.on_accent) if chosen else (scheme.text, scheme.muted)
         height = option.fontMetrics.height()
         line = QRect(inside.left(), inside.top(), inside.width(), height)
-        paint_dot(painter, line, scheme.on_accent if chosen else getattr(scheme, index.data(COLOUR)))
+        paint_dot(painter, line, scheme.on_accent if chosen else getattr(scheme, index.data(COLOR)))
         line.setLeft(line.left() + DOT + 8)
         bold = QFont(option.font)
         bold.setBold(True)
@@ -139,9 +139,9 @@ class RunDelegate(QStyledItemDelegate):
     def _draw_bar(self, painter: QPainter, place: QRectF, run: RunSummary, chosen: bool) -> None:
         scheme = colours()
         painter.setPen(Qt.PenStyle.NoPen)
-        ground = QColor(scheme.on_accent if chosen else scheme.line)
-        ground.setAlpha(90 if chosen else 255)
-        painter.setBrush(ground)
+        track = QColor(scheme.on_accent if chosen else scheme.line)
+        track.setAlpha(90 if chosen else 255)
+        painter.setBrush(track)
         painter.drawRoundedRect(place, 1.5, 1.5)
         share = min(1.0, run.step / run.steps)
         painter.setBrush(QColor(scheme.on_accent if chosen else scheme.focus))
@@ -149,10 +149,10 @@ class RunDelegate(QStyledItemDelegate):
 
 
 class RunList(QListView):
-    """All runs, the latest first; the chosen ones are laid over each other in the charts."""
+    """List of all runs, latest first; the charts overlay the selected ones."""
 
     chosen = Signal()
-    """Other runs are chosen, or in another order."""
+    """The selected runs or their order changed."""
 
     def __init__(
         self,
@@ -171,20 +171,20 @@ class RunList(QListView):
         self.setUniformItemSizes(True)
         self.setMouseTracking(True)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.selectionModel().selectionChanged.connect(self._hear)
+        self.selectionModel().selectionChanged.connect(self._on_selection_changed)
 
     @property
     def paths(self) -> list[Path]:
-        """The chosen runs in the order in which they were chosen."""
+        """Return the selected runs in the order in which they were selected."""
         return list(self._order)
 
     def show_runs(self, rows: Sequence[RunSummary]) -> None:
-        """Show these; what was chosen stays chosen as far as it is there."""
+        """Show these runs; the ones that remain stay selected."""
         self._quiet = True
         if self.runs.show(rows):
             self._select(self._order)
         self._quiet = False
-        self._hear()
+        self._on_selection_changed()
 
     def clear_choice(self) -> None:
         """Clear the selection."""
@@ -193,11 +193,11 @@ class RunList(QListView):
         self._quiet, self._order = False, []
 
     def choose(self, path: Path) -> None:
-        """Choose one run alone."""
+        """Select this run only."""
         self._quiet = True
         self._select([path])
         self._quiet = False
-        self._hear()
+        self._on_selection_changed()
         place = self.runs.place_of(path)
         if place.isValid():
             self.scrollTo(place)
@@ -211,8 +211,8 @@ class RunList(QListView):
         if places:
             self.selectionModel().setCurrentIndex(places[0], QItemSelectionModel.SelectionFlag.NoUpdate)
 
-    def _hear(self) -> None:
-        """Keep the order in which runs were chosen: the first is the one that the rest of the page is about."""
+    def _on_selection_changed(self) -> None:
+        """Update the selection order: the page shows the run that was selected first."""
         if self._quiet:
             return
         now = {self.runs.rows[index.row()].path for index in self.selectionModel().selectedIndexes()}
@@ -228,12 +228,12 @@ _ENTRY_ABOVE = 6
 
 
 def entry_status(entry: Entry, now: float) -> str:
-    """Return what the list says below an entry's name; `now` is Unix time in seconds."""
+    """Return the status text below an entry's name; `now` is Unix time in seconds."""
     if entry.state == "running":
         if entry.wish is not None:
             return ending_word(entry.wish)
         return state_word("running") if entry.run else _tr("Preparing")
-    parts = [_tr("Waits") if entry.state == "waiting" else state_word(entry.state)]
+    parts = [_tr("Queued") if entry.state == "waiting" else state_word(entry.state)]
     if entry.state == "waiting" and entry.after is not None and entry.after > now:
         parts.append(_tr("from {time}").format(time=upcoming(entry.after, now)))
     if entry.steps is not None and entry.state == "waiting":
@@ -241,22 +241,22 @@ def entry_status(entry: Entry, now: float) -> str:
     return " · ".join([*parts, *entry.problem.splitlines()[:1]])
 
 
-class QueueModel(StandingModel[Entry]):
-    """The entries of now."""
+class QueueModel(StatusModel[Entry]):
+    """List model of the queue's entries, reordered by dragging."""
 
     moved = Signal(str, object)
-    """An entry's id, and that of the one it was dropped before; None: dropped at the end."""
+    """Id of the dropped entry, and id of the entry it was dropped before (None: the end)."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(lambda entry: entry.id, parent)
 
     def show(self, rows: Sequence[Entry]) -> bool:
-        """Show these; returns whether they are others than before, and not only the same rows with another status."""
+        """Show these rows; return whether the rows themselves changed, not only their status."""
         now = time.time()
         return self.renew(rows, [entry_status(row, now) for row in rows])
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> object:
-        """Return what the view asks of an entry."""
+        """Return one role's value of an entry."""
         row, words = self.rows[index.row()], self.words[index.row()]
         match role:
             case Qt.ItemDataRole.DisplayRole:
@@ -274,21 +274,21 @@ class QueueModel(StandingModel[Entry]):
     # --- dragging
 
     def flags(self, index: Index) -> Qt.ItemFlag:
-        """Let entries be dragged, and dropped between others."""
+        """Return flags that let entries be dragged, and dropped only between others."""
         if not index.isValid():
             return Qt.ItemFlag.ItemIsDropEnabled
         return Qt.ItemFlag.ItemIsEnabled | Qt.ItemFlag.ItemIsSelectable | Qt.ItemFlag.ItemIsDragEnabled
 
     def supportedDropActions(self) -> Qt.DropAction:  # noqa: N802
-        """Return that dropping moves."""
+        """Return the move action."""
         return Qt.DropAction.MoveAction
 
     def mimeTypes(self) -> list[str]:  # noqa: N802
-        """Return what can be dropped: entries of this list."""
+        """Return the MIME type of an entry of this list."""
         return [_MIME]
 
     def mimeData(self, indexes: Sequence[QModelIndex]) -> QMimeData:  # noqa: N802
-        """Return the dragged entry's id."""
+        """Return the dragged entry's id as MIME data."""
         data = QMimeData()
         data.setData(_MIME, self.rows[indexes[0].row()].id.encode("ascii"))
         return data
@@ -296,7 +296,7 @@ class QueueModel(StandingModel[Entry]):
     def dropMimeData(  # noqa: N802
         self, data: QMimeData, action: Qt.DropAction, row: int, column: int, parent: Index
     ) -> bool:
-        """Ask for the move; the list shows it when the queue has it. False: nothing is to be taken out here."""
+        """Request the move. Return False, so that Qt removes no row: the list updates when the queue has moved."""
         if data.hasFormat(_MIME):
             name = bytes(data.data(_MIME).data()).decode("ascii")
             self.moved.emit(name, self.rows[row].id if 0 <= row < len(self.rows) else None)
@@ -304,10 +304,10 @@ class QueueModel(StandingModel[Entry]):
 
 
 class QueueDelegate(QStyledItemDelegate):
-    """Draws the name and how the entry stands."""
+    """Draws an entry's name and status."""
 
     def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:  # noqa: N802
-        """Return two lines."""
+        """Return room for two lines."""
         return QSize(120, 2 * option.fontMetrics.height() + 2 * _ENTRY_ABOVE + 2)
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
@@ -315,11 +315,11 @@ class QueueDelegate(QStyledItemDelegate):
         entry: Entry = index.data(ENTRY)
         scheme = colours()
         painter.save()
-        chosen = paint_ground(painter, option)
+        chosen = paint_background(painter, option)
         inside = option.rect.adjusted(_SIDE, _ENTRY_ABOVE, -_SIDE, -_ENTRY_ABOVE)
         height = option.fontMetrics.height()
         line = QRect(inside.left(), inside.top(), inside.width(), height)
-        paint_dot(painter, line, scheme.on_accent if chosen else getattr(scheme, _colour(entry.state)))
+        paint_dot(painter, line, scheme.on_accent if chosen else getattr(scheme, _color(entry.state)))
         line.setLeft(line.left() + DOT + 8)
         faint = scheme.on_accent if chosen else scheme.muted
         name = scheme.on_accent if chosen else scheme.muted if entry.state in ("done", "stopped") else scheme.text
@@ -330,10 +330,10 @@ class QueueDelegate(QStyledItemDelegate):
 
 
 class QueueList(QListView):
-    """The queue in order."""
+    """List of the queue's entries, in order."""
 
     chosen = Signal()
-    """Another entry is chosen, or none."""
+    """The selected entry changed; there may be none."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -349,54 +349,54 @@ class QueueList(QListView):
         self.selectionModel().selectionChanged.connect(lambda *_: self.chosen.emit())
 
     def entry(self) -> Entry | None:
-        """Return the chosen entry."""
+        """Return the selected entry."""
         chosen = self.selectionModel().selectedIndexes()
         return self.queue.rows[chosen[0].row()] if chosen else None
 
     def choose(self, number: str) -> None:
-        """Select an entry if it is in the list."""
+        """Select an entry by its id, if it is in the list."""
         place = self.queue.place_of(number)
         if place.isValid():
             self.setCurrentIndex(place)
             self.scrollTo(place)
 
     def show_entries(self, rows: Sequence[Entry]) -> None:
-        """Show these; what was chosen stays chosen as long as it is there, and what is read stays in its place.
+        """Show these entries and keep selection and scroll position.
 
-        At first what is still to be done is in sight.
+        The first time, scroll to the first entry that has not ended.
         """
         first, before, place = not self.queue.rows, self.entry(), self.verticalScrollBar().value()
-        watched = before is not None and self._is_seen(self.queue.place_of(before.id), self.viewport().size())
+        watched = before is not None and self._is_visible(self.queue.place_of(before.id), self.viewport().size())
         if not self.queue.show(rows):
             return
         chosen = self.queue.place_of(before.id) if before is not None else QModelIndex()
         self.setCurrentIndex(chosen)
         if first:
-            self.scrollTo(self._to_do(), QListView.ScrollHint.PositionAtTop)
+            self.scrollTo(self._first_open(), QListView.ScrollHint.PositionAtTop)
         else:
             self.verticalScrollBar().setValue(place)
         if watched:
-            self.scrollTo(chosen)  # it was moved
+            self.scrollTo(chosen)  # it may have moved out of view
 
     def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802
-        """Keep in sight what is still to be done where it was."""
-        to_do = self._to_do()
-        was_seen = self._is_seen(to_do, event.oldSize())
+        """Keep the first open entry visible if it was."""
+        to_do = self._first_open()
+        was_seen = self._is_visible(to_do, event.oldSize())
         super().resizeEvent(event)
         if was_seen:
             self.scrollTo(to_do)
 
-    def _to_do(self) -> QModelIndex:
-        """Return the first entry that has not ended; an invalid index where there is none."""
+    def _first_open(self) -> QModelIndex:
+        """Return the index of the first entry that has not ended; invalid if there is none."""
         return next((self.queue.place_of(row.id) for row in self.queue.rows if not row.ended), QModelIndex())
 
-    def _is_seen(self, place: QModelIndex, size: QSize) -> bool:
-        """Tell whether some of an entry is in sight in a view of this size; yes for one that was never shown."""
+    def _is_visible(self, place: QModelIndex, size: QSize) -> bool:
+        """Return whether part of an entry is visible in a view of this size; true for an invalid size."""
         return not size.isValid() or QRect(QPoint(), size).intersects(self.visualRect(place))
 
 
-def _colour(state: State) -> str:
-    return "focus" if state == "waiting" else state_colour(state)
+def _color(state: State) -> str:
+    return "focus" if state == "waiting" else state_color(state)
 
 
 def _tr(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What a run said: what should be known of it in words, and below all that its engine printed."""
+"""The log of a run: remarks in words, and below them everything that its engine printed."""
 
 from __future__ import annotations
 
@@ -25,64 +25,70 @@ if TYPE_CHECKING:
     from app.core.runs.run import Run
 
 
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 
-_MOST = 16 * ROOM
-"""Bytes of the log that are held."""
-_FAR = 8 * ROOM
-"""Where so much was printed since the last look, only its end is read."""
+_MAX_BYTES = 16 * ROOM
+"""Bytes of the log held in memory."""
+_JUMP_BYTES = 8 * ROOM
+"""Bytes printed since the last read from which only the end of the log is read."""
 ACTIONS = (
     Action("log.find", _NOOP("Action", "Find in the log"), "runs", "ask_what", ("Ctrl+F",), "has_run", icon="search"),
-    Action("log.next", _NOOP("Action", "Next place in the log"), "runs", "find_next", ("F3",), "has_run", icon="down"),
+    Action("log.next", _NOOP("Action", "Next match in the log"), "runs", "find_next", ("F3",), "has_run", icon="down"),
     Action(
         "log.previous",
-        _NOOP("Action", "Previous place in the log"),
+        _NOOP("Action", "Previous match in the log"),
         "runs",
         "find_previous",
         ("Shift+F3",),
         "has_run",
         icon="up",
     ),
-    Action("log.end", _NOOP("Action", "End of the log"), "runs", "to_end", ("Ctrl+Shift+End",), "is_away"),
+    Action("log.end", _NOOP("Action", "Go to the end of the log"), "runs", "to_end", ("Ctrl+Shift+End",), "is_away"),
     Action(
         "log.copy",
-        _NOOP("Action", "Copy all for a bug report"),
+        _NOOP("Action", "Copy bug report"),
         "runs",
         "copy_all",
         (),
         "has_run",
         icon="copy",
-        tip=_NOOP("Action", "Copies versions, remarks, the job and the end of the log; your home folder is left out."),
+        tip=_NOOP(
+            "Action",
+            "Copies versions, remarks, the job and the end of the log; the path of your home folder is removed.",
+        ),
     ),
 )
 
 
 class LogText(QPlainTextEdit):
-    """Shows a log from its end on; it goes along with what is printed unless the user has scrolled up."""
+    """Log viewer that starts at the end and follows new output unless the user has scrolled up.
+
+    It holds only part of a long log, in chunks that a worker reads as the user scrolls.
+    """
 
     moved = Signal()
-    """It shows another part of the log."""
+    """Another part of the log is visible."""
     unreadable = Signal(str)
-    """The log cannot be read: why."""
+    """Why the log cannot be read."""
     missed = Signal()
-    """What was sought is nowhere in the log."""
+    """The log does not contain the text that the user searched for."""
 
     def __init__(self, tasks: Tasks, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._tasks = tasks
         self._log: Path | None = None
-        self._torn = False
-        self._pieces: deque[LogChunk] = deque()
+        self._take_partial_line = False
+        self._chunks: deque[LogChunk] = deque()
         self._size = 0
         self._more = False
-        """Whether there is more of the log than a few lines below what is held."""
+        """Whether the log continues past the held chunks by more than a few lines."""
         self._asked = 0
         self._busy = False
-        self._wish: Callable[[], None] | None = None
-        """What the user asked for meanwhile."""
+        self._pending_request: Callable[[], None] | None = None
+        """The user's request that waits until the current read is done."""
         self._filling = False
         self._follows = True
-        """Whether the user wants to see what comes."""
+        """Whether new output scrolls into view."""
         self.setReadOnly(True)
         self.setUndoRedoEnabled(False)
         self.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
@@ -92,51 +98,51 @@ class LogText(QPlainTextEdit):
         )
         self.setTabChangesFocus(True)
         self.setAccessibleName(self.tr("Log of the engine"))
-        self.verticalScrollBar().valueChanged.connect(self._scrolled)
-        self.verticalScrollBar().rangeChanged.connect(lambda *_: self._go_along())
+        self.verticalScrollBar().valueChanged.connect(self._on_scrolled)
+        self.verticalScrollBar().rangeChanged.connect(lambda *_: self._scroll_to_end())
 
     def show_log(self, log: Path | None) -> None:
         """Show the end of another log, or nothing."""
-        self._log, self._torn = log, True
+        self._log, self._take_partial_line = log, True
         self._asked += 1
-        self._busy, self._wish = False, None
+        self._busy, self._pending_request = False, None
         self._put(())
         self.to_end()
 
     def follow(self, alive: bool) -> None:
-        """Read what was printed since; `alive` tells whether more is to come, so that half a line waits for its end."""
-        self._torn = not alive
-        if not self._pieces:
-            if not self._busy:  # else its end is on its way, and a second time would pull back who scrolls up meanwhile
+        """Read new output; while the run is `alive`, a partial last line waits until it is complete."""
+        self._take_partial_line = not alive
+        if not self._chunks:
+            if not self._busy:  # else the end is being read; a second read would undo a scroll up made meanwhile
                 self.to_end()
         elif self.at_end:
             self._read_after()
 
     def to_end(self) -> None:
         """Show the end of the log."""
-        log, torn = self._log, self._torn
+        log, torn = self._log, self._take_partial_line
         if log:
             self._ask(lambda: logs.read_end(log, torn=torn), self._show_end, self.to_end)
 
     @property
     def at_end(self) -> bool:
-        """Whether all up to the end of the log, as it was when last read, is held."""
+        """Whether the held chunks reach the end of the log as of the last read."""
         return not self._more
 
     @property
     def at_bottom(self) -> bool:
-        """Whether it is scrolled down."""
+        """Whether the view is scrolled to the bottom."""
         return self.verticalScrollBar().value() >= self.verticalScrollBar().maximum()
 
     # --- finding
 
     def seek(self, wanted: str, *, back: bool) -> None:
-        """Select the next place, or the one before, that holds a text; first of what is held, then of all the log."""
+        """Select the next or previous match of a text: first in the held chunks, then in the whole log."""
         if not wanted or self._find_here(wanted, back):
             return
-        start = self._pieces[0].start if back and self._pieces else self._pieces[-1].end if self._pieces else 0
+        start = self._chunks[0].start if back and self._chunks else self._chunks[-1].end if self._chunks else 0
         if self._busy:
-            self._wish = lambda: self.seek(wanted, back=back)
+            self._pending_request = lambda: self.seek(wanted, back=back)
         else:
             self._seek_from(wanted, back, start, around=True)
 
@@ -151,7 +157,7 @@ class LogText(QPlainTextEdit):
         def done(place: int | None) -> None:
             if place is not None:
                 self._show_at(place, wanted)
-            elif around:  # once more, from the other end
+            elif around:  # wrap around and search from the other end
                 self._seek_from(wanted, back, size if back else 0, around=False)
             else:
                 self.missed.emit()
@@ -159,8 +165,8 @@ class LogText(QPlainTextEdit):
         self._ask(lambda: logs.find(log, wanted, start, back=back), done)
 
     def _show_at(self, place: int, wanted: str) -> None:
-        """Show the part of the log around a line."""
-        log, torn = self._log, self._torn
+        """Show the part of the log around the line at a byte offset."""
+        log, torn = self._log, self._take_partial_line
         assert log is not None
 
         def read() -> tuple[LogChunk, LogChunk]:
@@ -180,81 +186,81 @@ class LogText(QPlainTextEdit):
     # --- reading
 
     def _ask(
-        self, work: Callable[[], _Found], done: Callable[[_Found], None], again: Callable[[], None] | None = None
+        self, work: Callable[[], _Result], done: Callable[[_Result], None], again: Callable[[], None] | None = None
     ) -> None:
-        """Do one thing at a time on a worker, `again` when that is over; what another log is shown after is dropped."""
+        """Run one read at a time on a worker; `again` runs after it. Results for a previous log are dropped."""
         if self._busy:
-            self._wish = again or self._wish
+            self._pending_request = again or self._pending_request
             return
         self._busy, asked = True, self._asked
 
-        def deliver(found: _Found) -> None:
+        def deliver(found: _Result) -> None:
             if asked == self._asked:
                 self._busy = False
                 done(found)
-                self._grant()
+                self._run_pending()
 
         def fail(fault: OSError) -> None:
             if asked == self._asked:
                 self._busy = False
                 self.unreadable.emit(fault.strerror or str(fault))
-                self._grant()
+                self._run_pending()
 
         self._tasks.run(work, deliver, only(OSError, fail), kept=False)
 
-    def _grant(self) -> None:
-        """Do what was asked for meanwhile."""
-        wish = self._wish
+    def _run_pending(self) -> None:
+        """Run the request that was waiting."""
+        wish = self._pending_request
         if wish and not self._busy:
-            self._wish = None
+            self._pending_request = None
             wish()
 
-    def _show_end(self, piece: LogChunk) -> None:
-        self._put((piece,) if piece.lines else ())
+    def _show_end(self, chunk: LogChunk) -> None:
+        self._put((chunk,) if chunk.lines else ())
         self._follows = True
-        self._go_along()
+        self._scroll_to_end()
         self.moved.emit()
 
     def _read_after(self) -> None:
-        log, torn = self._log, self._torn
-        if log and self._pieces:
-            end = self._pieces[-1].end
-            self._ask(lambda: logs.read_after(log, end, torn=torn), self._go_on)
+        log, torn = self._log, self._take_partial_line
+        if log and self._chunks:
+            end = self._chunks[-1].end
+            self._ask(lambda: logs.read_after(log, end, torn=torn), self._append)
 
-    def _go_on(self, piece: LogChunk) -> None:
-        """Take in what comes after what is held; the log may have become another meanwhile."""
-        if piece.size < self._pieces[-1].end or (self._follows and piece.size - piece.end > _FAR):
+    def _append(self, chunk: LogChunk) -> None:
+        """Append a chunk below; a shorter log was replaced, and far too much new output is skipped."""
+        if chunk.size < self._chunks[-1].end or (self._follows and chunk.size - chunk.end > _JUMP_BYTES):
             self.to_end()
             return
-        self._size, self._more = piece.size, piece.more
-        if not piece.lines:
+        self._size, self._more = chunk.size, chunk.more
+        if not chunk.lines:
             return
-        self._pieces.append(piece)
-        self._fill(lambda: self.appendPlainText("\n".join(piece.lines)))
+        self._chunks.append(chunk)
+        self._fill(lambda: self.appendPlainText("\n".join(chunk.lines)))
         self._drop(first=True)
-        self._go_along()
+        self._scroll_to_end()
         self.moved.emit()
 
     def _read_before(self) -> None:
         log = self._log
-        start = self._pieces[0].start if self._pieces else 0
+        start = self._chunks[0].start if self._chunks else 0
         if log and start:
-            self._ask(lambda: logs.read_before(log, start), self._go_back, self._read_before)
+            self._ask(lambda: logs.read_before(log, start), self._prepend, self._read_before)
 
-    def _go_back(self, piece: LogChunk) -> None:
+    def _prepend(self, chunk: LogChunk) -> None:
         bar = self.verticalScrollBar()
         here = bar.value()
-        self._pieces.appendleft(piece)
+        self._chunks.appendleft(chunk)
         cursor = QTextCursor(self.document())
-        self._fill(lambda: cursor.insertText("\n".join(piece.lines) + "\n"))
-        bar.setValue(here + len(piece.lines))
+        self._fill(lambda: cursor.insertText("\n".join(chunk.lines) + "\n"))
+        bar.setValue(here + len(chunk.lines))
         self._drop(first=False)
         self.moved.emit()
 
     def _drop(self, *, first: bool) -> None:
-        """Forget lines at one end, when more are held than should be."""
-        while sum(piece.end - piece.start for piece in self._pieces) > _MOST and len(self._pieces) > 1:
-            gone = self._pieces.popleft() if first else self._pieces.pop()
+        """Drop chunks at one end while more than the limit is held; keep the visible lines in place."""
+        while sum(chunk.end - chunk.start for chunk in self._chunks) > _MAX_BYTES and len(self._chunks) > 1:
+            gone = self._chunks.popleft() if first else self._chunks.pop()
             self._more = self._more or not first
             bar, here = self.verticalScrollBar(), self.verticalScrollBar().value()
             self._fill(lambda gone=gone: self._cut(len(gone.lines), first=first))  # type: ignore[misc]
@@ -270,32 +276,32 @@ class LogText(QPlainTextEdit):
             cursor.movePosition(QTextCursor.MoveOperation.End, QTextCursor.MoveMode.KeepAnchor)
         cursor.removeSelectedText()
 
-    def _put(self, pieces: tuple[LogChunk, ...]) -> None:
-        """Hold these pieces and nothing else."""
-        held = [piece for piece in pieces if piece.lines]
-        self._pieces = deque(held)
-        self._size = max((piece.size for piece in pieces), default=0)
-        self._more = bool(pieces) and pieces[-1].more
-        self._fill(lambda: self.setPlainText("\n".join(line for piece in held for line in piece.lines)))
+    def _put(self, chunks: tuple[LogChunk, ...]) -> None:
+        """Replace the held chunks with these."""
+        held = [chunk for chunk in chunks if chunk.lines]
+        self._chunks = deque(held)
+        self._size = max((chunk.size for chunk in chunks), default=0)
+        self._more = bool(chunks) and chunks[-1].more
+        self._fill(lambda: self.setPlainText("\n".join(line for chunk in held for line in chunk.lines)))
 
     def _fill(self, change: Callable[[], None]) -> None:
-        """Change the text without taking the scroll bar's moves for the user's."""
+        """Change the text; scroll bar moves meanwhile are not taken for the user's."""
         before, self._filling = self._filling, True
         change()
         self._filling = before
 
-    def _go_along(self) -> None:
-        """Stay at the end, unless the user has scrolled up."""
+    def _scroll_to_end(self) -> None:
+        """Scroll to the end, unless the user has scrolled up."""
         if self._follows:
             bar = self.verticalScrollBar()
             self._fill(lambda: bar.setValue(bar.maximum()))
 
-    def _scrolled(self) -> None:
-        if self._filling or not self._pieces:
+    def _on_scrolled(self) -> None:
+        if self._filling or not self._chunks:
             return
         bar = self.verticalScrollBar()
         self._follows = self.at_bottom and self.at_end
-        if bar.value() == bar.minimum() and self._pieces[0].start > 0:
+        if bar.value() == bar.minimum() and self._chunks[0].start > 0:
             self._read_before()
         elif self.at_bottom and not self.at_end:
             self._read_after()
@@ -303,7 +309,7 @@ class LogText(QPlainTextEdit):
 
 
 class LogView(QWidget):
-    """Shows the log of one run, with its remarks above."""
+    """Log of one run, with its remarks above and a search field."""
 
     said = Signal(str)
 
@@ -319,8 +325,8 @@ class LogView(QWidget):
         commands.add(ACTIONS, self)
         self._lay_out()
         self.text.moved.connect(commands.refresh)
-        self.text.missed.connect(lambda: self.result.setText(self.tr("Not in the log")))
-        self.text.unreadable.connect(self._tell_unreadable)
+        self.text.missed.connect(lambda: self.result.setText(self.tr("No matches")))
+        self.text.unreadable.connect(self._on_unreadable)
         self.field.textEdited.connect(lambda _: self.result.clear())
         self.field.installEventFilter(self)
 
@@ -329,64 +335,64 @@ class LogView(QWidget):
         for end in self._ends:
             end()
         self._run = run
-        self._ends = [run.looked.connect(lambda _: self._follow())] if run else []
+        self._ends = [run.looked.connect(lambda _: self._follow_run())] if run else []
         self.result.clear()
         self.text.show_log(run.directory.console if run else None)
-        self.remarks.show_told(self.told())
+        self.remarks.show_remarks(self.remark_texts())
         self._commands.refresh()
 
-    def told(self) -> list[RemarkText]:
-        """Return what should be known of the run in words, the latest first."""
+    def remark_texts(self) -> list[RemarkText]:
+        """Return the run's remarks as texts, the latest first."""
         now = time.time()
         remarks = reversed(self._run.remarks.all) if self._run else ()
         return [RemarkText(one.kind, sentence(one), moment((one.last or one.event).time, now)) for one in remarks]
 
-    def _follow(self) -> None:
+    def _follow_run(self) -> None:
         run = self._run
         if run and self.isVisible():
-            self.remarks.show_told(self.told())
+            self.remarks.show_remarks(self.remark_texts())
             self.text.follow(run.alive)
 
-    def _tell_unreadable(self, why: str) -> None:
-        self.result.setText(self.tr("The log cannot be read: {why}").format(why=why))
+    def _on_unreadable(self, why: str) -> None:
+        self.result.setText(self.tr("Could not read the log: {why}").format(why=why))
 
-    # --- what the table of actions names
+    # --- called by actions
 
     def has_run(self) -> bool:
-        """Tell whether there is a log."""
+        """Return whether a run is shown."""
         return self._run is not None
 
     def is_away(self) -> bool:
-        """Tell whether the end of the log is not what is seen."""
+        """Return whether the view is not at the end of the log."""
         return self._run is not None and not (self.text.at_bottom and self.text.at_end)
 
     def ask_what(self) -> None:
-        """Ask what to look for."""
+        """Focus the search field."""
         self.field.setFocus(Qt.FocusReason.ShortcutFocusReason)
         self.field.selectAll()
 
     def find_next(self) -> None:
-        """Go to the next place that holds what is asked for."""
+        """Go to the next match."""
         self._seek(back=False)
 
     def find_previous(self) -> None:
-        """Go to the place before."""
+        """Go to the previous match."""
         self._seek(back=True)
 
     def to_end(self) -> None:
-        """Show the end of the log, and go along with what is printed."""
+        """Show the end of the log and follow new output."""
         self.text.to_end()
 
     def copy_all(self) -> None:
-        """Put all that helps to understand what went wrong on the clipboard."""
+        """Copy everything that helps to find a fault to the clipboard."""
         run = self._run
         if run:
-            remarks = [f"{one.when} {one.sentence}".strip() for one in self.told()]
-            self._session.tasks.run(lambda: report_on(run.directory, remarks), self._copied, raise_again)
+            remarks = [f"{one.when} {one.sentence}".strip() for one in self.remark_texts()]
+            self._session.tasks.run(lambda: report_on(run.directory, remarks), self._on_report, raise_again)
 
-    def _copied(self, text: str) -> None:
+    def _on_report(self, text: str) -> None:
         QGuiApplication.clipboard().setText(text)
-        self.said.emit(self.tr("Copied: paste it into the bug report."))
+        self.said.emit(self.tr("Copied. Paste it into your bug report."))
 
     def _seek(self, *, back: bool) -> None:
         self.result.clear()
@@ -395,7 +401,7 @@ class LogView(QWidget):
     # --- Qt's events
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:  # noqa: N802
-        """Enter finds the next place, with Shift the one before; Escape goes back to the log."""
+        """Handle keys in the search field: Enter next match, Shift+Enter previous match, Escape back to the log."""
         if watched is self.field and isinstance(event, QKeyEvent) and event.type() == QEvent.Type.KeyPress:
             if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
                 self._seek(back=bool(event.modifiers() & Qt.KeyboardModifier.ShiftModifier))
@@ -406,18 +412,18 @@ class LogView(QWidget):
         return super().eventFilter(watched, event)
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
-        """Catch up with what was printed while it was hidden."""
+        """Catch up with the output printed while hidden."""
         super().showEvent(event)
-        self._follow()
+        self._follow_run()
         self._commands.refresh()
 
     def hideEvent(self, event: QHideEvent) -> None:  # noqa: N802
-        """Its actions cannot be done while it is not seen."""
+        """Disable the commands, which need the visible log."""
         super().hideEvent(event)
         self._commands.refresh()
 
     def _lay_out(self) -> None:
-        self.text.setPlaceholderText(self.tr("Nothing was printed here yet."))
+        self.text.setPlaceholderText(self.tr("No output yet."))
         self.field.setPlaceholderText(self.tr("Find in the log"))
         self.field.setAccessibleName(self.tr("Find in the log"))
         self.field.setClearButtonEnabled(True)

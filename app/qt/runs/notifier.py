@@ -1,4 +1,4 @@
-"""Keep the user informed of training, whichever page or program is looked at: tray icon, notifications, notices."""
+"""Tray icon, system notifications and notices about training, on every page and in the background."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ if TYPE_CHECKING:
     from app.qt.notices import Notices
 
 
-_SECONDS = 2.5
-_EVERY_MS = 1000
+_CLOSE_NOTICE_SECONDS = 2.5
+_POLL_MS = 1000
 
 
 class CloseNotice(QFrame):
-    """Stands for a moment where the window stood; the app ends with it, unless the window was opened again."""
+    """Short notice in place of the closed window; the app quits with it unless the window is open again."""
 
     def __init__(self, window: QWidget, goes_on: GoesOn) -> None:
-        # A window of its own: the app would not wait for one that belongs to the window that is closed.
+        # No parent: the app would not wait for a child of the closed window.
         super().__init__(None, Qt.WindowType.SplashScreen)
         self.setObjectName("farewell")
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setAttribute(Qt.WidgetAttribute.WA_QuitOnClose)
         self.setAttribute(Qt.WidgetAttribute.WA_ShowWithoutActivating)
-        trains = goes_on == "training"
+        is_training = goes_on == "training"
         self.title = QLabel(
             self.tr("Training continues in the background.")
-            if trains
+            if is_training
             else self.tr("The queue continues in the background.")
         )
         self.title.setProperty("role", "title")
-        self.words = QLabel(self.tr("Open Impasto again at any time to watch it."))
+        self.words = QLabel(self.tr("Open Impasto again at any time to see the progress."))
         self.words.setProperty("role", "muted")
         column = QVBoxLayout(self)
         column.setContentsMargins(36, 26, 36, 28)
@@ -49,73 +49,73 @@ class CloseNotice(QFrame):
             column.addWidget(label)
         self.adjustSize()
         self.move(window.frameGeometry().center() - self.rect().center())
-        self.timer = QTimer(self, interval=round(_SECONDS * 1000), singleShot=True)
+        self.timer = QTimer(self, interval=round(_CLOSE_NOTICE_SECONDS * 1000), singleShot=True)
         self.timer.timeout.connect(self.close)
         self.timer.start()
         window.destroyed.connect(self.close)
 
     def closeEvent(self, event: QCloseEvent) -> None:  # noqa: N802
-        """Wait for nothing any more."""
+        """Stop the timer, which would close the notice again."""
         self.timer.stop()
         super().closeEvent(event)
 
 
 class Notifier(QObject):
-    """Looks every second while something runs, and not at all otherwise."""
+    """Reports ended runs; polls once a second while something runs, otherwise not at all."""
 
     def __init__(self, session: Session, notices: Notices, window: QWidget) -> None:
         super().__init__(window)
         self._session, self._notices, self._window = session, notices, window
         self._tray: QSystemTrayIcon | None = None
         self._last: Ended | None = None
-        self._told: dict[Path, str] = {}
-        """What was said last of the end of a run."""
+        self._notified: dict[Path, str] = {}
+        """Latest notice about the end of each run, by run folder."""
         self.farewell: CloseNotice | None = None
         self._timer = QTimer(self)
-        self._timer.setInterval(_EVERY_MS)
+        self._timer.setInterval(_POLL_MS)
         self._timer.timeout.connect(session.telling.look)
         self._timer.timeout.connect(session.training.look)
         until_destroyed(
             self,
             session.telling.changed.connect(lambda _: self._watch()),
-            session.telling.ended.connect(self.tell),
-            session.telling.goes_on_again.connect(self._take_back),
+            session.telling.ended.connect(self._on_ended),
+            session.telling.goes_on_again.connect(self._on_run_resumed),
             session.training.changed.connect(lambda _: self._show_in_tray()),
         )
         window.installEventFilter(self)
         application = QGuiApplication.instance()
         assert isinstance(application, QGuiApplication)
-        application.applicationStateChanged.connect(self._turned_to)
+        application.applicationStateChanged.connect(self._on_application_state_changed)
         session.runs.look()
         session.queue.look()
         self._watch()
 
-    def tell(self, ended: Ended) -> None:
-        """Say that a run has ended, as the user wants to be told."""
+    def _on_ended(self, ended: Ended) -> None:
+        """Report that a run has ended, in the ways chosen in the preferences."""
         wanted = self._session.settings.preferences.telling
         if wanted.notify:
             words, well = self._words(ended), ended.summary.state == "done"
             words = self.tr("While Impasto was closed: {words}").format(words=words) if ended.earlier else words
             act = (self.tr("Show"), lambda: self._show(ended))
             self._notices.tell(words, "info" if well else "error", act)
-            self._told[ended.summary.path] = words
+            self._notified[ended.summary.path] = words
             if not ended.earlier:
                 QApplication.alert(self._window)
             if not ended.earlier and not self._window.isActiveWindow():
-                self._tell_system(ended, words)
+                self._notify_system(ended, words)
         if wanted.sound and not ended.earlier:
             QApplication.beep()
 
     def say_farewell(self, goes_on: GoesOn) -> None:
-        """Say what continues though the window is closed, training or the queue."""
+        """Show what continues after the window closes: training or the queue."""
         application = QGuiApplication.instance()
         assert isinstance(application, QGuiApplication)
-        if not application.isSavingSession():  # the system does not wait for it
+        if not application.isSavingSession():  # at logout the system would not wait for the notice
             self.farewell = CloseNotice(self._window, goes_on)
             self.farewell.show()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:  # noqa: N802
-        """Look no more when the window is closed, as runs go on without it, and again when it is shown again."""
+        """Stop polling when the window closes (runs continue without it) and start again when it is shown."""
         if event.type() == QEvent.Type.Close:
             self._timer.stop()
         elif event.type() == QEvent.Type.Show:
@@ -123,30 +123,30 @@ class Notifier(QObject):
         return super().eventFilter(watched, event)
 
     def _watch(self) -> None:
-        """Let the clock run while there is something to wait for."""
+        """Poll only while there is something to wait for and the window is visible."""
         if not self._session.telling.watching or not self._window.isVisible():
             self._timer.stop()
         elif not self._timer.isActive():
             self._timer.start()
 
-    def _turned_to(self, state: Qt.ApplicationState) -> None:
-        """Look at what other programs may have begun, when the user comes back; he needs no icon any more then."""
+    def _on_application_state_changed(self, state: Qt.ApplicationState) -> None:
+        """Check for runs started elsewhere when the user returns, and hide the tray icon if nothing trains."""
         if state == Qt.ApplicationState.ApplicationActive:
             self._session.runs.look()
             if self._tray and not self._session.training.now:
                 self._tray.hide()
 
-    def _take_back(self, run: Path) -> None:
-        """Say no longer that a run ended which was resumed."""
-        if words := self._told.pop(run, ""):
+    def _on_run_resumed(self, run: Path) -> None:
+        """Remove the notice that a run ended: it was resumed."""
+        if words := self._notified.pop(run, ""):
             self._notices.take_back(words)
 
     def _words(self, ended: Ended) -> str:
         run, step = ended.summary, QLocale().toString(ended.summary.step)
         if run.state == "done":
-            return self.tr("{run} is done after {step} steps.").format(run=run.name, step=step)
+            return self.tr("{run} finished after {step} steps.").format(run=run.name, step=step)
         if ended.job:
-            return f"{self.tr('{job} could not begin.').format(job=run.name)} {ended.why}".strip()
+            return f"{self.tr('{job} could not start.').format(job=run.name)} {ended.why}".strip()
         if run.state in ("failed", "paused") or ended.why:
             words = self.tr("{run} failed at step {step}.")
             words = self.tr("{run} had to pause at step {step}.") if run.state == "paused" else words
@@ -154,9 +154,9 @@ class Notifier(QObject):
         words = self.tr("{run} stopped unexpectedly at step {step}; it can be resumed.")
         return words.format(run=run.name, step=step)
 
-    def _tell_system(self, ended: Ended, words: str) -> None:
-        """Show a message of the system's, where it has such."""
-        tray = self._have_tray()
+    def _notify_system(self, ended: Ended, words: str) -> None:
+        """Show a system notification if the system supports them."""
+        tray = self._get_tray()
         if tray is None or not QSystemTrayIcon.supportsMessages():
             return
         self._last = ended
@@ -165,8 +165,8 @@ class Notifier(QObject):
         tray.show()
         tray.showMessage("Impasto", words, sign)
 
-    def _have_tray(self) -> QSystemTrayIcon | None:
-        """Return the icon in the system's tray; None where the system has no tray."""
+    def _get_tray(self) -> QSystemTrayIcon | None:
+        """Return the tray icon, created on first use; None if the system has no tray."""
         if self._tray is None and QSystemTrayIcon.isSystemTrayAvailable():
             self._tray = QSystemTrayIcon(self._window.windowIcon(), self)
             self._tray.messageClicked.connect(self._come_forward)
@@ -174,8 +174,8 @@ class Notifier(QObject):
         return self._tray
 
     def _show_in_tray(self) -> None:
-        """Say in the tray what trains; the icon stays after the end of a run until the user comes back."""
-        now, tray = self._session.training.now, self._have_tray()
+        """Show in the tray what trains; the icon stays after a run ends until the user returns."""
+        now, tray = self._session.training.now, self._get_tray()
         if tray is None:
             return
         tray.setToolTip(f"Impasto: {training_words(now)}" if now else "Impasto")
@@ -185,14 +185,14 @@ class Notifier(QObject):
             tray.hide()
 
     def _come_forward(self) -> None:
-        """Show the window, and the run that ended last, if one did since."""
+        """Bring the window to the front, showing the run that ended last, if any."""
         come_forward(self._window)
         last, self._last = self._last, None
         if last:
             self._show(last)
 
     def _show(self, ended: Ended) -> None:
-        """Go to the run, or to the job that never became one."""
+        """Show the run, or the job if its run never started."""
         if ended.job:
             self._session.going.job.emit(ended.job)
         else:

@@ -37,28 +37,28 @@ from app.qt.theme import set_icon
 from app.qt.widgets import QT_TRANSLATE_NOOP, plain_label, sign, until_destroyed
 
 _LINES = 5
-_AROUND = 34  # frame, padding and margin of the field, and the bar below lines that are longer than it
-# A run that died is to be seen within two seconds, and a chart that moves more often than this is not read better.
+_AROUND = 34  # the field's frame, padding and margin, plus a horizontal scroll bar; in px
+# Milliseconds. A crashed run must show within two seconds; a chart that moves more often is not easier to read.
 _READ_EVERY = 500
-_LOOK_EVERY = 1_000
+_SCAN_EVERY = 1_000
 ACTIONS = (
     Action(
         "runs.forget",
-        QT_TRANSLATE_NOOP("Action", "Take out of the list of runs"),
+        QT_TRANSLATE_NOOP("Action", "Remove from the list"),
         "runs",
         "forget",
         ("Del",),
         "can_forget",
-        tip=QT_TRANSLATE_NOOP("Action", "Take the chosen runs out of the list; their folders stay as they are"),
+        tip=QT_TRANSLATE_NOOP("Action", "Removes the selected runs from the list and keeps their folders"),
     ),
 )
 
 
 class FailureBanner(QFrame):
-    """A sentence and the last words of the engine; hidden where there is nothing to say."""
+    """Banner that says why a run ended, with the engine's last lines; hidden if nothing is wrong."""
 
     unwanted = Signal()
-    """A run that is not there any more is to leave the list."""
+    """The user wants to remove a missing run from the list."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -68,16 +68,16 @@ class FailureBanner(QFrame):
         self.last_words = QPlainTextEdit()
         self.last_words.setReadOnly(True)
         self.last_words.setTabChangesFocus(True)
-        self.last_words.setAccessibleName(self.tr("The last that the engine printed"))
+        self.last_words.setAccessibleName(self.tr("Last lines of the engine's log"))
         self.last_words.setFont(QFontDatabase.systemFont(QFontDatabase.SystemFont.FixedFont))
         self.last_words.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
-        self.leave = QPushButton(self.tr("Take it out of the list"))
+        self.leave = QPushButton(self.tr("Remove from the list"))
         self.leave.clicked.connect(self.unwanted)
         self._lay_out()
         self.hide()
 
     def show_run(self, run: Run | None, failure: str = "") -> None:
-        """Speak of a run as it stands now; `failure` says why it ended, where only the queue could be told."""
+        """Show what is wrong with a run; `failure` is the reason that only the queue recorded."""
         sentence = self._words(run, failure) if run else ""
         self.setVisible(bool(sentence))
         if not run or not sentence:
@@ -96,24 +96,24 @@ class FailureBanner(QFrame):
         if run.summary.state == "interrupted":
             if failure:
                 return failure
-            killed = self.tr("This run stopped unexpectedly: it was killed, or the computer went down.")
+            killed = self.tr("This run stopped unexpectedly: it was killed, or the computer shut down.")
             ended = run.summary.status_fault or killed
             resume = self._resume_words(run)
-            said = self.tr("The last that it printed:") if run.last_words else ""
-            return " ".join(filter(None, (ended, resume, said)))
+            heading = self.tr("Its last output:") if run.last_words else ""
+            return " ".join(filter(None, (ended, resume, heading)))
         if run.summary.state in ("failed", "paused") and run.error:  # a full disk pauses it
             return in_words(run.error)
         return ""
 
     def _resume_words(self, run: Run) -> str:
-        """Say from where it goes on, and which steps it makes anew."""
+        """Return where a resumed run continues, and how many steps it repeats."""
         kept, step = run.summary.kept, run.summary.step
         if kept is None:
-            return self.tr("It had written no checkpoint yet: “Resume” begins with the first step.")
+            return self.tr("It has no checkpoint yet: “Resume” starts from the first step.")
         number = QLocale().toString
-        goes_on = self.tr("“Resume” goes on from its last checkpoint, of step {step}.").format(step=number(kept))
-        lost = self.tr("%n step(s) after it will be made anew.", "", step - kept) if step > kept else ""
-        return " ".join(filter(None, (goes_on, lost)))
+        start = self.tr("“Resume” continues from its last checkpoint, at step {step}.").format(step=number(kept))
+        lost = self.tr("%n later step(s) will be repeated.", "", step - kept) if step > kept else ""
+        return " ".join(filter(None, (start, lost)))
 
     def _lay_out(self) -> None:
         row, column = QHBoxLayout(self), QVBoxLayout()
@@ -127,24 +127,24 @@ class FailureBanner(QFrame):
 
 
 class RunsPage(Page):
-    """Shows runs, those that go on live."""
+    """Page of runs and queue; a training run updates live."""
 
     def __init__(self, session: Session, commands: Commands) -> None:
         super().__init__(session, commands)
         self.run: Run | None = None
-        """The one that header and tabs show."""
+        """The run that header and tabs show."""
         self._open: dict[Path, Run] = {}
         self._live: dict[Path, Run] = {}
-        """Those that go on are read too: the list says how long they still need."""
+        """The training runs, read even when not shown: the list shows their time left."""
         self._wanted: Path | None = None
         self._awaited: str | None = None
-        """The entry of the queue that was started just now, until it has a run or another run is chosen."""
-        self._told: Callable[[], None] | None = None
+        """Id of the queue entry just started, until it has a run or the user selects another run."""
+        self._disconnect_run: Callable[[], None] | None = None
         self._reading = self._timer(_READ_EVERY, self._read)
-        self._looking = self._timer(_LOOK_EVERY, self._look)
+        self._scanning = self._timer(_SCAN_EVERY, self._scan)
 
     def build(self) -> Iterator[None]:
-        """Make list, queue, header and tabs, then lay them out."""
+        """Create list, queue, header and tabs, then lay them out; yield after each part."""
         session, commands = self.session, self.commands
         self.list = RunList(self._seconds_left, session.queue.begins)
         self.queue = QueuePanel(session, commands)
@@ -168,77 +168,79 @@ class RunsPage(Page):
             session.queue.changed.connect(lambda _: self._show_queue()),
             session.runs.failed.connect(self.failed.emit),
         )
-        self.list.chosen.connect(self._show_chosen)
-        self.samples.chosen.connect(self._use_step)
-        self.trouble.unwanted.connect(self._forget_shown)
-        self._pass_on()
+        self.list.chosen.connect(self._on_runs_chosen)
+        self.samples.chosen.connect(self._on_sample_chosen)
+        self.trouble.unwanted.connect(self._on_unwanted)
+        self._forward_signals()
         yield
-        self.list.show_runs(session.runs.all)  # of hundreds it takes a while to say how they stand
+        self.list.show_runs(session.runs.all)  # slow with hundreds of runs, so it comes last
 
     def open(self, path: Path) -> None:
-        """Show a run; it joins the list."""
+        """Add a run to the list and show it."""
         self._wanted = path.absolute()
         self.session.runs.open(self._wanted)
         self.session.runs.look()
         self._show_list()
 
     def begin(self, name: str) -> None:
-        """Show an entry of the queue that was started just now, by its id, and its run as soon as there is one."""
+        """Show the queue entry just started, by its id, and its run as soon as there is one."""
         self._awaited, self._wanted = name, None
         self.list.clear_choice()
         self.show_runs([])
         self._show_awaited()
 
     def show_runs(self, paths: list[Path]) -> None:
-        """Show these runs, the first in header and tabs and the others laid over it in the charts."""
-        opened = {path: self.session.runs.open(path) for path in paths[:COLOURS]}  # more lines could not be told apart
+        """Show these runs: the first in header and tabs, all of them overlaid in the charts."""
+        opened = {
+            path: self.session.runs.open(path) for path in paths[:COLOURS]
+        }  # more lines would be hard to tell apart
         for path, run in self._open.items():
             if path not in opened and path not in self._live:
                 run.close()
         self._open = opened
         first = next(iter(opened.values()), None)
         if first is not self.run:
-            self._turn_to(first)
+            self._show_run(first)
         self.progress.show_runs(list(opened.values()))
         self._read()
         self.commands.refresh()
 
     def show_after(self) -> None:
-        """Show what is to be done with what a run learned."""
+        """Show the tab that tries and exports the trained LoRA."""
         self.tabs.setCurrentWidget(self.after)
 
-    # --- what the table of actions names
+    # --- called by actions
 
     def forget(self) -> None:
-        """Take the chosen runs out of the list, but for those that run."""
+        """Remove the selected runs from the list, except training ones."""
         for path in self._forgettable():
             self.session.runs.forget(path)
 
     def can_forget(self) -> bool:
-        """Tell whether a run is chosen that may leave the list."""
+        """Return whether a selected run can be removed from the list."""
         return bool(self._forgettable()) and self.list.hasFocus()
 
     # --- Qt's events
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
-        """Watch, from now on."""
+        """Start reading the runs: the page is visible."""
         super().showEvent(event)
-        self._show_list()  # what others have read before this was made is not told again
+        self._show_list()  # runs read before this page existed send no signal again
         self.session.runs.look()
         self._read()
         self._reading.start()
-        self._looking.start()
+        self._scanning.start()
 
     def hideEvent(self, event: QHideEvent) -> None:  # noqa: N802
-        """Watch no more: nobody sees it."""
+        """Stop reading the runs: the page is hidden."""
         super().hideEvent(event)
         self._reading.stop()
-        self._looking.stop()
+        self._scanning.stop()
 
     # --- inside
 
-    def _look(self) -> None:
-        self.list.show_runs(self.session.runs.all)  # the time that is left goes on, even where nothing else does
+    def _scan(self) -> None:
+        self.list.show_runs(self.session.runs.all)  # the time left changes even if nothing else does
         self.session.runs.look()
 
     def _read(self) -> None:
@@ -246,11 +248,11 @@ class RunsPage(Page):
             run.read()
 
     def _show_list(self) -> None:
-        """Show the runs that there are; where none is chosen, the one that runs or ran last."""
+        """Update the list of runs; if none is selected, select the training or latest run."""
         runs = self.session.runs
         self._watch_live()
         self.list.show_runs(runs.all)
-        self._say_why_empty()
+        self._update_empty_text()
         self.lists.setCurrentIndex(0 if runs.all or not runs.looked else 1)
         if self._wanted and self.list.runs.place_of(self._wanted).isValid():
             self.list.choose(self._wanted)
@@ -263,14 +265,14 @@ class RunsPage(Page):
         self.commands.refresh()
 
     def _show_queue(self) -> None:
-        """Say what the queue's being another means for runs: one that begins or could not be told why it ended."""
+        """Update what depends on the queue: starting runs, and reasons why a run ended."""
         self.list.show_runs(self.session.runs.all)
         self._show_trouble()
         self._show_awaited()
-        self._say_why_empty()
+        self._update_empty_text()
 
     def _show_awaited(self) -> None:
-        """Show how far the entry is that was started; give it up when it could not begin or was removed."""
+        """Show the state of the entry just started; stop waiting when it failed to start or was removed."""
         if self._awaited is None:
             return
         entry = self.session.queue.entry(self._awaited)
@@ -283,22 +285,22 @@ class RunsPage(Page):
             if entry.ended:
                 self._awaited = None
 
-    def _say_why_empty(self) -> None:
+    def _update_empty_text(self) -> None:
         states = {entry.state for entry in self.session.queue.entries}
         if "waiting" in states and "running" not in states and self.session.queue.now.reading.held:
-            words = self.tr("There are no runs yet. The queue below is held: “Go on” begins what waits in it.")
+            words = self.tr("There are no runs yet. The queue below is on hold: “Resume queue” starts its jobs.")
         elif states & {"running", "waiting"}:
-            words = self.tr("What the queue below begins appears here after some seconds.")
+            words = self.tr("Runs that the queue below starts appear here after a few seconds.")
         else:
             words = self.tr("There are no runs yet. Start one on the Train page, or with “python -m trainer train”.")
         self.empty.setText(words)
 
     def _forgettable(self) -> list[Path]:
-        """Return the chosen runs that do not run."""
+        """Return the selected runs that are not training."""
         chosen = set(self.list.paths)
         return [run.path for run in self.session.runs.all if run.path in chosen and run.state != "running"]
 
-    def _forget_shown(self) -> None:
+    def _on_unwanted(self) -> None:
         if self.run:
             self.session.runs.forget(self.run.directory.path)
 
@@ -310,28 +312,28 @@ class RunsPage(Page):
                 run.close()
         self._live |= {path: self.session.runs.open(path) for path in alive if path not in self._live}
 
-    def _show_chosen(self) -> None:
+    def _on_runs_chosen(self) -> None:
         if self.list.paths:
             self._awaited = None
             self.show_runs(self.list.paths)
 
-    def _turn_to(self, run: Run | None) -> None:
-        """Let header and tabs speak of another run."""
-        if self._told:
-            self._told()
+    def _show_run(self, run: Run | None) -> None:
+        """Show another run in header and tabs."""
+        if self._disconnect_run:
+            self._disconnect_run()
         self.run = run
-        self._told = run.changed.connect(lambda _: self._tell()) if run else None
+        self._disconnect_run = run.changed.connect(lambda _: self._on_run_changed()) if run else None
         for part in (self.header, self.samples, self.after, self.log):
             part.show_run(run)
         self._show_trouble()
 
-    def _use_step(self, step: int) -> None:
-        """Go on with the LoRA of a step, that of the sample which was chosen."""
+    def _on_sample_chosen(self, step: int) -> None:
+        """Select the LoRA of the chosen sample's step for export."""
         self.show_after()
         self.after.choose(step)
 
-    def _tell(self) -> None:
-        """Say how the run stands now, in the list too: it is read more often than the others."""
+    def _on_run_changed(self) -> None:
+        """Update banner and list: the shown run is read more often than the others."""
         self._show_trouble()
         if self.run:
             self.session.runs.stands(self.run.summary)
@@ -343,8 +345,8 @@ class RunsPage(Page):
         run = self._open.get(path) or self._live.get(path)
         return run.seconds_left() if run else None
 
-    def _pass_on(self) -> None:
-        """Let the window say what the parts have to say."""
+    def _forward_signals(self) -> None:
+        """Forward the panels' messages and errors to the window."""
         for part in (self.queue, self.header, self.samples, self.after, self.log):
             for name in ("said", "told", "failed"):
                 signal = getattr(part, name, None)
@@ -362,7 +364,7 @@ class RunsPage(Page):
         for part, title in (
             (self.progress, self.tr("Progress")),
             (self.samples, self.tr("Samples")),
-            (self.after, self.tr("After")),
+            (self.after, self.tr("Try && export")),
             (self.log, self.tr("Log")),
         ):
             self.tabs.addTab(part, title)
@@ -397,7 +399,7 @@ class RunsPage(Page):
         row.setContentsMargins(0, 0, 0, 0)
 
     def _lists(self) -> QWidget:
-        """Return the list of runs, or what stands there while there is none."""
+        """Return the list of runs, stacked with the text shown while it is empty."""
         self.empty = QLabel()
         self.empty.setProperty("role", "muted")
         self.empty.setWordWrap(True)

@@ -1,4 +1,4 @@
-"""The queue below the list of runs: what waits, what runs, and what became of the rest."""
+"""The queue below the list of runs: waiting, running and ended jobs, with the commands for them."""
 
 from __future__ import annotations
 
@@ -27,69 +27,69 @@ from app.qt.widgets import QT_TRANSLATE_NOOP as _NOOP
 from app.qt.widgets import DateTimeEdit, plain_label, say, until_destroyed
 from trainer.protocol.queue import Entry, State
 
-_LOOK_EVERY = 1_000
-_ORDERED: tuple[State, ...] = ("waiting", "running", "paused", "interrupted")
+_LOOK_EVERY = 1_000  # ms
+_OPEN_STATES: tuple[State, ...] = ("waiting", "running", "paused", "interrupted")
 ACTIONS = (
     Action(
-        "queue.up", _NOOP("Action", "Earlier in the queue"), "runs", "move_up", ("Alt+Up",), "can_move_up", icon="up",
+        "queue.up", _NOOP("Action", "Move up in the queue"), "runs", "move_up", ("Alt+Up",), "can_move_up", icon="up",
     ),
     Action(
-        "queue.down", _NOOP("Action", "Later in the queue"), "runs", "move_down", ("Alt+Down",), "can_move_down",
+        "queue.down", _NOOP("Action", "Move down in the queue"), "runs", "move_down", ("Alt+Down",), "can_move_down",
         icon="down",
     ),
     Action(
         "queue.after", _NOOP("Action", "Start after…"), "runs", "start_after", (), "can_wait", icon="clock",
-        tip=_NOOP("Action", "Lets the chosen job wait for a time, tonight for example"),
+        tip=_NOOP("Action", "Starts the selected job no earlier than a given time, for example tonight"),
     ),
     Action(
-        "queue.pause", _NOOP("Action", "Pause in the queue"), "runs", "pause", (), "can_pause", icon="pause",
-        tip=_NOOP("Action", "Pauses the chosen job or holds it back; it keeps its place"),
+        "queue.pause", _NOOP("Action", "Pause queued job"), "runs", "pause", (), "can_pause", icon="pause",
+        tip=_NOOP("Action", "Pauses the selected job or keeps it from starting; it keeps its place"),
     ),
     Action(
-        "queue.stop", _NOOP("Action", "Stop in the queue"), "runs", "stop", (), "can_stop", icon="stop",
-        tip=_NOOP("Action", "Ends the chosen job, with the LoRA as it is then; it leaves the queue"),
+        "queue.stop", _NOOP("Action", "Stop queued job"), "runs", "stop", (), "can_stop", icon="stop",
+        tip=_NOOP("Action", "Ends the selected job, saves its LoRA and takes it out of the queue"),
     ),
     Action(
-        "queue.withdraw", _NOOP("Action", "Keep training in the queue"), "runs", "withdraw", (), "can_withdraw",
+        "queue.withdraw", _NOOP("Action", "Keep queued job running"), "runs", "withdraw", (), "can_withdraw",
         icon="undo", tip=_NOOP("Action", "Cancels a pause or stop that the run has not started yet"),
     ),
     Action(
-        "queue.resume", _NOOP("Action", "Resume in the queue"), "runs", "again", (), "can_resume", icon="resume",
-        tip=_NOOP("Action", "Goes on with the chosen job when its turn comes"),
+        "queue.resume", _NOOP("Action", "Resume queued job"), "runs", "again", (), "can_resume", icon="resume",
+        tip=_NOOP("Action", "Continues the selected job when its turn comes"),
     ),
     Action(
-        "queue.duplicate", _NOOP("Action", "Queue once more"), "runs", "duplicate", (), "can_duplicate", icon="copy",
-        tip=_NOOP("Action", "Puts the chosen job in once more, at the end"),
+        "queue.duplicate", _NOOP("Action", "Queue again"), "runs", "duplicate", (), "can_duplicate", icon="copy",
+        tip=_NOOP("Action", "Adds the selected job again at the end of the queue"),
     ),
     Action(
         "queue.remove", _NOOP("Action", "Remove from the queue"), "runs", "remove", (), "can_remove", icon="trash",
-        tip=_NOOP("Action", "Takes the chosen job out of the queue; its files and its run stay"),
+        tip=_NOOP("Action", "Takes the selected job out of the queue; its files and its run are kept"),
     ),
     Action(
-        "queue.clear", _NOOP("Action", "Remove what has ended"), "runs", "clear", (), "has_ended",
-        tip=_NOOP("Action", "Takes all that is done, stopped or failed out of the queue; runs stay"),
+        "queue.clear", _NOOP("Action", "Remove ended jobs"), "runs", "clear", (), "has_ended",
+        tip=_NOOP("Action", "Takes done, stopped and failed jobs out of the queue; their runs are kept"),
     ),
     Action(
         "queue.hold", _NOOP("Action", "Hold the queue"), "runs", "set_held", (), checked="is_held",
-        tip=_NOOP("Action", "Begins nothing more; what runs is not touched"),
+        tip=_NOOP("Action", "Starts no new jobs; running jobs continue"),
     ),
     Action(
         "queue.careful", _NOOP("Action", "Hold the queue after a failure"), "runs", "set_careful", (),
-        checked="is_careful", tip=_NOOP("Action", "Otherwise the next job begins, whatever became of the one before"),
+        checked="is_careful", tip=_NOOP("Action", "Starts no new jobs after one fails; otherwise the next one starts"),
     ),
 )  # fmt: skip
-_LINES = 8
-"""Lines of text that the list has room for at least: three entries, with what is between them."""
+_MIN_LINES = 8
+"""Minimum height of the list in lines of text: room for three entries."""
 
 
 class AfterTimeDialog(QDialog):
-    """A moment from now on; `chosen` is Unix time in seconds once it is accepted, None for at once."""
+    """Dialog for an entry's earliest start; `chosen` is Unix time in seconds, None for at once."""
 
     def __init__(self, name: str, after: float | None, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.chosen: float | None = None
         self.setWindowTitle(self.tr("Start after"))
-        words = QLabel(self.tr("When its turn has come, “{name}” begins no earlier than:").format(name=name))
+        words = QLabel(self.tr("Start “{name}” when its turn comes, but not before:").format(name=name))
         words.setTextFormat(Qt.TextFormat.PlainText)
         words.setWordWrap(True)
         self.moment = DateTimeEdit()
@@ -100,7 +100,7 @@ class AfterTimeDialog(QDialog):
         self.moment.setAccessibleName(self.tr("Start after"))
         standard = QDialogButtonBox.StandardButton
         self.buttons = QDialogButtonBox(standard.Ok | standard.Cancel)
-        self.at_once = self.buttons.addButton(self.tr("As soon as it can"), QDialogButtonBox.ButtonRole.ResetRole)
+        self.at_once = self.buttons.addButton(self.tr("No start time"), QDialogButtonBox.ButtonRole.ResetRole)
         self.at_once.clicked.connect(lambda: self._take(None))
         self.buttons.accepted.connect(lambda: self._take(float(self.moment.dateTime().toSecsSinceEpoch())))
         self.buttons.rejected.connect(self.reject)
@@ -115,7 +115,7 @@ class AfterTimeDialog(QDialog):
 
 
 def _proposed(after: float | None) -> QDateTime:
-    """Return what was chosen before, else the next ten in the evening: when nobody needs the card."""
+    """Return the time chosen before, or the next 10 p.m.: training overnight is the usual wish."""
     if after is not None:
         return QDateTime.fromSecsSinceEpoch(int(after))
     now = QDateTime.currentDateTime()
@@ -127,7 +127,7 @@ _BUTTONS = tuple(action.id for action in ACTIONS[:9])
 
 
 class QueuePanel(QWidget):
-    """Shows the queue while it is visible."""
+    """List of the queue's entries with its commands; polls the queue while visible."""
 
     said = Signal(str)
     failed = Signal(object)
@@ -135,9 +135,9 @@ class QueuePanel(QWidget):
 
     def __init__(self, session: Session, commands: Commands, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._session, self._commands, self._keeper = session, commands, session.queue
+        self._session, self._commands, self._queue = session, commands, session.queue
         self.list = QueueList()
-        self.bar = _SentenceBar()
+        self.bar = _MessageBar()
         self.buttons: dict[str, QToolButton] = {}
         commands.add(ACTIONS, self)
         self._lay_out()
@@ -146,171 +146,171 @@ class QueuePanel(QWidget):
         self._looking.timeout.connect(self._look)
         until_destroyed(
             self,
-            self._keeper.changed.connect(lambda _: self._show()),
-            self._keeper.failed.connect(self.failed.emit),
+            self._queue.changed.connect(lambda _: self._show()),
+            self._queue.failed.connect(self.failed.emit),
         )
         self.list.chosen.connect(commands.refresh)
-        self.list.activated.connect(lambda _: self._go())
-        self.list.queue.moved.connect(self._keeper.move)
+        self.list.activated.connect(lambda _: self._on_activated())
+        self.list.queue.moved.connect(self._queue.move)
         self._show()
 
-    # --- what the table of actions names
+    # --- called by actions
 
     def move_up(self) -> None:
-        """Put the chosen entry before the one above it."""
+        """Move the selected entry up."""
         self._move(-1)
 
     def move_down(self) -> None:
-        """Put the chosen entry behind the one below it."""
+        """Move the selected entry down."""
         self._move(1)
 
     def can_move_up(self) -> bool:
-        """Tell whether there is one above."""
-        return self._place(-1) is not None
+        """Return whether an open entry is above the selected one."""
+        return self._neighbor(-1) is not None
 
     def can_move_down(self) -> bool:
-        """Tell whether there is one below."""
-        return self._place(1) is not None
+        """Return whether an open entry is below the selected one."""
+        return self._neighbor(1) is not None
 
     def start_after(self) -> None:
-        """Ask for a time, and let the chosen entry wait for it."""
+        """Ask for the earliest start of the selected entry and set it."""
         entry = self.list.entry()
         if entry is None:
             return
         dialog = AfterTimeDialog(entry.name, entry.after, self)
         if dialog.exec():
-            self._keeper.start_after(entry.id, dialog.chosen)
+            self._queue.start_after(entry.id, dialog.chosen)
 
     def can_wait(self) -> bool:
-        """Tell whether the chosen entry has not begun."""
-        return self._stands("waiting", "paused")
+        """Return whether the selected entry is not running yet."""
+        return self._has_state("waiting", "paused")
 
     def pause(self) -> None:
-        """Pause the chosen entry."""
-        self._for_chosen(self._keeper.pause)
+        """Pause the selected entry."""
+        self._for_chosen(self._queue.pause)
 
     def can_pause(self) -> bool:
-        """Tell whether the chosen entry runs or waits, and was not asked to end."""
-        return self._stands("waiting", "running") and not self._wished()
+        """Return whether the selected entry runs or waits and is not already ending."""
+        return self._has_state("waiting", "running") and not self._is_ending()
 
     def stop(self) -> None:
-        """Stop the chosen entry."""
-        self._for_chosen(self._keeper.stop)
+        """Stop the selected entry."""
+        self._for_chosen(self._queue.stop)
 
     def can_stop(self) -> bool:
-        """Tell whether the chosen entry has not ended."""
-        return self._stands("running", "paused", "interrupted") and not self._wished()
+        """Return whether the selected entry has a run to stop and is not already ending."""
+        return self._has_state("running", "paused", "interrupted") and not self._is_ending()
 
     def withdraw(self) -> None:
         """Withdraw the pending pause or stop of the selected entry."""
-        self._for_chosen(self._keeper.withdraw)
+        self._for_chosen(self._queue.withdraw)
 
     def can_withdraw(self) -> bool:
         """Return whether the selected entry has a pending pause or stop."""
-        return self._stands("running") and self._wished()
+        return self._has_state("running") and self._is_ending()
 
     def again(self) -> None:
-        """Go on with the chosen entry."""
-        self._for_chosen(self._keeper.again)
+        """Resume the selected entry."""
+        self._for_chosen(self._queue.again)
 
     def can_resume(self) -> bool:
-        """Tell whether the chosen entry can be gone on with."""
-        return self._stands("paused", "interrupted", "stopped", "failed")
+        """Return whether the selected entry can be resumed."""
+        return self._has_state("paused", "interrupted", "stopped", "failed")
 
     def duplicate(self) -> None:
-        """Put the chosen job in once more."""
-        self._for_chosen(self._keeper.duplicate)
+        """Queue the selected entry's job again."""
+        self._for_chosen(self._queue.duplicate)
 
     def can_duplicate(self) -> bool:
-        """Tell whether the chosen entry came from a job."""
+        """Return whether the selected entry came from a job."""
         entry = self.list.entry()
         return entry is not None and entry.job is not None
 
     def remove(self) -> None:
-        """Take the chosen entry out."""
-        self._for_chosen(self._keeper.remove)
+        """Remove the selected entry from the queue."""
+        self._for_chosen(self._queue.remove)
 
     def can_remove(self) -> bool:
-        """Tell whether the chosen entry does not run."""
+        """Return whether the selected entry is not running."""
         return self._chosen_state() not in (None, "running")
 
     def clear(self) -> None:
-        """Take out all that has ended."""
-        self._keeper.clear()
+        """Remove all ended entries."""
+        self._queue.clear()
 
     def has_ended(self) -> bool:
-        """Tell whether something has ended."""
-        return any(entry.ended for entry in self._keeper.entries)
+        """Return whether the queue has ended entries."""
+        return any(entry.ended for entry in self._queue.entries)
 
     def set_held(self, held: bool) -> None:
-        """Hold the queue, or go on with it."""
+        """Hold the queue, or resume it."""
         if held:
-            self._keeper.hold()
+            self._queue.hold()
         else:
-            self._keeper.go_on()
+            self._queue.go_on()
 
     def is_held(self) -> bool:
-        """Tell whether nothing is begun."""
-        return self._keeper.now.reading.held
+        """Return whether the queue is on hold."""
+        return self._queue.now.reading.held
 
     def set_careful(self, careful: bool) -> None:
-        """Choose what a failure does to the rest."""
-        self._keeper.set_hold_on_failure(careful)
+        """Choose whether a failure holds the queue."""
+        self._queue.set_hold_on_failure(careful)
 
     def is_careful(self) -> bool:
-        """Tell whether a failure holds the queue."""
-        return self._keeper.now.reading.hold_on_failure
+        """Return whether a failure holds the queue."""
+        return self._queue.now.reading.hold_on_failure
 
     # --- Qt's events
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
-        """Watch, from now on."""
+        """Start polling the queue: the panel is visible."""
         super().showEvent(event)
         self._look()
         self._looking.start()
 
     def hideEvent(self, event: QHideEvent) -> None:  # noqa: N802
-        """Watch no more: nobody sees it."""
+        """Stop polling the queue: the panel is hidden."""
         super().hideEvent(event)
         self._looking.stop()
 
     # --- inside
 
     def _look(self) -> None:
-        self._keeper.look()
-        self.list.queue.show(self._keeper.entries)  # times pass, even where nothing else changes
+        self._queue.look()
+        self.list.queue.show(self._queue.entries)  # start times pass even if nothing else changes
 
     def _show(self) -> None:
-        entries = self._keeper.entries
+        entries = self._queue.entries
         self.list.show_entries(entries)
         self.pages.setCurrentIndex(0 if entries else 1)
-        self._tell(self._keeper.now)
+        self._show_status(self._queue.now)
         self._commands.refresh()
 
-    def _tell(self, now: Look) -> None:
-        """Say the one thing about the queue that matters most, with what can be done about it."""
+    def _show_status(self, now: Look) -> None:
+        """Show the most important message about the queue, with a button for what to do."""
         reading = now.reading
-        go_on = (self.tr("Go on"), self._keeper.go_on)
+        resume = (self.tr("Resume queue"), self._queue.go_on)
         if now.problem:
-            self.bar.tell(now.problem, "bad")
+            self.bar.show_message(now.problem, "bad")
         elif now.died is not None:
-            words = self.tr("What works on the queue ended unexpectedly. Its last words: {words}")
-            self.bar.tell(words.format(words=now.died or "–"), "bad", go_on)
+            words = self.tr("The queue stopped unexpectedly. Its last output: {words}")
+            self.bar.show_message(words.format(words=now.died or "–"), "bad", resume)
         elif reading.faults:
             fault = reading.faults[0]
-            act = (self.tr("Remove"), lambda: self._keeper.remove(fault.id)) if fault.id else None
-            self.bar.tell(fault.sentence, "warning", act)
+            act = (self.tr("Remove"), lambda: self._queue.remove(fault.id)) if fault.id else None
+            self.bar.show_message(fault.sentence, "warning", act)
         elif reading.held:
-            words = self.tr("The queue is held. {reason}").format(reason=reading.reason).strip()
-            self.bar.tell(words, "warning", go_on)
+            words = self.tr("The queue is on hold. {reason}").format(reason=reading.reason).strip()
+            self.bar.show_message(words, "warning", resume)
         elif now.left:
-            words = self.tr("Cut off in the queue: %n job(s).", "", now.left)
-            self.bar.tell(words, "warning", go_on)
+            words = self.tr("Interrupted in the queue: %n job(s).", "", now.left)
+            self.bar.show_message(words, "warning", resume)
         else:
             self.bar.hide()
 
-    def _go(self) -> None:
-        """Show the chosen entry's run, or its job where there is none yet."""
+    def _on_activated(self) -> None:
+        """Show the selected entry's run, or its job if it has no run yet."""
         entry = self.list.entry()
         if entry is not None and entry.run is not None:
             self._session.going.run.emit(entry.run)
@@ -318,20 +318,20 @@ class QueuePanel(QWidget):
             self._session.going.job.emit(entry.job)
 
     def _move(self, by: int) -> None:
-        entry, place, rows = self.list.entry(), self._place(by), self.list.queue.rows
+        entry, place, rows = self.list.entry(), self._neighbor(by), self.list.queue.rows
         if entry is None or place is None:
             return
         behind = place if by < 0 else place + 1
-        self._keeper.move(entry.id, rows[behind].id if behind < len(rows) else None)
+        self._queue.move(entry.id, rows[behind].id if behind < len(rows) else None)
 
-    def _place(self, by: int) -> int | None:
-        """Return the place of the next open entry above or below the chosen one; ended ones are passed over."""
+    def _neighbor(self, by: int) -> int | None:
+        """Return the row of the next open entry above or below the selected one, skipping ended ones."""
         entry, rows = self.list.entry(), self.list.queue.rows
-        if entry is None or entry.state not in _ORDERED:
+        if entry is None or entry.state not in _OPEN_STATES:
             return None
         place = rows.index(entry) + by
         while 0 <= place < len(rows):
-            if rows[place].state in _ORDERED:
+            if rows[place].state in _OPEN_STATES:
                 return place
             place += by
         return None
@@ -340,10 +340,10 @@ class QueuePanel(QWidget):
         entry = self.list.entry()
         return entry.state if entry else None
 
-    def _stands(self, *states: State) -> bool:
+    def _has_state(self, *states: State) -> bool:
         return self._chosen_state() in states
 
-    def _wished(self) -> bool:
+    def _is_ending(self) -> bool:
         entry = self.list.entry()
         return entry is not None and entry.wish is not None
 
@@ -358,8 +358,8 @@ class QueuePanel(QWidget):
         title.setContentsMargins(12, 8, 12, 4)
         empty = QLabel(
             self.tr(
-                "Nothing waits. What you start on the Train page comes here and is trained one after the other, "
-                "on each graphics card one at a time, also while this window is closed."
+                "The queue is empty. Jobs that you start on the Train page wait here and train one at a time "
+                "on each GPU, even while this window is closed."
             )
         )
         empty.setProperty("role", "muted")
@@ -367,7 +367,7 @@ class QueuePanel(QWidget):
         empty.setMargin(12)
         empty.setAlignment(Qt.AlignmentFlag.AlignTop)
         self.pages = QStackedWidget()
-        self.pages.setMinimumHeight(_LINES * self.fontMetrics().height())
+        self.pages.setMinimumHeight(_MIN_LINES * self.fontMetrics().height())
         self.pages.addWidget(self.list)
         self.pages.addWidget(empty)
         row = QHBoxLayout()
@@ -386,8 +386,8 @@ class QueuePanel(QWidget):
         column.addLayout(row)
 
 
-class _SentenceBar(QFrame):
-    """One sentence above the list, with a button where something can be done about it."""
+class _MessageBar(QFrame):
+    """One message above the list, with a button if something can be done about it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -400,8 +400,8 @@ class _SentenceBar(QFrame):
         column.addWidget(self.button, 0, Qt.AlignmentFlag.AlignLeft)
         self.hide()
 
-    def tell(self, sentence: str, role: str, act: tuple[str, Callable[[], object]] | None = None) -> None:
-        """Show a sentence; `act` is a button's title and what it does."""
+    def show_message(self, sentence: str, role: str, act: tuple[str, Callable[[], object]] | None = None) -> None:
+        """Show a message; `act` is a button's title and its callback."""
         say(self.words, sentence, role)
         self.button.setVisible(act is not None)
         if act:

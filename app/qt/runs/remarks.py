@@ -1,4 +1,4 @@
-"""Sentences about a run, the most telling first, each with its sign."""
+"""Remarks about a run as sentences, the latest first, each with an icon."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from app.qt.theme import icon
 from app.qt.widgets import QT_TRANSLATE_NOOP as _NOOP
 from trainer.protocol import events
 
-_SIGNS: dict[Kind, tuple[str, str]] = {
+_ICONS: dict[Kind, tuple[str, str]] = {
     "info": ("info", "muted"),
     "warning": ("warning", "warning"),
     "error": ("error", "bad"),
 }
-_MOST = 40
-_SIGN = 16
-_HIGHEST = 168
+_MAX_REMARKS = 40
+_ICON_SIZE = 16
+_MAX_HEIGHT = 168
 _BORDER = 1
 _REASONS = {
-    "loss": _NOOP("Remarks", "the loss was no finite number"),
-    "gradient": _NOOP("Remarks", "the gradient was no finite number"),
+    "loss": _NOOP("Remarks", "the loss was not finite"),
+    "gradient": _NOOP("Remarks", "the gradient was not finite"),
     "scale": _NOOP("Remarks", "the loss scale was too high for fp16, and was lowered"),
 }
-_SLOWNESS = {
-    "spilled": _NOOP("Remarks", "the card is full, and its driver may use main memory instead"),
-    "others": _NOOP("Remarks", "other programs use the card"),
-    "hot": _NOOP("Remarks", "the card is hot and slows itself down"),
-    "unknown": _NOOP("Remarks", "no reason is known; look for other programs and for power saving"),
+_SLOW_REASONS = {
+    "spilled": _NOOP("Remarks", "GPU memory is full, and the driver may be using main memory instead"),
+    "others": _NOOP("Remarks", "other programs are using the GPU"),
+    "hot": _NOOP("Remarks", "the GPU is hot and has lowered its clock"),
+    "unknown": _NOOP("Remarks", "cause unknown; check other programs and power saving"),
 }
-_WORKS = {
+_PHASE_WORDS = {
     "load": _NOOP("Remarks", "loading"),
-    "quantise": _NOOP("Remarks", "quantising the base"),
-    "cache_pictures": _NOOP("Remarks", "encoding pictures"),
+    "quantise": _NOOP("Remarks", "quantizing the base"),
+    "cache_pictures": _NOOP("Remarks", "encoding images"),
     "cache_texts": _NOOP("Remarks", "encoding captions"),
     "first_step": _NOOP("Remarks", "the first step"),
     "train": _NOOP("Remarks", "training"),
-    "validate": _NOOP("Remarks", "measuring"),
-    "preview": _NOOP("Remarks", "drawing previews"),
+    "validate": _NOOP("Remarks", "validation"),
+    "preview": _NOOP("Remarks", "generating previews"),
     "checkpoint": _NOOP("Remarks", "writing a checkpoint"),
     "save": _NOOP("Remarks", "saving"),
 }
@@ -56,7 +56,7 @@ _STAGES = {
 
 
 class RemarkText(NamedTuple):
-    """One of them."""
+    """One remark, ready to show."""
 
     kind: Kind
     sentence: str
@@ -64,11 +64,11 @@ class RemarkText(NamedTuple):
 
 
 class RemarkPanel(QScrollArea):
-    """As high as its sentences need, up to a third of a small window; not there where there are none."""
+    """Scrollable list of remarks, as tall as its text up to a limit; hidden if there are none."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.told: list[RemarkText] = []
+        self.texts: list[RemarkText] = []
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setWidgetResizable(True)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
@@ -76,54 +76,54 @@ class RemarkPanel(QScrollArea):
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Maximum)
         self.hide()
 
-    def show_told(self, told: Sequence[RemarkText]) -> None:
-        """Show these, the first on top."""
-        if list(told) == self.told:
+    def show_remarks(self, remarks: Sequence[RemarkText]) -> None:
+        """Show these remarks, the first on top."""
+        if list(remarks) == self.texts:
             return
-        self.told = list(told)
+        self.texts = list(remarks)
         page = QWidget()
         grid = QGridLayout(page)
         grid.setContentsMargins(12, 8, 12, 8)
         grid.setHorizontalSpacing(8)
         grid.setVerticalSpacing(4)
         grid.setColumnStretch(1, 1)
-        for row, one in enumerate(self.told[:_MOST]):
-            grid.addWidget(_Sign(one.kind), row, 0, Qt.AlignmentFlag.AlignTop)
+        for row, one in enumerate(self.texts[:_MAX_REMARKS]):
+            grid.addWidget(_RemarkIcon(one.kind), row, 0, Qt.AlignmentFlag.AlignTop)
             grid.addWidget(_words(one.sentence, "text"), row, 1, Qt.AlignmentFlag.AlignTop)
             grid.addWidget(_words(one.when, "muted"), row, 2, Qt.AlignmentFlag.AlignTop)
         grid.setRowStretch(grid.rowCount(), 1)
         self.setWidget(page)
-        self.setVisible(bool(told))
+        self.setVisible(bool(remarks))
         self.updateGeometry()
 
     def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802
-        """Ask for another height: sentences break elsewhere."""
+        """Update the height: a new width wraps the text differently."""
         super().resizeEvent(event)
         if event.size().width() != event.oldSize().width():
             self.updateGeometry()
 
     def sizeHint(self) -> QSize:  # noqa: N802
-        """Return the room that all sentences need, or as much as they may have."""
+        """Return the size that all remarks need, up to the maximum height."""
         page = self.widget()
         layout = page.layout() if page else None
         if layout is None:
             return QSize(0, 0)
         width = max(200, self.viewport().width())
-        return QSize(width, min(_HIGHEST, layout.totalHeightForWidth(width) + 2 * _BORDER))
+        return QSize(width, min(_MAX_HEIGHT, layout.totalHeightForWidth(width) + 2 * _BORDER))
 
     def minimumSizeHint(self) -> QSize:  # noqa: N802
-        """Return room for a line: a scroll area asks for more by itself."""
+        """Return room for about two lines: a scroll area's own minimum is larger."""
         return QSize(100, min(self.sizeHint().height(), 2 * self.fontMetrics().height()))
 
 
-class _Sign(QWidget):
+class _RemarkIcon(QWidget):
     def __init__(self, kind: Kind) -> None:
         super().__init__()
-        self._name, self._role = _SIGNS[kind]
-        self.setFixedSize(_SIGN, max(_SIGN, self.fontMetrics().height()))
+        self._name, self._role = _ICONS[kind]
+        self.setFixedSize(_ICON_SIZE, max(_ICON_SIZE, self.fontMetrics().height()))
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
-        """Paint the sign in the colours of now."""
+        """Paint the icon in the current theme's colors."""
         painter = QPainter(self)
         icon(self._name, self._role).paint(painter, self.rect())
         painter.end()
@@ -142,14 +142,14 @@ translate = QCoreApplication.translate
 
 
 def sentence(remark: Remark) -> str:
-    """Return a remark as a sentence or two."""
+    """Return a remark as one or two sentences."""
     match remark.event:
         case events.ErrorEvent() as event:
             return in_words(event)
         case events.Notice() as event:
             return event.sentence
         case events.CachingSpeed() as event:
-            return _cached(event)
+            return _caching_speed(event)
         case events.Skipped() as event:
             return _skipped(event, remark)
         case events.MemoryExhausted() as event:
@@ -165,41 +165,39 @@ def sentence(remark: Remark) -> str:
     raise AssertionError(remark)
 
 
-def _cached(event: events.CachingSpeed) -> str:
+def _caching_speed(event: events.CachingSpeed) -> str:
     if event.phase == "cache_pictures":
-        words = translate("Remarks", "Pictures encoded: {count} in {seconds} s, {rate} a second.")
+        words = translate("Remarks", "Images encoded: {count} in {seconds} s ({rate}/s).")
     else:
-        words = translate("Remarks", "Captions encoded: {count} in {seconds} s, {rate} a second.")
+        words = translate("Remarks", "Captions encoded: {count} in {seconds} s ({rate}/s).")
     seconds = QLocale().toString(event.seconds, "f", 1)
-    told = words.format(count=_number(event.count), seconds=seconds, rate=_rate(event.rate))
+    total = words.format(count=_number(event.count), seconds=seconds, rate=_rate(event.rate))
     stages = [translate("Remarks", _STAGES[name]).format(rate=_rate(limit)) for name, limit in event.limits.items()]
     if not stages:
-        return told
-    alone = translate("Remarks", "So many a second each stage would do by itself: {stages}.")
-    return f"{told} {alone.format(stages=', '.join(stages))}"
+        return total
+    per_stage = translate("Remarks", "Throughput of each stage, per second: {stages}.")
+    return f"{total} {per_stage.format(stages=', '.join(stages))}"
 
 
 def _skipped(event: events.Skipped, remark: Remark) -> str:
     reason = translate("Remarks", _REASONS.get(event.reason, event.reason))
     last = remark.last
     if isinstance(last, events.Skipped):
-        words = translate("Remarks", "{count} steps from {first} to {last} changed nothing: {reason}.")
+        words = translate("Remarks", "{count} steps between {first} and {last} were skipped: {reason}.")
         return words.format(
             count=_number(remark.times), first=_number(event.step), last=_number(last.step), reason=reason
         )
-    return translate("Remarks", "Step {step} changed nothing: {reason}.").format(
-        step=_number(event.step), reason=reason
-    )
+    return translate("Remarks", "Step {step} was skipped: {reason}.").format(step=_number(event.step), reason=reason)
 
 
 def _exhausted(event: events.MemoryExhausted) -> str:
-    told = [translate("Remarks", _WORKS.get(event.phase, event.phase)), event.stage, event.module]
-    words = translate("Remarks", "Memory ran out after step {step} ({where}).")
-    parts = [words.format(step=_number(event.step), where=", ".join(part for part in told if part))]
+    place = [translate("Remarks", _PHASE_WORDS.get(event.phase, event.phase)), event.stage, event.module]
+    words = translate("Remarks", "GPU memory ran out after step {step} ({where}).")
+    parts = [words.format(step=_number(event.step), where=", ".join(part for part in place if part))]
     if event.requested:
-        parts.append(translate("Remarks", "{size} more were needed.").format(size=_size(event.requested)))
+        parts.append(translate("Remarks", "{size} more was needed.").format(size=_size(event.requested)))
     if event.reserved is not None and event.forecast is not None:
-        words = translate("Remarks", "{taken} were taken, {forecast} forecast.")
+        words = translate("Remarks", "{taken} was in use; the forecast was {forecast}.")
         parts.append(words.format(taken=_size(event.reserved), forecast=_size(event.forecast)))
     return " ".join(parts)
 
@@ -207,7 +205,7 @@ def _exhausted(event: events.MemoryExhausted) -> str:
 def _stepped_down(event: events.SteppedDown) -> str:
     keys = ", ".join(f"fit.{key} = {json.dumps(value)}" for key, value in event.changes.items())
     if "quantise" in event.changes:
-        cost = translate("Remarks", "A base in fewer bits costs some fidelity.")
+        cost = translate("Remarks", "A base with fewer bits loses some quality.")
     elif "vae_encode_tiling" in event.changes:
         cost = translate("Remarks", "Latents of images encoded in tiles differ by about 5 %.")
     else:
@@ -216,16 +214,18 @@ def _stepped_down(event: events.SteppedDown) -> str:
             if event.exact
             else translate("Remarks", "The result differs by rounding.")
         )
-    words = translate("Remarks", "It goes on from step {step} in a way that needs less memory: {keys}.")
+    words = translate("Remarks", "Training continues from step {step} with settings that use less memory: {keys}.")
     return f"{words.format(step=_number(event.step + 1), keys=keys)} {cost}"
 
 
 def _slow(event: events.Slow) -> str:
-    words = translate("Remarks", "Steps became slow at step {step} ({now} s instead of {usual} s): {reason}.")
-    reason = translate("Remarks", _SLOWNESS.get(event.reason, _SLOWNESS["unknown"]))
+    words = translate(
+        "Remarks", "Training slowed down at step {step} ({now} s per step instead of {usual} s): {reason}."
+    )
+    reason = translate("Remarks", _SLOW_REASONS.get(event.reason, _SLOW_REASONS["unknown"]))
     now, usual = QLocale().toString(event.seconds, "f", 1), QLocale().toString(event.median, "f", 1)
-    told = f"{reason} ({event.detail})" if event.detail else reason
-    return words.format(step=_number(event.step), now=now, usual=usual, reason=told)
+    cause = f"{reason} ({event.detail})" if event.detail else reason
+    return words.format(step=_number(event.step), now=now, usual=usual, reason=cause)
 
 
 def _size(number: int) -> str:
@@ -233,7 +233,7 @@ def _size(number: int) -> str:
 
 
 def _rate(number: float) -> str:
-    """Three digits, and no decimals of hundreds."""
+    """Return a rate with three significant digits, and no decimals from 100 up."""
     return QLocale().toString(number, "f", 0) if number >= 100 else QLocale().toString(number, "g", 3)
 
 

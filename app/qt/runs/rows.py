@@ -1,4 +1,4 @@
-"""What the page's two lists have in common: rows that are known by a key, with words for how each stands."""
+"""What the page's two lists share: a model of rows with a key and a status text, and how to paint one."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from trainer.protocol.events import Phase
 
 Index = QModelIndex | QPersistentModelIndex
 DOT = 8
-"""How wide and high the dot is that says how a row stands, in Qt's pixels."""
+"""Diameter of a row's status dot, in logical pixels."""
 _Row = TypeVar("_Row")
 _STATES: dict[State, tuple[str, str]] = {
-    "new": (QT_TRANSLATE_NOOP("RunState", "Never began"), "muted"),
+    "new": (QT_TRANSLATE_NOOP("RunState", "Not started"), "muted"),
     "running": (QT_TRANSLATE_NOOP("RunState", "Running"), "good"),
     "paused": (QT_TRANSLATE_NOOP("RunState", "Paused"), "warning"),
     "stopped": (QT_TRANSLATE_NOOP("RunState", "Stopped"), "muted"),
@@ -45,8 +45,8 @@ _STATES: dict[State, tuple[str, str]] = {
     "unknown": (QT_TRANSLATE_NOOP("RunState", "Cannot be read"), "bad"),
 }
 _MISSING: dict[Missing, str] = {
-    "gone": QT_TRANSLATE_NOOP("RunState", "Not there any more"),
-    "unreachable": QT_TRANSLATE_NOOP("RunState", "Cannot be reached"),
+    "gone": QT_TRANSLATE_NOOP("RunState", "Folder deleted or moved"),
+    "unreachable": QT_TRANSLATE_NOOP("RunState", "Drive not connected"),
 }
 _ENDINGS: dict[EndingName, str] = {
     "pause": QT_TRANSLATE_NOOP("RunState", "Pausing…"),
@@ -56,27 +56,27 @@ _PHASES: dict[Phase, str] = {
     "download": QT_TRANSLATE_NOOP("RunState", "Downloading the base"),
     "load": QT_TRANSLATE_NOOP("RunState", "Loading the base"),
     "check": QT_TRANSLATE_NOOP("RunState", "Checking"),
-    "cache_pictures": QT_TRANSLATE_NOOP("RunState", "Encoding pictures"),
+    "cache_pictures": QT_TRANSLATE_NOOP("RunState", "Encoding images"),
     "cache_texts": QT_TRANSLATE_NOOP("RunState", "Encoding captions"),
     "train": QT_TRANSLATE_NOOP("RunState", "Training"),
-    "preview": QT_TRANSLATE_NOOP("RunState", "Drawing previews"),
-    "validate": QT_TRANSLATE_NOOP("RunState", "Measuring the loss"),
+    "preview": QT_TRANSLATE_NOOP("RunState", "Generating previews"),
+    "validate": QT_TRANSLATE_NOOP("RunState", "Measuring validation loss"),
     "save": QT_TRANSLATE_NOOP("RunState", "Saving"),
 }
 
 
-class StandingModel(QAbstractListModel, Generic[_Row]):
-    """The rows of now; `key` tells by what one is known again."""
+class StatusModel(QAbstractListModel, Generic[_Row]):
+    """List model of rows with a status text each; `key` returns a row's identity."""
 
     def __init__(self, key: Callable[[_Row], object], parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._key = key
         self.rows: Sequence[_Row] = ()
         self.words: Sequence[str] = ()
-        """How each row stands."""
+        """Status text of each row."""
 
     def renew(self, rows: Sequence[_Row], words: Sequence[str]) -> bool:
-        """Show these; returns whether they are others than before. Else the view keeps its place."""
+        """Show these rows; return whether other rows are listed. If not, the view keeps its scroll position."""
         others = [*map(self._key, rows)] != [*map(self._key, self.rows)]
         before = list(zip(self.rows, self.words, strict=True))
         if others:
@@ -91,17 +91,17 @@ class StandingModel(QAbstractListModel, Generic[_Row]):
         return False
 
     def place_of(self, key: object) -> QModelIndex:
-        """Return where a row stands; an invalid index where it is not listed."""
+        """Return the index of a row by its key; invalid if it is not listed."""
         place = next((place for place, row in enumerate(self.rows) if self._key(row) == key), -1)
         return self.index(place) if place >= 0 else QModelIndex()
 
     def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: N802, B008 (Qt's signature)
-        """Return how many there are."""
+        """Return the number of rows."""
         return 0 if parent.isValid() else len(self.rows)
 
 
-def paint_ground(painter: QPainter, option: QStyleOptionViewItem) -> bool:
-    """Paint what lies under a row; return whether the row is chosen."""
+def paint_background(painter: QPainter, option: QStyleOptionViewItem) -> bool:
+    """Paint a row's background; return whether the row is selected."""
     scheme = colours()
     chosen = bool(option.state & QStyle.StateFlag.State_Selected)
     hovered = bool(option.state & QStyle.StateFlag.State_MouseOver)
@@ -110,23 +110,23 @@ def paint_ground(painter: QPainter, option: QStyleOptionViewItem) -> bool:
     return chosen
 
 
-def paint_dot(painter: QPainter, line: QRect, colour: str) -> None:
-    """Paint the dot that says how a row stands, at the left of a line."""
+def paint_dot(painter: QPainter, line: QRect, color: str) -> None:
+    """Paint a row's status dot at the left of a line."""
     painter.setPen(Qt.PenStyle.NoPen)
-    painter.setBrush(QColor(colour))
+    painter.setBrush(QColor(color))
     painter.drawEllipse(QRectF(line.left(), line.top() + (line.height() - DOT) / 2, DOT, DOT))
 
 
-def paint_words(painter: QPainter, place: QRect, text: str, colour: str, font: QFont) -> None:
-    """Write one line, cut where it is too long."""
+def paint_words(painter: QPainter, place: QRect, text: str, color: str, font: QFont) -> None:
+    """Paint one line of text, elided if it is too long."""
     painter.setFont(font)
-    painter.setPen(QColor(colour))
+    painter.setPen(QColor(color))
     cut = painter.fontMetrics().elidedText(text, Qt.TextElideMode.ElideRight, place.width())
     painter.drawText(place, int(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter), cut)
 
 
 def paint_focus(painter: QPainter, option: QStyleOptionViewItem, chosen: bool) -> None:
-    """Paint the ring around a row that has the keyboard."""
+    """Paint the focus ring around a row."""
     if option.state & QStyle.StateFlag.State_HasFocus:
         painter.setPen(QColor(colours().on_accent if chosen else colours().focus))
         painter.setBrush(Qt.BrushStyle.NoBrush)
@@ -134,34 +134,34 @@ def paint_focus(painter: QPainter, option: QStyleOptionViewItem, chosen: bool) -
 
 
 def state_word(state: State) -> str:
-    """Return one word for a state."""
+    """Return a state's name for the window."""
     return _tr(_STATES[state][0])
 
 
-def word_of(run: RunSummary) -> str:
-    """Return one word for how a run stands."""
+def run_word(run: RunSummary) -> str:
+    """Return a run's state for the window, or why its folder is missing."""
     return _tr(_MISSING[run.missing]) if run.missing else state_word(run.state)
 
 
 def ending_word(name: EndingName) -> str:
-    """Return the word for a run that is pausing or stopping."""
+    """Return the state of a run that is pausing or stopping."""
     return _tr(_ENDINGS[name])
 
 
 def starting_word() -> str:
-    """Return what is said of a run whose engine is on its way."""
+    """Return the state of a run whose engine is starting."""
     return _tr("Starting…")
 
 
-def state_colour(state: State) -> str:
-    """Return the role of `Colours` that a state has."""
+def state_color(state: State) -> str:
+    """Return the role of `Colours` that a state is painted in."""
     return _STATES[state][1]
 
 
 def run_status(run: RunSummary, left: float | None, *, begins: bool = False) -> str:
-    """Return what the list says below a run's name.
+    """Return the status text below a run's name.
 
-    `left` are the seconds that it still needs, where known; a run that `begins` has an engine on its way.
+    `left` is the time left in seconds, None if unknown; `begins` means that the run's engine is starting.
     """
     number = QLocale().toString
     if run.state == "running":
@@ -171,7 +171,7 @@ def run_status(run: RunSummary, left: float | None, *, begins: bool = False) -> 
         time_left = _tr("{duration} left").format(duration=duration(left)) if left is not None else ""
         steps = _tr("{step} of {steps}").format(step=number(run.step), steps=number(run.steps)) if run.steps else ""
         return " · ".join(filter(None, (doing or _tr("Running"), steps, time_left)))
-    parts = [starting_word() if begins else word_of(run)]
+    parts = [starting_word() if begins else run_word(run)]
     if run.steps and run.state == "done":
         parts.append(_tr("{steps} steps").format(steps=number(run.step)))
     elif run.steps:
@@ -189,7 +189,7 @@ _LONGEST_NAME = 40
 
 
 def training_words(training: Training) -> str:
-    """Return name, step and time left in one line."""
+    """Return a training run's name, step and time left in one line."""
     words = (
         f"{short_name(training.summary.name)} · {run_status(training.summary, training.left, begins=training.begins)}"
     )
@@ -197,5 +197,5 @@ def training_words(training: Training) -> str:
 
 
 def short_name(name: str) -> str:
-    """Return a name that fits a line, its end cut with dots."""
+    """Return a name cut to fit a line, with an ellipsis."""
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"

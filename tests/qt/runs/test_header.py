@@ -102,14 +102,14 @@ def test_a_real_engine_is_asked_for_previews_saving_and_by_two_windows_for_a_pau
     assert not header.can_preview(), "it was asked already"
     qtbot.mouseClick(header.buttons["runs.save"], Qt.MouseButton.LeftButton)
     until(lambda: len(said) == 2 and len(run.previews) == 2 and run.saved)
-    assert {words.split(" asked-")[0] for words in said} == {"asked has drawn its previews.", "asked has saved"}
+    assert {words.split(" asked-")[0] for words in said} == {"asked has generated its previews.", "asked has saved"}
     drawn = run.previews[-1]
     assert (folder / drawn.file).is_file()
     assert drawn.step > 0, "the first is the baseline's"
     assert (folder / run.saved[-1].file).is_file()
     assert header.facts.text().startswith("Step ")
-    assert "pictures/s" in header.facts.text()
-    assert "on the processor" in header.facts.text()
+    assert "images/s" in header.facts.text()
+    assert "on the CPU" in header.facts.text()
 
     until(lambda: all("pause" in usable(one) for one in (header, beside)))
     said.clear()
@@ -121,7 +121,7 @@ def test_a_real_engine_is_asked_for_previews_saving_and_by_two_windows_for_a_pau
     assert engine.returncode == 75, engine.stderr.read()
     until(lambda: all(one.state.text() == "Paused" and usable(one) == {"resume"} for one in (header, beside)))
     until(lambda: said and said_beside)
-    assert said == said_beside == ["asked is paused, and the memory that it used is free."]
+    assert said == said_beside == ["asked is paused and its GPU memory is free."]
     assert header.facts.text() == beside.facts.text()
     assert not header.phases.bars["train"].current
 
@@ -156,10 +156,10 @@ def test_an_engine_that_dies_leaves_the_order_undone_and_the_run_to_be_resumed(q
         header.preview_now()
         qtbot.waitUntil(lambda: bool(commands.pending(cats.commands)))
         look(qtbot, run)
-        assert header.state.text() == "Running · asked, after this step"
+        assert header.state.text() == "Running · preview requested"
     look(qtbot, run)
     qtbot.waitUntil(lambda: bool(told))
-    assert told == [("cats ended before it read “Preview now”.", "warning", None)]
+    assert told == [("cats ended before it received “Preview now”.", "warning", None)]
     assert header.state.text() == "Interrupted"
     assert usable(header) == {"resume"}
 
@@ -174,7 +174,7 @@ def test_resume_goes_through_the_queue_and_waits_for_its_turn(qtbot, session, he
     qtbot.mouseClick(header.buttons["runs.resume"], Qt.MouseButton.LeftButton)
     qtbot.waitUntil(lambda: bool(session.queue.entries))
     assert session.queue.entries[0].run == engine.run.path
-    assert header.state.text() == "Paused · waits in the queue"
+    assert header.state.text() == "Paused · queued"
     assert usable(header) == set()
 
 
@@ -245,7 +245,7 @@ def test_the_phases_of_a_run_have_names_amounts_and_bars(qtbot, session, header,
         assert [name for name, bar in bars.items() if bar.isVisible()] == ["load", "cache_pictures"]
         assert (bars["load"].amount, bars["load"].part, bars["load"].current) == ("75 s", 1.0, False)
         assert bars["cache_pictures"].amount == "10 / 40"
-        assert bars["cache_pictures"].accessibleName() == "Pictures 25% 10 / 40"
+        assert bars["cache_pictures"].accessibleName() == "Images 25% 10 / 40"
         assert bars["cache_pictures"].current
         assert header.state.text() == "Running"
     shown = header.grab().toImage()

@@ -81,7 +81,7 @@ def test_who_scrolls_up_stays_there_and_meets_what_was_printed_before(view, run,
     bar = view.text.verticalScrollBar()
     view.text.show_log(engine.run.console)
     view.text.follow(alive=True)  # a look while its end is still being read
-    qtbot.waitUntil(lambda: bool(view.text._pieces))
+    qtbot.waitUntil(lambda: bool(view.text._chunks))
     first = view.text.document().firstBlock().text()
     bar.setValue(0)
     qtbot.waitUntil(lambda: view.text.document().firstBlock().text() != first)
@@ -107,7 +107,7 @@ def test_a_text_far_away_is_found_and_what_is_nowhere_is_said(view, run, qtbot):
     assert view.text.textCursor().block().text() == "line 77 of the log"
     qtbot.keyClicks(view.field, "f nothing")
     qtbot.keyClick(view.field, Qt.Key.Key_Return)
-    qtbot.waitUntil(lambda: view.result.text() == "Not in the log")
+    qtbot.waitUntil(lambda: view.result.text() == "No matches")
     qtbot.keyClick(view.field, Qt.Key.Key_Escape)
     assert view.text.hasFocus()
 
@@ -145,20 +145,20 @@ def test_remarks_stand_above_in_words_and_as_plain_text(qtbot, session, view, en
     )  # fmt: skip
     run = session.runs.open(engine.run.path)
     view.show_run(run)
-    follow(qtbot, run, lambda: len(view.remarks.told) == 8)
-    assert [(one.kind, one.sentence) for one in view.remarks.told] == [
+    follow(qtbot, run, lambda: len(view.remarks.texts) == 8)
+    assert [(one.kind, one.sentence) for one in view.remarks.texts] == [
         ("error", "The base <b>x</b> is damaged. Choose another."),
-        ("warning", "Steps became slow at step 40 (4.0 s instead of 1.0 s): "
-                    "the card is hot and slows itself down (91 °C)."),
-        ("warning", "It goes on from step 13 in a way that needs less memory: fit.micro_batch = 1. "
+        ("warning", "Training slowed down at step 40 (4.0 s per step instead of 1.0 s): "
+                    "the GPU is hot and has lowered its clock (91 °C)."),
+        ("warning", "Training continues from step 13 with settings that use less memory: fit.micro_batch = 1. "
                     "The result stays the same."),
-        ("warning", "Memory ran out after step 12 (training, backward, unet.up_blocks.1). 512.0 MB more were needed."),
-        ("warning", "2 steps from 3 to 4 changed nothing: the loss was no finite number."),
-        ("info", "Captions encoded: 1 in 0.0 s, 1000 a second."),
-        ("info", "Captions encoded: 50 in 2.0 s, 25 a second. "
-                 "So many a second each stage would do by itself: encoding 26, writing 2512."),
-        ("info", "Pictures encoded: 240 in 30.0 s, 8 a second. "
-                 "So many a second each stage would do by itself: decoding 22.5, encoding 8.13, writing 431."),
+        ("warning", "GPU memory ran out after step 12 (training, backward, unet.up_blocks.1). 512.0 MB more was needed."),
+        ("warning", "2 steps between 3 and 4 were skipped: the loss was not finite."),
+        ("info", "Captions encoded: 1 in 0.0 s (1000/s)."),
+        ("info", "Captions encoded: 50 in 2.0 s (25/s). "
+                 "Throughput of each stage, per second: encoding 26, writing 2512."),
+        ("info", "Images encoded: 240 in 30.0 s (8/s). "
+                 "Throughput of each stage, per second: decoding 22.5, encoding 8.13, writing 431."),
     ]  # fmt: skip
     labels = view.remarks.findChildren(QLabel)
     assert labels
@@ -177,6 +177,6 @@ def test_everything_is_copied_for_a_bug_report(view, run, qtbot):
 def test_no_run_has_no_log_and_nothing_to_do(view, run):
     view.show_run(None)
     assert view.text.toPlainText() == ""
-    assert view.remarks.told == []
+    assert view.remarks.texts == []
     assert not view.has_run()
     view.copy_all()

@@ -101,13 +101,13 @@ def test_notice_and_sound_can_each_be_switched_off(watching, qtbot, tmp_path, be
         engine.stand("done", 1000)
     qtbot.waitUntil(lambda: bool(told))
     assert bool(beeps) == sound
-    assert watching.notices.sentences() == (["cats is done after 1000 steps."] if notify else [])
+    assert watching.notices.sentences() == (["cats finished after 1000 steps."] if notify else [])
 
 
 def test_what_ended_while_the_window_was_closed_is_told_without_a_sound(watching, tmp_path, beeps):
     done = RunSummary(tmp_path / "cats", "cats", "done", step=1000)
     watching.session.telling.ended.emit(Ended(done, earlier=True))
-    assert watching.notices.sentences() == ["While Impasto was closed: cats is done after 1000 steps."]
+    assert watching.notices.sentences() == ["While Impasto was closed: cats finished after 1000 steps."]
     assert beeps == []
 
 

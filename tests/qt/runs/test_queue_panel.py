@@ -67,7 +67,7 @@ def enabled(panel):
 
 def test_an_empty_queue_says_what_it_is_for(panel):
     assert panel.pages.currentIndex() == 1
-    assert "one after the other" in panel.pages.currentWidget().text()
+    assert "one at a time" in panel.pages.currentWidget().text()
     assert panel.bar.isHidden()
 
 
@@ -77,7 +77,7 @@ def test_entries_show_how_they_stand_and_offer_what_can_be_done(panel, queue, qt
     with queue.engine(names[1]):
         qtbot.waitUntil(lambda: len(order(panel)) == 6)
         assert shown(panel) == [
-            ("waiting 0", "Waits"), ("running 1", "Preparing"), ("paused 2", "Paused"),
+            ("waiting 0", "Queued"), ("running 1", "Preparing"), ("paused 2", "Paused"),
             ("interrupted 3", "Interrupted"), ("failed 4", "Failed · The base is gone."), ("done 5", "Done"),
         ]  # fmt: skip
         could = {}
@@ -178,7 +178,7 @@ def test_buttons_hold_back_give_up_take_up_and_take_out(panel, queue, qtbot):
     def states():
         return [row.state for row in panel.list.queue.rows]
 
-    assert "Cut off in the queue: 1 job" in panel.bar.words.text()
+    assert "Interrupted in the queue: 1 job" in panel.bar.words.text()
     click("queue.resume", first)
     qtbot.waitUntil(lambda: states() == ["waiting", "interrupted"] and queue.worker_alive())
     click("queue.pause", first)
@@ -267,7 +267,7 @@ def test_a_time_to_come_is_worded_with_its_day(hours, words):
     noon = time.mktime((2026, 11, 22, 12, 0, 0, 0, 0, -1))
     entry = dataclasses.replace(new_entry(None, Path("style"), steps=1500), after=noon + hours * 3600)
     said = entry_status(entry, noon)
-    assert said.startswith(f"Waits · {words}" if words else f"Waits · to {QLocale().toString(1500)} steps")
+    assert said.startswith(f"Queued · {words}" if words else f"Queued · to {QLocale().toString(1500)} steps")
     assert ("tomorrow" in said) == (hours == 24)
 
 

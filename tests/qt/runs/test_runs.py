@@ -19,9 +19,9 @@ from app.core.runs.summary import RunSummary
 from app.qt.presets.page import PresetsPage
 from app.qt.runs import lists
 from app.qt.runs.charts.chart import Chart
-from app.qt.runs.lists import COLOUR, RUN_WORDS
+from app.qt.runs.lists import COLOR, RUN_WORDS
 from app.qt.runs.page import RunsPage
-from app.qt.runs.rows import state_colour
+from app.qt.runs.rows import state_color
 from app.qt.train.page import TrainPage
 from app.qt.widgets import FlowLayout
 from app.qt.window import Window
@@ -65,10 +65,10 @@ def test_a_queue_that_is_held_is_not_said_to_begin_anything(page, session, qtbot
     queue.hold("The base is gone.")
     queue.add(job)
     session.queue.look()
-    qtbot.waitUntil(lambda: "queue below is held" in page.empty.text())
+    qtbot.waitUntil(lambda: "queue below is on hold" in page.empty.text())
     queue.go_on()
     session.queue.look()
-    qtbot.waitUntil(lambda: "begins appears here" in page.empty.text())
+    qtbot.waitUntil(lambda: "starts appear here" in page.empty.text())
 
 
 def test_of_many_runs_only_those_that_go_on_or_changed_are_worded_anew(qapp, monkeypatch):
@@ -111,12 +111,12 @@ def test_list_and_header_say_the_same_of_a_run_whose_engine_is_on_its_way(page, 
         qtbot.waitUntil(lambda: page.header.state.text() == "Starting…")
         row = page.list.runs.index(0)
         assert row.data(RUN_WORDS) == "Starting… · 50 of 200"
-        assert row.data(COLOUR) == state_colour("running")
+        assert row.data(COLOR) == state_color("running")
     queue.remove(entry.id)
     session.queue.look()
     qtbot.waitUntil(lambda: page.header.state.text() == "Paused")
     assert row.data(RUN_WORDS).startswith("Paused · 50 of 200")
-    assert row.data(COLOUR) == state_colour("paused")
+    assert row.data(COLOR) == state_color("paused")
 
 
 def test_what_was_read_before_the_page_was_made_is_shown_at_once(window, session, qtbot):
@@ -196,7 +196,7 @@ def test_several_runs_are_laid_over_each_other_with_what_differs(page, qtbot, tm
     drawn(page, qtbot)
     lines = page.progress.board.loss.drawing.lines
     assert [(line.run, line.look, len(line.steps)) for line in lines] == [("two", "smooth", 80), ("one", "smooth", 120)]
-    assert len({line.colour for line in lines}) == 2
+    assert len({line.color for line in lines}) == 2
     table = page.progress.difference.table
     qtbot.waitUntil(table.isVisible)
     texts = [[table.item(row, place).text() for place in range(3)] for row in range(table.rowCount())]
@@ -239,10 +239,10 @@ def test_a_run_whose_folder_was_renamed_is_said_to_be_gone_and_leaves_the_list_o
     assert not page.trouble.leave.isVisibleTo(page)
     moved.path.rename(tmp_path / "renamed")
     qtbot.waitUntil(lambda: page.trouble.leave.isVisibleTo(page))
-    qtbot.waitUntil(lambda: page.header.state.text() == "Not there any more")
+    qtbot.waitUntil(lambda: page.header.state.text() == "Folder deleted or moved")
     assert not page.header.buttons["runs.folder"].isVisibleTo(page)
     place = page.list.runs.place_of(moved.path)
-    assert "Not there any more" in page.list.runs.data(place, Qt.ItemDataRole.AccessibleTextRole)
+    assert "Folder deleted or moved" in page.list.runs.data(place, Qt.ItemDataRole.AccessibleTextRole)
     page.trouble.leave.click()
     assert [name for name, _ in listed(page)] == ["well"]
     assert not page.trouble.leave.isVisibleTo(page)
@@ -252,11 +252,11 @@ def test_a_run_whose_disk_is_taken_away_is_said_to_be_out_of_reach_until_it_is_t
     run = write_run(tmp_path / "disk" / "runs", "run", 30)
     qtbot.waitUntil(lambda: page.run is not None and page.run.loaded)
     (tmp_path / "disk").rename(tmp_path / "unplugged")
-    qtbot.waitUntil(lambda: page.header.state.text() == "Cannot be reached")
+    qtbot.waitUntil(lambda: page.header.state.text() == "Drive not connected")
     qtbot.waitUntil(lambda: "disk is not there" in page.trouble.sentence.text())
     place = page.list.runs.place_of(run.path)
     said = Qt.ItemDataRole.AccessibleTextRole
-    qtbot.waitUntil(lambda: "Cannot be reached" in page.list.runs.data(place, said))
+    qtbot.waitUntil(lambda: "Drive not connected" in page.list.runs.data(place, said))
     (tmp_path / "unplugged").rename(tmp_path / "disk")
     qtbot.waitUntil(lambda: page.header.state.text() == "Done")
     qtbot.waitUntil(lambda: not page.trouble.isVisibleTo(page))
@@ -271,7 +271,7 @@ def test_an_interrupted_run_says_its_step_and_what_resuming_repeats_or_that_its_
     qtbot.waitUntil(lambda: page.run is not None and page.run.loaded and page.trouble.isVisibleTo(page))
     assert "Step 340 of 600" in page.header.facts.text()
     assert page.header.phases.bars["train"].amount == "340 / 600"
-    assert "step 300. 40 step" in page.trouble.sentence.text()
+    assert "step 300. 40 later step" in page.trouble.sentence.text()
     directory.status.write_text("[" * 1000, encoding="utf-8")
     damaged = f"Could not read {directory.status}: "
     qtbot.waitUntil(lambda: page.trouble.sentence.text().startswith(damaged))
@@ -313,8 +313,8 @@ def test_nothing_is_read_while_nobody_looks(page, window, qtbot, tmp_path):
     qtbot.waitUntil(lambda: len(listed(page)) == 1)
     window.show_pictures()
     assert not page._reading.isActive()
-    assert not page._looking.isActive()
-    assert not page.progress._asking.isActive()
+    assert not page._scanning.isActive()
+    assert not page.progress._gpu_timer.isActive()
 
 
 def test_a_run_of_very_many_steps_is_opened_in_pieces(page, qtbot, tmp_path):

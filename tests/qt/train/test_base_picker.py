@@ -124,7 +124,7 @@ def test_a_base_from_the_list_by_keys(
     listed = names(dialog.rows)
     assert listed == ["On this PC", "anything", "Demo", "dreamy", "illustrious é", "nai"]
     assert dialog.state.text().startswith("5 base")
-    assert "1 other file" in dialog.state.text()
+    assert "1 unusable file" in dialog.state.text()
     qtbot.keyClicks(dialog.field, "comfy sdxl")
     assert names(dialog.rows) == ["On this PC", "illustrious é"]
     with qtbot.waitSignal(picker.chosen) as told:
@@ -134,7 +134,7 @@ def test_a_base_from_the_list_by_keys(
     qtbot.waitUntil(lambda: len(session.models.recent) == 1)
     again = BaseDialog(session.models)
     qtbot.addWidget(again)
-    assert names(again.rows)[:2] == ["Used last", "illustrious é"]
+    assert names(again.rows)[:2] == ["Recently used", "illustrious é"]
 
 
 def test_what_was_used_last_is_told_with_its_family_wherever_it_lies(

@@ -422,7 +422,7 @@ def test_start_puts_the_job_into_the_queue_and_tells_what_became_of_it(
     assert page.start_button.text() == "Starting…" and not page.can_start()
     qtbot.waitUntil(lambda: bool(window.notices.sentences()))
     (told,) = window.notices.sentences()  # once, though whoever tells of runs that end has heard of it too
-    assert told.startswith("“katzen ü” could not begin. ") and "gone.safetensors" in told
+    assert told.startswith("“katzen ü” could not start. ") and "gone.safetensors" in told
     assert [entry.job for entry in session.queue.entries] == [page.draft.path]
     assert page.start_button.text() == "Start training" and page.start_button.isEnabled()
     qtbot.waitUntil(lambda: session.queue.look() or not session.queue.now.working)

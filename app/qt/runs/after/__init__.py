@@ -1,1 +1,1 @@
-"""What comes after a run: its candidates side by side, pictures from them, and the file that goes out."""
+"""The Try & export tab: compare saved LoRAs, generate images with them, and export one."""

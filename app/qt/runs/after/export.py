@@ -1,4 +1,4 @@
-"""Exports a saved LoRA, and asks before it replaces anything."""
+"""Export of a saved LoRA, with its dialogs; nothing is replaced without asking."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ from trainer.errors import ImpastoError, LoraFileError
 from trainer.protocol import files
 from trainer.protocol.places import write_remedy
 
-_COMMON = {"lora", "loras", "models", "autoimport"}  # folders' names that tell nobody which program they belong to
-_LICENCES = ("CC0-1.0", "CC-BY-4.0", "CC-BY-NC-4.0", "CreativeML Open RAIL-M", "OpenRAIL++")
+_COMMON_NAMES = {"lora", "loras", "models", "autoimport"}  # folder names that do not identify a program
+_LICENSES = ("CC0-1.0", "CC-BY-4.0", "CC-BY-NC-4.0", "CreativeML Open RAIL-M", "OpenRAIL++")
 
 
 def destination_name(destination: Destination) -> str:
-    """Return what people call a place for LoRAs: the program's name, or that of the folder which is no common one."""
+    """Return a LoRA folder's display name: its program, or its nearest folder with a telling name."""
     folder = destination.folder
-    telling = (path.name for path in (folder, *folder.parents) if path.name and path.name.lower() not in _COMMON)
-    return destination.kind or next(telling, str(folder))
+    names = (path.name for path in (folder, *folder.parents) if path.name and path.name.lower() not in _COMMON_NAMES)
+    return destination.kind or next(names, str(folder))
 
 
 class ExportDialog(QDialog):
-    """Remembers nothing itself: `told`, `folder` and `name` are what was chosen when it is accepted."""
+    """Dialog for an export; once accepted, `told`, `folder` and `name` hold the user's choices."""
 
     folder_chosen = Signal(object)
-    """A folder that was not offered was chosen, to be remembered."""
+    """The user chose a folder that was not listed, to be remembered."""
 
     def __init__(
         self,
@@ -67,8 +67,8 @@ class ExportDialog(QDialog):
             QLineEdit(told.title),
             QLineEdit(told.author),
         )
-        self.triggers, self.licence, self.description = QLineEdit(told.triggers), ComboBox(), QPlainTextEdit()
-        self.picture_box, self.picture = ComboBox(), ImageView(session, self.tr("No picture"))
+        self.triggers, self.license, self.description = QLineEdit(told.triggers), ComboBox(), QPlainTextEdit()
+        self.picture_box, self.picture = ComboBox(), ImageView(session, self.tr("No image"))
         self.buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
         self.export_button = self.buttons.addButton(self.tr("Export"), QDialogButtonBox.ButtonRole.AcceptRole)
         self.path = QLabel()
@@ -80,25 +80,25 @@ class ExportDialog(QDialog):
 
     @property
     def folder(self) -> Path | None:
-        """Where it goes; None while nothing is chosen."""
+        """The target folder; None while none is chosen."""
         found = self.folder_box.currentData()
         return Path(found) if found else None
 
     @property
     def told(self) -> LoraSummary:
-        """What it says of itself."""
+        """The metadata that the exported file gets."""
         picture = self.picture_box.currentData()
         return LoraSummary(
             self.title.text().strip(),
             self.author.text().strip(),
-            self.licence.currentText().strip(),
+            self.license.currentText().strip(),
             self.description.toPlainText().strip(),
             self.triggers.text().strip(),
             Path(picture) if picture else None,
         )
 
     def add_folder(self, folder: Path) -> None:
-        """Offer and choose a folder, and have it remembered."""
+        """Add a folder to the list, select it and have it remembered."""
         self.folder_box.insertItem(0, f"{folder.name}   {folder}", str(folder))
         self.folder_box.setCurrentIndex(0)
         self.folder_chosen.emit(folder)
@@ -108,9 +108,9 @@ class ExportDialog(QDialog):
     def _fill(self, candidate: Candidate, told: LoraSummary, destinations: Sequence[Destination]) -> None:
         for one in destinations:
             self.folder_box.addItem(f"{destination_name(one)}   {one.folder}", str(one.folder))
-        self.licence.setEditable(True)
-        self.licence.addItems(["", *_LICENCES])
-        self.licence.setCurrentText(told.licence)
+        self.license.setEditable(True)
+        self.license.addItems(["", *_LICENSES])
+        self.license.setCurrentText(told.licence)
         self.description.setPlainText(told.description)
         for index, file in candidate.pictures.items():
             self.picture_box.addItem(self.tr("Preview {number}").format(number=index + 1), str(file))
@@ -118,7 +118,7 @@ class ExportDialog(QDialog):
         if told.picture:
             place = self.picture_box.findData(str(told.picture))
             if place < 0:
-                self.picture_box.insertItem(0, self.tr("As tried out"), str(told.picture))
+                self.picture_box.insertItem(0, self.tr("Your last image"), str(told.picture))
             self.picture_box.setCurrentIndex(max(place, 0))
 
     def _refresh(self) -> None:
@@ -131,7 +131,7 @@ class ExportDialog(QDialog):
             self.picture.show_file(Path(picture) if picture else None)
 
     def _ask_folder(self) -> None:
-        found = QFileDialog.getExistingDirectory(self, self.tr("A folder for LoRAs"))
+        found = QFileDialog.getExistingDirectory(self, self.tr("Choose a folder for LoRAs"))
         if found:
             self.add_folder(Path(found))
 
@@ -146,13 +146,13 @@ class ExportDialog(QDialog):
     def _lay_out(self) -> None:
         self.folder_box.setMinimumContentsLength(24)
         self.folder_box.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
-        self.folder_box.setPlaceholderText(self.tr("choose a folder"))
+        self.folder_box.setPlaceholderText(self.tr("Choose a folder"))
         self.folder_button.setAutoDefault(False)
         self.export_button.setDefault(True)
         self.description.setTabChangesFocus(True)
         self.description.setFixedHeight(74)
-        self.triggers.setPlaceholderText(self.tr("with commas between them"))
-        self.author.setPlaceholderText(self.tr("your name, as others should see it"))
+        self.triggers.setPlaceholderText(self.tr("separated by commas"))
+        self.author.setPlaceholderText(self.tr("your public name"))
         self.path.setProperty("role", "muted")
         self.path.setTextFormat(Qt.TextFormat.PlainText)
         self.path.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
@@ -169,7 +169,7 @@ class ExportDialog(QDialog):
             (self.tr("Title"), self.title),
             (self.tr("Trigger words"), self.triggers),
             (self.tr("Author"), self.author),
-            (self.tr("Licence"), self.licence),
+            (self.tr("License"), self.license),
             (self.tr("Description"), self.description),
         ]
         form.addRow(self.tr("To"), place)
@@ -177,9 +177,9 @@ class ExportDialog(QDialog):
         for words, widget in rows:
             form.addRow(words, widget)
             widget.setAccessibleName(words)
-        self.picture_box.setAccessibleName(self.tr("Picture"))
+        self.picture_box.setAccessibleName(self.tr("Image"))
         right = QVBoxLayout()
-        right.addWidget(QLabel(self.tr("Picture")))
+        right.addWidget(QLabel(self.tr("Image")))
         right.addWidget(self.picture_box)
         right.addWidget(self.picture)
         right.addStretch(1)
@@ -197,14 +197,14 @@ class ExportDialog(QDialog):
 
 
 class Exporting(QObject):
-    """One for a panel; it remembers which folder was used last."""
+    """Runs a panel's exports and remembers the last folder."""
 
     told = Signal(str, str, object)
     failed = Signal(object)
     opened = Signal(object)
-    """A dialog is to be opened."""
+    """A dialog to open."""
     used = Signal()
-    """`destination` is another now."""
+    """`destination` changed."""
 
     def __init__(self, session: Session, parent: QWidget) -> None:
         super().__init__(parent)
@@ -212,15 +212,15 @@ class Exporting(QObject):
         self._used: Destination | None = None
 
     def destination(self) -> Destination | None:
-        """Return the folder used last, else the first that is known."""
+        """Return the folder used last, or the first known one."""
         return self._used or next(iter(self._session.models.destinations()), None)
 
     def ask(self, candidate: Candidate, picture: Path | None) -> None:
-        """Ask where a LoRA goes and what it says of itself, which begins with what it says now."""
+        """Ask for an export's folder and metadata, starting from the metadata in the file."""
         self._with_about(candidate, picture, lambda told: self._ask(candidate, told))
 
     def send(self, candidate: Candidate, picture: Path | None, destination: Destination) -> None:
-        """Export a LoRA as it is, with a picture."""
+        """Export a LoRA with its current metadata and an image."""
         self._use(destination)
         name = candidate.file.stem
         self._with_about(candidate, picture, lambda told: self._export(candidate, destination.folder, name, told))
@@ -254,11 +254,11 @@ class Exporting(QObject):
                 self.failed.emit(fault)
 
         work = partial(export, candidate.file, folder, name, told, replace=over)
-        self._session.tasks.run(work, self._say, only(ImpastoError, refused))
+        self._session.tasks.run(work, self._on_exported, only(ImpastoError, refused))
 
-    def _say(self, made: Exported) -> None:
-        words = self.tr("{name} is in {folder}.").format(name=made.file.name, folder=made.file.parent)
-        self.told.emit(words, "info", (self.tr("Show it"), lambda: reveal(made.file)))
+    def _on_exported(self, made: Exported) -> None:
+        words = self.tr("Exported {name} to {folder}.").format(name=made.file.name, folder=made.file.parent)
+        self.told.emit(words, "info", (self.tr("Show file"), lambda: reveal(made.file)))
 
     def _use(self, destination: Destination) -> None:
         self._used = destination
@@ -266,7 +266,7 @@ class Exporting(QObject):
 
 
 class CardDialog(QDialog):
-    """Markdown, as Civitai, Hugging Face and GitHub show it."""
+    """Editor for the model card, in the Markdown that Civitai, Hugging Face and GitHub render."""
 
     said = Signal(str)
     failed = Signal(object)
@@ -277,7 +277,7 @@ class CardDialog(QDialog):
         self.text = QPlainTextEdit(text)
         self.setWindowTitle(self.tr("Model card"))
         self.resize(720, 620)
-        words = QLabel(self.tr("A page that tells others what this is and how to use it. Change it as you like."))
+        words = QLabel(self.tr("Describes the LoRA and how to use it, for sharing. Edit it as you like."))
         words.setProperty("role", "muted")
         words.setWordWrap(True)
         self.text.setAccessibleName(self.tr("Model card"))
@@ -295,17 +295,17 @@ class CardDialog(QDialog):
         column.addWidget(buttons)
 
     def copy(self) -> None:
-        """Put it on the clipboard."""
+        """Copy the model card to the clipboard."""
         QGuiApplication.clipboard().setText(self.text.toPlainText())
-        self.said.emit(self.tr("The model card is on the clipboard."))
+        self.said.emit(self.tr("Model card copied."))
 
     def save(self, file: Path) -> None:
-        """Write it."""
+        """Write the model card to a file."""
         text = self.text.toPlainText()
         self._session.tasks.run(
             lambda: files.write_text(file, text),
             lambda _: self.said.emit(self.tr("Saved {name}.").format(name=file.name)),
-            only(OSError, lambda fault: self._tell(file, fault)),
+            only(OSError, lambda fault: self._on_save_failed(file, fault)),
         )
 
     def _ask(self) -> None:
@@ -313,6 +313,6 @@ class CardDialog(QDialog):
         if found:
             self.save(Path(found))
 
-    def _tell(self, file: Path, fault: OSError) -> None:
-        sentence = f"{file} cannot be written: {fault.strerror or fault}."
+    def _on_save_failed(self, file: Path, fault: OSError) -> None:
+        sentence = f"Could not write {file}: {fault.strerror or fault}."
         self.failed.emit(LoraFileError("card.file", sentence, write_remedy(fault)))

@@ -1,4 +1,4 @@
-"""The XY grid: saved steps and strengths across, prompts down, each cell drawn with the same seed."""
+"""The XY grid: steps and strengths as columns, prompts as rows, one seed for all cells."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ if TYPE_CHECKING:
     from trainer.config.job import Job
 
 _SIDE = 168
-_MOST_CELLS = 400
+_MAX_CELLS = 400
 _NUMBER = re.compile(r"[^\s;]+")
 _DECIMAL_COMMA = re.compile(r"(?<=\d),(?=\d)")
 
 
 class _Cell(QStyledItemDelegate):
-    """Paints a picture in the middle of its cell."""
+    """Paints an image centered in its cell."""
 
     def paint(
         self, painter: QPainter, option: QStyleOptionViewItem, index: QModelIndex | QPersistentModelIndex
     ) -> None:
-        """Paint one; what is selected lies on the accent."""
+        """Paint one cell; a selected one has the accent color as its background."""
         selected = bool(option.state & QStyle.StateFlag.State_Selected)
         cell = option.rect.adjusted(2, 2, -2, -2)
         painter.save()
@@ -72,10 +72,10 @@ class _Cell(QStyledItemDelegate):
 
 
 class GridDialog(QDialog):
-    """Chooses what stands across and down, and shows the cells as they are drawn."""
+    """Dialog to choose steps, strengths and prompts; cells appear as they are generated."""
 
     picked = Signal(int, float)
-    """The user takes this step at this strength."""
+    """Step and strength that the user picked."""
     failed = Signal(object)
 
     def __init__(
@@ -87,7 +87,7 @@ class GridDialog(QDialog):
         folder: Path,
         parent: QWidget | None = None,
     ) -> None:
-        """`settings` is the prompt that is tried out now, with its seed and size; `folder` takes grids."""
+        """Take the current prompt `settings` with seed and size, and the `folder` for grids."""
         super().__init__(parent)
         self._session, self._job, self._settings, self._folder = session, job, settings, folder
         self._found = list(found)
@@ -96,8 +96,8 @@ class GridDialog(QDialog):
         self._rows: list[str] = []
         self.steps, self.strengths, self.prompts = QListWidget(), QLineEdit("0.6, 0.8, 1"), QPlainTextEdit()
         self.count, self.progress, self.stage, self.table = QLabel(), QProgressBar(), QLabel(), QTableWidget()
-        self.draw_button, self.cancel_button = QPushButton(self.tr("Draw")), QPushButton(self.tr("Cancel"))
-        self.pick_button, self.close_button = QPushButton(self.tr("Take this step")), QPushButton(self.tr("Close"))
+        self.draw_button, self.cancel_button = QPushButton(self.tr("Generate")), QPushButton(self.tr("Cancel"))
+        self.pick_button, self.close_button = QPushButton(self.tr("Use this step")), QPushButton(self.tr("Close"))
         self.setWindowTitle(self.tr("Grid of steps, strengths and prompts"))
         self.resize(960, 700)
         self._fill()
@@ -105,16 +105,16 @@ class GridDialog(QDialog):
         self._listen()
         self._refresh()
 
-    # --- what is asked for
+    # --- the user's choices
 
     def chosen(self) -> list[Candidate]:
-        """Return the steps that are ticked."""
-        return [candidate for row, candidate in enumerate(self._found) if self._is_ticked(row)]
+        """Return the checked steps."""
+        return [candidate for row, candidate in enumerate(self._found) if self._is_checked(row)]
 
     def chosen_strengths(self) -> list[float] | None:
-        """Return the strengths that are written, or None where one is no number.
+        """Return the entered strengths, or None if one is not a number from -100 to 100.
 
-        A comma between two digits is a decimal one where the user's language writes numbers so.
+        A comma between two digits is a decimal comma if the user's locale has one.
         """
         text = self.strengths.text()
         if QLocale().decimalPoint() == ",":
@@ -126,28 +126,28 @@ class GridDialog(QDialog):
         return list(dict.fromkeys(found)) if all(-100 <= strength <= 100 for strength in found) else None
 
     def chosen_prompts(self) -> list[str]:
-        """Return the prompts, one a line."""
+        """Return the entered prompts, one per line, without duplicates."""
         return list(dict.fromkeys(line.strip() for line in self.prompts.toPlainText().splitlines() if line.strip()))
 
     def problem(self) -> str:
-        """Return what is missing, in words; "" when the grid can be drawn."""
+        """Return why the grid cannot be generated, or ""."""
         strengths = self.chosen_strengths()
         if not self.chosen():
-            return self.tr("Tick at least one step.")
+            return self.tr("Select at least one step.")
         if not strengths:
-            return self.tr("Write strengths as numbers, such as 0.6, 0.8, 1.")
+            return self.tr("Enter strengths as numbers, for example 0.6, 0.8, 1.")
         if not self.chosen_prompts():
-            return self.tr("Write at least one prompt.")
-        if self._cells() > _MOST_CELLS:
-            return self.tr("{count} pictures are too many; {most} are the most.").format(
-                count=QLocale().toString(self._cells()), most=_MOST_CELLS
+            return self.tr("Enter at least one prompt.")
+        if self._cells() > _MAX_CELLS:
+            return self.tr("{count} images are too many. The maximum is {most}.").format(
+                count=QLocale().toString(self._cells()), most=_MAX_CELLS
             )
         return ""
 
-    # --- drawing
+    # --- generating
 
     def draw(self) -> None:
-        """Draw the grid; the cells appear one by one."""
+        """Generate the grid; the cells appear one by one."""
         strengths = self.chosen_strengths()
         if self.problem() or strengths is None:
             return
@@ -164,24 +164,24 @@ class GridDialog(QDialog):
         self._refresh()
 
     def cancel(self) -> None:
-        """Draw no more; what is drawn stays."""
+        """Stop generating; finished cells stay."""
         if self._busy():
             self._session.renderer.cancel()
 
     def pick(self) -> None:
-        """Take the step and the strength of the current cell."""
+        """Use step and strength of the current cell."""
         column = self.table.currentColumn()
         if column >= 0:
             self.picked.emit(*self._columns[column])
             self.accept()
 
     def closeEvent(self, event: QCloseEvent) -> None:  # noqa: N802
-        """Give up what nobody sees."""
+        """Stop generating: the dialog closes."""
         self.cancel()
         super().closeEvent(event)
 
     def done(self, result: int) -> None:
-        """Give up what nobody sees."""
+        """Stop generating: the dialog closes."""
         self.cancel()
         super().done(result)
 
@@ -201,14 +201,14 @@ class GridDialog(QDialog):
             item = QListWidgetItem(words + loss + ("   " + self.tr("best") if candidate.best else ""), self.steps)
             item.setSizeHint(QSize(0, self.fontMetrics().height() + 12))
             item.setFlags(item.flags() | Qt.ItemFlag.ItemIsUserCheckable)
-            near = candidate.best or candidate.last
-            item.setCheckState(Qt.CheckState.Checked if near else Qt.CheckState.Unchecked)
-        ticked = [row for row in range(self.steps.count()) if self._is_ticked(row)]
+            notable = candidate.best or candidate.last
+            item.setCheckState(Qt.CheckState.Checked if notable else Qt.CheckState.Unchecked)
+        ticked = [row for row in range(self.steps.count()) if self._is_checked(row)]
         if ticked:
-            self.steps.setCurrentRow(ticked[0])  # of many steps it would be out of sight
+            self.steps.setCurrentRow(ticked[0])  # scrolls to it in a long list
         self.prompts.setPlainText(str(self._settings["prompt"]))
 
-    def _is_ticked(self, row: int) -> bool:
+    def _is_checked(self, row: int) -> bool:
         return self.steps.item(row).checkState() == Qt.CheckState.Checked
 
     def _lay_table(self, chosen: Sequence[Candidate], strengths: Sequence[float], prompts: Sequence[str]) -> None:
@@ -249,7 +249,7 @@ class GridDialog(QDialog):
 
     def _refresh(self) -> None:
         problem, busy, cells = self.problem(), self._busy(), self._cells()
-        counted = self.tr("{count} pictures, each with the seed {seed}.")
+        counted = self.tr("{count} images, all with seed {seed}.")
         words = problem or counted.format(count=QLocale().toString(cells), seed=self._settings["seed"])
         self.count.setText(words)
         self.draw_button.setEnabled(not problem)
@@ -282,7 +282,7 @@ class GridDialog(QDialog):
         self.steps.setFixedHeight(126)
         self.prompts.setAccessibleName(self.tr("Prompts"))
         self.prompts.setTabChangesFocus(True)
-        self.prompts.setPlaceholderText(self.tr("one prompt a line"))
+        self.prompts.setPlaceholderText(self.tr("one prompt per line"))
         self.prompts.setFixedHeight(84)
         lay_progress(self.progress, self.stage)
         self.count.setProperty("role", "muted")
@@ -316,7 +316,7 @@ class GridDialog(QDialog):
 
 
 def _shortened(prompt: str) -> str:
-    """A prompt for the head of a row: some short lines."""
+    """Return a prompt wrapped into short lines for a row header, cut after a few lines."""
     words, lines = prompt.split(), [""]
     for word in words:
         if len(lines[-1]) + len(word) > 20:

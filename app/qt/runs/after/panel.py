@@ -1,4 +1,4 @@
-"""What comes after the run: its candidates side by side, pictures from them, and the file that goes out."""
+"""The Try & export tab: compare saved LoRAs, generate images with them, and export one."""
 
 from __future__ import annotations
 
@@ -45,10 +45,12 @@ if TYPE_CHECKING:
     from trainer.config.job import Job
 
 _CANDIDATE = "has_candidate"
-_WIDEST = 520  # of the prompts' box: a line of usual length, whole
+_MAX_PROMPT_WIDTH = 520  # px: shows a prompt of usual length in full
 ACTIONS = (
-    Action("after.draw", _NOOP("Action", "Draw with the chosen step"), "runs", "draw", (), "can_draw", icon="brush"),
-    Action("after.cancel", _NOOP("Action", "Stop drawing"), "runs", "cancel", (), "is_drawing"),
+    Action(
+        "after.draw", _NOOP("Action", "Generate with the selected step"), "runs", "draw", (), "can_draw", icon="brush"
+    ),
+    Action("after.cancel", _NOOP("Action", "Stop generating"), "runs", "cancel", (), "is_drawing"),
     Action(
         "after.grid",
         _NOOP("Action", "Grid of steps and strengths…"),
@@ -67,7 +69,7 @@ ACTIONS = (
         _CANDIDATE,
         icon="save",
     ),
-    Action("after.send", _NOOP("Action", "Export to the folder used last"), "runs", "send", (), "can_send"),
+    Action("after.send", _NOOP("Action", "Export to the last folder"), "runs", "send", (), "can_send"),
     Action("after.card", _NOOP("Action", "Model card…"), "runs", "show_card", (), "can_compare", icon="caption"),
     Action("after.longer", _NOOP("Action", "Train longer…"), "runs", "ask_longer", (), "can_go_on", icon="train"),
     Action("after.again", _NOOP("Action", "New job from this run"), "runs", "begin_again", (), "has_job", icon="copy"),
@@ -75,7 +77,7 @@ ACTIONS = (
 
 
 class AfterPanel(QWidget):
-    """Shows what a run saved, tries it out and exports it."""
+    """Tab that shows a run's saved LoRAs, tries them and exports them."""
 
     said = Signal(str)
     told = Signal(str, str, object)
@@ -88,9 +90,9 @@ class AfterPanel(QWidget):
         self._ends: list[Callable[[], None]] = []
         self._job: Job | None = None
         self._wanted: int | None = None
-        self._stale, self._gathering = False, Single(session.tasks)
+        self._stale, self._search = False, Single(session.tasks)
         self.dialog: QDialog | None = None
-        """The one that was opened last."""
+        """The dialog opened last."""
         self.strip, self.trying = CandidateStrip(session), TryBox(session)
         self.exporting = Exporting(session, self)
         self.empty, self.prompt_box = QLabel(), ComboBox()
@@ -103,19 +105,21 @@ class AfterPanel(QWidget):
         self.show_run(None)
 
     def show_run(self, run: Run | None) -> None:
-        """Show what this run saved; None for no run."""
+        """Show what a run saved, or nothing for None."""
         for end in self._ends:
             end()
         self._run = run
-        self._ends = [run.arrived.connect(self._take), run.changed.connect(lambda _: self._learn())] if run else []
+        self._ends = (
+            [run.arrived.connect(self._on_events), run.changed.connect(lambda _: self._on_run_changed())] if run else []
+        )
         self.edited_bar.hide()
         self._job = None
         self._show([])
-        self._learn()
-        self._gather()
+        self._on_run_changed()
+        self._update_candidates()
 
     def choose(self, step: int) -> None:
-        """Choose a saved step, now or as soon as it is known."""
+        """Select a saved step, now or as soon as it is listed."""
         self._wanted = step
         steps = [candidate.step for candidate in self.strip.candidates.all]
         if step in steps:
@@ -123,84 +127,84 @@ class AfterPanel(QWidget):
             self.strip.choose(steps.index(step))
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
-        """Look at what may have changed while nobody saw it."""
+        """Update what may have changed while the tab was hidden."""
         super().showEvent(event)
-        self._gather()
-        self._look_at_captions()
-        self._session.models.destinations()  # begins the search for programs that use LoRAs
+        self._update_candidates()
+        self._check_dataset_edits()
+        self._session.models.destinations()  # starts the search for programs that use LoRAs
         self._refresh()
 
-    # --- what can be done now
+    # --- which commands are enabled
 
     def has_candidate(self) -> bool:
-        """Tell whether a saved step is chosen."""
+        """Return whether a saved step is selected."""
         return self.strip.current() is not None
 
     def has_job(self) -> bool:
-        """Tell whether the run's job can be read."""
+        """Return whether the run's job can be read."""
         return bool(self._run and self._run.job)
 
     def can_compare(self) -> bool:
-        """Tell whether a grid can be drawn."""
+        """Return whether a grid can be generated."""
         return self.has_candidate() and self.has_job()
 
     def can_draw(self) -> bool:
-        """Tell whether there is something to draw."""
+        """Return whether an image can be generated."""
         return self.trying.can_draw()
 
     def is_drawing(self) -> bool:
-        """Tell whether a picture is on its way."""
+        """Return whether an image is being generated."""
         return self.trying.is_drawing()
 
     def can_send(self) -> bool:
-        """Tell whether there is a folder to export to."""
+        """Return whether a folder to export to is known."""
         return self.has_candidate() and self._destination() is not None
 
     def can_go_on(self) -> bool:
-        """Tell whether the run may be trained longer: its checkpoints are here and nobody trains it."""
+        """Return whether the run can be trained longer: it saved something and is not training."""
         run = self._run
         return bool(run and run.job and not run.alive and self.strip.candidates.all)
 
-    # --- what the table of actions names
+    # --- called by actions
 
     def draw(self) -> None:
-        """Draw what is tried out."""
+        """Generate an image with the current settings."""
         self.trying.draw()
 
     def cancel(self) -> None:
-        """Stop drawing."""
+        """Stop generating."""
         self.trying.cancel()
 
     def show_grid(self) -> None:
-        """Compare steps and strengths over prompts."""
+        """Open the grid that compares steps and strengths over prompts."""
         run = self._run
         if run and run.job:
             found, settings = self.strip.candidates.all, self.trying.prompt_settings()
             dialog = GridDialog(self._session, run.job, found, settings, self._tries(run), self)
-            dialog.picked.connect(self._pick)
+            dialog.picked.connect(self._on_picked)
             dialog.failed.connect(self.failed.emit)
             self._open(dialog)
 
     def ask_export(self) -> None:
-        """Ask where the chosen LoRA goes, and what it says of itself."""
+        """Ask for folder and metadata, then export the selected LoRA."""
         candidate = self.strip.current()
         if candidate:
             self.exporting.ask(candidate, self._picture(candidate))
 
     def send(self) -> None:
-        """Export the chosen LoRA as it is to the folder used last, or to the first that is known."""
+        """Export the selected LoRA to the last folder, or to the first known one."""
         destination = self._destination()
         if destination:
             self.send_to(destination)
 
     def send_to(self, destination: Destination) -> None:
-        """Export the chosen LoRA as it is to a folder."""
+        """Export the selected LoRA to a folder with its current metadata."""
         candidate = self.strip.current()
         if candidate:
             self.exporting.send(candidate, self._picture(candidate), destination)
 
     def show_card(self) -> None:
-        """Show the model card of the chosen LoRA."""
+        """Show the model card of the selected LoRA."""
         run, candidate = self._run, self.strip.current()
         if run and run.job and candidate:
             job, listing = run.job, run.directory.listing
@@ -212,7 +216,7 @@ class AfterPanel(QWidget):
             self._session.tasks.run(work, lambda text: self._show_card(text, candidate.file.stem), self._refused)
 
     def ask_longer(self) -> None:
-        """Ask how many steps the run shall have in all."""
+        """Ask for the run's new total of steps, then queue it."""
         run = self._run
         if run is None or run.job is None:
             return
@@ -220,7 +224,7 @@ class AfterPanel(QWidget):
         dialog = QInputDialog(self)
         dialog.setInputMode(QInputDialog.InputMode.IntInput)
         dialog.setWindowTitle(self.tr("Train longer"))
-        words = self.tr("The run has {steps} steps. How many shall it have in all?")
+        words = self.tr("The run has {steps} steps. New total:")
         dialog.setLabelText(words.format(steps=QLocale().toString(now)))
         dialog.setIntRange(now + 1, 10_000_000)
         dialog.setIntStep(max(1, now // 10))
@@ -230,27 +234,27 @@ class AfterPanel(QWidget):
         self._open(dialog)
 
     def go_on(self, run: Path, steps: int) -> None:
-        """Put a run into the queue, to be trained to so many steps in all."""
+        """Queue a run to continue up to a total of `steps`."""
         self._session.renderer.free()
         self._session.queue.resume(run, steps)
-        words = self.tr("{name} goes on to {steps} steps when its turn comes.")
+        words = self.tr("{name} continues to {steps} steps when its turn comes.")
         self.said.emit(words.format(name=run.name, steps=QLocale().toString(steps)))
 
     def begin_again(self) -> None:
-        """Make a new job of this run and show it."""
+        """Create a new job from this run and show it."""
         if self._run is None:
             return
         folder, directory = self._session.jobs.folder, self._run.directory
         self._session.tasks.run(lambda: new_job(folder, directory), self._session.going.job.emit, self._refused)
 
-    # --- what is known of the run
+    # --- updates from the run
 
-    def _take(self, news: list[events.Event]) -> None:
+    def _on_events(self, news: list[events.Event]) -> None:
         if not news or any(isinstance(one, events.Saved | events.Validation | events.Preview) for one in news):
-            self._gather()
+            self._update_candidates()
 
-    def _learn(self) -> None:
-        """Take over what the run's job says."""
+    def _on_run_changed(self) -> None:
+        """Update prompts and panels from the run's job."""
         run = self._run
         job = run.job if run else None
         self.trying.show_job(job, self._tries(run) if run else Path())
@@ -263,25 +267,25 @@ class AfterPanel(QWidget):
         self.prompt_box.setVisible(len(prompts) > 1)
         if job is not self._job:
             self._job = job
-            self._look_at_captions()
-            self._gather()  # its folder is gone, or there again
+            self._check_dataset_edits()
+            self._update_candidates()  # its folder disappeared or is back
         self._refresh()
 
-    def _gather(self) -> None:
-        """Look on a worker which saved steps there are; once more when news came meanwhile."""
+    def _update_candidates(self) -> None:
+        """Search for saved steps on a worker, and again if events arrived meanwhile."""
         run = self._run
-        if run is None or not self.isVisible() or self._gathering.busy:
+        if run is None or not self.isVisible() or self._search.busy:
             self._stale = True
             return
         self._stale = False
-        told = SavedSteps.of(run)
-        self._gathering.run(lambda: candidates(told), lambda found: self._gathered(run, found))
+        saved = SavedSteps.of(run)
+        self._search.run(lambda: candidates(saved), lambda found: self._on_candidates(run, found))
 
-    def _gathered(self, run: Run, found: list[Candidate]) -> None:
+    def _on_candidates(self, run: Run, found: list[Candidate]) -> None:
         if run is self._run and found != self.strip.candidates.all:
             self._show(found)
         if self._stale:
-            self._gather()
+            self._update_candidates()
 
     def _show(self, found: list[Candidate]) -> None:
         self.strip.show_candidates(found, max(0, self.prompt_box.currentIndex()))
@@ -291,15 +295,15 @@ class AfterPanel(QWidget):
             self.choose(self._wanted)
         self._refresh()
 
-    def _look_at_captions(self) -> None:
+    def _check_dataset_edits(self) -> None:
         run = self._run
         if run and run.job and self.isVisible():
             directory, job = run.directory, run.job
             self._session.tasks.run(
-                lambda: edited(directory, job), lambda found: self._say_edited(run, found), raise_again
+                lambda: edited(directory, job), lambda found: self._on_edits_found(run, found), raise_again
             )
 
-    def _say_edited(self, run: Run, found: Edited) -> None:
+    def _on_edits_found(self, run: Run, found: Edited) -> None:
         if run is not self._run:
             return
         number = QLocale().toString
@@ -307,12 +311,12 @@ class AfterPanel(QWidget):
             words.format(count=number(count))
             for count, words in (
                 (found.captions, self.tr("captions changed: {count}")),
-                (found.added, self.tr("pictures added: {count}")),
-                (found.removed, self.tr("pictures taken away: {count}")),
+                (found.added, self.tr("images added: {count}")),
+                (found.removed, self.tr("images removed: {count}")),
             )
             if count
         ]
-        words = self.tr("The dataset was edited since this run began ({what}). The run keeps what it began with.")
+        words = self.tr("The dataset has changed since this run started ({what}). The run still uses the old version.")
         self.edited_words.setText(words.format(what=", ".join(parts)))
         self.edited_bar.setVisible(bool(found))
 
@@ -322,11 +326,11 @@ class AfterPanel(QWidget):
         return self.exporting.destination() if self.isVisible() else None
 
     def _picture(self, candidate: Candidate) -> Path | None:
-        """The picture that a candidate goes out with: its preview, else what was tried out with it."""
+        """Return the image to export with a candidate: its preview, or the last image generated with it."""
         drawn = candidate.pictures
         return drawn.get(self.strip.candidates.prompt) or next(iter(drawn.values()), self.trying.picture_of(candidate))
 
-    def _pick(self, step: int, strength: float) -> None:
+    def _on_picked(self, step: int, strength: float) -> None:
         self.choose(step)
         self.trying.strength.setValue(strength)
 
@@ -339,15 +343,15 @@ class AfterPanel(QWidget):
     def _open(self, dialog: QDialog) -> None:
         dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.dialog = dialog
-        dialog.destroyed.connect(lambda: self._closed(dialog))
+        dialog.destroyed.connect(lambda: self._on_dialog_destroyed(dialog))
         dialog.open()
 
-    def _closed(self, dialog: QDialog) -> None:
+    def _on_dialog_destroyed(self, dialog: QDialog) -> None:
         if self.dialog is dialog:
             self.dialog = None
 
     def _tries(self, run: Run) -> Path:
-        """Where pictures that are tried out lie: with the run."""
+        """Return the folder for generated images, inside the run."""
         return run.directory.path / "tries"
 
     def _refresh(self) -> None:
@@ -361,26 +365,26 @@ class AfterPanel(QWidget):
             place = destination_name(destination).replace("&", "&&")
             self.send_button.setText(self.tr("Export to {place}").format(place=place))
             self.send_button.setToolTip(plain_tip(str(destination.folder)))
-        going = self.tr("Nothing is saved yet. What the run saves appears here, step beside step.")
-        over = self.tr("This run has saved no LoRA.")
-        lost = self.tr("What this run saved cannot be read now.")
-        choose = self.tr("Choose a run to see what it saved.")
-        ended = lost if run and run.summary.problem else over
-        self.empty.setText(choose if run is None else going if run.alive else ended)
+        still_running = self.tr("Nothing is saved yet. Each LoRA that the run saves appears here.")
+        nothing_saved = self.tr("This run did not save a LoRA.")
+        unreadable = self.tr("The files that this run saved cannot be read now.")
+        no_run = self.tr("Select a run to see its saved LoRAs.")
+        ended = unreadable if run and run.summary.problem else nothing_saved
+        self.empty.setText(no_run if run is None else still_running if run.alive else ended)
         self._commands.refresh()
 
-    def _fill_menu(self) -> None:
+    def _on_about_to_show(self) -> None:
         self.send_menu.clear()
         for one in self._session.models.destinations():
             entry = self.send_menu.addAction(f"{destination_name(one)}   {one.folder}".replace("&", "&&"))
             entry.triggered.connect(lambda _=False, one=one: self.send_to(one))
 
-    def _choose(self, candidate: Candidate | None) -> None:
+    def _on_candidate_chosen(self, candidate: Candidate | None) -> None:
         self.trying.show_candidate(candidate)
         self._refresh()
 
     def _listen(self) -> None:
-        self.strip.chosen.connect(self._choose)
+        self.strip.chosen.connect(self._on_candidate_chosen)
         self.prompt_box.currentIndexChanged.connect(
             lambda place: self.strip.show_candidates(self.strip.candidates.all, max(0, place))
         )
@@ -392,12 +396,12 @@ class AfterPanel(QWidget):
         self.exporting.used.connect(self._refresh)
         self.export_button.clicked.connect(self.ask_export)
         self.send_button.clicked.connect(self.send)
-        self.send_menu.aboutToShow.connect(self._fill_menu)
+        self.send_menu.aboutToShow.connect(self._on_about_to_show)
         until_destroyed(self, self._session.models.changed.connect(lambda _: self._refresh()))
 
     def _lay_out(self) -> None:
         inside, whole = QWidget(), QVBoxLayout(self)
-        scroll = QScrollArea()  # on a low screen the window stays as low as it was
+        scroll = QScrollArea()  # keeps the window's minimum height small on low screens
         scroll.setWidget(inside)
         scroll.setWidgetResizable(True)
         scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)
@@ -418,7 +422,7 @@ class AfterPanel(QWidget):
         self.empty.setWordWrap(True)
 
     def _edited_row(self) -> QFrame:
-        button = QPushButton(self.tr("New job with the edits"))
+        button = QPushButton(self.tr("New job with the changes"))
         button.clicked.connect(self.begin_again)
         self.edited_words.setWordWrap(True)
         self.edited_words.setProperty("role", "warning")
@@ -430,12 +434,12 @@ class AfterPanel(QWidget):
 
     def _head(self) -> QHBoxLayout:
         row = QHBoxLayout()
-        row.addWidget(_heading(self.tr("Candidates")))
+        row.addWidget(_heading(self.tr("Saved LoRAs")))
         row.addSpacing(12)
         self.prompt_box.setAccessibleName(self.tr("Preview prompt"))
         self.prompt_box.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
         self.prompt_box.setMinimumContentsLength(6)
-        self.prompt_box.setMaximumWidth(_WIDEST)
+        self.prompt_box.setMaximumWidth(_MAX_PROMPT_WIDTH)
         self.prompt_box.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         row.addWidget(self.prompt_box, 1)
         row.addStretch()
@@ -464,7 +468,7 @@ def _heading(words: str) -> QLabel:
 
 
 def _trained_on(listing: Path) -> int:
-    """How many pictures a run was trained on."""
+    """Return the number of images a run was trained on."""
     from trainer.dataset.dataset import read_listing
 
     return sum(picture.kind == "train" for picture in read_listing(listing))

@@ -1,4 +1,4 @@
-"""The candidates side by side: each saved step with its picture, its held-out loss, and which is the best."""
+"""The strip of saved steps, each with its preview, validation loss and a mark for the best."""
 
 from __future__ import annotations
 
@@ -33,38 +33,38 @@ from app.qt.widgets import image_of, plain_tip, while_there
 
 _SIDE = 132
 _INSET = 8
-_IMAGE_PIXELS = 2 * _SIDE  # what is kept of a picture, enough for a fine screen
+_IMAGE_PIXELS = 2 * _SIDE  # largest side of a kept image: sharp on a 2x screen
 
 
 def read_image(
     owner: QObject, session: Session, file: Path, done: Callable[[QImage], None], side: int = 0
 ) -> None:  # fmt: skip
-    """Read a picture on a worker; call `done` with it if `owner` is there then, no larger than `side` pixels if given.
+    """Read an image on a worker and pass it to `done` if `owner` still exists; null if unreadable.
 
-    One that cannot be read is null. Workers hand over bytes only: PySide makes its types and enumerations when they are
-    first used, and one thread that does so beside another ends the program.
+    `side` limits the longer side in pixels; 0 keeps the size. Workers return bytes only, never Qt objects: PySide
+    creates its types and enumerations lazily, and two threads doing so at the same time crash the process.
     """
 
-    def have(pixels: Pixels | None) -> None:
+    def on_pixels(pixels: Pixels | None) -> None:
         done(image_of(pixels) if pixels else QImage())
 
-    session.tasks.run(lambda: read_pixels(file, side), while_there(owner, have), raise_again, kept=False)
+    session.tasks.run(lambda: read_pixels(file, side), while_there(owner, on_pixels), raise_again, kept=False)
 
 
 def paint_fitting(painter: QPainter, room: QRect, image: QImage, ratio: float) -> None:
-    """Paint an image in the middle of a room: as large as fits, small ones up to four times their size."""
+    """Paint an image centered in `room`, as large as fits, enlarging at most four times."""
     size = QSize(image.size()).scaled(room.size(), Qt.AspectRatioMode.KeepAspectRatio)
     size = size.boundedTo(image.size() * 4)
     place = QRect(room.topLeft(), size)
     place.moveCenter(room.center())
-    way = Qt.TransformationMode.SmoothTransformation
-    scaled = image.scaled(size * ratio, Qt.AspectRatioMode.IgnoreAspectRatio, way)
+    mode = Qt.TransformationMode.SmoothTransformation
+    scaled = image.scaled(size * ratio, Qt.AspectRatioMode.IgnoreAspectRatio, mode)
     scaled.setDevicePixelRatio(ratio)
     painter.drawImage(place.topLeft(), scaled)
 
 
 class ImageView(QWidget):
-    """One picture, or a sentence while there is none."""
+    """Image scaled to fit, or a sentence while there is none."""
 
     def __init__(self, session: Session, sentence: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -73,17 +73,17 @@ class ImageView(QWidget):
         self._image = QImage()
         self._scaled: tuple[tuple[int, int, float], QPixmap] | None = None
         self.file: Path | None = None
-        """What is shown, or on its way."""
+        """The image's file, shown or being read."""
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
         self.setMinimumSize(160, 160)
 
     @property
     def shows(self) -> bool:
-        """Whether a picture is seen."""
+        """Whether an image is shown."""
         return not self._image.isNull()
 
     def show_file(self, file: Path | None) -> None:
-        """Show a picture; the one before stays until it is read. None: show none."""
+        """Show an image, keeping the previous one until it is read; None shows the sentence."""
         self.file = file
         if file is None:
             self._take(None, QImage())
@@ -96,7 +96,7 @@ class ImageView(QWidget):
             self.update()
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
-        """Paint the picture in the middle."""
+        """Paint the image centered."""
         painter = QPainter(self)
         painter.fillRect(self.rect(), colours().base)
         if self._image.isNull():
@@ -124,7 +124,7 @@ _Index = QModelIndex | QPersistentModelIndex
 
 
 class Candidates(QAbstractListModel):
-    """The saved steps of one run; pictures are read as they are asked for."""
+    """List model of a run's saved steps; previews are read on demand."""
 
     def __init__(self, session: Session) -> None:
         super().__init__()
@@ -134,17 +134,17 @@ class Candidates(QAbstractListModel):
         self.prompt = 0
 
     def show(self, found: Sequence[Candidate], prompt: int) -> None:
-        """Show other candidates, with the pictures of this prompt."""
+        """Show other candidates with the previews of the prompt at index `prompt`."""
         self.beginResetModel()
         self.all, self.prompt = list(found), prompt
         self.endResetModel()
 
     def rowCount(self, parent: _Index | None = None) -> int:  # noqa: N802
-        """Return how many there are."""
+        """Return the number of candidates."""
         return 0 if parent is not None and parent.isValid() else len(self.all)
 
     def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        """Return what a candidate is called, and in one sentence what is known of it."""
+        """Return a candidate's title, or its description as tooltip and for screen readers."""
         candidate = self.all[index.row()]
         if role == Qt.ItemDataRole.DisplayRole:
             return self.title(candidate)
@@ -155,23 +155,23 @@ class Candidates(QAbstractListModel):
         return None
 
     def title(self, candidate: Candidate) -> str:
-        """Return its name."""
+        """Return a candidate's title."""
         return self.tr("Step {step}").format(step=QLocale().toString(candidate.step))
 
     def loss(self, candidate: Candidate) -> str:
-        """Return its held-out loss in words; "" where it was not measured."""
+        """Return a candidate's validation loss in words, or "" if it was not measured."""
         if candidate.held_out is None:
             return ""
-        return self.tr("held-out {loss}").format(loss=QLocale().toString(candidate.held_out, "f", 4))
+        return self.tr("val. loss {loss}").format(loss=QLocale().toString(candidate.held_out, "f", 4))
 
     def mark(self, candidate: Candidate) -> str:
-        """Return what distinguishes it."""
+        """Return the mark of the best or last candidate, or ""."""
         if candidate.best:
             return self.tr("Best")
         return self.tr("Last") if candidate.last else ""
 
     def image(self, candidate: Candidate) -> QImage | None:
-        """Return its picture; None while it is being read, or where there is none."""
+        """Return a candidate's preview; None while it is being read or if it has none."""
         file = candidate.pictures.get(self.prompt)
         if file is None:
             return None
@@ -187,15 +187,15 @@ class Candidates(QAbstractListModel):
                 self.dataChanged.emit(self.index(row), self.index(row))
 
 
-class _Painter(QStyledItemDelegate):
-    """Paints a candidate: picture, step, loss."""
+class _CandidateDelegate(QStyledItemDelegate):
+    """Paints a candidate: preview, step and loss."""
 
     def sizeHint(self, option: QStyleOptionViewItem, index: _Index) -> QSize:  # noqa: N802
         """Return the size of a cell."""
         return QSize(_SIDE + 2 * _INSET, _SIDE + 2 * _INSET + 2 * QFontMetrics(option.font).lineSpacing() + 4)
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: _Index) -> None:
-        """Paint one."""
+        """Paint one candidate."""
         model = index.model()
         assert isinstance(model, Candidates)
         candidate, state = model.all[index.row()], option.state
@@ -203,7 +203,7 @@ class _Painter(QStyledItemDelegate):
         cell = option.rect.adjusted(2, 2, -2, -2)
         cell.setHeight(
             min(cell.height(), self.sizeHint(option, index).height() - 4)
-        )  # the view makes it as high as itself
+        )  # the view stretches cells to its own height
         painter.save()
         if selected:
             panel(painter, QRectF(cell), colours().accent)
@@ -249,19 +249,19 @@ class _Painter(QStyledItemDelegate):
 
 
 class CandidateStrip(QListView):
-    """Candidates from left to right; arrow keys choose one."""
+    """Horizontal list of candidates; arrow keys select one."""
 
     chosen = Signal(object)
-    """Another Candidate is chosen, or None."""
+    """The selected Candidate, or None."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.candidates = Candidates(session)
         self.candidates.setParent(self)
-        self._ours: int | None = None
-        """The step that nobody but the strip itself chose."""
+        self._auto_step: int | None = None
+        """Step that the strip selected by itself; it follows a new best step."""
         self.setModel(self.candidates)
-        self.setItemDelegate(_Painter(self))
+        self.setItemDelegate(_CandidateDelegate(self))
         self.setFlow(QListView.Flow.LeftToRight)
         self.setWrapping(False)
         self.setUniformItemSizes(True)
@@ -270,40 +270,40 @@ class CandidateStrip(QListView):
         self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setAccessibleName(self.tr("Saved steps"))
         self.setFixedHeight(_SIDE + 2 * _INSET + 2 * self.fontMetrics().lineSpacing() + 22)
-        self.selectionModel().currentChanged.connect(lambda _new, _old: self._chosen())
-        self.clicked.connect(lambda _: self._chosen())
+        self.selectionModel().currentChanged.connect(lambda _new, _old: self._on_current_changed())
+        self.clicked.connect(lambda _: self._on_current_changed())
 
     def current(self) -> Candidate | None:
-        """Return the chosen candidate."""
+        """Return the selected candidate."""
         row = self.currentIndex().row()
         return self.candidates.all[row] if 0 <= row < len(self.candidates.all) else None
 
     def show_candidates(self, found: Sequence[Candidate], prompt: int) -> None:
-        """Show what a run saved. The step that was chosen stays; while none was, the best is chosen, else the last."""
-        before, ours = self.current(), self._ours
+        """Show candidates; the user's selection stays, otherwise the best or last one is selected."""
+        before, auto_step = self.current(), self._auto_step
         self.candidates.show(found, prompt)
         steps = [candidate.step for candidate in found]
-        if before and before.step in steps and before.step != ours:
+        if before and before.step in steps and before.step != auto_step:
             self.choose(steps.index(before.step))
         else:
             row = next((row for row, candidate in enumerate(found) if candidate.best), len(steps) - 1)
             self.choose(row)
-            self._ours = steps[row] if steps else None
+            self._auto_step = steps[row] if steps else None
 
     def choose(self, row: int) -> None:
-        """Choose one by its place."""
-        self._ours = None
+        """Select a candidate by its row."""
+        self._auto_step = None
         self.selectionModel().setCurrentIndex(
             self.candidates.index(row), QItemSelectionModel.SelectionFlag.ClearAndSelect
         )
         if not self.candidates.all:
             self.chosen.emit(None)
 
-    def _chosen(self) -> None:
-        self._ours = None
+    def _on_current_changed(self) -> None:
+        self._auto_step = None
         self.chosen.emit(self.current())
 
     def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802
-        """Keep the chosen one in sight."""
+        """Keep the selected candidate visible."""
         super().resizeEvent(event)
         self.scrollTo(self.currentIndex())

@@ -1,4 +1,4 @@
-"""Draws any prompt with the chosen LoRA at any strength, without leaving the window."""
+"""Generate images with the selected LoRA, for any prompt and strength, inside the window."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from app.qt.widgets import DoubleSpinBox, Slider, SpinBox
 if TYPE_CHECKING:
     from trainer.config.job import Job
 
-_MOST_STRENGTH = 2.0
-_LARGEST_SEED = 2**31 - 1
+_MAX_STRENGTH = 2.0
+_MAX_SEED = 2**31 - 1
 
 
 class TryBox(QWidget):
-    """A prompt and how it is drawn, on the left; its picture on the right."""
+    """Prompt and settings on the left, the generated image on the right."""
 
     failed = Signal(object)
     said = Signal(str)
@@ -46,40 +46,40 @@ class TryBox(QWidget):
         self._folder = Path()
         self._settings: dict[str, Any] = {}
         self.drawing: RenderJob | None = None
-        """What was asked last."""
+        """The latest request."""
         self.prompt, self.negative = QPlainTextEdit(), QLineEdit()
         self.strength, self.slider = DoubleSpinBox(), Slider(Qt.Orientation.Horizontal)
         self.seed, self.width_box, self.height_box = SpinBox(), SpinBox(), SpinBox()
-        self.draw_button, self.cancel_button = QPushButton(self.tr("Draw")), QPushButton(self.tr("Cancel"))
+        self.draw_button, self.cancel_button = QPushButton(self.tr("Generate")), QPushButton(self.tr("Cancel"))
         self.progress, self.stage = QProgressBar(), QLabel()
-        self.picture = ImageView(session, self.tr("The picture appears here."))
-        self._name()
+        self.picture = ImageView(session, self.tr("The image appears here."))
+        self._configure()
         self._lay_out()
         self._listen()
         self._refresh()
 
     def show_job(self, job: Job | None, folder: Path) -> None:
-        """Try out LoRAs of this job; its first preview prompt is the beginning. Pictures go into `folder`.
+        """Try LoRAs of this job, starting from its first preview prompt; images go into `folder`.
 
-        What was written stays where only the job became another, as that of a run which goes on.
+        The user's entries stay if only the job object changed, as it does in an active run.
         """
-        begin = job is not None and (self._job is None or folder != self._folder)
+        is_new = job is not None and (self._job is None or folder != self._folder)
         if folder != self._folder:
             self.cancel()
             self.drawing = None
             self.picture.show_file(None)
         self._job, self._folder = job, folder
-        if begin and job:
-            self._begin(job)
+        if is_new and job:
+            self._load_job(job)
         self._refresh()
 
     def show_candidate(self, candidate: Candidate | None) -> None:
-        """Try out this one."""
+        """Select the LoRA to try."""
         self._candidate = candidate
         self._refresh()
 
     def draw(self) -> None:
-        """Draw the prompt; what is drawn now is given up."""
+        """Generate the prompt's image; a request still running is canceled."""
         if not self.can_draw() or self._job is None or self._candidate is None:
             return
         cell = GridCell(self._candidate.file, self.strength.value(), self.prompt_settings())
@@ -91,25 +91,25 @@ class TryBox(QWidget):
         self._refresh()
 
     def cancel(self) -> None:
-        """Give the drawing up."""
+        """Cancel the request."""
         if self.is_drawing():
             self._session.renderer.cancel()
 
     def can_draw(self) -> bool:
-        """Tell whether there is something to draw, and with what."""
+        """Return whether there are a prompt, a LoRA and a job to generate with."""
         return bool(self._job and self._candidate and self.prompt.toPlainText().strip())
 
     def is_drawing(self) -> bool:
-        """Tell whether a picture is on its way."""
+        """Return whether an image is being generated."""
         return bool(self.drawing and not self.drawing.over)
 
     def picture_of(self, candidate: Candidate) -> Path | None:
-        """Return the picture that was drawn last, where it was drawn with this one."""
+        """Return the latest generated image if it was made with this candidate."""
         drawing = self.drawing
         return drawing.files.get(0) if drawing and drawing.cells[0].lora == candidate.file else None
 
     def prompt_settings(self) -> dict[str, Any]:
-        """Return what is to be drawn as a job's prompt has it."""
+        """Return the current entries as the fields of a job's preview prompt."""
         return {
             **self._settings,
             "prompt": self.prompt.toPlainText().strip(),
@@ -121,15 +121,15 @@ class TryBox(QWidget):
 
     # --- inside
 
-    def _begin(self, job: Job) -> None:
-        """Take over how the job draws its previews; steps, guidance and sampler stay those."""
+    def _load_job(self, job: Job) -> None:
+        """Load the job's first preview prompt with its seed and size; sampling settings stay the job's."""
         from trainer.config.job import PromptConfig
 
         first = next(iter(job.report.previews.prompts), PromptConfig(prompt=_trigger(job)))
         self._settings = first.model_dump()
         self.prompt.setPlainText(first.prompt)
         self.negative.setText(first.negative)
-        self.seed.setValue(min(first.seed, _LARGEST_SEED))
+        self.seed.setValue(min(first.seed, _MAX_SEED))
         side = job.recipe.resolution or 512
         self.width_box.setValue(first.width or side)
         self.height_box.setValue(first.height or side)
@@ -140,19 +140,19 @@ class TryBox(QWidget):
         self.cancel_button.setVisible(busy)
         show_progress(self.progress, self.stage, drawing if busy else None)
 
-    def _name(self) -> None:
+    def _configure(self) -> None:
         self.prompt.setAccessibleName(self.tr("Prompt"))
         self.prompt.setTabChangesFocus(True)
         self.prompt.setFixedHeight(3 * self.fontMetrics().lineSpacing() + 14)
         self.negative.setPlaceholderText(self.tr("what to avoid"))
-        self.strength.setRange(-_MOST_STRENGTH, _MOST_STRENGTH)
+        self.strength.setRange(-_MAX_STRENGTH, _MAX_STRENGTH)
         self.strength.setSingleStep(0.1)
         self.strength.setValue(1.0)
         self.strength.setAccessibleName(self.tr("Strength"))
-        self.slider.setRange(0, round(_MOST_STRENGTH * 20))
+        self.slider.setRange(0, round(_MAX_STRENGTH * 20))
         self.slider.setValue(20)
         self.slider.setAccessibleName(self.tr("Strength"))
-        self.seed.setRange(0, _LARGEST_SEED)
+        self.seed.setRange(0, _MAX_SEED)
         for box, name in ((self.width_box, self.tr("Width")), (self.height_box, self.tr("Height"))):
             box.setRange(64, 4096)
             box.setSingleStep(64)
@@ -162,7 +162,7 @@ class TryBox(QWidget):
         lay_progress(self.progress, self.stage)
         numbers: list[QAbstractSpinBox] = [self.strength, self.seed, self.width_box, self.height_box]
         for number in numbers:
-            number.lineEdit().setTextMargins(5, 0, 0, 0)  # Qt passes over the style sheet's padding here
+            number.lineEdit().setTextMargins(5, 0, 0, 0)  # Qt ignores the style sheet's padding here
             number.setFixedWidth(112)
 
     def _lay_out(self) -> None:
@@ -183,7 +183,7 @@ class TryBox(QWidget):
         form.setHorizontalSpacing(14)
         form.setVerticalSpacing(9)
         form.addRow(self.tr("Prompt"), self.prompt)
-        form.addRow(self.tr("Negative"), self.negative)
+        form.addRow(self.tr("Negative prompt"), self.negative)
         form.addRow(self.tr("Strength"), strength)
         form.addRow(self.tr("Seed"), self.seed)
         form.addRow(self.tr("Size"), size)
@@ -200,19 +200,19 @@ class TryBox(QWidget):
 
     def _listen(self) -> None:
         self.slider.valueChanged.connect(lambda value: self.strength.setValue(value / 20))
-        self.strength.valueChanged.connect(self._follow)
+        self.strength.valueChanged.connect(self._on_strength_changed)
         self.prompt.textChanged.connect(self._refresh)
         self.draw_button.clicked.connect(self.draw)
         self.cancel_button.clicked.connect(self.cancel)
 
-    def _follow(self, strength: float) -> None:
+    def _on_strength_changed(self, strength: float) -> None:
         self.slider.blockSignals(True)
         self.slider.setValue(round(strength * 20))
         self.slider.blockSignals(False)
 
 
 def show_progress(bar: QProgressBar, words: QLabel, drawing: RenderJob | None) -> None:
-    """Say how far a drawing is, with a bar and a word; None: hide both."""
+    """Show a request's progress as a bar and a word; None hides both."""
     bar.setVisible(drawing is not None)
     words.setVisible(drawing is not None)
     if drawing is None:
@@ -220,15 +220,15 @@ def show_progress(bar: QProgressBar, words: QLabel, drawing: RenderJob | None) -
     bar.setRange(0, 0 if drawing.stage == "starting" else 1000)
     bar.setValue(round(drawing.share * 1000))
     stages = {
-        "starting": QCoreApplication.translate("Drawing", "Starting the engine"),
-        "loading": QCoreApplication.translate("Drawing", "Loading the base"),
-        "drawing": QCoreApplication.translate("Drawing", "Drawing"),
+        "starting": QCoreApplication.translate("Drawing", "Starting…"),
+        "loading": QCoreApplication.translate("Drawing", "Loading the base…"),
+        "drawing": QCoreApplication.translate("Drawing", "Generating…"),
     }
     words.setText(stages.get(drawing.stage, ""))
 
 
 def lay_progress(bar: QProgressBar, words: QLabel) -> None:
-    """Make a bar without text and the word beside it."""
+    """Style a progress bar without text and the label beside it."""
     bar.setTextVisible(False)
     bar.setFixedHeight(12)
     bar.setAccessibleName(QCoreApplication.translate("Drawing", "Progress"))

@@ -1,1 +1,1 @@
-"""The charts of a run, painted with QPainter from numpy's arrays; numpy is loaded after the window has opened."""
+"""The charts of a run, painted with QPainter from numpy arrays; numpy loads after the window opens."""

@@ -1,4 +1,4 @@
-"""All charts of the chosen runs, moved together along their steps. Loads numpy."""
+"""All charts of the selected runs, which pan and zoom together along the steps. Imports numpy."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from app.core.runs.curves import arrays, smoothed
 from app.core.runs.run import CardWatch, Run
 from app.core.runs.series import Mark, Track
 from app.qt.runs.charts.chart import Chart
-from app.qt.runs.charts.painting import ChartLine, ChartSpec, Level, Look, Wording, colour_of, count, number, rate
+from app.qt.runs.charts.painting import ChartLine, ChartSpec, Level, Look, Wording, color_of, count, number, rate
 from app.qt.widgets import keep_room
 
-# Per cent of the values at either end that an axis need not have room for.
+# Percent of the values at either end that the axis may cut off.
 _CLIP = 1.0
-# A limit far above what is used would leave the lines no room.
-_NEAR = 1.6
+# The memory limit is drawn only up to this multiple of the peak: higher up it would flatten the lines.
+_LIMIT_RATIO = 1.6
 _GIB = 1024.0**3
-# Charts beside the one that is moved follow a little later: one is looked at, six would cost six frames.
-_FOLLOW = 120
-_EDGE = 1.02
+# Milliseconds after which the other charts follow a pan or zoom: updating all at once would cost a frame each.
+_FOLLOW_MS = 120
+_RIGHT_MARGIN = 1.02
 
 
 @dataclass(frozen=True, slots=True)
 class ChartOptions:
-    """How the user wants to see it."""
+    """The user's display options for the charts."""
 
     smoothing: float = 50.0
-    """Steps that the smooth line averages over."""
+    """Number of steps that the smooth line averages."""
     logarithmic: bool = False
     clip: bool = True
 
 
 def loss(runs: Sequence[Run], wishes: ChartOptions) -> ChartSpec:
-    """The loss of each step of one run, and smoothed of all."""
+    """Return the loss chart: each step for a single run, smoothed for all runs."""
     lines = list(_noisy(runs, lambda run: run.series.loss, _tr("each step"), _tr("smoothed"), wishes.smoothing))
     kinds = {mark.kind for run in runs[:1] for mark in run.series.marks}
     legend = (("saved", _tr("saved"), "good"), ("preview", _tr("samples"), "muted"))
@@ -50,21 +50,21 @@ def loss(runs: Sequence[Run], wishes: ChartOptions) -> ChartSpec:
         logarithmic=wishes.logarithmic,
         clip=_CLIP if wishes.clip else 0.0,
         words=_summary(lines, number),
-        extra=tuple((label, colour) for kind, label, colour in legend if kind in kinds),
+        extra=tuple((label, color) for kind, label, color in legend if kind in kinds),
     )
 
 
 def held_out(runs: Sequence[Run], wishes: ChartOptions) -> ChartSpec:
-    """The loss at fixed noise: on pictures held out, else on those that are trained on, which tell no best step."""
-    held = list(_each(runs, lambda run: run.series.held_out, _tr("held-out pictures"), "points"))
-    trained = list(_each(runs, lambda run: run.series.validation, _tr("trained pictures (none held out)"), "points"))
-    title = "" if held and trained else _tr("Loss on held-out pictures") if held else _tr("Loss on trained pictures")
+    """Return the validation chart; without held-out images it shows training images and no best step."""
+    held = list(_each(runs, lambda run: run.series.held_out, _tr("validation images"), "points"))
+    trained = list(_each(runs, lambda run: run.series.validation, _tr("training images (none held out)"), "points"))
+    title = "" if held and trained else _tr("Validation loss") if held else _tr("Loss on training images")
     lines, words = [*held, *trained], _summary([*held, *trained], number)
     return ChartSpec(lines, best=_best(runs), title=title, logarithmic=wishes.logarithmic, words=words)
 
 
 def learning_rates(runs: Sequence[Run]) -> ChartSpec:
-    """Learning rates by part."""
+    """Return the chart of learning rates, a line for each trained part."""
     looks: tuple[Look, ...] = ("plain", "dashed", "dotted")
     names = {"unet": _tr("U-Net"), "text_encoder": _tr("text encoder"), "text_encoder_2": _tr("second text encoder")}
     parts = list(dict.fromkeys(part for run in runs for part in run.series.rates))
@@ -79,7 +79,7 @@ def _rate(part: str, run: Run) -> Track | None:
 
 
 def memory(runs: Sequence[Run]) -> ChartSpec:
-    """Memory on the device, against what was forecast for the first run."""
+    """Return the memory chart in GiB, with the first run's forecast and limit."""
     measured = _each(runs, lambda run: run.series.memory, _tr("measured"), "thin")
     lines = [replace(line, values=line.values / _GIB) for line in measured]
     most = max((float(np.nanmax(line.values)) for line in lines), default=0.0)
@@ -89,42 +89,42 @@ def memory(runs: Sequence[Run]) -> ChartSpec:
 
 
 def seconds(runs: Sequence[Run], wishes: ChartOptions) -> ChartSpec:
-    """Seconds of each step."""
+    """Return the chart of seconds per step."""
     lines = list(_noisy(runs, lambda run: run.series.seconds, _tr("each step"), _tr("smoothed"), wishes.smoothing))
     return ChartSpec(lines, clip=_CLIP if wishes.clip else 0.0, words=_summary(lines, number))
 
 
 def speed(runs: Sequence[Run], wishes: ChartOptions) -> ChartSpec:
-    """Pictures a second."""
+    """Return the chart of images per second."""
     lines = list(_noisy(runs, lambda run: run.series.speed, _tr("each step"), _tr("smoothed"), wishes.smoothing))
     return ChartSpec(lines, clip=_CLIP if wishes.clip else 0.0, words=_summary(lines, number))
 
 
 def card(watch: CardWatch) -> ChartSpec:
-    """Load and temperature of the card since it is watched."""
-    told = ((watch.load, _tr("load, %"), "series1"), (watch.temperature, _tr("temperature, °C"), "series2"))
-    lines = [ChartLine(label, *arrays(track), "plain", colour) for track, label, colour in told if len(track) > 1]
+    """Return the chart of GPU load and temperature since watching began."""
+    tracks = ((watch.load, _tr("load, %"), "series1"), (watch.temperature, _tr("temperature, °C"), "series2"))
+    lines = [ChartLine(label, *arrays(track), "plain", color) for track, label, color in tracks if len(track) > 1]
     return ChartSpec(lines, words=_summary(lines, count))
 
 
 def _noisy(
     runs: Sequence[Run], track: Callable[[Run], Track], raw: str, smooth: str, steps: float
 ) -> Iterator[ChartLine]:
-    """Yield the values of each step, of one run only, and smoothed of all."""
+    """Yield the smoothed line of each run; for a single run, also its values per step."""
     for place, run in enumerate(runs):
         x, y = arrays(track(run))
         if not len(x):
             continue
         if len(runs) == 1:
-            yield ChartLine(raw, x, y, "raw", colour_of(place), run.summary.name)
-        yield ChartLine(smooth, x, smoothed(y, steps), "smooth", colour_of(place), _named(runs, run))
+            yield ChartLine(raw, x, y, "raw", color_of(place), run.summary.name)
+        yield ChartLine(smooth, x, smoothed(y, steps), "smooth", color_of(place), _run_label(runs, run))
 
 
 def _each(runs: Sequence[Run], track: Callable[[Run], Track | None], label: str, look: Look) -> Iterator[ChartLine]:
     for place, run in enumerate(runs):
         found = track(run)
         if found:
-            yield ChartLine(label, *arrays(found), look, colour_of(place), _named(runs, run))
+            yield ChartLine(label, *arrays(found), look, color_of(place), _run_label(runs, run))
 
 
 def _memory_levels(run: Run, most: float) -> Iterator[Level]:
@@ -135,12 +135,12 @@ def _memory_levels(run: Run, most: float) -> Iterator[Level]:
     budget = run.forecast.budget / _GIB
     if foreseen:
         yield Level(_tr("forecast"), foreseen)
-    if 0 < budget < _NEAR * max(most, foreseen):
+    if 0 < budget < _LIMIT_RATIO * max(most, foreseen):
         yield Level(_tr("limit"), budget, "bad")
 
 
 def _marks(runs: Sequence[Run]) -> Sequence[Mark]:
-    """Return the marks of the first run: those of several could not be told apart."""
+    """Return the first run's marks: marks of several runs would be hard to tell apart."""
     return tuple(runs[0].series.marks) if runs else ()
 
 
@@ -148,21 +148,21 @@ def _best(runs: Sequence[Run]) -> int | None:
     return runs[0].series.best_step() if runs else None
 
 
-def _named(runs: Sequence[Run], run: Run) -> str:
+def _run_label(runs: Sequence[Run], run: Run) -> str:
     return run.summary.name if len(runs) > 1 else ""
 
 
 def _summary(lines: Sequence[ChartLine], words: Wording) -> str:
-    """Return what the lines do, for who does not see them: where each begins, ends, is lowest and highest."""
-    told = [_said(line, words) for line in lines if line.look != "raw" and np.isfinite(line.values).any()]
-    return " ".join(told) or _tr("Nothing was measured yet.")
+    """Return a description for screen readers: first, last, lowest and highest value of each line."""
+    sentences = [_describe_line(line, words) for line in lines if line.look != "raw" and np.isfinite(line.values).any()]
+    return " ".join(sentences) or _tr("Nothing measured yet.")
 
 
-def _said(line: ChartLine, words: Wording) -> str:
+def _describe_line(line: ChartLine, words: Wording) -> str:
     known = np.flatnonzero(np.isfinite(line.values))
     steps, values = line.steps[known], line.values[known]
     low = int(np.argmin(values))
-    sentence = _tr("{name}: {first} at first, {last} at step {step}; lowest {low} at step {where}, highest {high}.")
+    sentence = _tr("{name}: starts at {first}, {last} at step {step}; lowest {low} at step {where}, highest {high}.")
     return sentence.format(
         name=" ".join(filter(None, (line.run, line.label))),
         first=words(values[0]),
@@ -182,7 +182,7 @@ _LARGE, _SMALL = 280, 190
 
 
 class Board(QWidget):
-    """The loss at full width, and what else is known in two columns below."""
+    """Grid of charts: the loss at full width, the others in two columns below."""
 
     def __init__(self, card: CardWatch, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -196,75 +196,75 @@ class Board(QWidget):
         self._next.setInterval(0)
         self._next.timeout.connect(self._draw_next)
         self.steps: tuple[float, float] | None = None
-        """What the user wants to see; None: all there is."""
+        """The visible range of steps; None for all steps."""
         self._grid = QGridLayout(self)
         self._grid.setContentsMargins(16, 12, 16, 16)
         self._grid.setHorizontalSpacing(24)
         self._grid.setVerticalSpacing(18)
         for column in range(2):
             self._grid.setColumnStretch(column, 1)
-            self._grid.setColumnMinimumWidth(column, 1)  # of equal width, whatever stands in them
+            self._grid.setColumnMinimumWidth(column, 1)  # equal widths, whatever the content
         self._laid: tuple[Chart, ...] = ()
         self._hidden: list[Chart] = []
-        """Those that have their place and are still to be shown."""
+        """Charts that are placed and not shown yet."""
         self._unplaced = False
         self._follow = QTimer(self)
         self._follow.setSingleShot(True)
-        self._follow.setInterval(_FOLLOW)
-        self._follow.timeout.connect(self._follow_on)
+        self._follow.setInterval(_FOLLOW_MS)
+        self._follow.timeout.connect(self._update_spans)
         card.changed.connect(lambda _: self._draw_card())
 
-    # --- the charts: each is made when it is first drawn
+    # --- the charts: each is created when first drawn
 
     @cached_property
     def loss(self) -> Chart:
-        """The loss of the steps."""
+        """The chart of the training loss."""
         chart = self._by_step(self.tr("Loss"), number)
         chart.setMinimumHeight(_LARGE)
         return chart
 
     @cached_property
     def held_out(self) -> Chart:
-        """The loss at fixed noise."""
+        """The chart of the loss at fixed noise."""
         return self._by_step(self.tr("Loss on fixed noise"), number)
 
     @cached_property
     def rates(self) -> Chart:
-        """Learning rates."""
+        """The chart of the learning rates."""
         return self._by_step(self.tr("Learning rate"), rate)
 
     @cached_property
     def memory(self) -> Chart:
-        """Memory on the device."""
+        """The chart of the device memory."""
         return self._by_step(self.tr("Memory, GB"), number)
 
     @cached_property
     def seconds(self) -> Chart:
-        """Seconds of each step."""
-        return self._by_step(self.tr("Seconds a step"), number)
+        """The chart of the seconds per step."""
+        return self._by_step(self.tr("Seconds per step"), number)
 
     @cached_property
     def speed(self) -> Chart:
-        """Pictures a second."""
-        return self._by_step(self.tr("Pictures a second"), number)
+        """The chart of images per second."""
+        return self._by_step(self.tr("Images per second"), number)
 
     @cached_property
     def card(self) -> Chart:
-        """Load and temperature of the card, by the time instead of the steps."""
-        return self._placed(Chart(self.tr("Graphics card"), count, _minutes, whole=False))
+        """The chart of GPU load and temperature, by time instead of steps."""
+        return self._placed(Chart(self.tr("GPU"), count, _minutes, whole=False))
 
     # --- drawing
 
     def rest(self) -> None:
-        """Show nothing; the charts come back one after the other with the next drawing."""
+        """Hide all charts; they return one by one with the next `draw`."""
         self.hide()
         for chart in self._laid[1:]:
             chart.hide()
 
     def draw(self, runs: Sequence[Run], wishes: ChartOptions) -> None:
-        """Draw these runs as they are now: the loss at once, the other charts one after the other, each in its turn.
+        """Draw these runs: the loss at once, each other chart in an event loop turn of its own.
 
-        Together they would hold the window for longer than is not felt, with a run of very many steps.
+        With very long runs, drawing all charts at once would noticeably block the window.
         """
         self._runs = runs
         self._waiting = [
@@ -283,9 +283,9 @@ class Board(QWidget):
         self._next.start()
 
     def _draw_next(self) -> None:
-        """Draw the next chart that waits; after the last, give all that show something their places, and show them.
+        """Draw the next waiting chart; after the last, place the charts that have data and show them.
 
-        One at a time: each takes some milliseconds to be computed, and some to be painted.
+        One per event loop turn: each takes some milliseconds to compute and to paint.
         """
         if self._waiting:
             chart_of, make = self._waiting.pop(0)
@@ -305,19 +305,21 @@ class Board(QWidget):
             self._next.start()
 
     def show_all(self) -> None:
-        """Show all steps again, those to come too."""
+        """Show all steps again, including new ones."""
         self.steps = None
-        self._follow_on()
+        self._update_spans()
 
     def _span(self) -> tuple[float, float]:
         if self.steps:
             return self.steps
         last = max((run.series.loss.steps[-1] for run in self._runs if run.series.loss), default=1.0)
-        return 0.0, max(1.0, last) * _EDGE
+        return 0.0, max(1.0, last) * _RIGHT_MARGIN
 
-    def _move(self, chart: Chart, first: float, last: float) -> None:
-        """Show other steps: at once in the chart that was moved, a little later in the others."""
-        furthest = max((run.series.loss.steps[-1] for run in self._runs if run.series.loss), default=1.0) * _EDGE
+    def _on_moved(self, chart: Chart, first: float, last: float) -> None:
+        """Show another range of steps: at once in the moved chart, shortly after in the others."""
+        furthest = (
+            max((run.series.loss.steps[-1] for run in self._runs if run.series.loss), default=1.0) * _RIGHT_MARGIN
+        )
         width = min(max(last - first, 4.0), furthest)
         first = min(max(0.0, first), furthest - width)
         self.steps = None if width >= furthest else (first, first + width)
@@ -325,15 +327,15 @@ class Board(QWidget):
         if not self._follow.isActive():
             self._follow.start()
 
-    def _follow_on(self) -> None:
+    def _update_spans(self) -> None:
         for chart in self._made:
             if not chart.isHidden():
                 chart.show_steps(*self._span())
 
     def _by_step(self, title: str, words: Wording) -> Chart:
-        """Make a chart along the steps, which moves with the others."""
+        """Create a chart along the steps that pans and zooms with the others."""
         chart = self._placed(Chart(title, words))
-        chart.moved.connect(lambda first, last: self._move(chart, first, last))
+        chart.moved.connect(lambda first, last: self._on_moved(chart, first, last))
         chart.reset.connect(self.show_all)
         self._made.append(chart)
         return chart
@@ -352,7 +354,7 @@ class Board(QWidget):
             self.card.draw(card(watch))
 
     def _arrange(self, charts: tuple[Chart, ...]) -> None:
-        """Give the charts that show something their places; one alone in its row has all of it."""
+        """Place the charts with data in the grid; a single chart in a row gets the full width."""
         for chart in self._laid:
             if chart not in charts:
                 chart.hide()
@@ -376,6 +378,6 @@ class Board(QWidget):
 
 
 def _minutes(value: float) -> str:
-    """Word seconds as minutes and seconds."""
+    """Return seconds as minutes and seconds."""
     minutes, rest = divmod(round(value), 60)
     return f"{QLocale().toString(minutes)}:{rest:02d}"

@@ -1,8 +1,6 @@
-"""One chart: a title, a legend, and lines by step that can be moved and enlarged along the steps.
+"""Chart with title, legend and a plot of lines by step, painted with QPainter.
 
-The part of a chart with the lines: painted with QPainter, moved and enlarged with the mouse.
-
-The values' axis always fits what is seen, so there is one direction to move in, and a wheel does what one expects.
+The user pans and zooms along the steps only; the value axis always fits the visible lines.
 """
 
 from __future__ import annotations
@@ -42,70 +40,70 @@ from app.qt.runs.charts.painting import (
 from app.qt.theme import colours
 
 ZOOM = 0.7
-"""What remains in sight of what was, at each turn of the wheel or press of a key."""
-_TURN = 120.0  # a wheel's notch, in Qt's eighths of a degree
-_NUDGE = 0.01
+"""Factor of the visible range at each wheel notch or key press."""
+_WHEEL_NOTCH = 120.0  # one wheel notch, in eighths of a degree
+_NUDGE = 0.01  # of the visible range, for each press of an arrow key
 
 
 class Plot(QWidget):
-    """Shows a `ChartSpec` between two steps; who holds it says which, also when the user wants to see others."""
+    """Paints a `ChartSpec` between two steps; pan and zoom are requests that its owner grants."""
 
     moved = Signal(float, float)
-    """The user wants to see these steps: first, last."""
+    """First and last step that the user wants to see."""
     reset = Signal()
     """The user wants to see all steps."""
     hovered = Signal(object)
-    """The step under the pointer: a float, or None where the pointer left."""
+    """Step under the pointer as a float, or None once the pointer has left."""
 
     def __init__(self, words: Wording, along: Wording, press: Callable[[int], bool], *, whole: bool) -> None:
-        """`words` and `along` word the axes; `press` does what a key asks for, and tells whether that was anything."""
+        """Take formatters for values (`words`) and steps (`along`); `press` handles a key and returns success."""
         super().__init__()
-        self._words, self._along, self._press, self._whole = words, along, press, whole
+        self._words, self._along, self._on_key, self._whole = words, along, press, whole
         self._drawing = ChartSpec()
         self._cursor: float | None = None
         self._dragged: float | None = None
         self._painted: QPixmap | None = None
         self.steps = (0.0, 1.0)
-        """The first and the last that are in sight."""
+        """First and last visible step."""
         self.values = (0.0, 1.0)
-        """The lowest and the highest that have room; exponents of ten where the axis is logarithmic."""
+        """Lowest and highest value of the axis; exponents of ten if it is logarithmic."""
         self.setMouseTracking(True)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
 
     @property
     def scale(self) -> Scale:
-        """Where each step and value stands now."""
-        return Scale(field_in(self.size(), self._small()), self.steps, self.values, self._drawing.logarithmic)
+        """The mapping of steps and values to pixels."""
+        return Scale(field_in(self.size(), self._small_font()), self.steps, self.values, self._drawing.logarithmic)
 
     def show_drawing(self, drawing: ChartSpec) -> None:
-        """Draw other lines, or more of them."""
+        """Draw these lines."""
         self._drawing = drawing
         self._fit()
 
     def show_steps(self, first: float, last: float) -> None:
-        """Show the steps from one to another; nobody is told of it."""
+        """Show a range of steps; emits no signal."""
         self.steps = (first, max(last, first + 1e-9))
         self._fit()
 
     def point_at(self, step: float | None) -> None:
-        """Put the cursor at a step; None takes it away."""
+        """Put the cursor at a step, or remove it for None."""
         self._cursor = step
         self.update()
 
-    def paint_anew(self) -> None:
-        """Paint with the colours, the font and the size that are now in force."""
+    def repaint_lines(self) -> None:
+        """Repaint the lines with the current colors, font and size."""
         self._painted = None
         self.update()
 
     def sizeHint(self) -> QSize:  # noqa: N802
-        """Wider than high."""
+        """Return a size wider than high."""
         return QSize(320, 150)
 
     # --- Qt's events
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
-        """Paint the lines where anything changed, and the cursor over them."""
+        """Paint the cached lines, refreshed if they changed, and the cursor above them."""
         ratio = self.devicePixelRatioF()
         if self._painted is None or self._painted.devicePixelRatioF() != ratio:
             self._painted = self._paint(ratio)
@@ -121,23 +119,23 @@ class Plot(QWidget):
         painter.end()
 
     def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802
-        """Paint for the new size."""
+        """Repaint for the new size."""
         super().resizeEvent(event)
-        self.paint_anew()
+        self.repaint_lines()
 
     def changeEvent(self, event: QEvent) -> None:  # noqa: N802
-        """Follow the colours and the font."""
+        """Repaint when colors or font change."""
         super().changeEvent(event)
         if event.type() in (QEvent.Type.PaletteChange, QEvent.Type.FontChange):
-            self.paint_anew()
+            self.repaint_lines()
 
     def mousePressEvent(self, event: QMouseEvent) -> None:  # noqa: N802
-        """Take hold of the steps."""
+        """Start dragging."""
         if event.button() == Qt.MouseButton.LeftButton:
             self._dragged = event.position().x()
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:  # noqa: N802
-        """Move the steps that are held, else follow the pointer."""
+        """Pan while dragging, otherwise move the cursor."""
         across, scale = event.position().x(), self.scale
         if self._dragged is not None:
             by = scale.step_at(self._dragged) - scale.step_at(across)
@@ -149,59 +147,59 @@ class Plot(QWidget):
             self.hovered.emit(None)
 
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:  # noqa: N802
-        """Let go."""
+        """Stop dragging."""
         self._dragged = None
 
     def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:  # noqa: N802
-        """Show all again."""
+        """Show all steps again."""
         self.reset.emit()
 
     def wheelEvent(self, event: QWheelEvent) -> None:  # noqa: N802
-        """Enlarge with Ctrl held; else the page scrolls, as everywhere."""
+        """Zoom with Ctrl held; otherwise the page scrolls."""
         if not event.modifiers() & Qt.KeyboardModifier.ControlModifier:
             event.ignore()
             return
-        self.zoom(self.scale.step_at(event.position().x()), ZOOM ** (event.angleDelta().y() / _TURN))
+        self.zoom(self.scale.step_at(event.position().x()), ZOOM ** (event.angleDelta().y() / _WHEEL_NOTCH))
         event.accept()
 
     def zoom(self, middle: float, by: float) -> None:
-        """Ask for a share of the steps in sight, or for more than are, that leaves one of them where it stands."""
+        """Request a zoom by a factor that keeps the step `middle` in place."""
         first, last = self.steps
         self.moved.emit(middle - (middle - first) * by, middle + (last - middle) * by)
 
     def leaveEvent(self, event: QEvent) -> None:  # noqa: N802
-        """Take the cursor away."""
+        """Remove the cursor."""
         super().leaveEvent(event)
         self.hovered.emit(None)
 
     def focusInEvent(self, event: QFocusEvent) -> None:  # noqa: N802
-        """Show the ring."""
+        """Show the focus ring."""
         super().focusInEvent(event)
         self.update()
 
     def focusOutEvent(self, event: QFocusEvent) -> None:  # noqa: N802
-        """Take ring and cursor away."""
+        """Remove focus ring and cursor."""
         super().focusOutEvent(event)
         self.hovered.emit(None)
         self.update()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
-        """Move, enlarge, read."""
-        event.setAccepted(self._press(event.key()))
+        """Handle keys: move the cursor, pan, zoom."""
+        event.setAccepted(self._on_key(event.key()))
 
     # --- inside
 
     def _fit(self) -> None:
-        """Give the values' axis room for what is seen."""
+        """Fit the value axis to the visible lines."""
         self.values = room_for(self._drawing, *self.steps)
-        self.paint_anew()
+        self.repaint_lines()
 
     def _paint(self, ratio: float) -> QPixmap:
         pixmap = QPixmap(self.size() * ratio)
         pixmap.setDevicePixelRatio(ratio)
         pixmap.fill(QColor(colours().base))
         painter, scale = QPainter(pixmap), self.scale
-        painter.setFont(self._small())
+        painter.setFont(self._small_font())
         paint_axes(painter, scale, self._words, self._along, whole=self._whole)
         paint_drawing(painter, scale, self._drawing)
         if self._drawing.best is not None:
@@ -210,17 +208,17 @@ class Plot(QWidget):
         painter.end()
         return pixmap
 
-    def _small(self) -> QFont:
+    def _small_font(self) -> QFont:
         font = self.font()
         font.setPointSizeF(font.pointSizeF() * 0.9)
         return font
 
 
 class Chart(QFrame):
-    """Draws a `ChartSpec`; `words` word the values of its axis."""
+    """A `ChartSpec` with title, legend and readout; `words` and `along` format values and steps."""
 
     moved = Signal(float, float)
-    """The user wants to see these steps: first, last."""
+    """First and last step that the user wants to see."""
     reset = Signal()
     """The user wants to see all steps."""
 
@@ -230,8 +228,8 @@ class Chart(QFrame):
         self._words, self._along = words, along
         self.drawing = ChartSpec()
         self.cursor_step: float | None = None
-        """Where the cursor is; None where there is none."""
-        self.plot = Plot(words, along, self._press, whole=whole)
+        """Step of the cursor; None if there is none."""
+        self.plot = Plot(words, along, self._on_key, whole=whole)
         self.plot.setAccessibleName(title)
         self.plot.moved.connect(self.moved)
         self.plot.reset.connect(self.reset)
@@ -239,11 +237,11 @@ class Chart(QFrame):
         self.legend = Legend()
         self.readout = QLabel()
         self.readout.setProperty("role", "muted")
-        self.readout.setTextFormat(Qt.TextFormat.PlainText)  # runs are named in it
+        self.readout.setTextFormat(Qt.TextFormat.PlainText)  # it contains names of runs
         self._lay_out()
 
     def draw(self, drawing: ChartSpec) -> None:
-        """Draw other lines, or more of them."""
+        """Draw these lines."""
         self.drawing = drawing
         self._title.setText(drawing.title or self.title)
         self.plot.setAccessibleName(self._title.text())
@@ -252,36 +250,36 @@ class Chart(QFrame):
         self.legend.show_entries(self._entries())
 
     def show_steps(self, first: float, last: float) -> None:
-        """Show the steps from one to another; nobody is told of it."""
+        """Show a range of steps; emits no signal."""
         self.plot.show_steps(first, last)
 
     def point_at(self, step: float | None) -> None:
-        """Put the cursor at a step and say what is there; None takes it away."""
+        """Put the cursor at a step and show its values, or remove it for None."""
         self.cursor_step = step
         self.plot.point_at(step)
-        self.readout.setText(self.said_at(step) if step is not None else "")
-        self._beside.setCurrentWidget(self.readout if self.readout.text() else self.legend)
+        self.readout.setText(self.readout_at(step) if step is not None else "")
+        self._legend_or_readout.setCurrentWidget(self.readout if self.readout.text() else self.legend)
 
-    def said_at(self, step: float) -> str:
-        """Return what each line says at a step."""
+    def readout_at(self, step: float) -> str:
+        """Return the values of all lines at a step as text."""
         found = [(line, at(line.steps, line.values, step)) for line in self.drawing.lines]
-        told = [(line, point) for line, point in found if point]
-        if not told:
+        points = [(line, point) for line, point in found if point]
+        if not points:
             return ""
-        named = len({line.label for line, _ in told}) > 1 or len({line.run for line, _ in told}) > 1
-        words = [f"{line.run or line.label} {self._words(v)}" if named else self._words(v) for line, (_, v) in told]
-        return f"{self._along(told[0][1][0])}:  " + ",  ".join(words)
+        named = len({line.label for line, _ in points}) > 1 or len({line.run for line, _ in points}) > 1
+        words = [f"{line.run or line.label} {self._words(v)}" if named else self._words(v) for line, (_, v) in points]
+        return f"{self._along(points[0][1][0])}:  " + ",  ".join(words)
 
     def changeEvent(self, event: QEvent) -> None:  # noqa: N802
-        """Follow the colours."""
+        """Repaint the legend when colors change."""
         super().changeEvent(event)
         if event.type() == QEvent.Type.PaletteChange and hasattr(self, "legend"):
             self.legend.update()
 
     # --- inside
 
-    def _press(self, key: int) -> bool:
-        """Do what a key asks for; tell whether it asked for anything."""
+    def _on_key(self, key: int) -> bool:
+        """Handle a key; return whether it has a function here."""
         first, last = self.plot.steps
         middle = self.cursor_step if self.cursor_step is not None else (first + last) / 2
         width = last - first
@@ -306,9 +304,9 @@ class Chart(QFrame):
     def _entries(self) -> list[Entry]:
         lines: dict[str, Entry] = {}
         for line in self.drawing.lines:
-            lines.setdefault(line.label, (line.label, line.colour, line.look))
-        levels = [(level.label, level.colour, "dashed") for level in self.drawing.levels]
-        return [*lines.values(), *levels, *((label, colour, "plain") for label, colour in self.drawing.extra)]
+            lines.setdefault(line.label, (line.label, line.color, line.look))
+        levels = [(level.label, level.color, "dashed") for level in self.drawing.levels]
+        return [*lines.values(), *levels, *((label, color, "plain") for label, color in self.drawing.extra)]
 
     def _lay_out(self) -> None:
         self._title = QLabel(self.title)
@@ -316,11 +314,11 @@ class Chart(QFrame):
         top = QHBoxLayout()
         top.setSpacing(14)
         top.addWidget(self._title)
-        self._beside = QStackedWidget()  # what the cursor says stands where the legend stood: there is room for one
-        self._beside.addWidget(self.legend)
-        self._beside.addWidget(self.readout)
-        self._beside.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
-        top.addWidget(self._beside, 1)
+        self._legend_or_readout = QStackedWidget()  # the readout replaces the legend: there is room for one
+        self._legend_or_readout.addWidget(self.legend)
+        self._legend_or_readout.addWidget(self.readout)
+        self._legend_or_readout.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
+        top.addWidget(self._legend_or_readout, 1)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(4)

@@ -1,4 +1,4 @@
-"""Paints what a chart holds: axes, lines, levels and marks."""
+"""Paint a chart's axes, lines, levels and marks; define its data and its scale."""
 
 from __future__ import annotations
 
@@ -19,55 +19,55 @@ from app.qt.theme import colours
 from app.qt.theme.palettes import CONTRAST
 
 Entry = tuple[str, str, str]
-"""Label, colour role, look."""
+"""Legend entry: label, color role, look."""
 
 DASHES = {"dashed": Qt.PenStyle.DashLine, "dotted": Qt.PenStyle.DotLine}
-"""The looks of lines that are broken."""
+"""Pen styles of looks that are not solid."""
 COLOURS = 6
 _ROUND = (1.0, 2.0, 5.0, 10.0)
-# What is marked of each power of ten on a logarithmic axis: as much of it as there is room for.
+# Ticks within each power of ten on a logarithmic axis, from dense to sparse; the densest that fits is used.
 _MANTISSAS = ((1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0), (1.0, 2.0, 5.0), (1.0, 3.0), (1.0,))
-_FEW = 3
-_ROOM = 0.06
-# Looks with noise, of which an axis need not have room for all.
+_MIN_TICKS = 3
+_MARGIN = 0.06  # of the value range, above and below the lines
+# Looks with outliers, which the axis may cut off.
 _NOISY = ("raw", "smooth")
-_GRID = 48  # of 255: the grid is to be seen through
-# Columns of pixels for each point of a line one reads: more points are not seen, and wide pens are what costs a frame.
+_GRID = 48  # alpha of 255: a faint grid
+# Pixel columns per point of a smooth line: more points are invisible, and wide pens dominate the painting time.
 _SMOOTH = 2
 _POINT = 3.0
-# Kinds of marks that are lines over the whole chart, and those that are ticks at its foot, with their height.
-_UPRIGHT = (
+# Marks drawn as lines over the full height, and as ticks at the bottom with their share of the height.
+_VERTICALS = (
     ("resumed", "muted", Qt.PenStyle.DotLine),
     ("stepped_down", "warning", Qt.PenStyle.DashLine),
     ("out_of_memory", "bad", Qt.PenStyle.SolidLine),
 )
 _TICKS = (("saved", "good", 0.07), ("preview", "muted", 0.035))
 _PALE, _PALE_IN_CONTRAST = 0.42, 0.6
-"""The share of its line's colour that noise has; the rest is the ground's."""
+"""Share of a line's color in its noise; the rest is the background's."""
 _SWATCH, _GAP, _BETWEEN = 18, 6, 16
 
 
-def pale(colour: QColor) -> QColor:
-    """Return the colour of noise in a line's own; not seen through: lines over each other would be darker than one."""
+def pale(color: QColor) -> QColor:
+    """Return an opaque pale color for a line's noise: with transparency, overlapping noise would get darker."""
     ground, share = QColor(colours().base), _PALE_IN_CONTRAST if colours() is CONTRAST else _PALE
-    parts = ((colour.red(), ground.red()), (colour.green(), ground.green()), (colour.blue(), ground.blue()))
+    parts = ((color.red(), ground.red()), (color.green(), ground.green()), (color.blue(), ground.blue()))
     return QColor(*(round(share * one + (1.0 - share) * other) for one, other in parts))
 
 
-def colour_of(place: int) -> str:
-    """Return the role of the colour that the run at this place has, of several laid over each other."""
+def color_of(place: int) -> str:
+    """Return the color role of the run at a position among the overlaid runs."""
     return f"series{place % COLOURS + 1}"
 
 
 class Legend(QWidget):
-    """A row of short lines with their names; names that find no room are cut."""
+    """Legend in one row: line samples with names, elided if there is no room."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._entries: Sequence[Entry] = ()
 
     def show_entries(self, entries: Sequence[Entry]) -> None:
-        """Show these, or nothing where there is only one: then the chart's title names it."""
+        """Show these entries, or none if there is only one, which the chart's title names."""
         shown = entries if len(entries) > 1 else ()
         if tuple(shown) != tuple(self._entries):
             self._entries = tuple(shown)
@@ -76,27 +76,27 @@ class Legend(QWidget):
             self.update()
 
     def sizeHint(self) -> QSize:  # noqa: N802
-        """Return the room of all entries."""
+        """Return the size that all entries need."""
         metrics = self.fontMetrics()
         widths = (_SWATCH + _GAP + _BETWEEN + metrics.horizontalAdvance(label) for label, _, _ in self._entries)
         return QSize(sum(widths), self.minimumSizeHint().height())
 
     def minimumSizeHint(self) -> QSize:  # noqa: N802
-        """Return a width that never keeps a chart from being narrow."""
+        """Return zero width, so that the legend never widens a narrow chart."""
         margins = self.contentsMargins()
         return QSize(0, self.fontMetrics().height() + margins.top() + margins.bottom())
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
-        """Draw the entries from the left."""
+        """Paint the entries from the left."""
         painter, scheme, metrics = QPainter(self), colours(), self.fontMetrics()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         inside = self.contentsRect()
         x, middle = inside.left(), inside.top() + inside.height() / 2
-        for label, colour, look in self._entries:
+        for label, color, look in self._entries:
             room = inside.right() - x - _SWATCH - _GAP
             if room < metrics.averageCharWidth() * 4:
                 break
-            line = QColor(getattr(scheme, colour))
+            line = QColor(getattr(scheme, color))
             line = pale(line) if look == "raw" else line
             painter.setPen(QPen(line, 1.5 if look == "raw" else 2.5, DASHES.get(look, Qt.PenStyle.SolidLine)))
             painter.drawLine(QPointF(x, middle), QPointF(x + _SWATCH, middle))
@@ -111,7 +111,7 @@ Wording = Callable[[float], str]
 
 
 def even(low: float, high: float, most: int, *, whole: bool = False) -> list[float]:
-    """Return at most about so many round numbers between two, all `whole` where only those mean anything."""
+    """Return at most about `most` round tick values in a range; `whole` allows only integers."""
     least = (high - low) / max(most, 1)
     if least <= 0.0 or not isfinite(least):
         return []
@@ -122,12 +122,12 @@ def even(low: float, high: float, most: int, *, whole: bool = False) -> list[flo
 
 
 def logarithmic(low: float, high: float, most: int) -> list[float]:
-    """Return at most about so many round numbers between two powers of ten that are given by their exponents."""
+    """Return at most about `most` tick values between two powers of ten, given by their exponents."""
     powers = range(floor(low), ceil(high) + 1)
     for mantissas in _MANTISSAS:
         found = _within([mantissa * 10.0**power for power in powers for mantissa in mantissas], low, high)
         if len(found) <= most:
-            return found if len(found) >= _FEW else even(10.0**low, 10.0**high, most)
+            return found if len(found) >= _MIN_TICKS else even(10.0**low, 10.0**high, most)
     every = ceil(len(powers) / max(most, 1))
     return _within([10.0**power for power in powers if power % every == 0], low, high)
 
@@ -137,17 +137,17 @@ def _within(values: Sequence[float], low: float, high: float) -> list[float]:
 
 
 def number(value: float) -> str:
-    """Word a number with as many digits as tell something."""
+    """Return a number with four significant digits."""
     return QLocale().toString(float(f"{value:.4g}"), "g", 6)
 
 
 def count(value: float) -> str:
-    """Word a whole number."""
+    """Return a number rounded to an integer."""
     return QLocale().toString(round(value))
 
 
 def rate(value: float) -> str:
-    """Word a learning rate as artists write it: 1e-4."""
+    """Return a learning rate in its usual notation: 1e-4."""
     if not value or not isfinite(value):
         return number(value)
     power = floor(log10(abs(value)) + 1e-9)
@@ -155,56 +155,56 @@ def rate(value: float) -> str:
 
 
 Look = Literal["raw", "smooth", "thin", "plain", "dashed", "dotted", "points"]
-"""Raw: each step, pale. Smooth: the line one reads. Thin: each step, where that is what one reads. Plain, dashed,
-dotted: lines without noise. Points: each counts."""
+"""Raw: every step, pale, behind a smooth line. Smooth: averaged. Thin: every step, as the main line. Plain, dashed,
+dotted: lines without noise. Points: few values, each with a dot."""
 
 
 @dataclass(frozen=True)
 class ChartLine:
-    """One line: values (points,) by rising steps (points,)."""
+    """One line: values (points,) by ascending steps (points,)."""
 
     label: str
     steps: Values
     values: Values
     look: Look
-    colour: str = "series1"
-    """A role of `Colours`."""
+    color: str = "series1"
+    """Role of `Colours`."""
     run: str = ""
-    """The run's name, where several are laid over each other."""
+    """The run's name if several runs are overlaid."""
 
 
 @dataclass(frozen=True)
 class Level:
-    """A value that holds for all steps, such as a limit."""
+    """A constant value, such as a limit, drawn as a horizontal line."""
 
     label: str
     value: float
-    colour: str = "muted"
+    color: str = "muted"
 
 
 @dataclass(frozen=True)
 class ChartSpec:
-    """All of one chart."""
+    """Everything that one chart shows."""
 
     lines: Sequence[ChartLine] = ()
     levels: Sequence[Level] = ()
     marks: Sequence[Mark] = ()
     best: int | None = None
-    """The step with the lowest held-out loss."""
+    """Step with the lowest validation loss."""
     title: str = ""
-    """Instead of the chart's own, where that leaves open what is drawn."""
+    """Title that replaces the chart's own if it is more specific."""
     logarithmic: bool = False
     clip: float = 0.0
-    """Per cent of the raw values at either end that the axis need not have room for."""
+    """Percent of the raw values at either end that the axis may cut off."""
     words: str = ""
-    """What the chart shows, for who does not see it."""
+    """Description for screen readers."""
     extra: tuple[tuple[str, str], ...] = field(default=())
-    """Further entries of the legend: (label, colour)."""
+    """Further legend entries: (label, color role)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """A field of a widget, the steps along it, and the values up it: powers of ten where it is logarithmic."""
+    """Mapping of steps and values to the pixels of a plot; logarithmic values are exponents of ten."""
 
     field: QRectF
     steps: tuple[float, float]
@@ -212,22 +212,22 @@ class Scale:
     logarithmic: bool
 
     def across(self, step: float) -> float:
-        """Return where a step stands, from the left, in Qt's pixels."""
+        """Return a step's x position in logical pixels."""
         return float(self.all_across(np.array(step)))
 
     def up(self, value: float) -> float:
-        """Return where a value stands, from the top."""
+        """Return a value's y position in logical pixels."""
         return float(self.all_up(np.array(value)))
 
     def all_across(self, steps: Values) -> Values:
-        """Return where each of many steps stands."""
+        """Return the x positions of steps, an array of the same shape."""
         first, last = self.steps
         return self.field.left() + (steps - first) * (self.field.width() / (last - first))
 
     def all_up(self, values: Values) -> Values:
-        """Return where each of many values stands, NaN of those that have no logarithm.
+        """Return the y positions of values; NaN for values without a logarithm.
 
-        Those far outside stand a little outside: Qt's painter takes no coordinates of any size.
+        Values far outside are clipped to just outside: QPainter cannot handle arbitrarily large coordinates.
         """
         low, high = self.values
         if self.logarithmic:
@@ -236,13 +236,13 @@ class Scale:
         return np.asarray(self.field.bottom() - share * self.field.height())
 
     def step_at(self, across: float) -> float:
-        """Return the step that stands at a place, from the left."""
+        """Return the step at an x position."""
         first, last = self.steps
         return first + (across - self.field.left()) / max(self.field.width(), 1.0) * (last - first)
 
 
 def room_for(drawing: ChartSpec, first: float, last: float) -> tuple[float, float]:
-    """Return the range of values that shows well what is drawn between two steps; exponents where it is logarithmic."""
+    """Return the value range for the lines between two steps, with a margin; exponents if logarithmic."""
     ranges = [extent(shown(line.steps, line.values, first, last), _clip(drawing, line)) for line in drawing.lines]
     bounds = [bound for each in ranges if each for bound in each]
     bounds += [level.value for level in drawing.levels]
@@ -251,7 +251,7 @@ def room_for(drawing: ChartSpec, first: float, last: float) -> tuple[float, floa
     if not bounds:
         return 0.0, 1.0
     low, high = min(bounds), max(bounds)
-    room = (high - low) * _ROOM or abs(high) * 0.1 or 1.0
+    room = (high - low) * _MARGIN or abs(high) * 0.1 or 1.0
     return (low - room if drawing.logarithmic or low < 0 else max(0.0, low - room)), high + room
 
 
@@ -259,20 +259,20 @@ def _clip(drawing: ChartSpec, line: ChartLine) -> float:
     return drawing.clip if line.look in _NOISY else 0.0
 
 
-# Distances of an axis' marks, in heights of its font: words stand beside those of the values, and above those of steps.
+# Smallest distances between ticks, in font heights: value labels stack vertically, step labels sit side by side.
 _APART_UP, _APART_ALONG = 2.2, 4.2
 _SIDE, _TOP, _RIGHT, _AXIS_GAP = 62.0, 4.0, 10.0, 6.0
 _RAW_OR_THIN, _READ = ("raw", "thin"), ("smooth",)
 
 
 def field_in(size: QSize, font: QFont) -> QRectF:
-    """Return where the lines are in a plot of a size: beside the words of its axes."""
+    """Return the rectangle of the lines within a plot, beside the axis labels."""
     below = QFontMetricsF(font).height() + _AXIS_GAP
     return QRectF(_SIDE, _TOP, max(1.0, size.width() - _SIDE - _RIGHT), max(1.0, size.height() - _TOP - below))
 
 
 def paint_axes(painter: QPainter, scale: Scale, words: Wording, along: Wording, *, whole: bool) -> None:
-    """Paint the grid and the words of both axes, in the painter's font."""
+    """Paint the grid and the labels of both axes, in the painter's font."""
     field, metrics = scale.field, QFontMetricsF(painter.font())
     room = field.height() / (_APART_UP * metrics.height())
     faint = QColor(colours().edge)
@@ -298,12 +298,12 @@ def paint_axes(painter: QPainter, scale: Scale, words: Wording, along: Wording, 
 
 
 def paint_drawing(painter: QPainter, scale: Scale, drawing: ChartSpec) -> None:
-    """Paint lines, levels and marks, one above the other."""
+    """Paint marks, lines and levels, later ones on top."""
     painter.setClipRect(scale.field)
     painter.setRenderHint(QPainter.RenderHint.Antialiasing, False)
     _paint_marks(painter, scale, drawing.marks)
     if drawing.best is not None:
-        _upright(painter, scale, drawing.best, QPen(QColor(colours().good), 1, Qt.PenStyle.DashDotLine))
+        _paint_vertical(painter, scale, drawing.best, QPen(QColor(colours().good), 1, Qt.PenStyle.DashDotLine))
     order = {"raw": 0, "smooth": 2}
     for line in sorted(drawing.lines, key=lambda line: order.get(line.look, 1)):
         _paint_line(painter, scale, line)
@@ -312,7 +312,7 @@ def paint_drawing(painter: QPainter, scale: Scale, drawing: ChartSpec) -> None:
 
 
 def paint_label(painter: QPainter, scale: Scale, step: float, text: str) -> None:
-    """Write beside an upright line what it is, on whichever side there is room."""
+    """Paint a label beside a vertical line, on the side that has room."""
     across = scale.across(step)
     if not scale.field.left() <= across <= scale.field.right():
         return
@@ -332,28 +332,28 @@ def _write(painter: QPainter, box: QRectF, where: Qt.AlignmentFlag, text: str) -
 
 
 def _paint_line(painter: QPainter, scale: Scale, line: ChartLine) -> None:
-    """Paint no more points of a line than are seen: of noise its peaks, else means; those that count each are all."""
+    """Paint a line with no more points than are visible: noise keeps its peaks, smooth lines their means."""
     noisy = line.look in _RAW_OR_THIN
     columns = int(scale.field.width() * painter.device().devicePixelRatioF()) // (1 if noisy else _SMOOTH)
     thin = peaks if noisy or line.look == "points" else means
     steps, values = thin(line.steps, line.values, *scale.steps, max(1, columns))
     painter.setRenderHint(QPainter.RenderHint.Antialiasing, not noisy)
-    colour = QColor(getattr(colours(), line.colour))
-    colour = pale(colour) if line.look == "raw" else colour
-    painter.setPen(QPen(colour, 0 if noisy else 2, DASHES.get(line.look, Qt.PenStyle.SolidLine)))
+    color = QColor(getattr(colours(), line.color))
+    color = pale(color) if line.look == "raw" else color
+    painter.setPen(QPen(color, 0 if noisy else 2, DASHES.get(line.look, Qt.PenStyle.SolidLine)))
     for points in _parts(scale.all_across(steps), scale.all_up(values)):
         painter.drawPolyline(points)
         if len(points) == 1 and line.look != "points":
-            painter.drawPoint(points[0])  # a step between two that are not known
+            painter.drawPoint(points[0])  # a single step between unknown values
         if line.look == "points":
-            painter.setBrush(colour)
+            painter.setBrush(color)
             for point in points:
                 painter.drawEllipse(point, _POINT, _POINT)
     painter.setBrush(Qt.BrushStyle.NoBrush)
 
 
 def _parts(across: Values, up: Values) -> Iterator[list[QPointF]]:
-    """Yield the parts of a line that lie between values which are not known."""
+    """Yield the connected parts of a line, split at unknown values."""
     known = np.isfinite(up)
     turns = np.flatnonzero(known[1:] != known[:-1]) + 1
     for start, end in pairwise([0, *turns.tolist(), len(known)]):
@@ -363,7 +363,7 @@ def _parts(across: Values, up: Values) -> Iterator[list[QPointF]]:
 
 def _paint_level(painter: QPainter, scale: Scale, level: Level) -> None:
     up = scale.up(level.value)
-    painter.setPen(QPen(QColor(getattr(colours(), level.colour)), 1, Qt.PenStyle.DashLine))
+    painter.setPen(QPen(QColor(getattr(colours(), level.color)), 1, Qt.PenStyle.DashLine))
     painter.drawLine(QPointF(scale.field.left(), up), QPointF(scale.field.right(), up))
 
 
@@ -371,16 +371,16 @@ def _paint_marks(painter: QPainter, scale: Scale, marks: Iterable[Mark]) -> None
     steps: dict[str, set[int]] = {}
     for mark in marks:
         steps.setdefault(mark.kind, set()).add(mark.step)
-    for kind, colour, style in _UPRIGHT:
+    for kind, color, style in _VERTICALS:
         for step in steps.get(kind, ()):
-            _upright(painter, scale, step, QPen(QColor(getattr(colours(), colour)), 1, style))
-    for kind, colour, height in _TICKS:
+            _paint_vertical(painter, scale, step, QPen(QColor(getattr(colours(), color)), 1, style))
+    for kind, color, height in _TICKS:
         for step in steps.get(kind, ()):
-            _upright(painter, scale, step, QPen(QColor(getattr(colours(), colour)), 2), height)
+            _paint_vertical(painter, scale, step, QPen(QColor(getattr(colours(), color)), 2), height)
 
 
-def _upright(painter: QPainter, scale: Scale, step: float, pen: QPen, height: float = 1.0) -> None:
-    """Draw a line at a step from the foot up, over a share of the field's height."""
+def _paint_vertical(painter: QPainter, scale: Scale, step: float, pen: QPen, height: float = 1.0) -> None:
+    """Paint a vertical line at a step, from the bottom up to a share of the height."""
     across, field = scale.across(step), scale.field
     painter.setPen(pen)
     painter.drawLine(QPointF(across, field.bottom()), QPointF(across, field.bottom() - height * field.height()))

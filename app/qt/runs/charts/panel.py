@@ -1,4 +1,4 @@
-"""What a run learned so far, in charts, and how they are to be seen."""
+"""The Progress tab: a run's charts, their display options, and how compared jobs differ."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from app.core.runs.run import CardWatch, Run
 from app.core.session import Session
 from app.core.tasks import Single
 from app.qt.actions.commands import Action, Commands
-from app.qt.runs.charts.painting import Legend, colour_of
+from app.qt.runs.charts.painting import Legend, color_of
 from app.qt.widgets import QT_TRANSLATE_NOOP, FlowLayout, Slider, plain_tip, while_there
 
 if TYPE_CHECKING:
     from app.qt.runs.charts.board import Board
 
 
-_MOST_ROWS = 12
-# A run that goes on is drawn anew at most so often, in milliseconds; one that is read at once, when it is read.
+_MAX_ROWS = 12
+# Milliseconds between redraws of an active run; a finished run is drawn once it is read.
 _REDRAW = 400
-_CARD = 2_000
-# The slider's places: each is the steps that the smooth line averages over.
+_GPU_POLL_MS = 2_000
+# Number of averaged steps at each position of the smoothing slider.
 SMOOTHING = (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 700, 1000)
 ACTIONS = (
     Action(
@@ -54,23 +54,23 @@ ACTIONS = (
     ),
     Action(
         "charts.outliers",
-        QT_TRANSLATE_NOOP("Action", "Leave outliers out"),
+        QT_TRANSLATE_NOOP("Action", "Ignore outliers"),
         "runs",
         "set_clip",
         enabled="has_runs",
         checked="is_clipped",
-        tip=QT_TRANSLATE_NOOP("Action", "The axis has no room for the highest and lowest of a hundred values"),
+        tip=QT_TRANSLATE_NOOP("Action", "Cuts the highest and lowest 1 % of the values off the axis"),
     ),
 )
 
 
 class DifferenceTable(QWidget):
-    """A row for each key that is not the same in all jobs, a column for each run."""
+    """Table of the settings in which the compared runs differ, a column for each run."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._shown: tuple[object, ...] = ()
-        self.title = QLabel(self.tr("How their jobs differ"))
+        self.title = QLabel(self.tr("Differences between the jobs"))
         self.title.setProperty("role", "heading")
         self.sentence = QLabel()
         self.sentence.setProperty("role", "muted")
@@ -91,14 +91,14 @@ class DifferenceTable(QWidget):
         self.hide()
 
     def show_runs(self, runs: Sequence[Run]) -> None:
-        """Compare the jobs of these runs; one alone has nothing to be compared with."""
+        """Compare the jobs of these runs; hidden for a single run."""
         self.setVisible(len(runs) > 1)
         shown = tuple((run.summary.name, run.job) for run in runs)
         if len(runs) < 2 or shown == self._shown:
             return
         self._shown = shown
         from app.core.after.run_jobs import differences
-        from app.core.jobs.settings import full_title  # the job's schema, which takes a while to load
+        from app.core.jobs.settings import full_title  # imports the job's schema, which is slow
 
         jobs = [run.job for run in runs if run.job is not None]
         found = differences(jobs) if len(jobs) == len(runs) else []
@@ -113,7 +113,7 @@ class DifferenceTable(QWidget):
                 item = QTableWidgetItem(text)
                 item.setToolTip(plain_tip(text if place else difference.key))
                 self.table.setItem(row, place, item)
-        rows = min(len(found), _MOST_ROWS)
+        rows = min(len(found), _MAX_ROWS)
         self.table.setFixedHeight(
             self.table.horizontalHeader().sizeHint().height()
             + rows * self.table.verticalHeader().defaultSectionSize()
@@ -122,8 +122,8 @@ class DifferenceTable(QWidget):
 
     def _words(self, known: bool, differences: int) -> str:
         if not known:
-            return self.tr("The job of one of these runs cannot be read.")
-        return "" if differences else self.tr("Their jobs are the same in every setting.")
+            return self.tr("Could not read the job of one of these runs.")
+        return "" if differences else self.tr("All settings are the same.")
 
     def _value(self, value: object) -> str:
         if value is None:
@@ -136,7 +136,7 @@ class DifferenceTable(QWidget):
 
 
 class ProgressPanel(QWidget):
-    """The charts of the chosen run, with others laid over them."""
+    """Tab with the charts of the selected runs, overlaid."""
 
     def __init__(self, session: Session, commands: Commands, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -153,31 +153,33 @@ class ProgressPanel(QWidget):
         self._redraw = QTimer(self)
         self._redraw.setSingleShot(True)
         self._redraw.timeout.connect(self.draw)
-        self._asking = QTimer(self)
-        self._asking.setInterval(_CARD)
-        self._asking.timeout.connect(self.card.look)
+        self._gpu_timer = QTimer(self)
+        self._gpu_timer.setInterval(_GPU_POLL_MS)
+        self._gpu_timer.timeout.connect(self.card.look)
         self._lay_out()
         commands.add(ACTIONS, self)
         self.every.setDefaultAction(commands["charts.all"])
         self._load()
 
     def show_runs(self, runs: Sequence[Run]) -> None:
-        """Show these runs; the first is the one that everything else on the page is about."""
+        """Show these runs; the first is the one that the rest of the page shows."""
         for end in self._ends:
             end()
         if self.board and (not self.runs or not runs or self.runs[0] is not runs[0]):
             self.board.steps = None
         self.runs = tuple(runs)
         self.card.watch(self.runs[0] if runs else None)
-        self._ends = [event.connect(lambda _: self._soon()) for run in runs for event in (run.arrived, run.changed)]
-        entries = [(run.summary.name, colour_of(place), "plain") for place, run in enumerate(runs)]
+        self._ends = [
+            event.connect(lambda _: self._schedule_draw()) for run in runs for event in (run.arrived, run.changed)
+        ]
+        entries = [(run.summary.name, color_of(place), "plain") for place, run in enumerate(runs)]
         self.legend.show_entries(entries)
         self.legend.setVisible(len(runs) > 1)
         self.draw()
         self._commands.refresh()
 
     def draw(self) -> None:
-        """Draw what is known now."""
+        """Draw the current data."""
         self._redraw.stop()
         started = [run for run in self.runs if run.series.loss]
         self.waiting.setText(self._waiting_words())
@@ -185,7 +187,7 @@ class ProgressPanel(QWidget):
         self.difference.show_runs(self.runs)
         if self.board is None:
             return
-        from app.qt.runs.charts.board import ChartOptions  # with the board, that is after numpy
+        from app.qt.runs.charts.board import ChartOptions  # imported with the board, after numpy
 
         if not started:
             self.board.rest()
@@ -193,7 +195,7 @@ class ProgressPanel(QWidget):
             wishes = ChartOptions(float(SMOOTHING[self.smoothing.value()]), self._logarithmic, self._clip)
             self.board.draw(self.runs, wishes)
 
-    # --- what the table of actions names
+    # --- called by actions
 
     def show_all(self) -> None:
         """Show all steps."""
@@ -201,68 +203,68 @@ class ProgressPanel(QWidget):
             self.board.show_all()
 
     def set_logarithmic(self, on: bool) -> None:
-        """Give the loss a logarithmic axis, or an even one."""
+        """Switch the loss between a logarithmic and a linear axis."""
         self._logarithmic = on
         self.logarithmic.setChecked(on)
         self.draw()
 
     def set_clip(self, on: bool) -> None:
-        """Let the axes have no room for outliers, or for all values."""
+        """Choose whether the axes ignore outliers."""
         self._clip = on
         self.outliers.setChecked(on)
         self.draw()
 
     def is_logarithmic(self) -> bool:
-        """Tell whether the loss has a logarithmic axis."""
+        """Return whether the loss has a logarithmic axis."""
         return self._logarithmic
 
     def is_clipped(self) -> bool:
-        """Tell whether outliers are left out."""
+        """Return whether the axes ignore outliers."""
         return self._clip
 
     def has_runs(self) -> bool:
-        """Tell whether there is anything to be seen."""
+        """Return whether a run is shown."""
         return bool(self.runs)
 
     # --- Qt's events
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
-        """Draw what came while nobody looked, and ask how the card is."""
+        """Draw what arrived while hidden, and start polling the GPU."""
         super().showEvent(event)
         self.draw()
-        self._asking.start()
+        self._gpu_timer.start()
 
     def hideEvent(self, event: QHideEvent) -> None:  # noqa: N802
-        """Draw nothing that nobody sees."""
+        """Stop drawing and polling the GPU."""
         super().hideEvent(event)
         self._redraw.stop()
-        self._asking.stop()
+        self._gpu_timer.stop()
 
     # --- inside
 
-    def _soon(self) -> None:
-        """Draw soon; a long run that is being read is drawn when it is read."""
+    def _schedule_draw(self) -> None:
+        """Schedule a redraw; a run that is still being read is drawn once it is read."""
         if self.isVisible() and not self._redraw.isActive() and all(run.loaded for run in self.runs):
             self._redraw.start(_REDRAW)
 
     def _waiting_words(self) -> str:
         if not self.runs and not self._session.runs.all:
-            return self.tr("A training that was started appears here after some seconds.")
+            return self.tr("A started run appears here after a few seconds.")
         if not self.runs:
-            return self.tr("Choose a run on the left; with Ctrl or Shift several, to lay them over each other.")
+            return self.tr("Select a run on the left. Select several with Ctrl or Shift to compare them.")
         if any(run.series.loss for run in self.runs):
             return self.tr("Drawing…")
         if not all(run.loaded for run in self.runs):
             return self.tr("Reading…")
-        return self.tr("No step is done yet. The loss is drawn from the first step on.")
+        return self.tr("No step is finished yet. The loss appears with the first step.")
 
     def _load(self) -> None:
-        """Load numpy on a worker: a tenth of a second that charts need before the first of them."""
+        """Load numpy on a worker: it takes about 0.1 s and the charts need it."""
         build = while_there(self, lambda _: self._build())
         self._loading.run(lambda: importlib.import_module("app.core.runs.curves"), build)
 
     def _build(self) -> None:
-        """Make the board, whose charts are made when they are first drawn."""
+        """Create the board, whose charts are created when first drawn."""
         from app.qt.runs.charts.board import Board
 
         self.board = Board(self.card)
@@ -303,13 +305,13 @@ class ProgressPanel(QWidget):
         self.smoothing = Slider(Qt.Orientation.Horizontal)
         self.smoothing.setRange(0, len(SMOOTHING) - 1)
         self.smoothing.setFixedWidth(140)
-        self.smoothing.setAccessibleName(self.tr("Steps that the smooth line averages over"))
-        self.smoothing.valueChanged.connect(self._smooth)
+        self.smoothing.setAccessibleName(self.tr("Steps averaged by the smooth line"))
+        self.smoothing.valueChanged.connect(self._on_smoothing_changed)
         self.smoothing.setValue(SMOOTHING.index(50))
         self.smoothed.setProperty("role", "muted")
         self.smoothed.setMinimumWidth(self.fontMetrics().horizontalAdvance(self.tr("%n step(s)", "", 10000)))
         self.logarithmic = self._box(self.tr("Logarithmic"), False, self.set_logarithmic)
-        self.outliers = self._box(self.tr("Leave outliers out"), True, self.set_clip)
+        self.outliers = self._box(self.tr("Ignore outliers"), True, self.set_clip)
         self.every = QToolButton()
         for part in (label, self.smoothing, self.smoothed):
             row.addWidget(part)
@@ -317,10 +319,10 @@ class ProgressPanel(QWidget):
             tools.addWidget(tool)
         return tools
 
-    def _smooth(self, place: int) -> None:
+    def _on_smoothing_changed(self, place: int) -> None:
         self.smoothed.setText(self.tr("%n step(s)", "", SMOOTHING[place]))
         self.smoothing.setAccessibleDescription(self.smoothed.text())
-        self._soon()
+        self._schedule_draw()
 
     def _box(self, text: str, on: bool, then: Callable[[bool], None]) -> QCheckBox:
         box = QCheckBox(text)

@@ -1,1 +1,1 @@
-"""The pictures that a run draws of what it has learned so far."""
+"""The Samples tab: the preview images of a run."""

@@ -1,4 +1,4 @@
-"""Two samples closely: one over the other with a line to be drawn across them, or side by side."""
+"""Close comparison of two samples: overlaid with a movable divider, or side by side."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GRIP = 22
 _GAP = 4
 _ENLARGED = 4.0
 _FINE = 1000
-_WALK = {
+_ARROWS = {
     Qt.Key.Key_Left: (0, -1),
     Qt.Key.Key_Right: (0, 1),
     Qt.Key.Key_Up: (-1, 0),
@@ -27,13 +27,13 @@ _WALK = {
 
 
 class Stage(QWidget):
-    """Two areas that are moved and zoomed as one; what lies left of the line shows the first, right of it the second.
+    """Two images that pan and zoom together: the first left of the divider, the second right of it.
 
-    The second is cut by a mask: both stand at the same place, and the mouse reaches the one that is seen.
+    Both fill the same area; a mask cuts the second, so that the mouse reaches the visible one.
     """
 
     moved = Signal(float)
-    """The line was drawn to this part of the width."""
+    """The divider moved to this fraction of the width."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -41,18 +41,18 @@ class Stage(QWidget):
         self.first, self.second = (ZoomArea(session, self.zoom, self) for _ in range(2))
         self.line = _DividerLine(self)
         self.part = 0.5
-        """Where the line is, as a part of the width."""
+        """Position of the divider, as a fraction of the width."""
         self.beside = False
-        """Whether they stand side by side, without a line."""
+        """Whether the images are side by side, without a divider."""
         self.alone = False
-        """Whether only the second is shown."""
+        """Whether only the second image is shown."""
         for area in (self.first, self.second):
             area.fits_up_to = _ENLARGED
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
         self.setMinimumSize(120, 120)
 
     def set_part(self, part: float) -> None:
-        """Draw the line to a part of the width."""
+        """Move the divider to a fraction of the width."""
         part = max(0.0, min(1.0, part))
         if part != self.part:
             self.part = part
@@ -60,7 +60,7 @@ class Stage(QWidget):
             self.moved.emit(part)
 
     def arrange(self) -> None:
-        """Put everything where it belongs."""
+        """Update geometry, mask and visibility of images and divider."""
         whole = self.rect()
         half = (whole.width() - _GAP) // 2
         beside = self.beside and not self.alone
@@ -70,7 +70,7 @@ class Stage(QWidget):
         self.line.setVisible(not beside and not self.alone)
         if self.line.isVisibleTo(self):
             x = round(self.part * whole.width())
-            # A mask of nothing is taken for no mask.
+            # Qt takes an empty mask for no mask, so the smallest one lies outside.
             shown = QRect(x, 0, whole.width() - x, whole.height()) if x < whole.width() else QRect(-1, -1, 1, 1)
             self.second.setMask(QRegion(shown))
             self.line.setGeometry(x - _GRIP // 2, 0, _GRIP, whole.height())
@@ -79,13 +79,13 @@ class Stage(QWidget):
             self.second.clearMask()
 
     def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802
-        """Fit everything anew."""
+        """Update the layout for the new size."""
         super().resizeEvent(event)
         self.arrange()
 
 
 class _DividerLine(QWidget):
-    """What is drawn across the pictures by the mouse."""
+    """Divider that the mouse drags across the images."""
 
     def __init__(self, stage: Stage) -> None:
         super().__init__(stage)
@@ -93,12 +93,12 @@ class _DividerLine(QWidget):
         self.setCursor(Qt.CursorShape.SplitHCursor)
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
-        """Paint a line that is seen on light and on dark, and a grip in its middle."""
+        """Paint a line visible on light and dark images, with a grip in its middle."""
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         across, middle = self.width() / 2, self.height() / 2
-        for width, colour in ((3.0, colours().base), (1.0, colours().text)):
-            painter.setPen(QPen(QColor(colour), width))
+        for width, color in ((3.0, colours().base), (1.0, colours().text)):
+            painter.setPen(QPen(QColor(color), width))
             painter.drawLine(QPointF(across, 0), QPointF(across, self.height()))
         painter.setPen(QPen(QColor(colours().text), 1.0))
         painter.setBrush(QColor(colours().raised))
@@ -115,10 +115,10 @@ class _DividerLine(QWidget):
 
 
 class SampleCompare(QWidget):
-    """Shows a sample beside, or under, the one that it is compared with."""
+    """Comparison of two samples with their titles and the divider's slider."""
 
     walked = Signal(int, int)
-    """Go so many samples down and to the right."""
+    """Move the selection by so many rows and columns."""
     left = Signal()
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
@@ -127,7 +127,7 @@ class SampleCompare(QWidget):
         self.slider = Slider(Qt.Orientation.Horizontal)
         self.slider.setRange(0, _FINE)
         self.slider.setValue(_FINE // 2)
-        self.slider.setAccessibleName(self.tr("How much of the first sample is shown"))
+        self.slider.setAccessibleName(self.tr("Visible part of the first sample"))
         self.first, self.second = QLabel(), QLabel()
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setAccessibleName(self.tr("Comparison of samples"))
@@ -139,18 +139,18 @@ class SampleCompare(QWidget):
 
     @property
     def beside(self) -> bool:
-        """Whether the samples stand side by side."""
+        """Whether the samples are side by side."""
         return self.stage.beside
 
     def set_beside(self, beside: bool) -> None:
-        """Put them side by side, or one over the other."""
+        """Put the samples side by side, or overlay them."""
         self.stage.beside = beside
         self._arrange()
 
     def show_samples(
         self, pictures: Mapping[int, Picture], first: tuple[Picture | None, str], second: tuple[Picture | None, str]
     ) -> None:
-        """Show two of these pictures with their words; where both are the same one, that alone."""
+        """Show two of these images with their titles; the same image twice is shown once."""
         self.stage.alone = first[0] is None or first[0] is second[0]
         for area, label, (picture, words) in (
             (self.stage.first, self.first, first),
@@ -186,10 +186,10 @@ class SampleCompare(QWidget):
         column.addLayout(row)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
-        """Walk through the samples, zoom, or leave."""
+        """Handle keys: arrows move through the samples, +, - and Z zoom, Escape or Enter leave."""
         key = event.key()
-        if key in _WALK:
-            self.walked.emit(*_WALK[Qt.Key(key)])
+        if key in _ARROWS:
+            self.walked.emit(*_ARROWS[Qt.Key(key)])
         elif key in (Qt.Key.Key_Plus, Qt.Key.Key_Equal):
             self.stage.second.zoom_by(1.25)
         elif key == Qt.Key.Key_Minus:

@@ -1,4 +1,4 @@
-"""The matrix of samples: painted from what is ready, only where it is seen; keys walk it."""
+"""The grid of samples; only visible cells are loaded and painted, and the keyboard navigates it."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from app.qt.tiles import Images, SampleLayout
 from app.qt.widgets import plain_tip, until_destroyed
 
 SIDES = (96, 480)
-"""Smallest and largest of a cell's longer side."""
+"""Smallest and largest length of a cell's longer side, in logical pixels."""
 _INSET = 4
-_SIGN = 16
+_ICON_SIZE = 16
 _MOVES = {
     Qt.Key.Key_Left: (0, -1),
     Qt.Key.Key_Right: (0, 1),
@@ -41,20 +41,20 @@ _MOVES = {
     Qt.Key.Key_Down: (1, 0),
 }
 _LEFT = int(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter)
-_CENTRED = int(Qt.AlignmentFlag.AlignCenter | Qt.TextFlag.TextWordWrap)
+_CENTERED = int(Qt.AlignmentFlag.AlignCenter | Qt.TextFlag.TextWordWrap)
 
 
 class SampleGrid(QAbstractScrollArea):
-    """Shows `Samples`: step 0 stays at the left, the newest are in sight until the user scrolls away from them."""
+    """Grid of `Samples`: step 0 stays at the left, and the view follows the newest unless scrolled away."""
 
     opened = Signal()
-    """The user wants to look closely at the current sample."""
+    """The user opened the current sample."""
     moved = Signal()
-    """Another sample is the current one, or there is none any more."""
+    """The current sample changed; there may be none."""
     menu_asked = Signal(QPoint)
-    """A context menu is wanted at this place of the screen."""
+    """A context menu is requested at this global position."""
     resized = Signal(int)
-    """Cells have another size now."""
+    """New length of a cell's longer side."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -66,21 +66,21 @@ class SampleGrid(QAbstractScrollArea):
         self.current: CellIndex | None = None
         self.pinned: CellIndex | None = None
         self.empty = ""
-        """What is said where there are no samples."""
+        """Text shown while there are no samples."""
         self.side = 192
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setAccessibleName(self.tr("Samples"))
         self.viewport().setAutoFillBackground(False)
-        self._soon = QTimer(self)
-        self._soon.setSingleShot(True)
-        self._soon.timeout.connect(self._wish)
-        self.verticalScrollBar().valueChanged.connect(lambda _: self._look())
-        self.horizontalScrollBar().valueChanged.connect(lambda _: self._look())
-        until_destroyed(self, session.thumbnails.ready.connect(self._ready))
+        self._thumbnail_timer = QTimer(self)
+        self._thumbnail_timer.setSingleShot(True)
+        self._thumbnail_timer.timeout.connect(self._request_thumbnails)
+        self.verticalScrollBar().valueChanged.connect(lambda _: self._update_view())
+        self.horizontalScrollBar().valueChanged.connect(lambda _: self._update_view())
+        until_destroyed(self, session.thumbnails.ready.connect(self._on_thumbnail_ready))
 
     def show_samples(self, samples: Samples | None) -> None:
-        """Show other samples, the newest of them."""
+        """Show other samples, scrolled to the newest."""
         self.samples, self.pinned = samples, None
         self.go(None)
         self._lay_out()
@@ -88,13 +88,13 @@ class SampleGrid(QAbstractScrollArea):
         self.horizontalScrollBar().setValue(self.horizontalScrollBar().maximum())
 
     def set_shape(self, width: int, height: int) -> None:
-        """Give cells the form of such pictures."""
+        """Set the cells' aspect ratio to that of images of this size."""
         longest = max(width, height)
         self._shape = width / longest, height / longest
         self.follow()
 
     def follow(self) -> None:
-        """Show what the samples have become; the newest are in sight if they were."""
+        """Update the layout after new samples; stay at the newest if they were visible."""
         bar = self.horizontalScrollBar()
         at_end = bar.value() == bar.maximum()
         self._lay_out()
@@ -102,25 +102,25 @@ class SampleGrid(QAbstractScrollArea):
             bar.setValue(bar.maximum())
 
     def set_side(self, side: int) -> None:
-        """Give cells another size; the current sample, or else the newest, stays in sight."""
+        """Resize the cells; the current sample, or else the newest, stays visible."""
         side = max(SIDES[0], min(SIDES[1], side))
         if side != self.side:
             self.side = side
             self.follow()
-            self._reveal()
+            self._scroll_to_current()
             self.resized.emit(side)
 
     def go(self, spot: CellIndex | None) -> None:
-        """Make a sample the current one."""
+        """Make a sample the current one, or none."""
         if spot != self.current:
             self.current = spot
-            self._reveal()
+            self._scroll_to_current()
             self._announce()
             self.moved.emit()
             self.viewport().update()
 
     def step(self, rows: int, columns: int) -> None:
-        """Go so many samples down and to the right, as far as there are any; from nowhere, to the newest."""
+        """Move the current sample by rows and columns, within the grid; start at the newest if there is none."""
         samples = self.samples
         if not samples or not samples.steps:
             return
@@ -133,7 +133,7 @@ class SampleGrid(QAbstractScrollArea):
         self.go(CellIndex(samples.steps[column], row))
 
     def picture(self, spot: CellIndex | None) -> Picture | None:
-        """Return the picture at a place, where there is one."""
+        """Return the image of a cell, if there is one."""
         return self.samples.at(spot) if self.samples and spot else None
 
     def step_title(self, step: int) -> str:
@@ -141,15 +141,15 @@ class SampleGrid(QAbstractScrollArea):
         return self.tr("Step {step}").format(step=QLocale().toString(step)) if step else self.tr("Baseline")
 
     def prompt_title(self, prompt: int) -> str:
-        """Return a row's words: its prompt, where it is known."""
+        """Return a row's title: its prompt, or a number if the prompt is unknown."""
         known = self.samples.prompts[prompt].strip() if self.samples else ""
         return known.replace("\n", " ") or self.tr("Prompt {number}").format(number=prompt + 1)
 
-    # What is where
+    # Geometry
 
     @property
     def layout_now(self) -> SampleLayout:
-        """Where everything lies."""
+        """The current layout of cells and titles."""
         samples, line = self.samples, self._cells.line
         width, height = (round(part * self.side) for part in self._shape)
         steps = samples.steps if samples else ()
@@ -159,16 +159,16 @@ class SampleGrid(QAbstractScrollArea):
 
     @property
     def scrolled(self) -> tuple[int, int]:
-        """How far it is scrolled, to the right and down."""
+        """The scroll offset, to the right and down."""
         return self.horizontalScrollBar().value(), self.verticalScrollBar().value()
 
     def rectangle(self, spot: CellIndex) -> QRect:
-        """Return where a cell is on the viewport."""
+        """Return a cell's rectangle in viewport coordinates."""
         assert self.samples is not None
         return QRect(*self.layout_now.cell(spot.prompt, self.samples.steps.index(spot.step), *self.scrolled))
 
     def seen(self) -> list[CellIndex]:
-        """Return the places that are seen, the newest steps first, the baseline last."""
+        """Return the visible cells, the newest steps first, the baseline last."""
         layout, (across, down) = self.layout_now, self.scrolled
         samples, room = self.samples, self.viewport().size()
         if not samples or not layout.columns:
@@ -190,9 +190,9 @@ class SampleGrid(QAbstractScrollArea):
         down.setRange(0, max(0, layout.all_down - room.height()))
         down.setPageStep(max(1, room.height() - layout.head))
         down.setSingleStep(max(24, layout.row_height // 3))
-        self._look()
+        self._update_view()
 
-    def _reveal(self) -> None:
+    def _scroll_to_current(self) -> None:
         if self.picture_place is None:
             return
         place, layout, room = self.picture_place, self.layout_now, self.viewport().size()
@@ -209,18 +209,18 @@ class SampleGrid(QAbstractScrollArea):
 
     @property
     def picture_place(self) -> QRect | None:
-        """Where the current cell is on the viewport."""
+        """The current cell's rectangle in viewport coordinates."""
         return self.rectangle(self.current) if self.samples and self.current else None
 
-    # Pictures
+    # Thumbnails
 
-    def _look(self) -> None:
+    def _update_view(self) -> None:
         self.viewport().update()
         if self.isVisible():
-            self._soon.start()
+            self._thumbnail_timer.start()
 
-    def _wish(self) -> None:
-        """Ask for the thumbnails that are seen, and for no others."""
+    def _request_thumbnails(self) -> None:
+        """Request the thumbnails of the visible cells only."""
         if self.isVisible():
             pictures = (self.picture(spot) for spot in self.seen())
             self._session.thumbnails.show((one for one in pictures if one), self._edge())
@@ -228,21 +228,21 @@ class SampleGrid(QAbstractScrollArea):
     def _edge(self) -> Edge:
         return edge_for((self.side - 2 * _INSET) * self.devicePixelRatioF())
 
-    def _ready(self, thumbnail: Thumbnail) -> None:
+    def _on_thumbnail_ready(self, thumbnail: Thumbnail) -> None:
         if self.samples and thumbnail.picture in self.samples.pictures:
             self.viewport().update()
 
     # Painting
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
-        """Paint what is seen: cells, then what stays at the left, then the titles over all."""
+        """Paint the visible cells, then the fixed first column, then the titles on top."""
         painter = QPainter(self.viewport())
         painter.fillRect(event.rect(), QColor(colours().base))
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         samples, layout = self.samples, self.layout_now
         if not samples or not layout.columns:
             painter.setPen(QColor(colours().muted))
-            painter.drawText(self.viewport().rect().adjusted(24, 24, -24, -24), _CENTRED, self.empty)
+            painter.drawText(self.viewport().rect().adjusted(24, 24, -24, -24), _CENTERED, self.empty)
             painter.end()
             return
         self._images.begin()
@@ -274,7 +274,7 @@ class SampleGrid(QAbstractScrollArea):
                 ring(painter, room) if self.hasFocus() else self._paint_frame(painter, room)
 
     def _side(self, picture: Picture, room: QRect) -> int:
-        """Return the side of the square that a picture is to fit, so that it fits its room of another form too."""
+        """Return the longer side at which an image fits its cell, whatever its aspect ratio."""
         known = self._session.thumbnails.get(picture, self._edge())
         if known is None or not known.width:
             return min(room.width(), room.height())
@@ -282,18 +282,18 @@ class SampleGrid(QAbstractScrollArea):
         return round(max(known.width, known.height) * scale)
 
     def _paint_frame(self, painter: QPainter, room: QRect) -> None:
-        """Show which is the current one while the keyboard is elsewhere."""
+        """Mark the current cell while the focus is elsewhere."""
         painter.setBrush(Qt.BrushStyle.NoBrush)
         painter.setPen(QPen(QColor(colours().edge), 2.0))
         painter.drawRoundedRect(room.toRectF().adjusted(1, 1, -1, -1), 5, 5)
 
     def _paint_pin(self, painter: QPainter, room: QRect) -> None:
-        place = QRect(room.left() + 8, room.top() + 8, _SIGN + 8, _SIGN + 8)
+        place = QRect(room.left() + 8, room.top() + 8, _ICON_SIZE + 8, _ICON_SIZE + 8)
         panel(painter, place.toRectF(), colours().raised, colours().edge)
         icon("pin").paint(painter, place.adjusted(4, 4, -4, -4))
 
     def _paint_prompts(self, painter: QPainter, layout: SampleLayout) -> None:
-        """Paint each row's words from the left edge on, wherever its cells are scrolled to."""
+        """Paint each row's title at the left edge, wherever its cells are scrolled to."""
         width = self.viewport().width() - 2 * layout.gap - 2
         painter.setPen(QColor(colours().text))
         painter.setFont(self.font())
@@ -301,7 +301,7 @@ class SampleGrid(QAbstractScrollArea):
             room = QRect(layout.gap + 2, layout.top(row, self.scrolled[1]), width, layout.line)
             words = self.fontMetrics().elidedText(self.prompt_title(row)[:1000], Qt.TextElideMode.ElideRight, width)
             painter.drawText(room, _LEFT, words)
-            if self.scrolled[0]:  # something is under what stays at the left
+            if self.scrolled[0]:  # cells are scrolled under the fixed column
                 edge = QRect(layout.kept - layout.gap // 2, room.bottom(), 1, layout.height)
                 painter.fillRect(edge, QColor(colours().edge))
 
@@ -321,11 +321,11 @@ class SampleGrid(QAbstractScrollArea):
         step = self.samples.steps[column]
         room = QRect(layout.left(column, self.scrolled[0]) + 2, 0, layout.width - 4, layout.head - 1)
         if step == self.samples.best:
-            sign = QRect(room.left(), room.center().y() - _SIGN // 2 + 1, _SIGN, _SIGN)
+            sign = QRect(room.left(), room.center().y() - _ICON_SIZE // 2 + 1, _ICON_SIZE, _ICON_SIZE)
             icon("star-filled", "good").paint(painter, sign)
             room.setLeft(sign.right() + 5)
         if step in self.samples.saved:
-            sign = QRect(room.right() - _SIGN, room.center().y() - _SIGN // 2 + 1, _SIGN, _SIGN)
+            sign = QRect(room.right() - _ICON_SIZE, room.center().y() - _ICON_SIZE // 2 + 1, _ICON_SIZE, _ICON_SIZE)
             icon("save", "muted").paint(painter, sign)
             room.setRight(sign.left() - 4)
         painter.setFont(self.font())
@@ -336,17 +336,17 @@ class SampleGrid(QAbstractScrollArea):
     # Mouse and keys
 
     def mousePressEvent(self, event: QMouseEvent) -> None:  # noqa: N802
-        """Make what is pressed the current one."""
+        """Make the pressed cell the current one."""
         if (spot := self._at(event.position().toPoint())) is not None:
             self.go(spot)
 
     def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:  # noqa: N802
-        """Look closely."""
+        """Open the double-clicked sample."""
         if self._at(event.position().toPoint()) is not None:
             self.opened.emit()
 
     def wheelEvent(self, event: QWheelEvent) -> None:  # noqa: N802
-        """Scroll, or with Ctrl change the size; a wheel without Shift goes across where nothing lies below."""
+        """Scroll, or resize with Ctrl; the wheel scrolls horizontally if nothing scrolls vertically."""
         if event.modifiers() & Qt.KeyboardModifier.ControlModifier:
             self.set_side(self.side + (16 if event.angleDelta().y() > 0 else -16))
             event.accept()
@@ -358,7 +358,7 @@ class SampleGrid(QAbstractScrollArea):
             super().wheelEvent(event)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
-        """Walk: arrows from cell to cell, Home to the baseline, End to the newest, Enter looks closely."""
+        """Handle keys: arrows move, Home goes to the baseline, End to the newest, Enter opens a sample."""
         key, steps = event.key(), len(self.samples.steps) if self.samples else 0
         ends = {Qt.Key.Key_Home: (0, -steps), Qt.Key.Key_End: (0, steps)}
         if key in _MOVES or key in ends:
@@ -372,12 +372,12 @@ class SampleGrid(QAbstractScrollArea):
             super().keyPressEvent(event)
 
     def contextMenuEvent(self, event: QContextMenuEvent) -> None:  # noqa: N802
-        """Ask for the menu."""
+        """Request the context menu."""
         if self.current is not None:
             self.menu_asked.emit(event.globalPos())
 
     def viewportEvent(self, event: QEvent) -> bool:  # noqa: N802
-        """Tell about the cell under the pointer."""
+        """Show a tooltip for the cell under the pointer."""
         if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
             spot = self._at(event.pos())
             QToolTip.showText(event.globalPos(), plain_tip(self.describe(spot, "\n")) if spot else "", self)
@@ -385,16 +385,16 @@ class SampleGrid(QAbstractScrollArea):
         return super().viewportEvent(event)
 
     def describe(self, spot: CellIndex, between: str = ", ") -> str:
-        """Return what there is to say of a sample."""
+        """Return a sample's description: step, marks, state and prompt."""
         picture = self.picture(spot)
         thumbnail = self._session.thumbnails.get(picture, self._edge()) if picture else None
         samples = self.samples
         words = [
             self.step_title(spot.step),
-            self.tr("lowest held-out loss") if samples and spot.step == samples.best else "",
+            self.tr("lowest validation loss") if samples and spot.step == samples.best else "",
             self.tr("LoRA saved") if samples and spot.step in samples.saved else "",
             self.tr("pinned") if spot == self.pinned else "",
-            "" if picture else self.tr("not drawn yet"),
+            "" if picture else self.tr("not generated yet"),
             thumbnail.problem or "" if thumbnail else "",
             self.prompt_title(spot.prompt),
         ]
@@ -407,24 +407,24 @@ class SampleGrid(QAbstractScrollArea):
     # The rest
 
     def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802
-        """Lay out anew."""
+        """Update the layout for the new size."""
         super().resizeEvent(event)
         self.follow()
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
-        """Ask for thumbnails again: others may have been asked for meanwhile."""
+        """Request the thumbnails again: another view may have replaced the request."""
         super().showEvent(event)
-        self._look()
+        self._update_view()
 
     def hideEvent(self, event: QHideEvent) -> None:  # noqa: N802
-        """Ask for nothing while hidden."""
+        """Cancel the pending thumbnail request."""
         super().hideEvent(event)
-        self._soon.stop()
+        self._thumbnail_timer.stop()
 
     def changeEvent(self, event: QEvent) -> None:  # noqa: N802
-        """Take over another font."""
+        """Apply a new font."""
         super().changeEvent(event)
-        if hasattr(self, "_cells"):  # Qt sends such events before this is made
+        if hasattr(self, "_cells"):  # Qt sends such events during construction
             self._cells = Cells(self.font())
 
     def sizeHint(self) -> QSize:  # noqa: N802

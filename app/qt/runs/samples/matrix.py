@@ -1,4 +1,4 @@
-"""The samples of a run: a row for each prompt, a column for each step, and any two of them compared closely."""
+"""The Samples tab: a row per prompt, a column per step, and a close comparison of any two samples."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ACTIONS = (
         _CURRENT,
         "in_compare",
         "compare",
-        _NOOP("Action", "Compares the sample with the pinned one, or else with that of step 0."),
+        _NOOP("Action", "Compares the current sample with the pinned one, or with step 0 if none is pinned."),
     ),
     Action(
         "samples.beside",
@@ -66,7 +66,7 @@ ACTIONS = (
         _CURRENT,
         "is_pinned",
         "pin",
-        _NOOP("Action", "Others are compared with it from now on."),
+        _NOOP("Action", "Other samples are compared with the pinned one."),
     ),
     Action(
         "samples.use",
@@ -86,12 +86,19 @@ ACTIONS = (
         _SAVED,
         icon="folder",
     ),
-    Action("samples.newest", _NOOP("Action", "Newest samples"), "runs", "show_newest", ("Shift+End",), "has_samples"),
+    Action(
+        "samples.newest",
+        _NOOP("Action", "Go to the newest sample"),
+        "runs",
+        "show_newest",
+        ("Shift+End",),
+        "has_samples",
+    ),
 )
 
 
 class SampleMatrix(QWidget):
-    """Shows the previews of one run, and compares any two of them."""
+    """Tab with the previews of one run, and the comparison of two of them."""
 
     said = Signal(str)
     failed = Signal(object)
@@ -105,7 +112,7 @@ class SampleMatrix(QWidget):
         self._run: Run | None = None
         self._job: Job | None = None
         self._lost = False
-        """Whether the run's folder could not be read when it was looked at last."""
+        """Whether the run's folder was unreadable at the last check."""
         self._ends: list[Callable[[], None]] = []
         self.samples: Samples | None = None
         self.grid, self.compare = SampleGrid(session), SampleCompare(session)
@@ -122,127 +129,129 @@ class SampleMatrix(QWidget):
         for end in self._ends:
             end()
         self._run = run
-        self._ends = [run.arrived.connect(self._take), run.changed.connect(lambda _: self._learn())] if run else []
-        self._begin()
+        self._ends = (
+            [run.arrived.connect(self._on_events), run.changed.connect(lambda _: self._on_run_changed())] if run else []
+        )
+        self._load_samples()
 
-    # --- what is told of the run
+    # --- updates from the run
 
-    def _begin(self) -> None:
+    def _load_samples(self) -> None:
         run = self._run
         self.samples = Samples(run.directory.path) if run else None
         if run and self.samples:
             self.samples.take([*run.previews, *run.validations, *run.saved])
         self._job, self._lost = None, False
         self.grid.show_samples(self.samples)
-        self._learn()
+        self._on_run_changed()
         self.show_grid()
-        self._say_best()
+        self._update_best()
 
-    def _learn(self) -> None:
-        """Take over what the job says of its previews, and what there is to say while there are none."""
+    def _on_run_changed(self) -> None:
+        """Update prompts, cell shape and the empty text from the run's job."""
         run = self._run
         job = run.job if run else None
         if job is not None and job is not self._job and self.samples:
             self.samples.name_prompts([prompt.prompt for prompt in job.report.previews.prompts])
             self.grid.set_shape(*_shape(job))
         self._job = job
-        lost, self._lost = self._lost, bool(run and run.summary.problem)
-        if lost and not self._lost and self.samples:  # the folder is there again
+        was_lost, self._lost = self._lost, bool(run and run.summary.problem)
+        if was_lost and not self._lost and self.samples:  # the folder is back
             self._session.thumbnails.retry(self.samples.pictures)
             self.grid.follow()
-        if (words := self._empty()) != self.grid.empty:
+        if (words := self._empty_text()) != self.grid.empty:
             self.grid.empty = words
             self.grid.viewport().update()
 
-    def _empty(self) -> str:
+    def _empty_text(self) -> str:
         if self._run is None:
-            return self.tr("Choose a run to see what it has drawn.")
+            return self.tr("Select a run to see its previews.")
         if self._job is not None and not self._job.report.previews.prompts:
-            return self.tr("This run draws no previews: its job has no prompts for them.")
+            return self.tr("This run makes no previews: its job has no preview prompts.")
         if not self._run.alive:
-            return self.tr("This run has drawn no previews.")
-        return self.tr("The first previews are drawn before training begins, as a baseline.")
+            return self.tr("This run made no previews.")
+        return self.tr("The first previews are generated before training starts, as a baseline.")
 
-    def _take(self, news: list[Event]) -> None:
-        if not news:  # told anew from the start
-            self._begin()
+    def _on_events(self, news: list[Event]) -> None:
+        if not news:  # the run was reread from the start
+            self._load_samples()
         elif self.samples and self.samples.take(news):
             self.grid.follow()
-            self._say_best()
+            self._update_best()
             self._show_compared()
             self._commands.refresh()
 
-    def _say_best(self) -> None:
+    def _update_best(self) -> None:
         best = self.samples.best if self.samples else None
-        words = self.tr("Lowest held-out loss: step {step}")
+        words = self.tr("Lowest validation loss: step {step}")
         self.best.setText("" if best is None else words.format(step=QLocale().toString(best)))
 
-    # --- what can be done now
+    # --- which commands are enabled
 
     def has_samples(self) -> bool:
-        """Tell whether there is anything to see."""
+        """Return whether there are samples."""
         return bool(self.samples and self.samples.steps)
 
     def has_current(self) -> bool:
-        """Tell whether a sample is the current one."""
+        """Return whether a sample is current."""
         return self.grid.picture(self.grid.current) is not None
 
     def has_lora(self) -> bool:
-        """Tell whether a LoRA was saved at the step of the current sample."""
+        """Return whether a LoRA was saved at the current sample's step."""
         return bool(self.samples and self.grid.current and self.grid.current.step in self.samples.saved)
 
     def in_compare(self) -> bool:
-        """Tell whether two samples are compared."""
+        """Return whether the comparison is shown."""
         return self.stack.currentWidget() is self.compare
 
     def is_beside(self) -> bool:
-        """Tell whether they stand side by side."""
+        """Return whether compared samples are side by side."""
         return self.compare.beside
 
     def is_pinned(self) -> bool:
-        """Tell whether the current sample is the pinned one."""
+        """Return whether the current sample is pinned."""
         return self.grid.current is not None and self.grid.current == self.grid.pinned
 
-    # --- what the table of actions names
+    # --- called by actions
 
     def show_grid(self) -> None:
         """Show all samples."""
-        self._look(self.grid)
+        self._show_view(self.grid)
 
     def show_compare(self, on: bool = True) -> None:
-        """Look closely at the current sample, over or beside the one that it is compared with; or show all again."""
+        """Show the comparison of the current sample, or the grid again."""
         if on and self.has_current():
             self.compare.stage.zoom.fit()
-            self._look(self.compare)
+            self._show_view(self.compare)
             self._show_compared()
         else:
             self.show_grid()
 
     def set_beside(self, on: bool) -> None:
-        """Put the samples side by side, or one over the other."""
+        """Put compared samples side by side, or overlay them."""
         self.compare.set_beside(on)
 
     def pin(self, on: bool) -> None:
-        """Compare others with the current sample from now on, or with step 0 again."""
+        """Pin the current sample for comparisons, or unpin it, which compares with step 0."""
         self.grid.pinned = self.grid.current if on else None
         self.grid.viewport().update()
         self._show_compared()
         self._commands.refresh()
 
     def use_lora(self) -> None:
-        """Hand the LoRA of the current sample's step on."""
+        """Select the LoRA of the current sample's step for export."""
         self._with_lora(lambda step, _: self.chosen.emit(step))
 
     def reveal_lora(self) -> None:
-        """Show the LoRA file of the current sample's step where it lies."""
+        """Show the LoRA file of the current sample's step in the file manager."""
         self._with_lora(lambda _, file: reveal(file))
 
     def show_newest(self) -> None:
-        """Go to the newest sample of the row."""
+        """Go to the newest sample of the current row."""
         self.grid.step(0, len(self.samples.steps) if self.samples else 0)
 
     def _with_lora(self, do: Callable[[int, Path], object]) -> None:
-        """Do something with the LoRA of the current step, if its file is still there."""
+        """Call `do` with the current step and its LoRA file, or report that the file is missing."""
         if not (self.samples and self.grid.current and self.has_lora()):
             return
         step = self.grid.current.step
@@ -255,7 +264,7 @@ class SampleMatrix(QWidget):
 
     # --- the rest
 
-    def _look(self, view: QWidget) -> None:
+    def _show_view(self, view: QWidget) -> None:
         here = self.isAncestorOf(QApplication.focusWidget() or self)
         self.stack.setCurrentWidget(view)
         self.slider.setVisible(view is self.grid)
@@ -264,21 +273,21 @@ class SampleMatrix(QWidget):
         self._commands.refresh()
 
     def _show_compared(self) -> None:
-        """Show the current sample, and what it is compared with: the pinned one, or else the same prompt at step 0."""
+        """Show the current sample beside the pinned one, or the same prompt at step 0 if none is pinned."""
         samples, current = self.samples, self.grid.current
         if not self.in_compare() or samples is None or current is None:
             return
         other = self.grid.pinned or CellIndex(samples.steps[0], current.prompt)
-        self.compare.show_samples(samples.pictures, self._worded(other), self._worded(current))
+        self.compare.show_samples(samples.pictures, self._titled_sample(other), self._titled_sample(current))
 
-    def _worded(self, spot: CellIndex) -> tuple[Picture | None, str]:
+    def _titled_sample(self, spot: CellIndex) -> tuple[Picture | None, str]:
         return self.grid.picture(spot), self.grid.step_title(spot.step)
 
-    def _moved(self) -> None:
+    def _on_moved(self) -> None:
         self._show_compared()
         self._commands.refresh()
 
-    def _menu(self, place: QPoint) -> None:
+    def _on_menu_asked(self, place: QPoint) -> None:
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         for action in ACTIONS[:-1]:
@@ -291,8 +300,8 @@ class SampleMatrix(QWidget):
         self.slider.valueChanged.connect(self.grid.set_side)
         self.grid.resized.connect(self.slider.setValue)
         self.grid.opened.connect(self.show_compare)
-        self.grid.moved.connect(self._moved)
-        self.grid.menu_asked.connect(self._menu)
+        self.grid.moved.connect(self._on_moved)
+        self.grid.menu_asked.connect(self._on_menu_asked)
         self.compare.walked.connect(self.grid.step)
         self.compare.left.connect(self.show_grid)
 
@@ -315,18 +324,18 @@ class SampleMatrix(QWidget):
         column.addWidget(self.stack, 1)
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
-        """Its actions can be done while it is seen."""
+        """Enable the commands, which need the visible tab."""
         super().showEvent(event)
         self._commands.refresh()
 
     def hideEvent(self, event: QHideEvent) -> None:  # noqa: N802
-        """Its actions cannot be done while it is not."""
+        """Disable the commands, which need the visible tab."""
         super().hideEvent(event)
         self._commands.refresh()
 
 
 def _shape(job: Job) -> tuple[int, int]:
-    """Return width and height of a cell that every preview of a job fits."""
+    """Return width and height in pixels of a cell that fits every preview of a job."""
     size = job.recipe.resolution or 512
     prompts = job.report.previews.prompts
     widths = [prompt.width or size for prompt in prompts] or [1]
@@ -337,6 +346,6 @@ def _shape(job: Job) -> tuple[int, int]:
 def _gone(file: Path) -> RunError:
     return RunError(
         "run.lora_gone",
-        f"The LoRA {file.name} is not there any more: the run keeps only some, or it was moved or deleted.",
-        "Choose another step; the job's saving.keep says how many LoRAs a run keeps.",
+        f"Could not find the LoRA {file.name}: the run keeps only some of them, or it was moved or deleted.",
+        "Choose another step, or raise saving.keep in the job to keep more LoRAs.",
     )

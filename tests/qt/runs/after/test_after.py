@@ -63,7 +63,7 @@ def test_candidates_stand_side_by_side_with_the_best_marked_and_chosen(panel, qt
     assert [found.mark(one) for one in found.all] == ["", "Best", "Last"]
     assert panel.strip.current().step == 200
     words = found.data(found.index(1), Qt.ItemDataRole.AccessibleTextRole)
-    assert words == "Step 200, held-out 0.0832, Best, neon-step000200.safetensors"
+    assert words == "Step 200, val. loss 0.0832, Best, neon-step000200.safetensors"
     qtbot.waitUntil(lambda: all(found.image(one) is not None for one in found.all))
     first = found.image(found.all[0]).copy()
     panel.prompt_box.setCurrentIndex(1)
@@ -107,7 +107,7 @@ def test_what_lies_in_a_folder_that_is_gone_is_not_said_to_be_nothing(panel, run
     run.directory.path.rename(away)
     run.read()
     qtbot.waitUntil(lambda: not panel.strip.candidates.all)
-    assert panel.empty.text() == "What this run saved cannot be read now."
+    assert panel.empty.text() == "The files that this run saved cannot be read now."
     away.rename(run.directory.path)
     run.read()
     qtbot.waitUntil(lambda: len(panel.strip.candidates.all) == 3)
@@ -142,7 +142,7 @@ def test_a_prompt_is_tried_out_and_a_grid_is_drawn_and_taken_from(panel, run, se
     assert german == [0.8, 1]
     dialog.strengths.setText("0, 1")
     dialog.prompts.setPlainText("a green tree\na red star")
-    assert dialog.count.text() == "8 pictures, each with the seed 1."
+    assert dialog.count.text() == "8 images, all with seed 1."
     qtbot.mouseClick(dialog.draw_button, Qt.MouseButton.LeftButton)
     qtbot.waitUntil(lambda: dialog.drawing.over)
     assert dialog.drawing.stage == "done"
@@ -247,7 +247,7 @@ def test_the_export_dialog_takes_what_the_file_says_and_remembers_a_folder(panel
     dialog.add_folder(tmp_path / "Lora é")
     dialog.name.setText("glow")
     dialog.author.setText("<b>me</b>")
-    dialog.licence.setCurrentText("CC0-1.0")
+    dialog.license.setCurrentText("CC0-1.0")
     with qtbot.waitSignal(panel.told):
         qtbot.mouseClick(dialog.export_button, Qt.MouseButton.LeftButton)
     said = read_header(tmp_path / "Lora é" / "glow.safetensors", "lora").metadata

@@ -100,9 +100,9 @@ def test_lines_are_painted_once_for_as_many_places_of_the_cursor_as_there_are(ch
     chart.plot.repaint()
     assert chart.plot._painted is painted
     assert chart.readout.text().startswith(f"{round(chart.cursor_step)}:  ")
-    assert chart._beside.currentWidget() is chart.readout
+    assert chart._legend_or_readout.currentWidget() is chart.readout
     qtbot.hover(chart.plot, QPoint(5, 5))  # beside the field: over the words of the axis
-    assert chart.cursor_step is None and chart._beside.currentWidget() is chart.legend
+    assert chart.cursor_step is None and chart._legend_or_readout.currentWidget() is chart.legend
 
 
 def test_dragging_moves_along_the_steps(chart, qtbot):
@@ -160,7 +160,7 @@ def test_only_held_out_pictures_tell_a_best_step_and_the_chart_says_which_they_a
     qtbot.waitUntil(lambda: not board._next.isActive())
     best = 20 if held_out else None  # and never the untrained start
     assert (board.loss.drawing.best, board.held_out.drawing.best) == (best, best)
-    assert ("held-out" in board.held_out.plot.accessibleName()) == held_out
+    assert ("Validation loss" in board.held_out.plot.accessibleName()) == held_out
     assert list(board.held_out.drawing.lines[0].values) == [0.1, 0.2]
 
 

@@ -234,11 +234,11 @@ def test_the_lora_of_a_cell_is_handed_on_where_it_is_still_there(matrix, qtbot, 
 
 
 def test_the_step_with_the_lowest_held_out_loss_is_marked(matrix, qtbot, run, engine):
-    assert matrix.best.text() == "Lowest held-out loss: step 400"
-    assert "lowest held-out loss" in matrix.grid.describe(CellIndex(400, 0))
+    assert matrix.best.text() == "Lowest validation loss: step 400"
+    assert "lowest validation loss" in matrix.grid.describe(CellIndex(400, 0))
     engine.tell(events.Validation(step=700, loss=0.05, held_out=True, per_timestep={}))
     arrive(qtbot, run)
-    assert matrix.best.text() == "Lowest held-out loss: step 700"
+    assert matrix.best.text() == "Lowest validation loss: step 700"
 
 
 def test_a_damaged_picture_says_so_and_a_row_has_its_prompt_as_it_stands(matrix, qtbot, run, engine, session):
@@ -294,18 +294,18 @@ def _middle(spot: CellIndex) -> tuple[int, int, int]:
 def test_what_there_is_to_say_while_there_are_no_samples(qtbot, session, tmp_path):
     matrix = SampleMatrix(session, Commands())
     qtbot.addWidget(matrix)
-    assert matrix.grid.empty == "Choose a run to see what it has drawn."
+    assert matrix.grid.empty == "Select a run to see its previews."
     none = session.runs.open(new_run(tmp_path, "plain", prompts=()).path)
     matrix.show_run(none)
     arrive(qtbot, none)
-    assert matrix.grid.empty == "This run draws no previews: its job has no prompts for them."
+    assert matrix.grid.empty == "This run makes no previews: its job has no preview prompts."
     with held(new_run(tmp_path, "cats")) as engine:
         begun = session.runs.open(engine.run.path)
         matrix.show_run(begun)
         arrive(qtbot, begun)
-        assert matrix.grid.empty.startswith("The first previews are drawn before training begins")
+        assert matrix.grid.empty.startswith("The first previews are generated before training starts")
     arrive(qtbot, begun)
-    assert matrix.grid.empty == "This run has drawn no previews."
+    assert matrix.grid.empty == "This run made no previews."
     QApplication.processEvents()
 
 

@@ -47,8 +47,8 @@ def test_a_job_is_forecast_and_a_plan_goes_into_it_and_out_again(qtbot, session,
     choose(panel, "8GB")
     answered(qtbot, panel)
     answer = panel.forecaster.compared
-    assert panel.comparison.text().startswith("For comparison only, training does not use it: About ")
-    assert "GB free; peak " in panel.comparison.text() and answer.card.name in panel.comparison.text()
+    assert panel.comparison.text().startswith("For comparison only (not used for training): About ")
+    assert "GB that are free; peak " in panel.comparison.text() and answer.card.name in panel.comparison.text()
     assert answer.card.name not in panel.headline.text() and not panel.stale.isVisible()
     # The bar holds what the figures say: all that the run takes, and what others have of the card.
     taken = answer.pick.taken(answer.pick.decisive.reserved) + answer.pick.forecast.outside
@@ -195,7 +195,7 @@ def test_the_headline_is_of_the_cpu_that_training_will_use(qtbot, panel, draft, 
     choose(panel, "RTX 3060")
     qtbot.waitUntil(lambda: panel.forecaster.state == "done" and panel.forecaster.compared is not None)
     assert panel.headline.text().startswith("About ") and "on this PC's CPU" in panel.headline.text()
-    assert panel.comparison.text().startswith("For comparison only, training does not use it: About ")
+    assert panel.comparison.text().startswith("For comparison only (not used for training): About ")
     assert "RTX 3060" in panel.comparison.text() and panel.memory.isVisible()
     assert panel.cpu_seconds(draft) == panel.forecaster.answer.pick.forecast.seconds
 
