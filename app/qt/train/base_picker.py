@@ -1,4 +1,4 @@
-"""Chooses the base of a job: one found on this PC, one used before, a file, a link, or a Hub id."""
+"""Choose the base of a job: found on this PC, used before, a file, a link, or a Hub id."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ from app.qt.widgets import plain_label, plain_tip, say, until_destroyed
 _Index = QModelIndex | QPersistentModelIndex
 _MOVES = (Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_PageUp, Qt.Key.Key_PageDown)
 _PAUSE = 250
-"""Milliseconds without a key after which what was typed is looked at."""
+"""Milliseconds without a key press after which typed text is checked."""
 _SIDE, _GAP = 12, 8
 
 
 @dataclass(frozen=True, slots=True)
 class BaseRow:
-    """A heading, or a base: `text` is what becomes `base.model`."""
+    """Row of the list, a heading or a base; `text` is the value for `base.model`."""
 
     kind: Literal["heading", "base", "unusable"]
     name: str
@@ -65,21 +65,21 @@ class BaseRow:
 def rows(
     found: Iterable[FoundBase], recent: Mapping[str, BaseVerdict | None], typed: str, titles: tuple[str, str, str]
 ) -> Iterator[BaseRow]:
-    """Yield what answers the words typed, under `titles`: used last, on this PC, cannot be used.
+    """Yield the rows that match the `typed` words, grouped under `titles`: recent, on this PC, unusable.
 
-    Of those in `recent`, used last, it is said what they are as soon as somebody has looked.
+    `recent` holds the verdict of each recently used text, None until it has been checked.
     """
     words = typed.casefold().split()
     known = {str(one.path): one for one in found}
-    used = [_row(known[text]) if text in known else _used(text, verdict) for text, verdict in recent.items()]
+    used = [_row(known[text]) if text in known else _recent_row(text, verdict) for text, verdict in recent.items()]
     others = [_row(one) for text, one in known.items() if text not in recent]
     usable = [row for row in others if row.kind == "base"]
     unusable = [row for row in others if row.kind == "unusable"] if words else []
     for title, group in zip(titles, (used, usable, unusable), strict=True):
-        answering = [row for row in group if _answers(row, words)]
-        if answering:
+        matching = [row for row in group if _matches(row, words)]
+        if matching:
             yield BaseRow("heading", title)
-            yield from answering
+            yield from matching
 
 
 def _row(found: FoundBase) -> BaseRow:
@@ -87,8 +87,8 @@ def _row(found: FoundBase) -> BaseRow:
     return BaseRow(kind, found.name, str(found.path), details(found), family_of(found.told))
 
 
-def _used(text: str, verdict: BaseVerdict | None) -> BaseRow:
-    """One that lies where nobody searches, or is not on this PC."""
+def _recent_row(text: str, verdict: BaseVerdict | None) -> BaseRow:
+    """Return the row of a recent base that is outside the searched folders or not on this PC."""
     if verdict is None:
         return BaseRow("base", text, text)
     told, path = verdict.told, Path(text)
@@ -100,35 +100,35 @@ def _used(text: str, verdict: BaseVerdict | None) -> BaseRow:
     return BaseRow(kind, name, text, detail, family_of(told))
 
 
-def _answers(row: BaseRow, words: list[str]) -> bool:
+def _matches(row: BaseRow, words: list[str]) -> bool:
     text = f"{row.name}\n{row.text}\n{row.detail}\n{row.badge}".casefold()
     return all(word in text for word in words)
 
 
 class BaseRows(QAbstractListModel):
-    """Them as Qt wants them; headings and what is unusable cannot be chosen."""
+    """List model of the rows; headings and unusable files cannot be selected."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.rows: list[BaseRow] = []
 
     def show(self, rows: Iterable[BaseRow]) -> None:
-        """Replace them."""
+        """Show these rows."""
         self.beginResetModel()
         self.rows = list(rows)
         self.endResetModel()
 
     def rowCount(self, parent: _Index = QModelIndex()) -> int:  # noqa: B008, N802
-        """Return how many there are."""
+        """Return the number of rows."""
         return 0 if parent.isValid() else len(self.rows)
 
     def flags(self, index: _Index) -> Qt.ItemFlag:
-        """Let only bases be chosen."""
+        """Return flags that make only bases selectable."""
         usable = index.isValid() and self.rows[index.row()].kind == "base"
         return (Qt.ItemFlag.ItemIsEnabled | Qt.ItemFlag.ItemIsSelectable) if usable else Qt.ItemFlag.NoItemFlags
 
     def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> object:
-        """Return a row's name; all of it for a screen reader; its path as the tip."""
+        """Return a row's name, its path as tooltip, or its full text for screen readers."""
         if not index.isValid():
             return None
         row = self.rows[index.row()]
@@ -143,15 +143,15 @@ class BaseRows(QAbstractListModel):
         return None
 
     def first(self) -> QModelIndex:
-        """Return the first base, or no place."""
+        """Return the index of the first base; invalid if there is none."""
         return next((self.index(n) for n, row in enumerate(self.rows) if row.kind == "base"), QModelIndex())
 
 
 class BaseDelegate(QStyledItemDelegate):
-    """Paints a base on two lines with its badge at the right."""
+    """Paints a base on two lines, with its family badge at the right."""
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: _Index) -> None:
-        """Draw one row."""
+        """Paint one row."""
         model = index.model()
         assert isinstance(model, BaseRows)
         row, scheme = model.rows[index.row()], colours()
@@ -164,8 +164,8 @@ class BaseDelegate(QStyledItemDelegate):
             painter.drawText(bottom, Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignBottom, row.name)
         else:
             chosen = bool(option.state & QStyle.StateFlag.State_Selected)
-            self._ground(painter, option, chosen)
-            self._lines(painter, option, inside, row, chosen)
+            self._paint_background(painter, option, chosen)
+            self._paint_lines(painter, option, inside, row, chosen)
         painter.restore()
 
     def sizeHint(self, option: QStyleOptionViewItem, index: _Index) -> QSize:  # noqa: N802
@@ -175,19 +175,19 @@ class BaseDelegate(QStyledItemDelegate):
         line = option.fontMetrics.height()
         return QSize(200, line + 16 if model.rows[index.row()].kind == "heading" else 2 * line + 14)
 
-    def _ground(self, painter: QPainter, option: QStyleOptionViewItem, chosen: bool) -> None:
+    def _paint_background(self, painter: QPainter, option: QStyleOptionViewItem, chosen: bool) -> None:
         scheme = colours()
         if chosen:
             painter.fillRect(option.rect, QColor(scheme.accent))
         elif option.state & QStyle.StateFlag.State_MouseOver and option.state & QStyle.StateFlag.State_Enabled:
             painter.fillRect(option.rect, QColor(scheme.hover))
 
-    def _lines(
+    def _paint_lines(
         self, painter: QPainter, option: QStyleOptionViewItem, inside: QRect, row: BaseRow, chosen: bool
     ) -> None:
         scheme, metrics = colours(), option.fontMetrics
         if row.badge:
-            inside.setRight(self._badge(painter, option, inside, row.badge, chosen) - _GAP)
+            inside.setRight(self._paint_badge(painter, option, inside, row.badge, chosen) - _GAP)
         usable = row.kind == "base"
         painter.setFont(option.font)
         painter.setPen(QColor(scheme.on_accent if chosen else scheme.text if usable else scheme.muted))
@@ -200,8 +200,10 @@ class BaseDelegate(QStyledItemDelegate):
         detail = metrics.elidedText(row.detail, mode, inside.width())
         painter.drawText(lines, Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignBottom, detail)
 
-    def _badge(self, painter: QPainter, option: QStyleOptionViewItem, inside: QRect, words: str, chosen: bool) -> int:
-        """Draw the badge at the right; return where it begins."""
+    def _paint_badge(
+        self, painter: QPainter, option: QStyleOptionViewItem, inside: QRect, words: str, chosen: bool
+    ) -> int:
+        """Paint the badge at the right; return its left edge."""
         scheme = colours()
         font = QFont(option.font)
         font.setWeight(QFont.Weight.DemiBold)
@@ -219,7 +221,7 @@ class BaseDelegate(QStyledItemDelegate):
 
 
 class BaseDialog(QDialog):
-    """`text` is what was chosen for `base.model`, once it is accepted."""
+    """Dialog with the bases on this PC; once accepted, `text` is the value for `base.model`."""
 
     def __init__(self, models: Models, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -239,22 +241,22 @@ class BaseDialog(QDialog):
         self._fill()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:  # noqa: N802
-        """Let the arrow keys move in the list while the field keeps the focus."""
+        """Send arrow keys to the list while the search field keeps the focus."""
         if isinstance(event, QKeyEvent) and event.type() == QEvent.Type.KeyPress and event.key() in _MOVES:
             self.list.keyPressEvent(event)
             return True
         return super().eventFilter(watched, event)
 
     def choose_file(self) -> None:
-        """Ask for a file."""
+        """Ask for a model file."""
         words = self.tr("Choose a base")
         path, _ = QFileDialog.getOpenFileName(self, words, "", self.tr("Models (*.safetensors);;All files (*)"))
         if path:
             self._take(str(Path(path)))
 
     def add_folder(self) -> None:
-        """Ask for a folder, and list the models in it from now on."""
-        folder = QFileDialog.getExistingDirectory(self, self.tr("A folder of models, or of a tool that keeps models"))
+        """Ask for a folder and list its models from now on."""
+        folder = QFileDialog.getExistingDirectory(self, self.tr("Choose a folder with models, or the folder of a tool"))
         if folder:
             self._models.add_folder(Path(folder))
 
@@ -273,7 +275,7 @@ class BaseDialog(QDialog):
         self.use.setDefault(True)
         for button in (self.file, self.folder, self.again):
             button.setAutoDefault(False)
-        self.folder.setToolTip(self.tr("Its models are used where they lie: nothing is copied or moved"))
+        self.folder.setToolTip(self.tr("Models are used in place; nothing is copied or moved"))
         row = QHBoxLayout()
         for button in (self.file, self.folder, self.again):
             row.addWidget(button)
@@ -288,7 +290,7 @@ class BaseDialog(QDialog):
         until_destroyed(self, self._models.changed.connect(lambda _: self._fill()))
         self.field.textChanged.connect(lambda _: self._fill())
         self.field.installEventFilter(self)
-        self.list.selectionModel().currentChanged.connect(lambda *_: self._mark())
+        self.list.selectionModel().currentChanged.connect(lambda *_: self._update_state())
         self.list.activated.connect(lambda index: self._choose(index))
         self.use.clicked.connect(lambda: self._choose(self.list.currentIndex()))
         self.file.clicked.connect(lambda: self.choose_file())
@@ -296,16 +298,16 @@ class BaseDialog(QDialog):
         self.again.clicked.connect(lambda: self._models.look(again=True))
 
     def _fill(self) -> None:
-        """Show what answers; what was current stays so where it still answers."""
+        """Show the matching rows, keeping the current one if it still matches."""
         before = self.list.currentIndex().data(Qt.ItemDataRole.UserRole)
-        titles = (self.tr("Used last"), self.tr("On this PC"), self.tr("Cannot be used as a base"))
+        titles = (self.tr("Recently used"), self.tr("On this PC"), self.tr("Cannot be used as a base"))
         used = {text: self._models.judged.get(text) for text in self._models.recent}
         self.rows.show(rows(self._models.bases, used, self.field.text(), titles))
         kept = self.rows.match(self.rows.index(0), Qt.ItemDataRole.UserRole, before, 1, Qt.MatchFlag.MatchExactly)
         self.list.setCurrentIndex(kept[0] if before and kept else self.rows.first())
-        self._mark()
+        self._update_state()
 
-    def _mark(self) -> None:
+    def _update_state(self) -> None:
         self.use.setEnabled(self.list.currentIndex().isValid())
         self.again.setEnabled(not self._models.looking)
         self.state.setText(self._words())
@@ -314,10 +316,10 @@ class BaseDialog(QDialog):
         usable = sum(not one.told.problem for one in self._models.bases)
         others = len(self._models.bases) - usable
         if self._models.looking:
-            return self.tr("Looking on this PC… %n base(s) so far.", "", usable)
+            return self.tr("Searching this PC… %n base(s) so far.", "", usable)
         words = self.tr("%n base(s) on this PC.", "", usable)
         if others and not self.field.text():
-            more = self.tr("%n other file(s) cannot be used: search for one to see why.", "", others)
+            more = self.tr("%n unusable file(s): search for one to see why.", "", others)
             return f"{words} {more}"
         return words
 
@@ -331,10 +333,10 @@ class BaseDialog(QDialog):
 
 
 class BasePicker(QWidget):
-    """A field with what it means below; what is wrong is said while one types."""
+    """Field for the base with its verdict below, which updates while the user types."""
 
     chosen = Signal(str)
-    """A text for `base.model` that the user settled on: chosen, finished with Enter or Tab, or typed and good."""
+    """A value for `base.model`: chosen in the dialog, confirmed with Enter or Tab, or typed and valid."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -343,7 +345,7 @@ class BasePicker(QWidget):
         self._asked = ""
         self._by_user = False
         self.verdict = BaseVerdict("", "nowhere", BaseDescription())
-        """What the field's text meant when it was looked at last."""
+        """Verdict on the field's text at the last check."""
         self.field, self.badge, self.state = QLineEdit(), QLabel(), plain_label()
         self.button = QPushButton(self.tr("Choose…"))
         self._timer = QTimer(self)
@@ -357,20 +359,20 @@ class BasePicker(QWidget):
         self._show(self.verdict)
 
     def set_base(self, text: str) -> None:
-        """Show this base; `chosen` stays silent."""
+        """Show this base without emitting `chosen`."""
         self._settled = text
         self._by_user = False
         self._write(text)
 
     def choose(self) -> None:
-        """Let the user choose from all bases on this PC."""
+        """Open the dialog with all bases on this PC."""
         dialog = BaseDialog(self._models, self)
-        dialog.accepted.connect(lambda: self._pick(dialog.text))
+        dialog.accepted.connect(lambda: self._accept_choice(dialog.text))
         dialog.finished.connect(dialog.deleteLater)
         dialog.open()
 
     def hideEvent(self, event: QHideEvent) -> None:  # noqa: N802
-        """Settle what is half typed."""
+        """Accept text that is still being typed."""
         if self._timer.isActive():
             self._timer.stop()
             self._settle(cleaned(self.field.text()))
@@ -395,7 +397,7 @@ class BasePicker(QWidget):
         column.addWidget(self.state)
         self.setFocusProxy(self.field)
 
-    def _pick(self, text: str) -> None:
+    def _accept_choice(self, text: str) -> None:
         self._write(text)
         self._settle(text)
 
@@ -405,7 +407,7 @@ class BasePicker(QWidget):
         self._ask()
 
     def _settle(self, text: str) -> None:
-        """Take a text as what the user wants."""
+        """Accept a text as the user's choice."""
         self._timer.stop()
         self._by_user = True
         if text != self._settled:
@@ -417,12 +419,12 @@ class BasePicker(QWidget):
             self._ask()
 
     def _ask(self) -> None:
-        """Look at what stands in the field now."""
+        """Start checking the field's text."""
         self._asked = cleaned(self.field.text())
-        self._models.judge(self._asked, self._learn)
+        self._models.judge(self._asked, self._on_verdict)
 
-    def _learn(self, verdict: BaseVerdict) -> None:
-        """Show an answer, unless the field says something else by now."""
+    def _on_verdict(self, verdict: BaseVerdict) -> None:
+        """Show a verdict, unless the field's text has changed since."""
         if not isValid(self) or verdict.text != self._asked:
             return
         self.verdict = verdict
@@ -445,5 +447,5 @@ class BasePicker(QWidget):
 
 
 def _is_whole(verdict: BaseVerdict) -> bool:
-    """Tell whether a good text is all that the user wants to write; an id, and most links, may go on."""
+    """Return whether a valid text is complete; a Hub id or link may still be growing."""
     return verdict.place == "here" or (verdict.place == "link" and verdict.text.lower().endswith(".safetensors"))

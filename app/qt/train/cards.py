@@ -1,4 +1,4 @@
-"""Recipe cards: one button for each preset that suits the base, what it is good for on it."""
+"""Recipe cards: a button for each preset that suits the base, with name and notes."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from trainer.config.presets.preset import Preset
 from trainer.files.architecture import NAMES
 
 _WIDTH, _HEIGHT, _GAP = 176, 98, 10
-"""Of a card at least, of a card, between cards; in Qt's pixels."""
+"""Minimum width and height of a card and the gap between cards, in logical pixels."""
 _INSET = 12
 
 
 class RecipeCards(QWidget):
-    """The cards in as many columns as there is room for; at most one is on."""
+    """Grid of recipe cards, at most one of them checked."""
 
     chosen = Signal(object)
-    """A Preset."""
+    """The chosen Preset."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -32,7 +32,7 @@ class RecipeCards(QWidget):
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
 
     def show_recipes(self, shelf: Sequence[PresetEntry], family: Family | None) -> None:
-        """Show the recipes for bases of this family; all of them while nobody knows it."""
+        """Show the recipes for bases of this family, or all while the family is unknown."""
         fitting = [each for each in shelf if family in (None, each.preset.base.family)]
         if [card.shelved for card in self.cards] == fitting and all(
             card.tells_family == (not family) for card in self.cards
@@ -48,25 +48,25 @@ class RecipeCards(QWidget):
         self._arrange()
 
     def mark(self, preset: Preset | None) -> None:
-        """Show which one the job's recipe came from."""
+        """Check the card that the job's recipe came from."""
         for card in self.cards:
             card.setChecked(card.shelved.preset == preset)
 
     def sizeHint(self) -> QSize:  # noqa: N802
-        """All rows of cards."""
+        """Return the size of all rows of cards."""
         return QSize(3 * _WIDTH + 2 * _GAP, self._height())
 
     def minimumSizeHint(self) -> QSize:  # noqa: N802
-        """One column of cards."""
+        """Return the size of one column of cards."""
         return QSize(_WIDTH, self._height())
 
     def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802
-        """Arrange the cards anew."""
+        """Arrange the cards for the new width."""
         self._arrange()
         super().resizeEvent(event)
 
     def _columns(self) -> int:
-        """As many as there is room for, so that no row stays nearly empty."""
+        """Return the number of columns that fit, balanced so that no row is nearly empty."""
         room = max(1, (self.width() + _GAP) // (_WIDTH + _GAP))
         rows = -(-len(self.cards) // room) or 1
         return max(1, -(-len(self.cards) // rows))
@@ -86,7 +86,7 @@ class RecipeCards(QWidget):
 
 
 class RecipeCard(QAbstractButton):
-    """A preset's name and the first of its notes, painted as plain text: presets come from anybody."""
+    """Card with a preset's name and first note, painted as plain text: presets may come from strangers."""
 
     def __init__(self, shelved: PresetEntry, tells_family: bool, parent: QWidget) -> None:
         super().__init__(parent)
@@ -102,15 +102,15 @@ class RecipeCard(QAbstractButton):
         self.setToolTip(plain_tip(preset.notes or self.name))
 
     def nextCheckState(self) -> None:  # noqa: N802
-        """Stay as the job says: `mark` tells."""
+        """Do nothing: the job decides which card is checked, through `mark`."""
 
     def enterEvent(self, event: QEnterEvent) -> None:  # noqa: N802
-        """Look alive under the mouse."""
+        """Repaint with the hover color."""
         self.update()
         super().enterEvent(event)
 
     def leaveEvent(self, event: QEvent) -> None:  # noqa: N802
-        """Look at rest again."""
+        """Repaint without the hover color."""
         self.update()
         super().leaveEvent(event)
 
@@ -120,9 +120,9 @@ class RecipeCard(QAbstractButton):
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         strong = self.isChecked() or self.hasFocus()
         line = now.focus if strong else now.edge
-        ground = now.pressed if self.isDown() else now.hover if self.underMouse() else now.raised
+        background = now.pressed if self.isDown() else now.hover if self.underMouse() else now.raised
         painter.setPen(QPen(QColor(line), 2 if strong else 1))
-        painter.setBrush(QColor(ground))
+        painter.setBrush(QColor(background))
         painter.drawRoundedRect(QRectF(self.rect()).adjusted(1, 1, -1, -1), 8, 8)
         inside = self.rect().adjusted(_INSET, _INSET - 2, -_INSET, -_INSET + 2)
         self._paint_words(painter, inside)
@@ -155,7 +155,7 @@ class RecipeCard(QAbstractButton):
 
 
 def _paint_lines(painter: QPainter, inside: QRect, text: str) -> None:
-    """Paint a text in whole lines; the last one that fits ends in an ellipsis where there is more."""
+    """Paint as many whole lines as fit; the last one ends in an ellipsis if text is left."""
     metrics = painter.fontMetrics()
     room = max(1, inside.height() // metrics.lineSpacing())
     words, lines = text.split(), list[str]()
@@ -163,7 +163,9 @@ def _paint_lines(painter: QPainter, inside: QRect, text: str) -> None:
         line = words.pop(0)
         while words and metrics.horizontalAdvance(f"{line} {words[0]}") <= inside.width():
             line = f"{line} {words.pop(0)}"
-        if metrics.horizontalAdvance(line) > inside.width():  # one long word; eliding would also hit a rounded fit
+        if (
+            metrics.horizontalAdvance(line) > inside.width()
+        ):  # one long word; eliding others too would cut lines that just fit
             line = metrics.elidedText(line, Qt.TextElideMode.ElideRight, inside.width())
         lines.append(line)
     if words:

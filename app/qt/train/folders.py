@@ -1,4 +1,4 @@
-"""The folders of a job's dataset: what each is for, how often it is shown, and how it got there."""
+"""The folders of a job's dataset, with their use and repeats, and the button that adds one."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from app.qt.train.form import words
 from app.qt.widgets import QT_TRANSLATE_NOOP, ComboBox, Elided, SpinBox, plain_tip
 
 _KINDS = {
-    "train": QT_TRANSLATE_NOOP("Train", "to learn"),
-    "regularisation": QT_TRANSLATE_NOOP("Train", "regularisation"),
-    "validation": QT_TRANSLATE_NOOP("Train", "only to measure"),
+    "train": QT_TRANSLATE_NOOP("Train", "training"),
+    "regularisation": QT_TRANSLATE_NOOP("Train", "regularization"),
+    "validation": QT_TRANSLATE_NOOP("Train", "validation"),
 }
-_MOST = 10_000
+_MAX_REPEATS = 10_000
 
 
 class FolderRows(QWidget):
-    """A row for each folder, and a button that adds more."""
+    """Rows of the dataset's folders, with a button that adds one."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._session = session
         self._draft: Draft | None = None
         self.rows: list[FolderRow] = []
-        self.add = QPushButton(self.tr("Add pictures…"))
+        self.add = QPushButton(self.tr("Add images…"))
         self.add.setAutoDefault(False)
         set_icon(self.add, "folder-add")
         self._menu = QMenu(self)
@@ -54,7 +54,7 @@ class FolderRows(QWidget):
         self._column.addWidget(self.add, 0, Qt.AlignmentFlag.AlignLeft)
 
     def show_draft(self, draft: Draft, pictures: Sequence[Pictures]) -> None:
-        """Show this job's folders; `pictures` are those that are open, with their numbers."""
+        """Show this job's folders; `pictures` are the open folders with their image counts."""
         self._draft = draft
         counted = zip(essentials.folders(draft.values), essentials.counts(draft, pictures), strict=True)
         listed = [(place, each, count) for place, (each, count) in enumerate(counted) if each.get("path")]
@@ -72,7 +72,7 @@ class FolderRows(QWidget):
             row.show_folder(*shown)
 
     def add_folder(self, folder: Path) -> None:
-        """Take a folder into the dataset, with those inside it where pictures lie only there."""
+        """Add a folder to the dataset, or its subfolders if only those contain images."""
         if self._draft is not None:
             known = {each.path: each for each in self._open()}
             essentials.add_pictures(self._draft, [known.get(folder, Pictures(folder, False, 0))])
@@ -81,12 +81,12 @@ class FolderRows(QWidget):
         return essentials.open_pictures(self._session.library, self._session.datasets.folders)
 
     def _offer(self) -> None:
-        """Offer the folders that are open and not in the job yet; else ask for one."""
+        """Show a menu of the open folders that the job lacks; if there are none, ask for a folder."""
         if self._draft is None:
             return
         self._menu.clear()
         for each in essentials.not_held(self._draft, self._open()):
-            title = self.tr("{folder} (%Ln picture(s))", "", each.count).format(folder=each.path.name or each.path)
+            title = self.tr("{folder} (%Ln image(s))", "", each.count).format(folder=each.path.name or each.path)
             act = self._menu.addAction(title.replace("&", "&&"))
             act.triggered.connect(lambda _=False, path=each.path: self.add_folder(path))
         if self._menu.isEmpty():
@@ -97,7 +97,7 @@ class FolderRows(QWidget):
         self._menu.popup(self.add.mapToGlobal(self.add.rect().bottomLeft()))
 
     def _ask(self) -> None:
-        chosen = QFileDialog.getExistingDirectory(self, self.tr("Pictures to train on"))
+        chosen = QFileDialog.getExistingDirectory(self, self.tr("Choose images to train on"))
         if chosen:
             self.add_folder(Path(chosen))
 
@@ -111,10 +111,10 @@ class FolderRows(QWidget):
 
 
 class FolderRow(QWidget):
-    """Name and number of pictures, use, repeats, and a button that takes it out of the job."""
+    """One folder: name, image count, use, repeats and a button that removes it from the job."""
 
     edited = Signal(int, str, object)
-    """Place in the list, key in the folder's table, value; None: as the folder itself says."""
+    """Index in the list, key in the folder's table, and value (None removes the key)."""
     removed = Signal(int)
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class FolderRow(QWidget):
         self.name, self.count = Elided(), QLabel()
         self.kind, self.repeats, self.remove = ComboBox(), SpinBox(), QToolButton()
         self._build()
-        self.kind.activated.connect(lambda _: self._choose())
+        self.kind.activated.connect(lambda _: self._on_kind_activated())
         self.repeats.valueChanged.connect(lambda value: self.edited.emit(self._place, "repeats", value or None))
         self.remove.clicked.connect(lambda: self.removed.emit(self._place))
 
@@ -135,7 +135,7 @@ class FolderRow(QWidget):
         name = Path(path).name or path
         self.name.setText(name)
         self.name.setToolTip(plain_tip(path))
-        self.count.setText("" if count is None else self.tr("%Ln picture(s)", "", count))
+        self.count.setText("" if count is None else self.tr("%Ln image(s)", "", count))
         kind = str(folder.get("kind", "train"))
         if self.kind.findData(kind) < 0:
             self.kind.addItem(kind, kind)
@@ -151,7 +151,7 @@ class FolderRow(QWidget):
         ):
             part.setAccessibleName(f"{what}: {name}")
 
-    def _choose(self) -> None:
+    def _on_kind_activated(self) -> None:
         kind = self.kind.currentData()
         self.edited.emit(self._place, "kind", None if kind == "train" else kind)
 
@@ -161,20 +161,20 @@ class FolderRow(QWidget):
             self.kind.addItem(words(title), kind)
         self.kind.setFixedWidth(140)
         self.kind.setToolTip(
-            "dataset.folders.kind\n" + self.tr("Regularisation pictures keep the base's idea of the class.")
+            "dataset.folders.kind\n" + self.tr("Regularization images preserve the base's idea of the class.")
         )
-        self.repeats.setRange(0, _MOST)
+        self.repeats.setRange(0, _MAX_REPEATS)
         self.repeats.setSpecialValueText(self.tr("automatic"))
-        self.repeats.setSuffix(self.tr(" × an epoch"))
+        self.repeats.setSuffix(self.tr(" × per epoch"))
         self.repeats.setKeyboardTracking(False)
         self.repeats.setToolTip(
             "dataset.folders.repeats\n"
-            + self.tr("How often each picture is shown in an epoch; automatic: as the folder says, or once.")
+            + self.tr("Repeats of each image per epoch. Automatic: from the folder's name, or once.")
         )
         self.repeats.setFixedWidth(128)
-        self.repeats.lineEdit().setTextMargins(5, 0, 0, 0)  # Qt passes over the style sheet's padding here
+        self.repeats.lineEdit().setTextMargins(5, 0, 0, 0)  # Qt ignores the style sheet's padding here
         self.remove.setIconSize(QSize(16, 16))
-        self.remove.setToolTip(self.tr("Remove from the job; the pictures stay where they are"))
+        self.remove.setToolTip(self.tr("Remove from the job; the images are kept"))
         set_icon(self.remove, "close", "muted")
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""All jobs, latest first; the one that is open is marked."""
+"""The list of all jobs, latest first, with the open one selected."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from app.qt.widgets import plain_tip, until_destroyed
 
 _PATH = Qt.ItemDataRole.UserRole
 MENU = ("train.new", "train.open", "train.duplicate", "train.rename", "train.delete")
-"""What can be done with jobs, as the list's menu offers it."""
+"""Ids of the commands in the list's menu."""
 
 
 class JobList(QWidget):
-    """A click opens a job; what cannot be opened says why in its tip."""
+    """List that opens a job on a click; a damaged job has the reason as its tooltip."""
 
     chosen = Signal(object)
     """The path of a job file."""
@@ -40,15 +40,15 @@ class JobList(QWidget):
         self.list = QListWidget()
         self.list.setAccessibleName(self.tr("Jobs"))
         self.list.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
-        self.list.customContextMenuRequested.connect(self._offer)
-        self.list.itemClicked.connect(self._choose)
-        self.list.itemActivated.connect(self._choose)
+        self.list.customContextMenuRequested.connect(self._on_context_menu_requested)
+        self.list.itemClicked.connect(self._on_item_chosen)
+        self.list.itemActivated.connect(self._on_item_chosen)
         self._build()
         until_destroyed(self, self._jobs.changed.connect(lambda _: self.refresh()))
         self.refresh()
 
     def show_open(self, path: Path | None, name: str = "") -> None:
-        """Mark the job that is open, under the name that it has by now."""
+        """Select the open job and show its current name."""
         self._open = path
         for item in self._items():
             if path is not None and item.data(_PATH) == str(path):
@@ -58,7 +58,7 @@ class JobList(QWidget):
         self.list.setCurrentRow(-1)
 
     def refresh(self) -> None:
-        """Show the list anew."""
+        """Show the current jobs."""
         self.list.clear()
         for entry in self._jobs.all:
             self.list.addItem(self._item(entry))
@@ -76,15 +76,15 @@ class JobList(QWidget):
     def _items(self) -> list[QListWidgetItem]:
         return [self.list.item(row) for row in range(self.list.count())]
 
-    def _choose(self, item: QListWidgetItem) -> None:
+    def _on_item_chosen(self, item: QListWidgetItem) -> None:
         path = Path(item.data(_PATH))
         if path != self._open:
             self.chosen.emit(path)
 
-    def _offer(self, place: QPoint) -> None:
+    def _on_context_menu_requested(self, place: QPoint) -> None:
         item = self.list.itemAt(place)
         if item is not None:
-            self._choose(item)
+            self._on_item_chosen(item)
         self._menu().exec(self.list.viewport().mapToGlobal(place))
 
     def _menu(self) -> QMenu:
@@ -99,7 +99,7 @@ class JobList(QWidget):
         self.add, self.more = QToolButton(), QToolButton()
         for button, drawing, words in (
             (self.add, "add", self.tr("New job")),
-            (self.more, "more", self.tr("What can be done with jobs")),
+            (self.more, "more", self.tr("More actions for jobs")),
         ):
             button.setIconSize(QSize(16, 16))
             button.setToolTip(words)

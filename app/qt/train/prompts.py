@@ -1,4 +1,4 @@
-"""The prompts of the previews: one line each, and the rest of what a preview can be told below it."""
+"""The prompts of the previews, one row each, with the other preview settings below it on demand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from app.qt.train.form import Line, SettingRow
 
 
 class PromptRows(QWidget):
-    """A row for each prompt, and a button that adds one."""
+    """Rows of the preview prompts, with a button that adds one."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -42,10 +42,10 @@ class PromptRows(QWidget):
             row.deleteLater()
         while len(self.rows) < count:
             row = PromptRow(len(self.rows))
-            row.typed.connect(self._type)
-            row.edited.connect(self._change)
-            row.left.connect(self._seal)
-            row.removed.connect(self._remove)
+            row.typed.connect(self._on_typed)
+            row.edited.connect(self._on_edited)
+            row.left.connect(self._on_left)
+            row.removed.connect(self._on_removed)
             self._column.insertWidget(len(self.rows), row)
             self.rows.append(row)
         for row in self.rows:
@@ -63,25 +63,25 @@ class PromptRows(QWidget):
         self._draft.edit(essentials.PROMPT_ADDED, work)
         self.rows[-1].field.setFocus()
 
-    def _type(self, place: int, text: str) -> None:
+    def _on_typed(self, place: int, text: str) -> None:
         if self._draft is not None:
             self._draft.set(f"{PROMPTS}.{place}.prompt", text, typing=True)
 
-    def _change(self, key: str, value: object, typing: bool) -> None:
+    def _on_edited(self, key: str, value: object, typing: bool) -> None:
         if self._draft is not None:
             self._draft.set(key, value, typing=typing)
 
-    def _seal(self) -> None:
+    def _on_left(self) -> None:
         if self._draft is not None:
             self._draft.seal()
 
-    def _remove(self, place: int) -> None:
+    def _on_removed(self, place: int) -> None:
         if self._draft is not None:
             self._draft.edit(essentials.PROMPT_REMOVED, lambda values: drop(values, f"{PROMPTS}.{place}"))
 
 
 class PromptRow(QWidget):
-    """The prompt; a button shows size, seed, steps and the like, made from the schema."""
+    """One prompt; a button shows size, seed, steps and more, built from the schema."""
 
     typed = Signal(int, str)
     edited = Signal(str, object, bool)
@@ -98,18 +98,18 @@ class PromptRow(QWidget):
         self._build()
         self.field.textEdited.connect(lambda text: self.typed.emit(self._place, text))
         self.field.editingFinished.connect(self.left)
-        self.more.toggled.connect(self._show_details)
+        self.more.toggled.connect(self._on_more_toggled)
         self.remove.clicked.connect(lambda: self.removed.emit(self._place))
 
     def show_draft(self, draft: Draft) -> None:
-        """Show this prompt of the job."""
+        """Show this row's prompt of the job."""
         self._draft = draft
         prompt = draft.get(f"{PROMPTS}.{self._place}.prompt")
         self.field.show_text(prompt if isinstance(prompt, str) else "")
         for row in self.details:
             row.show_draft(draft)
 
-    def _show_details(self, on: bool) -> None:
+    def _on_more_toggled(self, on: bool) -> None:
         if on and not self.details:
             for each in settings():
                 if each.table == f"{PROMPTS}.*" and not each.key.endswith(".prompt"):
@@ -128,11 +128,11 @@ class PromptRow(QWidget):
     def _build(self) -> None:
         number = self._place + 1
         self.field.setAccessibleName(self.tr("Prompt {number}").format(number=number))
-        self.field.setPlaceholderText(self.tr("What the preview shows"))
+        self.field.setPlaceholderText(self.tr("Prompt of the preview"))
         self.field.setToolTip(f"{PROMPTS}.{self._place}.prompt")
         self.more.setCheckable(True)
         self.more.setToolTip(self.tr("Size, seed and more of this preview"))
-        self.more.setAccessibleName(self.tr("More of prompt {number}").format(number=number))
+        self.more.setAccessibleName(self.tr("More settings of prompt {number}").format(number=number))
         self.remove.setToolTip(self.tr("Remove this prompt"))
         self.remove.setAccessibleName(self.tr("Remove prompt {number}").format(number=number))
         for button, drawing in ((self.more, "more"), (self.remove, "close")):

@@ -1,4 +1,4 @@
-"""The words of a forecast: bytes, times, phases, what a fit does, in a sentence as artists read it."""
+"""The Train page's texts about forecasts and bases: bytes, times, phases, fits, verdicts."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _GIB = 1 << 30
 _MIB = 1 << 20
 
 PHASES: Mapping[str, str] = {
-    "cache_pictures": QT_TRANSLATE_NOOP("Forecast", "Encode pictures"),
+    "cache_pictures": QT_TRANSLATE_NOOP("Forecast", "Encode images"),
     "cache_texts": QT_TRANSLATE_NOOP("Forecast", "Encode captions"),
     "load": QT_TRANSLATE_NOOP("Forecast", "Load the base"),
-    "quantise": QT_TRANSLATE_NOOP("Forecast", "Load and quantise the base"),
+    "quantise": QT_TRANSLATE_NOOP("Forecast", "Load and quantize the base"),
     "first_step": QT_TRANSLATE_NOOP("Forecast", "First step"),
-    "train": QT_TRANSLATE_NOOP("Forecast", "Train"),
-    "validate": QT_TRANSLATE_NOOP("Forecast", "Measure"),
-    "preview": QT_TRANSLATE_NOOP("Forecast", "Draw previews"),
+    "train": QT_TRANSLATE_NOOP("Forecast", "Training"),
+    "validate": QT_TRANSLATE_NOOP("Forecast", "Validation"),
+    "preview": QT_TRANSLATE_NOOP("Forecast", "Generate previews"),
     "checkpoint": QT_TRANSLATE_NOOP("Forecast", "Write checkpoints"),
     "save": QT_TRANSLATE_NOOP("Forecast", "Save the LoRA"),
 }
@@ -37,7 +37,7 @@ KINDS: Mapping[str, str] = {
     "adapter": QT_TRANSLATE_NOOP("Forecast", "LoRA"),
     "optimizer": QT_TRANSLATE_NOOP("Forecast", "Optimizer"),
     "gradients": QT_TRANSLATE_NOOP("Forecast", "Gradients"),
-    "temporary": QT_TRANSLATE_NOOP("Forecast", "Passing values"),
+    "temporary": QT_TRANSLATE_NOOP("Forecast", "Temporary tensors"),
     "workspace": QT_TRANSLATE_NOOP("Forecast", "Workspaces"),
 }
 REMARKS: Mapping[str, str] = {
@@ -85,30 +85,30 @@ _ENCODED: Mapping[tuple[str, ...], str] = {
 _OFFLOADED = QT_TRANSLATE_NOOP("Forecast", "with the model offloaded")
 _BESIDE = QT_TRANSLATE_NOOP("Forecast", "beside the model")
 FAMILIES: dict[Family, str] = {"sd15": "SD 1.5", "sdxl": "SDXL"}
-"""Names, the same in every language."""
+"""Family names, not translated."""
 _VELOCITY = QT_TRANSLATE_NOOP("Bases", "predicts velocity (v)")
-_UNDECIDED = QT_TRANSLATE_NOOP("Bases", "nothing tells what it predicts: look it up and set Prediction")
+_UNDECIDED = QT_TRANSLATE_NOOP("Bases", "prediction type unknown: look it up and set Prediction")
 _OWN_FOLDER = QT_TRANSLATE_NOOP("Bases", "your folder")
 _CHOOSE = QT_TRANSLATE_NOOP("Bases", "The model that the LoRA will change.")
-_LINK = QT_TRANSLATE_NOOP("Bases", "Is downloaded when training starts. What it is shows then.")
-_HUB = QT_TRANSLATE_NOOP("Bases", "From the Hugging Face Hub. Is downloaded when training starts.")
-_HUB_HERE = QT_TRANSLATE_NOOP("Bases", "From the Hugging Face Hub. Is on this PC already.")
+_LINK = QT_TRANSLATE_NOOP("Bases", "Downloaded when training starts; its type is known then.")
+_HUB = QT_TRANSLATE_NOOP("Bases", "From the Hugging Face Hub. Downloaded when training starts.")
+_HUB_HERE = QT_TRANSLATE_NOOP("Bases", "From the Hugging Face Hub. Already on this PC.")
 
 
 class Counts(QObject):
-    """The texts whose form depends on a number: lupdate finds these only as an object's own."""
+    """Texts with plural forms, as methods of a QObject: only there does lupdate find their `%n`."""
 
     def at_a_time(self, count: int) -> str:  # noqa: D102
-        return self.tr("Compute %n picture(s) at a time", "", count)
+        return self.tr("Compute %n image(s) at a time", "", count)
 
     def at_once(self, count: int) -> str:  # noqa: D102
-        return self.tr("%n picture(s) at once", "", count)
+        return self.tr("%n image(s) at once", "", count)
 
     def one_by_one(self, count: int) -> str:  # noqa: D102
-        return self.tr("%n picture(s) one by one", "", count)
+        return self.tr("%n image(s) one at a time", "", count)
 
-    def twice(self, count: int) -> str:  # noqa: D102
-        return self.tr("%n block(s) computed twice", "", count)
+    def checkpointed(self, count: int) -> str:  # noqa: D102
+        return self.tr("%n block(s) with gradient checkpointing", "", count)
 
     def epochs(self, count: int) -> str:  # noqa: D102
         return self.tr("%n epoch(s)", "", count)
@@ -124,19 +124,19 @@ class Counts(QObject):
 
 
 def gigabytes(size: float) -> str:
-    """Return bytes as "7.9 GB", counted in 1024s as Windows does, or as megabytes where they are few."""
+    """Return bytes as "7.9 GB" in units of 1024 as Windows uses them, or as MB below 0.1 GB."""
     if size < 0.1 * _GIB:
         return QCoreApplication.translate("Forecast", "{size} MB").format(size=QLocale().toString(round(size / _MIB)))
     return QCoreApplication.translate("Forecast", "{size} GB").format(size=figure(size))
 
 
 def figure(size: float) -> str:
-    """Return bytes as a bare number of GB."""
+    """Return bytes as a number of GB without the unit."""
     return QLocale().toString(size / _GIB, "f", 1)
 
 
 def headline(answer: PlanAnswer, *, here: bool) -> str:
-    """Return the answer in a sentence: how long, on which device, how much memory it takes, where the peak is."""
+    """Return the forecast in a sentence: time, device, memory and where it peaks."""
     if answer.on_cpu and answer.pick is not None:
         words = QCoreApplication.translate("Forecast", "About {time} on this PC's CPU, {needed} of main memory.")
         return words.format(time=duration(answer.pick.forecast.seconds), needed=gigabytes(answer.pick.needed))
@@ -145,53 +145,55 @@ def headline(answer: PlanAnswer, *, here: bool) -> str:
     plan = answer.pick
     if plan is None:
         words = QCoreApplication.translate(
-            "Forecast", "This does not fit on {card}, however it is fitted: {missing} are missing."
+            "Forecast", "This does not fit on {card} with any settings: it needs {missing} more memory."
         )
         return words.format(card=card, missing=gigabytes(answer.missing))
-    words = QCoreApplication.translate("Forecast", "About {time} on {card}, {needed} of {free} GB free; {peak}.")
+    words = QCoreApplication.translate(
+        "Forecast", "About {time} on {card}. Uses {needed} of the {free} GB that are free; {peak}."
+    )
     time, needed, free = duration(plan.forecast.seconds), figure(plan.needed), figure(answer.card.free)
     return words.format(time=time, card=card, needed=needed, free=free, peak=peak(plan))
 
 
 def comparison(answer: PlanAnswer) -> str:
     """Return what another GPU would do, marked as a comparison."""
-    words = QCoreApplication.translate("Forecast", "For comparison only, training does not use it: {sentence}")
+    words = QCoreApplication.translate("Forecast", "For comparison only (not used for training): {sentence}")
     return words.format(sentence=headline(answer, here=False))
 
 
 def peak(plan: AnsweredPlan) -> str:
-    """Return where most memory is needed: "peak in the backward of the last up block"."""
+    """Return where memory peaks, such as "peak in the backward of the last up block"."""
     phase = plan.decisive
     if not phase.peaks:
         return QCoreApplication.translate("Forecast", "peak: {phase}").format(phase=phase_name(phase.phase))
     name = max(phase.peaks, key=lambda one: one.allocated).name.replace(" through ", " of ")
     if name.startswith(("forward", "backward", "VAE")):
         return QCoreApplication.translate("Forecast", "peak in the {place}").format(place=name)
-    if name.startswith(("end", "the centre")):
+    if name.startswith(("end", "the cent")):
         return QCoreApplication.translate("Forecast", "peak at {place}").format(place=name)
     return QCoreApplication.translate("Forecast", "peak while {doing}").format(doing=name)
 
 
 def phase_name(phase: str) -> str:
-    """Return a phase as people call it."""
+    """Return a phase's display name."""
     return QCoreApplication.translate("Forecast", PHASES.get(phase, phase))
 
 
 def kind_name(kind: str) -> str:
-    """Return a kind of storage as people call it."""
+    """Return the display name of a kind of memory."""
     return QCoreApplication.translate("Forecast", KINDS.get(kind, kind))
 
 
 def fit(chosen: Mapping[str, Any], effective_batch: int) -> str:
-    """Return a fit in a phrase: "bf16 base, 4 pictures as 2 × 2, 3 blocks checkpointed"."""
-    told = [_base(chosen), _batches(chosen.get("micro_batch") or 1, effective_batch), _checkpointed(chosen)]
+    """Return a fit as a phrase, such as "8-bit base, 4 images in 2 parts, no gradient checkpointing"."""
+    parts = [_base(chosen), _batches(chosen.get("micro_batch") or 1, effective_batch), _checkpointed(chosen)]
     if chosen.get("preview_offload"):
-        told.append(QCoreApplication.translate("Forecast", "UNet waits in main memory while previews are decoded"))
-    return ", ".join(told)
+        parts.append(QCoreApplication.translate("Forecast", "UNet offloaded while previews are decoded"))
+    return ", ".join(parts)
 
 
 def cost(plan: AnsweredPlan) -> str:
-    """Return what a plan costs in fidelity; empty for none."""
+    """Return a plan's loss of precision, or "" if it has none."""
     rounding = ROUNDING.get(plan.quality)
     return (
         QCoreApplication.translate("Forecast", "weights rounded by {share} on average").format(share=rounding)
@@ -201,11 +203,11 @@ def cost(plan: AnsweredPlan) -> str:
 
 
 def rung(changes: Mapping[str, Any]) -> str:
-    """Return what a run changes when memory runs out."""
+    """Return a fallback step: what a run changes when memory runs out."""
     if "vae_tiling" in changes:
         return QCoreApplication.translate("Forecast", "Decode previews in tiles")
     if "preview_offload" in changes:
-        return QCoreApplication.translate("Forecast", "Put the UNet aside while previews are decoded")
+        return QCoreApplication.translate("Forecast", "Offload the UNet while previews are decoded")
     if "vae_dtype" in changes:
         return QCoreApplication.translate("Forecast", "Encode images in {dtype}").format(dtype=changes["vae_dtype"])
     if "vae_encode_tiling" in changes:
@@ -215,7 +217,7 @@ def rung(changes: Mapping[str, Any]) -> str:
     if "micro_batch" in changes:
         return Counts().at_a_time(changes["micro_batch"])
     if "quantise" in changes:
-        return QCoreApplication.translate("Forecast", "Round the base to {bits}").format(bits=changes["quantise"])
+        return QCoreApplication.translate("Forecast", "Quantize the base to {bits}").format(bits=changes["quantise"])
     words = _checkpointed(changes)
     return words[:1].upper() + words[1:]
 
@@ -273,37 +275,37 @@ def _batches(size: int, effective_batch: int) -> str:
     if size == 1:
         return Counts().one_by_one(effective_batch)
     parts = -(-effective_batch // size)
-    return QCoreApplication.translate("Forecast", "{pictures} pictures in {parts} parts").format(
-        pictures=effective_batch, parts=parts
+    return QCoreApplication.translate("Forecast", "{images} images in {parts} parts").format(
+        images=effective_batch, parts=parts
     )
 
 
 def _checkpointed(chosen: Mapping[str, Any]) -> str:
     blocks = chosen.get("checkpointing") or "none"
     if blocks == "none":
-        return QCoreApplication.translate("Forecast", "nothing computed twice")
+        return QCoreApplication.translate("Forecast", "no gradient checkpointing")
     if blocks == "full":
-        return QCoreApplication.translate("Forecast", "all blocks computed twice")
-    return Counts().twice(len(blocks))
+        return QCoreApplication.translate("Forecast", "gradient checkpointing in all blocks")
+    return Counts().checkpointed(len(blocks))
 
 
-def family_of(told: BaseDescription) -> str:
-    """Return the badge of a base; empty where nothing is known."""
-    return FAMILIES[told.family] if told.family else ""
+def family_of(base: BaseDescription) -> str:
+    """Return the family name on a base's badge, or "" if unknown."""
+    return FAMILIES[base.family] if base.family else ""
 
 
 def owner_of(tool: Tool) -> str:
-    """Return whose folder it is."""
+    """Return the tool that owns a folder, or "your folder"."""
     return tool or _tr(_OWN_FOLDER)
 
 
 def size_words(size: int) -> str:
-    """Return bytes as people read them, or nothing where they are not known."""
+    """Return bytes in readable units, or "" if unknown."""
     return QLocale().formattedDataSize(size, 1, QLocale.DataSizeFormat.DataSizeSIFormat) if size else ""
 
 
 def details(found: FoundBase) -> str:
-    """Return the second line of a base in the list: what is wrong with it, else where it lies."""
+    """Return the second line of a base in the list: its problem, or its owner, size and folder."""
     if found.told.problem:
         return found.told.problem
     parts = (owner_of(found.tool), size_words(found.bytes), _prediction(found.told), str(found.path.parent))
@@ -311,24 +313,24 @@ def details(found: FoundBase) -> str:
 
 
 def verdict_words(verdict: BaseVerdict) -> str:
-    """Return the line below the field."""
-    told = verdict.told
-    if told.problem:
-        return joined(told.problem, told.remedy)
+    """Return the line below the base field."""
+    base = verdict.told
+    if base.problem:
+        return joined(base.problem, base.remedy)
     if verdict.place == "link":
         return _tr(_LINK)
     if verdict.place == "hub":
-        return _tr(_HUB_HERE if told.family else _HUB)
+        return _tr(_HUB_HERE if base.family else _HUB)
     if verdict.place == "nowhere":
         return _tr(_CHOOSE)
-    return " · ".join(part for part in (size_words(verdict.bytes), _prediction(told)) if part)
+    return " · ".join(part for part in (size_words(verdict.bytes), _prediction(base)) if part)
 
 
-def _prediction(told: BaseDescription) -> str:
-    """Most bases predict noise: only what differs is worth a word."""
-    if told.velocity is None:
+def _prediction(base: BaseDescription) -> str:
+    """Return a base's prediction type, or "" for noise, which is the normal case."""
+    if base.velocity is None:
         return _tr(_UNDECIDED)
-    return _tr(_VELOCITY) if told.velocity else ""
+    return _tr(_VELOCITY) if base.velocity else ""
 
 
 def _tr(text: str) -> str:
