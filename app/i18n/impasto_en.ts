@@ -21,10 +21,10 @@
 <context>
     <name>BaseDialog</name>
     <message numerus="yes">
-        <source>Looking on this PC… %n base(s) so far.</source>
+        <source>Searching this PC… %n base(s) so far.</source>
         <translation>
-            <numerusform>Looking on this PC… %n base so far.</numerusform>
-            <numerusform>Looking on this PC… %n bases so far.</numerusform>
+            <numerusform>Searching this PC… %n base so far.</numerusform>
+            <numerusform>Searching this PC… %n bases so far.</numerusform>
         </translation>
     </message>
     <message numerus="yes">
@@ -35,10 +35,10 @@
         </translation>
     </message>
     <message numerus="yes">
-        <source>%n other file(s) cannot be used: search for one to see why.</source>
+        <source>%n unusable file(s): search for one to see why.</source>
         <translation>
-            <numerusform>%n other file cannot be used: search for one to see why.</numerusform>
-            <numerusform>%n other files cannot be used: search for one to see why.</numerusform>
+            <numerusform>%n unusable file: search for one to see why.</numerusform>
+            <numerusform>%n unusable files: search for one to see why.</numerusform>
         </translation>
     </message>
 </context>
@@ -99,31 +99,31 @@
 <context>
     <name>Counts</name>
     <message numerus="yes">
-        <source>Compute %n picture(s) at a time</source>
+        <source>Compute %n image(s) at a time</source>
         <translation>
-            <numerusform>Compute %n picture at a time</numerusform>
-            <numerusform>Compute %n pictures at a time</numerusform>
+            <numerusform>Compute %n image at a time</numerusform>
+            <numerusform>Compute %n images at a time</numerusform>
         </translation>
     </message>
     <message numerus="yes">
-        <source>%n picture(s) at once</source>
+        <source>%n image(s) at once</source>
         <translation>
-            <numerusform>%n picture at once</numerusform>
-            <numerusform>%n pictures at once</numerusform>
+            <numerusform>%n image at once</numerusform>
+            <numerusform>%n images at once</numerusform>
         </translation>
     </message>
     <message numerus="yes">
-        <source>%n picture(s) one by one</source>
+        <source>%n image(s) one at a time</source>
         <translation>
-            <numerusform>%n picture one by one</numerusform>
-            <numerusform>%n pictures one by one</numerusform>
+            <numerusform>%n image one at a time</numerusform>
+            <numerusform>%n images one at a time</numerusform>
         </translation>
     </message>
     <message numerus="yes">
-        <source>%n block(s) computed twice</source>
+        <source>%n block(s) with gradient checkpointing</source>
         <translation>
-            <numerusform>%n block computed twice</numerusform>
-            <numerusform>%n blocks computed twice</numerusform>
+            <numerusform>%n block with gradient checkpointing</numerusform>
+            <numerusform>%n blocks with gradient checkpointing</numerusform>
         </translation>
     </message>
     <message numerus="yes">
@@ -202,20 +202,20 @@
 <context>
     <name>FolderRow</name>
     <message numerus="yes">
-        <source>%Ln picture(s)</source>
+        <source>%Ln image(s)</source>
         <translation>
-            <numerusform>%Ln picture</numerusform>
-            <numerusform>%Ln pictures</numerusform>
+            <numerusform>%Ln image</numerusform>
+            <numerusform>%Ln images</numerusform>
         </translation>
     </message>
 </context>
 <context>
     <name>FolderRows</name>
     <message numerus="yes">
-        <source>{folder} (%Ln picture(s))</source>
+        <source>{folder} (%Ln image(s))</source>
         <translation>
-            <numerusform>{folder} (%Ln picture)</numerusform>
-            <numerusform>{folder} (%Ln pictures)</numerusform>
+            <numerusform>{folder} (%Ln image)</numerusform>
+            <numerusform>{folder} (%Ln images)</numerusform>
         </translation>
     </message>
 </context>
