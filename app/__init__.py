@@ -1,1 +1,1 @@
-"""The desktop app: pictures and captions, and what the trainer makes of them."""
+"""The desktop app: datasets, captions, training and its results."""

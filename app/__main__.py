@@ -1,4 +1,4 @@
-"""`python -m app [FOLDER|FILE ...]`: opens the window."""
+"""Open the window: `python -m app [FOLDER|FILE ...]`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What Qt takes from a Linux system; wheels must not hold it. Standard library only: asked before Qt is there."""
+"""Find system libraries that Qt needs on Linux but wheels may not include. Standard library only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-# Each with the package of Debian and Ubuntu that brings it.
+# Library: the Debian and Ubuntu package that provides it.
 ALWAYS = {
     "libEGL.so.1": "libegl1",
     "libGL.so.1": "libgl1",
@@ -35,14 +35,14 @@ ON_X = {
 
 
 def lacking(screen: bool) -> list[str]:
-    """Return the libraries that the system's loader does not find; `screen` asks for those of X as well."""
+    """Return the libraries that the system's loader cannot find; `screen` includes those for X11."""
     if not sys.platform.startswith("linux"):
         return []
     return [name for name in (*ALWAYS, *(ON_X if screen else ())) if not _loads(name)]
 
 
 def install_command(missing: Sequence[str]) -> str:
-    """Return the command that installs these libraries here, or words where the package manager is not known."""
+    """Return the command that installs these libraries, or a hint if the package manager is unknown."""
     packages = {**ALWAYS, **ON_X}
     capabilities = " ".join(f"'{name}()(64bit)'" for name in missing)
     commands = {
@@ -52,7 +52,7 @@ def install_command(missing: Sequence[str]) -> str:
         "pacman": "sudo pacman -S qt6-base xcb-util-cursor",
     }
     found = (command for tool, command in commands.items() if shutil.which(tool))
-    return next(found, "the package manager of your system, for these libraries")
+    return next(found, "your system's package manager to install these libraries")
 
 
 def _loads(library: str) -> bool:

@@ -1,4 +1,4 @@
-"""`python -m app.shortcut`: puts an entry for the window where the desktop shows programs."""
+"""Add Impasto to the desktop or application menu: `python -m app.shortcut`."""
 
 from __future__ import annotations
 
@@ -25,36 +25,38 @@ $link.Save()
 
 
 def main() -> int:
-    """Put the entry and say where; return the exit code."""
+    """Create the entry and print where it is; return the exit code."""
     try:
         place = windows_shortcut() if sys.platform == "win32" else menu_entry()
     except ImpastoError as error:
         print(f"{error.sentence}\nWhat to do: {error.remedy}", file=sys.stderr)
         return error.exit_code
-    print(f"Impasto stands in {place} now.")
+    print(f"Added Impasto as {place}.")
     return 0
 
 
 def menu_entry() -> str:
-    """Write impasto.desktop for the menu of a Linux desktop; raises ImpastoError where it cannot be written."""
+    """Write impasto.desktop for the menu of a Linux desktop; raise ImpastoError if that fails."""
     data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     target = Path(data) / "applications" / "impasto.desktop"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(desktop_entry(sys.executable, ROOT), encoding="utf-8")
     except OSError as error:
-        raise ImpastoError("shortcut.written", f"{target} could not be written: {error}", "Start start.sh") from error
-    return f"the menu of your desktop ({target})"
+        raise ImpastoError(
+            "shortcut.written", f"Could not write {target}: {error}", "Start Impasto with start.sh instead"
+        ) from error
+    return f"an entry in your application menu ({target})"
 
 
 def desktop_entry(python: str, root: Path) -> str:
-    """Return the text of a .desktop file; quoting as in freedesktop.org's Desktop Entry Specification 1.5."""
+    """Return the text of a .desktop file, quoted as in freedesktop.org's Desktop Entry Specification 1.5."""
     quoted = re.sub(r'(["`$\\])', r"\\\1", python).replace("%", "%%")
     lines = {
         "Type": "Application",
         "Version": "1.5",
         "Name": "Impasto",
-        "Comment": "Pictures, captions and LoRA training",
+        "Comment": "Images, captions and LoRA training",
         "Exec": f'"{quoted}" -m app %F',
         "Path": str(root),
         "Icon": str(ICONS / "impasto.svg"),
@@ -63,14 +65,14 @@ def desktop_entry(python: str, root: Path) -> str:
         "MimeType": "inode/directory;",
         "StartupWMClass": "impasto",
     }
-    # A backslash begins an escape in every value, over and above what Exec quotes by itself.
+    # Every value needs its backslashes escaped, in addition to the quoting inside Exec.
     escaped = (f"{key}={value}".replace("\\", "\\\\").replace("\n", "\\n") for key, value in lines.items())
     return "\n".join(["[Desktop Entry]", *escaped, ""])
 
 
 def windows_shortcut() -> str:
-    """Put Impasto.lnk on the desktop; raises ImpastoError where PowerShell cannot."""
-    # Paths travel in variables, so that no letter of them is read as code.
+    """Create Impasto.lnk on the desktop with PowerShell; raise ImpastoError if that fails."""
+    # Paths are passed in environment variables, so that PowerShell never parses them as code.
     places = {
         "IMPASTO_PYTHON": str(Path(sys.executable).with_name("pythonw.exe")),
         "IMPASTO_ROOT": str(ROOT),
@@ -84,7 +86,9 @@ def windows_shortcut() -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         fault = str(error)
     if fault:
-        raise ImpastoError("shortcut.made", f"PowerShell could not make the shortcut: {fault}", "Start Start.bat")
+        raise ImpastoError(
+            "shortcut.made", f"Could not create the shortcut: {fault}", "Start Impasto with Start.bat instead"
+        )
     return "a shortcut on your desktop"
 
 

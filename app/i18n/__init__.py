@@ -1,1 +1,1 @@
-"""The app's words in other languages. English has a file too: its plural forms."""
+"""Translations of the app. English has a file too, for its plural forms."""

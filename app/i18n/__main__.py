@@ -1,7 +1,7 @@
-"""Collects the words that can be translated, and compiles what translators wrote: `python -m app.i18n [CODE ...]`.
+"""Collect the app's translatable texts and compile the translations: `python -m app.i18n [CODE ...]`.
 
-Runs Qt's lupdate and lrelease, which PySide6-Essentials brings: impasto_CODE.ts, which Qt Linguist edits, is brought up
-to date (or begun, for a CODE that is named), then compiled into impasto_CODE.qm, which the app loads.
+Runs Qt's lupdate and lrelease from PySide6-Essentials: updates every impasto_CODE.ts, the file that translators edit in
+Qt Linguist (a named CODE is created), then compiles it to impasto_CODE.qm, which the app loads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ APP = FOLDER.parent
 def main(words: Sequence[str] | None = None) -> None:
     """Update and compile every language."""
     parser = argparse.ArgumentParser("python -m app.i18n", description=(__doc__ or "").partition(":")[0] + ".")
-    parser.add_argument("codes", metavar="CODE", nargs="*", type=language, help="a language to begin: de, pt_BR")
+    parser.add_argument("codes", metavar="CODE", nargs="*", type=language, help="a language to add: de, pt_BR")
     codes = parser.parse_args(words).codes
     for target in sorted({FOLDER / f"impasto_{code}.ts" for code in codes} | set(FOLDER.glob("impasto_*.ts"))):
         collect(target)
@@ -31,18 +31,18 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def language(code: str) -> str:
-    """Return a code as it is, if Qt spells a language's so; raises ArgumentTypeError otherwise."""
+    """Return a language code unchanged; raise ArgumentTypeError if Qt does not spell it that way."""
     locale = QLocale(code)
     known = locale.name(), QLocale.languageToCode(locale.language())
     if code not in known or locale.language() == QLocale.Language.C:
-        raise argparse.ArgumentTypeError(f"{code!r} is no language's code; write it as de or pt_BR")
+        raise argparse.ArgumentTypeError(f"{code!r} is not a language code; write it like de or pt_BR")
     return code
 
 
 def collect(target: Path) -> None:
-    """Bring a .ts file up to date with the app's texts."""
+    """Update a .ts file from the app's source texts."""
     english = target.stem == "impasto_en"
-    # English needs only the texts whose form depends on a number.
+    # English needs only the texts with plural forms.
     only = ["-pluralonly", "-source-language", "en", "-target-language", "en"] if english else []
     sources = sorted(str(path) for path in APP.rglob("*.py"))
     only += ["-tr-function-alias", "QT_TRANSLATE_NOOP+=_NOOP"]
@@ -52,7 +52,7 @@ def collect(target: Path) -> None:
 
 
 def fill_english(target: Path) -> None:
-    """Write the two forms of texts like "%n picture(s)"; a text without "(s)" says the same of any number."""
+    """Fill in both plural forms of texts like "%n image(s)"; without "(s)" both forms are equal."""
     tree = ElementTree.parse(target)
     for message in tree.iter("message"):
         source, translation = message.findtext("source", ""), message.find("translation")
@@ -68,7 +68,7 @@ def fill_english(target: Path) -> None:
 
 
 def run(tool: str, *arguments: str) -> None:
-    """Run one of Qt's tools; raises CalledProcessError when it fails."""
+    """Run one of Qt's tools; raise CalledProcessError if it fails."""
     name = f"{tool}.exe" if sys.platform == "win32" else tool
     subprocess.run([str(Path(PySide6.__file__).parent / name), *arguments], check=True)
 

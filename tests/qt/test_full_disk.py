@@ -22,7 +22,7 @@ def page(window, session, qtbot, tmp_path) -> TrainPage:
     page.sheet.essentials.base.chosen.emit("owner/name")
     qtbot.mouseClick(page.sheet.essentials.cards.cards[0], Qt.MouseButton.LeftButton)
     qtbot.waitUntil(lambda: not page.draft.file.unsaved)
-    page._clock.stop()  # the test looks when it wants to
+    page._timer.stop()  # the test looks when it wants to
     return page
 
 
@@ -37,14 +37,14 @@ def test_a_job_is_told_to_be_unsaved_once_and_saved_by_itself_when_there_is_room
         assert "the disk is full" in sentence and "saved when that is possible" in sentence
         assert page.sheet.state.text() == "Not saved"
         told = len(failed)
-        page._look()
+        page._check_disk()
         qtbot.waitUntil(lambda: page.draft.file._writing is None)
         assert len(failed) == told  # a notice that was closed does not come again every two seconds
         window.show_pictures()
         window.show_train()
         assert page.sheet.state.text() == "Not saved"
     assert (page.draft.get("recipe.rank"), page.draft.path.read_bytes()) == (77, before)
-    page._look()
+    page._check_disk()
     qtbot.waitUntil(lambda: on_disk(page)["recipe"].get("rank") == 77)
     qtbot.waitUntil(lambda: window.notices.sentences() == [])
     assert page.sheet.state.text() == "All changes saved"
@@ -55,11 +55,11 @@ def test_a_job_is_saved_by_itself_although_another_page_is_shown(window, page, q
     with no_room():
         type_into(qtbot, row_of(page, "recipe.rank").editor, "77")
         qtbot.waitUntil(lambda: bool(window.notices.sentences()))
-        page._clock.start(1)
+        page._timer.start(1)
         window.show_pictures()
     qtbot.waitUntil(lambda: on_disk(page)["recipe"].get("rank") == 77)
     qtbot.waitUntil(lambda: window.notices.sentences() == [])
-    qtbot.waitUntil(lambda: not page._clock.isActive())  # then nobody looks at the disk for a page out of sight
+    qtbot.waitUntil(lambda: not page._timer.isActive())  # then nobody looks at the disk for a page out of sight
 
 
 def test_a_notice_goes_when_its_job_is_saved_while_another_is_shown(window, page, session, qtbot):

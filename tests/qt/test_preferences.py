@@ -146,10 +146,10 @@ def test_who_gets_the_delivered_keys_back_shares_them_as_delivered(window, qtbot
         shown_page(window, kind)  # which share a key
     editor = ShortcutEditor(window.commands, {})
     qtbot.addWidget(editor)
-    choose(editor, "Rename Job")
+    choose(editor, "Rename job")
     editor.keys.setKeySequence(QKeySequence("F8"))
     editor._set.click()
-    choose(editor, "Rename Job")
+    choose(editor, "Rename job")
     editor._default.click()
     assert editor.own == {} and editor.message.isHidden()
     assert [editor.keys_of(window.commands[name]) for name in ("train.rename", "presets.edit")] == [("F2",), ("F2",)]

@@ -97,5 +97,5 @@ def compare(window: Window) -> QWidget:
 @screen("run-log")
 def log(window: Window) -> QWidget:
     view = _page(window, "log").log
-    wait(QApplication.instance(), lambda: bool(view.text.toPlainText()) and bool(view.remarks.told))
+    wait(QApplication.instance(), lambda: bool(view.text.toPlainText()) and bool(view.remarks.texts))
     return window

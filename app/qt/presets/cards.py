@@ -1,4 +1,4 @@
-"""The presets as cards in a list: picture, name, family, author, licence, what it is for, what it costs."""
+"""Preset cards and the details of the selected preset: image, origin, purpose, costs and settings."""
 
 from __future__ import annotations
 
@@ -49,38 +49,38 @@ from trainer.files.architecture import NAMES
 ORIGINS: Mapping[Origin, str] = {
     "yours": QT_TRANSLATE_NOOP("Presets", "yours"),
     "received": QT_TRANSLATE_NOOP("Presets", "received"),
-    "built-in": QT_TRANSLATE_NOOP("Presets", "comes with Impasto"),
+    "built-in": QT_TRANSLATE_NOOP("Presets", "built-in"),
 }
 _SHELVED = int(Qt.ItemDataRole.UserRole)
 PICTURE = 168
-"""Pixels of the longest side of the picture."""
+"""Longest side of a preview image, in logical pixels."""
 
 
 def origin_words(origin: Origin) -> str:
-    """Return where a preset comes from."""
+    """Return a preset's origin for the window."""
     return QCoreApplication.translate("Presets", ORIGINS[origin])
 
 
 def by(preset: Preset) -> str:
-    """Return who made it and under which licence."""
+    """Return a preset's author and license."""
     author = (
         QCoreApplication.translate("Presets", "by {author}").format(author=preset.author)
         if preset.author
-        else QCoreApplication.translate("Presets", "by nobody named")
+        else QCoreApplication.translate("Presets", "author unknown")
     )
-    licence = preset.licence or QCoreApplication.translate("Presets", "no licence stated")
-    return f"{author} · {licence}"
+    license_name = preset.licence or QCoreApplication.translate("Presets", "no license given")
+    return f"{author} · {license_name}"
 
 
 def in_short(outlook: CostEstimate | None) -> str:
-    """Return what a preset costs, for one line of its card."""
+    """Return a preset's time and memory as one line for its card."""
     if outlook is None:
-        return QCoreApplication.translate("Presets", "Working out what it costs…")
+        return QCoreApplication.translate("Presets", "Computing time and memory…")
     answer = outlook.answer
     if answer is None:
         return outlook.problem
     if answer.pick is None:
-        return QCoreApplication.translate("Presets", "Does not fit: {missing} are missing").format(
+        return QCoreApplication.translate("Presets", "Does not fit: needs {missing} more memory").format(
             missing=gigabytes(answer.missing)
         )
     if answer.on_cpu:
@@ -88,50 +88,50 @@ def in_short(outlook: CostEstimate | None) -> str:
         return about.format(time=duration(answer.pick.forecast.seconds))
     words = QCoreApplication.translate("Presets", "About {time}, {needed} of {free} GB")
     time, needed = duration(answer.pick.forecast.seconds), figure(answer.pick.needed)
-    told = words.format(time=time, needed=needed, free=figure(answer.card.free))
+    cost = words.format(time=time, needed=needed, free=figure(answer.card.free))
     return (
-        told
+        cost
         if answer.pick.quality == "exact"
-        else QCoreApplication.translate("Presets", "{told}, base rounded").format(told=told)
+        else QCoreApplication.translate("Presets", "{cost}, quantized base").format(cost=cost)
     )
 
 
 def in_full(outlook: CostEstimate | None, card: str) -> str:
-    """Return what a preset costs and how it is fitted, in sentences."""
+    """Return a preset's time, memory and fit in sentences."""
     if outlook is None:
-        return QCoreApplication.translate("Presets", "Working out how it would be fitted…")
+        return QCoreApplication.translate("Presets", "Computing time and memory…")
     if outlook.answer is None:
         return outlook.problem
     answer = outlook.answer
-    told = [headline(answer, here=card == HERE)]
+    sentences = [headline(answer, here=card == HERE)]
     if answer.pick is not None and not answer.on_cpu:
-        told.append(
-            QCoreApplication.translate("Presets", "It will be fitted as: {fit}.").format(
+        sentences.append(
+            QCoreApplication.translate("Presets", "Fit: {fit}.").format(
                 fit=fit(answer.pick.fit, answer.effective_batch)
             )
         )
     elif answer.lighter is not None:
         changes = ", ".join(f"{full_title(key)} {value}" for key, value in answer.changes.items())
-        told.append(QCoreApplication.translate("Presets", "It would fit with {changes}.").format(changes=changes))
+        sentences.append(QCoreApplication.translate("Presets", "It fits with {changes}.").format(changes=changes))
     if answer.on_cpu:
-        told.append(QCoreApplication.translate("Presets", "No NVIDIA GPU was found, so training uses the CPU."))
-    return " ".join(told)
+        sentences.append(QCoreApplication.translate("Presets", "No NVIDIA GPU was found, so training uses the CPU."))
+    return " ".join(sentences)
 
 
 @lru_cache(maxsize=1)
 def key_docs() -> Mapping[str, str]:
-    """Return what each key of a preset means."""
+    """Return the documentation of each key of a preset."""
     return {each.key: each.doc for each in fields(Preset)}
 
 
 def doc_of(key: str) -> str:
-    """Return what a key of a preset, or of its recipe, means; "" where it is not known."""
+    """Return the documentation of a key of a preset, recipe or fit, or "" if unknown."""
     docs = key_docs()
     return docs.get(key) or docs.get(f"recipe.{key}") or docs.get(f"fit.{key}") or ""
 
 
 def choices_of(key: str) -> tuple[object, ...]:
-    """Return what a key of a recipe or a fit can be set to, where that is listed; nothing for other keys."""
+    """Return the listed choices of a recipe or fit key, or () for other keys."""
     for path in (key, f"recipe.{key}", f"fit.{key}"):
         with contextlib.suppress(KeyError):
             return setting(path).choices
@@ -143,7 +143,7 @@ _PICTURE, _PAD, _GAP, _LINE = 72, 12, 12, 4
 
 
 class PresetModel(QAbstractListModel):
-    """The presets that are shown; `outlook` tells what one costs, None while it is not known."""
+    """List model of the shown presets; `outlook` returns a preset's cost, None while unknown."""
 
     def __init__(self, outlook: Callable[[PresetEntry], CostEstimate | None], parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -151,27 +151,27 @@ class PresetModel(QAbstractListModel):
         self.outlook = outlook
 
     def show(self, rows: Sequence[PresetEntry]) -> None:
-        """Replace them."""
+        """Show these presets."""
         self.beginResetModel()
         self.rows = list(rows)
         self.endResetModel()
 
     def renew(self) -> None:
-        """Show what has become known of them."""
+        """Repaint all cards: costs or images have arrived."""
         if self.rows:
             self.dataChanged.emit(self.index(0), self.index(len(self.rows) - 1))
 
     def place_of(self, path: Path | None) -> QModelIndex:
-        """Return where the preset of a file stands, no place where it is not shown."""
+        """Return the index of a file's preset; invalid if it is not shown."""
         row = next((row for row, each in enumerate(self.rows) if each.path == path), -1)
         return self.index(row) if row >= 0 else QModelIndex()
 
     def rowCount(self, parent: _Index = QModelIndex()) -> int:  # noqa: B008, N802
-        """Return how many are shown."""
+        """Return the number of presets shown."""
         return 0 if parent.isValid() else len(self.rows)
 
     def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> object:
-        """Return the name, the preset itself, or the card as a screen reader says it."""
+        """Return a preset's name, its entry, or the card's text for screen readers."""
         if not index.isValid():
             return None
         each = self.rows[index.row()]
@@ -184,10 +184,12 @@ class PresetModel(QAbstractListModel):
         return None
 
     def lines(self, each: PresetEntry) -> tuple[str, str, str, str]:
-        """Return what a card says: name with family, who made it, what it is for, what it costs."""
+        """Return the lines of a card: name with family, origin, purpose, cost."""
         preset = each.preset
-        what = preset.notes.partition("\n")[0] or self.tr("It says nothing of what it is for.")
-        cost = in_short(self.outlook(each)) if preset.recipe is not None else self.tr("A fit: how to save memory")
+        what = preset.notes.partition("\n")[0] or self.tr("No description given.")
+        cost = (
+            in_short(self.outlook(each)) if preset.recipe is not None else self.tr("A fit: settings that save memory")
+        )
         origin = by(preset) if each.origin != "built-in" else origin_words("built-in")
         return f"{preset.name}, {NAMES[preset.base.family]}", origin, what, cost
 
@@ -199,11 +201,11 @@ class CardDelegate(QStyledItemDelegate):
         super().__init__(parent)
         self._model = model
         self.pictures: Mapping[str, Pixels] = {}
-        """What is decoded already, by the text it was decoded of."""
+        """Decoded preview images, by their encoded text."""
         self._pixmaps: dict[tuple[str, float], QPixmap] = {}
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: _Index) -> None:
-        """Draw ground, picture, and four lines."""
+        """Paint background, image and four lines of text."""
         each = index.data(_SHELVED)
         scheme, chosen = colours(), bool(option.state & QStyle.StateFlag.State_Selected)
         if chosen:
@@ -222,12 +224,12 @@ class CardDelegate(QStyledItemDelegate):
         room = self._line(painter, inside, family, option.font, weak, Qt.AlignmentFlag.AlignRight)
         top = QRect(inside.left(), inside.top(), inside.width() - room - _GAP, inside.height())
         self._line(painter, top, each.preset.name, bold, strong)
-        for line, colour in zip(lines, (weak, strong, weak), strict=True):
+        for line, color in zip(lines, (weak, strong, weak), strict=True):
             inside.setTop(inside.top() + option.fontMetrics.height() + _LINE)
-            self._line(painter, inside, line, option.font, colour)
+            self._line(painter, inside, line, option.font, color)
 
     def sizeHint(self, option: QStyleOptionViewItem, index: _Index) -> QSize:  # noqa: N802
-        """Return a card's size: four lines, or its picture."""
+        """Return a card's size: room for four lines or the image."""
         lines = 4 * option.fontMetrics.height() + 3 * _LINE
         return QSize(300, max(lines, _PICTURE) + 2 * _PAD)
 
@@ -237,19 +239,19 @@ class CardDelegate(QStyledItemDelegate):
         place: QRect,
         text: str,
         font: QFont,
-        colour: str,
+        color: str,
         side: Qt.AlignmentFlag = Qt.AlignmentFlag.AlignLeft,
     ) -> int:
-        """Draw one line, cut where it is too long; return how wide it is."""
+        """Paint one line, elided if too long; return its width."""
         painter.setFont(font)
-        painter.setPen(QColor(colour))
+        painter.setPen(QColor(color))
         metrics = painter.fontMetrics()
         shown = metrics.elidedText(text, Qt.TextElideMode.ElideRight, place.width())
         painter.drawText(place, int(side | Qt.AlignmentFlag.AlignTop), shown)
         return metrics.horizontalAdvance(shown)
 
     def _picture(self, painter: QPainter, place: QRect, each: PresetEntry) -> None:
-        """Draw the preset's picture, cut to a square, or the sign of presets where it has none."""
+        """Paint the preset's image cropped to a square, or an icon if it has none."""
         scheme = colours()
         shape = QPainterPath()
         shape.addRoundedRect(QRectF(place), 6, 6)
@@ -282,7 +284,7 @@ class CardDelegate(QStyledItemDelegate):
 
 
 class CardView(QListView):
-    """The list; `looked` tells when other cards came into view."""
+    """List of preset cards; `looked` reports that other cards came into view."""
 
     looked = Signal()
 
@@ -301,22 +303,22 @@ class CardView(QListView):
 
     @property
     def current(self) -> PresetEntry | None:
-        """The preset that is chosen."""
+        """The selected preset."""
         index = self.currentIndex()
         return self.cards.rows[index.row()] if index.isValid() else None
 
     def visible_cards(self) -> Iterator[PresetEntry]:
-        """Yield those in view, the chosen one first."""
+        """Yield the visible presets, the selected one first."""
         if self.current is not None:
             yield self.current
-        ground = self.viewport().rect()
+        visible = self.viewport().rect()
         for row, each in enumerate(self.cards.rows):
-            if self.visualRect(self.cards.index(row)).intersects(ground):
+            if self.visualRect(self.cards.index(row)).intersects(visible):
                 yield each
 
 
 class OutlookLine(QWidget):
-    """Says how one preset would be fitted; the choice of the card counts for all presets."""
+    """Cost of one preset on a chosen GPU; the choice of the GPU applies to all presets."""
 
     def __init__(self, outlooks: CostEstimates, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -325,12 +327,12 @@ class OutlookLine(QWidget):
         self.cards, self.words = ComboBox(), plain_label()
         self.cards.addItem(self.tr("This PC"), HERE)
         for size in GIGABYTES:
-            self.cards.addItem(self.tr("A card with {size} GB").format(size=size), f"{size}GB")
+            self.cards.addItem(self.tr("GPU with {size} GB").format(size=size), f"{size}GB")
         self.cards.setCurrentIndex(max(self.cards.findData(outlooks.card), 0))
-        self.cards.setAccessibleName(self.tr("Graphics card"))
+        self.cards.setAccessibleName(self.tr("GPU"))
         self.cards.activated.connect(lambda _: outlooks.choose(self.cards.currentData()))
         head = QHBoxLayout()
-        title = QLabel(self.tr("What it costs on"))
+        title = QLabel(self.tr("Time and memory on"))
         title.setProperty("role", "heading")
         head.addWidget(title)
         head.addWidget(self.cards)
@@ -340,15 +342,15 @@ class OutlookLine(QWidget):
         column.setSpacing(6)
         column.addLayout(head)
         column.addWidget(self.words, 0, Qt.AlignmentFlag.AlignTop)
-        until_destroyed(self, outlooks.changed.connect(lambda _: self._renew()))
+        until_destroyed(self, outlooks.changed.connect(lambda _: self._on_costs_changed()))
 
     def show_preset(self, path: Path, preset: Preset) -> None:
-        """Say it of this one, which lies in that file."""
+        """Show the cost of this preset from that file."""
         self._shown = path, preset
         self.setVisible(preset.recipe is not None)
-        self._renew()
+        self._on_costs_changed()
 
-    def _renew(self) -> None:
+    def _on_costs_changed(self) -> None:
         self.cards.setCurrentIndex(max(self.cards.findData(self._outlooks.card), 0))
         if self._shown is not None:
             outlook = self._outlooks.of(*self._shown)
@@ -358,25 +360,25 @@ class OutlookLine(QWidget):
 
 
 class PresetHeading(QWidget):
-    """Picture, name, who made it, what it is for."""
+    """Heading of a preset: image, name, origin, notes and further details."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.picture = QLabel()
-        self.picture.setAccessibleName(self.tr("Picture"))
+        self.picture.setAccessibleName(self.tr("Image"))
         self.name, self.maker, self.notes, self.more = (plain_label(role) for role in ("title", "muted", "", "muted"))
-        told, row = QVBoxLayout(), QHBoxLayout(self)
-        told.setSpacing(6)
+        text, row = QVBoxLayout(), QHBoxLayout(self)
+        text.setSpacing(6)
         for label in (self.name, self.maker, self.notes, self.more):
-            told.addWidget(label)
-        told.addStretch()
+            text.addWidget(label)
+        text.addStretch()
         row.setContentsMargins(0, 0, 0, 0)
         row.setSpacing(16)
         row.addWidget(self.picture, 0, Qt.AlignmentFlag.AlignTop)
-        row.addLayout(told, 1)
+        row.addLayout(text, 1)
 
     def show_preset(self, preset: Preset, origin: str, picture: QPixmap | None) -> None:
-        """Show this one."""
+        """Show this preset."""
         say(self.name, preset.name)
         parts = [NAMES[preset.base.family], by(preset), origin]
         say(self.maker, " · ".join(part for part in parts if part))
@@ -386,7 +388,7 @@ class PresetHeading(QWidget):
             if preset.trigger_words
             else "",
             self.tr("Made for {base}").format(base=preset.base.name) if preset.base.name else "",
-            self.tr("Made for a card with {size:g} GB").format(size=preset.card.gigabytes) if preset.card else "",
+            self.tr("Made for a GPU with {size:g} GB").format(size=preset.card.gigabytes) if preset.card else "",
             self.tr("%n example prompt(s)", "", len(preset.examples)) if preset.examples else "",
         ]
         say(self.more, "\n".join(word for word in words if word))
@@ -396,14 +398,14 @@ class PresetHeading(QWidget):
 
 
 class Details(QWidget):
-    """The chosen preset; `buttons` is where the page puts what can be done with it."""
+    """Details of the selected preset; the page adds its commands to `buttons`."""
 
     def __init__(self, outlooks: CostEstimates, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.about = PresetHeading()
         self.outlook = OutlookLine(outlooks)
         self.table = Table(
-            (self.tr("Setting"), self.tr("As usual"), self.tr("With this preset")), self.tr("What it sets")
+            (self.tr("Setting"), self.tr("Default"), self.tr("With this preset")), self.tr("Settings of the preset")
         )
         self.heading = QLabel()
         self.heading.setProperty("role", "heading")
@@ -418,24 +420,24 @@ class Details(QWidget):
         column.addWidget(self.table, 1)
 
     def show_preset(self, shelved: PresetEntry, picture: QPixmap | None) -> None:
-        """Show this one."""
+        """Show this preset."""
         preset = shelved.preset
         self.about.show_preset(preset, origin_words(shelved.origin), picture)
         self.outlook.show_preset(shelved.path, preset)
         say(
             self.heading,
-            self.tr("What it sets otherwise than a new job") if preset.recipe else self.tr("How it saves memory"),
+            self.tr("Differs from defaults") if preset.recipe else self.tr("Settings that save memory"),
         )
         self.table.show_rows(rows_of(changed_keys(None, preset) if preset.recipe else _fit_keys(preset)))
 
 
 def rows_of(changes: Sequence[tuple[str, str, str]]) -> list[Row]:
-    """Return a line for each key that is another, with what it means as its tip."""
+    """Return a table row for each changed key, with its documentation as tooltip."""
     return [_row(*change) for change in changes]
 
 
 def _row(key: str, before: str, after: str) -> Row:
-    """Show a choice as the Train page does; a text that somebody wrote has the quotes that it has in a file."""
+    """Return one row; choices look as on the Train page, free text keeps its quotes."""
     names = {f'"{choice}"': str(choice) for choice in choices_of(key) if isinstance(choice, str)}
     texts = (full_title(key), names.get(before, before), names.get(after, after))
     return Row(texts, tip=f"{key}\n{doc_of(key)}".strip())

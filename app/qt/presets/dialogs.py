@@ -1,4 +1,4 @@
-"""Changes what a preset says of itself: its name, its maker, its licence, what it is for, its picture."""
+"""Dialogs of the Presets page: edit a preset, add a received one, go back to an earlier version."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class EditDialog(QDialog):
-    """What it was stays as an earlier version; `changed` tells where it lies."""
+    """Dialog for a preset's details; `changed` carries its file. The old state stays as an earlier version."""
 
     changed = Signal(object)
 
@@ -56,11 +56,11 @@ class EditDialog(QDialog):
         self.notes = QPlainTextEdit(preset.notes)
         self.notes.setTabChangesFocus(True)
         self.pictured, self.fault = plain_label("muted"), plain_label("bad")
-        self.choose = QPushButton(self.tr("Choose a picture…"))
-        self.remove = QPushButton(self.tr("Remove it"))
+        self.choose = QPushButton(self.tr("Choose an image…"))
+        self.remove = QPushButton(self.tr("Remove image"))
         self.buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Save | QDialogButtonBox.StandardButton.Cancel)
         self._lay_out()
-        self._tell_picture()
+        self._update_image()
         say(self.fault, "")
         self.choose.clicked.connect(self._choose)
         self.remove.clicked.connect(lambda: self.show_picture(None))
@@ -68,28 +68,28 @@ class EditDialog(QDialog):
         self.buttons.rejected.connect(self.reject)
 
     def show_picture(self, path: Path | None) -> None:
-        """Give it another picture, or none."""
+        """Set another image, or none."""
         self._picture, self._without = path, path is None
-        self._tell_picture()
+        self._update_image()
 
     def _lay_out(self) -> None:
         form, picture, column = QFormLayout(), QHBoxLayout(), QVBoxLayout(self)
         rows = (
             (self.tr("&Name"), self.name),
             (self.tr("&Author"), self.author),
-            (self.tr("&Licence"), self.licence),
+            (self.tr("&License"), self.licence),
             (self.tr("&Trigger words"), self.words),
-            (self.tr("What it is &for"), self.notes),
+            (self.tr("&Description"), self.notes),
         )
         for title, widget in rows:
             form.addRow(title, widget)
             widget.setAccessibleName(title.replace("&", ""))
-        self.licence.setPlaceholderText(self.tr("Such as CC0-1.0 or CC-BY-4.0"))
-        self.words.setPlaceholderText(self.tr("Divided by commas"))
+        self.licence.setPlaceholderText(self.tr("for example CC0-1.0 or CC-BY-4.0"))
+        self.words.setPlaceholderText(self.tr("separated by commas"))
         picture.addWidget(self.pictured, 1)
         picture.addWidget(self.choose)
         picture.addWidget(self.remove)
-        form.addRow(self.tr("Picture"), picture)
+        form.addRow(self.tr("Image"), picture)
         column.setContentsMargins(18, 18, 18, 12)
         column.setSpacing(12)
         column.addLayout(form, 1)
@@ -97,15 +97,15 @@ class EditDialog(QDialog):
         column.addWidget(self.buttons)
 
     def _choose(self) -> None:
-        kinds = self.tr("Pictures (*.png *.jpg *.jpeg *.webp)")
-        chosen = QFileDialog.getOpenFileName(self, self.tr("A picture that shows the result"), "", kinds)[0]
+        kinds = self.tr("Images (*.png *.jpg *.jpeg *.webp)")
+        chosen = QFileDialog.getOpenFileName(self, self.tr("Choose an image that shows the result"), "", kinds)[0]
         if chosen:
             self.show_picture(Path(chosen))
 
-    def _tell_picture(self) -> None:
+    def _update_image(self) -> None:
         has = self._picture is not None or (self._shelved.preset.preview is not None and not self._without)
         self.pictured.setText(
-            self._picture.name if self._picture else self.tr("The one it has") if has else self.tr("None")
+            self._picture.name if self._picture else self.tr("Current image") if has else self.tr("None")
         )
         self.remove.setEnabled(has)
 
@@ -127,14 +127,14 @@ class EditDialog(QDialog):
             return
         self.buttons.setEnabled(False)
         self._session.presets.revise(
-            self._shelved, stated, while_there(self, self._done), while_there(self, self._refuse)
+            self._shelved, stated, while_there(self, self._on_done), while_there(self, self._on_failed)
         )
 
-    def _done(self, path: Path) -> None:
+    def _on_done(self, path: Path) -> None:
         self.accept()
         self.changed.emit(path)
 
-    def _refuse(self, error: ImpastoError) -> None:
+    def _on_failed(self, error: ImpastoError) -> None:
         self.buttons.setEnabled(True)
         say(self.fault, in_words(error))
 
@@ -143,7 +143,7 @@ _Roles = QDialogButtonBox.ButtonRole
 
 
 class ReceiveDialog(QDialog):
-    """Nothing is written until the user agrees; `kept` tells where it then lies."""
+    """Dialog that shows a received preset and adds it on request; `kept` carries its file."""
 
     kept = Signal(object)
 
@@ -152,13 +152,13 @@ class ReceiveDialog(QDialog):
     ) -> None:
         super().__init__(parent)
         self._session, self.received = session, received
-        self.setWindowTitle(self.tr("A preset arrived"))
+        self.setWindowTitle(self.tr("Add preset"))
         self.setModal(True)
         self.resize(760, 640)
         self.about, self.outlook = PresetHeading(), OutlookLine(session.presets.outlooks)
         self.heading, self.fault = plain_label("heading"), plain_label("bad")
-        here = self.tr("Yours") if received.former else self.tr("As usual")
-        self.table = Table((self.tr("Setting"), here, self.tr("In this preset")), self.tr("What it changes"))
+        here = self.tr("Yours") if received.former else self.tr("Default")
+        self.table = Table((self.tr("Setting"), here, self.tr("In this preset")), self.tr("Differences"))
         self.name = QLineEdit(received.free_name if received.built_in else received.preset.name)
         self.buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
         self.keep = self.buttons.addButton("", _Roles.AcceptRole)
@@ -168,17 +168,19 @@ class ReceiveDialog(QDialog):
         self.keep.clicked.connect(lambda: self._keep(self.name.text().strip()))
         self.both.clicked.connect(lambda: self._keep(received.free_name))
         self.buttons.rejected.connect(self.reject)
-        self.name.textChanged.connect(lambda _: self._offer())
-        self._offer()
+        self.name.textChanged.connect(lambda _: self._update_buttons())
+        self._update_buttons()
         session.presets.outlooks.want([(received.place, received.preset)])
 
     def _lay_out(self) -> None:
-        trust = QLabel(self.tr("A preset holds settings and words only: no program, no path, nothing of anybody's PC."))
+        trust = QLabel(
+            self.tr("A preset contains only settings and text: no code, no paths, nothing about anyone's PC.")
+        )
         trust.setProperty("role", "muted")
         trust.setWordWrap(True)
-        title = QLabel(self.tr("&Keep it as"))
+        title = QLabel(self.tr("&Name"))
         title.setBuddy(self.name)
-        self.name.setAccessibleName(self.tr("Keep it as"))
+        self.name.setAccessibleName(self.tr("Name"))
         row = QHBoxLayout()
         row.addWidget(title)
         row.addWidget(self.name, 1)
@@ -205,42 +207,42 @@ class ReceiveDialog(QDialog):
     def _heading(self) -> str:
         received = self.received
         if received.had_already:
-            return self.tr("You have it already, setting for setting.")
+            return self.tr("You already have this preset with the same settings.")
         if received.former is not None:
-            words = self.tr("You have a preset “{name}”. This one is different in:")
+            words = self.tr("You have a preset “{name}”. This one differs in:")
             return words.format(name=received.former.preset.name)
         if received.built_in:
-            return self.tr("A preset that comes with Impasto has its name, so it needs another. It sets:")
-        return self.tr("What it sets otherwise than a new job")
+            return self.tr("A built-in preset already has this name, so choose another. It sets:")
+        return self.tr("Differs from defaults")
 
-    def _offer(self) -> None:
-        """Say on the button what keeping it under the name that stands there does."""
+    def _update_buttons(self) -> None:
+        """Update the buttons for the entered name: add the preset or replace the user's own."""
         name, former = self.name.text().strip(), self.received.former
         replaces = former is not None and same_name(name, former.preset.name)
-        self.keep.setText(self.tr("Replace mine") if replaces else self.tr("Keep it"))
+        self.keep.setText(self.tr("Replace mine") if replaces else self.tr("Add preset"))
         self.keep.setEnabled(bool(name) and not (replaces and self.received.had_already))
         self.keep.setDefault(True)
-        self.keep.setToolTip(self.tr("Yours stays as an earlier version") if replaces else "")
+        self.keep.setToolTip(self.tr("Yours is kept as an earlier version") if replaces else "")
         self.both.setVisible(replaces and not self.received.had_already)
 
     def _keep(self, name: str) -> None:
         self.buttons.setEnabled(False)
         preset = self.received.preset
         self._session.presets.keep(
-            preset, name, "received", while_there(self, self._done), while_there(self, self._refuse)
+            preset, name, "received", while_there(self, self._on_done), while_there(self, self._on_failed)
         )
 
-    def _done(self, path: Path) -> None:
+    def _on_done(self, path: Path) -> None:
         self.accept()
         self.kept.emit(path)
 
-    def _refuse(self, error: ImpastoError) -> None:
+    def _on_failed(self, error: ImpastoError) -> None:
         self.buttons.setEnabled(True)
         say(self.fault, in_words(error))
 
 
 class VersionsDialog(QDialog):
-    """Lists the versions, the latest first; `changed` tells where the preset lies that went back to one."""
+    """Dialog with a preset's earlier versions, latest first; `changed` carries the restored preset's file."""
 
     changed = Signal(object)
 
@@ -251,34 +253,34 @@ class VersionsDialog(QDialog):
         self.setWindowTitle(self.tr("Earlier versions of {name}").format(name=shelved.preset.name))
         self.setModal(True)
         self.resize(760, 420)
-        self.told, self.fault = plain_label(), plain_label("bad")
+        self.hint, self.fault = plain_label(), plain_label("bad")
         self.times = QListWidget()
         self.times.setAccessibleName(self.tr("Versions"))
         self.times.setMaximumWidth(220)
         titles = (self.tr("Setting"), self.tr("Now"), self.tr("In that version"))
-        self.table = Table(titles, self.tr("What going back changes"))
+        self.table = Table(titles, self.tr("Changes of going back"))
         self.buttons = close_row(self)
-        self.back = self.buttons.addButton(self.tr("Go back to this"), QDialogButtonBox.ButtonRole.ActionRole)
+        self.back = self.buttons.addButton(self.tr("Restore this version"), QDialogButtonBox.ButtonRole.ActionRole)
         self.back.setEnabled(False)
         row, column = QHBoxLayout(), QVBoxLayout(self)
         row.addWidget(self.times)
         row.addWidget(self.table, 1)
         column.setContentsMargins(18, 18, 18, 12)
         column.setSpacing(12)
-        column.addWidget(self.told)
+        column.addWidget(self.hint)
         column.addLayout(row, 1)
         column.addWidget(self.fault)
         column.addWidget(self.buttons)
         say(self.fault, "")
-        say(self.told, self.tr("Looking…"), "muted")
+        say(self.hint, self.tr("Reading…"), "muted")
         self.times.currentRowChanged.connect(self._show)
         self.back.clicked.connect(self._go_back)
-        session.presets.versions(shelved, while_there(self, self._have))
+        session.presets.versions(shelved, while_there(self, self._on_versions))
 
-    def _have(self, past: list[Past]) -> None:
+    def _on_versions(self, past: list[Past]) -> None:
         self.past = past
-        none = self.tr("It was never changed, so there are none.")
-        say(self.told, self.tr("What it is now stays as a version too.") if past else none, "muted")
+        none = self.tr("No earlier versions: this preset was never changed.")
+        say(self.hint, self.tr("The current version is kept too.") if past else none, "muted")
         for version, _ in past:
             when = QDateTime.fromSecsSinceEpoch(int(version.until.timestamp()))
             self.times.addItem(QLocale().toString(when, QLocale.FormatType.ShortFormat))
@@ -292,13 +294,13 @@ class VersionsDialog(QDialog):
         self.back.setEnabled(False)
         version = self.past[self.times.currentRow()][0]
         self._session.presets.go_back(
-            self._shelved, version, while_there(self, self._done), while_there(self, self._refuse)
+            self._shelved, version, while_there(self, self._on_done), while_there(self, self._on_failed)
         )
 
-    def _done(self, path: Path) -> None:
+    def _on_done(self, path: Path) -> None:
         self.accept()
         self.changed.emit(path)
 
-    def _refuse(self, error: ImpastoError) -> None:
+    def _on_failed(self, error: ImpastoError) -> None:
         self.back.setEnabled(True)
         say(self.fault, in_words(error))

@@ -1,4 +1,4 @@
-"""The Presets page: recipes and fits that are built in, own or received."""
+"""The Presets page: built-in, own and received recipes and fits."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ ACTIONS = (
         "presets",
         "receive",
         icon="folder-add",
-        tip=QT_TRANSLATE_NOOP("Action", "Show a preset that somebody sent; dropping it does the same"),
+        tip=QT_TRANSLATE_NOOP("Action", "Opens a preset file that you received; you can also drop it here"),
     ),
     Action(
         "presets.paste",
@@ -72,7 +72,7 @@ ACTIONS = (
         "paste",
         keys=("Ctrl+V",),
         icon="add",
-        tip=QT_TRANSLATE_NOOP("Action", "Take a preset from a text or file that was copied"),
+        tip=QT_TRANSLATE_NOOP("Action", "Adds a preset from copied text or a copied file"),
     ),
     Action(
         "presets.save_file",
@@ -82,16 +82,16 @@ ACTIONS = (
         keys=("Ctrl+Shift+S",),
         enabled="is_chosen",
         icon="save",
-        tip=QT_TRANSLATE_NOOP("Action", "One file to send, with the picture"),
+        tip=QT_TRANSLATE_NOOP("Action", "Saves one file to share, with the image"),
     ),
     Action(
         "presets.save_picture",
-        QT_TRANSLATE_NOOP("Action", "Save in its picture…"),
+        QT_TRANSLATE_NOOP("Action", "Save as an image…"),
         "presets",
         "save_picture",
         enabled="has_picture",
         icon="pictures",
-        tip=QT_TRANSLATE_NOOP("Action", "A picture that shows the result and holds the preset"),
+        tip=QT_TRANSLATE_NOOP("Action", "Saves the preview image with the preset inside"),
     ),
     Action(
         "presets.copy",
@@ -101,7 +101,7 @@ ACTIONS = (
         keys=("Ctrl+Shift+C",),
         enabled="is_chosen",
         icon="copy",
-        tip=QT_TRANSLATE_NOOP("Action", "For a chat, without the picture"),
+        tip=QT_TRANSLATE_NOOP("Action", "Copies the preset without its image, for a chat message"),
     ),
     Action(
         "presets.edit",
@@ -111,11 +111,11 @@ ACTIONS = (
         keys=("F2",),
         enabled="is_mine",
         icon="tag",
-        tip=QT_TRANSLATE_NOOP("Action", "Change its name, author, licence, notes or picture"),
+        tip=QT_TRANSLATE_NOOP("Action", "Changes name, author, license, notes or image"),
     ),
     Action(
         "presets.duplicate",
-        QT_TRANSLATE_NOOP("Action", "Make a copy of your own"),
+        QT_TRANSLATE_NOOP("Action", "Duplicate to your presets"),
         "presets",
         "duplicate",
         keys=("Ctrl+D",),
@@ -143,27 +143,27 @@ ACTIONS = (
 
 
 Kind = Literal["recipes", "fits"]
-_LARGEST_PASTE = 1 << 20
-_LINGER = 300
-"""Milliseconds that somebody looks at cards before they are planned for: the planner is a process to be started."""
+_MAX_PASTE = 1 << 20
+_COST_DELAY = 300
+"""Milliseconds that cards stay visible before their costs are computed, which starts the planner process."""
 
 
 class PresetsPage(Page):
-    """Cards on the left, all of the chosen one on the right; what is dropped or pasted is shown before it is kept."""
+    """Page with preset cards and the selected preset's details; a received preset is shown before it is added."""
 
     def __init__(self, session: Session, commands: Commands) -> None:
         super().__init__(session, commands)
         self._wanted: Path | None = None
         self._broken: set[tuple[Path, str]] = set()
-        """The files that cannot be used, with why; each is told once."""
-        self._soon = QTimer(self)
-        self._soon.setSingleShot(True)
-        self._soon.setInterval(_LINGER)
-        self._soon.timeout.connect(self._ask_costs)
+        """Unusable files with the reason; each is reported once."""
+        self._cost_timer = QTimer(self)
+        self._cost_timer.setSingleShot(True)
+        self._cost_timer.setInterval(_COST_DELAY)
+        self._cost_timer.timeout.connect(self._request_costs)
         self.arriving: ReceiveDialog | None = None
 
     def build(self) -> Iterator[None]:
-        """Make search, cards and details, then lay them out."""
+        """Create search, cards and details, then lay them out; yield after each part."""
         presets = self.session.presets
         self.field, self.origin, self.kind = QLineEdit(), ComboBox(), ComboBox()
         self.nothing = plain_label("muted")
@@ -177,136 +177,138 @@ class PresetsPage(Page):
         self._listen()
         self._show_chosen()
 
-    # --- what the table of actions names
+    # --- called by actions
 
     @property
     def chosen(self) -> PresetEntry | None:
-        """The preset that is chosen."""
+        """The selected preset."""
         return self.list.current
 
     def can_use(self) -> bool:
-        """Tell whether the chosen one holds a recipe."""
+        """Return whether the selected preset holds a recipe."""
         return self.chosen is not None and self.chosen.preset.recipe is not None
 
     def is_chosen(self) -> bool:
-        """Tell whether one is chosen."""
+        """Return whether a preset is selected."""
         return self.chosen is not None
 
     def is_mine(self) -> bool:
-        """Tell whether the chosen one may be changed."""
+        """Return whether the selected preset can be edited."""
         return self.chosen is not None and self.chosen.origin != "built-in"
 
     def has_picture(self) -> bool:
-        """Tell whether the chosen one has a picture to travel in."""
+        """Return whether the selected preset has an image to embed it in."""
         return self.chosen is not None and self.chosen.preset.preview is not None
 
     def use(self) -> None:
-        """Make a new job with the chosen recipe."""
+        """Create a job with the selected recipe."""
         if self.chosen is not None and self.can_use():
             preset = self.chosen.preset
             self.session.going.recipe.emit(f"{preset.base.family}/{preset.name}")
 
     def search(self) -> None:
-        """Put the cursor into the search field."""
+        """Focus the search field."""
         self.field.setFocus()
         self.field.selectAll()
 
     def receive(self) -> None:
-        """Ask for a file that somebody sent."""
+        """Ask for a preset file and open it."""
         kinds = self.tr("Presets (*.toml *.png)")
         chosen = QFileDialog.getOpenFileName(self, self.tr("Open a preset"), "", kinds)[0]
         if chosen:
             self.open(Path(chosen))
 
     def paste(self) -> None:
-        """Take a preset from the clipboard: its text, or a file that was copied."""
-        data: QMimeData | None = QGuiApplication.clipboard().mimeData()  # None where nothing was ever copied
+        """Open a preset from the clipboard: text, or a copied file."""
+        data: QMimeData | None = QGuiApplication.clipboard().mimeData()  # None if nothing was ever copied
         paths = [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()] if data is not None else []
         text = data.text() if data is not None else ""
         if paths:
             self.open(paths[0])
         elif text.strip():
-            self.session.presets.receive(text[:_LARGEST_PASTE], while_there(self, self._arrived))
+            self.session.presets.receive(text[:_MAX_PASTE], while_there(self, self._on_received))
         else:
-            self.said.emit(self.tr("There is no preset on the clipboard."))
+            self.said.emit(self.tr("The clipboard contains no preset."))
 
     def save_file(self) -> None:
-        """Save the chosen one as a file for others."""
+        """Save the selected preset as a file to share."""
         self._save(self.tr("Presets (*.toml)"), ".toml")
 
     def save_picture(self) -> None:
-        """Save the chosen one within its picture."""
-        self._save(self.tr("Pictures (*.png)"), ".png")
+        """Save the selected preset inside its image."""
+        self._save(self.tr("Images (*.png)"), ".png")
 
     def copy_text(self) -> None:
-        """Put the chosen one on the clipboard, without its picture."""
+        """Copy the selected preset as text, without its image."""
         if self.chosen is not None:
             QGuiApplication.clipboard().setText(preset_text(self.chosen.preset))
-            self.said.emit(self.tr("Copied. Paste it into a chat; whoever gets it pastes it here."))
+            self.said.emit(self.tr("Copied. Paste it into a message; the recipient can paste it here."))
 
     def edit(self) -> None:
-        """Change what the chosen one says of itself."""
+        """Edit the details of the selected preset."""
         if self.chosen is not None and self.is_mine():
             dialog = EditDialog(self.session, self.chosen, self)
             dialog.changed.connect(self.choose)
             dialog.open()
 
     def duplicate(self) -> None:
-        """Make an own preset of the chosen one."""
+        """Copy the selected preset to the user's own."""
         if self.chosen is not None:
             self.session.presets.duplicate(self.chosen, while_there(self, self.choose))
 
     def versions(self) -> None:
-        """Show what the chosen one was before."""
+        """Show earlier versions of the selected preset."""
         if self.chosen is not None and self.is_mine():
             dialog = VersionsDialog(self.session, self.chosen, self)
             dialog.changed.connect(self.choose)
             dialog.open()
 
     def delete(self) -> None:
-        """Move the chosen one to the trash, and offer to bring it back."""
+        """Move the selected preset to the trash, and offer to undo."""
         if self.chosen is None or not self.is_mine():
             return
         name, path = self.chosen.preset.name, self.chosen.path
 
-        def tell(thrown: TrashedFiles) -> None:
+        def on_trashed(thrown: TrashedFiles) -> None:
             if not thrown.moved:
-                sentence = self.tr("“{name}” could not be moved to the trash.").format(name=name)
-                self.failed.emit(JobError("preset.trash", sentence, self.tr("Check your rights to the folder.")))
+                sentence = self.tr("Could not move “{name}” to the trash.").format(name=name)
+                self.failed.emit(JobError("preset.trash", sentence, self.tr("Check your permissions for the folder.")))
                 return
             self.session.presets.look()
-            words = self.tr("“{name}” was moved to the trash.").format(name=name)
-            self.told.emit(words, "info", (self.tr("Undo"), lambda: self._bring_back(thrown)))
+            words = self.tr("Moved “{name}” to the trash.").format(name=name)
+            self.told.emit(words, "info", (self.tr("Undo"), lambda: self._restore(thrown)))
 
-        self.session.tasks.run(lambda: throw_files([path]), while_there(self, tell), raise_again)
+        self.session.tasks.run(lambda: throw_files([path]), while_there(self, on_trashed), raise_again)
 
-    # --- what comes from elsewhere
+    # --- received presets
 
     def open(self, path: Path) -> None:
-        """Choose a preset that is at hand, or show one that somebody sent."""
+        """Select a preset of the library, or show a received one."""
         if path.suffix.lower() == ".toml" and path.absolute().parent in (folder_of("yours"), folder_of("received")):
             self.choose(path)
         else:
             self.session.presets.receive(
-                path, while_there(self, self._arrived), while_there(self, lambda e: self._refuse(path, e))
+                path,
+                while_there(self, self._on_received),
+                while_there(self, lambda e: self._on_receive_failed(path, e)),
             )
 
     def choose(self, path: Path) -> None:
-        """Choose the preset of a file, whatever is searched for, as soon as it is read."""
+        """Select the preset of a file as soon as it is read, clearing search and filter."""
         self._wanted = path
         self.field.clear()
         self.origin.setCurrentIndex(0)
-        self._renew()
+        self._on_presets_changed()
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
-        """Look what there is; presets may have come from the command line."""
+        """Read the presets again: the command line may have changed them."""
         super().showEvent(event)
         self.session.presets.look()
 
     def hideEvent(self, event: QHideEvent) -> None:  # noqa: N802
-        """End the planner while nobody looks."""
+        """Stop the planner while the page is hidden."""
         super().hideEvent(event)
-        self._soon.stop()
+        self._cost_timer.stop()
         self.session.presets.outlooks.rest()
 
     # --- inside
@@ -315,13 +317,13 @@ class PresetsPage(Page):
         self.field.setPlaceholderText(self.tr("Search presets"))
         self.field.setAccessibleName(self.tr("Search presets"))
         self.field.setClearButtonEnabled(True)
-        origins = (self.tr("From anybody"), self.tr("Yours"), self.tr("Received"), self.tr("With Impasto"))
+        origins = (self.tr("All authors"), self.tr("Yours"), self.tr("Received"), self.tr("Built-in"))
         for title, value in zip(origins, ("", "yours", "received", "built-in"), strict=True):
             self.origin.addItem(title, value)
-        for title, kind in ((self.tr("Recipes"), "recipes"), (self.tr("Fits for cards"), "fits")):
+        for title, kind in ((self.tr("Recipes"), "recipes"), (self.tr("Fits for GPUs"), "fits")):
             self.kind.addItem(title, kind)
-        self.origin.setAccessibleName(self.tr("From whom"))
-        self.kind.setAccessibleName(self.tr("What they hold"))
+        self.origin.setAccessibleName(self.tr("Author"))
+        self.kind.setAccessibleName(self.tr("Kind"))
         left, filters = QWidget(), QHBoxLayout()
         column = QVBoxLayout(left)
         column.setContentsMargins(12, 12, 10, 0)
@@ -337,7 +339,7 @@ class PresetsPage(Page):
         yield
         for command in ("presets.use", "presets.save_file", "presets.copy", "presets.edit", "presets.versions"):
             self.details.buttons.addWidget(self._button(command))
-        # The cards' own menu, by the right button or the menu key.
+        # The cards' context menu, for the right mouse button and the menu key.
         self.list.setContextMenuPolicy(Qt.ContextMenuPolicy.ActionsContextMenu)
         self.list.addActions([self.commands[action.id] for action in ACTIONS if action.enabled])
         self.nothing.setAlignment(Qt.AlignmentFlag.AlignCenter)
@@ -360,18 +362,18 @@ class PresetsPage(Page):
         self.field.textChanged.connect(lambda _: self._filter())
         self.origin.currentIndexChanged.connect(lambda _: self._filter())
         self.kind.currentIndexChanged.connect(lambda _: self._filter())
-        self.list.looked.connect(self._ask_soon)
+        self.list.looked.connect(self._schedule_costs)
         self.list.selectionModel().currentChanged.connect(lambda _, __: self._show_chosen())
         self.list.activated.connect(lambda _: self.use())
         until_destroyed(
             self,
-            presets.changed.connect(lambda _: self._renew()),
+            presets.changed.connect(lambda _: self._on_presets_changed()),
             presets.failed.connect(self.failed.emit),
-            presets.outlooks.changed.connect(lambda _: self._renew_costs()),
+            presets.outlooks.changed.connect(lambda _: self._on_costs_changed()),
         )
 
     def _button(self, name: str, *, short: bool = False) -> QPushButton:
-        """Return a button for a command; a short one has only its icon."""
+        """Return a button for a command; a short one shows only the icon."""
         command = self.commands[name]
         button = QPushButton("" if short else command.text())
         button.setToolTip(command.toolTip())
@@ -383,8 +385,8 @@ class PresetsPage(Page):
         command.changed.connect(lambda: button.setEnabled(command.isEnabled()))
         return button
 
-    def _renew(self) -> None:
-        """Show the shelf as it is by now; the chosen one stays chosen, or the one that is wanted."""
+    def _on_presets_changed(self) -> None:
+        """Show the current library, keeping the selection or making the requested one, and report unusable files."""
         shelf = self.session.presets.shelf
         if shelf is None:
             return
@@ -392,18 +394,18 @@ class PresetsPage(Page):
         if wanted is not None:
             self.kind.setCurrentIndex(0 if wanted.preset.recipe is not None else 1)
         self._filter()
-        self._draw_pictures()
-        told, self._broken = self._broken, {(path, error.sentence) for path, error in shelf.broken}
+        self._load_images()
+        reported, self._broken = self._broken, {(path, error.sentence) for path, error in shelf.broken}
         for path, error in shelf.broken:
-            if (path, error.sentence) in told:
-                continue  # it was named when it was met; whoever closed the notice knows
-            sentence = self.tr("{file} cannot be used: {reason}").format(file=path.name, reason=error.sentence)
+            if (path, error.sentence) in reported:
+                continue  # reported before; the user may have closed the notice
+            sentence = self.tr("Could not read {file}: {reason}").format(file=path.name, reason=error.sentence)
             self.failed.emit(JobError("preset.broken", sentence, error.remedy))
 
     def _filter(self) -> None:
         shelf = self.session.presets.shelf
         before = self.chosen.path if self.chosen else None
-        self.list.cards.show([each for each in shelf.presets if self._fits(each)] if shelf else [])
+        self.list.cards.show([each for each in shelf.presets if self._matches(each)] if shelf else [])
         index = self.list.cards.place_of(self._wanted or before)
         if self._wanted is not None and index.isValid():
             self._wanted = None
@@ -411,16 +413,23 @@ class PresetsPage(Page):
         self.list.setCurrentIndex(index)
         self.list.scrollTo(index)
         self._show_chosen()
-        self._ask_soon()
+        self._schedule_costs()
 
-    def _fits(self, each: PresetEntry) -> bool:
+    def _matches(self, each: PresetEntry) -> bool:
         preset = each.preset
         if self.origin.currentData() not in ("", each.origin):
             return False
         if (preset.recipe is not None) != (self.kind.currentData() == "recipes"):
             return False
-        said = (preset.name, preset.author, preset.licence, preset.notes, preset.base.name, NAMES[preset.base.family])
-        text = " ".join((*said, *preset.trigger_words)).casefold()
+        details = (
+            preset.name,
+            preset.author,
+            preset.licence,
+            preset.notes,
+            preset.base.name,
+            NAMES[preset.base.family],
+        )
+        text = " ".join((*details, *preset.trigger_words)).casefold()
         return all(word in text for word in self.field.text().casefold().split())
 
     def _show_chosen(self) -> None:
@@ -428,32 +437,32 @@ class PresetsPage(Page):
         if each is not None:
             self.details.show_preset(each, self._pixmap(each.preset))
         read = self.session.presets.shelf is not None
-        self.nothing.setText(self.tr("No preset is like that.") if read else self.tr("Reading…"))
+        self.nothing.setText(self.tr("No presets match.") if read else self.tr("Reading…"))
         self.side.setCurrentWidget(self.details if each else self.nothing)
         self.commands.refresh()
 
-    def _ask_soon(self) -> None:
+    def _schedule_costs(self) -> None:
         if self.isVisible():
-            self._soon.start()
+            self._cost_timer.start()
 
-    def _ask_costs(self) -> None:
+    def _request_costs(self) -> None:
         if self.isVisible() and self.arriving is None:
             cards = self.list.visible_cards()
             self.session.presets.outlooks.want((each.path, each.preset) for each in cards)
 
-    def _renew_costs(self) -> None:
+    def _on_costs_changed(self) -> None:
         self.list.cards.renew()
 
-    def _draw_pictures(self) -> None:
-        """Decode the pictures that are new, by a worker."""
+    def _load_images(self) -> None:
+        """Decode new preview images on a worker."""
         shelf = self.session.presets.shelf
         texts = [each.preset.preview.picture for each in shelf.presets if each.preset.preview] if shelf else []
         new = [text for text in texts if text not in self.list.painter.pictures]
         if new:
             work = lambda: {text: pixels for text in new if (pixels := pixels_of(text, PICTURE * 2))}  # noqa: E731
-            self.session.tasks.run(work, while_there(self, self._have_pictures), raise_again)
+            self.session.tasks.run(work, while_there(self, self._on_images), raise_again)
 
-    def _have_pictures(self, pictures: dict[str, Pixels]) -> None:
+    def _on_images(self, pictures: dict[str, Pixels]) -> None:
         self.list.painter.pictures = {**self.list.painter.pictures, **pictures}
         self.list.cards.renew()
         self._show_chosen()
@@ -462,28 +471,28 @@ class PresetsPage(Page):
         pixels = self.list.painter.pictures.get(preset.preview.picture) if preset.preview else None
         return pixmap_of(pixels, PICTURE, self.devicePixelRatioF()) if pixels else None
 
-    def _arrived(self, received: Received) -> None:
+    def _on_received(self, received: Received) -> None:
         text = received.preset.preview.picture if received.preset.preview else ""
-        have = while_there(self, lambda pixels: self._show_arrived(received, pixels))
-        self.session.tasks.run(lambda: pixels_of(text, PICTURE * 2) if text else None, have, raise_again)
+        show = while_there(self, lambda pixels: self._show_received(received, pixels))
+        self.session.tasks.run(lambda: pixels_of(text, PICTURE * 2) if text else None, show, raise_again)
 
-    def _show_arrived(self, received: Received, pixels: Pixels | None) -> None:
+    def _show_received(self, received: Received, pixels: Pixels | None) -> None:
         picture = pixmap_of(pixels, PICTURE, self.devicePixelRatioF()) if pixels else None
         self.arriving = ReceiveDialog(self.session, received, picture, self)
-        self.arriving.kept.connect(self._kept)
-        self.arriving.finished.connect(lambda _: self._end_arriving())
+        self.arriving.kept.connect(self._on_kept)
+        self.arriving.finished.connect(lambda _: self._on_receive_finished())
         self.arriving.open()
 
-    def _end_arriving(self) -> None:
+    def _on_receive_finished(self) -> None:
         self.arriving = None
-        self._ask_soon()
+        self._schedule_costs()
 
-    def _kept(self, path: Path) -> None:
+    def _on_kept(self, path: Path) -> None:
         self.choose(path)
-        self.told.emit(self.tr("Kept among the received presets."), "info", (self.tr("Use it"), self.use))
+        self.told.emit(self.tr("Added to the received presets."), "info", (self.tr("Use in a new job"), self.use))
 
-    def _refuse(self, path: Path, error: ImpastoError) -> None:
-        """Say why it is no preset; a job goes to where jobs are."""
+    def _on_receive_failed(self, path: Path, error: ImpastoError) -> None:
+        """Report why a file is not a preset; a job file opens on the Train page."""
         if error.code == "preset.job":
             self.session.going.job.emit(path)
         else:
@@ -497,17 +506,17 @@ class PresetsPage(Page):
         if target:
             path = Path(target)
             path = path if path.suffix.lower() == ending else path.with_name(path.name + ending)
-            self.session.presets.save(preset, path, while_there(self, self._saved))
+            self.session.presets.save(preset, path, while_there(self, self._on_saved))
 
-    def _saved(self, path: Path) -> None:
-        self.said.emit(self.tr("Saved as {file}. Send it to whom you like.").format(file=path.name))
+    def _on_saved(self, path: Path) -> None:
+        self.said.emit(self.tr("Saved as {file}.").format(file=path.name))
 
-    def _bring_back(self, thrown: TrashedFiles) -> None:
-        def tell(left: list[Path]) -> None:
+    def _restore(self, thrown: TrashedFiles) -> None:
+        def on_restored(left: list[Path]) -> None:
             for path in left:
-                sentence = self.tr("{file} could not be brought back.").format(file=path.name)
+                sentence = self.tr("Could not restore {file}.").format(file=path.name)
                 self.failed.emit(JobError("preset.trash", sentence, self.tr("Look for it in the trash.")))
             self._wanted = thrown.moved[0][0]
             self.session.presets.look()
 
-        self.session.tasks.run(lambda: bring_back(thrown), while_there(self, tell), raise_again)
+        self.session.tasks.run(lambda: bring_back(thrown), while_there(self, on_restored), raise_again)

@@ -26,7 +26,7 @@ from app.core.words import in_words
 from app.qt.actions.commands import Action, Commands
 from app.qt.page_loader import Page
 from app.qt.runs.after.panel import AfterPanel
-from app.qt.runs.charts.painting import COLOURS
+from app.qt.runs.charts.painting import SERIES_COLORS
 from app.qt.runs.charts.panel import ProgressPanel
 from app.qt.runs.header import RunHeader
 from app.qt.runs.lists import RunList
@@ -191,9 +191,8 @@ class RunsPage(Page):
 
     def show_runs(self, paths: list[Path]) -> None:
         """Show these runs: the first in header and tabs, all of them overlaid in the charts."""
-        opened = {
-            path: self.session.runs.open(path) for path in paths[:COLOURS]
-        }  # more lines would be hard to tell apart
+        # More lines than colors would be hard to tell apart.
+        opened = {path: self.session.runs.open(path) for path in paths[:SERIES_COLORS]}
         for path, run in self._open.items():
             if path not in opened and path not in self._live:
                 run.close()

@@ -115,7 +115,7 @@ class AfterTimeDialog(QDialog):
 
 
 def _proposed(after: float | None) -> QDateTime:
-    """Return the time chosen before, or the next 10 p.m.: training overnight is the usual wish."""
+    """Return the time chosen before, or the next 10 p.m.: most users want to train overnight."""
     if after is not None:
         return QDateTime.fromSecsSinceEpoch(int(after))
     now = QDateTime.currentDateTime()

@@ -91,13 +91,13 @@ def _recent_row(text: str, verdict: BaseVerdict | None) -> BaseRow:
     """Return the row of a recent base that is outside the searched folders or not on this PC."""
     if verdict is None:
         return BaseRow("base", text, text)
-    told, path = verdict.told, Path(text)
-    kind: Literal["base", "unusable"] = "unusable" if told.problem else "base"
+    base, path = verdict.told, Path(text)
+    kind: Literal["base", "unusable"] = "unusable" if base.problem else "base"
     if verdict.place != "here":
-        return BaseRow(kind, text, text, told.problem or verdict_words(verdict), family_of(told))
+        return BaseRow(kind, text, text, base.problem or verdict_words(verdict), family_of(base))
     name = path.stem if path.suffix.lower() == ".safetensors" else path.name
-    detail = told.problem or " · ".join(filter(None, (verdict_words(verdict), str(path.parent))))
-    return BaseRow(kind, name, text, detail, family_of(told))
+    detail = base.problem or " · ".join(filter(None, (verdict_words(verdict), str(path.parent))))
+    return BaseRow(kind, name, text, detail, family_of(base))
 
 
 def _matches(row: BaseRow, words: list[str]) -> bool:

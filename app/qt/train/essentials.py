@@ -1,4 +1,4 @@
-"""The essentials of a job on one page: base, pictures, recipe, trigger word, length, previews, output."""
+"""The essentials of a job: base, images, recipe, trigger word, length, previews and output."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ from trainer.config.presets.preset import Preset
 from trainer.config.resolve import resolve_length
 
 _MEASURES = {
-    "pictures_seen": QT_TRANSLATE_NOOP("Train", "pictures shown"),
+    "pictures_seen": QT_TRANSLATE_NOOP("Train", "images shown"),
     "epochs": QT_TRANSLATE_NOOP("Train", "epochs"),
     "steps": QT_TRANSLATE_NOOP("Train", "steps"),
 }
 _KEY = "output.runs"
 _LABELS = 108
-"""Width of the names on the left, in Qt's pixels."""
+"""Width of the labels on the left, in logical pixels."""
 _MISSING = "is missing"
-"""What the check says of a key that is not there yet; the page says so by its empty field."""
+"""Start of the check's reason for an absent key, which the page shows by an empty field instead."""
 
 
 class LengthRow(QWidget):
-    """One of the three measures, with what it comes to in the others where the pictures are counted."""
+    """The training length in one of three units, with its equivalent in the others once images are counted."""
 
     left = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._draft: Draft | None = None
-        self._showings: int | None = None
+        self._samples: int | None = None
         self.number, self.measure, self.words = Line(), ComboBox(), QLabel()
         for key, title in _MEASURES.items():
             self.measure.addItem(words(title), key)
         self.number.setAccessibleName(self.tr("Length"))
         self.number.setPlaceholderText(self.tr("automatic"))
         self.number.setFixedWidth(110)
-        self.measure.setAccessibleName(self.tr("Measure of the length"))
+        self.measure.setAccessibleName(self.tr("Unit of the length"))
         self.words.setProperty("role", "muted")
         self.words.setWordWrap(True)
         row = QHBoxLayout(self)
@@ -62,13 +62,13 @@ class LengthRow(QWidget):
         row.addWidget(self.number)
         row.addWidget(self.measure)
         row.addWidget(self.words, 1)
-        self.number.textEdited.connect(self._type)
+        self.number.textEdited.connect(self._on_text_edited)
         self.number.editingFinished.connect(self.left)
-        self.measure.activated.connect(lambda _: self._remeasure())
+        self.measure.activated.connect(lambda _: self._on_measure_activated())
 
-    def show_draft(self, draft: Draft | None, showings: int | None) -> None:
-        """Show this job's length; `showings` are those of one epoch, None where nobody has counted."""
-        self._draft, self._showings = draft, showings
+    def show_draft(self, draft: Draft | None, samples: int | None) -> None:
+        """Show this job's length; `samples` is the count per epoch, None if unknown."""
+        self._draft, self._samples = draft, samples
         key, value = essentials.measure(draft.values) if draft is not None else ("pictures_seen", None)
         if value is not None:
             self.measure.setCurrentIndex(max(0, self.measure.findData(key)))
@@ -76,23 +76,23 @@ class LengthRow(QWidget):
             self.number.show_text(shown(value))
         self.number.setToolTip(f"recipe.{self.measure.currentData()}")
         sound = draft.sound if draft is not None else None
-        self.words.setText(str(resolve_length(sound.recipe, showings)) if sound and showings else "")
+        self.words.setText(str(resolve_length(sound.recipe, samples)) if sound and samples else "")
 
     def _typed(self, text: str) -> object:
         return setting(f"recipe.{self.measure.currentData()}").typed(text) if text.strip() else None
 
-    def _type(self, text: str) -> None:
+    def _on_text_edited(self, text: str) -> None:
         if self._draft is not None:
             self._draft.set(f"recipe.{self.measure.currentData()}", self._typed(text), typing=True)
 
-    def _remeasure(self) -> None:
+    def _on_measure_activated(self) -> None:
         if self._draft is not None:
-            essentials.change_measure(self._draft, self.measure.currentData(), self._showings)
-            self.show_draft(self._draft, self._showings)
+            essentials.change_measure(self._draft, self.measure.currentData(), self._samples)
+            self.show_draft(self._draft, self._samples)
 
 
 class OutputRow(QWidget):
-    """The folder as the job has it, and a button that asks for another; an empty field means the one beside the job."""
+    """Field and button for the folder of runs; an empty field means the folder beside the job."""
 
     left = Signal()
 
@@ -102,13 +102,13 @@ class OutputRow(QWidget):
         self.field, self.button, self.words = Line(), QPushButton(self.tr("Choose…")), QLabel()
         self.field.setAccessibleName(self.tr("Output"))
         self.field.setToolTip(
-            f"{_KEY}\n" + self.tr("The folder for this job's runs: a whole path, or one from the job's folder on.")
+            f"{_KEY}\n" + self.tr("The folder for this job's runs: an absolute path, or relative to the job's folder.")
         )
         self.button.setAutoDefault(False)
         self.button.setAccessibleName(self.tr("Choose the folder for the runs"))
         self.words.setProperty("role", "muted")
         self.words.setWordWrap(True)
-        self.words.setText(self.tr("Each run gets a folder of its own in there, with its LoRA."))
+        self.words.setText(self.tr("Each run gets its own folder there, with its LoRA."))
         grid = QGridLayout(self)
         grid.setContentsMargins(0, 0, 0, 0)
         grid.setHorizontalSpacing(8)
@@ -121,7 +121,7 @@ class OutputRow(QWidget):
         self.button.clicked.connect(lambda: self._choose())
 
     def show_draft(self, draft: Draft) -> None:
-        """Show this job's folder."""
+        """Show this job's output folder."""
         self._draft = draft
         stated = draft.get(_KEY)
         text = stated if isinstance(stated, str) else ""
@@ -138,23 +138,23 @@ class OutputRow(QWidget):
         if self._draft is None:
             return
         now = absolute(self.field.text().strip() or OutputConfig().runs, self._draft.path.parent)
-        title = self.tr("The folder for this job's runs")
+        title = self.tr("Choose the folder for this job's runs")
         chosen = QFileDialog.getExistingDirectory(self, title, now)
         if chosen:
             self._put(str(Path(chosen)))
 
 
 class Essentials(QWidget):
-    """Names on the left, what is chosen on the right."""
+    """Grid of the essentials, with labels on the left and their editors on the right."""
 
     looked = Signal()
-    """The number of pictures may be another."""
+    """The number of images may have changed."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._session = session
         self._draft: Draft | None = None
-        self._shelf: Sequence[PresetEntry] = ()
+        self._presets: Sequence[PresetEntry] = ()
         self.base = BasePicker(session)
         self.pictures = FolderRows(session)
         self.cards = RecipeCards()
@@ -165,38 +165,38 @@ class Essentials(QWidget):
         self._faults: dict[str, QLabel] = {}
         self._base_shown: str | None = None
         self._base_written: str | None = None
-        """What the user chose or wrote himself: that stays in the field as he wrote it."""
+        """Base that the user chose or typed: the field keeps it as they wrote it."""
         self._build()
-        self.base.chosen.connect(self._choose_base)
-        self.cards.chosen.connect(self._choose_recipe)
-        self.trigger.textEdited.connect(self._type_trigger)
+        self.base.chosen.connect(self._on_base_chosen)
+        self.cards.chosen.connect(self._on_recipe_chosen)
+        self.trigger.textEdited.connect(self._on_trigger_edited)
         for part in (self.trigger.editingFinished, self.length.left, self.output.left):
-            part.connect(self._seal)
+            part.connect(self._on_left)
 
     def show_recipes(self, shelf: Sequence[PresetEntry]) -> None:
-        """Offer these recipes."""
-        self._shelf = shelf
-        self._compare()
+        """Show these recipes as cards."""
+        self._presets = shelf
+        self._update_comparison()
         self.refresh()
 
     def show_draft(self, draft: Draft | None) -> None:
-        """Show this job."""
+        """Show this job's essentials."""
         self._draft = draft
         self._base_shown = self._base_written = None
-        self._compare()
+        self._update_comparison()
         self.refresh()
 
     def refresh(self) -> None:
-        """Show what the job holds now."""
+        """Show the job's current values."""
         draft = self._draft
         if draft is None:
             return
         self._show_base(draft)
         found = essentials.open_pictures(self._session.library, self._session.datasets.folders)
         self.pictures.show_draft(draft, found)
-        if draft.origin.preset != (preset := essentials.preset_of(draft, self._shelf)):
-            draft.compare_with(preset)  # undo went over the choice of a recipe
-        self.cards.show_recipes(self._shelf, draft.family)
+        if draft.origin.preset != (preset := essentials.preset_of(draft, self._presets)):
+            draft.compare_with(preset)  # undo or redo changed the recipe
+        self.cards.show_recipes(self._presets, draft.family)
         self.cards.mark(draft.origin.preset)
         word = essentials.trigger(draft.values) or ""
         if self.trigger.text().strip() != word:
@@ -204,11 +204,11 @@ class Essentials(QWidget):
         self.length.show_draft(draft, essentials.samples(draft, found))
         self.prompts.show_draft(draft)
         self.output.show_draft(draft)
-        self._tell_faults(draft)
+        self._show_faults(draft)
 
-    def _compare(self) -> None:
-        if self._draft is not None and self._shelf:
-            self._draft.compare_with(essentials.preset_of(self._draft, self._shelf))
+    def _update_comparison(self) -> None:
+        if self._draft is not None and self._presets:
+            self._draft.compare_with(essentials.preset_of(self._draft, self._presets))
 
     def _show_base(self, draft: Draft) -> None:
         if (draft.get("base.model") or "") == self._base_written:
@@ -218,26 +218,26 @@ class Essentials(QWidget):
             self._base_shown = draft.base
             self.base.set_base(draft.base)
 
-    def _choose_base(self, text: str) -> None:
+    def _on_base_chosen(self, text: str) -> None:
         if self._draft is None:
             return
         self._base_shown, self._base_written = None, text
         self._draft.set("base.model", text or None)
 
-    def _choose_recipe(self, preset: Preset) -> None:
+    def _on_recipe_chosen(self, preset: Preset) -> None:
         if self._draft is not None:
             essentials.choose_recipe(self._draft, preset)
 
-    def _type_trigger(self, text: str) -> None:
+    def _on_trigger_edited(self, text: str) -> None:
         if self._draft is not None:
             essentials.set_trigger(self._draft, text.strip(), typing=True)
 
-    def _seal(self) -> None:
+    def _on_left(self) -> None:
         if self._draft is not None:
             self._draft.seal()
 
-    def _tell_faults(self, draft: Draft) -> None:
-        """Say below a part what is wrong in it; that something is still to be chosen, its empty field says."""
+    def _show_faults(self, draft: Draft) -> None:
+        """Show the problems of each part below it; absent values are not reported, their field is empty."""
         for prefix, label in self._faults.items():
             words = [
                 f"{key.removeprefix(prefix).lstrip('.')} {reason}".strip()
@@ -247,8 +247,10 @@ class Essentials(QWidget):
             say(label, "\n".join(map(sentence_of, words)))
 
     def _build(self) -> None:
-        self.trigger.setPlaceholderText(self.tr("A rare word that calls up what is learned, such as “ohwx”"))
-        self.trigger.setToolTip("dataset.folders.trigger\n" + self.tr("Put first in each caption unless it is in it."))
+        self.trigger.setPlaceholderText(self.tr("A rare word that activates the LoRA, for example “ohwx”"))
+        self.trigger.setToolTip(
+            "dataset.folders.trigger\n" + self.tr("Added at the start of each caption that does not contain it.")
+        )
         grid = QGridLayout(self)
         grid.setContentsMargins(0, 0, 0, 0)
         grid.setHorizontalSpacing(18)
@@ -257,7 +259,7 @@ class Essentials(QWidget):
         grid.setColumnStretch(1, 1)
         parts = (
             (self.tr("Base"), self.base, "base.model"),
-            (self.tr("Pictures"), self.pictures, "dataset.folders"),
+            (self.tr("Images"), self.pictures, "dataset.folders"),
             (self.tr("Recipe"), self.cards, "preset"),
             (self.tr("Trigger word"), self.trigger, ""),
             (self.tr("Length"), self.length, "recipe.steps recipe.epochs recipe.pictures_seen"),

@@ -81,7 +81,7 @@ class FolderRows(QWidget):
         return essentials.open_pictures(self._session.library, self._session.datasets.folders)
 
     def _offer(self) -> None:
-        """Show a menu of the open folders that the job lacks; if there are none, ask for a folder."""
+        """Show a menu of the open folders that are not in the job; if there are none, ask for a folder."""
         if self._draft is None:
             return
         self._menu.clear()

@@ -1,4 +1,4 @@
-"""All settings of a job under one search field, made from the schema: a new key in it shows up here by itself."""
+"""The form of all job settings under one search field, built from the schema, so new keys appear by themselves."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ from app.core.words import sentence_of
 from app.qt.theme import set_icon
 from app.qt.widgets import QT_TRANSLATE_NOOP, ComboBox, keep_room, plain_tip, say
 
-_PAGES = (QKeySequence.StandardKey.Undo, QKeySequence.StandardKey.Redo)
+_WINDOW_SHORTCUTS = (QKeySequence.StandardKey.Undo, QKeySequence.StandardKey.Redo)
 _YES_NO = {True: QT_TRANSLATE_NOOP("Train", "yes"), False: QT_TRANSLATE_NOOP("Train", "no")}
 _AUTOMATIC = QT_TRANSLATE_NOOP("Train", "automatic")
 _NOTHING = QT_TRANSLATE_NOOP("Train", "none")
 WIDTH = 190
-"""Of what is typed into, in Qt's pixels."""
+"""Width of a value's editor, in logical pixels."""
 _ESSENTIAL = ("name", "base.model")
-"""What the page asks for above the form."""
-_AT_ONCE = 8
-"""Rows made in one go, some 15 ms."""
+"""Keys that the page shows above the form."""
+_BATCH = 8
+"""Rows created in one event loop turn, about 15 ms."""
 
 
 class Line(QLineEdit):
-    """Everything else is as in Qt's own."""
+    """Line edit that leaves undo and redo to the window's commands."""
 
     def event(self, event: QEvent) -> bool:
-        """Leave undo and redo to the window's commands."""
+        """Decline Qt's shortcut override for undo and redo."""
         key = event if isinstance(event, QKeyEvent) and event.type() == QEvent.Type.ShortcutOverride else None
-        if key is not None and any(key.matches(sequence) for sequence in _PAGES):
+        if key is not None and any(key.matches(sequence) for sequence in _WINDOW_SHORTCUTS):
             event.ignore()
             return True
         return super().event(event)
 
     def show_text(self, text: str) -> None:
-        """Show another text, from its beginning; the cursor stays where the text is the same."""
+        """Show a text from its beginning; the same text leaves the cursor in place."""
         if text != self.text():
             self.setText(text)
             if not self.hasFocus():
@@ -60,12 +60,12 @@ class Line(QLineEdit):
 
 
 def words(text: str) -> str:
-    """Return a text of the Train page's tables in the user's language."""
+    """Return a text of the Train page's tables, translated."""
     return QCoreApplication.translate("Train", text) if text else ""
 
 
 def shown(value: Any) -> str:
-    """Return a value as it is typed into a line."""
+    """Return a value as the user types it into a line."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
@@ -74,10 +74,10 @@ def shown(value: Any) -> str:
 
 
 class TickEditor(QCheckBox):
-    """On or off."""
+    """Check box for a boolean setting."""
 
     edited = Signal(object, bool)
-    """The value, and whether more letters may follow."""
+    """The value, and whether the user is still typing."""
     left = Signal()
 
     def __init__(self, setting: Setting) -> None:
@@ -86,12 +86,12 @@ class TickEditor(QCheckBox):
         self.clicked.connect(lambda on: self.edited.emit(on, False))
 
     def show_value(self, value: Any) -> None:
-        """Show what the job states; None is the default."""
+        """Show the job's value; None shows the default."""
         self.setChecked(bool(self._setting.default if value is None else value))
 
 
 class ChoiceEditor(ComboBox):
-    """One of a few values; the first stands for what holds unless one is chosen, where that is none of them."""
+    """Choice of a few values; without a default, the first item means automatic."""
 
     edited = Signal(object, bool)
     left = Signal()
@@ -107,7 +107,7 @@ class ChoiceEditor(ComboBox):
         self.activated.connect(lambda index: self.edited.emit(self.itemData(index), False))
 
     def show_value(self, value: Any) -> None:
-        """Show what the job states; a word that is none of the choices is shown as it is."""
+        """Show the job's value; an unknown value is added to the choices."""
         while self.count() > self._known:
             self.removeItem(self._known)
         value = self._setting.default if value is None else value
@@ -119,7 +119,7 @@ class ChoiceEditor(ComboBox):
 
 
 class LineEditor(Line):
-    """A number, a text, or a list with commas; empty means the default, which is shown pale."""
+    """Line for a number, a text or a comma-separated list; empty means the default, shown as placeholder."""
 
     edited = Signal(object, bool)
     left = Signal()
@@ -127,21 +127,21 @@ class LineEditor(Line):
     def __init__(self, setting: Setting) -> None:
         super().__init__()
         self._setting = setting
-        open_ = words(_NOTHING) if setting.default == "" else setting.otherwise or words(_AUTOMATIC)
-        self.setPlaceholderText(shown(setting.default) or open_)
+        unset = words(_NOTHING) if setting.default == "" else setting.otherwise or words(_AUTOMATIC)
+        self.setPlaceholderText(shown(setting.default) or unset)
         if setting.words:
             self.setCompleter(QCompleter(list(setting.words), self))
-            self.completer().activated.connect(lambda text: self._tell(text, False))
-        self.textEdited.connect(lambda text: self._tell(text, True))
+            self.completer().activated.connect(lambda text: self._emit(text, False))
+        self.textEdited.connect(lambda text: self._emit(text, True))
         self.editingFinished.connect(self.left)
 
     def show_value(self, value: Any) -> None:
-        """Show what the job states; what is typed already stays as it is typed."""
+        """Show the job's value; text that already means it stays as typed."""
         text = self.text()
         if (self._setting.typed(text) if text.strip() else None) != value:
             self.show_text(shown(value))
 
-    def _tell(self, text: str, typing: bool) -> None:
+    def _emit(self, text: str, typing: bool) -> None:
         self.edited.emit(self._setting.typed(text) if text.strip() else None, typing)
 
 
@@ -149,27 +149,27 @@ Editor = TickEditor | ChoiceEditor | LineEditor
 
 
 def editor_for(setting: Setting) -> Editor:
-    """Return the widget for a setting, without a value yet."""
+    """Return a new editor for a setting, without a value."""
     if setting.choices == (True, False) and setting.default is not None:
         return TickEditor(setting)
     return ChoiceEditor(setting) if setting.choices else LineEditor(setting)
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two values are one: 1 is not true."""
+    """Return whether two values are equal in type and value: 1 is not True."""
     return type(one) is type(other) and bool(one == other)
 
 
 class SettingRow(QWidget):
-    """Title and help on the left, the value on the right; a bar at the edge marks what differs from the preset."""
+    """Row with title and help on the left and the value on the right; a bar marks a changed value."""
 
     edited = Signal(str, object, bool)
-    """Key, value (None: the default) and whether more letters may follow."""
+    """Key, value (None for the default) and whether the user is still typing."""
     left = Signal()
     reverted = Signal(str)
 
     def __init__(self, setting: Setting, key: str | None = None) -> None:
-        """`key` is that of one item where the setting belongs to the items of a list."""
+        """Take the setting, and the full `key` of one item if the setting belongs to items of a list."""
         super().__init__()
         self.setting = setting
         self.key = key or setting.key
@@ -183,7 +183,7 @@ class SettingRow(QWidget):
         self.back.clicked.connect(lambda: self.reverted.emit(self.key))
 
     def show_draft(self, draft: Draft) -> None:
-        """Show what the draft says of this key."""
+        """Show the draft's value, problems and difference for this key."""
         key, value = self.key, draft.get(self.key)
         state = (
             value,
@@ -197,39 +197,39 @@ class SettingRow(QWidget):
         if state != self._state:
             self._state = state
             self.editor.show_value(value)
-            self._say(*state[1:4])
+            self._show_hint(*state[1:4])
             self._show_difference(*state[4:])
 
     def matches(self, wanted: list[str]) -> bool:
-        """Tell whether every one of these words, in small letters, is in the name, the key or the help."""
+        """Return whether title, key or help contain every one of these lowercase words."""
         text = f"{self.setting.title} {self.key} {self.setting.doc} {self.setting.kind}".lower()
         return all(word in text for word in wanted)
 
-    def _say(self, problem: str | None, without_effect: str | None, doubt: str | None) -> None:
-        """The worst that is to be said stands where the help stood."""
-        off = bool(without_effect) and not problem
+    def _show_hint(self, problem: str | None, without_effect: str | None, doubt: str | None) -> None:
+        """Show the most serious message instead of the help: problem, no effect, or doubt."""
+        disabled = bool(without_effect) and not problem
         text, role = self.setting.doc, "muted"
         if problem:
             text, role = sentence_of(problem), "bad"
         elif without_effect:
-            text = self.tr("Without effect here: {reason}.").format(reason=without_effect)
+            text = self.tr("No effect here: {reason}.").format(reason=without_effect)
         elif doubt:
             text, role = sentence_of(doubt), "warning"
         say(self.hint, text, role)
         self.editor.setAccessibleDescription(text)
-        self.editor.setEnabled(not off)
-        self.title.setEnabled(not off)
+        self.editor.setEnabled(not disabled)
+        self.title.setEnabled(not disabled)
 
     def _show_difference(self, differs: bool, expected: object, of_preset: bool) -> None:
         self.mark.setVisible(differs)
         self.back.setVisible(differs)
         what = shown(expected) or self.setting.otherwise or self.tr("not set")
-        words = self.tr("Back to the preset's value: {value}") if of_preset else self.tr("Back to the default: {value}")
+        words = self.tr("Reset to preset: {value}") if of_preset else self.tr("Reset to default: {value}")
         self.back.setToolTip(plain_tip(words.format(value=what)))
         self.back.setAccessibleName(f"{self.title.text()}: {words.format(value=what)}")
 
     def _build(self) -> None:
-        tip = f"{self.key}\n" + self.tr("May be {values}.").format(values=self.setting.values)
+        tip = f"{self.key}\n" + self.tr("Allowed values: {values}.").format(values=self.setting.values)
         for part in (self.title, self.editor, self.hint):
             part.setToolTip(plain_tip(tip))
         for label in (self.title, self.hint):
@@ -263,16 +263,16 @@ class SettingRow(QWidget):
 
 
 class SettingsForm(QWidget):
-    """A group for each table of the job; rows are made some at a time while the window goes on."""
+    """Form with a group for each table of the job; rows are created in batches to keep the window responsive."""
 
     def __init__(self) -> None:
         super().__init__()
         self.rows: dict[tuple[str, str], SettingRow] = {}
-        """By key and, for arguments of an optimizer, its name."""
+        """Rows by key and, for optimizer arguments, the optimizer's name."""
         self.nothing = QLabel()
         self._groups: list[_Group] = []
         self._draft: Draft | None = None
-        self._waiting = _portions()
+        self._waiting = _batches()
         self._words: list[str] = []
         self._column = QVBoxLayout(self)
         self._column.setContentsMargins(0, 0, 0, 0)
@@ -283,30 +283,30 @@ class SettingsForm(QWidget):
         self._column.addWidget(self.nothing)
 
     def show_draft(self, draft: Draft | None) -> None:
-        """Show this job's values; what is not made yet shows them when it is."""
+        """Show this job's values, in rows created later too."""
         self._draft = draft
         for row in self.rows.values():
             if draft is not None:
                 row.show_draft(draft)
-        self._sift()
+        self._filter()
 
     def search(self, text: str) -> None:
-        """Show only settings whose name, key or help holds every word."""
+        """Show only settings whose title, key or help contains every word."""
         self._words = text.lower().split()
-        self.nothing.setText(self.tr("No setting is called or explained like “{text}”.").format(text=text.strip()))
-        self._sift()
+        self.nothing.setText(self.tr("No settings match “{text}”.").format(text=text.strip()))
+        self._filter()
 
     def begin(self) -> None:
-        """Make what is not made yet, some rows at a time."""
-        portion = next(self._waiting, None)
-        if portion is not None:
-            self._add(*portion)
+        """Create the missing rows, one batch per event loop turn."""
+        batch = next(self._waiting, None)
+        if batch is not None:
+            self._add(*batch)
             QTimer.singleShot(0, self, self.begin)
 
     def finish(self) -> None:
-        """Make the rest now."""
-        for portion in self._waiting:
-            self._add(*portion)
+        """Create all missing rows now."""
+        for batch in self._waiting:
+            self._add(*batch)
 
     def _add(self, table: str, members: Sequence[Setting]) -> None:
         if not self._groups or self._groups[-1].table != table:
@@ -314,33 +314,33 @@ class SettingsForm(QWidget):
             self._column.addWidget(self._groups[-1])
         for row in self._groups[-1].add(members):
             self.rows[row.key, row.setting.kind] = row
-            row.edited.connect(self._change)
-            row.left.connect(self._seal)
-            row.reverted.connect(self._revert)
+            row.edited.connect(self._on_edited)
+            row.left.connect(self._on_left)
+            row.reverted.connect(self._on_reverted)
             if self._draft is not None:
                 row.show_draft(self._draft)
-        self._sift()
+        self._filter()
 
-    def _change(self, key: str, value: object, typing: bool) -> None:
+    def _on_edited(self, key: str, value: object, typing: bool) -> None:
         if self._draft is not None:
             self._draft.set(key, value, typing=typing)
 
-    def _seal(self) -> None:
+    def _on_left(self) -> None:
         if self._draft is not None:
             self._draft.seal()
 
-    def _revert(self, key: str) -> None:
+    def _on_reverted(self, key: str) -> None:
         if self._draft is not None:
             self._draft.revert(key)
 
-    def _sift(self) -> None:
+    def _filter(self) -> None:
         kind = self._draft.get("recipe.optimizer.name") if self._draft else None
-        found = [group.sift(self._words, kind if isinstance(kind, str) else "adamw") for group in self._groups]
+        found = [group.filter(self._words, kind if isinstance(kind, str) else "adamw") for group in self._groups]
         self.nothing.setVisible(bool(self._groups) and not any(found))
 
 
 class _Group(QWidget):
-    """The settings of one table below its name."""
+    """The settings of one table below its title."""
 
     def __init__(self, table: str) -> None:
         super().__init__()
@@ -358,29 +358,29 @@ class _Group(QWidget):
         self._column.addSpacing(4)
 
     def add(self, members: Sequence[Setting]) -> list[SettingRow]:
-        """Put rows for these below the others; return them."""
+        """Append rows for these settings and return them."""
         rows = [SettingRow(member) for member in members]
         for row in rows:
-            row.hide()  # until it is sifted
+            row.hide()  # until it is filtered
             self._column.addWidget(row)
         self.rows += rows
         return rows
 
-    def sift(self, wanted: list[str], kind: str) -> bool:
-        """Show the rows that answer; return whether there are any."""
-        fitting = [row.setting.kind in ("", kind) and row.matches(wanted) for row in self.rows]
-        for row, fits in zip(self.rows, fitting, strict=True):
+    def filter(self, wanted: list[str], kind: str) -> bool:
+        """Show the matching rows; return whether there are any."""
+        matching = [row.setting.kind in ("", kind) and row.matches(wanted) for row in self.rows]
+        for row, fits in zip(self.rows, matching, strict=True):
             row.setVisible(fits)
-        self.setVisible(any(fitting))
-        return any(fitting)
+        self.setVisible(any(matching))
+        return any(matching)
 
 
-def _portions() -> Iterator[tuple[str, list[Setting]]]:
-    """Every table with some of its settings at a time; what is said above the form in most jobs comes last."""
+def _batches() -> Iterator[tuple[str, list[Setting]]]:
+    """Yield each table with a batch of its settings; tables mostly set above the form come last."""
     shown = [each for each in settings() if each.key not in _ESSENTIAL and "*" not in each.key]
     last = ("dataset", "base")
     shown.sort(key=lambda each: (each.table in last, list(tables()).index(each.table)))
     for table, members in groupby(shown, key=lambda each: each.table):
         waiting = list(members)
-        for start in range(0, len(waiting), _AT_ONCE):
-            yield table, waiting[start : start + _AT_ONCE]
+        for start in range(0, len(waiting), _BATCH):
+            yield table, waiting[start : start + _BATCH]

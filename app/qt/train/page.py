@@ -1,4 +1,4 @@
-"""The Train page: jobs on the left, the job that is set up in the middle, what it will need and Start on the right."""
+"""The Train page: jobs on the left, the open job in the middle, its forecast and Start on the right."""
 
 from __future__ import annotations
 
@@ -33,31 +33,31 @@ from trainer.errors import ImpastoError
 ACTIONS = (
     Action(
         "train.new",
-        QT_TRANSLATE_NOOP("Action", "New Job"),
+        QT_TRANSLATE_NOOP("Action", "New job"),
         "train",
         "new",
         keys=("Ctrl+N",),
         icon="add",
-        tip=QT_TRANSLATE_NOOP("Action", "Set up a training with the pictures that are open"),
+        tip=QT_TRANSLATE_NOOP("Action", "Sets up a training with the open images"),
     ),
-    Action("train.open", QT_TRANSLATE_NOOP("Action", "Open Job File…"), "train", "ask_for_file", icon="folder"),
+    Action("train.open", QT_TRANSLATE_NOOP("Action", "Open job file…"), "train", "ask_for_file", icon="folder"),
     Action(
         "train.duplicate",
-        QT_TRANSLATE_NOOP("Action", "Duplicate Job"),
+        QT_TRANSLATE_NOOP("Action", "Duplicate job"),
         "train",
         "duplicate",
         enabled="has_job",
         icon="copy",
     ),
     Action(
-        "train.rename", QT_TRANSLATE_NOOP("Action", "Rename Job"), "train", "rename", keys=("F2",), enabled="has_job"
+        "train.rename", QT_TRANSLATE_NOOP("Action", "Rename job"), "train", "rename", keys=("F2",), enabled="has_job"
     ),
     Action(
-        "train.delete", QT_TRANSLATE_NOOP("Action", "Delete Job"), "train", "delete", enabled="has_job", icon="trash"
+        "train.delete", QT_TRANSLATE_NOOP("Action", "Delete job"), "train", "delete", enabled="has_job", icon="trash"
     ),
     Action(
         "train.search",
-        QT_TRANSLATE_NOOP("Action", "Find a Setting"),
+        QT_TRANSLATE_NOOP("Action", "Find a setting"),
         "train",
         "find_setting",
         keys=("Ctrl+F",),
@@ -66,7 +66,7 @@ ACTIONS = (
     ),
     Action(
         "train.start",
-        QT_TRANSLATE_NOOP("Action", "Start Training"),
+        QT_TRANSLATE_NOOP("Action", "Start training"),
         "train",
         "start",
         keys=("Ctrl+Return",),
@@ -78,42 +78,42 @@ ACTIONS = (
 
 _ESSENTIALS = {
     "base.model": QT_TRANSLATE_NOOP("Train", "Base"),
-    "dataset.folders": QT_TRANSLATE_NOOP("Train", "Pictures"),
+    "dataset.folders": QT_TRANSLATE_NOOP("Train", "Images"),
     "output.runs": QT_TRANSLATE_NOOP("Train", "Output"),
 }
 _LOOK_MS = 2000
-"""How often the file is looked at for changes of other programs."""
+"""Interval at which the job file is checked for changes by other programs, in milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A step in the user's words."""
+    """Undo step with its name for the user."""
 
     name: str
 
 
 class DraftUndo:
-    """Takes back what was done to the job that is open."""
+    """Undo and redo of changes to the open job."""
 
     def __init__(self) -> None:
         self.draft: Draft | None = None
 
     @property
     def undo_name(self) -> str | None:
-        """What would be taken back."""
+        """Name of the change that undo would revert."""
         return _words(self.draft.undo_name) if self.draft else None
 
     @property
     def redo_name(self) -> str | None:
-        """What would be done again."""
+        """Name of the change that redo would repeat."""
         return _words(self.draft.redo_name) if self.draft else None
 
     def undo(self) -> Named | None:
-        """Take the last change of the job back."""
+        """Undo the last change of the job."""
         return _named(self.draft.undo() if self.draft else None)
 
     def redo(self) -> Named | None:
-        """Do it again."""
+        """Redo the change undone last."""
         return _named(self.draft.redo() if self.draft else None)
 
 
@@ -122,7 +122,7 @@ def _named(step: DraftStep | None) -> Named | None:
 
 
 def _words(name: str | None) -> str | None:
-    """A key as the page calls it, all else translated."""
+    """Return a key's title on the page, or any other name translated."""
     if name is None:
         return None
     if name in _ESSENTIALS:
@@ -135,25 +135,25 @@ def _words(name: str | None) -> str | None:
 
 
 class TrainPage(Page):
-    """Sets up one job at a time; every change is in its file at once."""
+    """Page that edits one job at a time and saves every change at once."""
 
     def __init__(self, session: Session, commands: Commands) -> None:
         super().__init__(session, commands)
         self.draft: Draft | None = None
         self._stops: list[Callable[[], None]] = []
-        self._shelf: tuple[PresetEntry, ...] = ()
+        self._presets: tuple[PresetEntry, ...] = ()
         self._recipe = ""
         self._awaited = False
-        """Whether a job that was asked for is on its way."""
-        self._unopened: ImpastoError | None = None
-        """Why the job that was asked for last could not be opened."""
-        self._seen = False
+        """Whether a requested job is being created or opened."""
+        self._open_error: ImpastoError | None = None
+        """Why the last requested job could not be opened."""
+        self._is_visible = False
         self.undoing = self._undo = DraftUndo()
-        self._clock = QTimer(self)
-        self._clock.setInterval(_LOOK_MS)
+        self._timer = QTimer(self)
+        self._timer.setInterval(_LOOK_MS)
 
     def build(self) -> Iterator[None]:
-        """Make list, form and forecast, then lay them out."""
+        """Create list, form and forecast, then lay them out; yield after each part."""
         session, commands = self.session, self.commands
         commands.add(ACTIONS, self)
         yield
@@ -167,61 +167,61 @@ class TrainPage(Page):
         yield from self._lay_out()
         self._listen()
 
-    # --- what the table of actions names
+    # --- called by actions
 
     def new(self) -> None:
-        """Set up another job, with the pictures that are open."""
+        """Create a job with the open images."""
         self.begin("")
 
     def ask_for_file(self) -> None:
-        """Open a job file that lies elsewhere."""
+        """Ask for a job file and open it."""
         title, kinds = self.tr("Open a job file"), self.tr("Job files (*.toml)")
         chosen, _ = QFileDialog.getOpenFileName(self, title, "", kinds)
         if chosen:
             self.open(Path(chosen))
 
     def duplicate(self) -> None:
-        """Go on with a copy of this job."""
+        """Copy this job and open the copy."""
         if self.draft is not None:
-            self.session.jobs.duplicate(self.draft.path, *self._answers(self.show_job))
+            self.session.jobs.duplicate(self.draft.path, *self._callbacks(self.show_job))
 
     def rename(self) -> None:
-        """Let the user type another name."""
+        """Focus the name for editing."""
         self.sheet.name.setFocus()
         self.sheet.name.selectAll()
 
     def delete(self) -> None:
-        """Put this job into the trash, and show the one below it; a notice brings it back."""
+        """Move this job to the trash and show the next one; a notice offers to restore it."""
         if self.draft is None:
             return
         name = self.draft.name
-        self.session.jobs.trash(self.draft.path, *self._answers(lambda thrown: self._tell_thrown(name, thrown)))
+        self.session.jobs.trash(self.draft.path, *self._callbacks(lambda thrown: self._on_trashed(name, thrown)))
 
     def find_setting(self) -> None:
-        """Search in all settings."""
+        """Focus the search field of all settings."""
         self.sheet.find_setting()
 
     def start(self) -> None:
-        """Put this job into the queue."""
+        """Queue this job."""
         if self.draft is not None:
             self._starting.start(self.draft)
 
     def has_job(self) -> bool:
-        """Tell whether a job is open."""
+        """Return whether a job is open."""
         return self.draft is not None
 
     def can_start(self) -> bool:
-        """Tell whether the job that is open is sound and not on its way already."""
+        """Return whether the open job is valid and not already starting."""
         return self.draft is not None and self.draft.job is not None and not self._starting.awaits(self.draft)
 
     # --- what is shown
 
     def open(self, path: Path) -> None:
-        """Show this job; of a run's frozen job a copy."""
+        """Open a job file; a run's frozen job is opened as a copy."""
         self.show_job(path)
 
     def begin(self, recipe: str) -> None:
-        """Set up another job from the recipe of this name, if any."""
+        """Create a job with the open images, and with the recipe of this name if it is given."""
         session = self.session
         pictures = essentials.open_pictures(session.library, session.datasets.folders)
         stated = session.target.for_new_job()
@@ -231,37 +231,37 @@ class TrainPage(Page):
         def show(draft: Draft) -> None:
             self._show(draft)
             self._recipe = recipe
-            self._take_recipe()
-            self._tell_hidden()
+            self._apply_recipe()
+            self._report_hidden_images()
 
         session.jobs.create(
             name,
             lambda free, folder: essentials.new_values(free, pictures, folder, stated),
-            *self._answers(lambda path: session.jobs.open(path, *self._answers(show))),
+            *self._callbacks(lambda path: session.jobs.open(path, *self._callbacks(show))),
         )
 
     def show_job(self, path: Path) -> None:
-        """Open a job file; what stands against it is told, and the job that is open stays."""
+        """Open a job file; if it cannot be opened, report why and keep the open job."""
         self._awaited = True
-        self.session.jobs.open(path, while_there(self, self._show), while_there(self, self._tell_unopened))
+        self.session.jobs.open(path, while_there(self, self._show), while_there(self, self._on_open_failed))
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
-        """Follow the disk while it is seen, and show a job as soon as it is known which."""
+        """Start watching the job file, and show a job once the list is read."""
         super().showEvent(event)
-        self._seen = True
-        self._clock.start()
-        self.session.tasks.run(essentials.recipes, self._learn_recipes, raise_again)
+        self._is_visible = True
+        self._timer.start()
+        self.session.tasks.run(essentials.recipes, self._on_recipes, raise_again)
         self.session.jobs.look(self._show_first)
         self.sheet.refresh()
 
     def hideEvent(self, event: QHideEvent) -> None:  # noqa: N802
-        """Let the disk be, as soon as it holds what is shown."""
+        """Stop watching the job file once everything is saved."""
         super().hideEvent(event)
-        self._seen = False
-        self._rest()
+        self._is_visible = False
+        self._stop_if_idle()
 
     def _show_first(self) -> None:
-        """Show the job that was open last, else the latest; where there is none, a new one."""
+        """Show the job opened last, or the latest, or a new one if there are none."""
         if self.draft is not None or self._awaited or not self.isVisible():
             return
         entries = [entry.path for entry in self.session.jobs.all if not entry.problem]
@@ -272,7 +272,7 @@ class TrainPage(Page):
             self.new()
 
     def _show(self, draft: Draft | None) -> None:
-        self._take_back_unopened()
+        self._clear_open_error()
         for stop in self._stops:
             stop()
         self.draft = self._undo.draft = draft
@@ -280,22 +280,22 @@ class TrainPage(Page):
         self._stops = []
         if draft is not None:
             self._stops = [
-                draft.changed.connect(lambda _: self._follow()),
-                draft.taken_over.connect(lambda _: self._tell_taken_over()),
-                draft.file.failed.connect(self._tell_unsaved),
-                draft.file.kept.connect(self._tell_kept),
+                draft.changed.connect(lambda _: self._on_changed()),
+                draft.taken_over.connect(lambda _: self._on_taken_over()),
+                draft.file.failed.connect(self._on_save_failed),
+                draft.file.kept.connect(self._on_kept),
                 draft.file.written.connect(lambda _: self.sheet.say_saved()),
             ]
         self.sheet.show_draft(draft)
         self.forecast.show_draft(draft)
-        self._follow()
+        self._on_changed()
 
-    def _turn(self, draft: Draft | None) -> None:
-        """Show the job that another page opened."""
+    def _on_turned(self, draft: Draft | None) -> None:
+        """Show the job that another page has opened."""
         if draft is not None and draft is not self.draft:
             self._show(draft)
 
-    def _follow(self) -> None:
+    def _on_changed(self) -> None:
         draft = self.draft
         self.sheet.refresh()
         self.jobs.show_open(draft.path if draft else None, draft.name if draft else "")
@@ -303,99 +303,101 @@ class TrainPage(Page):
         self.undoable.emit()
 
     def _show_start(self) -> None:
-        begins = self.draft is not None and self._starting.awaits(self.draft)
-        self.start_button.setText(self.tr("Starting…") if begins else self.tr("Start training"))
+        is_starting = self.draft is not None and self._starting.awaits(self.draft)
+        self.start_button.setText(self.tr("Starting…") if is_starting else self.tr("Start training"))
         self.start_button.setEnabled(self.can_start())
         self.commands.refresh()
 
-    def _learn_recipes(self, shelf: tuple[PresetEntry, ...]) -> None:
-        if shelf != self._shelf:
-            self._shelf = shelf
+    def _on_recipes(self, shelf: tuple[PresetEntry, ...]) -> None:
+        if shelf != self._presets:
+            self._presets = shelf
             self.sheet.show_recipes(shelf)
-        self._take_recipe()
+        self._apply_recipe()
 
-    def _take_recipe(self) -> None:
-        """Give the new job the recipe that another page asked for, once recipes and family are known."""
-        if not self._recipe or not self._shelf or self.draft is None:
+    def _apply_recipe(self) -> None:
+        """Apply the recipe requested by another page once recipes and base family are known."""
+        if not self._recipe or not self._presets or self.draft is None:
             return
-        preset = essentials.recipe_called(self._recipe, self._shelf, self.draft.family)
+        preset = essentials.recipe_called(self._recipe, self._presets, self.draft.family)
         self._recipe = ""
         if preset is not None:
             essentials.choose_recipe(self.draft, preset)
 
-    def _answers(self, then: Callable[..., None]) -> tuple[Callable[..., None], Callable[[ImpastoError], None]]:
-        """Return what to do when the files of jobs are read or written, and when they could not be."""
-        return while_there(self, then), while_there(self, self._refuse)
+    def _callbacks(self, then: Callable[..., None]) -> tuple[Callable[..., None], Callable[[ImpastoError], None]]:
+        """Return the success and failure callbacks for work on job files, bound to this page's lifetime."""
+        return while_there(self, then), while_there(self, self._on_failed)
 
-    def _refuse(self, error: ImpastoError) -> None:
+    def _on_failed(self, error: ImpastoError) -> None:
         self._awaited = False
         self.failed.emit(error)
 
-    def _tell_unopened(self, error: ImpastoError) -> None:
-        """Say why a job cannot be opened, until another one is asked for."""
-        self._take_back_unopened()
-        self._unopened = error
-        self._refuse(error)
+    def _on_open_failed(self, error: ImpastoError) -> None:
+        """Report why a job could not be opened, until another one is requested."""
+        self._clear_open_error()
+        self._open_error = error
+        self._on_failed(error)
 
-    def _take_back_unopened(self) -> None:
-        unopened, self._unopened = self._unopened, None
+    def _clear_open_error(self) -> None:
+        unopened, self._open_error = self._open_error, None
         if unopened:
             self.mended.emit(unopened)
 
-    def _tell_thrown(self, name: str, thrown: TrashedJob) -> None:
-        """Show the job below the one that is in the trash, and offer to bring that back."""
-        if self.draft is not None and self.draft.path == thrown.path:  # else another was opened meanwhile
+    def _on_trashed(self, name: str, thrown: TrashedJob) -> None:
+        """Show the next job and offer to restore the one in the trash."""
+        if self.draft is not None and self.draft.path == thrown.path:  # else another job was opened meanwhile
             self._show(None)
         if self.session.jobs.all:
             self._show_first()
-        words = self.tr("“{name}” is in the trash.") if thrown.lies else self.tr("“{name}” is off the list.")
-        back = partial(self.session.jobs.bring_back, thrown, *self._answers(self.show_job))
-        self.told.emit(words.format(name=name), "info", (self.tr("Bring back"), back))
+        words = self.tr("Moved “{name}” to the trash.") if thrown.lies else self.tr("Removed “{name}” from the list.")
+        restore = partial(self.session.jobs.bring_back, thrown, *self._callbacks(self.show_job))
+        self.told.emit(words.format(name=name), "info", (self.tr("Restore"), restore))
 
-    def _tell_hidden(self) -> None:
-        """Say that a filter changes nothing in training, and offer to train only what it shows."""
+    def _report_hidden_images(self) -> None:
+        """Warn that images hidden by the filter are trained too, and offer to exclude them."""
         library, shown = self.session.library.pictures, frozenset(self.session.view.ids)
         hidden = sum(not picture.excluded for number, picture in library.items() if number not in shown)
         if shown and hidden:
-            words = self.tr("The filter hides %Ln image(s), which will be trained too.", "", hidden)
-            self.told.emit(words, "info", (self.tr("Train only what is shown"), partial(self._exclude_all_but, shown)))
+            words = self.tr("The filter hides %Ln image(s), but they will be trained too.", "", hidden)
+            self.told.emit(
+                words, "info", (self.tr("Train only the images shown"), partial(self._exclude_all_but, shown))
+            )
 
     def _exclude_all_but(self, shown: frozenset[int]) -> None:
         if edit := exclude_others(self.session.library.pictures.values(), shown):
             self.session.history.do(edit)
             self.said.emit(edit.name)
 
-    def _tell_taken_over(self) -> None:
-        words = self.tr("Another program changed this job. Its changes are shown; undo brings yours back.")
+    def _on_taken_over(self) -> None:
+        words = self.tr("Another program changed this job. Its version is shown; undo restores yours.")
         self.told.emit(words, "info", None)
 
-    def _tell_unsaved(self, error: ImpastoError) -> None:
-        """Say why the job cannot be saved, or another program's changes not be taken over."""
+    def _on_save_failed(self, error: ImpastoError) -> None:
+        """Report why the job could not be saved, or another program's changes not be read."""
         if self.draft is not None and self.draft.file.unsaved:
             self.sheet.say_unsaved()
         self.failed.emit(error)
 
-    def _tell_kept(self, kept: Path) -> None:
-        words = self.tr("The job file as it was before is kept as {name}, beside it.")
+    def _on_kept(self, kept: Path) -> None:
+        words = self.tr("The previous job file is kept as {name} in the same folder.")
         self.told.emit(words.format(name=kept.name), "info", None)
 
-    def _tell_rescued(self, kept: Path) -> None:
-        words = self.tr("What was changed last could not be saved in its place. It is kept in {path}.")
+    def _on_rescued(self, kept: Path) -> None:
+        words = self.tr("The last changes could not be saved to the job file. They are kept in {path}.")
         self.told.emit(words.format(path=kept), "warning", None)
 
-    def _look(self) -> None:
+    def _check_disk(self) -> None:
         if self.draft is not None:
             self.draft.look()
         self._starting.look()
-        self._rest()
+        self._stop_if_idle()
 
-    def _rest(self) -> None:
-        """Look no more while nobody sees it, unless something could not be saved: that is tried until it can be."""
-        if not self._seen and not (self.draft and self.draft.file.unsaved):
-            self._clock.stop()
+    def _stop_if_idle(self) -> None:
+        """Stop the timer while hidden, unless unsaved changes remain: saving is retried until it succeeds."""
+        if not self._is_visible and not (self.draft and self.draft.file.unsaved):
+            self._timer.stop()
 
     def _listen(self) -> None:
-        self._clock.timeout.connect(self._look)
+        self._timer.timeout.connect(self._check_disk)
         self.jobs.chosen.connect(self.show_job)
         self.start_button.clicked.connect(lambda: self.start())
         self.sheet.invitation.button.clicked.connect(lambda: self.new())
@@ -408,17 +410,17 @@ class TrainPage(Page):
         self._starting.changed.connect(self._show_start)
         until_destroyed(
             self,
-            self.session.library.altered.connect(lambda _: self._count_soon()),
-            self.session.jobs.turned.connect(self._turn),
-            self.session.jobs.rescued.connect(self._tell_rescued),
+            self.session.library.altered.connect(lambda _: self._on_library_altered()),
+            self.session.jobs.turned.connect(self._on_turned),
+            self.session.jobs.rescued.connect(self._on_rescued),
             self.session.jobs.mended.connect(self.mended.emit),
             self.session.jobs.secured.connect(lambda message: self.told.emit(message, "warning", None)),
         )
         if self.session.jobs.notice:
             QTimer.singleShot(0, self, lambda: self.told.emit(self.session.jobs.notice, "warning", None))
 
-    def _count_soon(self) -> None:
-        """Pictures come in by the hundred: only what is shown is counted again."""
+    def _on_library_altered(self) -> None:
+        """Count the images again soon, if visible: during a scan this signal comes hundreds of times."""
         if self.isVisible():
             self.sheet.count_soon()
 

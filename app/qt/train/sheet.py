@@ -1,4 +1,4 @@
-"""The job that is set up: its name, the essentials, and below them every setting there is."""
+"""The open job on one scrolling sheet: name, essentials, and all settings below."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from app.qt.train.form import Line, SettingsForm
 from app.qt.widgets import centre, say
 from trainer.config.presets.library import PresetEntry
 
-_WIDEST = 820
-"""Of the sheet, in Qt's pixels: longer lines are hard to read."""
-_NARROWEST = 500
+_MAX_WIDTH = 820
+"""Maximum width of the sheet in logical pixels: longer lines are hard to read."""
+_MIN_WIDTH = 500
 _COUNT_MS = 200
 
 
 class JobSheet(QScrollArea):
-    """One page from top to bottom; it scrolls."""
+    """Scrolling sheet of the open job."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -49,13 +49,13 @@ class JobSheet(QScrollArea):
         self._counting.setInterval(_COUNT_MS)
         self._build()
         self._counting.timeout.connect(self.essentials.refresh)
-        self.name.textEdited.connect(self._type_name)
-        self.name.editingFinished.connect(self._seal)
-        self.all.toggled.connect(self._disclose)
-        self.search.textChanged.connect(self._search)
+        self.name.textEdited.connect(self._on_name_edited)
+        self.name.editingFinished.connect(self._on_editing_finished)
+        self.all.toggled.connect(self._on_all_toggled)
+        self.search.textChanged.connect(self._on_search_changed)
 
     def show_draft(self, draft: Draft | None) -> None:
-        """Show this job from its beginning."""
+        """Show this job, scrolled to the top."""
         self._draft = draft
         self.state.clear()
         self.essentials.show_draft(draft)
@@ -64,11 +64,11 @@ class JobSheet(QScrollArea):
         self.verticalScrollBar().setValue(0)
 
     def show_recipes(self, shelf: Sequence[PresetEntry]) -> None:
-        """Offer these recipes."""
+        """Show these recipes as cards."""
         self.essentials.show_recipes(shelf)
 
     def refresh(self) -> None:
-        """Show what the job holds now."""
+        """Show the job's current values."""
         draft = self._draft
         if draft is None:
             return
@@ -81,62 +81,58 @@ class JobSheet(QScrollArea):
             self.say_unsaved() if draft.file.fault else self.state.setText(self.tr("Saving…"))
         if self.all.isChecked():
             self.form.show_draft(draft)
-        self._count_differences(draft)
+        self._show_differences(draft)
 
     def say_saved(self) -> None:
-        """Say that the file holds what is shown."""
+        """Show that all changes are saved."""
         self.state.setText(self.tr("All changes saved"))
 
     def say_unsaved(self) -> None:
-        """Say that the file could not be written; a notice says why."""
+        """Show that changes are not saved; a notice gives the reason."""
         self.state.setText(self.tr("Not saved"))
 
     def count_soon(self) -> None:
-        """Count the pictures again, once they have stopped coming in for a moment."""
+        """Count the images again after a short delay, which merges many calls into one."""
         if not self._counting.isActive():
             self._counting.start()
 
     def find_setting(self) -> None:
-        """Put the cursor into the search field."""
+        """Focus the search field."""
         self.ensureWidgetVisible(self.search, 0, 200)
         self.search.setFocus()
         self.search.selectAll()
 
     def show_setting(self, key: str) -> None:
-        """Show the setting with this key by searching for it."""
+        """Show a setting by searching for its key."""
         self.search.setText(key)
         self.find_setting()
 
-    def _type_name(self, text: str) -> None:
+    def _on_name_edited(self, text: str) -> None:
         if self._draft is not None:
             self._draft.set("name", text, typing=True)
 
-    def _seal(self) -> None:
+    def _on_editing_finished(self) -> None:
         if self._draft is not None:
             self._draft.seal()
 
-    def _disclose(self, on: bool) -> None:
+    def _on_all_toggled(self, on: bool) -> None:
         set_icon(self.all, "down" if on else "right")
         self.form.setVisible(on)
         if on:
             self.form.show_draft(self._draft)
             self.form.begin()
 
-    def _search(self, text: str) -> None:
+    def _on_search_changed(self, text: str) -> None:
         self.form.search(text)
         if text.strip():
             self.all.setChecked(True)
 
-    def _count_differences(self, draft: Draft) -> None:
+    def _show_differences(self, draft: Draft) -> None:
         count, preset = len(draft.differences), draft.origin.preset
         if preset is None:
-            words = self.tr("%Ln setting(s) changed", "", count) if count else self.tr("all as by default")
+            words = self.tr("%Ln setting(s) changed", "", count) if count else self.tr("All defaults")
         else:
-            words = (
-                self.tr("%Ln setting(s) other than in “{preset}”", "", count)
-                if count
-                else self.tr("as “{preset}” says")
-            )
+            words = self.tr("%Ln setting(s) differ from “{preset}”", "", count) if count else self.tr("From “{preset}”")
             words = words.format(preset=preset.name)
         self.differences.setText(words)
 
@@ -152,7 +148,7 @@ class JobSheet(QScrollArea):
             label.setProperty("role", "muted")
         self.fault.setProperty("role", "bad")
         self._build_name()
-        self._inner.setMaximumWidth(_WIDEST)
+        self._inner.setMaximumWidth(_MAX_WIDTH)
         self._inner.hide()
         column = QVBoxLayout(self._inner)
         column.setContentsMargins(28, 18, 28, 28)
@@ -178,7 +174,7 @@ class JobSheet(QScrollArea):
         row.addWidget(self.invitation, 1)
         row.addStretch()
         self.setWidget(whole)
-        self.setMinimumWidth(_NARROWEST)
+        self.setMinimumWidth(_MIN_WIDTH)
 
     def _build_name(self) -> None:
         font = QFont(self.name.font())
@@ -187,7 +183,7 @@ class JobSheet(QScrollArea):
         self.name.setFont(font)
         self.name.setAccessibleName(self.tr("Name of the LoRA"))
         self.name.setPlaceholderText(self.tr("Name of the LoRA"))
-        self.name.setToolTip("name\n" + self.tr("What the LoRA, its files and its run are called."))
+        self.name.setToolTip("name\n" + self.tr("The name of the LoRA, its files and its run."))
 
     def _search_row(self) -> QHBoxLayout:
         self.all.setText(self.tr("All settings"))
@@ -210,13 +206,13 @@ class JobSheet(QScrollArea):
 
 
 class NoJobState(QWidget):
-    """Stands there while no job is open."""
+    """Empty state of the sheet while no job is open."""
 
     def __init__(self) -> None:
         super().__init__()
         title, words = (
             QLabel(self.tr("No job is open")),
-            QLabel(self.tr("A job says what is trained, on which pictures and how.")),
+            QLabel(self.tr("A job holds what to train: base, images and settings.")),
         )
         title.setProperty("role", "title")
         words.setProperty("role", "muted")

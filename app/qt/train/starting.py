@@ -1,4 +1,4 @@
-"""From the Start button to the run: the job goes into the queue, and the Runs page shows it at once."""
+"""Starting a job: from the Start button into the queue, and reports until its run exists."""
 
 from __future__ import annotations
 
@@ -18,89 +18,89 @@ LONG_ON_CPU = 600.0
 
 
 class JobStarter(QObject):
-    """Knows what was started here and has no run yet."""
+    """Queues jobs and tracks those that were started here and have no run yet."""
 
     said = Signal(str)
     told = Signal(str, str, object)
     mended = Signal(object)
-    """As of `Page`."""
+    """See the signals of `Page`."""
     failed = Signal(object)
     changed = Signal()
-    """What is awaited is another now."""
+    """The set of jobs being started changed."""
 
     def __init__(self, session: Session, page: QWidget, forecast: ForecastPanel) -> None:
         super().__init__(page)
         self._session, self._page, self._forecast = session, page, forecast
-        self._settling: list[Draft] = []
-        """Those whose last change is on its way to the disk."""
+        self._saving: list[Draft] = []
+        """Drafts whose last change is being saved."""
         self._undecided: list[tuple[Draft, str]] = []
-        """Those whose forecast on the CPU, or whose user's decision, is awaited, and their text."""
+        """Drafts that wait for a CPU forecast or the user's decision, with their TOML text."""
         self._awaited: dict[str, Draft] = {}
-        """By their entries in the queue."""
-        self._asking: QMessageBox | None = None
-        self._seen: set[str] = set()
-        """Of these, those that the queue has shown."""
-        self._waits: dict[str, tuple[str, bool]] = {}
-        """What was told of entries that wait, and whether it was that the queue is held."""
+        """Drafts by the ids of their queue entries."""
+        self._question: QMessageBox | None = None
+        self._listed: set[str] = set()
+        """Ids of awaited entries that the queue has listed at least once."""
+        self._wait_notices: dict[str, tuple[str, bool]] = {}
+        """Notices about waiting entries by id, and whether they say that the queue is on hold."""
         until_destroyed(
             self,
-            session.queue.changed.connect(lambda _: self._follow()),
-            session.queue.failed.connect(self._fail),
-            forecast.forecaster.changed.connect(lambda _: self._decide()),
-            session.jobs.closed.connect(lambda _: self._queue_unasked()),
+            session.queue.changed.connect(lambda _: self._on_queue_changed()),
+            session.queue.failed.connect(self._on_queue_failed),
+            forecast.forecaster.changed.connect(lambda _: self._queue_decided()),
+            session.jobs.closed.connect(lambda _: self._on_closed()),
         )
 
     def start(self, draft: Draft) -> None:
-        """Put a job into the queue as it stands now, once its file says the same; where that fails, say so."""
+        """Queue a job with its current values once its file is saved; report a failure to save."""
         text = to_toml(draft.values)
-        self._settling.append(draft)
+        self._saving.append(draft)
         self.changed.emit()
-        draft.file.settle(while_there(self, lambda error: self._settled(draft, text, error)))
+        draft.file.settle(while_there(self, lambda error: self._on_saved(draft, text, error)))
 
     def awaits(self, draft: Draft) -> bool:
-        """Tell whether a job was started here and nothing is known of it yet."""
+        """Return whether a job was started here and has no result yet."""
         return any(
             each.path == draft.path
-            for each in (*self._settling, *(undecided for undecided, _ in self._undecided), *self._awaited.values())
+            for each in (*self._saving, *(undecided for undecided, _ in self._undecided), *self._awaited.values())
         )
 
     def look(self) -> None:
-        """See whether a run has begun."""
-        if self._awaited or self._waits:
+        """Check the queue while an entry is awaited."""
+        if self._awaited or self._wait_notices:
             self._session.queue.look()
 
-    def _settled(self, draft: Draft, text: str, error: JobError | None) -> None:
-        self._settling.remove(draft)
+    def _on_saved(self, draft: Draft, text: str, error: JobError | None) -> None:
+        self._saving.remove(draft)
         if error is None:
             self._undecided.append((draft, text))
-            self._decide()
+            self._queue_decided()
         else:
             self.failed.emit(error)
         self.changed.emit()
 
-    def _decide(self) -> None:
-        """Put what is not known to take long into the queue, and ask about the rest; wait for forecasts on the CPU."""
+    def _queue_decided(self) -> None:
+        """Queue jobs that are short or agreed to, and ask about long ones; pending CPU forecasts are awaited."""
         for draft, text in tuple(self._undecided):
             if not self._session.jobs.agreed_to_cpu(draft.path) and self._forecast.awaits_cpu_seconds(draft):
                 continue
             seconds = self._forecast.cpu_seconds(draft)
             if self._session.jobs.agreed_to_cpu(draft.path) or seconds is None or seconds <= LONG_ON_CPU:
                 self._queue(draft, text)
-            elif self._asking is None:
+            elif self._question is None:
                 self._ask(draft, text, seconds)
 
-    def _queue_unasked(self) -> None:
-        """Keep what was started when the app ends before a forecast is there; a question that is open is a no."""
+    def _on_closed(self) -> None:
+        """Queue jobs whose forecast is pending when the app closes; an open question counts as no."""
         for draft, text in tuple(self._undecided):
             if self._forecast.awaits_cpu_seconds(draft):
                 self._queue(draft, text)
 
     def _ask(self, draft: Draft, text: str, seconds: float) -> None:
-        """Ask whether to train on the CPU for so long."""
+        """Ask whether to train on the CPU for this long."""
         title = self.tr("Train on the CPU?")
         words = self.tr("“{name}” will take about {time} on this PC's CPU.")
         words = words.format(name=draft.name, time=duration(seconds))
-        box = self._asking = QMessageBox(QMessageBox.Icon.Question, title, words, parent=self._page)
+        box = self._question = QMessageBox(QMessageBox.Icon.Question, title, words, parent=self._page)
         why = self.tr("No NVIDIA GPU is used. You can pause or stop the training at any time.")
         box.setInformativeText(why)
         train = box.addButton(self.tr("Train on the CPU"), QMessageBox.ButtonRole.AcceptRole)
@@ -108,18 +108,18 @@ class JobStarter(QObject):
         box.setDefaultButton(leave)
         box.setEscapeButton(leave)
         box.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        box.finished.connect(lambda _: self._take_answer(draft, text, agreed=box.clickedButton() is train))
+        box.finished.connect(lambda _: self._on_answered(draft, text, agreed=box.clickedButton() is train))
         box.open()
 
-    def _take_answer(self, draft: Draft, text: str, *, agreed: bool) -> None:
-        self._asking = None
+    def _on_answered(self, draft: Draft, text: str, *, agreed: bool) -> None:
+        self._question = None
         if agreed:
             self._session.jobs.agree_to_cpu(draft.path)
             self._queue(draft, text)
         else:
             self._undecided.remove((draft, text))
             self.changed.emit()
-        self._decide()
+        self._queue_decided()
 
     def _queue(self, draft: Draft, text: str) -> None:
         self._undecided.remove((draft, text))
@@ -131,62 +131,64 @@ class JobStarter(QObject):
             self.said.emit(self.tr("“{name}” starts…").format(name=draft.name))
         self.changed.emit()
 
-    def _follow(self) -> None:
+    def _on_queue_changed(self) -> None:
         queue, busy = self._session.queue, self._busy()
-        self._take_back()
+        self._clear_stale_notices()
         for number in tuple(self._awaited):
             entry = queue.entry(number)
             if entry is not None:
-                self._seen.add(number)
-                self._tell(entry, busy)
-            elif number in self._seen:
-                self._forget(number)  # somebody took it out of the queue
+                self._listed.add(number)
+                self._report(entry, busy)
+            elif number in self._listed:
+                self._forget(number)  # it was removed from the queue
 
-    def _tell(self, entry: Entry, busy: bool) -> None:
-        """Say what became of a job that was started, as soon as anything is known."""
+    def _report(self, entry: Entry, busy: bool) -> None:
+        """Report a started job's state as soon as it is known."""
         name, now = self._awaited[entry.id].name, self._session.queue.now
         if entry.run is not None:
             self._forget(entry.id)  # the Runs page shows it
             return
         if entry.problem or entry.state == "failed":
-            words = self.tr("“{name}” could not begin. {why}")
+            words = self.tr("“{name}” could not start. {why}")
             self.told.emit(words.format(name=name, why=entry.problem).strip(), "error", None)
         elif now.reading.held:
-            words = self.tr("“{name}” is in the queue, which is held: nothing more begins until it goes on. {reason}")
+            words = self.tr("“{name}” is queued, but the queue is on hold. {reason}")
             sentence = words.format(name=name, reason=now.reading.reason).strip()
-            self._waits[entry.id] = sentence, True
-            self.told.emit(sentence, "warning", (self.tr("Go on"), self._session.queue.go_on))
+            self._wait_notices[entry.id] = sentence, True
+            self.told.emit(sentence, "warning", (self.tr("Resume queue"), self._session.queue.go_on))
         elif busy:
-            sentence = self.tr("“{name}” waits in the queue: it begins when what runs now has ended.").format(name=name)
-            self._waits[entry.id] = sentence, False
+            sentence = self.tr("“{name}” is queued; it starts when the current run ends.").format(name=name)
+            self._wait_notices[entry.id] = sentence, False
             self.told.emit(sentence, "info", None)
         elif now.died is None:
-            return  # it is being looked at by the trainer
+            return  # the engine is checking it
         self._forget(entry.id)
 
     def _busy(self) -> bool:
-        """Tell whether something runs that was not started here just now."""
+        """Return whether an entry runs that was not just started here."""
         return any(one.state == "running" and one.id not in self._awaited for one in self._session.queue.entries)
 
-    def _take_back(self) -> None:
-        """Take back what is no longer so: a job does not wait any more, or the queue is not held."""
+    def _clear_stale_notices(self) -> None:
+        """Remove outdated notices: the job no longer waits, or the queue is no longer on hold."""
         now = self._session.queue.now.reading
-        for number, (sentence, held) in tuple(self._waits.items()):
+        for number, (sentence, held) in tuple(self._wait_notices.items()):
             entry = now.find(number)
             if entry is None or entry.state != "waiting" or (held and not now.held):
-                del self._waits[number]
-                if all(other != sentence for other, _ in self._waits.values()):  # else a job of that name still waits
+                del self._wait_notices[number]
+                if all(
+                    other != sentence for other, _ in self._wait_notices.values()
+                ):  # else another job of that name still waits
                     self.mended.emit(sentence)
 
     def _forget(self, number: str) -> None:
         self._awaited.pop(number)
         self._session.telling.awaited.discard(number)
-        self._seen.discard(number)
+        self._listed.discard(number)
         self.changed.emit()
 
-    def _fail(self, error: ImpastoError) -> None:
-        """Give up waiting for what never came into the queue."""
-        unseen = [number for number in self._awaited if number not in self._seen]
+    def _on_queue_failed(self, error: ImpastoError) -> None:
+        """Stop waiting for entries that never reached the queue."""
+        unseen = [number for number in self._awaited if number not in self._listed]
         for number in unseen:
             self._forget(number)
         if unseen:

@@ -155,7 +155,7 @@ def test_an_empty_clipboard_is_told_and_a_copied_file_is_taken(window, page, qtb
     page.said.connect(said.append)
     QGuiApplication.clipboard().clear()
     page.commands["presets.paste"].trigger()
-    assert said == ["There is no preset on the clipboard."]
+    assert said == ["The clipboard contains no preset."]
     QGuiApplication.clipboard().setText("Hello!")
     page.commands["presets.paste"].trigger()
     wait(qtbot, lambda: any("not valid TOML" in told for told in window.notices.sentences()))
@@ -199,7 +199,7 @@ def test_what_a_preset_would_change_is_shown_and_agreed_to(window, page, qtbot, 
     wait(qtbot, lambda: page.arriving is None and len(library.versions_of(page.chosen.path)) == 1)
     assert (page.chosen.preset.author, page.chosen.origin) == ("Ana", "yours")
     dialog = arrived(window, page, qtbot, other)
-    assert dialog.heading.text() == "You have it already, setting for setting."
+    assert dialog.heading.text() == "You already have this preset with the same settings."
     assert not dialog.keep.isEnabled()
     dialog.reject()
 
@@ -333,7 +333,7 @@ def test_a_broken_file_is_named_and_hides_no_other(window, page, qtbot):
     keep(page, qtbot, preset())
     (library.presets_folder() / "old.sdxl.toml").write_text(GOOD + "rnak = 1\n", encoding="utf-8")
     page.session.presets.look()
-    wait(qtbot, lambda: any("old.sdxl.toml cannot be used" in told for told in window.notices.sentences()))
+    wait(qtbot, lambda: any("Could not read old.sdxl.toml" in told for told in window.notices.sentences()))
     assert names(page) == [("gouache", "yours")]
     for bar in tuple(window.notices._bars):
         bar.closing.click()
@@ -371,12 +371,12 @@ def test_cards_say_what_they_cost_as_the_planner_finds_it(window, page, qtbot, t
     cards.setCurrentIndex(cards.findData("8GB"))
     cards.activated.emit(cards.currentIndex())
     wait(qtbot, lambda: "RTX 4060 8GB" in words.text())
-    assert "It will be fitted as: 8-bit base" in words.text()
+    assert "Fit: 8-bit base" in words.text()
     card = page.list.cards.lines(page.chosen)
     assert card[3].startswith("About ")
     assert card[3].endswith("base rounded")
     dialog = arrived(window, page, qtbot, sent(tmp_path, preset(recipe=page.chosen.preset.recipe)))
-    wait(qtbot, lambda: "It will be fitted as: 8-bit base" in dialog.outlook.words.text())
+    wait(qtbot, lambda: "Fit: 8-bit base" in dialog.outlook.words.text())
     dialog.reject()
     process = outlooks._served._process
     window.show_pictures()

@@ -8,7 +8,7 @@ from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QColor, QIcon, QPalette
 from PySide6.QtWidgets import QListWidget, QListWidgetItem, QPushButton, QRadioButton, QToolButton
 
-from app.qt.runs.charts.painting import COLOURS, color_of, pale
+from app.qt.runs.charts.painting import SERIES_COLORS, color_of, pale
 from app.qt.theme import Theme, colours, icon, set_icon
 from app.qt.theme.palettes import CONTRAST, DARK, LIGHT, SHAPES, TEXTS
 from app.qt.theme.theme import FOLDER, sheet
@@ -59,7 +59,7 @@ def test_edges_focus_rings_and_icons_stand_out(name):
 
 def test_in_high_contrast_the_noise_of_a_curve_stands_out_too(theme):
     theme.choose("contrast")
-    series = [QColor(getattr(CONTRAST, color_of(place))) for place in range(COLOURS)]
+    series = [QColor(getattr(CONTRAST, color_of(place))) for place in range(SERIES_COLORS)]
     assert min(ratio(pale(colour).name(), CONTRAST.base) for colour in series) >= 3.0
 
 

@@ -103,9 +103,7 @@ def test_what_is_typed_is_judged_beside_the_field_and_on_disk_within_a_second(pa
 
 def test_a_setting_without_effect_is_greyed_with_the_reason_until_it_has_one(page: TrainPage) -> None:
     row, kind = row_of(page, "recipe.schedule.cycles"), row_of(page, "recipe.schedule.kind").editor
-    assert (
-        not row.editor.isEnabled() and row.hint.text() == 'Without effect here: it is used only with kind = "restarts".'
-    )
+    assert not row.editor.isEnabled() and row.hint.text() == 'No effect here: it is used only with kind = "restarts".'
     assert isinstance(kind, QComboBox)
     kind.setCurrentText("restarts")
     kind.activated.emit(kind.currentIndex())
@@ -125,7 +123,7 @@ def test_a_recipe_card_sets_the_recipe_and_what_differs_from_it_is_marked(page: 
     assert not row.mark.isVisible()
     type_into(qtbot, row.editor, "8")
     assert row.mark.isVisible() and "32" in row.back.toolTip()
-    assert "other than in “character”" in page.sheet.differences.text()
+    assert "differ from “character”" in page.sheet.differences.text()
     row.back.click()
     assert page.draft.get("recipe.rank") == 32 and not row.mark.isVisible()
 
@@ -162,7 +160,7 @@ def test_undo_names_a_change_as_the_page_does(page: TrainPage, window: Window, q
         "output.runs": ("elsewhere", "Undo Output"),
         "report.previews.prompts.0.prompt": ("a cat", "Undo Prompt"),
         "recipe.optimizer.name": ("lion", "Undo Optimizer"),
-        "dataset.folders": ([], "Undo Pictures"),
+        "dataset.folders": ([], "Undo Images"),
     }
     for key, (value, words) in named.items():
         page.draft.set(key, value)
@@ -231,7 +229,7 @@ def test_a_job_is_deleted_and_brought_back_and_a_recipe_begins_a_new_one(
     page.commands["train.delete"].trigger()
     qtbot.waitUntil(lambda: bool(window.notices.sentences()))
     assert not first.exists()
-    assert window.notices.sentences() == ["“katzen ü” is in the trash."]
+    assert window.notices.sentences() == ["Moved “katzen ü” to the trash."]
     act = window.notices._bars[0].findChildren(type(page.start_button))[0]
     act.click()
     qtbot.waitUntil(lambda: page.draft is not None and page.draft.path == first)
@@ -350,7 +348,7 @@ def test_start_while_the_queue_is_held_says_so_and_offers_to_go_on(
     page.sheet.essentials.base.chosen.emit(str(tmp_path / "gone.safetensors"))
     page.start_button.click()
     qtbot.waitUntil(lambda: bool(window.notices.sentences()))
-    assert "which is held" in window.notices.sentences()[0] and "The base is gone." in window.notices.sentences()[0]
+    assert "the queue is on hold" in window.notices.sentences()[0] and "The base is gone." in window.notices.sentences()[0]
     assert page.start_button.text() == "Start training" and page.start_button.isEnabled()
     (entry,) = session.queue.entries
     assert page.draft is not None and entry.text == page.draft.path.read_text(encoding="utf-8")

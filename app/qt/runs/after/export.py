@@ -47,7 +47,7 @@ def destination_name(destination: Destination) -> str:
 
 
 class ExportDialog(QDialog):
-    """Dialog for an export; once accepted, `told`, `folder` and `name` hold the user's choices."""
+    """Dialog for an export; once accepted, `summary`, `folder` and `name` hold the user's choices."""
 
     folder_chosen = Signal(object)
     """The user chose a folder that was not listed, to be remembered."""
@@ -56,7 +56,7 @@ class ExportDialog(QDialog):
         self,
         session: Session,
         candidate: Candidate,
-        told: LoraSummary,
+        summary: LoraSummary,
         destinations: Sequence[Destination],
         parent: QWidget | None = None,
     ) -> None:
@@ -64,16 +64,16 @@ class ExportDialog(QDialog):
         self.folder_box, self.folder_button = ComboBox(), QPushButton(self.tr("Another folder…"))
         self.name, self.title, self.author = (
             QLineEdit(candidate.file.stem),
-            QLineEdit(told.title),
-            QLineEdit(told.author),
+            QLineEdit(summary.title),
+            QLineEdit(summary.author),
         )
-        self.triggers, self.license, self.description = QLineEdit(told.triggers), ComboBox(), QPlainTextEdit()
+        self.triggers, self.license, self.description = QLineEdit(summary.triggers), ComboBox(), QPlainTextEdit()
         self.picture_box, self.picture = ComboBox(), ImageView(session, self.tr("No image"))
         self.buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
         self.export_button = self.buttons.addButton(self.tr("Export"), QDialogButtonBox.ButtonRole.AcceptRole)
         self.path = QLabel()
         self.setWindowTitle(self.tr("Export step {step}").format(step=candidate.step))
-        self._fill(candidate, told, destinations)
+        self._fill(candidate, summary, destinations)
         self._lay_out()
         self._listen()
         self._refresh()
@@ -85,7 +85,7 @@ class ExportDialog(QDialog):
         return Path(found) if found else None
 
     @property
-    def told(self) -> LoraSummary:
+    def summary(self) -> LoraSummary:
         """The metadata that the exported file gets."""
         picture = self.picture_box.currentData()
         return LoraSummary(
@@ -105,20 +105,20 @@ class ExportDialog(QDialog):
 
     # --- inside
 
-    def _fill(self, candidate: Candidate, told: LoraSummary, destinations: Sequence[Destination]) -> None:
+    def _fill(self, candidate: Candidate, summary: LoraSummary, destinations: Sequence[Destination]) -> None:
         for one in destinations:
             self.folder_box.addItem(f"{destination_name(one)}   {one.folder}", str(one.folder))
         self.license.setEditable(True)
         self.license.addItems(["", *_LICENSES])
-        self.license.setCurrentText(told.licence)
-        self.description.setPlainText(told.description)
+        self.license.setCurrentText(summary.licence)
+        self.description.setPlainText(summary.description)
         for index, file in candidate.pictures.items():
             self.picture_box.addItem(self.tr("Preview {number}").format(number=index + 1), str(file))
         self.picture_box.addItem(self.tr("None"), "")
-        if told.picture:
-            place = self.picture_box.findData(str(told.picture))
+        if summary.picture:
+            place = self.picture_box.findData(str(summary.picture))
             if place < 0:
-                self.picture_box.insertItem(0, self.tr("Your last image"), str(told.picture))
+                self.picture_box.insertItem(0, self.tr("Your last image"), str(summary.picture))
             self.picture_box.setCurrentIndex(max(place, 0))
 
     def _refresh(self) -> None:
@@ -217,23 +217,23 @@ class Exporting(QObject):
 
     def ask(self, candidate: Candidate, picture: Path | None) -> None:
         """Ask for an export's folder and metadata, starting from the metadata in the file."""
-        self._with_about(candidate, picture, lambda told: self._ask(candidate, told))
+        self._with_about(candidate, picture, lambda summary: self._ask(candidate, summary))
 
     def send(self, candidate: Candidate, picture: Path | None, destination: Destination) -> None:
         """Export a LoRA with its current metadata and an image."""
         self._use(destination)
         name = candidate.file.stem
-        self._with_about(candidate, picture, lambda told: self._export(candidate, destination.folder, name, told))
+        self._with_about(candidate, picture, lambda summary: self._export(candidate, destination.folder, name, summary))
 
     def _with_about(self, candidate: Candidate, picture: Path | None, then: Callable[[LoraSummary], None]) -> None:
         self._session.tasks.run(
             lambda: about(candidate.file),
-            lambda told: then(replace(told, picture=picture)),
+            lambda summary: then(replace(summary, picture=picture)),
             only(ImpastoError, self.failed.emit),
         )
 
-    def _ask(self, candidate: Candidate, told: LoraSummary) -> None:
-        dialog = ExportDialog(self._session, candidate, told, self._session.models.destinations(), self._parent)
+    def _ask(self, candidate: Candidate, summary: LoraSummary) -> None:
+        dialog = ExportDialog(self._session, candidate, summary, self._session.models.destinations(), self._parent)
         dialog.folder_chosen.connect(self._session.models.add_destination)
         dialog.accepted.connect(lambda: self._export_as(candidate, dialog))
         self.opened.emit(dialog)
@@ -243,17 +243,19 @@ class Exporting(QObject):
         if folder:
             known = self._session.models.destinations()
             self._use(next((one for one in known if one.folder == folder), Destination("", folder)))
-            self._export(candidate, folder, dialog.name.text().strip(), dialog.told)
+            self._export(candidate, folder, dialog.name.text().strip(), dialog.summary)
 
-    def _export(self, candidate: Candidate, folder: Path, name: str, told: LoraSummary, *, over: bool = False) -> None:
+    def _export(
+        self, candidate: Candidate, folder: Path, name: str, summary: LoraSummary, *, over: bool = False
+    ) -> None:
         def refused(fault: ImpastoError) -> None:
             if isinstance(fault, TakenError):
-                again = (self.tr("Replace"), lambda: self._export(candidate, folder, name, told, over=True))
+                again = (self.tr("Replace"), lambda: self._export(candidate, folder, name, summary, over=True))
                 self.told.emit(fault.sentence, "warning", again)
             else:
                 self.failed.emit(fault)
 
-        work = partial(export, candidate.file, folder, name, told, replace=over)
+        work = partial(export, candidate.file, folder, name, summary, replace=over)
         self._session.tasks.run(work, self._on_exported, only(ImpastoError, refused))
 
     def _on_exported(self, made: Exported) -> None:

@@ -23,7 +23,7 @@ Entry = tuple[str, str, str]
 
 DASHES = {"dashed": Qt.PenStyle.DashLine, "dotted": Qt.PenStyle.DotLine}
 """Pen styles of looks that are not solid."""
-COLOURS = 6
+SERIES_COLORS = 6  # number of distinct line colors in every theme
 _ROUND = (1.0, 2.0, 5.0, 10.0)
 # Ticks within each power of ten on a logarithmic axis, from dense to sparse; the densest that fits is used.
 _MANTISSAS = ((1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0), (1.0, 2.0, 5.0), (1.0, 3.0), (1.0,))
@@ -56,7 +56,7 @@ def pale(color: QColor) -> QColor:
 
 def color_of(place: int) -> str:
     """Return the color role of the run at a position among the overlaid runs."""
-    return f"series{place % COLOURS + 1}"
+    return f"series{place % SERIES_COLORS + 1}"
 
 
 class Legend(QWidget):
