@@ -266,10 +266,10 @@
         </translation>
     </message>
     <message numerus="yes">
-        <source>%Ln setting(s) other than in “{preset}”</source>
+        <source>%Ln setting(s) differ from “{preset}”</source>
         <translation>
-            <numerusform>%Ln setting other than in “{preset}”</numerusform>
-            <numerusform>%Ln settings other than in “{preset}”</numerusform>
+            <numerusform>%Ln setting differ from “{preset}”</numerusform>
+            <numerusform>%Ln settings differ from “{preset}”</numerusform>
         </translation>
     </message>
 </context>
@@ -580,10 +580,10 @@
 <context>
     <name>TrainPage</name>
     <message numerus="yes">
-        <source>The filter hides %Ln image(s), which will be trained too.</source>
+        <source>The filter hides %Ln image(s), but they will be trained too.</source>
         <translation>
-            <numerusform>The filter hides %Ln image, which will be trained too.</numerusform>
-            <numerusform>The filter hides %Ln images, which will be trained too.</numerusform>
+            <numerusform>The filter hides %Ln image, but they will be trained too.</numerusform>
+            <numerusform>The filter hides %Ln images, but they will be trained too.</numerusform>
         </translation>
     </message>
 </context>

@@ -37,7 +37,7 @@ from app.core.planning.forecaster import GIGABYTES, HERE
 from app.core.presets.outlooks import CostEstimate, CostEstimates
 from app.qt.tables import Row, Table
 from app.qt.theme import colours, icon
-from app.qt.train.words import duration, figure, fit, gigabytes, headline
+from app.qt.train.words import base_precision, duration, figure, fit, gigabytes, headline
 from app.qt.widgets import QT_TRANSLATE_NOOP, ComboBox, FlowLayout, pixmap_of, plain_label, say, until_destroyed
 from trainer.config.presets.library import Origin, PresetEntry, changed_keys
 from trainer.config.presets.preset import Preset
@@ -89,11 +89,7 @@ def in_short(outlook: CostEstimate | None) -> str:
     words = QCoreApplication.translate("Presets", "About {time}, {needed} of {free} GB")
     time, needed = duration(answer.pick.forecast.seconds), figure(answer.pick.needed)
     cost = words.format(time=time, needed=needed, free=figure(answer.card.free))
-    return (
-        cost
-        if answer.pick.quality == "exact"
-        else QCoreApplication.translate("Presets", "{cost}, quantized base").format(cost=cost)
-    )
+    return cost if answer.pick.quality == "exact" else f"{cost}, {base_precision(answer.pick.fit)}"
 
 
 def in_full(outlook: CostEstimate | None, card: str) -> str:

@@ -186,7 +186,7 @@ def kind_name(kind: str) -> str:
 
 def fit(chosen: Mapping[str, Any], effective_batch: int) -> str:
     """Return a fit as a phrase, such as "8-bit base, 4 images in 2 parts, no gradient checkpointing"."""
-    parts = [_base(chosen), _batches(chosen.get("micro_batch") or 1, effective_batch), _checkpointed(chosen)]
+    parts = [base_precision(chosen), _batches(chosen.get("micro_batch") or 1, effective_batch), _checkpointed(chosen)]
     if chosen.get("preview_offload"):
         parts.append(QCoreApplication.translate("Forecast", "UNet offloaded while previews are decoded"))
     return ", ".join(parts)
@@ -261,7 +261,8 @@ def _value(name: str, value: Any) -> str:
     raise ValueError(f"no words for the value {name!r} of a remark")
 
 
-def _base(chosen: Mapping[str, Any]) -> str:
+def base_precision(chosen: Mapping[str, Any]) -> str:
+    """Return the precision of the base in a fit, such as "8-bit base"."""
     if chosen.get("quantise") in ("int8", "int8_products"):
         return QCoreApplication.translate("Forecast", "8-bit base")
     if chosen.get("quantise") == "nf4":

@@ -362,7 +362,7 @@ def test_cards_say_what_they_cost_as_the_planner_finds_it(window, page, qtbot, t
     outlooks = page.session.presets.outlooks
     page.field.setText("style sdxl")
     words = page.details.outlook.words
-    wait(qtbot, lambda: "Working out" not in words.text())
+    wait(qtbot, lambda: "Computing" not in words.text())
     if not has_card():
         assert words.text().startswith("About ") and "on this PC's CPU" in words.text()
         assert words.text().endswith("No NVIDIA GPU was found, so training uses the CPU.")
@@ -374,7 +374,7 @@ def test_cards_say_what_they_cost_as_the_planner_finds_it(window, page, qtbot, t
     assert "Fit: 8-bit base" in words.text()
     card = page.list.cards.lines(page.chosen)
     assert card[3].startswith("About ")
-    assert card[3].endswith("base rounded")
+    assert card[3].endswith("8-bit base")
     dialog = arrived(window, page, qtbot, sent(tmp_path, preset(recipe=page.chosen.preset.recipe)))
     wait(qtbot, lambda: "Fit: 8-bit base" in dialog.outlook.words.text())
     dialog.reject()

@@ -87,7 +87,7 @@ def test_an_id_is_taken_when_it_is_finished_only(qtbot: QtBot, picker: BasePicke
     qtbot.keyClick(picker.field, Qt.Key.Key_Return)
     assert taken == ["someone/name"]
     qtbot.waitUntil(lambda: session.models.recent == ("someone/name",))
-    assert "downloaded when training starts" in picker.state.text()
+    assert "Downloaded when training starts" in picker.state.text()
 
 
 def test_a_whole_link_is_taken_as_it_comes(qtbot: QtBot, picker: BasePicker) -> None:

@@ -348,7 +348,9 @@ def test_start_while_the_queue_is_held_says_so_and_offers_to_go_on(
     page.sheet.essentials.base.chosen.emit(str(tmp_path / "gone.safetensors"))
     page.start_button.click()
     qtbot.waitUntil(lambda: bool(window.notices.sentences()))
-    assert "the queue is on hold" in window.notices.sentences()[0] and "The base is gone." in window.notices.sentences()[0]
+    assert (
+        "the queue is on hold" in window.notices.sentences()[0] and "The base is gone." in window.notices.sentences()[0]
+    )
     assert page.start_button.text() == "Start training" and page.start_button.isEnabled()
     (entry,) = session.queue.entries
     assert page.draft is not None and entry.text == page.draft.path.read_text(encoding="utf-8")

@@ -189,7 +189,7 @@ def test_the_headline_is_of_the_cpu_that_training_will_use(qtbot, panel, draft, 
     def rows() -> list[str]:
         return [label.text() for label in panel.phases.findChildren(QLabel) if label.isVisible()]
 
-    qtbot.waitUntil(lambda: "Train" in rows())  # Qt shows what is added to a layout when it next lays out
+    qtbot.waitUntil(lambda: "Training" in rows())  # Qt shows what is added to a layout when it next lays out
     assert "0 MB" not in rows()
     # Another GPU is compared with, and the headline stays.
     choose(panel, "RTX 3060")
