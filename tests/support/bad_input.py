@@ -315,11 +315,11 @@ DATASETS: dict[str, tuple[str, Arrange]] = {
     "folder is a file": ("is a file", pictures_in_a_file),
     "pictures one folder deeper": ("recursive = true", pictures_one_folder_too_high),
     "only unreadable pictures": (
-        "No picture is left",
+        "no usable training images",
         lambda place: only(place, {"a.png": b"\x89PNG\r\n\x1a\nxx", "b.jpg": b"", "c.webp": b"<html>"}),
     ),
     "only masks": ("holds no pictures", masks_without_pictures),
-    "everything excluded": ("No picture is left", everything_excluded),
+    "everything excluded": ("no usable training images", everything_excluded),
     "damaged impasto.jsonl": ("cannot be read", lambda place: beside(place, "impasto.jsonl", '{"impasto": 1}\n{"fi')),
     "impasto.jsonl with an impossible crop": (
         "cannot be read: line 1",
@@ -444,7 +444,7 @@ RUNS: dict[str, tuple[str, Arrange]] = {
         lambda place: place.resume(lambda run: run.listing.write_text('{"id":', encoding="utf-8")),
     ),
     "run's base gone": ("does not exist", lambda place: place.resume(lambda run: place.base.unlink())),
-    "run's base changed": ("base changed", lambda place: place.resume(lambda run: other_base(place))),
+    "run's base changed": ("base has changed", lambda place: place.resume(lambda run: other_base(place))),
     "run's pictures changed and not cached": (
         "chelsea.jpg",
         lambda place: place.resume(lambda run: shutil.copy(place.pictures / "astronaut.png", chelsea(place))),

@@ -1,1 +1,1 @@
-"""Training: the one step, the loop around it, caches, checkpoints, previews, validation."""
+"""Training: the step, the loop around it, caches, checkpoints, previews and validation."""

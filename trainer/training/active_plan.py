@@ -1,4 +1,4 @@
-"""The plan in force: the fit of the frozen job, and the rungs that the run has stepped down from it."""
+"""The plan in force: the fit of the frozen job, and the fallback steps that the run has applied to it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from trainer.protocol.forecast import ForecastPhase
 QUANTISATION = ("none", "int8_products", "int8", "nf4")
 
 _TRAINING = frozenset({"checkpointing", "micro_batch", "quantise"})
-# Which keys can lower the peak of a phase: a rung that has none of them would cost speed or rounding for nothing.
+# The keys that can lower the peak of each phase. A fallback step with none of them would cost speed or precision for
+# nothing.
 HELPS: Mapping[ForecastPhase, frozenset[str]] = {
     "cache_pictures": frozenset({"vae_dtype", "vae_encode_tiling"}),
     "cache_texts": frozenset({"text_encoder_batch_size"}),
@@ -33,34 +34,34 @@ HELPS: Mapping[ForecastPhase, frozenset[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class AppliedFallback:
-    """A rung that was taken."""
+    """A fallback step that was applied."""
 
     step: int
-    """The first optimizer step (from 0) that it holds for."""
+    """First optimizer step (from 0) that it applies to."""
     number: int
-    """On the ladder, from 1."""
+    """Position on the ladder, from 1."""
     rung: FallbackStep
 
 
 @dataclass(slots=True)
 class ActivePlan:
-    """The fit that a run began with, the ladder below it, and how far the run has come down."""
+    """The fit that a run began with, its fallback steps (the ladder), and those applied so far."""
 
     frozen: FitConfig
     ladder: tuple[FallbackStep, ...]
     taken: list[AppliedFallback] = field(default_factory=list)
-    """In the order of their steps; the list is replaced, not changed, so that it can be compared with a former one."""
+    """Applied fallback steps by optimizer step; the list is replaced, never modified, so earlier copies stay valid."""
 
     saved: list[AppliedFallback] = field(default_factory=list)
-    """The rungs that the checkpoint holds which the attempt began with."""
+    """Applied fallback steps in the checkpoint that the attempt began with."""
 
     @classmethod
     def of(cls, job: Job) -> ActivePlan:
-        """The plan of a frozen job, whose ladder was settled when it started; none means that nothing may change."""
+        """Return the plan of a frozen job. Its ladder was chosen when it started; an empty one allows no change."""
         return cls(job.fit, job.ladder)
 
     def at(self, step: int) -> FitConfig:
-        """The fit in force at optimizer step ``step`` (from 0); replayed steps get the one they had."""
+        """Return the fit in force at optimizer step ``step`` (from 0); a replayed step gets the fit it had."""
         fit = self.frozen
         for taken in self.taken:
             if taken.step <= step:
@@ -68,9 +69,10 @@ class ActivePlan:
         return fit
 
     def step_down(self, step: int, phase: ForecastPhase) -> tuple[AppliedFallback, Mapping[str, Any]] | None:
-        """Takes the next rung that helps ``phase``, in force from ``step`` on, and says what it changes.
+        """Apply the next fallback step that helps ``phase``, from ``step`` on; return it and the values it changes.
 
-        While steps are replayed, it may be one that was first taken later. None when the ladder ends.
+        During a replay it may be one that was first applied at a later step; it then applies from here. Returns None if
+        no fallback step is left.
         """
         fit = self.at(step)
         past = {taken.number for taken in self.taken if taken.step <= step}
@@ -84,9 +86,10 @@ class ActivePlan:
         return None
 
     def forbidden(self, step: int, phase: ForecastPhase) -> dict[str, Any]:
-        """What would help ``phase`` at ``step`` once the ladder has ended: the user wrote these keys. A step of each.
+        """Return the changes that would help ``phase`` at ``step`` but that keys set by the user prevent.
 
-        Only what a resume may change in the run's job; a base in fewer bits needs a new run.
+        Holds the smallest change of each key, and only keys that a resume may change in the run's job: a base in fewer
+        bits needs a new run.
         """
         fit, helps = self.at(step).changed(allow_quantised=False), HELPS.get(phase, frozenset())
         changes: dict[str, Any] = {}
@@ -97,14 +100,14 @@ class ActivePlan:
         return changes
 
     def state(self) -> list[dict[str, object]]:
-        """What a checkpoint keeps: the rungs taken."""
+        """Return the applied fallback steps as a checkpoint stores them."""
         return [
             {"step": taken.step, "number": taken.number, "rung": taken.rung.model_dump(mode="json")}
             for taken in self.taken
         ]
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a checkpoint's state; checkpoints of older versions know no rungs."""
+        """Restore the plan from a checkpoint's state; checkpoints of older versions have no fallback steps."""
         self.taken = self.saved = [
             AppliedFallback(entry["step"], entry["number"], FallbackStep.model_validate(entry["rung"]))
             for entry in state.get("rungs", ())
@@ -112,32 +115,32 @@ class ActivePlan:
 
 
 def lowered(fit: FitConfig, rung: FallbackStep) -> dict[str, Any]:
-    """What ``rung`` changes in ``fit``, with the values that then hold; never a change back to more memory."""
-    wanted = {name: value for name, value in rung if name != "exact" and value is not None}
-    return {name: value for name, value in wanted.items() if _needs_less(fit, name, value)}
+    """Return the keys and values that ``rung`` changes in ``fit``, without those that would use more memory."""
+    changes = {name: value for name, value in rung if name != "exact" and value is not None}
+    return {name: value for name, value in changes.items() if _needs_less(fit, name, value)}
 
 
 def _needs_less(fit: FitConfig, name: str, value: Any) -> bool:
-    present = getattr(fit, name)
+    current = getattr(fit, name)
     match name:
         case "micro_batch":
-            return bool(value < (present or 1))
+            return bool(value < (current or 1))
         case "checkpointing":
-            return present != "full" and value not in ("none", present)
+            return current != "full" and value not in ("none", current)
         case "vae_dtype":
-            return bool(present != value)
+            return bool(current != value)
         case "text_encoder_batch_size":
             return bool(value < texts_at_once(fit))
         case "quantise":
-            return fit.allow_quantised and QUANTISATION.index(value) > QUANTISATION.index(present or "none")
+            return fit.allow_quantised and QUANTISATION.index(value) > QUANTISATION.index(current or "none")
         case _:
-            return bool(value) and not present
+            return bool(value) and not current
 
 
 def implied_ladder(fit: FitConfig, written: FitConfig) -> Iterator[FallbackStep]:
-    """The rungs below a fit that no planner made: exact ones first, then halved micro-batches, then quantised bases.
+    """Yield the fallback steps of a fit without a plan: exact ones, then halved micro-batches, then a quantized base.
 
-    Those of encoding come last; only encoding takes them. Keys that the user has ``written`` stay as they are
+    Those of encoding come last; only encoding uses them. Keys that the user has ``written`` do not change
     (docs/decisions/0008).
     """
     if written.vae_tiling is None:
@@ -157,9 +160,9 @@ def implied_ladder(fit: FitConfig, written: FitConfig) -> Iterator[FallbackStep]
 
 
 def encoding_ladder(fit: FitConfig, written: FitConfig) -> Iterator[FallbackStep]:
-    """Yield the fallback steps of encoding: images in bf16, then in tiles, which changes them more; single captions.
+    """Yield the fallback steps of encoding: images in bf16, then in tiles (a larger change), then single captions.
 
-    bf16 only where the base has it too, so that the GPU is known to compute in it.
+    bf16 is offered only if the base uses it too, because the GPU is then known to support it.
     """
     if fit.dtype == "bf16" and fit.vae_dtype != "bf16" and written.vae_dtype is None:
         yield FallbackStep(exact=False, vae_dtype="bf16")

@@ -1,4 +1,4 @@
-"""Builds the engine of a run from its frozen job and listing: model, adapter, masters, optimizer, feed."""
+"""Building a run's engine from its frozen job and listing: models, adapter, master weights, optimizer, batches."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from trainer.training.step import StepModels
 
 @dataclass(frozen=True, slots=True)
 class RunParts:
-    """What exists before the model is loaded: everything that deals data."""
+    """The parts of a run that exist before the models are loaded: base, cache and batches."""
 
     source: BaseSource
     cache: Cache
@@ -41,20 +41,20 @@ class RunParts:
     device: torch.device
 
 
-def build_parts(job: Job, pictures: Sequence[Picture], source: BaseSource, cache_folder: Path) -> RunParts:
-    """The data side of a run; loads no weights."""
+def build_parts(job: Job, images: Sequence[Picture], source: BaseSource, cache_folder: Path) -> RunParts:
+    """Return the base, cache and batches of a run; loads no weights."""
     device = torch.device(job.fit.device or "cpu")
     live = live_text(job)
     cache = Cache(cache_folder, source, job, device)
-    feed = BatchSchedule(pictures, job, cache, live_text=live)
+    feed = BatchSchedule(images, job, cache, live_text=live)
     return RunParts(source, cache, feed, Collator(job, source, cache, live_text=live), device)
 
 
 def build_engine(job: Job, parts: RunParts, segments: Sequence[Segment], *, fresh: bool) -> Engine:
-    """Loads the base, attaches the adapter and readies the optimizer, at step 0.
+    """Load the base, attach the adapter and build the optimizer, at step 0.
 
-    With ``fresh`` the weights are those that a run starts from; else a checkpoint is to be put in, and the LoRA that
-    the run once continued is not looked at again.
+    With ``fresh`` the adapter gets the weights that a run starts from. Without it a checkpoint is restored next, so
+    the LoRA that the run continued at its start is not read again.
     """
     source, device = parts.source, parts.device
     dtype = DTYPES[job.fit.dtype or "fp32"]
@@ -66,14 +66,14 @@ def build_engine(job: Job, parts: RunParts, segments: Sequence[Segment], *, fres
         lay_out(unet, Kernels.of(device))
     models = StepModels(source.family, unet, encoders, job.recipe.clip_skip, dtype)
     engine = put_together(job, parts, segments, models, adapter)
-    engine.masters.load(first)  # in fp32: the working weights hold them rounded to the base's dtype
+    engine.masters.load(first)  # in fp32; the working weights are rounded to the base's dtype
     return engine
 
 
 def put_together(
     job: Job, parts: RunParts, segments: Sequence[Segment], models: StepModels, adapter: Adapter
 ) -> Engine:
-    """What trains ``models``, whose adapter is attached: masters, optimizer and schedule, at step 0."""
+    """Return an engine at step 0 for ``models`` with an attached adapter: master weights, optimizer, schedule."""
     choice, dropouts = job.fit.checkpointing or "none", job.recipe.has_dropouts
     set_checkpointing(models.unet, models.text_encoders, choice, dropouts=dropouts)
     masters = MasterWeights(adapter.parameters)
@@ -102,7 +102,7 @@ def attach_adapter(
     *,
     fresh: bool,
 ) -> tuple[Adapter, dict[str, Tensor]]:
-    """The adapter and, in fp32, the weights the run starts from: fresh ones, or those of the LoRA it continues."""
+    """Return the attached adapter and its initial fp32 weights: new ones, or those of the LoRA that is continued."""
 
     def stream(name: str) -> np.random.Generator:
         return generator(job.recipe.seed, "adapter", sample=name)
@@ -116,7 +116,7 @@ def attach_adapter(
 
 
 def groups(job: Job, adapter: Adapter, masters: MasterWeights) -> dict[str, tuple[float, list[torch.nn.Parameter]]]:
-    """The optimizer's parameter groups: learning rate and masters of each trained part, in table order."""
+    """Return the optimizer's parameter groups: learning rate and master weights by trained part, in table order."""
     return {
         part: (rate, [master for key, master in masters.masters.items() if adapter.part_of[key] == part])
         for part, rate in learning_rates(job).items()

@@ -1,4 +1,4 @@
-"""Resumable checkpoints: staged, hashed, verified, renamed into place once; no pickle anywhere."""
+"""Resumable checkpoints: written to a staging folder, hashed, verified, then renamed; without pickle."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from trainer.protocol.places import free_bytes, is_disk_full
 from trainer.protocol.reading import parse_json, read_bytes, table
 from trainer.protocol.run_directory import MANIFEST, folder_name, read_manifest, sizes_hold, steps_on_disk
 
-# Room asked for beside the checkpoint itself, so that events and logs can still be written.
+# Free bytes required beyond the checkpoint itself, so that events and logs can still be written.
 SPARE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """All that a run needs to go on from ``step`` as if nothing had happened."""
+    """Everything a run needs to continue from ``step`` with the same result as without an interruption."""
 
     step: int
     adapter: dict[str, Tensor]
@@ -36,9 +36,9 @@ class Checkpoint:
 
 
 def save_checkpoint(parent: Path, checkpoint: Checkpoint) -> Path:
-    """Writes a checkpoint; it is either there whole or not at all.
+    """Write a checkpoint atomically and return its folder.
 
-    Raises ResumableError ("disk.full") when the disk has no room; older checkpoints are untouched then.
+    Raises ResumableError, with code "disk.full" if the disk is full; older checkpoints are not touched then.
     """
     tensors = {"adapter.safetensors": checkpoint.adapter, "optimizer.safetensors": checkpoint.optimizer}
     files = {name: safetensors.torch.save(to_cpu(values)) for name, values in tensors.items()}
@@ -61,23 +61,23 @@ def save_checkpoint(parent: Path, checkpoint: Checkpoint) -> Path:
 
 
 def to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies for writing, on the CPU and contiguous."""
+    """Return the tensors for writing: detached, on the CPU and contiguous."""
     return {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
 
 
 def write_staged(staging: Path, files: Mapping[str, bytes]) -> None:
-    """Writes files and then the manifest with their sizes and hashes, each synced and read back."""
+    """Write files, synced and read back, and then the manifest with their sizes and hashes."""
     manifest = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()}
     for name, data in files.items():
         atomic.write_bytes(staging / name, data)
     if not holds(staging, manifest):
-        raise OSError(errno.EIO, "what was written does not read back the same", str(staging))
+        raise OSError(errno.EIO, "the written data does not read back the same", str(staging))
     atomic.write_json(staging / MANIFEST, {"files": manifest})
     atomic.sync_directory(staging)
 
 
 def holds(folder: Path, manifest: Mapping[str, Mapping[str, object]]) -> bool:
-    """Whether every file of the manifest is there with its size and hash."""
+    """Return whether every file of the manifest exists with its size and hash."""
     if not sizes_hold(folder, manifest):
         return False
     hashes = {name: hashlib.sha256(read_bytes(folder / name, "part")).hexdigest() for name in manifest}
@@ -85,38 +85,38 @@ def holds(folder: Path, manifest: Mapping[str, Mapping[str, object]]) -> bool:
 
 
 def require_space(folder: Path, size: int) -> None:
-    """Raises ResumableError when the disk has no room for ``size`` more bytes and a little spare."""
+    """Raise ResumableError if the disk has not enough space for ``size`` more bytes and a reserve."""
     free = free_bytes(folder)
     if free < size + SPARE_BYTES:
-        raise disk_full(folder, f"{size + SPARE_BYTES - free:,} bytes more are needed")
+        raise disk_full(folder, f"{size + SPARE_BYTES - free:,} more bytes are needed")
 
 
 def as_resumable(error: OSError, folder: Path) -> ResumableError:
-    """The error of a failed write in words."""
+    """Return a failed write as an error for users that pauses the run."""
     if is_disk_full(error):
-        return disk_full(folder, "the disk filled up while writing")
+        return disk_full(folder, "it filled up while writing")
     return ResumableError(
         "checkpoint.unwritable",
-        f"The checkpoint could not be written to {folder}: {error.strerror or error}.",
-        "Make the folder writable, then resume the run; nothing up to the last checkpoint is lost.",
+        f"Could not write the checkpoint to {folder}: {error.strerror or error}.",
+        "Make the folder writable, then resume the run; it continues from the last checkpoint.",
     )
 
 
 def disk_full(folder: Path, detail: str) -> ResumableError:
-    """The disk is full: the run pauses."""
+    """Return the error that pauses the run because the disk of ``folder`` is full."""
     return ResumableError(
         "disk.full",
-        f"There is no room on the disk of {folder}: {detail}. The run was paused.",
-        "Free disk space, then resume the run; nothing up to the last checkpoint is lost.",
+        f"Could not write to {folder}: the disk is full ({detail}). The run was paused.",
+        "Free disk space, then resume the run; it continues from the last checkpoint.",
     )
 
 
 def load_latest(
     parent: Path, is_usable: Callable[[Checkpoint], bool] = lambda _: True
 ) -> tuple[Checkpoint | None, list[Path]]:
-    """Return the newest sound checkpoint, or None, and the damaged ones that were skipped.
+    """Return the newest usable checkpoint, or None, and the folders of the damaged ones that were skipped.
 
-    ``is_usable`` looks at what a checkpoint holds, for a file may be whole and still say what no run can continue from.
+    ``is_usable`` checks the content: files can be intact and still hold a state that no run can continue from.
     """
     damaged: list[Path] = []
     for step in reversed(steps_on_disk(parent)):
@@ -128,7 +128,7 @@ def load_latest(
 
 
 def load_checkpoint(folder: Path) -> Checkpoint | None:
-    """The checkpoint in ``folder``, or None when anything in it is missing or damaged."""
+    """Return the checkpoint in ``folder``, or None if anything in it is missing or damaged."""
     try:
         if not holds(folder, read_manifest(folder)):
             return None
@@ -138,14 +138,14 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
             optimizer=safetensors.torch.load(read_bytes(folder / "optimizer.safetensors", "part")),
             state=table(parse_json(read_bytes(folder / "state.json", "list"), finite=False)),
         )
-    except MemoryError:  # nothing is wrong with it: an older one would throw its steps away
+    except MemoryError:  # the checkpoint is fine, and falling back to an older one would lose its steps
         raise
-    except Exception:  # noqa: BLE001 - whatever is wrong with it, an older one may be good, and the run is not lost
+    except Exception:  # noqa: BLE001 - damage can raise anything, and an older checkpoint may still be good
         return None
 
 
 def prune(parent: Path, keep: int, protect: set[int]) -> None:
-    """Removes all but the newest ``keep`` checkpoints and those of ``protect``, and what dead runs left half-made."""
+    """Delete all but the newest ``keep`` checkpoints and those of ``protect``, and staging folders of killed runs."""
     steps = steps_on_disk(parent)
     for step in steps[:-keep]:
         if step not in protect:

@@ -1,4 +1,4 @@
-"""The training loop: next batch, micro-batches through the step, guard, optimizer, event, then what hangs on it."""
+"""The training loop: batch, micro-batches, finite check, optimizer step, then the callbacks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trainer.training.optim.master_weights import LossScaler, MasterWeights, cli
 from trainer.training.optim.optimizer import set_learning_rates
 from trainer.training.step import MicroBatch, StepModels, training_step
 
-# Odd multipliers keep the dropout seeds of neighbouring steps and micro-batches apart.
+# Large odd multipliers keep the dropout seeds of nearby steps and micro-batches apart.
 STEP_STRIDE = 1_000_003
 MICRO_STRIDE = 7_919
 
@@ -36,7 +36,7 @@ SkipReason = Literal["loss", "gradient", "scale"]
 @json_keys("step", "pictures", "skipped", "skipped_in_row", "back_offs", "best_step", "best_loss", "unvalidated")
 @dataclass(slots=True)
 class TrainingProgress:
-    """The counters of a run; all of them are saved in checkpoints."""
+    """Counters of a run; all are saved in checkpoints."""
 
     step: int = 0
     pictures: int = 0
@@ -46,19 +46,19 @@ class TrainingProgress:
     best_step: int | None = None
     best_loss: float | None = None
     unvalidated: bool = False
-    """Whether the validation that was due after this step was interrupted, so that a resume begins with it."""
+    """Whether the validation due after this step was interrupted, so that a resume starts with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One optimizer step as it is reported."""
+    """Result of one optimizer step."""
 
     step: int
     epoch: int
     loss: float
     grad_norm: float
     skipped: SkipReason | None
-    """Why nothing was moved; None when the step moved the weights."""
+    """Reason why the weights were not updated; None if they were."""
     seconds: float
     pictures: int
     learning_rates: dict[str, float]
@@ -66,48 +66,51 @@ class StepResult:
 
 
 class StepRecorder(Protocol):
-    """Learns from micro-batches as :meth:`Engine.learn` does, with fewer orders to the device."""
+    """Runs micro-batches as :meth:`Engine.learn` does, with fewer kernel launches."""
 
     def learn(self, engine: Engine, micro: MicroBatch) -> Tensor:
-        """Adds its gradients to the masters', the same numbers; returns the loss, which is good until the next call."""
+        """Add the micro-batch's gradients to those of the master weights; return its loss, valid until the next call.
+
+        The numbers are the same as without recording.
+        """
 
     def forget(self) -> None:
-        """Frees what was recorded: the plan has changed, or what it reads has moved."""
+        """Free all recordings, because the plan has changed or the memory they use has moved."""
 
     def give_up(self) -> None:
-        """Records nothing any more: memory ran out."""
+        """Stop recording for good, because memory ran out."""
 
     @property
     def in_use(self) -> bool:
-        """Whether anything is recorded, or still may be."""
+        """Return whether anything is recorded or may still be."""
 
 
 class Compiled(Protocol):
-    """Lets parts of the models be compiled while a step learns."""
+    """Compiles parts of the models while a step runs."""
 
     def step(self, engine: Engine, work: Callable[[], Tensor]) -> Tensor:
-        """What ``work``, a step of ``engine``, gives; done plainly where compiling fails."""
+        """Return the result of ``work``, a step of ``engine``; runs it uncompiled if compiling fails."""
 
     def give_up(self) -> None:
-        """Compiles nothing any more: memory ran out."""
+        """Stop compiling for good, because memory ran out."""
 
 
 class Component(Protocol):
-    """Something that hangs on the loop: checkpoints, saving, previews, validation, events."""
+    """A callback of the loop: checkpoints, LoRA export, previews, validation, events."""
 
     phase: ForecastPhase
-    """What its work counts as when memory is measured, and when it runs out."""
+    """Phase that its work counts as when memory is measured or runs out."""
 
     def at_start(self, progress: TrainingProgress) -> None:
-        """Called once before the first step of an attempt: baselines, and what a killed attempt left undone."""
+        """Run once before the first step of an attempt: baselines, and work that a killed attempt left undone."""
 
     def after_step(self, progress: TrainingProgress, result: StepResult) -> None:
-        """Called after every optimizer step, in the order the components are listed."""
+        """Run after every optimizer step, in the order of the list of callbacks."""
 
 
 @dataclass(slots=True)
 class Engine:
-    """What the loop turns: the model and everything that moves it."""
+    """The models and everything that trains them."""
 
     job: Job
     models: StepModels
@@ -121,40 +124,40 @@ class Engine:
     device: torch.device
     scaler: LossScaler | None = None
     graphs: StepRecorder | None = None
-    """What replays micro-batches of shapes that it has recorded, where the job asks for it."""
+    """Recorder that replays micro-batches of recorded shapes, if the job asks for it."""
     compiled: Compiled | None = None
-    """What compiles the UNet's blocks, where the job asks for it."""
+    """Compiler of the UNet's blocks, if the job asks for it."""
     check: Callable[[], object] = lambda: None
-    """Called between micro-batches; raises to interrupt the step. A replayed graph calls nothing of the models'."""
+    """Called between micro-batches; raises to interrupt the step. A replayed CUDA graph runs no hooks of the models."""
     progress: TrainingProgress = field(default_factory=TrainingProgress)
 
     @property
     def steps(self) -> int:
-        """How many optimizer steps the run has in all."""
+        """Return the total number of optimizer steps of the run."""
         return self.job.recipe.steps or 0
 
-    def train(self, prepare: Prepare, take_step: TakeStep, components: Sequence[Component]) -> None:
+    def train(self, prepare: Prepare, take_step: TakeStep, callbacks: Sequence[Component]) -> None:
         """Train to the last step, unless ``check`` interrupts it.
 
-        ``take_step`` is :meth:`train_step`, or that with care taken of what may go wrong in it.
+        ``take_step`` is :meth:`train_step`, or a function that calls it and recovers from its failures.
         """
         prepare(self.progress.step)
-        for component in components:
-            component.at_start(self.progress)
+        for callback in callbacks:
+            callback.at_start(self.progress)
         while self.progress.step < self.steps:
             prepare(self.progress.step)
             result = take_step()
-            for component in components:
-                component.after_step(self.progress, result)
+            for callback in callbacks:
+                callback.after_step(self.progress, result)
 
     def train_step(self) -> StepResult:
-        """One optimizer step on one effective batch; moves nothing when loss or gradient is not finite."""
+        """Run one optimizer step on one effective batch; it updates nothing if loss or gradient is not finite."""
         started = time.monotonic()
         step = self.progress.step
         batch = self.feed.batch(step)
         rates = set_learning_rates(self.optimizer, self.multiplier(step))
         loss = self.forward_backward(batch)
-        # The only host read of the step that is ours: loss and gradient norm in one tensor.
+        # Our only host read in a step, because each one waits for the device: loss and gradient norm in one tensor.
         loss_value, norm = measure(loss, self.masters, self.loss_scale).tolist()
         skipped = self.move(loss_value, norm)
         self.progress.step += 1
@@ -173,11 +176,14 @@ class Engine:
 
     @property
     def loss_scale(self) -> float:
-        """What the loss is multiplied by before backward (fp16 only)."""
+        """Return the factor on the loss before backward: 1 except for fp16."""
         return self.scaler.scale if self.scaler else 1.0
 
     def forward_backward(self, batch: tuple[Sample, ...]) -> Tensor:
-        """All micro-batches of an effective batch; their gradients add up in the masters. Returns the summed loss."""
+        """Run all micro-batches of an effective batch and return the summed loss.
+
+        Their gradients are added up in the master weights.
+        """
         total = torch.zeros((), device=self.device)
         for index, part in enumerate(self.feed.split(batch)):
             self.check()
@@ -186,7 +192,7 @@ class Engine:
         return total
 
     def learn(self, micro: MicroBatch, total: Tensor) -> None:
-        """One micro-batch: its loss is added to ``total``, its gradients to the masters'."""
+        """Run one micro-batch: add its loss to ``total`` and its gradients to those of the master weights."""
         if self.graphs is not None:
             total += self.graphs.learn(self, micro)
             return
@@ -194,26 +200,26 @@ class Engine:
         self.masters.accumulate()
 
     def micro_step(self, micro: MicroBatch, loss_scale: Tensor | None = None) -> Tensor:
-        """Forward and backward of one micro-batch, which leaves the device with this call. Returns its loss.
+        """Run forward and backward of one micro-batch, whose device copy is freed in this call, and return its loss.
 
-        ``loss_scale`` is the present one, where it has to be read from memory.
+        ``loss_scale`` is the current scale as a tensor, where it has to be read from device memory (CUDA graphs).
         """
         objective, scale = self.job.recipe.objective, self.loss_scale if loss_scale is None else loss_scale
         models, schedule = self.models, self.noise_schedule
-        if self.compiled is None:  # nobody but the step may hold the micro-batch: tapes have it die within
+        if self.compiled is None:  # no other reference to the device copy: memory traces have it freed within the step
             return training_step(models, schedule, objective, micro.to(self.device), scale)
         step = partial(training_step, models, schedule, objective, micro.to(self.device), scale)
         return self.compiled.step(self, step)
 
     def seed_dropout(self, micro_batch: int) -> None:
-        """Seeds the device's own generator, used by dropout alone, from (seed, step, micro-batch)."""
+        """Seed the device's generator, which only dropout uses, from (seed, step, micro-batch)."""
         recipe = self.job.recipe
         if recipe.has_dropouts:
             seed = recipe.seed + STEP_STRIDE * self.progress.step + MICRO_STRIDE * micro_batch
             torch.manual_seed(seed % 2**63)
 
     def move(self, loss: float, norm: float) -> SkipReason | None:
-        """Clips, moves the masters and refreshes the working weights, unless something is not finite."""
+        """Clip the gradients and update the weights unless loss or norm is not finite; return the reason if skipped."""
         reason = self.reason_to_skip(loss, norm)
         if reason is None:
             clip(self.masters, norm, self.job.recipe.clip_gradient, self.loss_scale)
@@ -226,7 +232,7 @@ class Engine:
         return reason
 
     def reason_to_skip(self, loss: float, norm: float) -> SkipReason | None:
-        """What is not finite, if anything; a gradient that a smaller loss scale can save is the scale's fault."""
+        """Return what is not finite, if anything; "scale" for a gradient that a smaller loss scale may fix."""
         if not is_finite(loss):
             return "loss"
         if is_finite(norm):
@@ -234,7 +240,7 @@ class Engine:
         return "scale" if self.scaler and self.scaler.may_back_off else "gradient"
 
     def count(self, reason: SkipReason | None) -> None:
-        """Counts a skipped step, fp16 overflows apart; raises TrainingFault when too many came in a row."""
+        """Count a skipped step, fp16 overflows separately; raise TrainingFault after too many in a row."""
         progress = self.progress
         if reason is None:
             progress.skipped_in_row = 0
@@ -246,20 +252,20 @@ class Engine:
         if progress.skipped_in_row >= self.job.report.max_skipped:
             raise TrainingFault(
                 "training.not_finite",
-                f"{progress.skipped_in_row} steps in a row gave a loss or gradient that is not a finite number; "
-                "the weights were not touched by them.",
-                "Lower the learning rate, use bf16 or fp32 instead of fp16, or check the base and VAE; "
-                "the last checkpoint is good.",
+                f"Could not continue training: {progress.skipped_in_row} steps in a row had a loss or gradient "
+                "that is not finite (NaN or infinity). They did not change the weights.",
+                "Lower the learning rate, use bf16 or fp32 instead of fp16, or check the base and VAE. "
+                "The last checkpoint is good.",
             )
 
 
 class Prepare(Protocol):
-    """Makes sure that what a step needs is cached."""
+    """Makes sure that everything a step needs is cached."""
 
     def __call__(self, step: int) -> None:
-        """``step`` counts from 0."""
+        """Cache what optimizer step ``step`` (from 0) needs, unless it is cached already."""
 
 
 def is_finite(number: float) -> bool:
-    """Whether a number is neither infinite nor NaN."""
+    """Return whether a number is neither infinite nor NaN."""
     return number - number == 0.0

@@ -1,4 +1,4 @@
-"""What is learned from: the noise schedule, the target, the loss with its weights, and how noise is drawn."""
+"""The training objective: noise schedule, target, loss and its weights, and the drawing of noise and timesteps."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from trainer.config.recipe import ObjectiveConfig
 BETA_START = 0.00085
 BETA_END = 0.012
 TIMESTEPS = 1000
-# sd-scripts bounds the SNR here in debiased estimation, so that the cleanest timesteps keep some weight.
+# sd-scripts caps the SNR at this in debiased estimation, so that the cleanest timesteps keep some weight.
 MOST_DEBIASED_SNR = 1000.0
 
 
 @dataclass(frozen=True, slots=True)
 class NoiseSchedule:
-    """How much picture and how much noise each of the 1000 timesteps holds, as tables that a step indexes.
+    """The share of image and of noise at each of the 1000 timesteps, as tables that a step indexes.
 
     x_t = signal[t] * latents + sigma[t] * noise, with signal = sqrt(alphas_cumprod), sigma = sqrt(1 - alphas_cumprod)
     and snr = (signal / sigma)^2 (Ho et al. 2020, eq. 4). All tables have shape (1000,) and are computed in float64.
     """
 
     prediction: Prediction
-    """What the base predicts: the noise, or the velocity."""
+    """What the base predicts: noise ("epsilon") or velocity."""
     alphas_cumprod: Tensor
     snr: Tensor
     signal: Tensor
@@ -39,25 +39,25 @@ class NoiseSchedule:
 
     @classmethod
     def create(cls, prediction: Prediction, zero_terminal_snr: bool) -> NoiseSchedule:
-        """The schedule both families use, in float64 on the CPU; rescaled when the base has zero terminal SNR.
+        """Return the schedule of both families, float64 on the CPU; rescaled if the base has zero terminal SNR.
 
-        The SNR is that of the rescaled schedule: sd-scripts reads it off before it rescales, so that its loss weights
-        do not belong to the noise that it adds.
+        The SNR is that of the rescaled schedule. sd-scripts takes it before rescaling, so there the loss weights do not
+        match the noise that is added.
         """
         alphas = alphas_cumprod(zero_terminal_snr)
         return cls(prediction, alphas, alphas / (1.0 - alphas), alphas.sqrt(), (1.0 - alphas).sqrt())
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> NoiseSchedule:
-        """The same tables elsewhere; the step computes noisy latents, target and loss in this dtype or a wider one."""
+        """Return the tables on another device; noisy latents, target and loss get this dtype or a wider one."""
         tables = (self.alphas_cumprod, self.snr, self.signal, self.sigma)
         return NoiseSchedule(self.prediction, *(table.to(device, dtype) for table in tables))
 
     def add_noise(self, latents: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
-        """Noisy latents (B,4,h,w) at ``timesteps`` (B,) int64."""
+        """Return noisy latents (B,4,h,w) at ``timesteps`` (B,) int64."""
         return _spread(self.signal[timesteps]) * latents + _spread(self.sigma[timesteps]) * noise
 
     def target(self, latents: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
-        """What the base should predict (B,4,h,w): the noise, or v = signal * noise - sigma * latents.
+        """Return the training target (B,4,h,w): the noise, or v = signal * noise - sigma * latents.
 
         v as in Salimans and Ho 2022, section 4.
         """
@@ -67,7 +67,7 @@ class NoiseSchedule:
 
 
 def alphas_cumprod(zero_terminal_snr: bool) -> Tensor:
-    """The share of the picture's variance that is left at each timestep, (1000,) float64.
+    """Return the share of the image's variance that is left at each timestep, (1000,) float64.
 
     With ``zero_terminal_snr`` its square root is shifted and scaled so that the last is 0 and the first stays as it
     was (Lin et al. 2023, "Common Diffusion Noise Schedules and Sample Steps are Flawed", algorithm 1).
@@ -82,12 +82,12 @@ def alphas_cumprod(zero_terminal_snr: bool) -> Tensor:
 
 
 def picture_losses(prediction: Tensor, target: Tensor, mask: Tensor | None, objective: ObjectiveConfig) -> Tensor:
-    """The loss of each picture (B,): the mean over channels, height and width of the error at each element.
+    """Return the loss of each image (B,): the mean error over channels, height and width.
 
     mse: d^2. huber: 2c (sqrt(d^2 + c^2) - c) with c = ``huber_c``, the smooth pseudo-Huber loss of sd-scripts
     (loss_type huber with the schedule constant): d^2 for errors far below c, 2c|d| far above.
     ``mask`` (B,1,h,w) multiplies the errors before the mean, which is not divided by the mask's own mean
-    (sd-scripts' apply_masked_loss): a picture that is masked by half counts half.
+    (sd-scripts' apply_masked_loss): an image of which half is masked counts half.
     """
     if objective.loss == "huber":
         c = objective.huber_c
@@ -100,7 +100,7 @@ def picture_losses(prediction: Tensor, target: Tensor, mask: Tensor | None, obje
 
 
 def timestep_weights(schedule: NoiseSchedule, objective: ObjectiveConfig, timesteps: Tensor) -> Tensor:
-    """How much each picture's loss counts for the noise strength it got (B,), in the schedule's dtype.
+    """Return the loss weight of each image by its timestep (B,), in the schedule's dtype.
 
     min-SNR with gamma g (Hang et al. 2023, section 3.4): min(snr, g) / snr for epsilon, min(snr, g) / (snr + 1) for v.
     Debiased estimation (Yu et al. 2024; sd-scripts): 1 / sqrt(snr) for epsilon, 1 / (snr + 1) for v, snr at most 1000.
@@ -124,10 +124,11 @@ def timestep_weights(schedule: NoiseSchedule, objective: ObjectiveConfig, timest
 def draw_noise(
     generator: np.random.Generator, shape: tuple[int, ...], objective: ObjectiveConfig
 ) -> NDArray[np.float32]:
-    """The noise of one picture, ``shape`` (C,h,w) fp32, from the picture's own stream, so no batch can change it.
+    """Return the noise of one image, ``shape`` (C,h,w) fp32, from the image's own random stream.
 
-    Plain normal noise first, whatever the options; then the noise offset, one normal number per channel times the
-    offset (Guttenberg 2023, "Diffusion with Offset Noise"); then multires noise.
+    The stream makes it independent of the batch. Plain normal noise is drawn first, whatever the options; then the
+    noise offset, one normal number per channel times the offset (Guttenberg 2023, "Diffusion with Offset Noise");
+    then multires noise.
     """
     noise = generator.standard_normal(shape, dtype=np.float32)
     if objective.noise_offset:
@@ -139,10 +140,10 @@ def draw_noise(
 
 
 def draw_timestep(generator: np.random.Generator, objective: ObjectiveConfig) -> int:
-    """A timestep from ``timestep_min`` to ``timestep_max``, both included.
+    """Return a random timestep from ``timestep_min`` to ``timestep_max``, both included.
 
-    uniform: all alike. logit_normal: the sigmoid of a normal number says how far along the range (Esser et al. 2024,
-    section 3.1, with mean 0 and deviation 1).
+    uniform: all equally likely. logit_normal: the sigmoid of a normal number is the position in the range (Esser et
+    al. 2024, section 3.1, with mean 0 and standard deviation 1).
     """
     low, high = objective.timestep_min, objective.timestep_max
     if objective.timesteps == "uniform":
@@ -154,10 +155,11 @@ def draw_timestep(generator: np.random.Generator, objective: ObjectiveConfig) ->
 def _add_coarser_noise(
     generator: np.random.Generator, noise: NDArray[np.float32], objective: ObjectiveConfig
 ) -> NDArray[np.float32]:
-    """Multires (pyramid) noise as in sd-scripts (Whitaker 2023): level i is r^i times coarser and weighs discount^i.
+    """Return multires (pyramid) noise as in sd-scripts (Whitaker 2023): level i is r^i times coarser.
 
-    r is drawn anew from 2 to 4 for each level, level 0 is a second noise of full size, levels end when a side is one
-    pixel, and the sum is divided by its deviation: here the picture's own, there that of the whole batch.
+    Level i has the weight discount^i. r is drawn from 2 to 4 for each level, level 0 is a second noise of full size,
+    and levels end when a side is one pixel. The sum is divided by its standard deviation: that of the image here,
+    that of the whole batch in sd-scripts.
     """
     channels, height, width = noise.shape
     total = torch.from_numpy(noise)
@@ -174,5 +176,5 @@ def _add_coarser_noise(
 
 
 def _spread(values: Tensor) -> Tensor:
-    """Numbers per picture (B,) in the shape that multiplies latents, (B,1,1,1)."""
+    """Return per-image numbers (B,) in the shape (B,1,1,1), which broadcasts over latents."""
     return values.view(-1, 1, 1, 1)

@@ -1,4 +1,4 @@
-"""The one training step: add noise, predict, loss, backward. The loop runs it, forecasts trace it, tests check it."""
+"""The training step: add noise, predict, loss, backward. The same function is run, traced by forecasts and tested."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ from trainer.training.objective import NoiseSchedule, picture_losses, timestep_w
 
 @dataclass(slots=True)
 class MicroBatch:
-    """What one forward and backward works on: B pictures of one bucket."""
+    """Input of one forward and backward pass: B images of one bucket."""
 
     latents: Tensor
-    """(B,4,h,w) fp32, scaled as the UNet wants them."""
+    """(B,4,h,w) fp32, with the VAE's scaling factor applied."""
     noise: Tensor
-    """(B,4,h,w) fp32, with offset and multires already in it; the target is made from it."""
+    """(B,4,h,w) fp32, with offset and multires noise included; the target is computed from it."""
     input_noise: Tensor | None
-    """(B,4,h,w) fp32: the noise that the input gets when it differs from the target's (input perturbation)."""
+    """(B,4,h,w) fp32: the noise added to the input if it differs from the target's (input perturbation)."""
     timesteps: Tensor
     """(B,) int64, 0 to 999."""
     text: TextConditioning | None
-    """Captions encoded before; None when they are encoded in the step."""
+    """Captions encoded in advance; None if they are encoded in the step."""
     tokens: tuple[Tensor, ...] | None
-    """Captions as token ids, int64 (B,n) for each text encoder: encoded in the step, so that encoders can learn."""
+    """Captions as token ids, int64 (B,n) for each text encoder, encoded in the step so that encoders are trained."""
     time_ids: Tensor | None
     """(B,6) fp32, SDXL only: original height and width, crop top and left, target height and width, in pixels."""
     mask: Tensor | None
-    """(B,1,h,w) fp32: how much each place counts."""
+    """(B,1,h,w) fp32: loss weight of each latent pixel."""
     weights: Tensor
-    """(B,) fp32: 1 / effective batch, times the picture's and its folder's weight."""
+    """(B,) fp32: 1 / effective batch, times the weights of the image and its folder."""
 
     def to(self, device: torch.device, *, copy: bool = False) -> MicroBatch:
-        """The same on ``device``, with ``copy`` in memory of its own; from pinned memory without waiting for it."""
+        """Return the batch on ``device``, with ``copy`` in new memory; a copy from pinned memory does not block."""
         return self._with(lambda tensor: tensor.to(device, non_blocking=True, copy=copy))
 
     def pinned(self) -> MicroBatch:
-        """The same in main memory that a card reads by itself."""
+        """Return the batch in pinned main memory, which a GPU can copy from asynchronously."""
         return self._with(lambda tensor: tensor.pin_memory())
 
     def tensors(self) -> list[Tensor]:
-        """All that it holds, in the order of the fields."""
+        """Return all its tensors, in the order of the fields."""
         found: list[Tensor] = []
 
         def note(tensor: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ class MicroBatch:
         return found
 
     def _with(self, moved: Callable[[Tensor], Tensor]) -> MicroBatch:
-        """Every tensor moved, in the order of the fields."""
+        """Return a batch with every tensor passed through ``moved``, in the order of the fields."""
 
         def move(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else moved(tensor)
@@ -80,15 +80,15 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class StepModels:
-    """The models a step runs through, with their adapters in place."""
+    """The models of a training step, with their adapters attached."""
 
     family: Family
     unet: UNet2DConditionModel
     text_encoders: tuple[TextEncoder, ...]
-    """Empty when all captions were encoded before."""
+    """Text encoders; empty if all captions are encoded in advance."""
     clip_skip: int | None
     dtype: torch.dtype
-    """The number format the UNet computes in; a quantised base cannot say it itself."""
+    """The dtype the UNet computes in, which cannot be read from a quantized base."""
 
 
 def training_step(
@@ -98,12 +98,12 @@ def training_step(
     batch: MicroBatch,
     loss_scale: float | Tensor = 1.0,
 ) -> Tensor:
-    """One forward and backward: gradients add up in the working weights, scaled by ``loss_scale``.
+    """Run forward and backward; gradients are added to the working weights, scaled by ``loss_scale``.
 
-    Returns the sum of the weighted losses without the scale, 0-dim, detached, fp32 or wider: over the micro-batches
-    of an effective batch these add up to its loss. The order of weights is that of sd-scripts: mask, mean over
-    channels and places, picture weight, timestep weight. Nothing is read from the device, no branch depends on data,
-    and one stream is used, so the same function runs on meta tensors.
+    Returns the sum of the weighted losses without the scale, 0-dim, detached, fp32 or wider. Over the micro-batches of
+    an effective batch these sums add up to its loss. The order of weights is that of sd-scripts: mask, mean over
+    channels and pixels, image weight, timestep weight. Nothing is read from the device, no branch depends on data, and
+    only one stream is used, so the same function runs on meta tensors.
     """
     prediction, target = _predict(models, schedule, batch)
     losses = picture_losses(prediction, target, batch.mask, objective)
@@ -114,15 +114,18 @@ def training_step(
 
 @torch.no_grad()
 def validation_loss(models: StepModels, schedule: NoiseSchedule, batch: MicroBatch) -> Tensor:
-    """The plain squared error of each picture (B,), fp32 or wider: no weights, no mask, comparable between recipes."""
+    """Return the plain squared error of each image (B,), fp32 or wider.
+
+    It has no weights and no mask, so that it can be compared between recipes.
+    """
     prediction, target = _predict(models, schedule, batch)
     return picture_losses(prediction, target, None, ObjectiveConfig())
 
 
 def _predict(models: StepModels, schedule: NoiseSchedule, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-    """What the UNet says of the noisy latents and what it should say, (B,4,h,w) each, in the target's dtype.
+    """Return the UNet's prediction for the noisy latents and the target, (B,4,h,w) each, in the target's dtype.
 
-    Noise is added in fp32 and the sum rounded once to the UNet's dtype; its answer is widened before the loss.
+    Noise is added in fp32 and the sum is rounded once to the UNet's dtype; the prediction is widened before the loss.
     """
     text = _condition(models, batch)
     added = batch.noise if batch.input_noise is None else batch.input_noise
@@ -139,7 +142,7 @@ def _predict(models: StepModels, schedule: NoiseSchedule, batch: MicroBatch) -> 
 
 
 def _condition(models: StepModels, batch: MicroBatch) -> TextConditioning:
-    """The captions as the UNet reads them, through the live text encoders when there are tokens."""
+    """Return the captions as conditioning for the UNet, from the live text encoders if there are tokens."""
     if batch.tokens is not None:
         return encode_text(models.family, models.text_encoders, batch.tokens, models.clip_skip)
     if batch.text is None:
@@ -148,7 +151,7 @@ def _condition(models: StepModels, batch: MicroBatch) -> TextConditioning:
 
 
 def _added_conditions(models: StepModels, text: TextConditioning, batch: MicroBatch) -> dict[str, Tensor] | None:
-    """SDXL's second input: the pooled caption and the picture's sizes.
+    """Return SDXL's additional conditions: the pooled caption and the image sizes; None for SD 1.5.
 
     The sizes stay fp32 until they are embedded: bf16 would round 1023 pixels to 1024.
     """

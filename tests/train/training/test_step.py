@@ -267,7 +267,7 @@ def test_attention_uses_the_stated_kernel(choice: str) -> None:
 @pytest.mark.parametrize("choice", ["efficient", "cudnn"])
 def test_a_kernel_the_device_lacks_is_said_in_words(choice: str) -> None:
     with (
-        pytest.raises(JobError, match=f'fit.attention = "{choice}" has no kernel on cpu for bfloat16'),
+        pytest.raises(JobError, match=f'fit.attention = "{choice}": it has no kernel on cpu for bfloat16'),
         attention(choice, torch.device("cpu"), torch.bfloat16),
     ):
         pass

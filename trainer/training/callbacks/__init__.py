@@ -1,1 +1,1 @@
-"""What happens at given steps: checkpoints, exports, previews, validation, events."""
+"""Callbacks of the training loop: checkpoints, exports, previews, validation, events."""

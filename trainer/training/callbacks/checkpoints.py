@@ -1,4 +1,4 @@
-"""What hangs on the loop: events, validation, checkpoints, saved LoRAs, previews, and the user's requests."""
+"""The checkpoint callback, and the capture and restore of the training state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainer.training.reporting.reporter import Reporter
 
 
 class Checkpoints:
-    """Writes resumable checkpoints at their times."""
+    """Callback that writes resumable checkpoints."""
 
     phase: ForecastPhase = "checkpoint"
 
@@ -30,32 +30,32 @@ class Checkpoints:
         self.reporter = reporter
         self.plan = plan
         self.rungs: Sequence[AppliedFallback] = plan.saved
-        """The rungs that the last checkpoint holds."""
+        """Applied fallback steps in the last checkpoint."""
         self._saved: TrainingProgress | None = None
 
     def at_start(self, progress: TrainingProgress) -> None:
-        """Saves the start, so that a resume never begins from nothing."""
+        """Save a checkpoint of step 0, so that a resume always finds one."""
         if progress.step == 0:
             self.save(progress)
 
     def after_step(self, progress: TrainingProgress, result: StepResult) -> None:
-        """Saves when it is time, and after the last step."""
+        """Save if a checkpoint is due, at the best step and after the last step."""
         last_or_best = progress.step in (self.engine.steps, progress.best_step)
         if last_or_best or due(progress.step, self.engine.job.report.saving.checkpoint_every):
             self.save(progress)
 
-    def save(self, progress: TrainingProgress, held: checkpoint.Checkpoint | None = None) -> None:
-        """Writes a checkpoint now, unless this attempt wrote one since anything moved.
+    def save(self, progress: TrainingProgress, captured: checkpoint.Checkpoint | None = None) -> None:
+        """Write a checkpoint now, unless nothing has changed since the last one of this attempt.
 
-        ``held`` is what was captured of this very step before, where the engine is not there.
+        ``captured`` is the training state of the current step, if it was captured before the models were unloaded.
         """
         if self._saved == progress and self.rungs == self.plan.taken:
             return
         self.reporter.phase("save", 0, 1)
-        now = held or capture(self.engine, self.plan.state())
+        now = captured or capture(self.engine, self.plan.state())
         folder = checkpoint.save_checkpoint(self.run.checkpoints, now)
         self._saved, self.rungs = dataclasses.replace(progress), self.plan.taken
-        # The one just written too: damaged ones that were passed over still count among the newest.
+        # The new one needs protection: skipped damaged checkpoints of later steps count among the newest.
         protect = {step for step in (progress.step, progress.best_step) if step is not None}
         checkpoint.prune(self.run.checkpoints, self.engine.job.report.saving.checkpoint_keep, protect)
         self.reporter.write(events.CheckpointEvent(step=progress.step, folder=f"checkpoints/{folder.name}"))
@@ -63,7 +63,7 @@ class Checkpoints:
 
 
 def capture(engine: Engine, rungs: list[dict[str, object]]) -> checkpoint.Checkpoint:
-    """Everything that moves during training, as it is now, and the plan in force: its fit and ``rungs`` taken."""
+    """Return the current training state, with the fit in force and the fallback steps applied (``rungs``)."""
     tensors, data = pack_state(engine.optimizer)
     state: dict[str, object] = {
         "progress": to_record(engine.progress),
@@ -77,7 +77,7 @@ def capture(engine: Engine, rungs: list[dict[str, object]]) -> checkpoint.Checkp
 
 
 def is_restorable(saved: checkpoint.Checkpoint) -> bool:
-    """Tell whether a checkpoint holds all that `restore` and the plan take from it, of the right types."""
+    """Return whether a checkpoint has everything that `restore` and the plan need, with the right types."""
     try:
         state: Mapping[str, Any] = saved.state
         progress = build(TrainingProgress, state["progress"])
@@ -101,7 +101,7 @@ def _tensor_names(value: Any) -> Iterator[str]:
 
 
 def restore(engine: Engine, saved: checkpoint.Checkpoint) -> None:
-    """Puts a checkpoint back into a freshly built engine."""
+    """Restore a checkpoint into an engine with the same adapter and optimizer."""
     engine.masters.load(saved.adapter)
     state: Mapping[str, Any] = saved.state
     unpack_state(engine.optimizer, saved.optimizer, state["optimizer"])

@@ -1,4 +1,4 @@
-"""Writes the LoRA files of a run, each with the facts of its frozen job and a preview beside it."""
+"""Export of a run's LoRA files, each with metadata from the frozen job and a preview image."""
 
 from __future__ import annotations
 
@@ -30,35 +30,35 @@ from trainer.training.reporting.reporter import Reporter
 
 
 def step_of(path: Path) -> int:
-    """The step in the name of a step's LoRA file."""
+    """Return the step in the name of a step's LoRA file."""
     return int(path.stem.rpartition("-step")[2])
 
 
 class Exporter:
-    """Knows the names and facts of a run's LoRA files."""
+    """Writer of a run's LoRA files, with their names and metadata."""
 
     def __init__(
-        self, run: RunDirectory, job: Job, source: BaseSource, pictures: Sequence[Picture], steps_per_epoch: int
+        self, run: RunDirectory, job: Job, source: BaseSource, images: Sequence[Picture], steps_per_epoch: int
     ) -> None:
         self.run = run
         self.job = job
         self.source = source
-        self.pictures = tuple(pictures)
+        self.pictures = tuple(images)
         self.steps_per_epoch = steps_per_epoch
         self.stem = safe_name(job.name, "lora")
 
     def step_path(self, step: int) -> Path:
-        """Where the LoRA of one step lies: output/NAME-step000500.safetensors."""
+        """Return the path of one step's LoRA: output/NAME-step000500.safetensors."""
         return self.run.output / f"{self.stem}{step_ending(step)}.safetensors"
 
     def final_path(self) -> Path:
-        """Where the finished LoRA lies: output/NAME.safetensors."""
+        """Return the path of the finished LoRA: output/NAME.safetensors."""
         return self.run.output / f"{self.stem}.safetensors"
 
     def export(
         self, weights: Mapping[str, Tensor], adapter: Adapter, progress: TrainingProgress, *, final: bool
     ) -> tuple[Path, str]:
-        """Writes the LoRA of this moment, checked; returns path and SHA-256. Raises ResumableError, LoraFileError."""
+        """Write and verify the current LoRA; return its path and SHA-256. Raises ResumableError, LoraFileError."""
         path = self.final_path() if final else self.step_path(progress.step)
         facts = self.facts(progress.step)
         dtype = DTYPES[self.job.output.dtype]
@@ -68,32 +68,32 @@ class Exporter:
                 beside = path.with_name(f"{path.stem}.diffusers.safetensors")
                 export_lora(beside, weights, adapter, metadata, dtype=dtype, naming="diffusers")
             write_side_files(path, facts, self._preview(progress.step))
-            # Last: where this file is, the others are.
+            # Written last, so that where this file exists the others do too.
             sha256 = export_lora(path, weights, adapter, metadata, dtype=dtype)
         except OSError as error:
             raise as_resumable(error, self.run.output) from error
         return path, sha256
 
     def _preview(self, step: int) -> Path | None:
-        """The picture of the first prompt at this step, where one was drawn."""
-        picture = self.run.samples / f"step-{step:08d}-0.png"
-        return picture if picture.exists() else None
+        """Return the preview of the first prompt at this step, or None if there is none."""
+        image = self.run.samples / f"step-{step:08d}-0.png"
+        return image if image.exists() else None
 
     def add_preview(self, step: int) -> None:
-        """Puts a step's picture beside its LoRA, where both exist."""
-        lora, picture = self.step_path(step), self._preview(step)
-        if picture and lora.exists():
-            files.write_bytes(lora.with_suffix(".png"), read_bytes(picture, "image"))
+        """Copy a step's preview next to its LoRA if both exist."""
+        lora, image = self.step_path(step), self._preview(step)
+        if image and lora.exists():
+            files.write_bytes(lora.with_suffix(".png"), read_bytes(image, "image"))
 
     def finished_step(self) -> int | None:
-        """The step of the finished LoRA that lies here, left by a run that is being extended; None if there is none."""
+        """Return the step of the finished LoRA that an extended run already has, or None."""
         with suppress(LoraFileError):
             step = read_header(self.final_path(), "lora").metadata.get("ss_steps", "")
             return int(step) if step.isdecimal() else None
         return None
 
     def prune(self, keep: int | None, protect: Collection[int | None]) -> None:
-        """Removes all but the newest ``keep`` step files and those of ``protect``; None keeps all."""
+        """Delete all but the newest ``keep`` step files and those of ``protect``; None keeps all."""
         if keep is None:
             return
         stem = glob.escape(self.stem)
@@ -103,12 +103,12 @@ class Exporter:
                     path.unlink(missing_ok=True)
 
     def facts(self, step: int) -> ExportFacts:
-        """What the files tell of this run at ``step``; the same for every attempt."""
+        """Return the metadata of this run's LoRA at ``step``; the same in every attempt."""
         job, source = self.job, self.source
-        kinds = Counter(picture.kind for picture in self.pictures)
-        trained = [picture for picture in self.pictures if picture.kind == "train"]
-        triggers = dict.fromkeys(picture.trigger for picture in trained if picture.trigger)
-        captions = (caption for picture in trained for caption in picture.captions[:1])
+        kinds = Counter(image.kind for image in self.pictures)
+        trained = [image for image in self.pictures if image.kind == "train"]
+        triggers = dict.fromkeys(image.trigger for image in trained if image.trigger)
+        captions = (caption for image in trained for caption in image.captions[:1])
         return ExportFacts(
             title=job.name,
             family=source.family,
@@ -125,7 +125,7 @@ class Exporter:
             regularisation_pictures=kinds["regularisation"],
             started_at=self._started_at(),
             trigger_words=tuple(triggers),
-            buckets=Counter(picture.bucket for picture in trained),
+            buckets=Counter(image.bucket for image in trained),
             author=job.output.author,
             licence=job.output.licence,
             description=job.output.description,
@@ -138,19 +138,19 @@ class Exporter:
     def _started_at(self) -> float:
         started = self.run.attempts()[0].get("started")
         if not isinstance(started, int | float):
-            sentence = "run.json does not say when the run began."
+            sentence = "Could not export the LoRA: run.json does not state when the run started."
             raise RunError("run.damaged", sentence, "Start its job again with `train`.")
         return float(started)
 
 
 def due(step: int, every: int | None) -> bool:
-    """Whether something done every so many steps is due now."""
+    """Return whether something done every ``every`` steps is due after ``step``."""
     return bool(every) and step > 0 and step % (every or 1) == 0
 
 
 @contextmanager
 def as_exported(engine: Engine) -> Iterator[None]:
-    """Inside, the model is as it would be exported: no dropout, and for Schedule-Free the averaged weights."""
+    """Put the model into its exported form inside the block: no dropout, and averaged Schedule-Free weights."""
     engine.adapter.training = False
     try:
         with averaged_weights(engine.optimizer, engine.masters):
@@ -160,7 +160,7 @@ def as_exported(engine: Engine) -> Iterator[None]:
 
 
 class Saving:
-    """Exports the LoRA at its times; all are kept unless the user sets a limit."""
+    """Callback that exports the LoRA; all files are kept unless the user sets a limit."""
 
     phase: ForecastPhase = "save"
 
@@ -171,23 +171,26 @@ class Saving:
         self.finished = exporter.finished_step()
 
     def at_start(self, progress: TrainingProgress) -> None:
-        """Exports what a killed attempt had no time for, and as a step's file what was finished before."""
+        """Export what a killed attempt could not, and the finished LoRA of a shorter run as a step's file."""
         if self._due(progress) and not self.exporter.step_path(progress.step).exists():
             self.save(progress)
 
     def after_step(self, progress: TrainingProgress, result: StepResult) -> None:
-        """Exports when it is time."""
+        """Export if a file is due after this step."""
         if self._due(progress):
             self.save(progress)
 
     def _due(self, progress: TrainingProgress) -> bool:
-        """At its times, at the best step so far and where a shorter run ended; the finished file is the last step's."""
+        """Return whether to export: at the set interval, at the best step, and where a shorter run ended.
+
+        The last step is never due: its LoRA is the finished file.
+        """
         step = progress.step
-        in_time = due(step, self.engine.job.report.saving.every_steps)
-        return step < self.engine.steps and (in_time or step in (progress.best_step, self.finished))
+        at_interval = due(step, self.engine.job.report.saving.every_steps)
+        return step < self.engine.steps and (at_interval or step in (progress.best_step, self.finished))
 
     def save(self, progress: TrainingProgress, *, final: bool = False) -> Path:
-        """Exports the LoRA now: as a step's file, or as the finished one."""
+        """Export the LoRA now, as a step's file or as the finished one, and return its path."""
         self.reporter.phase("save", 0, 1)
         with averaged_weights(self.engine.optimizer, self.engine.masters):
             path, sha256 = self.exporter.export(self.engine.masters.masters, self.engine.adapter, progress, final=final)

@@ -1,4 +1,4 @@
-"""Pictures drawn during a run from the current LoRA, to show what it has learned so far."""
+"""Preview images drawn during a run with the current LoRA, to show its progress."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from trainer.training.loop import Engine, StepResult, TrainingProgress
 from trainer.training.reporting.reporter import Reporter
 
 OnDrawn = Callable[[int, Path, float], None]
-"""Called with the prompt's index, its file and the seconds it took."""
+"""Called with the prompt's index, the image file and the seconds that it took."""
 
 
 class Previewer:
-    """Draws the job's preview prompts with the model that is being trained."""
+    """Renderer of the job's preview prompts, with the model in training."""
 
     def __init__(self, job: Job, source: BaseSource, cache: Cache, folder: Path) -> None:
         self.job = job
@@ -41,19 +41,19 @@ class Previewer:
 
     @property
     def prompts(self) -> tuple[PromptConfig, ...]:
-        """What is drawn each time."""
+        """Return the preview prompts."""
         return self.job.report.previews.prompts
 
     def texts(self) -> list[str]:
-        """Every text the previews need, to be encoded with the captions."""
+        """Return every text that the previews need, to be encoded with the captions."""
         return [text for prompt in self.prompts for text in (prompt.prompt, prompt.negative)]
 
     def path(self, step: int, index: int) -> Path:
-        """Where the picture of one prompt at one step lies: samples/step-00000500-0.png."""
+        """Return the image path of one prompt at one step: samples/step-00000500-0.png."""
         return self.folder / f"step-{step:08d}-{index}.png"
 
     def drawn(self, step: int) -> bool:
-        """Whether every prompt has its picture for this step."""
+        """Return whether every prompt has its image for this step."""
         return all(self.path(step, index).exists() for index in range(len(self.prompts)))
 
     def draw_all(
@@ -64,9 +64,10 @@ class Previewer:
         on_drawn: OnDrawn,
         on_progress: Callable[[int, int], None],
     ) -> None:
-        """Draws every prompt and writes its picture; ``encoders`` are those in memory, if any.
+        """Draw every prompt and write its image; ``encoders`` are the loaded text encoders, if any.
 
-        All latents are drawn first and the VAE is loaded after, so that both are never needed at once.
+        All latents are drawn before the VAE is loaded, so that with ``preview_offload`` UNet and VAE are never on the
+        GPU at once.
         """
         latents, seconds = [], []
         for index, prompt in enumerate(self.prompts):
@@ -77,41 +78,41 @@ class Previewer:
         started = time.monotonic()
         with away(unet) if self.job.fit.preview_offload else nullcontext():
             release_at("draw", self.cache.device)
-            pictures = self._decode(latents)
+            images = self._decode(latents)
             release_at("decode", self.cache.device)
-        decoding = (time.monotonic() - started) / max(1, len(latents))  # the VAE is loaded once for all
-        for index, (prompt, picture) in enumerate(zip(self.prompts, pictures, strict=True)):
+        decoding = (time.monotonic() - started) / max(1, len(latents))  # the VAE is loaded once for all images
+        for index, (prompt, image) in enumerate(zip(self.prompts, images, strict=True)):
             started = time.monotonic()
-            file = self._write(picture, prompt, step, index)
+            file = self._write(image, prompt, step, index)
             on_drawn(index, file, seconds[index] + decoding + time.monotonic() - started)
 
     def _draw(self, prompt: PromptConfig, unet: torch.nn.Module, encoders: Sequence[TextEncoder]) -> Tensor:
         source = self.source
         sampler = make_sampler(prompt.sampler, source.prediction, zero_terminal_snr=source.zero_terminal_snr)
-        return draw_latents(source.family, unet, sampler, self._drawing(prompt, encoders), lambda *_: None)
+        return draw_latents(source.family, unet, sampler, self._render_spec(prompt, encoders), lambda *_: None)
 
     def _decode(self, latents: Sequence[Tensor]) -> list[Image.Image]:
-        """The pictures, by a VAE that is loaded for them and gone afterwards."""
+        """Return the decoded images; the VAE is loaded for this call only."""
         vae = self.source.load_vae(DTYPES[self.job.fit.vae_dtype or "fp32"], self.cache.device)
-        # A kernel that the job forces on the UNet may not suit the VAE's one wide head.
+        # A kernel that the job sets for the UNet may not support the VAE's single wide head.
         with attention("auto", vae.device, vae.dtype):
             return [decode(vae, drawn, tiling=bool(self.job.fit.vae_tiling)) for drawn in latents]
 
-    def _drawing(self, prompt: PromptConfig, encoders: Sequence[TextEncoder]) -> RenderSpec:
+    def _render_spec(self, prompt: PromptConfig, encoders: Sequence[TextEncoder]) -> RenderSpec:
         positive, negative = (self._text(text, encoders) for text in (prompt.prompt, prompt.negative))
         return RenderSpec(prompt, stated(prompt.width), stated(prompt.height), positive, negative)
 
     def _text(self, text: str, encoders: Sequence[TextEncoder]) -> TextConditioning:
         return self.cache.encode_now(encoders, [text]) if encoders else self.cache.text(text)
 
-    def _write(self, picture: Image.Image, prompt: PromptConfig, step: int, index: int) -> Path:
+    def _write(self, image: Image.Image, prompt: PromptConfig, step: int, index: int) -> Path:
         path = self.path(step, index)
-        save_picture(picture, path, prompt.model_dump() | {"step": step, "run": self.job.name})
+        save_picture(image, path, prompt.model_dump() | {"step": step, "run": self.job.name})
         return path
 
 
 class Previews:
-    """Draws the preview prompts at their times, the first at step 0 as the baseline."""
+    """Callback that draws the preview prompts, first at step 0 as the baseline."""
 
     phase: ForecastPhase = "preview"
 
@@ -122,12 +123,12 @@ class Previews:
         self.reporter = reporter
 
     def at_start(self, progress: TrainingProgress) -> None:
-        """Draws the baseline, or what a killed attempt had no time for."""
+        """Draw the baseline, or what a killed attempt could not."""
         if (progress.step == 0 or self._due(progress.step)) and not self.previewer.drawn(progress.step):
             self.draw(progress)
 
     def after_step(self, progress: TrainingProgress, result: StepResult) -> None:
-        """Draws when it is time, and after the last step."""
+        """Draw if previews are due, and after the last step."""
         if self._due(progress.step):
             self.draw(progress)
 
@@ -135,7 +136,7 @@ class Previews:
         return step == self.engine.steps or due(step, self.engine.job.report.previews.every)
 
     def draw(self, progress: TrainingProgress) -> None:
-        """Draws all prompts with the weights as they would be exported now."""
+        """Draw all prompts with the weights in their exported form."""
         if not self.previewer.prompts:
             return
         self.reporter.phase("preview", 0, len(self.previewer.prompts))

@@ -1,4 +1,4 @@
-"""Curves for TensorBoard, where it is installed and asked for."""
+"""Callbacks that report steps: events, TensorBoard curves, and a warning about slow steps."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ from trainer.training.reporting.memory_use import PhaseMemoryMeter
 from trainer.training.reporting.reporter import Reporter
 
 SLOW = 3.0
-# Quick again: so far above the median that steps vary anyway, so far below SLOW that it is not told twice.
-QUICK = 1.5
+# Below this multiple of the median steps count as normal again: above the usual variation, but far enough below SLOW
+# that one slowdown is not reported twice.
+NORMAL = 1.5
 WARM_UP = 5
 WINDOW = 50
-# Cards of these generations begin to slow themselves down from about here on.
+# Current GPUs begin to throttle at about this temperature.
 HOT_CELSIUS = 87
 FULL_SHARE = 0.97
 OTHERS_BUSY_BYTES = 512 * MIB
 
 
 class Curves:
-    """Writes loss, gradient norm and learning rates after every step."""
+    """Callback that writes loss, gradient norm and learning rates to TensorBoard after every step."""
 
     phase: ForecastPhase = "train"
 
@@ -44,16 +45,16 @@ class Curves:
         except ImportError as error:
             raise JobError(
                 "report.tensorboard",
-                "report.tensorboard is on, but TensorBoard is not installed.",
+                "Could not write TensorBoard curves: report.tensorboard is on, but TensorBoard is not installed.",
                 "Install it with `pip install tensorboard`, or set report.tensorboard = false.",
             ) from error
         self.writer = SummaryWriter(str(folder))
 
     def at_start(self, progress: TrainingProgress) -> None:
-        """Nothing to draw before the first step."""
+        """Do nothing: there are no values before the first step."""
 
     def after_step(self, progress: TrainingProgress, result: StepResult) -> None:
-        """Adds a point to each curve."""
+        """Add a point to each curve."""
         values = {"loss": result.loss, "gradient_norm": result.grad_norm}
         values |= {f"learning_rate/{part}": rate for part, rate in result.learning_rates.items()}
         for name, value in values.items():
@@ -62,7 +63,7 @@ class Curves:
 
 
 class StepEvents:
-    """Writes an event a step and keeps the heartbeat."""
+    """Callback that writes an event for each step and keeps the heartbeat."""
 
     phase: ForecastPhase = "train"
 
@@ -72,11 +73,11 @@ class StepEvents:
         self.meter = meter
 
     def at_start(self, progress: TrainingProgress) -> None:
-        """Shows how far the run is already."""
+        """Report the progress that the run already has."""
         self.reporter.phase("train", progress.step, self.engine.steps)
 
     def after_step(self, progress: TrainingProgress, result: StepResult) -> None:
-        """Writes the step's event and, now and then, the heartbeat."""
+        """Write the step's event and, about once a second, the heartbeat."""
         self.reporter.phase("train", progress.step, self.engine.steps)
         self.reporter.write(
             events.StepEvent(
@@ -97,7 +98,7 @@ class StepEvents:
 
 
 class SlowSteps:
-    """Says once, and again only after recovery, that steps take more than three times what such steps took before."""
+    """Callback that warns when a step takes over three times the usual time; once until steps are fast again."""
 
     phase: ForecastPhase = "train"
 
@@ -117,32 +118,32 @@ class SlowSteps:
         self._slow = False
 
     def at_start(self, progress: TrainingProgress) -> None:
-        """Nothing: the first steps of an attempt are its warm-up."""
+        """Do nothing: the first steps of an attempt are its warm-up."""
 
     def after_step(self, progress: TrainingProgress, result: StepResult) -> None:
-        """Compares the step with those of the same sizes; one that something else came before is left out."""
+        """Compare the step with earlier ones of the same sizes; a step that follows other work is left out."""
         now, last = self.clock(), self._last
         self._last = now
         times = self._times[self._sizes(result.step - 1)]
         usual = statistics.median(times) if len(times) >= WARM_UP else math.inf
-        # After a preview or a saved file memory has to be asked for again: that is no drift.
+        # After a preview or an export memory has to be allocated again, which is no sign of a slowdown.
         waited = now - last - result.seconds
         if waited > min(usual, result.seconds):
             return
         if result.seconds > SLOW * usual:
-            self._say(result, usual)
+            self._warn(result, usual)
             return
         times.append(result.seconds)
-        if result.seconds < QUICK * usual:
+        if result.seconds < NORMAL * usual:
             self._slow = False
 
     def _sizes(self, step: int) -> object:
-        """What the step's time depends on: the size and number of pictures of each micro-batch."""
+        """Return what a step's time depends on: the bucket and the number of images of each micro-batch."""
         feed = self.engine.feed
         parts = feed.split(feed.batch(step))
         return tuple(sorted((part[0].picture.bucket, len(part)) for part in parts))
 
-    def _say(self, result: StepResult, usual: float) -> None:
+    def _warn(self, result: StepResult, usual: float) -> None:
         if self._slow:
             return
         self._slow = True
@@ -153,21 +154,24 @@ class SlowSteps:
 
 
 def reason_for_slowness(device: torch.device) -> tuple[str, str]:
-    """A code and what it rests on: "spilled" into main memory, "hot", "others" use the card too, "unknown"."""
-    card = card_in_use(device)
-    return why_slow(card, os.getpid()) if card else ("unknown", "")
+    """Return why steps may be slow, as a code ("spilled", "hot", "others" or "unknown") and its evidence.
+
+    "spilled": GPU memory is full, so the driver uses main memory. "others": other programs use the GPU too.
+    """
+    gpu_info = card_in_use(device)
+    return why_slow(gpu_info, os.getpid()) if gpu_info else ("unknown", "")
 
 
-def why_slow(card: gpu.Card, own_pid: int) -> tuple[str, str]:
-    """As :func:`reason_for_slowness`, from the card as the driver tells of it now."""
-    held = card.total_bytes - card.free_bytes
-    others = [use for use in card.uses if use.pid != own_pid]
-    named = gpu.others_named(card, own_pid)
-    if held > FULL_SHARE * card.total_bytes:
-        full = share(held, card.total_bytes)
-        return "spilled", f"{full}; also there: {named}" if named else full
-    if card.temperature is not None and card.temperature >= HOT_CELSIUS:
-        return "hot", f"{card.temperature} °C"
+def why_slow(gpu_info: gpu.Card, own_pid: int) -> tuple[str, str]:
+    """Return the code and evidence of `reason_for_slowness` from the present state of the GPU."""
+    held = gpu_info.total_bytes - gpu_info.free_bytes
+    others = [use for use in gpu_info.uses if use.pid != own_pid]
+    named = gpu.others_named(gpu_info, own_pid)
+    if held > FULL_SHARE * gpu_info.total_bytes:
+        full = share(held, gpu_info.total_bytes)
+        return "spilled", f"{full}; other programs: {named}" if named else full
+    if gpu_info.temperature is not None and gpu_info.temperature >= HOT_CELSIUS:
+        return "hot", f"{gpu_info.temperature} °C"
     if any(use.kind == "compute" or (use.bytes or 0) > OTHERS_BUSY_BYTES for use in others):
         return "others", named
     return "unknown", ""

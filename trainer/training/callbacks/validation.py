@@ -1,4 +1,4 @@
-"""Loss at fixed noise and fixed timesteps, on held-out pictures where there are any."""
+"""Validation loss at fixed noise and fixed timesteps, on held-out images if there are any."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trainer.training.step import MicroBatch, StepModels, validation_loss
 
 @dataclass(frozen=True, slots=True)
 class ValidationResult:
-    """A validation result: the mean loss and its parts by timestep."""
+    """Result of one validation: the mean loss, and the loss at each timestep."""
 
     loss: float
     held_out: bool
@@ -33,19 +33,19 @@ class ValidationResult:
 
 
 class Validator:
-    """Measures the plain MSE loss on a fixed set, at the same noise every time."""
+    """Measurement of the plain MSE loss on a fixed set of samples, with the same noise every time."""
 
-    def __init__(self, pictures: Sequence[Picture], job: Job, assembler: Collator, device: torch.device) -> None:
-        self.held_out = any(picture.kind == "validation" for picture in pictures)
+    def __init__(self, images: Sequence[Picture], job: Job, assembler: Collator, device: torch.device) -> None:
+        self.held_out = any(image.kind == "validation" for image in images)
         self.job = job
         self.assembler = assembler
         self.device = device
-        self.samples = measured_samples(pictures, job.recipe)
+        self.samples = measured_samples(images, job.recipe)
 
     def measure(
         self, models: StepModels, schedule: NoiseSchedule, on_progress: Callable[[int, int], None]
     ) -> ValidationResult:
-        """The loss now; reads the host once, at the end. ``models`` are left as they were."""
+        """Return the current loss of ``models``, which do not change; reads from the device once, at the end."""
         losses = []
         timesteps = self.job.report.validation.timesteps
         size = stated(self.job.fit.micro_batch)
@@ -65,12 +65,15 @@ class Validator:
 def losses_of_picture(
     models: StepModels, schedule: NoiseSchedule, batches: Iterable[MicroBatch], device: torch.device
 ) -> Tensor:
-    """The losses of all ``batches`` in a row, on ``device``; reads nothing back, so that forecasts can trace it."""
+    """Return the losses of all ``batches`` in a row, on ``device``.
+
+    It reads nothing back to the host, so that forecasts can trace it.
+    """
     return torch.cat([validation_loss(models, schedule, batch.to(device)) for batch in batches])
 
 
 class ValidationCallback:
-    """Measures the held-out loss and remembers the best step."""
+    """Callback that measures the validation loss and records the best step."""
 
     phase: ForecastPhase = "validate"
 
@@ -80,12 +83,12 @@ class ValidationCallback:
         self.reporter = reporter
 
     def at_start(self, progress: TrainingProgress) -> None:
-        """Measure the untrained start, or what an interrupted attempt did not finish."""
+        """Measure the untrained base, or what an interrupted attempt did not finish."""
         if progress.step == 0 or progress.unvalidated:
             self._measure(progress)
 
     def after_step(self, progress: TrainingProgress, result: StepResult) -> None:
-        """Measures when it is time, and after the last step."""
+        """Measure if validation is due, and after the last step."""
         if due(progress.step, self.engine.job.report.validation.every) or progress.step == self.engine.steps:
             self._measure(progress)
 
@@ -115,7 +118,7 @@ class ValidationCallback:
             )
         )
         progress.unvalidated = False
-        # Only held-out pictures can tell a best step; the untrained start is no candidate.
-        better = is_finite(measured.loss) and (progress.best_loss is None or measured.loss < progress.best_loss)
-        if measured.held_out and progress.step > 0 and better:
+        # Only held-out images can show a best step; the untrained base is no candidate.
+        is_better = is_finite(measured.loss) and (progress.best_loss is None or measured.loss < progress.best_loss)
+        if measured.held_out and progress.step > 0 and is_better:
             progress.best_step, progress.best_loss = progress.step, measured.loss

@@ -1,1 +1,1 @@
-"""Caches, and the batches that training takes from them."""
+"""Caches of latents and text embeddings, and the batches built from them."""

@@ -1,4 +1,4 @@
-"""What each optimizer step trains on: the effective batches in order, and their cached data in portions of epochs."""
+"""The input of each optimizer step: the schedule of effective batches, their cache shards, and micro-batches."""
 
 from __future__ import annotations
 
@@ -35,43 +35,43 @@ from trainer.training.step import MicroBatch
 
 @dataclass(frozen=True, slots=True)
 class CacheShard:
-    """Consecutive epochs whose cached pictures and texts lie on disk together."""
+    """Consecutive epochs whose cached images and texts are on disk at the same time."""
 
     first: int
     last: int
     form: tuple[object, ...]
-    """How they were encoded; under another plan they are encoded again."""
+    """Key of the encoding settings; a plan with other settings encodes the shard again."""
 
 
 class BatchSchedule:
-    """Deals the effective batches of a run; a pure function of the frozen listing and job."""
+    """The effective batches of a run by step, a pure function of the frozen listing and job."""
 
-    def __init__(self, pictures: Sequence[Picture], job: Job, cache: Cache, *, live_text: bool) -> None:
-        self.pictures = tuple(pictures)
+    def __init__(self, images: Sequence[Picture], job: Job, cache: Cache, *, live_text: bool) -> None:
+        self.pictures = tuple(images)
         self.job = job
         self.cache = cache
         self.live_text = live_text
         self.steps_per_epoch = steps_per_epoch(self.pictures, job.recipe)
         self.prepared: CacheShard | None = None
-        # Counted for every showing that differs.
+        # Bytes of one text. Counted for each distinct sample, although samples with equal captions share an entry.
         widths = (int(config["hidden_size"]) for config in cache.source.text_configs)
         self._text_bytes = 0 if live_text else text_bytes(job.recipe.token_chunks, widths)
-        # One epoch is asked for many times in a row; its neighbour once, when a portion is listed.
-        self._epoch = lru_cache(maxsize=2)(self._deal)
+        # The current epoch is requested once or more per step; another one only when a shard is listed.
+        self._epoch = lru_cache(maxsize=2)(self._batches_of)
 
-    def _deal(self, epoch: int) -> list[tuple[Sample, ...]]:
+    def _batches_of(self, epoch: int) -> list[tuple[Sample, ...]]:
         return epoch_batches(self.pictures, self.job.recipe, epoch)
 
     def epoch_of(self, step: int) -> int:
-        """The epoch (from 0) that optimizer step ``step`` (from 0) belongs to."""
+        """Return the epoch (from 0) of optimizer step ``step`` (from 0)."""
         return step // self.steps_per_epoch
 
     def batch(self, step: int) -> tuple[Sample, ...]:
-        """The effective batch of optimizer step ``step`` (from 0)."""
+        """Return the effective batch of optimizer step ``step`` (from 0)."""
         return self._epoch(self.epoch_of(step))[step % self.steps_per_epoch]
 
     def split(self, batch: tuple[Sample, ...]) -> list[tuple[Sample, ...]]:
-        """The batch as same-bucket micro-batches."""
+        """Return the batch split into micro-batches of one bucket each."""
         return micro_batches(batch, stated(self.job.fit.micro_batch))
 
     def prepare(
@@ -80,34 +80,37 @@ class BatchSchedule:
         extra_texts: Sequence[str],
         extra_samples: Sequence[Sample],
         on_phase: OnPhase,
-        tell: Callable[[CachingSpeed], object],
+        report: Callable[[CachingSpeed], object],
     ) -> bool:
-        """Encodes what the portion around ``step`` needs, unless that is done already; returns whether it was not."""
+        """Encode the cache shard that ``step`` needs; return False if that is done already.
+
+        ``report`` gets the speed of each kind of encoding.
+        """
         if self.holds(step):
             return False
-        portion, samples = self._list_portion(self.epoch_of(step))
+        shard, samples = self._list_shard(self.epoch_of(step))
         samples += extra_samples
         texts = dict.fromkeys([*(sample.caption for sample in samples), *extra_texts])
         if self.prepared is not None:
             self.cache.drop_all_but(samples, texts)
         if cached := self.cache.ensure_pictures(samples, lambda *amount: on_phase("cache_pictures", *amount)):
-            tell(cached)
+            report(cached)
         if not self.live_text and (
             cached := self.cache.ensure_texts(texts, lambda *amount: on_phase("cache_texts", *amount))
         ):
-            tell(cached)
-        self.prepared = portion
+            report(cached)
+        self.prepared = shard
         return True
 
     def holds(self, step: int) -> bool:
-        """Return whether what ``step`` needs is encoded as the plan in force has it."""
-        portion = self.prepared
-        if portion is None or portion.form != encoding_form(self.job.fit):
+        """Return whether the data of ``step`` is cached with the encoding settings of the plan in force."""
+        shard = self.prepared
+        if shard is None or shard.form != encoding_form(self.job.fit):
             return False
-        return portion.first <= self.epoch_of(step) <= portion.last
+        return shard.first <= self.epoch_of(step) <= shard.last
 
-    def _list_portion(self, first: int) -> tuple[CacheShard, list[Sample]]:
-        """The epochs from ``first`` on that fit the disk limit, at least one, with their distinct samples."""
+    def _list_shard(self, first: int) -> tuple[CacheShard, list[Sample]]:
+        """Return the epochs from ``first`` on that fit the disk limit, at least one, with their distinct samples."""
         limit = (self.job.fit.cache_gigabytes or float("inf")) * GIGABYTE
         last_epoch = self.epoch_of(stated(self.job.recipe.steps) - 1)
         distinct: dict[tuple[str, str], Sample] = {}
@@ -120,8 +123,8 @@ class BatchSchedule:
                 for sample in batch
                 if (key := (self.cache.picture_key(sample), sample.caption)) not in distinct
             }
-            pictures = [sample.picture for sample in fresh.values()]
-            size += sum(latent_bytes(one.bucket, masked=one.mask != "none") + self._text_bytes for one in pictures)
+            images = [sample.picture for sample in fresh.values()]
+            size += sum(latent_bytes(one.bucket, masked=one.mask != "none") + self._text_bytes for one in images)
             showings += sum(map(len, self._epoch(epoch)))
             if epoch > first and (size > limit or showings > MOST_SHOWINGS):
                 return CacheShard(first, epoch - 1, form), list(distinct.values())
@@ -130,7 +133,7 @@ class BatchSchedule:
 
 
 class Collator:
-    """Builds micro-batches for one run."""
+    """Builder of a run's micro-batches."""
 
     def __init__(self, job: Job, source: BaseSource, cache: Cache, *, live_text: bool) -> None:
         self.job = job
@@ -139,13 +142,13 @@ class Collator:
         self.live_text = live_text
 
     def stream(self, sample: Sample, purpose: Purpose) -> np.random.Generator:
-        """The random stream of one showing of one picture for one purpose."""
+        """Return the random stream for one use of one image and one purpose."""
         return generator(
             self.job.recipe.seed, purpose, epoch=sample.epoch, sample=sample.picture.id, repeat=sample.repeat
         )
 
     def assemble(self, samples: Sequence[Sample], batch_size: int) -> MicroBatch:
-        """A micro-batch of ``samples`` (one bucket) out of an effective batch of ``batch_size``, on the CPU."""
+        """Return a micro-batch of ``samples`` (one bucket) of an effective batch of ``batch_size``, on the CPU."""
         objective = self.job.recipe.objective
         entries = [self.cache.latents(sample) for sample in samples]
         latents = [self._draw_latents(sample, entry) for sample, entry in zip(samples, entries, strict=True)]
@@ -165,9 +168,9 @@ class Collator:
         )
 
     def assemble_fixed(self, sample: Sample, timesteps: Sequence[int]) -> MicroBatch:
-        """One picture at some timesteps, for validation: nothing in it changes from one showing to the next.
+        """Return one image at several timesteps, for validation; the same every time.
 
-        The latents are the middle of their posterior, the noise is fixed by picture and timestep; no mask.
+        The latents are the mean of their posterior, the noise depends only on image and timestep, and there is no mask.
         """
         latents = scale_latents(self.source.vae_config, self.cache.latents(sample)["mean"])
         seed, shape, samples = self.job.recipe.seed, tuple(latents.shape), [sample] * len(timesteps)
@@ -189,21 +192,21 @@ class Collator:
         return None if self.live_text else join_texts([self.cache.text(sample.caption) for sample in samples])
 
     def _draw_latents(self, sample: Sample, entry: dict[str, Tensor]) -> Tensor:
-        """A draw from the latent posterior, scaled as the UNet wants it."""
-        chance = self.stream(sample, "posterior").standard_normal(tuple(entry["mean"].shape), dtype=np.float32)
-        drawn = entry["mean"] + entry["std"] * torch.from_numpy(chance)
+        """Return a sample of the latent posterior, with the VAE's scaling factor applied."""
+        noise = self.stream(sample, "posterior").standard_normal(tuple(entry["mean"].shape), dtype=np.float32)
+        drawn = entry["mean"] + entry["std"] * torch.from_numpy(noise)
         return scale_latents(self.source.vae_config, drawn)
 
     def _perturbed(self, samples: Sequence[Sample], noise: Sequence[np.ndarray]) -> Tensor | None:
-        """Noise for the input only: a little more than in the target (input perturbation, Ning et al. 2023)."""
+        """Return the noise of the input if it differs from the target's (input perturbation, Ning et al. 2023)."""
         strength = np.float32(self.job.recipe.objective.input_perturbation)
         if not strength:
             return None
-        more = [
+        perturbed = [
             base + strength * self.stream(sample, "perturbation").standard_normal(base.shape, dtype=np.float32)
             for sample, base in zip(samples, noise, strict=True)
         ]
-        return torch.from_numpy(np.stack(more))
+        return torch.from_numpy(np.stack(perturbed))
 
     def _tokens(self, samples: Sequence[Sample]) -> tuple[Tensor, ...] | None:
         if not self.live_text:
@@ -217,7 +220,7 @@ class Collator:
         return torch.tensor([micro_conditioning(sample) for sample in samples], dtype=torch.float32)
 
     def _mask(self, entries: Sequence[dict[str, Tensor]]) -> Tensor | None:
-        """Loss weights per latent pixel: 1 inside a mask, ``unmasked_weight`` outside, between where it is grey."""
+        """Return loss weights per latent pixel: 1 inside a mask, ``unmasked_weight`` outside, between them in gray."""
         if not any("mask" in entry for entry in entries):
             return None
         floor = self.job.recipe.objective.unmasked_weight
@@ -231,51 +234,54 @@ class Collator:
 
 
 def join_texts(texts: Sequence[TextConditioning]) -> TextConditioning:
-    """Single texts as one batch."""
+    """Return single texts as one batch."""
     pooled = [text.pooled for text in texts if text.pooled is not None]
     return TextConditioning(torch.cat([text.hidden for text in texts]), torch.cat(pooled) if pooled else None)
 
 
 class PrefetchCollator(Collator):
-    """An assembler that begins with the next micro-batch of the run when it is asked for one.
+    """A collator that builds the run's next micro-batch in a thread while the current one is used.
 
-    Reading and checking what is cached, and drawing noise, take some milliseconds a picture at SDXL's size, in which a
-    card between two steps would have nothing to do. What is in a micro-batch is a function of its samples alone, so
-    it does not matter when it is made. One is held at a time; for a card in pinned memory, so that the copy to it is
-    not waited for. What fails in the thread is raised when that micro-batch is asked for.
+    Reading and verifying cache entries and drawing noise take some milliseconds per image at SDXL's size, during which
+    the GPU would idle between steps. A micro-batch depends only on its samples, so it does not matter when it is built.
+    One is prefetched at a time, for a GPU into pinned memory, so that the copy to the GPU does not block. An error in
+    the thread is raised when that micro-batch is requested.
     """
 
     def __init__(self, assembler: Collator, feed: BatchSchedule, device: torch.device, step: Callable[[], int]) -> None:
-        """``step`` tells how many optimizer steps are done."""
+        """``step`` returns the number of finished optimizer steps."""
         super().__init__(assembler.job, assembler.source, assembler.cache, live_text=assembler.live_text)
         self.feed = feed
         self.device = device
         self.step = step
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="assembler")
-        self._begun: tuple[Sequence[Sample], int, Future[MicroBatch]] | None = None
+        self._prefetched: tuple[Sequence[Sample], int, Future[MicroBatch]] | None = None
 
     def assemble(self, samples: Sequence[Sample], batch_size: int) -> MicroBatch:
-        """See Assembler; what was begun and is not what is asked for (the plan has changed) is left."""
-        begun, self._begun = self._begun, None
-        if begun is not None and begun[:2] == (samples, batch_size):
-            micro = begun[2].result()
+        """Return the micro-batch as `Collator.assemble` does, prefetched if possible, and prefetch the next one.
+
+        A prefetched micro-batch of other samples, as after a change of plan, is dropped.
+        """
+        prefetched, self._prefetched = self._prefetched, None
+        if prefetched is not None and prefetched[:2] == (samples, batch_size):
+            micro = prefetched[2].result()
         else:
             micro = self._assemble(samples, batch_size)
-        self._begin(samples)
+        self._prefetch(samples)
         return micro
 
     def _assemble(self, samples: Sequence[Sample], batch_size: int) -> MicroBatch:
         micro = super().assemble(samples, batch_size)
         if self.device.type == "cuda":
-            with suppress(RuntimeError):  # the system pins no more: then the copy to the card is waited for
+            with suppress(RuntimeError):  # the system has no more memory to pin; the copy to the GPU then blocks
                 return micro.pinned()
         return micro
 
-    def _begin(self, samples: Sequence[Sample]) -> None:
-        """Begins with what follows after ``samples``, if that is known and cached."""
+    def _prefetch(self, samples: Sequence[Sample]) -> None:
+        """Start building the micro-batch after ``samples``, if it is known and cached."""
         following = self._following(samples)
         if following is not None:
-            self._begun = (*following, self._worker.submit(self._assemble, *following))
+            self._prefetched = (*following, self._worker.submit(self._assemble, *following))
 
     def _following(self, samples: Sequence[Sample]) -> tuple[Sequence[Sample], int] | None:
         step = self.step()

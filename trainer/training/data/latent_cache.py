@@ -1,4 +1,4 @@
-"""Latents and text embeddings on disk, keyed by content: computed once, verified when read, rebuilt when damaged."""
+"""The cache of latents and text embeddings on disk: keyed by content, verified when read, rebuilt when damaged."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from trainer.training.device.offload import release_at, trim
 from trainer.training.device.out_of_memory import is_out_of_memory
 
 MOST_NAMED = 5
-# Pixels decoded at once: one large photograph, which the forecast of main memory counts on, or several smaller ones.
+# Pixels decoded at once: one large photo, which is what the main memory forecast assumes, or several smaller images.
 PIXELS_AT_ONCE = 24_000_000
-# The memory of pictures as large as this is given back at once.
+# The memory of images larger than this is returned to the system immediately.
 LARGE_PIXELS = PIXELS_AT_ONCE // 8
 
 OnProgress = Callable[[int, int], None]
@@ -48,7 +48,7 @@ Floats = npt.NDArray[np.float32]
 
 
 def digest(tensors: dict[str, Tensor]) -> str:
-    """SHA-256 over names, dtypes, shapes and bytes of ``tensors`` (on the CPU), independent of their order."""
+    """Return the SHA-256 of names, dtypes, shapes and bytes of ``tensors`` (on the CPU), independent of their order."""
     sha = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
@@ -57,13 +57,13 @@ def digest(tensors: dict[str, Tensor]) -> str:
     return sha.hexdigest()
 
 
-def require_unchanged(pictures: Iterable[Picture], check: Callable[[], object] = lambda: None) -> None:
-    """Raise DatasetError naming the images and masks whose files are gone or no longer those of the listing.
+def require_unchanged(images: Iterable[Picture], check: Callable[[], object] = lambda: None) -> None:
+    """Raise DatasetError with the images and masks whose files are missing or differ from the listing.
 
-    Reads all of them, so ``check`` is called before each; it may raise to interrupt.
+    Reads every file, so ``check`` is called before each; it may raise to interrupt.
     """
-    stated = [(picture.path, picture.id) for picture in pictures]
-    stated += [(picture.mask_path, picture.mask_id) for picture in pictures if picture.mask_path and picture.mask_id]
+    stated = [(image.path, image.id) for image in images]
+    stated += [(image.mask_path, image.mask_id) for image in images if image.mask_path and image.mask_id]
 
     def is_changed(path: Path, sha256: str) -> bool:
         check()
@@ -74,13 +74,14 @@ def require_unchanged(pictures: Iterable[Picture], check: Callable[[], object] =
         names = ", ".join(str(path) for path in changed[:MOST_NAMED]) + (" ..." if len(changed) > MOST_NAMED else "")
         raise DatasetError(
             "dataset.changed",
-            f"{len(changed)} files of the dataset changed or are gone since the run began, and are not cached: {names}",
-            "Put the files back as they were, or start a new run.",
+            f"Could not cache {len(changed)} file(s) of the dataset: they have changed or disappeared since the run "
+            f"started: {names}.",
+            "Restore the files, or start a new run.",
         )
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hex."""
+    """Return the SHA-256 of a file's bytes, in hex."""
     with open_file(path, "image") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -93,13 +94,13 @@ class EntryStore:
         self.written: set[str] = set()
 
     def path(self, key: str) -> Path:
-        """Where the entry ``key`` lies."""
+        """Return the path of the entry ``key``."""
         return entry_path(self.folder, key)
 
     def write(self, key: str, tensors: dict[str, Tensor]) -> None:
-        """Writes an entry atomically, with the digest of its content in the header; raises ResumableError, OSError.
+        """Write an entry atomically, with the digest of its content in the header; raises ResumableError, OSError.
 
-        The disk is not waited for: what a power cut tears is found by its digest, and made anew.
+        It is not synced to disk: an entry that a power failure damages is found by its digest and encoded again.
         """
         tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
         target = self.path(key)
@@ -109,18 +110,18 @@ class EntryStore:
             files.write_bytes(target, content, durable=False)
         except OSError as error:
             if is_disk_full(error):  # often another disk than the run's
-                raise disk_full(self.folder, "the disk filled up while caching") from error
+                raise disk_full(self.folder, "it filled up while caching") from error
             raise
         self.written.add(key)
 
     def drop_written(self, keep: set[str]) -> None:
-        """Deletes the entries that this process wrote and that are not among ``keep``."""
+        """Delete the entries that this process wrote, except those in ``keep``."""
         for key in self.written - keep:
             self.path(key).unlink(missing_ok=True)
         self.written &= keep
 
     def read(self, key: str) -> dict[str, Tensor] | None:
-        """The entry's tensors on the CPU, or None when it is absent or damaged."""
+        """Return the entry's tensors on the CPU, or None if it is missing or damaged."""
         path = self.path(key)
         if not path.is_file():
             return None
@@ -130,24 +131,24 @@ class EntryStore:
                 tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
             return tensors if digest(tensors) == stated else None
         except Exception as error:
-            if is_out_of_memory(error):  # says nothing about the entry; the run answers it
+            if is_out_of_memory(error):  # says nothing about the entry; the run recovers from it
                 raise
-            return None  # a damaged entry raises whatever its bytes happen to say; it is encoded again
+            return None  # a damaged entry can raise anything; it is encoded again
 
     def sound(self, key: str) -> bool:
-        """Whether the entry is there and undamaged, and thereby used; a damaged one is removed to be made anew."""
+        """Return whether the entry exists undamaged, and mark it as used; a damaged one is deleted."""
         path = self.path(key)
         if self.read(key) is None:
             path.unlink(missing_ok=True)
             return False
-        # The time of change tells when it was used last: systems keep no time of access that can be relied on.
-        with suppress(OSError):  # a cache that may only be read serves as well
+        # The modification time records the last use, because access times are not reliable on any system.
+        with suppress(OSError):  # a read-only cache is fine too
             os.utime(path)
         return True
 
 
 class Cache:
-    """What a run's frozen samples and texts look like to the model, made by its base's VAE and text encoders."""
+    """The cache of a run: latents of its samples by the base's VAE, embeddings of its texts by the text encoders."""
 
     def __init__(self, folder: Path, source: BaseSource, job: Job, device: torch.device) -> None:
         self.entries = CacheKeys(folder, job, source.family, source.vae_hash, source.text_hash)
@@ -157,7 +158,7 @@ class Cache:
 
     @property
     def job(self) -> Job:
-        """The job as the plan in force makes it, which decides how images and texts are encoded, and their keys."""
+        """Return the job under the plan in force, which determines the encoding of images and texts, and their keys."""
         return self.entries.job
 
     @job.setter
@@ -165,35 +166,36 @@ class Cache:
         self.entries = dataclasses.replace(self.entries, job=job)
 
     def picture_key(self, sample: Sample) -> str:
-        """The key of a sample's latents."""
+        """Return the key of a sample's latents."""
         return self.entries.picture_key(sample)
 
     def text_key(self, text: str) -> str:
-        """The key of a text's embeddings."""
+        """Return the key of a text's embeddings."""
         return self.entries.text_key(text)
 
     def ensure_pictures(self, samples: Iterable[Sample], progress: OnProgress) -> events.CachingSpeed | None:
-        """Encodes the latents that are missing or damaged; the VAE is loaded only if there are any, and freed after.
+        """Encode missing and damaged latents; the VAE is loaded only if there are any, and freed afterwards.
 
-        One picture at a time, so that none changes another's rounding; meanwhile the next are decoded and the last
-        written. ``progress`` counts what is on the disk. Returns how fast that went, None when nothing was missing.
+        Images are encoded one at a time, so that none affects another's rounding; meanwhile the next ones are decoded
+        and the last one is written. ``progress`` counts the entries on disk. Returns the speed, or None if nothing was
+        missing.
         """
         wanted = {self.picture_key(sample): sample for sample in samples}
         missing = self._missing(self.pictures, wanted)
-        present = len(wanted) - len(missing)
-        progress(present, len(wanted))
+        cached = len(wanted) - len(missing)
+        progress(cached, len(wanted))
         if not missing:
             return None
         require_unchanged({wanted[key].picture for key in missing}, self.source.check)
-        # Largest first: each later shape finds room in what was cached for the first, as forecasts have it. In the
-        # order of the dataset, encoding at 1024 reserved 6.6 GiB instead of 3.7.
+        # Largest first, so that every later shape reuses the memory cached for the first; forecasts assume this too. In
+        # dataset order, encoding at 1024 reserved 6.6 GiB instead of 3.7.
         missing.sort(key=lambda key: _by_size(wanted[key]))
-        pace = self._encode_pictures(missing, wanted, lambda done: progress(present + done, len(wanted)))
+        pace = self._encode_images(missing, wanted, lambda done: progress(cached + done, len(wanted)))
         release_at("cache_pictures", self.device)
         return _cached("cache_pictures", pace)
 
     def _missing(self, store: EntryStore, wanted: Iterable[str]) -> list[str]:
-        """Return the entries that are absent or damaged; reads all of them, which takes seconds for thousands."""
+        """Return the keys of missing and damaged entries; reads every entry, which takes seconds for thousands."""
 
         def is_missing(key: str) -> bool:
             self.source.check()
@@ -201,59 +203,61 @@ class Cache:
 
         return [key for key in wanted if is_missing(key)]
 
-    def _encode_pictures(
-        self, missing: Sequence[str], samples: Mapping[str, Sample], kept: Callable[[int], object]
+    def _encode_images(
+        self, missing: Sequence[str], samples: Mapping[str, Sample], on_written: Callable[[int], object]
     ) -> Pace:
         dtype = DTYPES[self.job.fit.vae_dtype or "fp32"]
         vae, tiled = self.source.load_vae(dtype, self.device), bool(self.job.fit.vae_encode_tiling)
-        room = MemoryLimiter(PIXELS_AT_ONCE)
+        limiter = MemoryLimiter(PIXELS_AT_ONCE)
 
         def crop(key: str) -> tuple[Floats, Floats | None]:
-            picture = samples[key].picture
-            pixels = picture.width * picture.height
-            with room.hold(pixels):
+            image = samples[key].picture
+            pixels = image.width * image.height
+            with limiter.hold(pixels):
                 crop = self._crop(samples[key])
-                if pixels > LARGE_PIXELS:  # else each reader would come to hold one of the largest
+                if pixels > LARGE_PIXELS:  # otherwise each reader thread would keep the memory of the largest image
                     trim()
                 return crop
 
-        stages = Pipeline(crop, lambda shown: _encode_picture(vae, *shown, tiled=tiled), self.pictures.write)
-        # A kernel that the job forces on the UNet may not suit the VAE's one wide head.
+        pipeline = Pipeline(crop, lambda inputs: _encode_image(vae, *inputs, tiled=tiled), self.pictures.write)
+        # A kernel that the job sets for the UNet may not support the VAE's single wide head.
         with attention("auto", self.device, dtype):
-            return stages.run(missing, kept)
+            return pipeline.run(missing, on_written)
 
     def _crop(self, sample: Sample) -> tuple[Floats, Floats | None]:
-        """What the VAE is shown, (1, 3, height, width), -1 to 1, and the mask (height, width), 0 to 1, if any."""
+        """Return the VAE's input (1, 3, height, width), -1 to 1, and the mask (height, width), 0 to 1, if any."""
         dataset = self.job.dataset
         pixels, mask = crop_pixels(sample, dataset.background, dataset.max_megapixels)
-        # As diffusers' VaeImageProcessor does. Plane by plane in memory, like all that the VAE makes of it: a card's
-        # convolutions would otherwise keep the order of the file's pixels, and every normalisation copy it twice.
+        # As in diffusers' VaeImageProcessor. The planes are made contiguous (NCHW): convolutions on a GPU would
+        # otherwise keep the channels-last order of the file, and every normalization would copy the tensor twice.
         planes = np.ascontiguousarray(pixels.transpose(2, 0, 1)[None], np.float32)
         planes /= np.float32(127.5)
         planes -= np.float32(1)
         return planes, mask
 
     def drop_all_but(self, samples: Iterable[Sample], texts: Iterable[str]) -> None:
-        """Makes room: of what this process wrote only the entries of ``samples`` and ``texts`` stay."""
+        """Free disk space: delete entries that this process wrote, except those of ``samples`` and ``texts``."""
         self.pictures.drop_written({self.picture_key(sample) for sample in samples})
         self.texts.drop_written({self.text_key(text) for text in texts})
 
     def ensure_texts(self, texts: Iterable[str], progress: OnProgress) -> events.CachingSpeed | None:
-        """Encodes the texts that are missing or damaged, several at once unless runs are to repeat bit for bit.
+        """Encode missing and damaged texts, several at once unless runs have to be deterministic.
 
-        Meanwhile the last ones are written. Otherwise as for pictures.
+        Meanwhile the last ones are written. Otherwise like `ensure_pictures`.
         """
         wanted = {self.text_key(text): text for text in texts}
         missing = self._missing(self.texts, wanted)
-        present = len(wanted) - len(missing)
-        progress(present, len(wanted))
+        cached = len(wanted) - len(missing)
+        progress(cached, len(wanted))
         if not missing:
             return None
-        pace = self._encode_texts(missing, wanted, lambda done: progress(present + done, len(wanted)))
+        pace = self._encode_texts(missing, wanted, lambda done: progress(cached + done, len(wanted)))
         release_at("cache_texts", self.device)
         return _cached("cache_texts", pace)
 
-    def _encode_texts(self, missing: Sequence[str], texts: Mapping[str, str], kept: Callable[[int], object]) -> Pace:
+    def _encode_texts(
+        self, missing: Sequence[str], texts: Mapping[str, str], on_written: Callable[[int], object]
+    ) -> Pace:
         dtype = DTYPES[self.job.fit.dtype or "fp32"]
         encoders = self.source.load_text_encoders(dtype, self.device)
         groups = _groups(missing, texts_at_once(self.job.fit))
@@ -266,22 +270,22 @@ class Cache:
                 self.texts.write(key, tensors)
 
         done = list(accumulate(len(group) for group in groups))
-        stages = Pipeline(list, encode, write)
-        with attention("auto", self.device, dtype):  # the same before the first step and between epochs
-            return stages.run(groups, lambda count: kept(done[count - 1])).of_parts(len(missing))
+        pipeline = Pipeline(list, encode, write)
+        with attention("auto", self.device, dtype):  # the same kernel before the first step and between epochs
+            return pipeline.run(groups, lambda count: on_written(done[count - 1])).of_parts(len(missing))
 
     def encode_now(self, encoders: Sequence[TextEncoder], texts: Sequence[str]) -> TextConditioning:
-        """Embeddings of ``texts`` by encoders that are in memory, without the disk."""
+        """Return embeddings of ``texts`` by loaded encoders, without the cache."""
         recipe = self.job.recipe
         return encode_words(self.source.family, encoders, texts, recipe.clip_skip, self.device, recipe.token_chunks)
 
     def latents(self, sample: Sample) -> dict[str, Tensor]:
-        """``mean`` and ``std`` (4, h/8, w/8) of the posterior, unscaled fp32; ``mask`` (1, h/8, w/8) if any."""
-        return self._entry(self.pictures, self.picture_key(sample), f"the cached picture of {sample.picture.path.name}")
+        """Return a sample's posterior: ``mean``, ``std`` (4, h/8, w/8) unscaled fp32; ``mask`` (1, h/8, w/8) if any."""
+        return self._entry(self.pictures, self.picture_key(sample), f"the latents of {sample.picture.path.name}")
 
     def text(self, text: str) -> TextConditioning:
-        """A text's embeddings as a batch of one, on the CPU."""
-        entry = self._entry(self.texts, self.text_key(text), "a cached text")
+        """Return a text's embeddings as a batch of one, on the CPU."""
+        entry = self._entry(self.texts, self.text_key(text), "the embeddings of a text")
         pooled = entry.get("pooled")
         return TextConditioning(entry["hidden"][None], None if pooled is None else pooled[None])
 
@@ -290,8 +294,8 @@ class Cache:
         if entry is None:
             raise ResumableError(
                 "cache.damaged",
-                f"In the middle of the run, {what} was found missing or damaged on disk ({store.path(key)}).",
-                "Resume the run: what is damaged is made anew. If it happens again, check the disk.",
+                f"Could not read {what} from the cache: {store.path(key)} is missing or damaged.",
+                "Resume the run; damaged entries are encoded again. If it happens again, check the disk.",
             )
         return entry
 
@@ -301,7 +305,7 @@ def _by_size(sample: Sample) -> tuple[int, int]:
     return -width * height, width
 
 
-def _encode_picture(vae: AutoencoderKL, image: Floats, mask: Floats | None, *, tiled: bool) -> dict[str, Tensor]:
+def _encode_image(vae: AutoencoderKL, image: Floats, mask: Floats | None, *, tiled: bool) -> dict[str, Tensor]:
     mean, std = encode_latents(vae, torch.from_numpy(image), tiled=tiled)
     tensors = {"mean": mean[0].cpu(), "std": std[0].cpu()}
     if mask is not None:
@@ -315,7 +319,7 @@ def _groups(keys: Sequence[str], size: int) -> list[Sequence[str]]:
 
 
 def _each_text(encoded: TextConditioning) -> list[dict[str, Tensor]]:
-    """Text by text what is kept of it, on the CPU; a card is waited for once for all."""
+    """Return each text's tensors on the CPU, copied from the device in one transfer for all texts."""
     parts = {"hidden": encoded.hidden}
     if encoded.pooled is not None:
         parts["pooled"] = encoded.pooled

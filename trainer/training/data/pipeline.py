@@ -1,6 +1,6 @@
-"""Passes many things through three stages at once: threads make ready ahead, the caller computes, a thread keeps.
+"""A three-stage pipeline: threads prepare items ahead, the caller computes, and one thread writes the results.
 
-What is computed, in which order and thread, is as if one thing were done after the other: nothing of it changes.
+Computation runs in the caller's thread and in the order of the items, so its results are those of a plain loop.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Generic, TypeVar
 from trainer.host import usable_cores
 
 READERS = min(4, usable_cores())
-"""Threads that make ready; more would gain little and take more memory."""
+"""Threads that prepare items; more would gain little and take more memory."""
 MOST_KEPT = 8
-"""Results that may wait for the thread that keeps them."""
+"""Number of results that may wait to be written."""
 
 Item = TypeVar("Item")
 Ready = TypeVar("Ready")
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast things went through, and how many a second each stage would come to if it waited for no other."""
+    """Throughput of a pipeline: items, seconds, and items per second of each stage if it waited for no other."""
 
     count: int
     seconds: float
@@ -38,45 +38,49 @@ class Pace:
     keep: float
 
     def of_parts(self, parts: int) -> Pace:
-        """The same of ``parts`` that were passed through several at once."""
+        """Return the pace in ``parts``, where each item of the pipeline held several of them."""
         share = parts / self.count
         return Pace(parts, self.seconds, self.ready * share, self.compute * share, self.keep * share)
 
 
 @dataclass(frozen=True)
 class Pipeline(Generic[Item, Ready, Result]):
-    """What is done with a thing in each stage."""
+    """The work of each stage: ``ready`` prepares an item, ``compute`` computes, ``keep`` writes the result."""
 
     ready: Callable[[Item], Ready]
     compute: Callable[[Ready], Result]
     keep: Callable[[Item, Result], object]
 
-    def run(self, items: Iterable[Item], kept: Callable[[int], object]) -> Pace:
-        """Takes all ``items`` through, in order; ``kept`` is called here with how many are kept, for each of them.
+    def run(self, items: Iterable[Item], on_written: Callable[[int], object]) -> Pace:
+        """Pass all ``items`` through the stages in order and return the pace.
 
-        What fails in a stage is raised here, when its turn comes; what was computed before is kept all the same.
+        ``on_written`` is called in this thread with the number of written results, once for each. An error in a stage
+        is raised here when its item's turn comes; results computed before are still written.
         """
         started = time.perf_counter()
         ready_seconds = compute_seconds = keep_seconds = 0.0
         count = 0
-        keeping: deque[Future[tuple[object, float]]] = deque()
+        writing: deque[Future[tuple[object, float]]] = deque()
 
-        def settle() -> None:
+        def finish_oldest() -> None:
             nonlocal count, keep_seconds
-            keep_seconds += keeping.popleft().result()[1]
+            keep_seconds += writing.popleft().result()[1]
             count += 1
-            kept(count)
+            on_written(count)
 
-        with ThreadPoolExecutor(1, thread_name_prefix="keeper") as keeper, closing(_ahead(self.ready, items)) as ahead:
-            for item, (ready, seconds) in ahead:
+        with (
+            ThreadPoolExecutor(1, thread_name_prefix="keeper") as writer,
+            closing(_prefetched(self.ready, items)) as prefetched,
+        ):
+            for item, (ready, seconds) in prefetched:
                 ready_seconds += seconds
                 result, seconds = _timed(self.compute, ready)
                 compute_seconds += seconds
-                keeping.append(keeper.submit(_timed, self.keep, item, result))
-                while keeping and (keeping[0].done() or len(keeping) > MOST_KEPT):
-                    settle()
-            while keeping:
-                settle()
+                writing.append(writer.submit(_timed, self.keep, item, result))
+                while writing and (writing[0].done() or len(writing) > MOST_KEPT):
+                    finish_oldest()
+            while writing:
+                finish_oldest()
         return Pace(
             count,
             time.perf_counter() - started,
@@ -86,20 +90,20 @@ class Pipeline(Generic[Item, Ready, Result]):
         )
 
 
-def _ahead(
+def _prefetched(
     work: Callable[[Item], Ready], items: Iterable[Item]
 ) -> Generator[tuple[Item, tuple[Ready, float]], None, None]:
-    """Each item with what ``work`` makes of it and its seconds, in order; as many are begun as there are threads."""
-    begun: deque[tuple[Item, Future[tuple[Ready, float]]]] = deque()
+    """Yield each item with the result of ``work`` and its seconds, in order; one is started per thread."""
+    started: deque[tuple[Item, Future[tuple[Ready, float]]]] = deque()
     pool = ThreadPoolExecutor(READERS, thread_name_prefix="reader")
     try:
         for item in items:
-            begun.append((item, pool.submit(_timed, work, item)))
-            if len(begun) > READERS:
-                first, ready = begun.popleft()
+            started.append((item, pool.submit(_timed, work, item)))
+            if len(started) > READERS:
+                first, ready = started.popleft()
                 yield first, ready.result()
-        while begun:
-            first, ready = begun.popleft()
+        while started:
+            first, ready = started.popleft()
             yield first, ready.result()
     finally:
         pool.shutdown(cancel_futures=True)
@@ -112,27 +116,27 @@ def _timed(work: Callable[..., T], *args: object) -> tuple[T, float]:
 
 
 def _rate(count: int, seconds: float) -> float:
-    return count / max(seconds, 1e-9)  # what takes no time that can be measured
+    return count / max(seconds, 1e-9)  # the time may be too short to measure
 
 
 class MemoryLimiter:
-    """So much of something that threads may hold together, such as the pixels of pictures being decoded."""
+    """A limit on the sum of what threads hold at once, such as the pixels of images being decoded."""
 
-    def __init__(self, whole: float) -> None:
-        self.whole = whole
-        self._left = whole
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self._available = limit
         self._changed = Condition()
 
     @contextmanager
     def hold(self, amount: float) -> Iterator[None]:
-        """Waits until there is room for ``amount``; what is more than the whole takes all of it."""
-        amount = min(amount, self.whole)
+        """Wait until ``amount`` fits, and hold it inside the block; more than the limit counts as the whole limit."""
+        amount = min(amount, self.limit)
         with self._changed:
-            self._changed.wait_for(lambda: self._left >= amount)
-            self._left -= amount
+            self._changed.wait_for(lambda: self._available >= amount)
+            self._available -= amount
         try:
             yield
         finally:
             with self._changed:
-                self._left += amount
+                self._available += amount
                 self._changed.notify_all()

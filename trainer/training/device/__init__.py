@@ -1,1 +1,1 @@
-"""The device that trains: precision, memory, offload, out-of-memory."""
+"""The training device: precision, memory, offload and out-of-memory errors."""

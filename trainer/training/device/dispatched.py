@@ -1,4 +1,4 @@
-"""What PyTorch's dispatcher is sent that costs a device nothing."""
+"""Operations of PyTorch's dispatcher that start no work on the device: views and allocations."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from torch._ops import OpOverload
 aten = torch.ops.aten
 
 _ALLOCATIONS = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
-# These return the memory they were given without saying so.
+# These return a view of their input although their schema does not declare one.
 _UNDECLARED_VIEWS = {aten._unsafe_view, aten._reshape_alias}
 
 
 def is_view(func: OpOverload) -> bool:
-    """Whether it only looks at memory in another way."""
+    """Return whether an operation only returns a view of its input."""
     return func.is_view or func.overloadpacket in _UNDECLARED_VIEWS
 
 
 def is_allocation(func: OpOverload) -> bool:
-    """Whether it only takes memory, which starts nothing on a card."""
+    """Return whether an operation only allocates memory, which starts no kernel."""
     return func.overloadpacket in _ALLOCATIONS

@@ -1,4 +1,4 @@
-"""Gradient checkpointing: which blocks forget their activations and compute them again in backward."""
+"""Gradient checkpointing: the choice of blocks that drop their activations and recompute them in backward."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from trainer.errors import JobError
 
-# The switch that diffusers puts into every module that can checkpoint.
+# The attribute of diffusers and transformers modules that switches checkpointing on.
 FLAG = "gradient_checkpointing"
 
 
@@ -24,13 +24,12 @@ def set_checkpointing(
     *,
     dropouts: bool,
 ) -> None:
-    """Switches checkpointing to ``choice``, whatever it was before; gradients stay the same.
+    """Set gradient checkpointing to ``choice``, whatever it was before; gradients stay the same.
 
-    Only where there are ``dropouts`` is the state of chance kept for the second time: no CUDA graph can do that.
-
-    none: nowhere. full: every block of the UNet and every layer of the text encoders. A list: these blocks of the
-    UNet, such as "down_blocks.1" or "mid_block". Call it again after a text encoder's ``eval()``, which ends it there.
-    Raises JobError for a block that the UNet does not have.
+    "none": nowhere. "full": every block of the UNet and every layer of the text encoders. A list: these blocks of the
+    UNet, such as "down_blocks.1" or "mid_block". Call it again after a text encoder's ``eval()``, which turns it off
+    there. The random state is saved for recomputation only if there are ``dropouts``, because a CUDA graph cannot
+    record that. Raises JobError for a block that the UNet does not have.
     """
     blocks = checkpointing_blocks(unet)
     chosen = () if choice == "none" else tuple(blocks) if choice == "full" else tuple(choice)
@@ -38,7 +37,7 @@ def set_checkpointing(
     if unknown:
         raise JobError(
             "job.checkpointing",
-            f"fit.checkpointing names {', '.join(unknown)}, which this base does not have.",
+            f"Could not set fit.checkpointing: it names {', '.join(unknown)}, which this base does not have.",
             f"Choose from {', '.join(blocks)}, or write none or full.",
         )
     for encoder in text_encoders:
@@ -50,7 +49,7 @@ def set_checkpointing(
 
 
 def checkpointing_blocks(unet: UNet2DConditionModel) -> dict[str, nn.Module]:
-    """The UNet's blocks by the names that a job may list, in the order of the forward pass."""
+    """Return the UNet's blocks by the names that a job may list, in the order of the forward pass."""
     down = {f"down_blocks.{index}": block for index, block in enumerate(unet.down_blocks)}
     middle = {} if unet.mid_block is None else {"mid_block": unet.mid_block}
     up = {f"up_blocks.{index}": block for index, block in enumerate(unet.up_blocks)}
@@ -58,24 +57,24 @@ def checkpointing_blocks(unet: UNet2DConditionModel) -> dict[str, nn.Module]:
 
 
 def _checkpointed(module: nn.Module, *inputs: Any, dropouts: bool) -> Any:
-    """By ``__call__``, so that hooks act."""
+    """Run a module under PyTorch's checkpoint, through ``__call__`` so that its hooks run."""
     return checkpoint(module.__call__, *inputs, use_reentrant=False, preserve_rng_state=dropouts)
 
 
 def _switch_off(block: nn.Module) -> None:
-    """Stops a block, and the transformers inside it that checkpoint by themselves."""
+    """Turn checkpointing off in a block, and in the transformers inside it that checkpoint on their own."""
     for module in block.modules():
         if hasattr(module, FLAG):
             setattr(module, FLAG, False)
 
 
 def _switch_layers(encoder: PreTrainedModel, *, on: bool, dropouts: bool) -> None:
-    """Lets a text encoder's layers checkpoint, or stops them.
+    """Turn checkpointing of a text encoder's layers on or off.
 
-    transformers checkpoints only layers in train mode. So the layer itself is put into it and nothing inside it, where
-    dropouts would wake up.
+    transformers checkpoints a layer only in train mode. Only the layer itself is put into train mode, not its
+    submodules, whose dropouts would become active.
     """
-    # What enabling does to the embeddings, disabling leaves, and a second time it would be done twice.
+    # Enabling adds a hook to the embeddings. Disabling does not remove it, and enabling again would add a second one.
     encoder.disable_input_require_grads()
     if on:
         encoder.activation_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": dropouts})

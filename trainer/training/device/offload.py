@@ -1,4 +1,4 @@
-"""Makes room on the card: freed memory goes back to the driver, a model that must wait does so in main memory."""
+"""Freeing GPU memory: cached memory goes back to the driver, and idle models move to main memory."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ _LOG = logging.getLogger(__name__)
 
 
 def release(device: torch.device) -> None:
-    """Gives what was freed back to the driver, so that the next phase does not find it in pieces of other sizes.
+    """Return cached memory to the driver, so that blocks of this phase's sizes do not fragment the next phase.
 
-    Call it between phases, not between steps: asking for the memory again costs some milliseconds.
+    Call it between phases, not between steps: allocating the memory again costs some milliseconds.
     """
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def release_at(point: ReleasePoint, device: torch.device) -> None:
-    """Return cached memory to the driver at a point of a run that forecasts know too.
+    """Return cached memory to the driver at a point of a run that the forecast also models.
 
-    Use this for whatever every run passes, and :func:`release` for what only happens when something goes wrong.
+    Use it at points that every run passes, and :func:`release` where something has gone wrong.
     """
     _LOG.debug("Returning cached memory after %s", point)
     release(device)
 
 
 def trim() -> None:
-    """Gives freed main memory back to the system; takes some milliseconds.
+    """Return freed main memory to the operating system; takes some milliseconds.
 
-    Linux' C library keeps it for each thread that asked for it: a large photograph is 180 MiB. Others keep none.
+    Only glibc on Linux needs this: it keeps freed memory for each thread, 180 MiB after one large photo.
     """
-    if give := _trimmer():
-        give(0)
+    if malloc_trim := _trimmer():
+        malloc_trim(0)
 
 
 @cache
@@ -52,42 +52,42 @@ def _trimmer() -> Callable[[int], object] | None:
 
 @contextmanager
 def away(model: nn.Module) -> Iterator[None]:
-    """Inside, the model's weights lie in main memory and their place on the card is free; after, all is as before.
+    """Offload the model's weights to main memory inside the block, and bring them back after it.
 
-    Memory is emptied beneath the tensors, so that what else refers to them (the adapter's working weights, the int8
-    layers' state) stays right. Takes a second or two each way for SDXL.
+    The storages are resized in place, so that other references to the tensors (the adapter's working weights, the
+    state of int8 layers) stay valid. Takes one to two seconds each way for SDXL.
     """
     storages = {storage.data_ptr(): storage for storage in _storages(model) if storage.resizable()}
-    waiting: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []
+    copies: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []
     try:
         for storage in storages.values():
             copy = torch.UntypedStorage(storage.nbytes())  # type: ignore[no-untyped-call]
-            waiting.append((storage, copy.copy_(storage)))
+            copies.append((storage, copy.copy_(storage)))
             storage.resize_(0)
         yield
     except BaseException as error:
-        # Frames that failed for want of memory hold what they were computing: it has to go before the weights return.
+        # The failed frames still hold their tensors. Those have to be freed, or the weights may not fit again.
         traceback.clear_frames(error.__traceback__)
         raise
     finally:
-        for storage, copy in waiting:
+        for storage, copy in copies:
             storage.resize_(copy.nbytes())
             storage.copy_(copy)
 
 
 def discard(model: nn.Module) -> None:
-    """Frees the memory beneath a model's weights, whoever refers to them; it can do nothing but be thrown away then."""
+    """Free the memory of a model's weights even if they are still referenced; the model is unusable afterwards."""
     for storage in _storages(model):
         if storage.resizable():
             storage.resize_(0)
 
 
 def is_emptied(model: nn.Module) -> bool:
-    """Whether weights of a model lost their memory: it was discarded, or found no room to come back."""
+    """Return whether weights of a model have no memory: it was discarded, or did not fit when it was brought back."""
     return any(weight.numel() and not weight.untyped_storage().nbytes() for weight in model.parameters())
 
 
 def _storages(model: nn.Module) -> Iterator[torch.UntypedStorage]:
-    """What the model's tensors lie in; on the CPU some are not torch's own and cannot be resized, on a card all are."""
+    """Yield the storages of a model's tensors; on the CPU some are not owned by torch and cannot be resized."""
     for tensor in (*model.parameters(), *model.buffers()):
         yield tensor.untyped_storage()

@@ -1,4 +1,4 @@
-"""Keep a run within the GPU's memory: a cap, an error that says who holds the memory, and a watch on slow steps."""
+"""Out-of-memory errors: how to recognize and locate them, how to word them, and a cap that makes them happen."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from trainer.protocol.text import size
 from trainer.training.optim.master_weights import MasterWeights, clip, measure
 from trainer.training.step import training_step
 
-# What PyTorch, cuBLAS, cuDNN and the CUDA runtime say where they raise no OutOfMemoryError; lower case.
-_WORDS = (
+# Parts of the messages of PyTorch, cuBLAS, cuDNN and the CUDA runtime where they raise no OutOfMemoryError; lower case.
+_MESSAGES = (
     "not enough memory",
     "can't allocate memory",
     "out of memory",
@@ -31,60 +31,60 @@ _WORDS = (
     "device_allocation_failed",
     "host_allocation_failed",
 )
-# PyTorch tries cuDNN's engines one after the other and forgets why each failed: it says the same when no engine exists
-# for a convolution and when none found memory for its workspace.
+# PyTorch tries cuDNN's engines in turn and drops the reason why each failed. The message is the same whether no engine
+# exists for a convolution or none could allocate its workspace.
 _NO_ENGINE = ("unable to find an engine", "unable to find a valid cudnn algorithm")
 _WORKSPACE_BYTES = 1 << 30
-"""With less left than this, a convolution without an engine is taken for one without memory."""
+"""Free bytes below which a convolution without an engine counts as out of memory."""
 _REQUESTED = re.compile(r"ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
 _ALLOCATED = re.compile(r"([\d.]+) (bytes|KiB|MiB|GiB) is allocated by PyTorch")
 _CACHED = re.compile(r"([\d.]+) (bytes|KiB|MiB|GiB) is reserved by PyTorch but unallocated")
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-# A step's stages by the functions that they are.
+# The stages of a step by the code of the function that runs them, to be found in a traceback.
 _STAGES: Mapping[CodeType, str] = {
     training_step.__code__: "forward",
     torch.autograd.backward.__code__: "backward",
     MasterWeights.accumulate.__code__: "accumulate",
     measure.__code__: "measure",
     clip.__code__: "clip",
-    inspect.unwrap(MasterWeights.refresh).__code__: "refresh",  # else that of every function under no_grad
+    inspect.unwrap(MasterWeights.refresh).__code__: "refresh",  # the wrapper's code is shared by all no_grad functions
 }
 MIB = 1 << 20
-# CUDA loads kernels when they are first used, outside PyTorch's allocator: an idle context of 274 MiB grows to about
-# half a GiB while training.
+# Kept out of the cap. CUDA loads kernels at their first use, outside PyTorch's allocator: a context of 274 MiB when
+# idle grows to about 512 MiB while training.
 SPARE_BYTES = 256 * MIB
 
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """What was asked for when memory ran out."""
+    """Details of an out-of-memory error."""
 
     requested: int | None
-    """Bytes; None where the error does not say."""
+    """Bytes that could not be allocated; None if the error does not state them."""
     stage: str
-    """What the step was doing, "" outside of one."""
+    """Stage of the training step, "" outside of a step."""
     module: str
-    """Dotted path of the module that was computing, "" where none was, as in most of backward."""
+    """Dotted path of the running module, "" if none was running, as in most of backward."""
     allocated: int | None
-    """Bytes in use at that moment, to about 10 MiB; None where the error does not say."""
+    """Bytes in use at that moment, to about 10 MiB; None if the error does not state them."""
     reserved: int | None
-    """Bytes that PyTorch had taken from the driver; likewise."""
+    """Bytes that PyTorch had reserved from the driver, to about 10 MiB; None if the error does not state them."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error says that memory of the GPU or of the machine ran out."""
+    """Return whether an error means that GPU memory or main memory ran out."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     if not isinstance(error, RuntimeError):
         return False
     message = str(error).lower()
-    if any(words in message for words in _WORDS):
+    if any(part in message for part in _MESSAGES):
         return True
-    return any(words in message for words in _NO_ENGINE) and _left_on_gpu() < _WORKSPACE_BYTES
+    return any(part in message for part in _NO_ENGINE) and _available_on_gpu() < _WORKSPACE_BYTES
 
 
-def _left_on_gpu() -> float:
-    """Return the bytes that PyTorch may still take of the current GPU; infinite where none is in use."""
+def _available_on_gpu() -> float:
+    """Return the bytes that PyTorch may still reserve on the current GPU; infinity if no GPU is in use."""
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
         return math.inf
     free, total = torch.cuda.mem_get_info()
@@ -93,23 +93,27 @@ def _left_on_gpu() -> float:
 
 
 def gpu_of(error: BaseException) -> int | None:
-    """Return the number of the GPU whose memory ran out where the error names it; None where it does not."""
-    named = re.search(r"\bGPU (\d+)\b", str(error))
-    return int(named[1]) if named else None
+    """Return the index of the GPU whose memory ran out, or None if the error does not name it."""
+    match = re.search(r"\bGPU (\d+)\b", str(error))
+    return int(match[1]) if match else None
 
 
 def concerns_gpu(error: BaseException) -> bool:
-    """Return whether a shortage is one of a GPU's memory, not of main memory."""
+    """Return whether GPU memory ran out rather than main memory."""
     return not isinstance(error, MemoryError) and re.search("cuda|cublas|cudnn|GPU", str(error), re.I) is not None
 
 
 def requested_bytes(error: BaseException) -> int | None:
-    """Return how much memory was asked for in vain, where the error says so."""
+    """Return the bytes that could not be allocated, or None if the error does not state them."""
     return _bytes(_REQUESTED, str(error))
 
 
 def shortage_of(error: BaseException, models: Mapping[str, nn.Module]) -> Shortage:
-    """Return what ``error`` says, with the place by the names of ``models``; keeps nothing of the error alive."""
+    """Return the details of an out-of-memory error, with the module by the names of ``models``.
+
+    The stage and the module come from the local variables of the traceback's frames. The result keeps no frame, and
+    so no tensor, alive.
+    """
     message = str(error)
     requested, allocated, cached = (_bytes(pattern, message) for pattern in (_REQUESTED, _ALLOCATED, _CACHED))
     reserved = None if allocated is None or cached is None else allocated + cached
@@ -119,26 +123,29 @@ def shortage_of(error: BaseException, models: Mapping[str, nn.Module]) -> Shorta
         for path, module in model.named_modules()
     }
     stage = module = ""
+    # From the outermost frame inward, so that the innermost stage and module win. Modules outside ``models``, such as
+    # those of libraries, are named by their class unless an outer module has a path.
     for frame in _ended_frames(error.__traceback__):
-        actor = frame.f_locals.get("self")
-        if isinstance(actor, torch.optim.Optimizer):
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, torch.optim.Optimizer):
             stage = "optimizer"
         stage = _STAGES.get(frame.f_code, stage)
-        if isinstance(actor, nn.Module):
-            module = names.get(id(actor), module or type(actor).__name__)
+        if isinstance(owner, nn.Module):
+            module = names.get(id(owner), module or type(owner).__name__)
     return Shortage(requested, stage, module, allocated, reserved)
 
 
 def _bytes(pattern: re.Pattern[str], message: str) -> int | None:
-    found = pattern.search(message)
-    return round(float(found[1]) * _UNITS[found[2]]) if found else None
+    match = pattern.search(message)
+    return round(float(match[1]) * _UNITS[match[2]]) if match else None
 
 
 def _ended_frames(trace: TracebackType | None) -> Iterator[FrameType]:
-    """Yield the frames that an error passed through and that have ended, the outermost first.
+    """Yield the frames of a traceback that have ended, the outermost first.
 
-    Reading ``f_locals`` of a frame that is still running is not free on Python 3.11 and 3.12: the frame keeps the
-    mapping until it returns. That of our caller holds the error, and so everything that the failed work had allocated.
+    Frames that are still running are left out. On Python 3.11 and 3.12 reading ``f_locals`` of a running frame creates
+    a mapping that the frame keeps until it returns. The mapping of our caller would hold the error, and with it
+    everything that the failed work had allocated, so that the retry would run out of memory as well.
     """
     running: set[FrameType] = set()
     frame: FrameType | None = sys._getframe()
@@ -153,10 +160,11 @@ def _ended_frames(trace: TracebackType | None) -> Iterator[FrameType]:
 
 @contextmanager
 def gpu_guard(action: str) -> Iterator[None]:
-    """Turn a shortage of memory inside into an error for users; ``action`` completes "Could not ...".
+    """Turn an out-of-memory error inside the block into an error for users; ``action`` completes "Could not ...".
 
-    Wrap it around everything that touches a GPU: on a full one the first tensor fails, wherever that is, and a kernel
-    that is only tried. A run that has started answers most shortages itself (trainer.training.recovery).
+    Wrap it around everything that touches a GPU: on a full GPU the first tensor fails, wherever it is created, and so
+    does a kernel that is only probed. A run that has started recovers from most of these errors itself
+    (trainer.training.recovery).
     """
     try:
         yield
@@ -167,7 +175,7 @@ def gpu_guard(action: str) -> Iterator[None]:
 
 
 def memory_full(error: BaseException, action: str) -> ImpastoError:
-    """Return a shortage as an error for users, which names the programs that hold the memory."""
+    """Return an out-of-memory error as an error for users, which names the programs that use the memory."""
     requested = requested_bytes(error)
     more = f"{size(requested)} more requested" if requested else ""
     if not concerns_gpu(error):
@@ -177,47 +185,47 @@ def memory_full(error: BaseException, action: str) -> ImpastoError:
             f"Could not {action}: there is not enough free main memory{details}.",
             "Close other programs, then try again.",
         )
-    card = _card_short_of_memory(gpu_of(error))
-    free = f"{size(card.free_bytes)} of {size(card.total_bytes)} free" if card else ""
+    full_gpu = _full_gpu(gpu_of(error))
+    free = f"{size(full_gpu.free_bytes)} of {size(full_gpu.total_bytes)} free" if full_gpu else ""
     details = ", ".join(filter(None, (free, more)))
     return ImpastoError(
         "memory.full",
-        f"Could not {action}: {card.name if card else 'the GPU'} does not have enough free memory"
+        f"Could not {action}: {full_gpu.name if full_gpu else 'the GPU'} does not have enough free memory"
         f"{f' ({details})' if details else ''}.",
-        f"{closing(card)}, then try again.",
+        f"{closing(full_gpu)}, then try again.",
     )
 
 
-def closing(card: gpu.Card | None) -> str:
-    """Return the advice to close the programs that hold memory of a GPU, by name where they are known."""
-    others = gpu.others_named(card, os.getpid()) if card else ""
+def closing(gpu_info: gpu.Card | None) -> str:
+    """Return the advice to close other programs that use a GPU, with their names if known."""
+    others = gpu.others_named(gpu_info, os.getpid()) if gpu_info else ""
     return f"Close other programs that use the GPU{f' ({others})' if others else ''}"
 
 
 def card_in_use(device: torch.device) -> gpu.Card | None:
-    """Return the run's GPU as it is now; None on the CPU and where the driver does not answer."""
+    """Return the present state of the run's GPU; None on the CPU and if the driver does not answer."""
     if device.type == "cuda":
         with suppress(ImpastoError, RuntimeError):
             return card_of(device.index or 0)
     return None
 
 
-def _card_short_of_memory(index: int | None) -> gpu.Card | None:
-    """Return GPU ``index`` of PyTorch's, else the one that the driver says is fullest."""
+def _full_gpu(index: int | None) -> gpu.Card | None:
+    """Return PyTorch's GPU ``index``, or if it is None the GPU with the least free memory."""
     if index is not None:
         return card_in_use(torch.device("cuda", index))
     found: list[gpu.Card] = []
     with suppress(ImpastoError):
         found = gpu.cards()
-    return min(found, key=lambda card: card.free_bytes, default=None)
+    return min(found, key=lambda one: one.free_bytes, default=None)
 
 
 def cap_memory(device: torch.device) -> int | None:
-    """Let PyTorch take no more than just under what is free on the GPU now; return the cap in bytes.
+    """Cap PyTorch's memory slightly below what is free on the GPU now, and return the cap in bytes.
 
-    Without it the Windows driver continues in main memory when the GPU is full, and a step takes minutes; with it
-    PyTorch raises OutOfMemoryError, which a run can answer. Call it before anything is timed, and again when training
-    starts. None on the CPU, and where the environment chooses another allocator, which has no such cap.
+    Without a cap the Windows driver spills into main memory when the GPU is full, and a step takes minutes. With it
+    PyTorch raises OutOfMemoryError, from which a run can recover. Call it before anything is timed, and again when
+    training starts. Returns None on the CPU, and if the environment chooses another allocator, which cannot be capped.
     """
     if device.type != "cuda" or torch.cuda.get_allocator_backend() != "native":
         return None
@@ -228,17 +236,17 @@ def cap_memory(device: torch.device) -> int | None:
 
 
 def card_of(index: int) -> gpu.Card:
-    """PyTorch's card ``index`` as the driver describes it, or as PyTorch does where the driver lists it not.
+    """Return PyTorch's GPU ``index`` as the driver describes it, or as PyTorch does if the driver does not list it.
 
-    Asking the driver takes no memory; asking PyTorch for what is free makes a CUDA context of hundreds of MiB.
+    Asking the driver takes no memory; asking PyTorch for the free memory creates a CUDA context of hundreds of MiB.
     """
     properties = torch.cuda.get_device_properties(index)
     found: list[gpu.Card] = []
-    with suppress(ImpastoError):  # PyTorch speaks to the card, so training can do without what NVML tells
+    with suppress(ImpastoError):  # PyTorch can use the GPU, so training works without NVML's figures
         found = gpu.cards()
-    card = gpu.card_with_uuid(str(properties.uuid), found)
-    if card is not None:
-        return card
+    listed = gpu.card_with_uuid(str(properties.uuid), found)
+    if listed is not None:
+        return listed
     free, total = torch.cuda.mem_get_info(index)
     capability = (properties.major, properties.minor)
     return gpu.Card(index, str(properties.uuid), properties.name, total, free, "unknown", (0, 0), capability, uses=())

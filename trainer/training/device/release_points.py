@@ -1,7 +1,7 @@
-"""The order of a run's phases, and where a run returns cached GPU memory to the driver.
+"""The order of a run's phases, and the points where a run returns cached GPU memory to the driver.
 
-The run and the forecast both read this module. A forecast that released memory where the run keeps it would compare
-what the run reserves with less than it can reserve, and the difference would count as an error of every run.
+Run and forecast both read this module. A forecast that released memory where the run keeps it would predict fewer
+reserved bytes than every run measures, and that difference would be calibrated as a forecast error.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from trainer.protocol.forecast import ForecastPhase
 LoadPhase = Literal["load", "quantise"]
 DuringRun = Literal["validate", "preview", "checkpoint", "save"]
 ReleasePoint = Literal["cache_pictures", "cache_texts", "load", "quantise", "draw", "decode"]
-"""The part of a run that has just ended. A memory trace of the same name holds what that part does."""
+"""The part of a run that has just ended; the memory trace of this part has the same name."""
 
 RELEASE_POINTS: frozenset[str] = frozenset(get_args(ReleasePoint))
-"""Nowhere else does a run return cached memory, unless memory runs out or it records CUDA graphs."""
+"""All release points; elsewhere a run returns cached memory only if memory runs out or it records CUDA graphs."""
 
 AT_START: tuple[DuringRun, ...] = ("validate", "checkpoint", "preview")
-"""What a run does between loading and its first step, in this order."""
+"""Phases between loading and the first step, in this order."""
 BETWEEN_STEPS: tuple[DuringRun, ...] = ("validate", "checkpoint", "save", "preview")
-"""What a run does between two steps when everything is due, in this order."""
+"""Phases between two steps if everything is due, in this order."""
 
 PHASES: tuple[ForecastPhase, ...] = (
     "cache_pictures",
@@ -33,7 +33,7 @@ PHASES: tuple[ForecastPhase, ...] = (
     "train",
     *BETWEEN_STEPS,
 )
-"""All phases, in the order in which a run first reaches its highest memory in each."""
+"""All phases, in the order in which a run first reaches the peak of each."""
 
 
 def load_phase(fit: FitConfig) -> LoadPhase:

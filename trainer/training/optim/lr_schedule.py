@@ -1,4 +1,4 @@
-"""How the learning rate changes over the run: a multiplier for every step."""
+"""Learning rate schedules: a multiplier for every step of a run."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from trainer.config.recipe import ScheduleConfig
 
 Multiplier = Callable[[int], float]
-"""From a step, counted from 0, to what every learning rate is multiplied by in it."""
+"""Maps a step (from 0) to the factor on every learning rate in it."""
 
 
 def multiplier(schedule: ScheduleConfig, steps: int) -> Multiplier:
-    """The schedule over a run of ``steps`` optimizer steps.
+    """Return the schedule of a run of ``steps`` optimizer steps.
 
-    Warm-up rises in a line from 0 in the first step, as diffusers' schedules do. What follows is a curve of the
-    progress p from 0 after warm-up to 1 after the last step, where it stays for any step beyond:
+    Warm-up rises linearly from 0 in the first step, as in diffusers' schedules. Then follows a curve of the progress
+    p, from 0 after warm-up to 1 after the last step; it stays 1 for any step beyond:
     constant 1; linear 1 - p; cosine (1 + cos(pi p)) / 2; restarts the same with p = cycles * p modulo 1;
     polynomial (1 - p)^power; rex (1 - p) / (1 - p / 2) (Chen et al. 2022, "REX: Revisiting Budgeted Training with an
     Improved Schedule", equation for the sampling rate 1). All but constant and rex fall to ``end`` instead of 0.
@@ -35,7 +35,7 @@ def multiplier(schedule: ScheduleConfig, steps: int) -> Multiplier:
 
 
 def warmup_steps(schedule: ScheduleConfig, steps: int) -> int:
-    """Warm-up in steps: ``warmup`` itself, or below 1 that share of ``steps``."""
+    """Return the warm-up in steps: ``warmup`` itself, or a share of ``steps`` if it is below 1."""
     return round(schedule.warmup * steps) if schedule.warmup < 1 else round(schedule.warmup)
 
 
@@ -75,26 +75,26 @@ _CURVES: dict[str, Callable[[float, ScheduleConfig], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The optimizer steps from ``first`` up to, not including, ``last``, over which the schedule runs once."""
+    """Optimizer steps from ``first`` to ``last`` (exclusive), over which the schedule runs once."""
 
     first: int
     last: int
     held: bool = False
-    """Whether instead the rate stays at the last value of the segment before."""
+    """Whether the rate keeps the last value of the segment before instead."""
 
 
 def multiplier_over(schedule: ScheduleConfig, segments: Sequence[Segment]) -> Multiplier:
-    """The schedule run once over each segment that is not held; there must be one that is not, at the front."""
+    """Return the schedule that runs once over each segment that is not held; the first must not be held."""
 
     def at(step: int) -> float:
-        former = segments[0]
+        current = segments[0]
         for segment in segments:
             if not segment.held:
-                former = segment
+                current = segment
             if step < segment.last:
                 break
-        # In a held segment: the rate of the last step that was not.
-        within = min(step, former.last - 1) - former.first
-        return multiplier(schedule, former.last - former.first)(within)
+        # In a held segment: the rate of the last step before it.
+        within = min(step, current.last - 1) - current.first
+        return multiplier(schedule, current.last - current.first)(within)
 
     return at

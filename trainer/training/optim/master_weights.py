@@ -1,4 +1,4 @@
-"""The adapter's fp32 masters: gradients add up in them, the optimizer moves them, the model computes with copies."""
+"""The adapter's fp32 master weights: they collect gradients and are updated; the model computes with copies."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from torch.nn import Parameter
 
 from trainer.errors import RunError
 
-# As in torch.nn.utils.clip_grad_norm_: keeps the division safe.
+# As in torch.nn.utils.clip_grad_norm_: avoids a division by zero.
 CLIP_EPS = 1e-6
-# torch.amp.GradScaler's defaults; ours reads nothing from the device, as the loop has read the norm already.
+# The defaults of torch.amp.GradScaler. This scaler reads nothing from the device, because the loop has already read the
+# norm.
 GROWTH = 2.0
 BACK_OFF = 0.5
 GOOD_STEPS_TO_GROW = 2000
@@ -22,10 +23,10 @@ LOWEST = 1.0
 
 
 class MasterWeights:
-    """fp32 masters of the working weights that the model computes with, under the same keys.
+    """fp32 master weights of the working weights that the model computes with, under the same keys.
 
-    float64 working weights get float64 masters. Gradients of low precision are added up here in fp32, so small
-    micro-batches lose nothing against a large one.
+    float64 working weights get float64 master weights. Low-precision gradients are added up here in fp32, so that
+    many small micro-batches are as precise as a large one.
     """
 
     def __init__(self, working: Mapping[str, Parameter]) -> None:
@@ -36,17 +37,17 @@ class MasterWeights:
         }
 
     def accumulate(self) -> None:
-        """Adds the working weights' gradients to the masters' and drops them. Call it after each micro-batch.
+        """Add the working weights' gradients to those of the master weights and drop them, after each micro-batch.
 
-        They are widened side by side in one piece of memory, by one operation for all instead of one for each.
+        They are converted to fp32 into one block of memory, by one operation for all instead of one for each.
         """
-        learning = [key for key, weight in self.working.items() if weight.grad is not None]
-        if not learning:
+        with_gradient = [key for key, weight in self.working.items() if weight.grad is not None]
+        if not with_gradient:
             return
-        wide = self._widened([self.working[key] for key in learning])
+        wide = self._widened([self.working[key] for key in with_gradient])
         totals: list[Tensor] = []
         additions: list[Tensor] = []
-        for key, gradient in zip(learning, wide, strict=True):
+        for key, gradient in zip(with_gradient, wide, strict=True):
             self.working[key].grad = None
             master = self.masters[key]
             if master.grad is None:
@@ -68,13 +69,13 @@ class MasterWeights:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Rounds the masters into the working weights. Call it whenever the masters have changed."""
+        """Round the master weights into the working weights; call it whenever the master weights have changed."""
         torch._foreach_copy_(list(self.working.values()), list(self.masters.values()))
 
     def zero_grad(self, *, keep: bool = False) -> None:
-        """Drops all gradients, the working weights' too (an interrupted micro-batch may have left some).
+        """Drop all gradients, including those that an interrupted micro-batch left in the working weights.
 
-        With ``keep`` the masters' become zeros where they lie, as recorded graphs add to them there.
+        With ``keep`` those of the master weights are zeroed in place, because recorded graphs add to that memory.
         """
         weights = self.working.values() if keep else (*self.masters.values(), *self.working.values())
         for weight in weights:
@@ -83,27 +84,30 @@ class MasterWeights:
             torch._foreach_zero_(gradients)
 
     def discard(self) -> None:
-        """Frees the memory of masters and gradients, whoever refers to them; they can only be thrown away then."""
+        """Free the memory of master weights and gradients even if they are still referenced; they become unusable."""
         self.zero_grad()
         for master in self.masters.values():
             master.untyped_storage().resize_(0)
 
     def gradients(self) -> list[Tensor]:
-        """The masters' gradients, in their order; a weight that had no part in the step has none."""
+        """Return the gradients of the master weights, in order; a weight that had no part in the step has none."""
         return [master.grad for master in self.masters.values() if master.grad is not None]
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Takes over saved masters and refreshes the working weights; nothing is changed if they do not fit.
+        """Copy saved weights into the master weights and refresh the working weights.
 
-        Raises RunError when the keys or shapes are not those of this adapter.
+        Raises RunError, and changes nothing, if the keys or shapes are not those of this adapter.
         """
-        odd = sorted(weights.keys() ^ self.masters.keys())
-        odd += [key for key, master in self.masters.items() if key in weights and weights[key].shape != master.shape]
-        if odd:
+        unmatched = sorted(weights.keys() ^ self.masters.keys())
+        unmatched += [
+            key for key, master in self.masters.items() if key in weights and weights[key].shape != master.shape
+        ]
+        if unmatched:
             raise RunError(
                 "run.adapter",
-                f"The saved weights do not fit the adapter of this job: {len(odd)} of them differ, first {odd[0]}.",
+                f"Could not load the saved weights: {len(unmatched)} of them do not fit this job's adapter, first "
+                f"{unmatched[0]}.",
                 "Resume with the job that the run was started with, or start a new run.",
             )
         for key, master in self.masters.items():
@@ -112,9 +116,9 @@ class MasterWeights:
 
 
 def measure(loss: Tensor, masters: MasterWeights, scale: float = 1.0) -> Tensor:
-    """The loss and the norm of the whole gradient without the loss scale, in one tensor (2,): one host read for both.
+    """Return the loss and the norm of the whole unscaled gradient in one tensor (2,), to read both at once.
 
-    Either is infinite or NaN if anything in it is.
+    Each is infinite or NaN if anything in it is.
     """
     norms = torch._foreach_norm(masters.gradients())
     norm = torch.linalg.vector_norm(torch.stack(norms)) / scale
@@ -122,9 +126,9 @@ def measure(loss: Tensor, masters: MasterWeights, scale: float = 1.0) -> Tensor:
 
 
 def clip(masters: MasterWeights, norm: float, limit: float, scale: float = 1.0) -> None:
-    """Takes the loss scale out of the gradients and shortens them to ``limit`` if ``norm`` is longer; 0: no limit.
+    """Unscale the gradients and clip their norm to ``limit``; 0 means no limit.
 
-    ``norm`` is what :func:`measure` gave. Equals torch.nn.utils.clip_grad_norm_ over all masters together.
+    ``norm`` is the result of :func:`measure`. Equals torch.nn.utils.clip_grad_norm_ over all master weights.
     """
     factor = 1.0 / scale
     if limit > 0.0:
@@ -135,18 +139,18 @@ def clip(masters: MasterWeights, norm: float, limit: float, scale: float = 1.0) 
 
 @dataclass(slots=True)
 class LossScaler:
-    """The scale in force and the good steps since it last changed; both are saved in checkpoints."""
+    """The loss scale of fp16 and the finite steps since it last changed; both are saved in checkpoints."""
 
     scale: float = 65536.0
     good_steps: int = 0
 
     @property
     def may_back_off(self) -> bool:
-        """Whether an overflow can still be answered by a smaller scale."""
+        """Return whether the scale can be lowered after an overflow."""
         return self.scale > LOWEST
 
     def update(self, *, finite: bool) -> None:
-        """Notes a step: the scale halves when something was not finite, and doubles after 2000 good steps in a row."""
+        """Update the scale after a step: halve it if something was not finite, double it after 2000 finite steps."""
         if not finite:
             self.scale = max(LOWEST, self.scale * BACK_OFF)
             self.good_steps = 0
@@ -157,10 +161,10 @@ class LossScaler:
             self.good_steps = 0
 
     def state(self) -> dict[str, float | int]:
-        """What a checkpoint keeps."""
+        """Return the scaler's state for a checkpoint."""
         return {"scale": self.scale, "good_steps": self.good_steps}
 
     def load(self, state: dict[str, float | int]) -> None:
-        """Goes on from a checkpoint."""
+        """Restore the scaler's state from a checkpoint."""
         self.scale = float(state["scale"])
         self.good_steps = int(state["good_steps"])

@@ -1,4 +1,4 @@
-"""The optimizers, from their libraries: built, given their learning rate in every step, saved and restored."""
+"""The optimizers of several libraries: building, learning rates, saving and restoring."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ HOST_READS: Mapping[str, str] = {
     "prodigy": "two sums for every tensor, and once, in the first step, whether a tensor is all zeros",
     "schedulefree": "nothing",
 }
-"""What each library optimizer itself reads from the device in a step, beyond the one read of the loop."""
+"""What each library optimizer reads from the device in a step, besides the loop's own read."""
 
-# What bitsandbytes' paged optimizers keep in memory that moves between host and device.
+# State that bitsandbytes' paged optimizers keep in memory that moves between host and device.
 PAGED = ("state1", "state2")
 
 JsonValue = None | bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"]
 
 
 def build_optimizer(config: OptimizerConfig, groups: Mapping[str, tuple[float, Sequence[Parameter]]]) -> Optimizer:
-    """The optimizer of a recipe over fp32 masters: one group for each trained part, (learning rate, weights).
+    """Return the optimizer of a recipe over fp32 master weights: a group (learning rate, weights) for each part.
 
-    Each group keeps its ``part`` and its ``base_lr``, from which :func:`set_learning_rates` makes the rate of every
-    step; ``base_lr`` is None where Adafactor chooses the rate itself. Schedule-Free is put into train mode.
-    What a library would refuse, such as two rates under Prodigy, the job's own rules have refused before.
+    Each group has its ``part`` and its ``base_lr``, from which :func:`set_learning_rates` computes the rate of every
+    step; ``base_lr`` is None if Adafactor chooses the rate itself. Schedule-Free is put into train mode. Settings that
+    a library would refuse, such as two rates under Prodigy, have been refused by the checks of the job.
     """
     own_rate = isinstance(config, AdafactorConfig) and config.relative_step
     table = [
@@ -65,7 +65,7 @@ def build_optimizer(config: OptimizerConfig, groups: Mapping[str, tuple[float, S
             return _bitsandbytes().AdamW8bit(table, **_adam_arguments(config))  # type: ignore[no-any-return]
         case PagedAdamW8bitConfig():
             optimizer: Any = _bitsandbytes().PagedAdamW8bit(table, **_adam_arguments(config))
-            # On the CPU there is nothing to page; the library would warn of that in the middle of the first step.
+            # On the CPU there is nothing to page, and the library would warn about that in the first step.
             optimizer._cpu_paged_warned = True
             return optimizer  # type: ignore[no-any-return]
         case LionConfig() | Lion8bitConfig():
@@ -81,13 +81,13 @@ def build_optimizer(config: OptimizerConfig, groups: Mapping[str, tuple[float, S
 
 
 def set_learning_rates(optimizer: Optimizer, multiplier: float) -> dict[str, float]:
-    """Sets every group's rate to its base rate times ``multiplier``; returns the rates in force by part.
+    """Set every group's rate to its base rate times ``multiplier``; return the rates in force by part.
 
-    Call it before each step with the schedule's value. Prodigy multiplies the rate by the step size d that it has
-    found, so what is returned for it is d times the rate; a multiplier of 0 leaves its weights and d as they are.
-    Schedule-Free weighs its average by the largest rate so far, so under a falling schedule late steps count like
-    early ones: its schedule should be constant, and its warm-up its own. Adafactor with relative_step takes no rate:
-    what is returned is its relative step, to be scaled by the weights where scale_parameter is set.
+    Call it before each step with the schedule's value. Prodigy multiplies the rate by its estimated step size d, so
+    d times the rate is returned for it; with a multiplier of 0 neither its weights nor d change. Schedule-Free weighs
+    its average by the largest rate so far, so under a falling schedule late steps count as much as early ones: its
+    schedule should be constant, with its own warm-up. Adafactor with relative_step takes no rate; its relative step is
+    returned, which it scales by the weights if scale_parameter is set.
     """
     rates: dict[str, float] = {}
     for group in optimizer.param_groups:
@@ -101,32 +101,32 @@ def set_learning_rates(optimizer: Optimizer, multiplier: float) -> dict[str, flo
 
 @contextmanager
 def averaged_weights(optimizer: Optimizer, masters: MasterWeights) -> Iterator[None]:
-    """Inside, masters and working weights are what should be exported: Schedule-Free's average; else nothing changes.
+    """Put Schedule-Free's averaged weights in place inside the block; other optimizers change nothing.
 
-    Afterwards the masters have their exact former bits (the library's own way back rounds) and training goes on.
+    Afterwards the master weights have exactly their former bits, which the library's own way back would round.
     """
     if not isinstance(optimizer, AdamWScheduleFree):
         yield
         return
-    former = [master.detach().clone() for master in masters.masters.values()]
+    saved = [master.detach().clone() for master in masters.masters.values()]
     try:
         optimizer.eval()
         masters.refresh()
         yield
     finally:
         with torch.no_grad():
-            torch._foreach_copy_(list(masters.masters.values()), former)
+            torch._foreach_copy_(list(masters.masters.values()), saved)
         masters.refresh()
         for group in optimizer.param_groups:
             group["train_mode"] = True
 
 
 def pack_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, JsonValue]]:
-    """All state of ``optimizer`` as tensors on the CPU, for safetensors, and the rest as JSON.
+    """Return the state of ``optimizer`` as CPU tensors, for safetensors, and the rest as JSON.
 
-    Weights are numbered in the order of the groups. The JSON says of each entry what type it had, so that a whole
-    number stays one and a tensor of no dimensions stays a tensor; a tensor that entries share (quantisation maps) is
-    kept once. Groups are kept whole: Prodigy's d, Schedule-Free's sums and mode are in them.
+    Weights are numbered in the order of the groups. The JSON keeps the type of each entry, so that an integer stays an
+    integer and a 0-dim tensor stays a tensor. A tensor that entries share (quantization maps) is stored once. Groups
+    are stored complete: Prodigy's d and Schedule-Free's sums and mode are in them.
     """
     tensors: dict[str, Tensor] = {}
     names: dict[int, str] = {}
@@ -155,23 +155,22 @@ def pack_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, JsonV
 
 
 def unpack_state(optimizer: Optimizer, tensors: dict[str, Tensor], data: dict[str, Any]) -> None:
-    """Puts a packed state into a new ``optimizer`` built for the same weights in the same order.
+    """Restore a packed state into a new ``optimizer`` built for the same weights in the same order.
 
-    Groups keep how they are computed: AdamW goes on over lists of tensors (foreach) where it began so, as in versions
-    before it was fused, with the same bits. Raises RunError when it is the state of another optimizer or of other
-    weights.
+    Groups keep their implementation: an AdamW that started with foreach, as in versions before the fused one, continues
+    with it and gives the same bits. Raises RunError if the state is that of another optimizer or of other weights.
     """
     weights = _weights(optimizer)
     saved = data["optimizer"], len(data["state"]), len(data["groups"])
     if saved != (type(optimizer).__name__, len(weights), len(optimizer.param_groups)):
         raise RunError(
             "run.optimizer",
-            f"The checkpoint holds the state of {saved[0]} over {saved[1]} weights, but the job has "
-            f"{type(optimizer).__name__} over {len(weights)}.",
+            f"Could not restore the optimizer: the checkpoint has {saved[0]} with {saved[1]} weights, the job has "
+            f"{type(optimizer).__name__} with {len(weights)}.",
             "Resume with the job that the run was started with, or start a new run.",
         )
     placed: dict[str, Tensor] = {}
-    # torch keeps its step counters beside the weights if it is fused, else on the host.
+    # A fused torch optimizer keeps its step counters on the device, any other on the host.
     fused = any(group.get("fused") for group in data["groups"])
 
     def unpack(value: Any, key: str, weight: Parameter) -> Any:
@@ -217,7 +216,7 @@ def _prodigy(config: ProdigyConfig, table: list[dict[str, Any]]) -> Optimizer:
     from prodigyopt import Prodigy
 
     for group in table:
-        # Given as an argument instead, the library prints a line about it.
+        # In the group, because the library prints a line if it is passed as an argument.
         group["weight_decay"] = config.weight_decay
     return Prodigy(  # type: ignore[no-any-return]
         table,
@@ -244,23 +243,23 @@ def _schedule_free(config: ScheduleFreeConfig, table: list[dict[str, Any]]) -> O
 
 
 def _relative_step(optimizer: Optimizer, group: Mapping[str, Any]) -> float:
-    """Adafactor's own rate in the coming step: 1 / sqrt(step), at most 0.01, or 1e-6 * step while it warms up."""
+    """Return Adafactor's own rate in the next step: 1 / sqrt(step), at most 0.01, or 1e-6 * step with warm-up."""
     step = optimizer.state.get(group["params"][0], {}).get("step", 0) + 1
     most: float = 1e-6 * step if group["warmup_init"] else 1e-2
     return min(most, 1.0 / math.sqrt(step))
 
 
 def _bitsandbytes() -> ModuleType:
-    """bitsandbytes' optimizers, imported only when asked for: a machine where it is broken can do without."""
+    """Return bitsandbytes' optimizers, imported only when needed: a broken install affects no other optimizer."""
     import bitsandbytes.optim
 
     return bitsandbytes.optim
 
 
 def _place(optimizer: Any, tensor: Tensor, key: str, weight: Parameter) -> Tensor:
-    """A saved tensor where the library keeps it: in paged memory, or beside its weight."""
+    """Return a saved tensor where the library keeps it: in paged memory, or on the device of its weight."""
     if getattr(optimizer, "is_paged", False) and key in PAGED:
-        # Only the library can make memory that pages.
+        # Only the library can allocate paged memory.
         buffer: Tensor = optimizer.get_state_buffer(weight, dtype=tensor.dtype)
         return buffer.copy_(tensor)
     return tensor.to(weight.device, copy=True)

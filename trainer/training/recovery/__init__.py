@@ -1,1 +1,1 @@
-"""Step down to a smaller plan when memory runs out, and continue."""
+"""Recovery from out-of-memory errors: retry, then continue under a smaller plan."""

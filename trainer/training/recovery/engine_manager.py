@@ -1,4 +1,4 @@
-"""Keeps the engine in accord with the plan in force, and makes it whole again after a failure."""
+"""The engine manager: loads the engine, applies the plan in force to it and restores it after a failure."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from trainer.training.reporting.reporter import watch
 
 
 class EngineManager:
-    """The one engine of an attempt.
+    """Owner of the only engine of an attempt.
 
-    A step that fails before the optimizer moved leaves the masters as they were: its gradients are dropped and it can
-    be repeated. One that fails later leaves some of them moved. Then the last checkpoint is put back and the steps
-    since are replayed, under the plans that they had: what a step computes is a function of the masters, the
-    optimizer's state and its number, so this gives the same bits wherever training itself does, and costs nothing
-    until it is needed (docs/decisions/0007).
+    A step that fails before the optimizer runs leaves the master weights unchanged: its gradients are dropped and the
+    step is repeated. A step that fails inside the optimizer may have updated only some of them. Then the last
+    checkpoint is restored and the steps since are replayed, each under the plan it first ran with. A step depends only
+    on the master weights, the optimizer state and the step number, so a replay gives the same bits wherever training
+    itself is deterministic. It costs nothing until it is needed (docs/decisions/0007).
     """
 
     def __init__(
@@ -45,31 +45,36 @@ class EngineManager:
         parts: RunParts,
         segments: Sequence[Segment],
         plan: ActivePlan,
-        drawers: tuple[Validator, Previewer],
+        evaluators: tuple[Validator, Previewer],
         folder: Path,
-        tell: Tell,
+        notify: Tell,
     ) -> None:
         self.job = job
-        ahead = PrefetchCollator(parts.assembler, parts.feed, parts.device, lambda: self._require().progress.step)
-        self.parts = dataclasses.replace(parts, assembler=ahead)
+        prefetching = PrefetchCollator(
+            parts.assembler, parts.feed, parts.device, lambda: self._loaded_engine().progress.step
+        )
+        self.parts = dataclasses.replace(parts, assembler=prefetching)
         self.segments = segments
         self.plan = plan
-        self.drawers = drawers
+        self.evaluators = evaluators
         self.folder = folder
-        self.graphs = graphs_of(job.fit, parts.device, tell)
-        """Those of every engine of the attempt; None from the moment on when memory runs out."""
-        self.compiled = compiled_of(job, parts.device, tell)
+        self.graphs = graphs_of(job.fit, parts.device, notify)
+        """CUDA graphs shared by every engine of the attempt; None once memory has run out."""
+        self.compiled = compiled_of(job, parts.device, notify)
         self.engine: Engine | None = None
-        self.torn = False
-        """Whether the optimizer may have moved some weights and not others."""
-        self._held: checkpoint.Checkpoint | None = None
-        self._empty = False
+        self.partially_updated = False
+        """Whether the optimizer may have updated some master weights and not others."""
+        self._captured: checkpoint.Checkpoint | None = None
+        """Training state in main memory that the engine has to be restored from; None if the engine's own is valid."""
+        self._unloaded = False
+        """Whether the memory of models, master weights and optimizer state is freed. The Engine object itself stays."""
         self._replaying = False
+        """Whether the current `make_ready` has replayed steps; stays set if it runs out of memory and is repeated."""
         self._goal = TrainingProgress()
 
     @property
     def models(self) -> dict[str, nn.Module]:
-        """The models in memory by the names that users know them under."""
+        """Return the loaded models by the names that messages use for them."""
         if self.engine is None:
             return {}
         encoders = self.engine.models.text_encoders
@@ -78,7 +83,7 @@ class EngineManager:
         }
 
     def load(self, saved: checkpoint.Checkpoint | None) -> Engine:
-        """Loads the engine for the first time: at its start, or at a checkpoint."""
+        """Build the first engine of the attempt, at step 0 or from the checkpoint ``saved``."""
         self._use(self.plan.at(saved.step if saved else 0))
         engine = self._build(fresh=saved is None)
         if saved:
@@ -87,116 +92,130 @@ class EngineManager:
         return engine
 
     def follow_plan(self, step: int) -> None:
-        """Let all that encode and draw follow the plan in force at ``step``; the models themselves follow later."""
+        """Apply the plan in force at ``step`` to caching, validation and previews, but not yet to the models."""
         fit = self.plan.at(step)
         if fit != self.parts.feed.job.fit:
             self._use(fit)
 
-    def set_out(self) -> None:
-        """Notes how far the run is, to come back there after a failure."""
-        self._goal = dataclasses.replace(self._require().progress)
+    def mark_goal(self) -> None:
+        """Record the current progress as the point that `make_ready` returns to after a failure."""
+        self._goal = dataclasses.replace(self._loaded_engine().progress)
 
     def step(self) -> StepResult:
-        """One optimizer step."""
-        result = self._require().train_step()
-        self.torn = False
+        """Run one optimizer step and return its result."""
+        result = self._loaded_engine().train_step()
+        self.partially_updated = False
         return result
 
     @property
-    def held(self) -> checkpoint.Checkpoint | None:
-        """What was learned up to now, while it waits in main memory without the models; None while they are there."""
-        now = self._require().progress.step
-        return self._held if self._empty and self._held and self._held.step == now else None
+    def captured(self) -> checkpoint.Checkpoint | None:
+        """Return the training state of the current step while the models are unloaded, else None."""
+        now = self._loaded_engine().progress.step
+        return self._captured if self._unloaded and self._captured and self._captured.step == now else None
 
     def rewind(self) -> None:
-        """Go back to what is held or saved if the engine is not whole, so that nothing is replayed to end the run."""
-        engine = self._require()
-        if self.torn or self._empty or self._held:
-            self._held = self._held or self._last_checkpoint()
-            state: dict[str, Any] = self._held.state
+        """Set the progress back to the last complete training state, so that ending the run replays no steps.
+
+        Does nothing if the engine itself holds a complete state.
+        """
+        engine = self._loaded_engine()
+        if self.partially_updated or self._unloaded or self._captured:
+            # The next `mark_goal` then marks this step, so `make_ready` restores the state and has no step to replay.
+            self._captured = self._captured or self._last_checkpoint()
+            state: dict[str, Any] = self._captured.state
             engine.progress = TrainingProgress(**state["progress"])
 
     def set_aside(self) -> bool:
-        """Frees the models until they are needed again, if there are any; what was learned waits in main memory."""
-        if self.engine is None or self._empty:
+        """Free the models until they are needed again, keeping the training state in main memory.
+
+        Returns whether there was anything to free.
+        """
+        if self.engine is None or self._unloaded:
             return False
-        self._take_apart()
+        self._unload()
         return True
 
     def drop(self) -> None:
-        """Lets go of what a failed step left: gradients, graphs, compiling, and models that did not come back."""
-        if self.engine is None or self._empty:
+        """Free what a failed step left behind: gradients, CUDA graphs, compiled code and half-restored models."""
+        if self.engine is None or self._unloaded:
             return
+        # Graphs and compiled code take extra memory only to be faster, so the rest of the attempt runs without them.
         if self.graphs:
             self.graphs.give_up()
             self.graphs = self.engine.graphs = None
         if self.compiled:
             self.compiled.give_up()
         self.engine.masters.zero_grad()
+        # A preview that ran out of memory while it brought the UNet back leaves weights without storage.
         if any(is_emptied(model) for model in self.models.values()):
-            self._take_apart()
+            self._unload()
 
     def make_ready(self, prepare: Prepare) -> None:
-        """Brings the engine to where it set out from, whole and under the plan in force there.
+        """Bring the engine back to the marked goal, complete and under the plan in force there.
 
-        Quick when nothing is wrong. May run out of memory like any step; call it again then.
+        Returns at once if nothing is wrong. It may itself run out of memory, as any step may; call it again then.
         """
-        engine = self._require()
-        if self._empty:  # what its first step needs is encoded before the models take that room again
-            self._held = self._held or self._last_checkpoint()
-            self._use(self.plan.at(self._held.step))
-            prepare(self._held.step)
-        self._mend(engine)
+        engine = self._loaded_engine()
+        # Encode before the models are loaded: the VAE or text encoders may not fit beside them.
+        if self._unloaded:
+            self._captured = self._captured or self._last_checkpoint()
+            self._use(self.plan.at(self._captured.step))
+            prepare(self._captured.step)
+        self._restore(engine)
         while engine.progress.step < self._goal.step:
             self._replaying = True
             prepare(engine.progress.step)
-            self._accord(engine)
+            self._apply_plan(engine)
             self.step()
-        if self._replaying:  # what was done again may have been of another portion, which is on disk now
+        # Replayed steps may belong to an earlier cache shard, which then replaced the current one on disk.
+        if self._replaying:
             prepare(self._goal.step)
             self._replaying = False
-        if engine.progress != self._goal:  # what was counted beside the steps, such as the best one
+        # Replaying restores the step counters only; the best step, for instance, is set by validation.
+        if engine.progress != self._goal:
             engine.progress = dataclasses.replace(self._goal)
-        self._accord(engine)
+        self._apply_plan(engine)
 
-    def _mend(self, engine: Engine) -> None:
-        """Builds and restores what is missing or torn."""
-        if not (self.torn or self._empty or self._held):
+    def _restore(self, engine: Engine) -> None:
+        """Rebuild an unloaded engine and restore the last complete training state, where either is needed."""
+        if not (self.partially_updated or self._unloaded or self._captured):
             return
-        self._held = self._held or self._last_checkpoint()
-        if self._empty:
-            self._use(self.plan.at(self._held.step))
+        self._captured = self._captured or self._last_checkpoint()
+        if self._unloaded:
+            self._use(self.plan.at(self._captured.step))
             built = self._build(fresh=False)
+            # Callbacks hold this Engine object, so its fields are replaced instead of the object.
             for field in dataclasses.fields(Engine):
                 setattr(engine, field.name, getattr(built, field.name))
-            self._empty = False
-        restore(engine, self._held)
-        self._held, self.torn = None, False
+            self._unloaded = False
+        restore(engine, self._captured)
+        self._captured, self.partially_updated = None, False
 
-    def _accord(self, engine: Engine) -> None:
-        """Lets the engine and all who work with it follow the plan."""
+    def _apply_plan(self, engine: Engine) -> None:
+        """Apply the plan in force at the engine's step to the engine and to everything that reads the job."""
         fit = self.plan.at(engine.progress.step)
         if fit == engine.job.fit:
             return
         if fit.quantise != engine.job.fit.quantise:
-            self._take_apart()
-            self._mend(engine)
+            # The base must be loaded again in the other number format; the training state survives in main memory.
+            self._unload()
+            self._restore(engine)
         engine.job = self._use(fit)
-        if engine.graphs:
+        if engine.graphs:  # recorded under the former plan, they would replay it
             engine.graphs.forget()
         choice, dropouts = fit.checkpointing or "none", engine.job.recipe.has_dropouts
         set_checkpointing(engine.models.unet, engine.models.text_encoders, choice, dropouts=dropouts)
 
     def _use(self, fit: FitConfig) -> Job:
-        """The job as the plan makes it now, for all who look into its fit."""
+        """Return the job with ``fit``, after handing it to everything that reads the fit."""
         job = self.job.changed(fit=fit)
-        for user in (self.parts.cache, self.parts.feed, *self.drawers):
+        for user in (self.parts.cache, self.parts.feed, *self.evaluators):
             user.job = job
         return job
 
     def _build(self, *, fresh: bool) -> Engine:
         engine = build_engine(self.parts.feed.job, self.parts, self.segments, fresh=fresh)
-        engine.optimizer.register_step_pre_hook(self._on_move)
+        engine.optimizer.register_step_pre_hook(self._on_optimizer_step)
         engine.graphs, engine.compiled = self.graphs, self.compiled
         engine.check = self.parts.source.check
         watch(engine.masters.working.values(), engine.check)
@@ -205,22 +224,24 @@ class EngineManager:
         release_at(load_phase(engine.job.fit), engine.device)
         return engine
 
-    def _on_move(self, *_: Any) -> None:
-        self.torn = True
+    def _on_optimizer_step(self, *_: Any) -> None:
+        # Runs before the first weight changes; `step` clears it after the last. An error in between cannot be repeated.
+        self.partially_updated = True
 
-    def _take_apart(self) -> None:
-        """Frees the models, masters and the optimizer's state, to be built anew.
+    def _unload(self) -> None:
+        """Free the models, the master weights and the optimizer state, so that the engine has to be rebuilt.
 
-        What was learned so far is held in main memory, if it is whole.
+        The training state is copied to main memory first, unless it is only partially updated.
         """
-        engine = self._require()
-        if not self.torn and self._held is None:
+        engine = self._loaded_engine()
+        if not self.partially_updated and self._captured is None:
             now = capture(engine, self.plan.state())
             masters = {key: master.to("cpu", copy=True) for key, master in now.adapter.items()}
-            self._held = dataclasses.replace(now, adapter=masters)
-        self._empty = True
-        if engine.graphs:
+            self._captured = dataclasses.replace(now, adapter=masters)
+        self._unloaded = True
+        if engine.graphs:  # they hold addresses of the memory that is freed here
             engine.graphs.forget()
+        # References to the tensors exist in many places, so their storage is freed instead of waiting for the last one.
         for model in self.models.values():
             discard(model)
         engine.masters.discard()
@@ -232,11 +253,11 @@ class EngineManager:
         if saved is None:
             raise ResumableError(
                 "checkpoint.none",
-                "Memory ran out in the middle of a step, and no sound checkpoint is left to go back to.",
+                "Could not continue: memory ran out in the middle of a step, and there is no undamaged checkpoint.",
                 "Start the job again with `train`.",
             )
         return saved
 
-    def _require(self) -> Engine:
-        assert self.engine is not None, "the engine is loaded before it is used"
+    def _loaded_engine(self) -> Engine:
+        assert self.engine is not None, "the engine was used before it was loaded"
         return self.engine

@@ -1,4 +1,4 @@
-"""What a run does when memory runs out: says so, frees what it can, tries again, and steps down its ladder of plans."""
+"""Out-of-memory recovery: report the error, free what can be freed, retry, and step down to smaller plans."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from trainer.training.recovery.engine_manager import EngineManager
 from trainer.training.reporting.memory_use import PhaseMemoryMeter
 from trainer.training.reporting.reporter import Reporter
 
-# Once freed, the same plan often fits: what was in pieces is whole again. A plan that needs it often is too tight.
+# The same plan often fits after freeing, because that also undoes fragmentation. Each retry costs a repeated step or a
+# replay, so a plan that needs more of them is too tight.
 TRIES_OF_A_PLAN = 3
 
 REMEDIES: dict[ForecastPhase, str] = {
@@ -30,55 +31,57 @@ REMEDIES: dict[ForecastPhase, str] = {
     "load": ", or start a new run with fit.allow_quantised = true",
     "preview": ", or make the images under report.previews in the run's job.toml smaller, or remove them",
 }
-"""By phase, what helps besides closing other programs."""
-ELSE = ", or start a new run at a lower resolution, with a lower rank, or with fit.allow_quantised = true"
+"""What helps besides closing other programs, by phase."""
+OTHER_REMEDY = ", or start a new run at a lower resolution, with a lower rank, or with fit.allow_quantised = true"
 
-# When these fail, all that a resume does not do again is done.
+# In these phases the validation of the current step is done. A resume would skip it, so in earlier phases a checkpoint
+# would lose it.
 AFTER_VALIDATION: tuple[ForecastPhase, ...] = ("first_step", "train", "preview", "save")
 
 T = TypeVar("T")
 PrepareIn = Callable[[int, Callable[[], object]], None]
-"""Attempt.prepare: given a step, and how to make room for encoding what it needs."""
+"""Attempt.prepare: takes a step and a function that frees memory before anything is encoded for it."""
 
 
 class Recovery:
-    """Wraps every unit of work of an attempt: running out of memory costs time, and no picture is passed over."""
+    """Runs every unit of work of an attempt so that an out-of-memory error costs time but never skips an image."""
 
     def __init__(
         self,
-        keeper: EngineManager,
+        manager: EngineManager,
         plan: ActivePlan,
         prepare: PrepareIn,
         reporter: Reporter,
         meter: PhaseMemoryMeter,
         forecast: Forecast | None,
     ) -> None:
-        self.keeper = keeper
+        self.manager = manager
         self.plan = plan
         self.prepare = prepare
         self.reporter = reporter
         self.meter = meter
         self.forecast = forecast
         self.phase: ForecastPhase = "load"
-        """What the work under way counts as."""
-        self.keeping: Checkpoints | None = None
+        """Phase that the current work counts as."""
+        self.checkpoints: Checkpoints | None = None
         self.first = 0
-        """The step that the attempt goes on from, until there is an engine that knows."""
+        """Step that the attempt continues from; used until there is an engine."""
         self._tries = 0
-        # Most components have nothing to do after most steps: measured is only what says that it works.
+        # Most callbacks do nothing after most steps. Only one that reports progress enters its phase, so that the time
+        # of idle calls is not measured as that phase.
         reporter.on_phase = lambda: meter.enter(self.phase)
 
     @property
     def position(self) -> int:
-        """How many optimizer steps are done."""
-        engine = self.keeper.engine
+        """Return the number of finished optimizer steps."""
+        engine = self.manager.engine
         return engine.progress.step if engine else self.first
 
     def run(self, phase: ForecastPhase, work: Callable[[], T]) -> T:
-        """Does ``work``, again if need be: once more under the same plan, then under lesser ones.
+        """Run ``work`` until it succeeds: once again under the same plan, then under the fallback steps in order.
 
-        ``work`` must do all of its work again when it is called again. Raises ResumableError "memory.exhausted" when
-        the ladder ends, and what ``work`` raises for other reasons.
+        ``work`` has to start over on each call. Raises ResumableError "memory.exhausted" when no fallback step is left,
+        and passes on every other error of ``work``.
         """
         tried = False
         while True:
@@ -88,61 +91,62 @@ class Recovery:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                told = self._tell(error)
-            # Only here is the error gone, and with its frames all that the work held.
+                report = self._report(error)
+            # Not inside the except block: there the traceback keeps the failed frames and their tensors alive.
             self._free()
             if tried or self._tries == TRIES_OF_A_PLAN:
-                self._step_down(told)
+                self._step_down(report)
             else:
                 tried, self._tries = True, self._tries + 1
 
     def prepare_step(self, step: int) -> None:
-        """Caches what ``step`` needs (see Attempt.prepare), without the models where there is no room beside them."""
-        make_room = self.keeper.set_aside if self.forecast and self.forecast.encodes_alone else _nothing
+        """Cache what ``step`` needs (see Attempt.prepare); unload the models if encoding does not fit beside them."""
+        make_room = self.manager.set_aside if self.forecast and self.forecast.encodes_alone else _free_nothing
         self.run(self.phase, lambda: self.prepare(step, make_room))
 
     def train_step(self) -> StepResult:
-        """One optimizer step, as the engine's own."""
-        self.keeper.set_out()
+        """Run one optimizer step and return its result, as Engine.train_step does."""
+        self.manager.mark_goal()
 
         def work() -> StepResult:
-            self.keeper.make_ready(self._prepare_again)
-            self._keep_plan()
-            engine = self._engine()
+            self.manager.make_ready(self._prepare_again)
+            self._save_new_plan()
+            engine = self._loaded_engine()
             self.reporter.phase("train", engine.progress.step, engine.steps)
-            return self.keeper.step()
+            return self.manager.step()
 
+        # The first step allocates the optimizer state and loads kernels, so its peak is not that of the others.
         result = self.run("train" if self.meter.knows("first_step") else "first_step", work)
         self.meter.lap()
         return result
 
     def with_engine(self, phase: ForecastPhase, work: Callable[[TrainingProgress], T]) -> T:
-        """Does ``work`` on the engine, which has been made whole; it is given the run's counters."""
-        self.keeper.set_out()
+        """Run ``work`` with the run's progress, on an engine that is loaded, complete and under the plan in force."""
+        self.manager.mark_goal()
 
         def ready() -> T:
-            self.keeper.make_ready(self._prepare_again)
-            return work(self._engine().progress)
+            self.manager.make_ready(self._prepare_again)
+            return work(self._loaded_engine().progress)
 
         return self.run(phase, ready)
 
     def _prepare_again(self, step: int) -> None:
-        """Caches what a replayed step needs, in the middle of other work."""
+        """Cache what a replayed step needs, without changing the phase of the work that waits for it."""
         phase = self.phase
-        self.prepare(step, _nothing)
+        self.prepare(step, _free_nothing)
         self.phase = phase
 
-    def _tell(self, error: BaseException) -> events.MemoryExhausted:
-        """Write the event of a shortage.
+    def _report(self, error: BaseException) -> events.MemoryExhausted:
+        """Write and return the event of an out-of-memory error.
 
-        Its figures are those of the error's own message: by the time that an error of backward arrives here, most of
-        what was in use when it was raised has been freed.
+        The figures come from the error message where it has them. By the time an error of backward arrives here, most
+        of the memory that was in use when it was raised has been freed, and the allocator's counters are too low.
         """
         allocated, reserved = self.meter.present()
-        shortage = shortage_of(error, self.keeper.models)
+        shortage = shortage_of(error, self.manager.models)
         phase = self.phase
-        foreseen = self.forecast.of(phase) if self.forecast else None
-        told = events.MemoryExhausted(
+        forecast = self.forecast.of(phase) if self.forecast else None
+        report = events.MemoryExhausted(
             phase=phase,
             step=self.position,
             requested=shortage.requested,
@@ -150,90 +154,92 @@ class Recovery:
             module=shortage.module,
             allocated=allocated if shortage.allocated is None else shortage.allocated,
             reserved=reserved if shortage.reserved is None else shortage.reserved,
-            forecast=foreseen.reserved if foreseen else None,
+            forecast=forecast.reserved if forecast else None,
         )
-        self.reporter.write(told)
-        return told
+        self.reporter.write(report)
+        return report
 
     def _free(self) -> None:
-        self.keeper.drop()
-        gc.collect()
-        release(self.keeper.parts.device)
+        self.manager.drop()
+        gc.collect()  # errors and their frames can form reference cycles, which keep tensors alive
+        release(self.manager.parts.device)
 
-    def _step_down(self, told: events.MemoryExhausted) -> None:
-        # Encoding, between two portions of a long run, has no need of the models in training; unlike the fallback steps
-        # of encoding, to set them aside leaves the result as it is.
-        if told.phase in ("cache_pictures", "cache_texts") and self.keeper.set_aside():
+    def _step_down(self, report: events.MemoryExhausted) -> None:
+        # Encoding between two cache shards does not need the trained models. Unloading them costs seconds but does not
+        # change the result, as every fallback step of encoding does; so it comes first.
+        if report.phase in ("cache_pictures", "cache_texts") and self.manager.set_aside():
             return
-        down = self.plan.step_down(self.position, told.phase)
+        down = self.plan.step_down(self.position, report.phase)
         if down is None:
-            raise self._end(told)
+            raise self._give_up(report)
         taken, changes = down
         self._tries = 0
         self.reporter.write(
             events.SteppedDown(step=taken.step, rung=taken.number, changes=changes, exact=taken.rung.exact)
         )
 
-    def _keep_plan(self) -> None:
-        """Writes a checkpoint when the plan has changed: a resumed run goes on under the plan that this one came to.
+    def _save_new_plan(self) -> None:
+        """Write a checkpoint if the plan has changed, so that a resumed run starts under the plan that works.
 
-        Only between two steps, when all that belongs to the last one is done: a resume takes up no validation.
+        Only called before a step, when all callbacks of the last one are done: a resume would skip its validation.
         """
-        engine, keeping = self._engine(), self.keeping
-        if keeping and keeping.rungs != self.plan.taken:
-            keeping.save(engine.progress)
+        engine, checkpoints = self._loaded_engine(), self.checkpoints
+        if checkpoints and checkpoints.rungs != self.plan.taken:
+            checkpoints.save(engine.progress)
 
-    def _end(self, told: events.MemoryExhausted) -> ResumableError:
-        """The ladder has ended: what is whole is kept, and the run pauses."""
-        if told.phase in AFTER_VALIDATION and self.keeping and not self.keeper.torn:
+    def _give_up(self, report: events.MemoryExhausted) -> ResumableError:
+        """Save a checkpoint if the training state is complete, and return the error that pauses the run."""
+        if report.phase in AFTER_VALIDATION and self.checkpoints and not self.manager.partially_updated:
+            # Writing copies the weights and may run out of memory as well; the older checkpoint is then good enough.
             with suppress(RuntimeError, MemoryError):
-                self.keeping.save(self._engine().progress)
+                self.checkpoints.save(self._loaded_engine().progress)
         return ResumableError(
             "memory.exhausted",
-            f"Memory ran out ({in_words(told)}), and no plan is left that needs less for it.",
-            f"{self._allowed(told)}{closing(card_in_use(self.keeper.parts.device))}{REMEDIES.get(told.phase, ELSE)}; "
-            "`resume` continues from the last checkpoint.",
+            f"Could not continue training: memory ran out ({in_words(report)}), and no smaller plan is left.",
+            f"{self._allowed(report)}{closing(card_in_use(self.manager.parts.device))}"
+            f"{REMEDIES.get(report.phase, OTHER_REMEDY)}; `resume` continues from the last checkpoint.",
         )
 
-    def _allowed(self, told: events.MemoryExhausted) -> str:
-        """What the user could allow: keys of the fit that they wrote, and that would need less otherwise."""
-        keys = [f"fit.{key} = {json.dumps(value)}" for key, value in self.plan.forbidden(told.step, told.phase).items()]
-        return f"Set {' or '.join(keys)} in the run's job.toml, which holds what you wrote; or: " if keys else ""
+    def _allowed(self, report: events.MemoryExhausted) -> str:
+        """Return advice to change the fit keys that the user set and that would need less memory otherwise; or ""."""
+        lower = self.plan.forbidden(report.step, report.phase)
+        keys = [f"fit.{key} = {json.dumps(value)}" for key, value in lower.items()]
+        return f"Set {' or '.join(keys)} in the run's job.toml, instead of the value you chose; or: " if keys else ""
 
-    def _engine(self) -> Engine:
-        engine = self.keeper.engine
-        assert engine is not None, "the engine is loaded before it works"
+    def _loaded_engine(self) -> Engine:
+        engine = self.manager.engine
+        assert engine is not None, "the engine was used before it was loaded"
         return engine
 
 
-def _nothing() -> None:
-    """Makes no room."""
+def _free_nothing() -> None:
+    """Do nothing: free no memory before encoding."""
 
 
 class Protected:
-    """A component whose work is done again when memory runs out."""
+    """A callback whose work is repeated after an out-of-memory error."""
 
-    def __init__(self, component: Component, recovery: Recovery) -> None:
-        self.component = component
+    def __init__(self, callback: Component, recovery: Recovery) -> None:
+        self.callback = callback
         self.recovery = recovery
-        self.phase: ForecastPhase = component.phase
+        self.phase: ForecastPhase = callback.phase
 
     def at_start(self, progress: TrainingProgress) -> None:
-        """As the component's own."""
-        self.recovery.with_engine(self.phase, self.component.at_start)
+        """Call the callback's method of the same name under out-of-memory recovery."""
+        self.recovery.with_engine(self.phase, self.callback.at_start)
 
     def after_step(self, progress: TrainingProgress, result: StepResult) -> None:
-        """As the component's own."""
-        self.recovery.with_engine(self.phase, lambda now: self.component.after_step(now, result))
+        """Call the callback's method of the same name under out-of-memory recovery."""
+        self.recovery.with_engine(self.phase, lambda now: self.callback.after_step(now, result))
 
 
-def in_words(told: events.MemoryExhausted) -> str:
-    """What was going on when memory ran out, such as "train, step 12, backward, at unet.mid_block, 20 MiB wanted"."""
+def in_words(report: events.MemoryExhausted) -> str:
+    """Return where memory ran out, such as "train, step 12, backward, at unet.mid_block, 20 MiB requested"."""
     parts = [
-        told.phase.replace("_", " "),
-        f"step {told.step + 1}" if told.stage else "",
-        told.stage,
-        f"at {told.module}" if told.module else "",
-        f"{size(told.requested)} wanted" if told.requested else "",
+        report.phase.replace("_", " "),
+        f"step {report.step + 1}" if report.stage else "",
+        report.stage,
+        f"at {report.module}" if report.module else "",
+        f"{size(report.requested)} requested" if report.requested else "",
     ]
     return ", ".join(part for part in parts if part)

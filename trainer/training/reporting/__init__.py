@@ -1,1 +1,1 @@
-"""Events, memory figures, the report, and commands from outside."""
+"""Events, memory figures, the run report, and commands from other processes."""

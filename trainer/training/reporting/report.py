@@ -1,4 +1,4 @@
-"""Writes what a finished run says of itself: forecast beside measured, from its events."""
+"""The report of a run, built from its events: measured memory and time next to the forecast."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from trainer.training.device.out_of_memory import card_of
 def make_report(
     written: Sequence[events.Event], forecast: Forecast | None, device: torch.device, steps: int
 ) -> RunReport:
-    """The report of a run of ``steps`` optimizer steps from all events of all its attempts.
+    """Return the report of a run of ``steps`` optimizer steps, from the events of all its attempts.
 
-    An attempt that was killed has told what its phases held, and their seconds only up to then.
+    A killed attempt counts with the memory and the seconds that it had reported by then.
     """
     done = [event for event in written if isinstance(event, events.StepEvent)]
     training = sum(event.seconds for event in done)
     flops = forecast.flops / steps * len(done) / training if forecast and training else None
-    card = card_of(device.index or 0) if device.type == "cuda" else None
-    driver = {"driver": card.driver} if card else {}
+    gpu_info = card_of(device.index or 0) if device.type == "cuda" else None
+    driver = {"driver": gpu_info.driver} if gpu_info else {}
     return RunReport(
-        card=card.name if card else "cpu",
+        card=gpu_info.name if gpu_info else "cpu",
         system=platform.system(),
         versions=versions() | driver,
         seconds=sum(_attempt_seconds(written)),
@@ -44,69 +44,70 @@ def make_report(
 
 
 def in_short(report: RunReport) -> str:
-    """The report in one sentence a subject, for the end of a run."""
-    share = f", {report.share_of_limit:.0%} of what the card can compute" if report.share_of_limit else ""
-    told = [f"Trained {report.pictures_per_second:.3g} pictures a second{share}."]
+    """Return the report as short sentences, shown at the end of a run."""
+    share = f", {report.share_of_limit:.0%} of the GPU's compute limit" if report.share_of_limit else ""
+    sentences = [f"Speed: {report.pictures_per_second:.3g} images per second{share}."]
     measured = {name: phase for name, phase in report.phases.items() if phase.measured}
     if measured:
         name, highest = max(measured.items(), key=lambda item: item[1].measured.reserved if item[1].measured else 0)
         assert highest.measured is not None
-        foreseen = f", forecast {size(highest.forecast.reserved)}" if highest.forecast else ""
-        told.append(f"Most memory: {size(highest.measured.reserved)} ({name.replace('_', ' ')}{foreseen}).")
-    foreseen = f", forecast {about(report.forecast_seconds)}" if report.forecast_seconds is not None else ""
-    told.append(f"Time: {about(report.seconds)}{foreseen}.")
+        expected = f", forecast {size(highest.forecast.reserved)}" if highest.forecast else ""
+        sentences.append(f"Peak memory: {size(highest.measured.reserved)} ({name.replace('_', ' ')}{expected}).")
+    expected = f", forecast {about(report.forecast_seconds)}" if report.forecast_seconds is not None else ""
+    sentences.append(f"Time: {about(report.seconds)}{expected}.")
     if report.exhausted:
-        told.append(f"Memory ran out {report.exhausted} times." if report.exhausted > 1 else "Memory ran out once.")
-    return " ".join(told)
+        times = f"{report.exhausted} times" if report.exhausted > 1 else "once"
+        sentences.append(f"Memory ran out {times}.")
+    return " ".join(sentences)
 
 
 def _attempt_seconds(written: Iterable[events.Event]) -> Iterator[float]:
-    """How long each attempt lasted, by its first and last word."""
+    """Yield the seconds of each attempt, from its first to its last event."""
     times: dict[int, list[float]] = {}
     for event in written:
         times.setdefault(event.attempt, []).append(event.time)
-    yield from (told[-1] - told[0] for told in times.values())
+    yield from (seen[-1] - seen[0] for seen in times.values())
 
 
 def _phases(written: Sequence[events.Event], forecast: Forecast | None) -> Iterator[tuple[str, PhaseReport]]:
-    told: dict[ForecastPhase, dict[int, events.PhaseMemory]] = {}
+    measured_by: dict[ForecastPhase, dict[int, events.PhaseMemory]] = {}
     for event in written:
         if isinstance(event, events.PhaseMemory):
-            told.setdefault(event.phase, {})[event.attempt] = event
-    for phase in dict.fromkeys([*told, *(part.phase for part in (forecast.phases if forecast else ()))]):
-        foreseen = forecast.of(phase) if forecast else None
+            measured_by.setdefault(event.phase, {})[event.attempt] = event
+    for phase in dict.fromkeys([*measured_by, *(part.phase for part in (forecast.phases if forecast else ()))]):
+        phase_forecast = forecast.of(phase) if forecast else None
         yield (
             phase,
             PhaseReport(
-                seconds=sum(event.seconds for event in told.get(phase, {}).values()),
-                forecast=_forecast_memory(foreseen, forecast),
-                forecast_seconds=foreseen.seconds if foreseen else None,
-                measured=_measured(told.get(phase, {})),
+                seconds=sum(event.seconds for event in measured_by.get(phase, {}).values()),
+                forecast=_forecast_memory(phase_forecast, forecast),
+                forecast_seconds=phase_forecast.seconds if phase_forecast else None,
+                measured=_measured(measured_by.get(phase, {})),
                 shortfall=_shortfall(written, phase),
             ),
         )
 
 
 def _caching(written: Iterable[events.Event]) -> dict[str, CachingReport]:
-    """Of each phase the most that were encoded in one go: what a few took says little."""
-    told = sorted((event for event in written if isinstance(event, events.CachingSpeed)), key=lambda event: event.count)
+    """Return by phase the speed of the largest batch of encoding; the speed of a few entries says little."""
+    speeds = (event for event in written if isinstance(event, events.CachingSpeed))
     return {
         event.phase: CachingReport(event.count, event.seconds, event.decode, event.encode, event.write)
-        for event in told
+        for event in sorted(speeds, key=lambda event: event.count)
     }
 
 
-def _forecast_memory(foreseen: PhaseForecast | None, forecast: Forecast | None) -> Memory | None:
-    if foreseen is None or forecast is None:
+def _forecast_memory(phase_forecast: PhaseForecast | None, forecast: Forecast | None) -> Memory | None:
+    if phase_forecast is None or forecast is None:
         return None
-    return Memory(foreseen.allocated, foreseen.reserved, foreseen.reserved + forecast.outside)
+    return Memory(phase_forecast.allocated, phase_forecast.reserved, phase_forecast.reserved + forecast.outside)
 
 
-def _measured(told: Mapping[int, events.PhaseMemory]) -> Memory | None:
-    """The highest of all attempts; None where the allocator keeps no counts."""
-    allocated = [event.allocated for event in told.values() if event.allocated is not None]
-    reserved = [event.reserved for event in told.values() if event.reserved is not None]
-    device = [event.device for event in told.values() if event.device is not None]
+def _measured(measured_by: Mapping[int, events.PhaseMemory]) -> Memory | None:
+    """Return the highest peaks of all attempts, or None if the allocator keeps no counts (CPU)."""
+    allocated = [event.allocated for event in measured_by.values() if event.allocated is not None]
+    reserved = [event.reserved for event in measured_by.values() if event.reserved is not None]
+    device = [event.device for event in measured_by.values() if event.device is not None]
     return Memory(max(allocated), max(reserved), max(device, default=None)) if allocated and reserved else None
 
 

@@ -1,1 +1,1 @@
-"""Start, resume and run one attempt."""
+"""Starting and resuming runs, and one attempt at a run."""

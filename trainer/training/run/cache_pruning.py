@@ -1,4 +1,4 @@
-"""Deletes cached pictures and texts that no resumable run needs any more: when asked, or above a limit."""
+"""Deletion of cached images and texts that no resumable run needs: on request, or above a size limit."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from trainer.training.callbacks.validation import Validator
 from trainer.training.data.latent_cache import Cache
 from trainer.training.reporting.reporter import Reporter
 
-# A finished run can be extended too, but then encodes what it lacks from its pictures, as a new run does.
-_OVER = ("new", "done")
-# What a killed writer left is as old as that; what somebody is writing now is younger.
-_STRAY_NS = 24 * 3600 * 10**9
+# A finished run can be extended, but then it encodes its missing entries from the images, as a new run does.
+_NO_RESUME = ("new", "done")
+# Temporary files older than this were left by a killed process; younger ones may still be in use.
+_ORPHAN_AGE_NS = 24 * 3600 * 10**9
 
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What was, or would be, deleted, and what stays, in entries and bytes."""
+    """Entries and bytes that were, or would be, deleted, and those that are kept."""
 
     deleted: int
     deleted_bytes: int
@@ -41,29 +41,29 @@ class _Entry:
     path: Path
     bytes: int
     used: int
-    """When it was last made or found sound, in nanoseconds."""
+    """Time when it was last written or verified, in nanoseconds."""
 
 
 def prune(*, dry_run: bool = False) -> Pruned:
-    """Delete every entry that no resumable run of this user's list needs.
+    """Delete every entry that no resumable run in this user's list needs.
 
-    Raises RunError when it cannot be found out what a run needs: then nothing is deleted. A run that starts in the
-    very moment may find an entry gone that it had just seen; it then pauses and makes the entry anew when resumed.
+    Raises RunError, and deletes nothing, if the needs of a run cannot be determined. A run that starts at this moment
+    may lose an entry that it has just found; it then pauses, and encodes the entry again when resumed.
     """
     folder = places.cache_folder()
     needed = _needed(folder)
     entries = _entries(folder)
-    unneeded = [entry for entry in entries if entry.path not in needed] + list(_strays(folder))
+    unneeded = [entry for entry in entries if entry.path not in needed] + list(_orphans(folder))
     if not dry_run:
         _delete(unneeded)
     return _counted(unneeded, [entry for entry in entries if entry.path in needed])
 
 
 def trim(limit: int) -> Pruned | None:
-    """Delete the entries unused for longest while all take more than ``limit`` bytes; None where they do not.
+    """Delete the least recently used entries until the rest fits in ``limit`` bytes; None if it already does.
 
-    Entries that resumable runs need stay, whatever they take. Raises RunError like `prune`; costs a look at every
-    entry, and only above the limit what it takes to list what the runs need.
+    Entries that resumable runs need are kept, whatever their size. Raises RunError like `prune`. Costs a stat call for
+    each entry; listing what the runs need costs more, and is done only above the limit.
     """
     folder = places.cache_folder()
     entries = _entries(folder)
@@ -81,7 +81,7 @@ def trim(limit: int) -> Pruned | None:
 
 
 def tell_trimmed(reporter: Reporter) -> None:
-    """Trim the cache to the user's limit and say so; that it cannot be done stops no run."""
+    """Trim the cache to the user's limit and report it; a failure is reported and does not stop the run."""
     limit = places.cache_limit()
     try:
         pruned = trim(limit)
@@ -89,11 +89,14 @@ def tell_trimmed(reporter: Reporter) -> None:
         reporter.notice("cache.untrimmed", f"The cache is above its limit of {_gigabytes(limit)}. {error.sentence}")
         return
     if pruned and pruned.deleted:
-        made = f"{pruned.deleted:,} entries unused for longest were deleted ({_gigabytes(pruned.deleted_bytes)})"
-        reporter.notice("cache.trimmed", f"The cache was above its limit of {_gigabytes(limit)}: {made}.")
+        entries = "entry" if pruned.deleted == 1 else "entries"
+        deleted = f"deleted {pruned.deleted:,} least recently used {entries} ({_gigabytes(pruned.deleted_bytes)})"
+        reporter.notice("cache.trimmed", f"The cache was above its limit of {_gigabytes(limit)}: {deleted}.")
     if pruned and pruned.kept_bytes > limit:
-        sentence = f"Resumable runs need {_gigabytes(pruned.kept_bytes)} of the cache, above its limit of"
-        reporter.notice("cache.above_limit", f"{sentence} {_gigabytes(limit)}: finish or delete some of them.")
+        need = (
+            f"Resumable runs need {_gigabytes(pruned.kept_bytes)} of cache, more than the limit of {_gigabytes(limit)}"
+        )
+        reporter.notice("cache.above_limit", f"{need}. Finish or delete some of them.")
 
 
 def _gigabytes(size: int) -> str:
@@ -109,7 +112,7 @@ def _entries(folder: Path) -> list[_Entry]:
 
 
 def _entry(path: Path) -> _Entry | None:
-    """Look at a file; None when another process has just deleted it."""
+    """Return the entry of a file, or None if another process has just deleted it."""
     try:
         facts = path.stat()
     except OSError:
@@ -119,35 +122,35 @@ def _entry(path: Path) -> _Entry | None:
 
 def _delete(entries: Iterable[_Entry]) -> None:
     for entry in entries:
-        with suppress(OSError):  # Windows keeps what another process has open: the next time, then
+        with suppress(OSError):  # Windows refuses while another process has it open; the next call will get it
             entry.path.unlink(missing_ok=True)
 
 
 def _needed(folder: Path) -> set[Path]:
-    """Where the entries lie that resumable runs need; raises RunError."""
+    """Return the paths of all entries that resumable runs need; raises RunError."""
     runs = (RunDirectory.open(path) for path in known_runs())
-    return {path for run in runs if run.state() not in _OVER for path in _asked(run, folder)}
+    return {path for run in runs if run.state() not in _NO_RESUME for path in _needed_by(run, folder)}
 
 
-def _asked(run: RunDirectory, folder: Path) -> set[Path]:
+def _needed_by(run: RunDirectory, folder: Path) -> set[Path]:
     try:
         return set(entries_of(run, folder))
     except ImpastoError as error:
         raise RunError(
             "prune.unknown_need",
-            f'What the run "{run.name}" still needs cannot be found out: {error.sentence}',
-            f"{error.remedy} Or delete {run.path}, if it shall never be resumed.",
+            f'Could not determine which cache entries the run "{run.name}" still needs: {error.sentence}',
+            f"{error.remedy} Or delete {run.path} if you will never resume it.",
         ) from error
 
 
 def entries_of(run: RunDirectory, folder: Path) -> Iterator[Path]:
-    """Yield where the entries of a run lie, from its first step to its last; raises ImpastoError like `resume`."""
+    """Yield the paths of all cache entries of a run; raises ImpastoError like `resume`."""
     job = load_job(run.job)
-    pictures = read_listing(run.listing)
+    images = read_listing(run.listing)
     source = open_base(job.base, None)
-    parts = build_parts(job, pictures, source, folder)
+    parts = build_parts(job, images, source, folder)
     samples = [sample for step in range(job.recipe.steps or 0) for sample in parts.feed.batch(step)]
-    samples += Validator(pictures, job, parts.assembler, parts.device).samples
+    samples += Validator(images, job, parts.assembler, parts.device).samples
     texts = (*Previewer(job, source, parts.cache, run.samples).texts(), *(sample.caption for sample in samples))
     yield from (parts.cache.pictures.path(parts.cache.picture_key(sample)) for sample in set(samples))
     yield from _text_entries(parts.cache, texts)
@@ -157,7 +160,7 @@ def _text_entries(cache: Cache, texts: Iterable[str]) -> Iterator[Path]:
     return (cache.texts.path(cache.text_key(text)) for text in dict.fromkeys(texts))
 
 
-def _strays(folder: Path) -> Iterator[_Entry]:
-    oldest = time.time_ns() - _STRAY_NS
+def _orphans(folder: Path) -> Iterator[_Entry]:
+    oldest = time.time_ns() - _ORPHAN_AGE_NS
     found = (_entry(path) for path in folder.glob("*/??/.impasto-*.tmp"))
     return (entry for entry in found if entry and entry.used < oldest)

@@ -1,4 +1,4 @@
-"""Continue a run from its last sound checkpoint, after checking that nothing it depends on has changed."""
+"""Continuing a run from its newest undamaged checkpoint, after checking that nothing it depends on has changed."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ Extension = Literal["stretch", "hold", "restart"]
 
 
 EXTENSIONS: dict[Extension, str] = {
-    "stretch": "The run now has {steps} steps; the learning rate's curve is stretched over all of them.",
-    "hold": "The run now has {steps} steps; the learning rate stays at its last value over the added ones.",
-    "restart": "The run now has {steps} steps; the learning rate's curve runs once more over the added ones.",
+    "stretch": "The run now has {steps} steps. The learning rate schedule is stretched over all of them.",
+    "hold": "The run now has {steps} steps. The learning rate keeps its last value for the added steps.",
+    "restart": "The run now has {steps} steps. The learning rate schedule restarts for the added steps.",
 }
 
 
@@ -46,20 +46,22 @@ def resume(
     learn: Learn = learn_nothing,
     made: Callable[[Path], object] = lambda _: None,
 ) -> int:
-    """Goes on with a run from its last sound checkpoint; returns the exit code.
+    """Continue a run from its newest undamaged checkpoint and return the exit code.
 
-    ``steps`` gives the run another length. ``schedule`` says what becomes of the learning rate then: "stretch" lays its
-    curve over the new length, "hold" keeps its last value, "restart" runs the curve once more over the added steps.
-    ``made`` gets the run's folder once no other engine can hold it. Raises RunError when job or base are not those the
-    run was started with.
+    ``steps`` sets a new total number of steps. ``schedule`` is what the learning rate does then: "stretch" spreads its
+    curve over the new length, "hold" keeps its last value, "restart" repeats the curve over the added steps. ``made``
+    gets the run's folder once this process holds its lock. Raises RunError if the job or the base has changed since
+    the run started.
     """
     _secure_attempts(run)
-    former = run.attempts()
-    if not former:
-        raise RunError("run.empty", f"The run {run.name} never started.", "Start its job again with `train`.")
-    require_history(run, former)
-    facts: Mapping[str, Any] = former[-1]
-    job = as_last_started(load_job(run.job), former)
+    attempts = run.attempts()
+    if not attempts:
+        raise RunError(
+            "run.empty", f"Could not resume {run.name}: it never started.", "Start its job again with `train`."
+        )
+    require_history(run, attempts)
+    facts: Mapping[str, Any] = attempts[-1]
+    job = as_last_started(load_job(run.job), attempts)
     require_same_job(facts, job)
     this_machine(job.fit.device)
     cache_limit()
@@ -77,7 +79,7 @@ def resume(
 
 @dataclass(frozen=True)
 class _Start:
-    """What run.json must state about each start: a resume compares it, and saving needs it hours later."""
+    """What run.json must state about each start: resume compares it, and saving the LoRA needs it hours later."""
 
     started: float
     job: Mapping[str, object]
@@ -86,10 +88,10 @@ class _Start:
     segments: tuple[tuple[int, int, bool], ...]
 
 
-def require_history(run: RunDirectory, former: Sequence[Mapping[str, Any]]) -> None:
-    """Raise RunError when run.json does not state what continuing the run needs."""
+def require_history(run: RunDirectory, attempts: Sequence[Mapping[str, Any]]) -> None:
+    """Raise RunError if run.json lacks what continuing the run needs."""
     try:
-        for facts in former:
+        for facts in attempts:
             start = build(_Start, facts)
             if not start.segments or not isinstance(start.job.get("recipe.steps"), int):
                 raise ValueError("it does not state the length of the run")
@@ -98,7 +100,7 @@ def require_history(run: RunDirectory, former: Sequence[Mapping[str, Any]]) -> N
 
 
 def _secure_attempts(run: RunDirectory) -> None:
-    """Take passwords and tokens that an earlier version wrote out of run.json."""
+    """Remove passwords and tokens from run.json, which an earlier version wrote there."""
     jobs = [facts.get("job") for facts in run.attempts()]
     links = {str(job["base.model"]) for job in jobs if isinstance(job, dict) and "base.model" in job}
     unsafe = {link: without_secrets(link) for link in links if without_secrets(link) != link}
@@ -109,66 +111,73 @@ def _secure_attempts(run: RunDirectory) -> None:
         files.write_text(run.run, text)
 
 
-def as_last_started(job: Job, former: Sequence[Mapping[str, Any]]) -> Job:
-    """The frozen job with the length of the last attempt: a kill may have come between run.json and job.toml."""
-    lengths = [facts["job"]["recipe.steps"] for facts in former]
+def as_last_started(job: Job, attempts: Sequence[Mapping[str, Any]]) -> Job:
+    """Return the frozen job with the length of the last attempt.
+
+    job.toml has another length if the process was killed between writing run.json and job.toml.
+    """
+    lengths = [facts["job"]["recipe.steps"] for facts in attempts]
     if job.recipe.steps not in lengths:
         return job
     return job.changed(recipe=job.recipe.changed(steps=lengths[-1]))
 
 
 def require_longer(run: RunDirectory, steps: int) -> None:
-    """Raises RunError when the run has already gone further than ``steps``."""
+    """Raise RunError if the run has already done more than ``steps`` steps."""
     done = newest_step(run.checkpoints) or 0
     if steps < done:
         raise RunError(
             "run.shorter",
-            f"The run has done {done} steps already, so it cannot end at {steps}.",
-            f"Give --steps of {done} or more, or take an earlier LoRA from its output folder.",
+            f"Could not shorten the run to {steps} steps: it has already done {done}.",
+            f"Set --steps to {done} or more, or use an earlier LoRA from its output folder.",
         )
 
 
 def require_same_job(facts: Mapping[str, Any], job: Job) -> None:
-    """Raises RunError naming every key of the frozen job that decides what is learned and was changed since."""
-    # Only what was stated then: a key that a later version adds has its default, which is what was done before.
+    """Raise RunError with every changed key of the frozen job that affects the trained result."""
+    # Only keys stated then. A key added by a later version has its default, which is what earlier versions did.
     now = {key: value for key, value in frozen_identity(job).items() if key in facts["job"]}
     changed = differences(facts["job"], now)
     if changed:
         raise RunError(
             "run.job_changed",
-            "The run's frozen job.toml was changed, so going on would not give the same LoRA: " + "; ".join(changed),
-            "Put these keys back as they were, or start a new run from the changed job.",
+            f"Could not resume: the run's frozen job.toml was changed ({'; '.join(changed)}), so the LoRA would not be "
+            "the same.",
+            "Restore these keys, or start a new run from the changed job.",
         )
 
 
 def extended(job: Job, steps: int, schedule: Extension, segments: Sequence[Segment]) -> tuple[Job, list[Segment]]:
-    """The job with another length, and the stretches of steps that the schedule's curve is laid over."""
+    """Return the job with a new length, and the segments of steps that the schedule runs over."""
     longer = job.changed(recipe=job.recipe.changed(steps=steps))
-    former = segments[-1].last
-    if schedule == "stretch" or steps <= former:
+    old_end = segments[-1].last
+    if schedule == "stretch" or steps <= old_end:
         return longer, [Segment(0, steps)]
-    return longer, [*segments, Segment(former, steps, held=schedule == "hold")]
+    return longer, [*segments, Segment(old_end, steps, held=schedule == "hold")]
 
 
 def require_same_base(facts: Mapping[str, object], source: BaseSource) -> None:
-    """Raises RunError when a file of the base is not the one that the run was started with."""
+    """Raise RunError if a file of the base has changed since the run started."""
     stated = facts.get("base")
     if stated == source.files:
         return
-    former = stated if isinstance(stated, dict) else {}
-    changed = sorted(name for name in source.files.keys() | former.keys() if source.files.get(name) != former.get(name))
+    recorded = stated if isinstance(stated, dict) else {}
+    names = source.files.keys() | recorded.keys()
+    changed = sorted(name for name in names if source.files.get(name) != recorded.get(name))
     raise RunError(
         "run.base_changed",
-        f"The base changed since the run started ({', '.join(changed)}), so going on would not give the same LoRA.",
-        "Put the base back as it was, or start a new run.",
+        f"Could not resume: the base has changed since the run started ({', '.join(changed)}), so the LoRA would not "
+        "be the same.",
+        "Restore the base, or start a new run.",
     )
 
 
 def require_same_listing(facts: Mapping[str, Any], run: RunDirectory) -> None:
-    """Raises RunError when the frozen listing of pictures and captions was edited."""
+    """Raise RunError if the frozen listing of images and captions has changed."""
     if facts.get("listing") != file_digest(run.listing):
         raise RunError(
             "run.listing_changed",
-            f"The run's frozen list of pictures, {run.listing}, was changed, so going on would not give the same LoRA.",
-            "Put the file back as it was, or start a new run.",
+            f"Could not resume: the run's frozen list of images, {run.listing}, was changed, so the LoRA would not "
+            "be the same.",
+            "Restore the file, or start a new run.",
         )

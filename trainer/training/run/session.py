@@ -1,4 +1,4 @@
-"""One attempt at a run: cache, build, restore, loop, export."""
+"""One attempt at a run: cache, build, restore, train, export."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ OUTCOMES: dict[Order, events.Outcome] = {"pause": "paused", "stop": "stopped"}
 
 
 class Attempt:
-    """Everything one start of the engine does between taking the lock and its last event."""
+    """One start of the engine on a run, from taking the lock to its last event."""
 
     def __init__(
         self,
         run: RunDirectory,
         job: Job,
-        pictures: Sequence[Picture],
+        images: Sequence[Picture],
         source: BaseSource,
         reporter: Reporter,
         control: Control,
@@ -59,28 +59,28 @@ class Attempt:
         self.reporter = reporter
         self.control = control
         source.check = control.check
-        self.parts = build_parts(job, pictures, source, places.cache_folder())
-        self.validator = Validator(pictures, job, self.parts.assembler, self.parts.device)
+        self.parts = build_parts(job, images, source, places.cache_folder())
+        self.validator = Validator(images, job, self.parts.assembler, self.parts.device)
         self.previewer = Previewer(job, source, self.parts.cache, run.samples)
-        self.exporter = Exporter(run, job, source, pictures, self.parts.feed.steps_per_epoch)
+        self.exporter = Exporter(run, job, source, images, self.parts.feed.steps_per_epoch)
         self.plan = ActivePlan.of(job)
         self.meter = PhaseMemoryMeter(self.parts.device, reporter)
-        drawers = (self.validator, self.previewer)
-        self.keeper = EngineManager(job, self.parts, segments, self.plan, drawers, run.checkpoints, reporter.notice)
+        evaluators = (self.validator, self.previewer)
+        self.manager = EngineManager(job, self.parts, segments, self.plan, evaluators, run.checkpoints, reporter.notice)
         self.forecast = read_forecast(run.forecast)
         self.saving: Saving | None = None
-        """What exports the LoRA, as soon as there is an engine."""
-        self.recovery = Recovery(self.keeper, self.plan, self.prepare, reporter, self.meter, self.forecast)
+        """Exporter of the LoRA; None until there is an engine."""
+        self.recovery = Recovery(self.manager, self.plan, self.prepare, reporter, self.meter, self.forecast)
 
     def status(self, phase: events.Phase | None, number: int, state: State) -> Status:
-        """How the run stands now; ``number`` is that of the attempt."""
-        engine, steps = self.keeper.engine, self.job.recipe.steps or 0
+        """Return the current status of the run; ``number`` is that of the attempt."""
+        engine, steps = self.manager.engine, self.job.recipe.steps or 0
         step = engine.progress.step if engine and state == "running" else self.step
         return Status(state=state, phase=phase, step=step, steps=steps, attempt=number, heartbeat=time.time())
 
     @property
     def step(self) -> int:
-        """How many optimizer steps are done and would not be lost."""
+        """Return the number of optimizer steps that are saved in a checkpoint."""
         return newest_step(self.run.checkpoints) or 0
 
     def run_to_end(self, number: int) -> Ended:
@@ -89,7 +89,7 @@ class Attempt:
             return "done", self._train(number)
         except Interrupted as interruption:
             order = interruption.order
-        # Only here have the frames of the interrupted work let go of what they held.
+        # Not inside the except block: there the traceback keeps the interrupted frames and their tensors alive.
         self.control.begin_ending()
         return self._interrupt(order)
 
@@ -105,18 +105,18 @@ class Attempt:
         recovery.first = saved.step if saved else 0
         recovery.prepare_step(recovery.first)
         engine = self._load(saved)
-        recovery.keeping = keeping = Checkpoints(engine, self.run, self.reporter, self.plan)
+        recovery.checkpoints = checkpoints = Checkpoints(engine, self.run, self.reporter, self.plan)
         self.saving = saving = Saving(engine, self.exporter, self.reporter)
-        components = [Protected(component, recovery) for component in self._components(engine, keeping, saving)]
+        callbacks = [Protected(callback, recovery) for callback in self._callbacks(engine, checkpoints, saving)]
         with attention(self.job.fit.attention or "auto", engine.device, engine.models.dtype):
-            engine.train(recovery.prepare_step, recovery.train_step, components)
+            engine.train(recovery.prepare_step, recovery.train_step, callbacks)
             self.control.begin_ending()
             return self._finish(engine, saving)
 
     def _load(self, saved: checkpoint.Checkpoint | None) -> Engine:
         def load() -> Engine:
             self.reporter.phase("load", 0, 1)
-            return self.keeper.load(saved)
+            return self.manager.load(saved)
 
         engine = self.recovery.run(load_phase(self.plan.at(saved.step if saved else 0)), load)
         self.reporter.phase("load", 1, 1)
@@ -125,10 +125,10 @@ class Attempt:
     def prepare(self, step: int, make_room: Callable[[], object]) -> None:
         """Cache what ``step`` and the epochs around it need.
 
-        ``make_room`` is called before anything is encoded: what lies in the cache already needs none.
+        ``make_room`` is called before anything is encoded, and not at all if everything is already cached.
         """
         last = (self.job.recipe.steps or 1) - 1
-        self.keeper.follow_plan(step)
+        self.manager.follow_plan(step)
         texts = [*self.previewer.texts(), *(sample.caption for sample in self.validator.samples)]
         feed, samples = self.parts.feed, self.validator.samples
 
@@ -145,32 +145,33 @@ class Attempt:
     def _find_checkpoint(self) -> checkpoint.Checkpoint | None:
         saved, damaged = checkpoint.load_latest(self.run.checkpoints, is_restorable)
         for folder in damaged:
-            self.reporter.notice("checkpoint.damaged", f"The checkpoint {folder.name} is damaged and was passed over.")
+            self.reporter.notice("checkpoint.damaged", f"Skipped the checkpoint {folder.name}: it is damaged.")
         if saved:
             self.plan.load(saved.state)
         return saved
 
-    def _components(self, engine: Engine, keeping: Checkpoints, saving: Saving) -> list[Component]:
-        """Return what hangs on the loop, in order: what a checkpoint must know comes before it, what may fail after it.
+    def _callbacks(self, engine: Engine, checkpoints: Checkpoints, saving: Saving) -> list[Component]:
+        """Return the callbacks of the loop in their order.
 
-        Everything from validation on may be interrupted, and is taken up by `at_start` when the run is resumed.
+        What a checkpoint has to contain comes before it, what may fail comes after it. Everything from validation on
+        may be interrupted; `at_start` does it when the run is resumed.
         """
         previews = Previews(engine, self.previewer, self.exporter, self.reporter)
-        # Before what may be interrupted: a resume adds no point of an earlier step.
+        # Before the callbacks that may be interrupted, because a resume adds no points of earlier steps.
         curves = [Curves(self.run.path / "tensorboard")] if self.job.report.tensorboard else []
         return [
             StepEvents(engine, self.reporter, self.meter),
             SlowSteps(engine, self.reporter),
             *curves,
             ValidationCallback(engine, self.validator, self.reporter),
-            keeping,
+            checkpoints,
             saving,
             previews,
-            CommandHandler(self.control, self.reporter, saving, previews, keeping),
+            CommandHandler(self.control, self.reporter, saving, previews, checkpoints),
         ]
 
     def close(self, outcome: events.Outcome) -> None:
-        """Tells what the phases took; a finished run gets its report, and one that lacked memory, for later plans."""
+        """Report memory and time of the phases, and write the report of a run that finished or ran out of memory."""
         self.meter.close()
         written, _ = events.read_events(self.run.events)
         if outcome != "done" and not any(isinstance(event, events.MemoryExhausted) for event in written):
@@ -180,30 +181,30 @@ class Attempt:
         write_report(self.run.report, report)
         if outcome == "done":
             self.reporter.notice("report", in_short(report))
-        # An experiment teaches nothing about runs without it, nor does what was forecast as an estimate.
+        # Runs with an experimental option, or whose forecast was only an estimate, would distort later forecasts.
         fit = self.job.fit
-        apart = fit.graphs or fit.quantise == "int8_products" or any(unforeseen(self.job))
-        if not apart and (trouble := self.reporter.learn(report)):
-            self.reporter.notice("calibration", trouble)
+        is_special = fit.graphs or fit.quantise == "int8_products" or any(unforeseen(self.job))
+        if not is_special and (problem := self.reporter.learn(report)):
+            self.reporter.notice("calibration", problem)
 
     def _finish(self, engine: Engine, saving: Saving) -> Path:
         best = engine.progress.best_step
         if best is not None:
-            self.reporter.notice("best", f"Suggested: step {best}, the lowest held-out loss.")
+            self.reporter.notice("best", f"Suggested: step {best}, the lowest validation loss.")
         return self.recovery.with_engine("save", lambda progress: saving.save(progress, final=True))
 
     def _interrupt(self, order: Order) -> Ended:
-        """Write what resume needs, and for a stop the LoRA as it is now, in place of what was interrupted."""
-        keeping, saving = self.recovery.keeping, self.saving
-        if keeping is None or saving is None:  # what is to be resumed is on the disk
+        """Save what a resume needs, and for a stop the current LoRA; return the outcome and the LoRA's path."""
+        checkpoints, saving = self.recovery.checkpoints, self.saving
+        if checkpoints is None or saving is None:  # no engine yet: the last checkpoint is still current
             self.control.answer(self.reporter, "done", f"{OUTCOMES[order]} before training, at step {self.step}")
             return OUTCOMES[order], None
-        engine = keeping.engine
-        self.keeper.rewind()
-        if held := self.keeper.held:  # a pause need not load the models to write what waits in main memory
-            keeping.save(engine.progress, held)
+        engine = checkpoints.engine
+        self.manager.rewind()
+        if captured := self.manager.captured:  # the training state is in main memory, so the models stay unloaded
+            checkpoints.save(engine.progress, captured)
         else:
-            self.recovery.with_engine("checkpoint", keeping.save)
+            self.recovery.with_engine("checkpoint", checkpoints.save)
         if engine.progress.step == engine.steps and (order == "stop" or self._is_complete(engine.progress)):
             file = self._finish(engine, saving)
             self.control.answer(self.reporter, "done", f"finished at step {engine.progress.step}, wrote {file.name}")
@@ -215,29 +216,29 @@ class Attempt:
         return outcome, written
 
     def _is_complete(self, progress: TrainingProgress) -> bool:
-        """Tell whether neither the validation nor the previews of the present step are left to do."""
+        """Return whether validation and previews of the current step are done."""
         return not progress.unvalidated and self.previewer.drawn(progress.step)
 
 
 class CommandHandler:
-    """Answers the commands "save" and "sample", which do not end the run."""
+    """Runs the commands "save" and "sample", which do not end the run."""
 
     phase: ForecastPhase = "preview"
 
     def __init__(
-        self, control: Control, reporter: Reporter, saving: Saving, previews: Previews, keeping: Checkpoints
+        self, control: Control, reporter: Reporter, saving: Saving, previews: Previews, checkpoints: Checkpoints
     ) -> None:
         self.control = control
         self.reporter = reporter
         self.saving = saving
         self.previews = previews
-        self.keeping = keeping
+        self.checkpoints = checkpoints
 
     def at_start(self, progress: TrainingProgress) -> None:
-        """Nothing: leftovers of former attempts were voided at the start."""
+        """Do nothing: commands left over from earlier attempts were voided at the start."""
 
     def after_step(self, progress: TrainingProgress, result: StepResult) -> None:
-        """Carry out what was asked for and answer; what fails or is interrupted is answered too."""
+        """Run the requested commands and answer each, also if it fails or is interrupted."""
         for command in self.control.requests():
             try:
                 detail = self._save(progress) if command.name == "save" else self._sample(progress)
@@ -250,7 +251,7 @@ class CommandHandler:
             answer(self.reporter, command, "done", detail)
 
     def _save(self, progress: TrainingProgress) -> str:
-        self.keeping.save(progress)
+        self.checkpoints.save(progress)
         return self.saving.save(progress).name
 
     def _sample(self, progress: TrainingProgress) -> str:

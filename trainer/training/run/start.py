@@ -1,4 +1,4 @@
-"""Starts and resumes runs: job file to frozen run directory, run directory to finished LoRA."""
+"""Starting runs: from a job file to a frozen run directory, and from that to the finished LoRA."""
 
 from __future__ import annotations
 
@@ -48,25 +48,25 @@ from trainer.training.run.session import Attempt
 
 @dataclass(frozen=True)
 class PlannedFit:
-    """How a job is to be fitted to this machine, and what that will take."""
+    """The fit chosen for a job on this machine, with its forecast."""
 
     fit: FitConfig
     ladder: tuple[FallbackStep, ...] | None = None
-    """What changes, in order, each time memory runs out; None: whatever the user's keys leave open."""
+    """Fallback steps, applied in order when memory runs out; None: every one that the user's keys allow."""
     forecast: Forecast | None = None
     notices: tuple[str, ...] = ()
-    """What the user is told of it, in sentences."""
+    """Messages about the plan for the user, as sentences."""
 
 
 class Planner(Protocol):
-    """Chooses what a job leaves open of its fit, for this machine at this moment."""
+    """Chooses the fit settings that a job leaves open, for this machine at this moment."""
 
     def __call__(
         self, job: Job, written: FitConfig, source: BaseSource, pictures: Sequence[Picture], machine: Machine
     ) -> PlannedFit:
-        """``job`` is resolved, its fit from the table; ``written`` holds what the user states of it, which stays.
+        """Return the fit of a resolved ``job``; keys of ``written``, which the user set, do not change.
 
-        Raises ImpastoError when the job cannot be trained here in any way.
+        Raises ImpastoError if the job cannot be trained on this machine.
         """
 
 
@@ -79,14 +79,14 @@ def start(
     made: Callable[[Path], object] = lambda _: None,
     text: str | None = None,
 ) -> int:
-    """Trains the job in ``job_path`` from its beginning; returns the exit code.
+    """Train the job in ``job_path`` from its beginning and return the exit code.
 
-    Nothing is written before the job, its base and its dataset are known to be good. Without a ``planner`` what the
-    fit leaves open is taken from a table. ``learn`` gets the finished run's report, ``made`` the run's folder as soon
-    as there is one. ``text`` is the job where it was frozen before: the file is not read then. Raises ImpastoError.
+    Nothing is written before the job, its base and its dataset have been checked. Without a ``planner`` the open fit
+    settings come from a table. ``learn`` gets the finished run's report, ``made`` the run's folder as soon as it
+    exists. ``text`` is the content of a job that was frozen earlier; the file is not read then. Raises ImpastoError.
     """
     job = load_job(job_path, overrides, text)
-    cache_limit()  # one that is no number is refused now, not in the middle
+    cache_limit()  # raises now, not hours later, if the limit is not a number
     with gpu_guard("start training"):
         return _start(job, Reporter(on_event, learn), planner, made)
 
@@ -97,14 +97,14 @@ def _start(job: Job, reporter: Reporter, planner: Planner | None, made: Callable
     source.require_weights()
     frozen, dataset = freeze(job, source, reporter)
     require_usable_lora(frozen, source)
-    cap_memory(torch.device(frozen.fit.device or "cpu"))  # what spills into main memory must not be timed
+    cap_memory(torch.device(frozen.fit.device or "cpu"))  # before autotuning, whose timings must not include spilling
     planned = PlannedFit(frozen.fit)
     if planner is not None:
         planned = planner(frozen, job.fit, source, dataset.pictures, this_machine(job.fit.device))
     for sentence in planned.notices:
         reporter.notice("plan", sentence)
     frozen = frozen.changed(fit=planned.fit, ladder=settled_ladder(job, planned))
-    frozen, told = measured(frozen, job.fit, source, dataset.pictures)
+    frozen, notices = measured(frozen, job.fit, source, dataset.pictures)
     run = RunDirectory.create(Path(frozen.output.runs), frozen.name)
     made(run.path)
     files.write_text(run.job, dump_job(frozen, comments=False))
@@ -112,51 +112,51 @@ def _start(job: Job, reporter: Reporter, planner: Planner | None, made: Callable
     write_listing(run.listing, dataset.pictures)
     if planned.forecast is not None:
         write_forecast(run.forecast, planned.forecast)
-    return attempt(run, frozen, source, reporter, [Segment(0, frozen.recipe.steps or 0)], told=told)
+    return attempt(run, frozen, source, reporter, [Segment(0, frozen.recipe.steps or 0)], notices=notices)
 
 
 def measured(
-    job: Job, written: FitConfig, source: BaseSource, pictures: Sequence[Picture]
+    job: Job, written: FitConfig, source: BaseSource, images: Sequence[Picture]
 ) -> tuple[Job, list[tuple[str, str]]]:
-    """The frozen and planned job with what a short measurement chooses, and what to tell of it: codes and sentences."""
-    told: list[tuple[str, str]] = []
-    if raced := race_of(job, written.attention, source.unet_config, source.text_configs, pictures):
+    """Return the planned job with the settings that short measurements choose, and notices as (code, sentence)."""
+    notices: list[tuple[str, str]] = []
+    if raced := race_of(job, written.attention, source.unet_config, source.text_configs, images):
         job = job.changed(fit=job.fit.changed(attention=raced.chosen))
-        told.append(("attention", raced.sentence))
-    if layout := layout_of(job, source.unet_config, pictures):
+        notices.append(("attention", raced.sentence))
+    if layout := layout_of(job, source.unet_config, images):
         job = job.changed(fit=job.fit.changed(channels_last=layout.pays))
-        told.append(("channels_last", layout.sentence))
-    if found := products_of(job, source, pictures):
+        notices.append(("channels_last", layout.sentence))
+    if found := products_of(job, source, images):
         job = job.changed(fit=job.fit.changed(int8_products=found.products))
-        told += [("int8_products", sentence) for sentence in found.sentences]
-    return job, told
+        notices += [("int8_products", sentence) for sentence in found.sentences]
+    return job, notices
 
 
 def settled_ladder(job: Job, planned: PlannedFit) -> tuple[FallbackStep, ...]:
-    """The rungs that a run of ``job`` may step down: those that it states itself, else planned ones."""
+    """Return the fallback steps of a run of ``job``: those that it states itself, else the planned ones."""
     if job.ladder:
         return job.ladder
     return tuple(implied_ladder(planned.fit, job.fit)) if planned.ladder is None else planned.ladder
 
 
 def freeze(job: Job, source: BaseSource, reporter: Reporter) -> tuple[Job, Dataset]:
-    """The job with every value resolved for this base, dataset and machine, and the dataset it will train on."""
+    """Return the job with every value resolved for this base, dataset and machine, and its dataset."""
     facts: dict[str, Any] = {
         "family": source.family,
         "prediction": source.prediction,
         "zero_terminal_snr": source.zero_terminal_snr,
         "machine": this_machine(job.fit.device),
     }
-    # The buckets need a resolved recipe, the length of the run needs the dataset: resolved once for each.
+    # Buckets need a resolved recipe and the run's length needs the dataset, so the job is resolved before and after.
     recipe = resolve_job(job, samples_per_epoch=1, **facts).recipe
     dataset = read_dataset(job.dataset, recipe, lambda done, total: reporter.phase("check", done, total))
     for finding in dataset.findings:
         reporter.notice(finding.code, finding.sentence)
-    if not any(picture.kind == "train" for picture in dataset.pictures):
+    if not any(one.kind == "train" for one in dataset.pictures):
         raise DatasetError(
             "dataset.empty",
-            "No picture is left to train on.",
-            "Run `python -m trainer check` on the folder: it names what is wrong with each picture.",
+            "Could not start training: the dataset has no usable training images.",
+            "Run `python -m trainer check` on the folder: it lists the problem of each image.",
         )
     showings = samples_per_epoch(dataset.pictures)
     reporter.notice("length", f"Length: {resolve_length(job.recipe, showings)}.")
@@ -167,25 +167,25 @@ def freeze(job: Job, source: BaseSource, reporter: Reporter) -> tuple[Job, Datas
     frozen = resolve_job(job, samples_per_epoch=showings, **facts)
     fit = frozen.fit
     widths = head_widths(source.unet_config, source.text_configs)
-    with numerics(frozen):  # some kernels are refused where all must be deterministic
+    with numerics(frozen):  # deterministic mode refuses some kernels
         kernel = settled(
             fit.attention or "auto", torch.device(fit.device or "cpu"), DTYPES[fit.dtype or "fp32"], widths
         )
     frozen = frozen.changed(fit=fit.changed(attention=kernel))
-    if source.revision:  # a branch may move on; the run stays with the commit it began with
+    if source.revision:  # a branch may get new commits; the run keeps the commit it started with
         frozen = frozen.changed(base=frozen.base.changed(revision=source.revision))
     return frozen, dataset
 
 
 def require_usable_lora(job: Job, source: BaseSource) -> None:
-    """Raises LoraFileError when the LoRA to continue from does not fit; it is tried on empty models."""
+    """Raise LoraFileError if the LoRA to continue from does not fit; checked on models without weights."""
     if job.base.continue_from:
         encoders = source.empty_text_encoders() if live_text(job) else ()
         attach_adapter(job, source, source.empty_unet(), encoders, torch.float32, fresh=True)
 
 
 def frozen_identity(job: Job) -> dict[str, object]:
-    """What of a frozen job must stay as it is; its length too, which only ``resume --steps`` may change."""
+    """Return the frozen job's values that must not change; the length may, but only by ``resume --steps``."""
     return identity(job) | {"recipe.steps": job.recipe.steps}
 
 
@@ -196,11 +196,12 @@ def attempt(
     reporter: Reporter,
     segments: Sequence[Segment],
     held: Callable[[Path], object] = lambda _: None,
-    told: Sequence[tuple[str, str]] = (),
+    notices: Sequence[tuple[str, str]] = (),
 ) -> int:
-    """One start of the engine on a frozen run, under its lock; every way out leaves a status and a last event.
+    """Run one attempt at a frozen run under its lock and return the exit code.
 
-    ``held`` gets the run's folder as soon as it is locked. ``told`` holds codes and sentences of notices.
+    However it ends, it leaves a status and a last event. ``held`` gets the run's folder as soon as it is locked.
+    ``notices`` are (code, sentence) pairs to report.
     """
     facts = {
         "job": frozen_identity(job),
@@ -211,7 +212,7 @@ def attempt(
         "threads": job.fit.threads,
         "versions": versions(),
     }
-    pictures = read_listing(run.listing)
+    images = read_listing(run.listing)
     with run.hold(), locks.marked(locks.lane_of(job.fit.device)), kept_awake(f"Training {run.name}"):
         held(run.path)
         number = run.begin_attempt(facts)
@@ -219,19 +220,19 @@ def attempt(
         control = Control(run)
         with events.EventWriter(run.events, number) as writer, control.signals(), numerics(job):
             reporter.writer = writer
-            for code, sentence in told:
+            for code, sentence in notices:
                 reporter.notice(code, sentence)
-            work = Attempt(run, job, pictures, source, reporter, control, segments)
+            work = Attempt(run, job, images, source, reporter, control, segments)
             reporter.on_beat = lambda phase: run.write_status(work.status(phase, number, "running"))
             return conclude(run, work, reporter, number)
 
 
 def conclude(run: RunDirectory, work: Attempt, reporter: Reporter, number: int) -> int:
-    """Runs the attempt and says how it ended, in the status, the last event and the exit code."""
+    """Run the attempt and report how it ended, in the status, the last event and the exit code."""
 
     def ended(outcome: events.Outcome, file: Path | None = None, error: ImpastoError | None = None) -> None:
         run.write_status(work.status(None, number, outcome))
-        # On a full disk these may not be written; the status above takes the place of what it replaces.
+        # These may fail on a full disk. The status above needs no additional space, so it is written first.
         with suppress(OSError):
             reporter.end_phase()
             if outcome != "failed":
@@ -246,11 +247,11 @@ def conclude(run: RunDirectory, work: Attempt, reporter: Reporter, number: int) 
     except KeyboardInterrupt:
         outcome, file = "paused", None
     except (ImpastoError, OSError, RuntimeError, MemoryError) as error:
-        told = in_words(error, run)
-        ended("paused" if isinstance(told, ResumableError) else "failed", error=told)
-        if told is None or told is error:
+        reported = in_words(error, run)
+        ended("paused" if isinstance(reported, ResumableError) else "failed", error=reported)
+        if reported is None or reported is error:
             raise
-        raise told from error
+        raise reported from error
     except Exception:
         ended("failed")
         raise
@@ -259,7 +260,7 @@ def conclude(run: RunDirectory, work: Attempt, reporter: Reporter, number: int) 
 
 
 def in_words(error: Exception, run: RunDirectory) -> ImpastoError | None:
-    """The error as a user can act on it; None for a fault of ours."""
+    """Return the error as one that a user can act on, or None for a bug in the program."""
     if isinstance(error, ImpastoError):
         return error
     if isinstance(error, OSError):

@@ -73,7 +73,7 @@ def cut(job: Job, shown: Sequence[Picture], source: BaseSource, folder: Path) ->
     feed = BatchSchedule(shown, job, Cache(folder, source, job, torch.device("cpu")), live_text=False)
     portions, first = [], 0
     while first < 8:
-        portion, samples = feed._list_portion(first)
+        portion, samples = feed._list_shard(first)
         portions.append(samples)
         first = portion.last + 1
     return portions

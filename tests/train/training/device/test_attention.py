@@ -56,7 +56,7 @@ def test_the_widths_of_heads_by_the_configs_are_those_of_the_models(family: str)
 def test_on_the_cpu_auto_is_flash(dtype: torch.dtype) -> None:
     assert settled("auto", CPU, dtype, {8, 40, 160}) == "flash"
     assert settled("math", CPU, dtype, {8}) == "math"
-    with pytest.raises(JobError, match='"efficient" has no kernel on cpu'):
+    with pytest.raises(JobError, match='"efficient": it has no kernel on cpu'):
         settled("efficient", CPU, dtype, {8})
 
 

@@ -31,7 +31,7 @@ def card(free: float, temperature: int | None = 60, uses: tuple[gpu.Use, ...] = 
     ("seen", "reason", "detail"),
     [
         (card(0.1), "spilled", "7.9 of 8.0 GiB"),
-        (card(0.1, uses=(gpu.Use(7, "chrome.exe", None, "graphics"),)), "spilled", "also there: chrome.exe"),
+        (card(0.1, uses=(gpu.Use(7, "chrome.exe", None, "graphics"),)), "spilled", "other programs: chrome.exe"),
         (card(4.0, temperature=91), "hot", "91 °C"),
         (card(4.0, uses=(gpu.Use(7, "game.exe", 2 * GIB, "graphics"),)), "others", "game.exe 2.0 GiB"),
         (card(4.0, uses=(gpu.Use(1, "python", 4 * GIB),)), "unknown", ""),

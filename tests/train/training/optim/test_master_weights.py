@@ -106,7 +106,7 @@ def test_load_takes_all_or_nothing() -> None:
     masters = make_masters(torch.bfloat16)
     saved = {key: torch.randn_like(master) for key, master in masters.masters.items()}
     before = masters.masters["w0"].detach().clone()
-    with pytest.raises(RunError, match=r"1 of them differ, first w2"):
+    with pytest.raises(RunError, match=r"1 of them do not fit this job's adapter, first w2"):
         masters.load({key: saved[key] for key in ("w0", "w1")})
     with pytest.raises(RunError, match=r"1 of them differ, first w1"):
         masters.load({**saved, "w1": torch.zeros(7)})

@@ -520,7 +520,7 @@ def test_at_the_end_of_the_ladder_it_pauses_in_words_and_can_be_resumed(place: P
 
 def test_a_base_that_finds_no_room_ends_in_words_before_anything_is_trained(place: Place) -> None:
     trial = place.exhausted("sd15", TRAIN_ONLY, Exhaustion(phase_begins("load", total=1), 3, times=2))
-    assert trial.code == 75 and "(load, at UNet2DConditionModel, 20.0 MiB wanted)" in str(trial.error)
+    assert trial.code == 75 and "(load, at UNet2DConditionModel, 20.0 MiB requested)" in str(trial.error)
     assert trial.resume().code == 0
     assert trial.lora() == place.truth("sd15", TRAIN_ONLY)
 

@@ -75,11 +75,11 @@ def test_all_attempts_are_taken_together() -> None:
 def test_it_is_told_in_short() -> None:
     report = make_report(WRITTEN, FORECAST, torch.device("cpu"), steps=2)
     assert in_short(report) == (
-        "Trained 2.4 pictures a second, 60% of what the card can compute. Most memory: 7.0 GiB (train, forecast "
+        "Speed: 2.4 images per second, 60% of the GPU's compute limit. Peak memory: 7.0 GiB (train, forecast "
         "6.0 GiB). Time: 9 s, forecast 12 s. Memory ran out 2 times."
     )
     nothing = RunReport("cpu", "Linux", {}, 3725.0, None, 0.5, None, None)
-    assert in_short(nothing) == "Trained 0.5 pictures a second. Time: 1 h 02 min."
+    assert in_short(nothing) == "Speed: 0.5 images per second. Time: 1 h 02 min."
 
 
 def test_a_real_run_leaves_its_report(tmp_path: Path) -> None:

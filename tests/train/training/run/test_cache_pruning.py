@@ -99,8 +99,7 @@ def test_only_what_was_done_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(3):
         entry(number, 2_000_000)
     assert told_when_trimming("0.004", monkeypatch) == {
-        "cache.trimmed": "The cache was above its limit of 0.004 GB: "
-        "1 entries unused for longest were deleted (0.002 GB)."
+        "cache.trimmed": "The cache was above its limit of 0.004 GB: deleted 1 least recently used entry (0.002 GB)."
     }
     assert told_when_trimming("0.004", monkeypatch) == {}
 
@@ -154,7 +153,7 @@ def test_above_the_limit_a_run_trims_the_cache_but_not_what_runs_need(
     watcher = Watcher()
     assert start(job, ["name=again", *QUICK, "recipe.pictures.flip=true"], watcher) == 0
     told = notices(watcher)
-    assert "1 entries" in told["cache.trimmed"] and not stray.exists()
+    assert "1 least recently used entry" in told["cache.trimmed"] and not stray.exists()
     assert "Resumable runs need" in told["cache.above_limit"]
     assert tensors_sha(whole) == tensors_sha(run_of(job, name="again").output / "again.safetensors")
     assert needed_by_the_stopped <= entries()
@@ -171,7 +170,7 @@ def test_a_run_whose_need_is_unknown_keeps_the_cache_and_stops_nobody(
     monkeypatch.setenv("IMPASTO_CACHE_GB", "0")
     watcher = Watcher()
     assert start(job, QUICK, watcher) == 0
-    assert 'What the run "lost" still needs' in notices(watcher)["cache.untrimmed"]
+    assert 'Could not determine which cache entries the run "lost" still needs' in notices(watcher)["cache.untrimmed"]
     assert stray.exists() and lost.path.exists()
     with pytest.raises(RunError, match="lost"):
         trim(0)

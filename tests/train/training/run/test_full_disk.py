@@ -101,7 +101,10 @@ def test_it_pauses_and_goes_on_to_the_same_lora(shared: Path, undisturbed: Path,
     def limit(event: events.Event) -> int | None:
         return full_at(run_of(job), event) if event.attempt else None
 
-    with full_disk(limit) as watch, pytest.raises(ResumableError, match=f"no room on the disk of .*{disk}:") as told:
+    with (
+        full_disk(limit) as watch,
+        pytest.raises(ResumableError, match=f"Could not write to .*{disk}: the disk is full") as told,
+    ):
         start(job, SETTINGS, watch)
     assert told.value.code == "disk.full"
     run = run_of(job)
