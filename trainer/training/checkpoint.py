@@ -51,6 +51,8 @@ def save_checkpoint(parent: Path, checkpoint: Checkpoint) -> Path:
     try:
         staging.mkdir()
         write_staged(staging, files)
+        # A folder cannot be renamed over an existing one. If the process is killed between these two calls, the run
+        # continues from the checkpoint before.
         shutil.rmtree(final, ignore_errors=True)
         atomic.replace(staging, final)
         atomic.sync_directory(parent)

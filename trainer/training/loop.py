@@ -212,7 +212,10 @@ class Engine:
         return self.compiled.step(self, step)
 
     def seed_dropout(self, micro_batch: int) -> None:
-        """Seed the device's generator, which only dropout uses, from (seed, step, micro-batch)."""
+        """Seed the device's generator, which only dropout uses, from (seed, step, micro-batch).
+
+        A repeated or replayed step then drops the same values.
+        """
         recipe = self.job.recipe
         if recipe.has_dropouts:
             seed = recipe.seed + STEP_STRIDE * self.progress.step + MICRO_STRIDE * micro_batch
@@ -225,6 +228,7 @@ class Engine:
             clip(self.masters, norm, self.job.recipe.clip_gradient, self.loss_scale)
             self.optimizer.step()
             self.masters.refresh()
+        # Recorded graphs add gradients at fixed addresses, so those are zeroed in place while graphs are in use.
         self.masters.zero_grad(keep=self.graphs is not None and self.graphs.in_use)
         if self.scaler:
             self.scaler.update(finite=reason is None)

@@ -290,6 +290,7 @@ class PrefetchCollator(Collator):
         later = parts[parts.index(tuple(samples)) + 1 :]
         if later:
             return later[0], len(batch)
+        # The entries of the next shard are encoded only when its first step is prepared.
         if step + 1 >= (self.job.recipe.steps or 0) or not self.feed.holds(step + 1):
             return None
         batch = self.feed.batch(step + 1)

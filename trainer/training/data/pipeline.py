@@ -77,6 +77,7 @@ class Pipeline(Generic[Item, Ready, Result]):
                 result, seconds = _timed(self.compute, ready)
                 compute_seconds += seconds
                 writing.append(writer.submit(_timed, self.keep, item, result))
+                # Waiting here bounds the results in main memory if the disk is slower than the device.
                 while writing and (writing[0].done() or len(writing) > MOST_KEPT):
                     finish_oldest()
             while writing:
@@ -106,6 +107,7 @@ def _prefetched(
             first, ready = started.popleft()
             yield first, ready.result()
     finally:
+        # After an error or an interrupt only the items that have started are waited for.
         pool.shutdown(cancel_futures=True)
 
 

@@ -57,6 +57,7 @@ def away(model: nn.Module) -> Iterator[None]:
     The storages are resized in place, so that other references to the tensors (the adapter's working weights, the
     state of int8 layers) stay valid. Takes one to two seconds each way for SDXL.
     """
+    # By address, because tied weights share a storage.
     storages = {storage.data_ptr(): storage for storage in _storages(model) if storage.resizable()}
     copies: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []
     try:

@@ -232,7 +232,7 @@ def conclude(run: RunDirectory, work: Attempt, reporter: Reporter, number: int) 
 
     def ended(outcome: events.Outcome, file: Path | None = None, error: ImpastoError | None = None) -> None:
         run.write_status(work.status(None, number, outcome))
-        # These may fail on a full disk. The status above needs no additional space, so it is written first.
+        # These may fail on a full disk. The status above replaces a file of about the same size, so it mostly fits.
         with suppress(OSError):
             reporter.end_phase()
             if outcome != "failed":
