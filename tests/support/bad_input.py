@@ -100,7 +100,7 @@ class Place:
 Arrange = Callable[[Place], list[str]]
 
 JOB_FILES: dict[str, tuple[str, Arrange]] = {
-    "job missing": ("no such file", lambda place: ["train", str(place.folder / "jop.toml")]),
+    "job missing": ("file not found", lambda place: ["train", str(place.folder / "jop.toml")]),
     "job is a folder": ("it is a folder", lambda place: ["train", str(Path(place.train()[1]).parent)]),
     "job is a picture": ("not UTF-8 text", lambda place: ["train", str(place.pictures / "astronaut.png")]),
     "job is a model": ("larger than 1 MiB", lambda place: ["train", str(place.base)]),
@@ -125,7 +125,7 @@ JOB_FILES: dict[str, tuple[str, Arrange]] = {
     "number out of range": ("recipe.rank", lambda place: place.train("recipe.rank=0")),
     "not a number": ("recipe.learning_rate", lambda place: place.train("recipe.learning_rate=nan")),
     "two lengths": (
-        "keep one of them",
+        "set only one length",
         lambda place: place.train_text(lambda job: job.replace("steps = 6", "steps = 6\nepochs = 3")),
     ),
     "nothing trained": ("nothing would be trained", lambda place: place.train("recipe.learning_rate=0.0")),
@@ -401,9 +401,18 @@ def blocked(place: Place, *below: str) -> Path:
 
 
 PLACES: dict[str, tuple[str, Arrange]] = {
-    "runs into a file": ("Could not create the run's folder", lambda place: place.train(f"output.runs={blocked(place)}")),
-    "runs below a file": ("Could not create the run's folder", lambda place: place.train(f"output.runs={blocked(place, 'a', 'b')}")),
-    "drawing into a file": ("write images to .*file is a file", lambda place: place.render("--out", str(blocked(place)))),
+    "runs into a file": (
+        "Could not create the run's folder",
+        lambda place: place.train(f"output.runs={blocked(place)}"),
+    ),
+    "runs below a file": (
+        "Could not create the run's folder",
+        lambda place: place.train(f"output.runs={blocked(place, 'a', 'b')}"),
+    ),
+    "drawing into a file": (
+        "write images to .*file is a file",
+        lambda place: place.render("--out", str(blocked(place))),
+    ),
     "new on a job that is there": (
         "already exists",
         lambda place: new(place, "job") if place.train() else [],

@@ -207,7 +207,7 @@ def test_what_a_preset_would_change_is_shown_and_agreed_to(window, page, qtbot, 
 def test_a_name_of_ours_or_a_bad_one_is_not_given(window, page, qtbot, tmp_path):
     dialog = arrived(window, page, qtbot, sent(tmp_path, preset(name="Style")))
     assert dialog.name.text() == "Style 2"
-    for name, reason in (("style", "comes with Impasto"), ("a/b", "cannot be the name of a file")):
+    for name, reason in (("style", "comes with Impasto"), ("a/b", "cannot be a file name")):
         dialog.name.setText(name)
         qtbot.mouseClick(dialog.keep, Qt.MouseButton.LeftButton)
         wait(qtbot, lambda reason=reason: reason in dialog.fault.text())
@@ -267,7 +267,7 @@ def test_edited_it_keeps_what_it_was_and_goes_back(page, qtbot):
     dialog = page.findChild(EditDialog)
     dialog.name.setText("a/b")
     dialog.buttons.accepted.emit()
-    wait(qtbot, lambda: "cannot be the name of a file" in dialog.fault.text())
+    wait(qtbot, lambda: "cannot be a file name" in dialog.fault.text())
     dialog.name.setText("watercolour")
     dialog.licence.setText("CC-BY-4.0")
     dialog.words.setText("wtc, , soft ")

@@ -1,4 +1,4 @@
-"""Reads a preset that somebody sent: bounded before it is parsed, checked whole, every fault named at once."""
+"""Reading of untrusted presets: size limits before parsing, then full validation with all faults at once."""
 
 from __future__ import annotations
 
@@ -21,27 +21,25 @@ from trainer.protocol.files import long_path, write_bytes
 from trainer.protocol.reading import naming, open_file
 from trainer.protocol.text import printable
 
-REMEDY = (
-    "Ask whoever made it for a good one, or correct what is named; `python -m trainer presets share` writes such files."
-)
+REMEDY = "Ask the author for a valid file, or fix this yourself; `python -m trainer presets share` writes preset files."
 PRESET_FILE = FileKind(
     word="preset",
     largest=512 * 1024,
     limit="512 KiB",
     remedy=REMEDY,
-    wrong_file="Name the preset's .toml file itself; a preset with a picture takes about 100 KiB.",
-    missing="Check the path; `python -m trainer presets list` shows the presets that you have.",
+    wrong_file="Use the preset's own .toml file; to make a preset from a LoRA, use `presets share FILE --out x.toml`.",
+    missing="Check the path; `python -m trainer presets list` shows your presets.",
 )
 
-# Parsing takes the square of a dotted key's length, and each unknown key costs a search for the one that is meant.
-# A preset with every key has 170 of them, takes 3 KiB without its texts, nests 3 deep; its longest key has 4 parts.
+# Parsing time grows with the square of a dotted key's length, and each unknown key costs a search for a suggestion.
+# A preset with every key has 170 of them, takes 3 KiB without strings and nests 3 deep; its longest key has 4 parts.
 _MOST_SYNTAX = 12 * 1024
 _MOST_KEYS = 300
 _DEEPEST = 8
 _LONGEST_FAULT = 400
 _MOST_FAULTS = 30
 
-# A text or comment, closed or not: it matches wherever one begins, so that no byte is looked at twice.
+# A string or comment, closed or not. It matches wherever one starts, so scanning is linear.
 _TEXT_OR_COMMENT = re.compile(
     r'"""(?:\\.|[^\\])*?(?:"""|\Z)'
     r"|'''.*?(?:'''|\Z)"
@@ -50,22 +48,22 @@ _TEXT_OR_COMMENT = re.compile(
     r"|\#[^\n]*+",
     re.DOTALL,
 )
-_LARGEST_PICTURE = 8 << 20  # bytes; ours have 0.5 MB
+_LARGEST_IMAGE = 8 << 20  # bytes; our own files take 0.5 MB
 _FENCE = re.compile(r"```[\w-]*\n(.*?)```", re.DOTALL)
 
 
 def load_preset(path: Path) -> Preset:
     """Read the preset file at ``path``.
 
-    Raises JobError, whose ``problems`` name every fault, for a file that is unreadable, too large, no UTF-8, no TOML,
-    nested too deep, a job, of a newer schema, or holds keys, values, texts or a picture that no preset may hold.
+    Raises JobError, whose ``problems`` name every fault, for a file that is unreadable, too large, not UTF-8, not TOML,
+    nested too deeply, a job, of a newer schema, or contains keys, values, texts or an image that are not allowed.
     """
     with naming(path):
         return parse_preset(read_text(path, PRESET_FILE), path.name)
 
 
 def parse_preset(text: str, source: str) -> Preset:
-    """Make a Preset of TOML ``text``; ``source`` names it in errors. Raises JobError as ``load_preset`` does."""
+    """Parse TOML ``text`` as a Preset; ``source`` names it in errors. Raises JobError as ``load_preset`` does."""
     source = printable(source, 120)
     _require_modest(text, source)
     data = parse_toml(text, source, PRESET_FILE)
@@ -75,19 +73,19 @@ def parse_preset(text: str, source: str) -> Preset:
     try:
         preset = Preset.model_validate(data)
     except ValidationError as error:
-        faults += [fault for fault in problems(error, Preset) if not _told(fault, faults)]
+        faults += [fault for fault in problems(error, Preset) if not _is_reported(fault, faults)]
     if faults:
-        told = tuple(printable(fault, _LONGEST_FAULT) for fault in faults[:_MOST_FAULTS])
+        shown = tuple(printable(fault, _LONGEST_FAULT) for fault in faults[:_MOST_FAULTS])
         more = f"\n  and {len(faults) - _MOST_FAULTS:,} more" if len(faults) > _MOST_FAULTS else ""
-        raise JobError("preset.invalid", faults_sentence(source, told) + more, REMEDY, told)
+        raise JobError("preset.invalid", faults_sentence(source, shown) + more, REMEDY, shown)
     return preset
 
 
 def _require_modest(text: str, source: str) -> None:
-    """Refuse what would keep the parser busy: by what is left of the file without its texts and comments."""
+    """Refuse text that would take the parser too long, judged without its strings and comments."""
     syntax = _TEXT_OR_COMMENT.sub("_", text)
     if len(re.sub(r"\s+", "", syntax)) > _MOST_SYNTAX or syntax.count("=") > _MOST_KEYS:
-        raise JobError("preset.large", f"{source} holds more keys and values than any preset has.", REMEDY)
+        raise JobError("preset.large", f"{source} has more keys and values than any preset.", REMEDY)
     depth = deepest = 0
     for bracket in re.findall(r"[][{}]", syntax):
         depth += 1 if bracket in "[{" else -1
@@ -98,37 +96,36 @@ def _require_modest(text: str, source: str) -> None:
 
 
 def _require_modest_values(data: Mapping[str, Any], source: str) -> None:
-    """Refuse tables in tables in tables, however they were written, and numbers of more than TOML's 64 bits."""
+    """Refuse deeply nested tables, however they are written, and numbers above TOML's 64 bits."""
     level: list[Any] = [data]
     for _ in range(_DEEPEST):
         items = [item for value in level for item in (value.values() if isinstance(value, dict) else value)]
         if any(isinstance(item, int) and item.bit_length() > 64 for item in items):
-            # Python would take the square of their length to print them.
-            raise JobError("preset.number", f"{source} holds a number of more than 64 bits.", REMEDY)
+            # Printing them takes Python time quadratic in their length.
+            raise JobError("preset.number", f"{source} contains a number of more than 64 bits.", REMEDY)
         level = [item for item in items if isinstance(item, dict | list)]
     if level:
         raise _too_deep(source)
 
 
 def _too_deep(source: str) -> JobError:
-    return JobError("preset.deep", f"{source} nests tables or lists deeper than any preset does.", REMEDY)
+    return JobError("preset.deep", f"{source} nests tables or lists deeper than any preset.", REMEDY)
 
 
 def _require_known_schema(data: Mapping[str, Any], source: str) -> None:
     """Raise JobError for a job, and for a preset written by a newer Impasto."""
-    if "dataset" in data:  # before its schema is read: jobs count theirs on their own
+    if "dataset" in data:  # checked before the schema: jobs have their own schema numbers
         raise JobError(
             "preset.job",
-            f"{source} is a job, not a preset: it names images and folders of one computer.",
-            f"Make a preset of it: python -m trainer presets share {source} --out my-preset.toml",
+            f"{source} is a job, not a preset: it has paths of one computer.",
+            f"Make a preset from it: python -m trainer presets share {source} --out my-preset.toml",
         )
     version = data.get("schema")
     if isinstance(version, int) and version > SCHEMA:
         raise JobError(
             "preset.newer",
-            f"{source} is written in schema {version} of presets, by a newer Impasto; this one "
-            f"reads schemas up to {SCHEMA} and would misread what it does not know.",
-            "Update Impasto (python run.py update), or ask for the preset in the older form.",
+            f"{source} was written by a newer Impasto (preset schema {version}); this one reads up to {SCHEMA}.",
+            "Update Impasto with `python run.py update`, or ask for the preset in an older format.",
         )
 
 
@@ -139,18 +136,18 @@ def _picture_faults(data: Mapping[str, Any]) -> list[str]:
     return [f"preview.picture: {reason}"] if reason else []
 
 
-def _told(fault: str, faults: list[str]) -> bool:
-    """Whether the texts' check has named this key already."""
+def _is_reported(fault: str, faults: list[str]) -> bool:
+    """Return whether an earlier check has reported this key."""
     return any(former.startswith(fault.partition(": ")[0] + ": ") for former in faults)
 
 
 def preset_text(preset: Preset) -> str:
-    """The preset as text for a chat: its file without the picture."""
+    """Return the preset as text for a chat: its file without the preview image."""
     return dump_preset(preset.changed(preview=None))
 
 
 def read_pasted(text: str, source: str) -> Preset:
-    """Make a preset of text that came through a chat: between ``` or not, whatever it did to line ends and spaces.
+    """Parse a preset pasted from a chat, with or without ```, with altered line ends and spaces.
 
     Raises JobError as ``load_preset`` does.
     """
@@ -161,15 +158,17 @@ def read_pasted(text: str, source: str) -> Preset:
 
 
 def save_in_picture(preset: Preset, path: Path) -> None:
-    """Write a PNG that shows the preset's picture and holds its file.
+    """Write a PNG of the preset's preview image with the preset file embedded.
 
-    Raises JobError for a preset without a picture, OSError when it cannot be written.
+    Raises JobError for a preset without a preview image, OSError when the file cannot be written.
     """
     from PIL import Image, PngImagePlugin
 
     if preset.preview is None:
         raise JobError(
-            "preset.no_picture", f'"{preset.name}" has no picture.', "Give it one first, or save it as a file."
+            "preset.no_picture",
+            f'"{preset.name}" has no preview image.',
+            "Add one first, or save the preset as a file.",
         )
     held = PngImagePlugin.PngInfo()
     held.add_itxt(PICTURE_KEY, dump_preset(preset), zip=False)
@@ -180,18 +179,18 @@ def save_in_picture(preset: Preset, path: Path) -> None:
 
 
 def load_carried(path: Path) -> Preset:
-    """Read a preset from its own file or from a picture that holds one; raises JobError as ``load_preset`` does."""
-    return _of_picture(path) if path.suffix.lower() == ".png" else load_preset(path)
+    """Read a preset from its own file or from an image that contains one; raises JobError as ``load_preset`` does."""
+    return _from_image(path) if path.suffix.lower() == ".png" else load_preset(path)
 
 
-def _of_picture(path: Path) -> Preset:
+def _from_image(path: Path) -> Preset:
     from PIL import Image
 
     try:
-        if long_path(path).stat().st_size > _LARGEST_PICTURE:
+        if long_path(path).stat().st_size > _LARGEST_IMAGE:
             raise _no_preset(path)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of claimed sizes: no pixel is decoded
+            warnings.simplefilter("ignore")  # size warnings: no pixel is decoded
             with open_file(path, "image") as file, Image.open(file, formats=("PNG",)) as image:
                 text = image.info.get(PICTURE_KEY)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
@@ -211,6 +210,6 @@ def _require_size(text: str, source: str) -> None:
 def _no_preset(path: Path) -> JobError:
     return JobError(
         "preset.no_preset",
-        f"{path.name} is a picture that holds no preset.",
-        "Programs that save a picture anew drop what it holds: ask for the original file, or for the preset as .toml.",
+        f"{path.name} is an image without a preset.",
+        "Programs that re-save images remove the preset: ask for the original file, or for the preset as .toml.",
     )

@@ -1,4 +1,4 @@
-"""Whether a picture holds a preset, told by its first bytes, so that windows may ask before they load anything."""
+"""Detection of images that contain a preset, from their first bytes, so that the window need not load them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 from trainer.protocol.reading import open_file
 
 PICTURE_KEY = "impasto_preset"
-"""The key of the text (PNG's iTXt) under which a picture holds a preset's file; it stands before the pixels."""
+"""Key of the PNG text (iTXt) that contains a preset file; it comes before the pixels."""
 _HEAD = 4096
 
 
 def holds_preset(path: Path) -> bool:
-    """Tell whether a file is a picture that holds a preset; one that cannot be read does not."""
+    """Return whether a file is an image that contains a preset; False when it cannot be read."""
     try:
         with open_file(path, "stream") as file:
             return PICTURE_KEY.encode("ascii") in file.read(_HEAD)

@@ -1,6 +1,6 @@
-"""Reads what kohya's sd-scripts write into a LoRA file (ss_*) as a recipe, as far as it goes.
+"""Conversion of kohya sd-scripts metadata in a LoRA file (ss_*) to a recipe, as far as possible.
 
-The keys and their texts are those of sd-scripts' train_network.py; all of them are untrusted.
+The keys and values are those of sd-scripts' train_network.py; all of them are untrusted.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from trainer.config.recipe import RecipeConfig, ScheduleConfig
 from trainer.config.schema import choices
 from trainer.protocol.reading import UnusableFileError, parse_json
 
-_LONGEST = 1 << 20  # characters of a JSON text that is parsed; tags of a large dataset take less
+_LONGEST = 1 << 20  # characters of JSON to parse; the tags of a large dataset take less
 _NONE = ("", "None", "none", "null")
 
-# Numbers and truth values that mean the same in both programs.
-_ALIKE = (
+# Numbers and Booleans with the same meaning in both programs.
+_SAME_MEANING = (
     "ss_network_dropout", "ss_max_grad_norm", "ss_seed", "ss_max_train_steps", "ss_prior_loss_weight",
     "ss_noise_offset", "ss_ip_noise_gamma", "ss_debiased_estimation", "ss_caption_dropout_rate",
     "ss_caption_tag_dropout_rate", "ss_shuffle_caption", "ss_keep_tokens", "ss_flip_aug", "ss_enable_bucket",
 )  # fmt: skip
 _WHOLE = {"seed", "steps", "captions.keep_tokens"}
 
-# What sd-scripts can do and a recipe here cannot, with the values that mean it was off.
-_WITHOUT_EQUAL: Mapping[str, tuple[str, ...]] = {
+# Settings of sd-scripts that Impasto does not support, with the values that mean off.
+_UNSUPPORTED: Mapping[str, tuple[str, ...]] = {
     "ss_adaptive_noise_scale": (),
     "ss_scale_weight_norms": ("0", "0.0"),
     "ss_caption_dropout_every_n_epochs": ("0",),
@@ -45,7 +45,7 @@ _WITHOUT_EQUAL: Mapping[str, tuple[str, ...]] = {
 
 _SCHEDULES = choices(ScheduleConfig.model_fields["kind"].annotation)
 _OPTIMIZERS = choices(RecipeConfig.model_fields["optimizer"].annotation)
-# What those classes do unless told, where it is not what a recipe here does unless told.
+# Defaults of the optimizer classes where they differ from the defaults of a recipe.
 _CLASS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "lion": {"weight_decay": 0.0},
     "lion8bit": {"weight_decay": 0.0},
@@ -62,15 +62,15 @@ _ARGUMENT = re.compile(r"(\w{1,40})=(\([^()]{0,100}\)|[^,()]{0,100})(?:,\s*|$)")
 
 @dataclass
 class Conversion:
-    """A recipe as far as metadata tell it."""
+    """A recipe as far as the metadata contains it."""
 
     recipe: dict[str, Any] = field(default_factory=dict)
-    """Values as they stand in a preset's [recipe]."""
+    """Values as in a preset's [recipe]."""
     notes: list[str] = field(default_factory=list)
-    """What was there and has no equal here, "key: reason"."""
+    """Settings that could not be converted, "key: reason"."""
 
     def put(self, key: str, value: Any) -> None:
-        """State a key of the recipe; None states nothing."""
+        """Set a key of the recipe; None is ignored."""
         if value is None:
             return
         *tables, name = key.split(".")
@@ -82,7 +82,7 @@ class Conversion:
 
 @dataclass(frozen=True, slots=True)
 class LoraParts:
-    """What the tensors of the file show, which no metadata can deny."""
+    """What the tensors of the file show; more reliable than metadata."""
 
     family: Family
     unet: bool
@@ -90,33 +90,33 @@ class LoraParts:
     text_encoder: bool
     text_encoder_2: bool
     ranks: tuple[int, ...]
-    """Every rank in it, ascending."""
+    """All ranks in the file, ascending."""
 
 
 def recipe_of_metadata(metadata: Mapping[str, str], parts: LoraParts) -> Conversion:
-    """Map a LoRA's ss_* metadata to a recipe; nothing is guessed, and values are left to validation."""
+    """Convert a LoRA's ss_* metadata to a recipe without guessing; values are validated later."""
     mapped = Conversion()
-    told = {key: value for key, value in _with_dataset(metadata, mapped).items() if value not in _NONE}
-    for read in (_network, _rates, _optimizer, _schedule, _pictures, _objective):
-        read(told, parts, mapped)
-    for key in _ALIKE:
+    values = {key: value for key, value in _with_dataset(metadata, mapped).items() if value not in _NONE}
+    for read in (_network, _rates, _optimizer, _schedule, _images, _objective):
+        read(values, parts, mapped)
+    for key in _SAME_MEANING:
         target = next(keys_called(key)).removeprefix("recipe.")
-        mapped.put(target, _value(told.get(key), whole=target in _WHOLE))
+        mapped.put(target, _value(values.get(key), whole=target in _WHOLE))
     if parts.family == "sd15":
-        mapped.put("clip_skip", _whole(told.get("ss_clip_skip")))
-    for key, off in _WITHOUT_EQUAL.items():
-        if key in told and told[key] not in off:
-            mapped.notes.append(f"{key}: was {_short(told[key])}, which has no equal here")
+        mapped.put("clip_skip", _whole(values.get("ss_clip_skip")))
+    for key, off in _UNSUPPORTED.items():
+        if key in values and values[key] not in off:
+            mapped.notes.append(f"{key}: was {_short(values[key])}, which is not supported")
     return mapped
 
 
 def _with_dataset(metadata: Mapping[str, str], mapped: Conversion) -> dict[str, str]:
-    """The metadata with what a dataset file told of batches, buckets and captions put where a folder's would be."""
-    told = dict(metadata)
+    """Return the metadata with batch, bucket and caption settings of a dataset file under the usual keys."""
+    values = dict(metadata)
     datasets = _json(metadata.get("ss_datasets"))
     first = datasets[0] if isinstance(datasets, list) and datasets else None
     if not isinstance(first, dict):
-        return told
+        return values
     subsets = first.get("subsets")
     trained = (
         [each for each in subsets if isinstance(each, dict) and not each.get("is_reg")]
@@ -125,7 +125,7 @@ def _with_dataset(metadata: Mapping[str, str], mapped: Conversion) -> dict[str, 
     )
     subset = trained[0] if trained else {}
     if len(datasets) > 1 or len(trained) > 1:
-        mapped.notes.append("ss_datasets: several; caption and bucket settings are those of the first")
+        mapped.notes.append("ss_datasets: several; the caption and bucket settings of the first are used")
     stated = {
         "ss_resolution": first.get("resolution"),
         "ss_enable_bucket": first.get("enable_bucket"),
@@ -146,39 +146,39 @@ def _with_dataset(metadata: Mapping[str, str], mapped: Conversion) -> dict[str, 
     ):
         text = subset.get(key)
         mapped.put(f"captions.{target}", text if isinstance(text, str) and text else None)
-    told.update({key: str(value) for key, value in stated.items() if value is not None})
-    return told
+    values.update({key: str(value) for key, value in stated.items() if value is not None})
+    return values
 
 
-def _network(told: Mapping[str, str], parts: LoraParts, mapped: Conversion) -> None:
-    """Rank, alpha, layers and dropouts; the tensors know the rank where the metadata do not."""
-    arguments = _json(told.get("ss_network_args"))
+def _network(values: Mapping[str, str], parts: LoraParts, mapped: Conversion) -> None:
+    """Convert rank, alpha, layers and dropouts; the rank comes from the tensors where the metadata has none."""
+    arguments = _json(values.get("ss_network_args"))
     arguments = arguments if isinstance(arguments, dict) else {}
-    rank = _whole(told.get("ss_network_dim"))
+    rank = _whole(values.get("ss_network_dim"))
     if rank is None and parts.ranks:
         rank = parts.ranks[-1]
         if len(parts.ranks) > 1:
-            mapped.notes.append(f"ss_network_dim: ranks go from {parts.ranks[0]} to {rank}; the largest is taken")
+            mapped.notes.append(f"ss_network_dim: ranks from {parts.ranks[0]} to {rank}; the largest is used")
     mapped.put("rank", rank)
-    alpha = _number(told.get("ss_network_alpha"))
+    alpha = _number(values.get("ss_network_alpha"))
     mapped.put("alpha", rank if alpha == 0 else alpha)  # 0 means the rank, networks/lora.py
     conv_rank = _whole(arguments.pop("conv_dim", None))
     mapped.put("layers", "all" if conv_rank else "linear")
     if conv_rank:
         mapped.put("conv_rank", conv_rank)
-        mapped.put("conv_alpha", _number(arguments.pop("conv_alpha", None)) or 1.0)  # 1 unless told, networks/lora.py
+        mapped.put("conv_alpha", _number(arguments.pop("conv_alpha", None)) or 1.0)  # default 1, networks/lora.py
     arguments.pop("conv_alpha", None)
-    arguments.pop("dropout", None)  # that of ss_network_dropout
+    arguments.pop("dropout", None)  # same as ss_network_dropout
     for name in ("rank_dropout", "module_dropout"):
         mapped.put(name, _number(arguments.pop(name, None)))
-    mapped.notes.extend(f"ss_network_args.{_short(key)}: has no equal here" for key in list(arguments)[:20])
+    mapped.notes.extend(f"ss_network_args.{_short(key)}: is not supported" for key in list(arguments)[:20])
 
 
-def _rates(told: Mapping[str, str], parts: LoraParts, mapped: Conversion) -> None:
-    """Learning rates: a part's own, else the common one, and 0 for parts that the file does not hold."""
-    common = _number(told.get("ss_learning_rate"))
-    unet = _number(told.get("ss_unet_lr")) or common
-    listed = re.findall(r"[^\[\](), ]+", told.get("ss_text_encoder_lr", ""))[:2]
+def _rates(values: Mapping[str, str], parts: LoraParts, mapped: Conversion) -> None:
+    """Convert learning rates: a part's own, else the common one; 0 for parts that are not in the file."""
+    common = _number(values.get("ss_learning_rate"))
+    unet = _number(values.get("ss_unet_lr")) or common
+    listed = re.findall(r"[^\[\](), ]+", values.get("ss_text_encoder_lr", ""))[:2]
     own = [_number(text) for text in listed]
     first = (own[0] if own else None) or common
     second = (own[-1] if own else None) or common
@@ -188,16 +188,16 @@ def _rates(told: Mapping[str, str], parts: LoraParts, mapped: Conversion) -> Non
         mapped.put("text_encoder_2.learning_rate", second if parts.text_encoder_2 else 0.0)
 
 
-def _optimizer(told: Mapping[str, str], _: LoraParts, mapped: Conversion) -> None:
-    """The optimizer by the last part of its class, with the arguments that mean the same here."""
-    text = told.get("ss_optimizer")
+def _optimizer(values: Mapping[str, str], _: LoraParts, mapped: Conversion) -> None:
+    """Convert the optimizer by its class name, with the arguments that have the same meaning."""
+    text = values.get("ss_optimizer")
     if text is None:
         return
     path, _bracket, arguments = text.partition("(")
     word = path.rpartition(".")[2].lower()
     name = word if word in _OPTIMIZERS else value_called("recipe.optimizer.name", word)
     if name is None:
-        mapped.notes.append(f"ss_optimizer: {_short(path.rpartition('.')[2])} is not among Impasto's optimizers")
+        mapped.notes.append(f"ss_optimizer: {_short(path.rpartition('.')[2])} is not supported")
         return
     stated: dict[str, Any] = {"name": name, **_CLASS_DEFAULTS.get(name, {})}
     for key, value in _arguments(arguments):
@@ -206,82 +206,84 @@ def _optimizer(told: Mapping[str, str], _: LoraParts, mapped: Conversion) -> Non
         elif key == "betas" and isinstance(value, tuple):
             stated.update(zip(("beta1", "beta2"), value, strict=False))
         elif value not in (None, False):
-            mapped.notes.append(f"ss_optimizer.{key}: has no equal here")
+            mapped.notes.append(f"ss_optimizer.{key}: is not supported")
     mapped.put("optimizer", stated)
     if name == "prodigy":
         _one_rate(mapped)
 
 
 def _one_rate(mapped: Conversion) -> None:
-    """Give all trained parts the UNet's rate: Prodigy finds one for all parts here."""
+    """Set all trained parts to the UNet's rate: Prodigy finds one rate for all parts."""
     unet = mapped.recipe.get("learning_rate")
     for part in ("text_encoder", "text_encoder_2"):
         table = mapped.recipe.get(part, {})
         if unet and table.get("learning_rate") not in (None, 0.0, unet):
-            mapped.notes.append(f"ss_text_encoder_lr: is made {unet:g}, for Prodigy finds one rate for all parts")
+            mapped.notes.append(f"ss_text_encoder_lr: is set to {unet:g}: Prodigy finds one rate for all parts")
             table["learning_rate"] = unet
 
 
-def _schedule(told: Mapping[str, str], _: LoraParts, mapped: Conversion) -> None:
-    """The schedule and its warm-up, which sd-scripts' plain "constant" passes over."""
-    text = told.get("ss_lr_scheduler")
+def _schedule(values: Mapping[str, str], _: LoraParts, mapped: Conversion) -> None:
+    """Convert the schedule and its warmup, which sd-scripts ignores with "constant"."""
+    text = values.get("ss_lr_scheduler")
     if text is None:
         return
     kind = text.lower() if text.lower() in _SCHEDULES else value_called("recipe.schedule.kind", text)
     if kind is None:
-        mapped.notes.append(f"ss_lr_scheduler: {_short(text)} has no equal here")
+        mapped.notes.append(f"ss_lr_scheduler: {_short(text)} is not supported")
         return
     mapped.put("schedule.kind", kind)
-    mapped.put("schedule.warmup", 0 if text == "constant" else _warmup(told.get("ss_lr_warmup_steps")))
+    mapped.put("schedule.warmup", 0 if text == "constant" else _warmup(values.get("ss_lr_warmup_steps")))
 
 
 def _warmup(text: str | None) -> int | float | None:
-    """Steps, or a share of the run below 1."""
+    """Return a warmup in steps, or below 1 as a share of the run."""
     number = _number(text)
     return number if number is None or 0 < number < 1 else int(number)
 
 
-def _pictures(told: Mapping[str, str], _: LoraParts, mapped: Conversion) -> None:
-    """Resolution, buckets, crop and the number of pictures that a step learns from."""
-    sides = [int(digits) for digits in re.findall(r"(?<!\d)\d{1,9}(?!\d)", told.get("ss_resolution", ""))[:2]]
+def _images(values: Mapping[str, str], _: LoraParts, mapped: Conversion) -> None:
+    """Convert resolution, buckets, crop, batch size and token length."""
+    sides = [int(digits) for digits in re.findall(r"(?<!\d)\d{1,9}(?!\d)", values.get("ss_resolution", ""))[:2]]
     if sides:
         mapped.put("resolution", round(math.sqrt(sides[0] * sides[-1]) / 8) * 8)
         if sides[0] != sides[-1]:
-            mapped.notes.append(f"ss_resolution: {sides[0]}x{sides[1]} is taken as the square of the same area")
-    if told.get("ss_enable_bucket") == "True":
-        mapped.put("pictures.bucket_min", _whole(told.get("ss_min_bucket_reso")))
-        mapped.put("pictures.bucket_max", _whole(told.get("ss_max_bucket_reso")))
-    if told.get("ss_bucket_no_upscale") == "True":
+            mapped.notes.append(f"ss_resolution: {sides[0]}x{sides[1]} is converted to the square of the same area")
+    if values.get("ss_enable_bucket") == "True":
+        mapped.put("pictures.bucket_min", _whole(values.get("ss_min_bucket_reso")))
+        mapped.put("pictures.bucket_max", _whole(values.get("ss_max_bucket_reso")))
+    if values.get("ss_bucket_no_upscale") == "True":
         mapped.put("pictures.max_upscale", 1.0)
-    if told.get("ss_random_crop") == "True":
+    if values.get("ss_random_crop") == "True":
         mapped.put("pictures.crop", "random")
-    total = _whole(told.get("ss_total_batch_size"))
-    single, parts = _whole(told.get("ss_batch_size_per_device")), _whole(told.get("ss_gradient_accumulation_steps"))
+    total = _whole(values.get("ss_total_batch_size"))
+    single, parts = _whole(values.get("ss_batch_size_per_device")), _whole(values.get("ss_gradient_accumulation_steps"))
     mapped.put("effective_batch", total or (single * (parts or 1) if single else None))
-    tokens = told.get("ss_max_token_length")
+    tokens = values.get("ss_max_token_length")
     mapped.put("token_chunks", _whole(tokens) if tokens else 75)
 
 
-def _objective(told: Mapping[str, str], _: LoraParts, mapped: Conversion) -> None:
-    """Loss, min-SNR and multires noise, whose zeros mean off."""
-    mapped.put("objective.min_snr_gamma", _number(told.get("ss_min_snr_gamma")) or None)
-    levels = _whole(told.get("ss_multires_noise_iterations"))
+def _objective(values: Mapping[str, str], _: LoraParts, mapped: Conversion) -> None:
+    """Convert loss, min-SNR and multires noise, where 0 means off."""
+    mapped.put("objective.min_snr_gamma", _number(values.get("ss_min_snr_gamma")) or None)
+    levels = _whole(values.get("ss_multires_noise_iterations"))
     if levels:
         mapped.put("objective.multires_levels", levels)
-        mapped.put("objective.multires_discount", _number(told.get("ss_multires_noise_discount")))
-    loss = told.get("ss_loss_type", "l2")
+        mapped.put("objective.multires_discount", _number(values.get("ss_multires_noise_discount")))
+    loss = values.get("ss_loss_type", "l2")
     if loss in ("l2", "huber"):
         mapped.put("objective.loss", "mse" if loss == "l2" else "huber")
     else:
-        mapped.notes.append(f"ss_loss_type: {_short(loss)} has no equal here")
+        mapped.notes.append(f"ss_loss_type: {_short(loss)} is not supported")
     if loss == "huber":
-        mapped.put("objective.huber_c", _number(told.get("ss_huber_c")))
-        if told.get("ss_huber_schedule") not in (None, "constant"):
-            mapped.notes.append(f"ss_huber_schedule: {_short(told['ss_huber_schedule'])}; here huber_c is constant")
+        mapped.put("objective.huber_c", _number(values.get("ss_huber_c")))
+        if values.get("ss_huber_schedule") not in (None, "constant"):
+            mapped.notes.append(
+                f"ss_huber_schedule: {_short(values['ss_huber_schedule'])}; Impasto keeps huber_c constant"
+            )
 
 
 def _arguments(text: str) -> Iterator[tuple[str, Any]]:
-    """The arguments in "weight_decay=0.1,betas=(0.9, 0.99))" with their values; texts that are no values stay texts."""
+    """Yield the arguments of "weight_decay=0.1,betas=(0.9, 0.99))"; values that are not literals stay strings."""
     for key, value in _ARGUMENT.findall(text.removesuffix(")")[:2000]):
         try:
             yield key, ast.literal_eval(value.strip())
@@ -296,7 +298,7 @@ def _value(text: str | None, *, whole: bool) -> bool | int | float | None:
 
 
 def _number(value: object) -> float | None:
-    """A finite number, of metadata or of the JSON in them, where both texts and numbers occur."""
+    """Return a finite number from metadata or JSON, where numbers may be strings; else None."""
     try:
         number = float(str(value)[:40])
     except ValueError:

@@ -1,6 +1,6 @@
-"""The presets at hand: those that come with Impasto, and in the per-user folder the user's own and those received.
+"""The preset library: built-in presets, and the user's own and received presets in the per-user folder.
 
-Whatever is written over one keeps what stood there as a version of it, in the folder `replaced` beside it.
+Overwriting a preset keeps its previous version in the folder `replaced` beside it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PICTURE = "preview.picture"
 
 @dataclass(frozen=True, slots=True)
 class PresetEntry:
-    """A preset and where it lies."""
+    """A preset, its file and its origin."""
 
     preset: Preset
     path: Path
@@ -45,7 +45,7 @@ class PresetEntry:
 
 @dataclass(frozen=True, slots=True)
 class PresetVersion:
-    """What a preset's file held before it was changed."""
+    """A previous version of a preset file."""
 
     path: Path
     until: datetime
@@ -54,24 +54,24 @@ class PresetVersion:
 
 @dataclass(frozen=True, slots=True)
 class PresetLibrary:
-    """All presets at hand, the user's own first, then those received, and the files that are broken with the reason."""
+    """All presets (the user's own, then received, then built-in), and broken files with their errors."""
 
     presets: tuple[PresetEntry, ...]
     broken: tuple[tuple[Path, ImpastoError], ...]
 
 
 def presets_folder() -> Path:
-    """Return where the user's own presets lie, one file each."""
+    """Return the folder of the user's own presets, one file each."""
     return places.home() / "presets"
 
 
 def folder_of(origin: Origin) -> Path:
-    """Return where presets that come from the user, or from others, lie."""
+    """Return the folder for the user's own or for received presets."""
     return presets_folder() / "received" if origin == "received" else presets_folder()
 
 
 def read_shelf() -> PresetLibrary:
-    """Read all presets at hand; a broken file of the user's is named and does not hide the others."""
+    """Read all presets; a broken user file is listed and does not hide the others."""
     found: list[PresetEntry] = []
     broken: list[tuple[Path, ImpastoError]] = []
     origins: tuple[Origin, ...] = ("yours", "received")
@@ -85,11 +85,11 @@ def read_shelf() -> PresetLibrary:
 
 
 def find_preset(name: str, family: Family | None = None) -> PresetEntry:
-    """Return the preset that `name` means for bases of `family` (None: whichever there is).
+    """Return the preset called `name` for bases of `family` (None: any).
 
-    `name` is a preset's name, with any spelling of capitals, or the path of a preset file that ends in .toml. The
-    user's own come before those of the same name that ship with Impasto. Raises JobError when there is none (with
-    names that are near), when it is for the other family, or when the family decides and is not known.
+    `name` is a preset's name, ignoring case, or the path of a .toml preset file. The user's own presets win over
+    built-in ones of the same name. Raises JobError when there is none (with similar names), when it is for the other
+    family, or when both families have one and the family is unknown.
     """
     if name.lower().endswith(".toml"):
         preset = load_preset(Path(name))
@@ -106,15 +106,15 @@ def find_preset(name: str, family: Family | None = None) -> PresetEntry:
     if len(families) > 1:
         raise JobError(
             "preset.ambiguous",
-            f'There is a preset "{name}" for SD 1.5 and one for SDXL, and the base does not tell which is meant.',
-            "Say --family sd15 or --family sdxl; in a job, state it as base.family.",
+            f'Two presets are called "{name}": one for SD 1.5 and one for SDXL.',
+            "Add --family sd15 or --family sdxl, or set base.family in the job.",
         )
     return fitting[0]
 
 
 def fit_for(shelf: PresetLibrary, family: Family, total_bytes: int) -> PresetEntry | None:
-    """Return the built-in fit for a card of that memory: of those made for no larger card, the one for the largest."""
-    sold = total_bytes / 1024**3 * 1.06  # a card reports a few per cent less than it is sold with
+    """Return the built-in fit for the largest GPU that has at most this much memory."""
+    sold = total_bytes / 1024**3 * 1.06  # a GPU reports a few percent less than its nominal memory
     fits = [
         (each.preset.card.gigabytes, each)
         for each in shelf.presets
@@ -124,31 +124,31 @@ def fit_for(shelf: PresetLibrary, family: Family, total_bytes: int) -> PresetEnt
 
 
 def taken_by(preset: Preset) -> PresetEntry | None:
-    """Return the preset in the user's folders that has this one's name and family, if there is one."""
+    """Return the preset in the user's folders with the same name and family, or None."""
     return _namesake(preset, read_shelf())
 
 
 def require_free(preset: Preset, but: Path | None = None) -> None:
-    """Raise JobError where another preset than that in the file `but` has this one's name and family."""
+    """Raise JobError if another preset, except the one in file `but`, has the same name and family."""
     if is_built_in(preset):
         sentence = f'"{preset.name}" is the name of a preset that comes with Impasto.'
         raise JobError("preset.built_in", sentence, "Choose another name.")
     former = taken_by(preset)
     if former is not None and former.path != but:
-        sentence = f'You have a preset "{former.preset.name}" for this family already.'
+        sentence = f'You already have a preset "{former.preset.name}" for this base family.'
         raise JobError("preset.taken", sentence, "Choose another name.")
 
 
 def is_built_in(preset: Preset) -> bool:
-    """Tell whether a preset that ships with Impasto has this one's name and family."""
+    """Return whether a built-in preset has the same name and family."""
     return any(_same_place(each.preset, preset) for each in _built_in())
 
 
 def keep_preset(preset: Preset, origin: Origin = "yours") -> tuple[Path, Path | None]:
-    """Put a preset among the user's own or those received, in the place of one of its name and family.
+    """Save a preset among the user's own or received ones, replacing one of the same name and family.
 
-    Returns its path, and that of the version which keeps what it replaces. Raises OSError when the folder cannot be
-    written; then nothing is changed.
+    Returns its path, and the path of the replaced version, if any. Raises OSError when the folder is not writable; then
+    nothing is changed.
     """
     shelf = read_shelf()
     former = _namesake(preset, shelf)
@@ -158,14 +158,14 @@ def keep_preset(preset: Preset, origin: Origin = "yours") -> tuple[Path, Path | 
 
 
 def rewrite_preset(path: Path, preset: Preset) -> Path | None:
-    """Write a preset into its file; return the version that keeps what stood there. Raises OSError."""
+    """Write a preset to its file; return the path of the previous version, if any. Raises OSError."""
     version = _back_up(path) if path.exists() else None
     files.write_text(path, dump_preset(preset))
     return version
 
 
 def versions_of(path: Path) -> list[PresetVersion]:
-    """Return what a preset's file held before, the latest first."""
+    """Return the previous versions of a preset file, latest first."""
     found = []
     for kept in (path.parent / "replaced").glob("*.toml"):
         stamp = _VERSION.fullmatch(kept.stem.removeprefix(path.stem)) if kept.stem.startswith(path.stem) else None
@@ -176,7 +176,7 @@ def versions_of(path: Path) -> list[PresetVersion]:
 
 
 def free_name(name: str, family: Family, shelf: PresetLibrary) -> str:
-    """Return `name`, or with a number behind it where a preset at hand for that family has it."""
+    """Return `name`, with a number appended if a preset of that family has it."""
     taken = [each.preset.name for each in shelf.presets if each.preset.base.family == family]
     short = made_up_name(name)[: LONGEST_NAME - 4].rstrip(". ")
     numbered = (f"{short} {number}" for number in range(2, 1000))
@@ -184,12 +184,12 @@ def free_name(name: str, family: Family, shelf: PresetLibrary) -> str:
 
 
 def same_name(one: str, other: str) -> bool:
-    """Tell whether two names are one to people and to file systems that take no notice of capitals."""
+    """Return whether two names are equal on a case-insensitive file system."""
     return safe_name(one).casefold() == safe_name(other).casefold()
 
 
 def _back_up(path: Path) -> Path:
-    """Copy a preset's file, broken or not, into the folder of backups; none there is ever overwritten."""
+    """Copy a preset file, valid or not, to the backup folder without overwriting anything there."""
     folder = path.parent / "replaced"
     folder.mkdir(exist_ok=True)
     stem = f"{path.stem}-{datetime.now().astimezone():{_STAMP}}"
@@ -205,7 +205,7 @@ def _namesake(preset: Preset, shelf: PresetLibrary) -> PresetEntry | None:
 
 
 def _free_place(preset: Preset, folder: Path, shelf: PresetLibrary) -> Path:
-    """Return a file that holds no sound preset: one that was renamed stays in the file of its first name."""
+    """Return an unused file name: a renamed preset stays in the file of its first name."""
     stem = safe_name(f"{preset.name}.{preset.base.family}")
     taken = {each.path for each in shelf.presets}
     places = (folder / f"{each}.toml" for each in numbered(stem))
@@ -215,12 +215,12 @@ def _free_place(preset: Preset, folder: Path, shelf: PresetLibrary) -> Path:
 def _built_in() -> Iterator[PresetEntry]:
     for folder in ("recipes", "fits"):
         presets = [(load_preset(path), path) for path in sorted(preset_path(folder).glob("*.toml"))]
-        for preset, path in sorted(presets, key=lambda each: _family_and_card(each[0])):
+        for preset, path in sorted(presets, key=lambda each: _family_and_memory(each[0])):
             yield PresetEntry(preset, path, "built-in")
 
 
-def _family_and_card(preset: Preset) -> tuple[str, float]:
-    """So that a card of 6 GB comes before one of 10; recipes are for no card."""
+def _family_and_memory(preset: Preset) -> tuple[str, float]:
+    """Sort key: fits by GPU memory; recipes have none."""
     return preset.base.family, preset.card.gigabytes if preset.card else 0
 
 
@@ -229,7 +229,7 @@ def _same_place(one: Preset, other: Preset) -> bool:
 
 
 def require_family(preset: Preset, family: Family | None) -> None:
-    """Raise JobError when a preset is not for bases of `family`; None is any."""
+    """Raise JobError when a preset is not for bases of `family` (None: any)."""
     if family not in (None, preset.base.family):
         raise JobError(
             "preset.family",
@@ -244,12 +244,12 @@ def _unknown(name: str, shelf: PresetLibrary) -> JobError:
     broken = _broken_of(name, shelf.broken)
     if broken:
         path, error = broken
-        return JobError("preset.broken", f"The preset {path} cannot be used: {error.sentence}", error.remedy)
+        return JobError("preset.broken", f"Could not use the preset {path}: {error.sentence}", error.remedy)
     remedy = f"Did you mean {' or '.join(near)}? " if near else ""
     return JobError(
         "preset.unknown",
         f'There is no preset called "{name[:80]}".',
-        remedy + "`python -m trainer presets list` shows those at hand; a file is named with its ending .toml.",
+        remedy + "`python -m trainer presets list` shows all presets; to use a file, add its extension .toml.",
     )
 
 
@@ -258,9 +258,9 @@ def _broken_of(name: str, broken: Iterable[tuple[Path, ImpastoError]]) -> tuple[
 
 
 def recipe_overrides(recipe: RecipeConfig) -> list[str]:
-    """What the recipe states, as ``key=value`` texts for ``load_job``; put the user's own after them.
+    """Return the keys set in a recipe as ``key=value`` overrides for ``load_job``; the user's own come after them.
 
-    The optimizer is one value, so that no argument of the job's own optimizer is left over.
+    The optimizer is a single value, so that no argument of the job's own optimizer remains.
     """
     stated = recipe.model_dump(mode="json", by_alias=True, exclude_unset=True)
     optimizer = stated.pop("optimizer", None)
@@ -272,14 +272,14 @@ def recipe_overrides(recipe: RecipeConfig) -> list[str]:
 
 
 def compared(former: Preset, new: Preset) -> list[str]:
-    """How ``new`` differs from ``former``, one sentence a key; empty when they say the same."""
+    """Return how ``new`` differs from ``former``, one line per key; empty if they are equal."""
     return differences(_flat_preset(former), _flat_preset(new))
 
 
 def changed_keys(former: Preset | None, new: Preset) -> list[tuple[str, str, str]]:
-    """Return each key in which ``new`` differs from ``former`` with both values in words.
+    """Return each key in which ``new`` differs from ``former``, with both values as text.
 
-    Without a ``former`` one, its recipe is set against a job that states nothing.
+    Without ``former``, its recipe is compared with the defaults.
     """
     if former is not None:
         return changes(_flat_preset(former), _flat_preset(new))
@@ -289,7 +289,7 @@ def changed_keys(former: Preset | None, new: Preset) -> list[tuple[str, str, str
 
 
 def compared_with_defaults(recipe: RecipeConfig) -> list[str]:
-    """What the recipe states otherwise than a job that states nothing: "recipe.rank = 32 instead of 16"."""
+    """Return where a recipe differs from the defaults: "recipe.rank = 32 instead of 16"."""
     defaults, stated = _beside_defaults(recipe, "recipe")
     return [
         f"{key} = {toml_value(value)}" + (f" instead of {toml_value(defaults[key])}" if defaults[key] else "")
@@ -299,24 +299,24 @@ def compared_with_defaults(recipe: RecipeConfig) -> list[str]:
 
 
 def stated_fit(fit: FitConfig) -> list[str]:
-    """What a fit states: "fit.micro_batch = 2"."""
+    """Return the keys set in a fit: "fit.micro_batch = 2"."""
     stated = fit.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
     return [f"{key} = {toml_value(value)}" for key, value in flat(stated, "fit")]
 
 
 def _beside_defaults(recipe: RecipeConfig, path: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """What a job that states nothing has for the keys that a recipe states, and what that states."""
+    """Return the default of each key set in a recipe, and the values set."""
     stated = dict(flat(recipe.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True), path))
     defaults = dict(flat(RecipeConfig().model_dump(mode="json", by_alias=True), path))
     return {key: defaults.get(key) for key in stated}, stated
 
 
 def _flat_preset(preset: Preset) -> Mapping[str, Any]:
-    """What the preset states; an empty text, such as that of no negative prompt, states nothing."""
+    """Return the keys set in a preset; empty texts, such as no negative prompt, are left out."""
     stated = flat(preset.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True), "")
     values = {key: value for key, value in stated if value != ""}
     if preset.preview is not None:
-        values[_PICTURE] = f"a picture of {len(decode_picture(preset.preview.picture)):,} bytes"
+        values[_PICTURE] = f"an image of {len(decode_picture(preset.preview.picture)):,} bytes"
     return values
 
 
@@ -328,9 +328,9 @@ if TYPE_CHECKING:
 
 
 def preset_with_recipe(name: str, family: Family | None) -> Preset:
-    """Return a preset for bases of `family`, by its name or file; raises JobError when it has no recipe."""
+    """Return a preset for bases of `family` by name or file; raises JobError when it has no recipe."""
     preset = find_preset(name, family).preset
     if preset.recipe is None:
-        sentence = f'The preset "{preset.name}" holds a fit and no recipe.'
+        sentence = f'The preset "{preset.name}" has a fit but no recipe.'
         raise JobError("preset.no_recipe", sentence, "Choose one with a recipe; `presets list` shows them.")
     return preset

@@ -1,4 +1,4 @@
-"""Makes presets of jobs: what travels is taken over, what may not is left out and named."""
+"""Creation of presets from jobs and LoRA files; what must not be shared is left out and reported."""
 
 from __future__ import annotations
 
@@ -39,27 +39,27 @@ Data = dict[str, Any]
 
 _MOST_EXAMPLES = 8
 _MOST_TRIGGERS = 20
-# What may be left out of a preset when it cannot travel; without the rest there is none.
-_DISPENSABLE = ("author", "licence", "notes", "trigger_words", "base.name", "base.sha256", "recipe", "fit", "examples")
+# Parts that may be left out when they must not be shared; all others are required.
+_OPTIONAL = ("author", "licence", "notes", "trigger_words", "base.name", "base.sha256", "recipe", "fit", "examples")
 
-# The folders of a diffusers base whose models a LoRA may be for.
-_LEARNED = ("text_encoder/", "text_encoder_2/", "unet/")
+# Folders of a diffusers base with the models that a LoRA adapts.
+_TRAINABLE = ("text_encoder/", "text_encoder_2/", "unet/")
 _LONGEST = 64 * 1024
-# Side pictures as ComfyUI and A1111 find them.
-_PICTURES = (".png", ".preview.png", ".jpg", ".webp")
-# Other ways to state a length, and what follows from other keys where it is not stated.
-_NOT_ASKED_FOR = re.compile(r"adapter|epochs|pictures_seen|conv_.*|text_encoder(_2)?\.(rank|alpha)|optimizer(\[.*)?")
+# Suffixes of preview images beside a LoRA in ComfyUI and A1111.
+_IMAGE_SUFFIXES = (".png", ".preview.png", ".jpg", ".webp")
+# Alternative lengths, and keys that follow from others where they are not set.
+_NOT_EXPECTED = re.compile(r"adapter|epochs|pictures_seen|conv_.*|text_encoder(_2)?\.(rank|alpha)|optimizer(\[.*)?")
 
 
 @dataclass(frozen=True, slots=True)
 class CreatedPreset:
-    """A preset that was made of something else."""
+    """A preset created from a job or a LoRA file."""
 
     preset: Preset
     left_out: tuple[str, ...] = ()
-    """What was there and is not in the preset, "key: reason"."""
+    """What the preset does not contain, "key: reason"."""
     not_found: tuple[str, ...] = ()
-    """Keys of the recipe that the source says nothing about."""
+    """Recipe keys that the source does not contain."""
 
 
 def preset_of_job(
@@ -71,10 +71,10 @@ def preset_of_job(
     picture: str | None = None,
     with_fit: bool = False,
 ) -> CreatedPreset:
-    """Make a preset of a job, as it is written or frozen in a run.
+    """Create a preset from a job, as written or frozen in a run.
 
-    ``triggers`` are the words found in the dataset, beside those that the job states; ``picture`` is base64 from
-    ``make_picture``. Folders, pictures, paths and what belongs to one machine stay behind.
+    ``triggers`` are trigger words found in the dataset, in addition to the job's; ``picture`` is base64 from
+    ``make_picture``. Folders, images, paths and fit keys of one machine are left out.
     """
     stated = [folder.trigger for folder in job.dataset.folders if folder.trigger and folder.kind == "train"]
     fit = job.fit.model_dump(mode="json", exclude_unset=True, exclude_none=True, exclude=set(MACHINE_KEYS))
@@ -98,16 +98,16 @@ def preset_of_job(
 
 
 def stated_recipe(recipe: RecipeConfig) -> Data:
-    """What a recipe states, as JSON values; all of it when it states nothing, for defaults may change."""
+    """Return the keys set in a recipe as JSON values; all keys if none is set, since defaults may change."""
     stated = recipe.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
     return stated or recipe.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 def made_of(data: Data, left_out: Sequence[str] = (), not_found: Sequence[str] = ()) -> CreatedPreset:
-    """Make a preset of values as they stand in its file; what no preset may hold is left out and named.
+    """Create a preset from values as in its file; what is not allowed in presets is left out and reported.
 
-    Empty values, and what a recipe says of a text encoder that the family has not, are dropped without a word. Raises
-    JobError when what is left is no preset.
+    Empty values, and settings of a text encoder that the family does not have, are dropped silently. Raises JobError
+    when the rest is not a valid preset.
     """
     if data["base"]["family"] != "sdxl" and data["recipe"]:
         data["recipe"] = {key: value for key, value in data["recipe"].items() if key != "text_encoder_2"}
@@ -116,31 +116,33 @@ def made_of(data: Data, left_out: Sequence[str] = (), not_found: Sequence[str] =
     name = safe_name(str(data.get("name", "")), "preset")[:LONGEST_NAME].rstrip(". ")
     data["name"] = "preset" if text_fault(name) else name
     data["base"] = {key: value for key, value in data["base"].items() if value}
-    gone = list(left_out)
+    dropped = list(left_out)
     for key, most in (("examples", _MOST_EXAMPLES), ("trigger_words", _MOST_TRIGGERS)):
         if len(data.get(key, ())) > most:
-            gone.append(f"{key}: only the first {most} of {len(data[key])} are kept")
+            dropped.append(f"{key}: only the first {most} of {len(data[key])} are kept")
             data[key] = data[key][:most]
     while fault := _first_fault(data):
         key = fault.partition(": ")[0]
-        if not key.startswith(_DISPENSABLE) or not _remove(data, key.split(".")):
-            sentence = f"No preset can be made of this: {fault}."
-            raise JobError("preset.unmade", sentence, "Correct what is named where the preset is made from.", (fault,))
-        gone.append(fault)
-    return CreatedPreset(Preset.model_validate(data), tuple(gone), tuple(not_found))
+        if not key.startswith(_OPTIONAL) or not _remove(data, key.split(".")):
+            sentence = f"Could not create a preset: {fault}."
+            raise JobError(
+                "preset.unmade", sentence, "Fix this in the job or LoRA that the preset is made from.", (fault,)
+            )
+        dropped.append(fault)
+    return CreatedPreset(Preset.model_validate(data), tuple(dropped), tuple(not_found))
 
 
 def revised(preset: Preset, details: Mapping[str, object]) -> Preset:
-    """Return the preset with some details replaced, as its own file reads.
+    """Return the preset with some details replaced, as it would be read from its file.
 
-    Raises JobError that names what may not stand there.
+    Raises JobError for values that are not allowed.
     """
     try:
         changed = preset.changed(**details)
     except ValidationError as error:
         faults = problems(error, Preset)
         sentence = faults_sentence("The preset", faults)
-        raise JobError("preset.invalid", sentence, "Correct what is named.", faults) from None
+        raise JobError("preset.invalid", sentence, "Fix these values.", faults) from None
     return parse_preset(dump_preset(changed), "The preset")
 
 
@@ -155,7 +157,7 @@ def _first_fault(data: Data) -> str | None:
 
 
 def _remove(data: Data, steps: Sequence[str]) -> bool:
-    """Take the value at a dotted key out; of a list, the whole item that holds it. False when it is not there."""
+    """Remove the value at a dotted key, or the list item that contains it; return False if it does not exist."""
     place: Any = data
     for number, step in enumerate(steps):
         if isinstance(place, list):
@@ -171,47 +173,49 @@ def _remove(data: Data, steps: Sequence[str]) -> bool:
 
 
 def hash_of_base(files: Mapping[str, str], name: str) -> str | None:
-    """Return the hash of a base from those of its weight files by their path in it; None where it has none.
+    """Return the SHA-256 of a base from the hashes of its weight files by relative path; None if it has none.
 
-    Of a single file, called `name`, it is that file's. Of a folder it is that of what the command sha256sum prints for
-    the weights of the UNet and the text encoders, in the order of their paths; not the VAE's, since a job may take
-    another. So it costs nothing where the files have been hashed, as every run does.
+    For a single file, called `name`, it is the file's hash. For a folder it is the hash of what sha256sum prints for
+    the weights of UNet and text encoders, sorted by path; the VAE is left out, since a job may use another. Every run
+    hashes these files anyway, so this costs nothing.
     """
     if name in files:
         return files[name]
-    weights = [f"{files[path]}  {path}\n" for path in sorted(files) if path.startswith(_LEARNED)]
+    weights = [f"{files[path]}  {path}\n" for path in sorted(files) if path.startswith(_TRAINABLE)]
     return hashlib.sha256("".join(weights).encode("utf-8")).hexdigest() if weights else None
 
 
 def preset_of_lora(path: Path) -> CreatedPreset:
-    """Make a preset of a LoRA's metadata, tensors' shapes and the picture beside it.
+    """Create a preset from a LoRA's metadata, tensor shapes and the image beside it.
 
-    Raises LoraFileError when the file is broken, no LoRA, of a kind that is not trained here, or of no known family.
+    Raises LoraFileError when the file is broken, not a LoRA, of an unsupported kind, or for an unknown base family.
     """
     identity = identify_lora(path)
     family = identity.family
     if identity.kind != "LoRA" or family is None:
-        what = f"a {identity.kind}" if identity.kind != "LoRA" else "for no base that Impasto trains on"
+        what = f"a {identity.kind}" if identity.kind != "LoRA" else "not for SD 1.5 or SDXL"
         raise LoraFileError(
             "lora.kind",
-            f"No preset can be made of {path.name}: it is {what}.",
-            "Choose a plain LoRA or LoCon of SD 1.5 or SDXL.",
+            f"Could not create a preset from {path.name}: it is {what}.",
+            "Choose a plain LoRA or LoCon for SD 1.5 or SDXL.",
         )
-    told = identity.metadata
-    own = _own_recipe(told)
+    metadata = identity.metadata
+    own = _own_recipe(metadata)
     mapped = Conversion(own) if own is not None else _mapped(identity, family)
     stated = set(_leaves(mapped.recipe, ""))
-    not_found = [] if own is not None else [key for key in _asked_for(family) if key not in stated]
+    not_found = [] if own is not None else [key for key in _expected_keys(family) if key not in stated]
     data = {
-        "name": told.get("modelspec.title") or told.get("ss_output_name") or path.stem,
-        "author": told.get("modelspec.author"),
-        "licence": told.get("modelspec.license"),
-        "notes": told.get("modelspec.description"),
-        "trigger_words": [word.strip() for word in told.get("modelspec.trigger_phrase", "").split(",") if word.strip()],
+        "name": metadata.get("modelspec.title") or metadata.get("ss_output_name") or path.stem,
+        "author": metadata.get("modelspec.author"),
+        "licence": metadata.get("modelspec.license"),
+        "notes": metadata.get("modelspec.description"),
+        "trigger_words": [
+            word.strip() for word in metadata.get("modelspec.trigger_phrase", "").split(",") if word.strip()
+        ],
         "base": {
             "family": family,
-            "name": base_name(_stated(told, "ss_sd_model_name")),
-            "sha256": _sha256(told.get("ss_new_sd_model_hash", "")),
+            "name": base_name(_stated(metadata, "ss_sd_model_name")),
+            "sha256": _sha256(metadata.get("ss_new_sd_model_hash", "")),
         },
         "recipe": mapped.recipe,
         "preview": picture_beside(path),
@@ -220,8 +224,8 @@ def preset_of_lora(path: Path) -> CreatedPreset:
 
 
 def picture_beside(lora: Path) -> dict[str, str] | None:
-    """Return the picture that browsers of LoRAs show, as a preset holds it; one that cannot be read is passed over."""
-    for suffix in _PICTURES:
+    """Return the preview image beside a LoRA as in a preset; None if there is none or it is unreadable."""
+    for suffix in _IMAGE_SUFFIXES:
         beside = lora.with_suffix(suffix)
         if beside.is_file():
             try:
@@ -232,12 +236,12 @@ def picture_beside(lora: Path) -> dict[str, str] | None:
 
 
 def _mapped(identity: LoraIdentity, family: Family) -> Conversion:
-    """The recipe as far as kohya's keys tell it."""
+    """Return the recipe from kohya's metadata; raises LoraFileError when there is none."""
     if not any(key.startswith("ss_") for key in identity.metadata):
         raise LoraFileError(
             "lora.no_metadata",
-            "The LoRA says nothing of how it was made: its metadata hold no ss_* keys.",
-            "Ask its maker for a preset; some programs and sites strip what files say of themselves.",
+            "Could not create a preset: the LoRA has no training metadata (ss_*).",
+            "Ask its author for a preset; some programs and sites remove the metadata.",
         )
     parts = LoraParts(
         family=family,
@@ -250,7 +254,7 @@ def _mapped(identity: LoraIdentity, family: Family) -> Conversion:
 
 
 def _own_recipe(metadata: Mapping[str, str]) -> dict[str, Any] | None:
-    """The whole recipe that Impasto writes into its files; what of it cannot be used is left out later, by name."""
+    """Return the full recipe that Impasto stores in its files; unusable keys are left out and reported later."""
     text = metadata.get(RECIPE_KEY)
     if text is None or len(text) > _LONGEST:
         return None
@@ -261,12 +265,12 @@ def _own_recipe(metadata: Mapping[str, str]) -> dict[str, Any] | None:
     return recipe if isinstance(recipe, dict) else None
 
 
-def _asked_for(family: Family) -> Iterator[str]:
-    """The keys of a recipe that a full account of it would state."""
+def _expected_keys(family: Family) -> Iterator[str]:
+    """Yield the recipe keys that a complete description would contain."""
     for found in fields(RecipeConfig):
         second = found.key.startswith("text_encoder_2.") or found.key == "clip_skip"
         foreign = second and (family == "sd15") != (found.key == "clip_skip")
-        if found.values != "a table" and not foreign and not _NOT_ASKED_FOR.fullmatch(found.key):
+        if found.values != "a table" and not foreign and not _NOT_EXPECTED.fullmatch(found.key):
             yield found.key
 
 

@@ -1,4 +1,4 @@
-"""The preview picture in a preset: checked without trust when it is read, made small and clean when it is shared."""
+"""Preview images of presets: untrusted when read, small and without metadata when written."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from trainer.errors import JobError
 from trainer.files.rewriting import FAULTS, FORMATS, UnusablePictureError, small_jpeg
 
 LARGEST_PICTURE = 256 * 1024
-"""Bytes of the picture file."""
+"""Maximum size of the image file in bytes."""
 LONGEST_SIDE = 1024
-"""Pixels of a picture that is read."""
-_SHARED_SIDE = 512  # pixels of a picture that we make, about 50 KiB
-# What a reader may find in a picture besides its pixels that does not tell of its maker or making.
+"""Maximum side in pixels of an image that is read."""
+_SHARED_SIDE = 512  # pixels of an image that is written, about 50 KiB
+# Pillow's info keys that reveal nothing about who made an image, or how.
 _HARMLESS = {
     "dpi", "gamma", "srgb", "chromaticity", "transparency", "interlace", "aspect", "icc_profile", "adobe",
     "adobe_transform", "jfif", "jfif_version", "jfif_unit", "jfif_density", "progressive", "progression", "background",
@@ -27,9 +27,9 @@ _HARMLESS = {
 
 
 def picture_fault(text: str) -> str | None:
-    """The reason why the base64 ``text`` is no picture for a preset; None when it is one.
+    """Return why the base64 ``text`` is not a valid preview image, or None.
 
-    Every size is known before the memory for it is taken; all pixels are decoded once.
+    Sizes are checked before memory is allocated; then all pixels are decoded once.
     """
     compact = "".join(text.split())
     if len(compact) > (LARGEST_PICTURE + 2) // 3 * 4:
@@ -38,36 +38,36 @@ def picture_fault(text: str) -> str | None:
         data = base64.b64decode(compact, validate=True)
     except (binascii.Error, ValueError):
         return "is not base64 text"
-    if _webp_side(data) > LONGEST_SIDE:  # before Pillow opens it: that takes memory for two whole pictures
+    if _webp_side(data) > LONGEST_SIDE:  # before Pillow opens it, which allocates memory for two full images
         return _too_wide()
     try:
         with warnings.catch_warnings():
-            # Pillow warns of odd metadata and large sizes; both are refused below, in words.
+            # Pillow warns about odd metadata and large sizes; both are rejected below with a message.
             warnings.simplefilter("ignore")
             return _opened_fault(data)
     except Image.DecompressionBombError:
         return _too_wide()
     except FAULTS:
-        return "is no picture that can be read (PNG, JPEG or WebP); it may be damaged"
+        return "is not a readable image (PNG, JPEG or WebP); it may be damaged"
 
 
 def decode_picture(text: str) -> bytes:
-    """The bytes of a picture that ``picture_fault`` has passed."""
+    """Return the bytes of an image that ``picture_fault`` has accepted."""
     return base64.b64decode("".join(text.split()), validate=True)
 
 
 def make_picture(path: Path) -> str:
-    """Make a small JPEG of a picture file, without anything but pixels, as base64 in lines of 100 characters.
+    """Return a small JPEG of an image file, pixels only, as base64 in lines of 100 characters.
 
-    Raises JobError when the file is no picture that can be read, or too large for one.
+    Raises JobError when the file is not a readable image, or too large.
     """
     try:
         data = small_jpeg(path, _SHARED_SIDE, LARGEST_PICTURE // 2)
     except UnusablePictureError as fault:
         raise JobError(
             "preset.picture",
-            f"{path} cannot be used as the preview picture: {fault}.",
-            "Name a PNG, JPEG or WebP picture, or leave --preview out.",
+            f"Could not use {path} as the preview image: {fault}.",
+            "Use a PNG, JPEG or WebP image, or omit --preview.",
         ) from None
     text = base64.b64encode(data).decode("ascii")
     return "\n".join(text[start : start + 100] for start in range(0, len(text), 100))
@@ -78,16 +78,16 @@ def _opened_fault(data: bytes) -> str | None:
         if max(image.size) > LONGEST_SIDE:
             return _too_wide()
         if getattr(image, "n_frames", 1) > 1:
-            return "is animated; a still picture is enough"
+            return "is animated; use a still image"
         image.load()
         hidden = sorted(str(key) for key in image.info if key not in _HARMLESS)
         if hidden:
-            return "holds more than a picture (EXIF or text), which may tell who made it and where; save it without"
+            return "contains EXIF or text, which may reveal who made it and where; save it without"
     return None
 
 
 def _webp_side(data: bytes) -> int:
-    """The longest side that a WebP file states, 0 for other files.
+    """Return the longest side in pixels from a WebP header, 0 for other files.
 
     https://developers.google.com/speed/webp/docs/riff_container; VP8's frame header is RFC 6386, section 9.1.
     """
@@ -102,4 +102,4 @@ def _webp_side(data: bytes) -> int:
 
 
 def _too_wide() -> str:
-    return f"is wider or higher than {LONGEST_SIDE} pixels"
+    return f"is wider or taller than {LONGEST_SIDE} pixels"

@@ -1,4 +1,4 @@
-"""What a preset is: a recipe, a fit, or both, with who made it, for which base, and how it may look."""
+"""The preset: a recipe, a fit, or both, with author, base family, examples and a preview image."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from trainer.protocol.text import printable
 SCHEMA = 1
 LONGEST_NAME = 80
 RECIPE_KEY = "impasto_recipe"
-"""The key in a LoRA's metadata under which Impasto's own files hold their whole recipe as JSON."""
+"""Metadata key of the complete recipe (JSON) in LoRA files made by Impasto."""
 
-# What of a fit belongs to one machine and would be wrong, or reveal something, on another.
+# Fit keys of one machine, which would be wrong on another or reveal something about it.
 MACHINE_KEYS = ("device", "threads", "cache_gigabytes", "int8_products")
 
 TriggerWord = Annotated[str, Field(min_length=1, max_length=100)]
-_LONGEST = 4000  # characters of any text; shorter limits stand beside their fields
+_LONGEST = 4000  # characters of any text; some fields have lower limits
 _PICTURE = "preview.picture"
 _SEVERAL_LINES = {"notes"}
-# Marks that reorder text make it read as something else than it is (CVE-2021-42574), and tags spell letters that
-# nobody sees; Zl and Zp are line breaks.
+# Characters that reorder text can make it read as something else (CVE-2021-42574), and tag characters spell invisible
+# letters; Zl and Zp are line breaks.
 _DECEIVING = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]")
-# The flags of England, Scotland and Wales are such letters behind a black flag (UTS #51): the code of a region and of
-# a part of it, with an end. As short as that they hide nothing worth it.
+# The flags of England, Scotland and Wales are tag characters after a black flag (UTS #51): a region code and an end
+# mark. They are allowed, since so short a text can hide nothing that matters.
 _FLAG = re.compile("\U0001f3f4[\U000e0030-\U000e0039\U000e0061-\U000e007a]{3,7}\U000e007f")
-# Of no width: two names, trigger words or prompts look alike by them; what is pasted into notes may hold some.
+# Zero-width characters make different names, trigger words or prompts look alike; notes may contain some.
 _UNSEEN = re.compile("[\u115f\u1160\u180e\u200b\u2060-\u2064\u3164\ufeff\uffa0]")
 _REFUSED_CATEGORIES = {"Cc", "Cs", "Zl", "Zp"}
 _PATH = re.compile(
@@ -63,85 +63,85 @@ _HEADING = """\
 
 
 class PresetBaseConfig(Section):
-    """The base that the recipe was made for."""
+    """Base that the recipe was made for."""
 
     family: Family
-    """Which architecture it is for; a recipe for one suits no other."""
+    """Architecture; a recipe for one does not work with another."""
     name: str = Field(default="", max_length=200, examples=["model.safetensors"])
-    """The base's file name or Hub id, without folders."""
+    """File name or Hub id of the base, without folders."""
     sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$", examples=["64 digits of 0-9 and a-f"])
-    """SHA-256 of the base's file, by which others can tell whether theirs is the same; of a diffusers folder that of
-    what `sha256sum text_encoder*/*.safetensors unet/*.safetensors` prints in it."""
+    """SHA-256 of the base file, to check for the same base. For a diffusers folder: the SHA-256 of the output of
+    `sha256sum text_encoder*/*.safetensors unet/*.safetensors` there."""
 
 
 class ExampleConfig(PromptConfig):
     """A prompt that shows what the preset's LoRA does."""
 
     prompt: str = Field(min_length=1, max_length=2000)
-    """What the picture shows, trigger words included."""
+    """Prompt of the image, including trigger words."""
     negative: str = Field(default="", max_length=2000)
-    """What the picture should not show (negative prompt)."""
+    """Negative prompt: what the image should not show."""
 
 
 class CardConfig(Section):
-    """The graphics card that the fit was made for."""
+    """GPU that the fit was made for."""
 
     gigabytes: float = Field(gt=0.0, le=1024.0)
-    """Its memory as it is sold, such as 8 or 12."""
+    """Nominal GPU memory in GB, such as 8 or 12."""
     name: str = Field(default="", max_length=100)
-    """Its name; empty: any card of that size."""
+    """Name of the GPU; empty: any GPU with this much memory."""
     bf16: bool | None = None
-    """Whether it computes in bf16; NVIDIA's cards do since the RTX 3000 series."""
+    """Whether the GPU supports bf16; NVIDIA GPUs do since the RTX 3000 series."""
 
 
 class PictureFileConfig(Section):
-    """A small picture that shows the result."""
+    """Small preview image of the result."""
 
     picture: str
-    """A PNG, JPEG or WebP file in base64."""
+    """PNG, JPEG or WebP file in base64."""
 
 
 class Preset(Section):
-    """A file that carries a recipe, a fit, or both from artist to artist."""
+    """A shareable file with a recipe, a fit, or both."""
 
     schema_version: int = Field(alias="schema", ge=1, le=SCHEMA)
-    """The version of this file's form."""
+    """File format version."""
     name: str = Field(min_length=1, max_length=LONGEST_NAME, examples=["soft-gouache"])
-    """What the preset is called; it also becomes its file's name."""
+    """Name of the preset and of its file."""
     author: str = Field(default="", max_length=100)
-    """Who made it."""
+    """Author of the preset."""
     licence: str = Field(default="", max_length=200)
-    """Under which licence it may be used."""
+    """License of the preset."""
     notes: str = Field(default="", max_length=4000)
-    """What it is good for, and what to mind."""
+    """Notes: what the preset is good for, and what to watch out for."""
     trigger_words: tuple[TriggerWord, ...] = Field(default=(), strict=False, max_length=20)
-    """The words that called up what was learned."""
+    """Trigger words of the LoRA."""
     base: PresetBaseConfig
-    """The base that the recipe was made for."""
+    """Base that the recipe was made for."""
     recipe: RecipeConfig | None = None
-    """What is learned and how; keys that are absent stay as the job has them."""
+    """What the LoRA learns and how; keys not set here keep the job's values."""
     fit: FitConfig | None = None
-    """How it was made to fit one card; another card is planned for anew."""
+    """Fit for one GPU; other GPUs get a new plan."""
     card: CardConfig | None = None
-    """The graphics card that the fit was made for."""
+    """GPU that the fit was made for."""
     examples: tuple[ExampleConfig, ...] = Field(default=(), strict=False, max_length=8)
-    """Prompts that show what it does."""
+    """Example prompts that show the result."""
     preview: PictureFileConfig | None = None
-    """A small picture that shows the result."""
+    """Small preview image of the result."""
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Something to carry, nothing that belongs to one machine, and a card only beside a fit."""
+        """Yield errors for an empty preset, fit keys of one machine, and a GPU without a fit."""
         if not any(part is not None and part.model_fields_set for part in (self.recipe, self.fit)):
-            yield "recipe", "is missing or empty, and so is fit: the preset carries nothing"
+            yield "recipe", "is missing or empty, and so is fit: the preset is empty"
         for key in MACHINE_KEYS:
             if self.fit is not None and key in self.fit.model_fields_set:
-                yield f"fit.{key}", "belongs to one machine and cannot travel in a preset; leave it out"
+                yield f"fit.{key}", "belongs to one machine and cannot be in a preset; remove it"
         if self.card is not None and self.fit is None:
-            yield "card", "tells what a fit was made for, but there is no fit"
+            yield "card", "describes the GPU of a fit, but there is no fit"
 
 
 def text_faults(data: Mapping[str, Any]) -> list[str]:
-    """Name each text in a preset's data that may not stand there: "key: reason"."""
+    """Return "key: reason" for each text in a preset's data that is not allowed."""
     faults = []
     for key, text in _texts(data):
         if key == _PICTURE:
@@ -153,21 +153,21 @@ def text_faults(data: Mapping[str, Any]) -> list[str]:
 
 
 def text_fault(text: str, *, several_lines: bool = False) -> str | None:
-    """The reason why no preset may hold this text, if there is one; `several_lines` allows line breaks and tabs."""
+    """Return why a text is not allowed in presets, or None; `several_lines` allows line breaks and tabs."""
     if len(text) > _LONGEST:
-        return f"is a text of {len(text):,} characters; at most {_LONGEST:,} are read"
+        return f"has {len(text):,} characters; at most {_LONGEST:,} are allowed"
     odd = next((letter for letter in _FLAG.sub("", text) if _steers(letter, several_lines)), None)
     if odd is not None:
-        return f"holds the control character U+{ord(odd):04X}, which no text needs"
+        return f"contains the control character U+{ord(odd):04X}; remove it"
     if found := _PATH.search(text):
-        return f"holds what looks like a path ({_around(text, found)}); presets go to other people and machines"
+        return f"contains what looks like a path ({_around(text, found)}); presets are shared with other people"
     if found := _SECRET.search(text):
-        return f"holds what looks like a key or an access token ({found[0][:6]}...); never share one"
+        return f"contains what looks like a key or access token ({found[0][:6]}...); never share one"
     return None
 
 
 def _texts(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Every text in the data with its dotted key; what is deeper than a preset goes was refused before."""
+    """Yield every text in the data with its dotted key, without recursion; deeper nesting was refused before."""
     waiting: list[tuple[str, Any]] = [("", data)]
     while waiting:
         key, value = waiting.pop()
@@ -188,7 +188,7 @@ def _steers(letter: str, several_lines: bool) -> bool:
 
 def _name_fault(key: str, text: str) -> str | None:
     if key == "name" and text and safe_name(text) != unicodedata.normalize("NFC", text):
-        return f'cannot be the name of a file; "{safe_name(text)}" could'
+        return f'cannot be a file name; "{safe_name(text)}" can'
     if key == "base.name" and text and not _HUB_ID_OR_FILE.fullmatch(text):
         return "must be a file name or a Hub id owner/name, without folders"
     return None
@@ -199,16 +199,16 @@ def _around(text: str, found: re.Match[str]) -> str:
 
 
 def dump_preset(preset: Preset) -> str:
-    """The preset as TOML that ``parse_preset`` reads as an equal one, with the same keys stated."""
+    """Return the preset as TOML that ``parse_preset`` reads back as an equal preset with the same keys set."""
     without_picture = preset.changed(preview=None)
     lines = [*stated_lines(without_picture, ""), *_picture_lines(preset)]
     return _HEADING + "\n".join(lines) + "\n"
 
 
 def _picture_lines(preset: Preset) -> Iterator[str]:
-    """The picture over many lines: one of 50,000 characters would bring most editors to their knees."""
+    """Yield the preview image over many lines: most editors choke on a line of 50,000 characters."""
     if preset.preview is not None:
         compact = "".join(preset.preview.picture.split())
-        yield from ("", "[preview]", "# A small picture that shows the result, in base64.", 'picture = """')
+        yield from ("", "[preview]", "# Small preview image of the result, in base64.", 'picture = """')
         yield from (compact[start : start + 100] for start in range(0, len(compact), 100))
         yield '"""'

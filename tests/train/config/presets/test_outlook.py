@@ -75,7 +75,7 @@ def test_what_a_fit_holds_is_told_and_planned_with(capsys):
     assert cli.main(["presets", "check", "fit.toml", "--gpu", "GTX 1080"]) == 0
     told = capsys.readouterr().out
     assert 'Its fit:\n  fit.dtype = "bf16"\n  fit.micro_batch = 1\n  fit.checkpointing = "full"\n' in told
-    assert 'GTX 1080 8GB does not compute in bf16; use "fp16"' in told
+    assert 'GTX 1080 8GB does not support bf16; use "fp16"' in told
     assert request.question_ahead("sd15", None, "8GB", fit=made.fit).written == made.fit
 
 

@@ -99,12 +99,12 @@ def test_a_picture_without_a_preset_is_told_apart(tmp_path):
     broken.write_bytes(base64.b64decode(TINY)[:30])
     for path in (plain, broken, tmp_path / "none.png"):
         assert not holds_preset(path)
-        with pytest.raises(JobError, match="is a picture that holds no preset"):
+        with pytest.raises(JobError, match="is an image without a preset"):
             load_carried(path)
 
 
 def test_a_preset_without_a_picture_goes_into_none(tmp_path):
-    with pytest.raises(JobError, match="has no picture"):
+    with pytest.raises(JobError, match="has no preview image"):
         save_in_picture(preset(preview=None), tmp_path / "a.png")
     assert not os.listdir(tmp_path)  # noqa: PTH208
 

@@ -169,7 +169,7 @@ def test_a_preset_that_both_families_have_is_shared_by_name(here: Path, capsys: 
     [
         (["--out", "a.json"], "does not end in .toml"),
         (["--out", "taken.toml"], "already exists"),
-        (["--out", "a.toml", "--notes", "see C:\\x"], "notes: holds what looks like a path"),
+        (["--out", "a.toml", "--notes", "see C:\\x"], "notes: contains what looks like a path"),
         (["--out", "a.toml", "--preview", "taken.toml"], "it is no picture"),
         (["--out", "a.toml", "--preview", "none.png"], "there is no such file"),
         (["--out", "a.toml", "--author", "a" * 500], "author: has 500 characters; at most 100 are allowed"),
@@ -229,7 +229,7 @@ prompts = [{prompt = "grs, a lake", seed = 3}, {prompt = "~/x"}]
     assert stated(made.fit) == {"dtype": "fp32"}
     told = capsys.readouterr().out
     for key in ("notes", "recipe.captions.prefix", "examples.1.prompt"):
-        assert f"  {key}: holds what looks like" in told
+        assert f"  {key}: contains what looks like" in told
 
 
 def test_a_job_that_states_no_recipe_gives_all_of_it() -> None:
@@ -273,4 +273,4 @@ def test_a_preset_without_a_recipe_gives_none(here: Path, capsys: pytest.Capture
     Image.new("RGB", (600, 600)).save(here / "pictures" / "a.png")
     words = ["new", "--base", "owner/name", "--pictures", "pictures", "--recipe", "gouache", "x"]
     assert cli.main(words) == 2
-    assert "holds a fit and no recipe" in capsys.readouterr().err
+    assert "has a fit but no recipe" in capsys.readouterr().err

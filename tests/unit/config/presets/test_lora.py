@@ -331,8 +331,8 @@ def test_any_metadata_map_without_a_fault(metadata: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("layers", "metadata", "expected"),
     [
-        (SD15, {}, "says nothing of how it was made"),
-        (PROJECTION, FOLDER | {"ss_base_model_version": "sd_v2_768_v"}, "for no base that Impasto trains on"),
+        (SD15, {}, "has no training metadata"),
+        (PROJECTION, FOLDER | {"ss_base_model_version": "sd_v2_768_v"}, "not for SD 1.5 or SDXL"),
     ],
 )
 def test_what_tells_too_little_is_refused(
