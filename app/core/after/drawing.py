@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from app.core.runs.queue import Look
     from trainer.config.job import Job
 
-_REMEDY = "Try again; if it ends once more, these words belong into a report of the fault."
+_REMEDY = "Try again. If it happens again, please report this message."
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,8 +113,8 @@ def _write(lora: Path, target: Path, name: str, told: LoraSummary) -> None:
             changes["modelspec.thumbnail"] = thumbnail(told.picture)
             picture = _as_png(told.picture)
         except UnusablePictureError as fault:
-            sentence = f"{told.picture} cannot be used as the picture: {fault}."
-            raise LoraFileError("export.picture", sentence, "Choose another picture, or none.") from None
+            sentence = f"{told.picture} cannot be used as the preview image: {fault}."
+            raise LoraFileError("export.picture", sentence, "Choose another image, or none.") from None
         write_bytes(target.with_suffix(".png"), picture)
     write_json(target.with_suffix(".json"), _words(header, told))
     rewrite_metadata(lora, target, changes)
@@ -226,13 +226,13 @@ def model_card(job: Job, told: LoraSummary, candidate: Candidate, name: str, pic
             {
                 "Base": base,
                 "Steps": f"{candidate.step:,}",
-                "Pictures": f"{pictures:,}",
+                "Images": f"{pictures:,}",
                 "Resolution": f"{recipe.resolution} pixels",
                 "Rank": f"{recipe.rank}, alpha {recipe.alpha:g}",
                 "Optimizer": f"{recipe.optimizer.name}, learning rate {recipe.learning_rate:g}",
-                "Pictures a step": str(recipe.effective_batch),
+                "Images per step": str(recipe.effective_batch),
                 "Seed": str(recipe.seed),
-                **({"Held-out loss": f"{candidate.held_out:.4f}"} if candidate.held_out is not None else {}),
+                **({"Validation loss": f"{candidate.held_out:.4f}"} if candidate.held_out is not None else {}),
             }
         ),
         _credits(told),

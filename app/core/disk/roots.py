@@ -39,17 +39,17 @@ def overlapping(root: Path, other: Path) -> DatasetError:
     if root.is_relative_to(other):
         if not os.path.lexists(long_path(root)):
             sentence = f"There is nothing at {root}."
-            return DatasetError("dataset.folder_lost", sentence, "It was moved or renamed, or the path has a slip.")
-        sentence = f"{root} lies inside {other}, which is open already with all its folders."
-        return DatasetError("dataset.open_already", sentence, "Look for its pictures there.")
-    sentence = f"{root} holds {other}, which is open already."
+            return DatasetError("dataset.folder_lost", sentence, "It was moved or renamed, or the path has a typo.")
+        sentence = f"{root} is inside {other}, which is already open."
+        return DatasetError("dataset.open_already", sentence, "Find its images there.")
+    sentence = f"{root} contains {other}, which is already open."
     return DatasetError("dataset.open_already", sentence, f"Close {other.name} first to open all of {root.name}.")
 
 
 def silence(folder: Path) -> DatasetError:
     """Return what is said of a folder whose disk does not answer."""
     sentence = f"The folder {folder} does not answer."
-    remedy = "Check its drive or network: all goes on when it answers. Its pictures stay listed until you close it."
+    remedy = "Check its drive or network. Its images stay listed until you close it."
     return DatasetError("dataset.silent", sentence, remedy)
 
 

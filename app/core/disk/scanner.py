@@ -468,12 +468,12 @@ def _batches(names: list[str]) -> Iterable[list[str]]:
 
 def _unreachable(folder: Path, fault: OSError, *, listed: bool) -> DatasetError:
     sentence = f"The folder {folder} cannot be read ({fault.strerror or fault})."
-    follows = "Its pictures stay listed and come back with it." if listed else "Its pictures come when it can."
-    remedy = f"{follows} Connect its drive or network again, or close the dataset."
+    follows = "Its images stay listed until it is back." if listed else "Its images appear once it can."
+    remedy = f"{follows} Reconnect its drive or network, or close the dataset."
     return DatasetError("dataset.folder_lost", sentence, remedy)
 
 
 def _nothing_left(folder: Path) -> DatasetError:
-    sentence = f"All pictures of {folder} are gone at once."
+    sentence = f"All images of {folder} disappeared at once."
     remedy = "They stay listed in case their drive or network comes back; close the dataset if they were deleted."
     return DatasetError("dataset.folder_emptied", sentence, remedy)

@@ -325,7 +325,7 @@ def mark_folder(folder: Folder, **facts: str | int | bool | None) -> Edit:
 
 
 def _counted(changes: Collection[ValueChange]) -> str:
-    return "1 picture" if len(changes) == 1 else f"{len(changes)} pictures"
+    return "1 image" if len(changes) == 1 else f"{len(changes)} images"
 
 
 class Span(NamedTuple):

@@ -16,48 +16,48 @@ from trainer.dataset.findings import rule_of as trainer_rule_of
 from trainer.errors import ImpastoError
 
 Action = Literal["crop", "mask", "convert", "look", "write"]
-"""What the user can be led to, where no edit mends it by itself."""
+"""What the user can be led to, where no edit can fix it."""
 
 OURS: Mapping[str, Rule] = {
     "picture.unusable": Rule(
         "error",
-        "{pictures} that cannot be used: damaged, empty, too large or not to be read.",
+        "{pictures} cannot be used: damaged, empty, too large or unreadable.",
         "Save them again from their source, or exclude them.",
     ),
     "duplicate.exact": Rule(
         "warning",
-        "{pictures} exactly the same as another one.",
-        "Keep one of each; use repeats to show a picture more often.",
+        "{pictures} identical to another one.",
+        "Keep one of each; use repeats to show an image more often.",
     ),
     "duplicate.near": Rule(
         "warning",
-        "{pictures} nearly the same as another one.",
-        "Keep the best of each; many teach that one picture.",
+        "{pictures} almost identical to another one.",
+        "Keep one of each pair: duplicates are memorized.",
     ),
     "tag.one_letter": Rule(
         "warning",
-        "{pictures} with a tag of a single character, mostly a slip of the keyboard.",
-        "Remove those tags, or write them out.",
+        "{pictures} with a tag of a single character, usually a typo.",
+        "Remove or correct these tags.",
     ),
     "tag.rare": Rule(
         "info",
-        "{pictures} with a tag that no other picture has.",
-        "Look for other spellings of a tag; what stands once is hardly learned.",
+        "{pictures} with a tag that no other image has.",
+        "Look for other spellings: a tag that appears once is hardly learned.",
     ),
     "folder.unbalanced": Rule(
         "warning",
-        "{pictures} in folders that are shown far less often than another one.",
-        "Raise the repeats of those folders, so that all are learned alike.",
+        "{pictures} in folders that are shown far less often than another folder.",
+        "Increase the repeats of these folders so that all are learned equally.",
     ),
 }
 # The trainer's words name keys of a job; where the app offers something nearer, it says that.
 _REMEDIES: Mapping[str, str] = {
-    "file.outside": "Copy the files into the dataset, or open the folder that they lead to first.",
-    "picture.tiny": "Use larger pictures.",
-    "picture.cropped": "Choose the part that is kept, so that the subject stays in.",
-    "picture.excluded": "They stay on disk, and can be included again at any time.",
-    "caption.long": "Shorten it, or let more tokens be read: what is cut is not learned.",
-    "trigger.absent": "It is put first in training; write it into the captions if other programs are to see it.",
+    "file.outside": "Copy the files into the dataset, or open the folder they point to first.",
+    "picture.tiny": "Use larger images.",
+    "picture.cropped": "Choose the part to keep so that the subject stays inside.",
+    "picture.excluded": "They stay on disk; you can include them again at any time.",
+    "caption.long": "Shorten it or raise the token limit: text that is cut off is not learned.",
+    "trigger.absent": "Training adds it at the front. Write it into the captions if other programs should see it.",
     "caption.missing": "Write captions, or give the folder a trigger.",
     "caption.empty": "Write captions, or give the folder a trigger.",
 }

@@ -23,11 +23,11 @@ from trainer.config.write import first_prompts, near_path
 
 FOLDERS = "dataset.folders"
 PROMPTS = "report.previews.prompts"
-RECIPE_CHOSEN = QT_TRANSLATE_NOOP("Train", "choice of a recipe")
-FOLDER_ADDED = QT_TRANSLATE_NOOP("Train", "adding of pictures")
-FOLDER_REMOVED = QT_TRANSLATE_NOOP("Train", "removal of pictures")
-PROMPT_ADDED = QT_TRANSLATE_NOOP("Train", "adding of a prompt")
-PROMPT_REMOVED = QT_TRANSLATE_NOOP("Train", "removal of a prompt")
+RECIPE_CHOSEN = QT_TRANSLATE_NOOP("Train", "choosing a recipe")
+FOLDER_ADDED = QT_TRANSLATE_NOOP("Train", "adding images")
+FOLDER_REMOVED = QT_TRANSLATE_NOOP("Train", "removing images")
+PROMPT_ADDED = QT_TRANSLATE_NOOP("Train", "adding a prompt")
+PROMPT_REMOVED = QT_TRANSLATE_NOOP("Train", "removing a prompt")
 TRIGGER = QT_TRANSLATE_NOOP("Train", "trigger word")
 _OF_IMAGES = ("recipe.resolution", "recipe.token_chunks")
 

@@ -251,7 +251,7 @@ def _without_parked(values: Values, found: list[tuple[str, str]]) -> list[tuple[
     ):
         return found
     others = [fault for fault in found if not fault[0].startswith(_FOLDERS)]
-    return [*others, (_FOLDERS, "is missing: the pictures to learn from")]
+    return [*others, (_FOLDERS, "is missing: add the images to train on")]
 
 
 def _sound(data: Values, wrong: list[str]) -> Job | None:

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from app.core.jobs.draft import Draft
 
 _ORDER: Mapping[str, int] = {"error": 0, "warning": 1, "info": 2}
-_SET_RIGHT = QT_TRANSLATE_NOOP("Preflight", "Set this right before you start.")
+_SET_RIGHT = QT_TRANSLATE_NOOP("Preflight", "Fix this before you start.")
 _CHOOSE_BASE = QT_TRANSLATE_NOOP("Preflight", "Choose a base: the model that the LoRA will change.")
-_ADD_PICTURES = QT_TRANSLATE_NOOP("Preflight", "Add the pictures to learn from.")
+_ADD_PICTURES = QT_TRANSLATE_NOOP("Preflight", "Add the images to train on.")
 _TO_CHOOSE: Mapping[str, tuple[str, str]] = {
     "base": ("base.model", _CHOOSE_BASE),
     "base.model": ("base.model", _CHOOSE_BASE),
@@ -30,22 +30,22 @@ _TO_CHOOSE: Mapping[str, tuple[str, str]] = {
 """What a new job lacks is no fault of the user's: it is asked for."""
 _STILL_TO_COME = QT_TRANSLATE_NOOP(
     "Preflight",
-    "What the base is will be known once it is downloaded. Choose a recipe for its family to see what it needs.",
+    "The base is known once it is downloaded. Until then, choose a recipe for its family to see what it needs.",
 )
 _CHOOSE_ANOTHER = QT_TRANSLATE_NOOP("Preflight", "Choose another base.")
 _IN_THE_APP: Mapping[str, tuple[str, str]] = {
-    "run.folder": ("output.runs", QT_TRANSLATE_NOOP("Preflight", "Choose a folder that you may write to.")),
+    "run.folder": ("output.runs", QT_TRANSLATE_NOOP("Preflight", "Choose a folder you can write to.")),
     "run.room": (
         "output.runs",
-        QT_TRANSLATE_NOOP("Preflight", "Make room on that disk, or choose a folder on another one."),
+        QT_TRANSLATE_NOOP("Preflight", "Free space on that disk, or choose a folder on another one."),
     ),
     "gpu.none": ("", QT_TRANSLATE_NOOP("Preflight", "Choose another GPU above to plan for.")),
     "job.invalid": ("", _SET_RIGHT),
     "job.toml": ("", _SET_RIGHT),
-    "job.unreadable": ("", QT_TRANSLATE_NOOP("Preflight", "Choose another job on the left, or make a new one.")),
+    "job.unreadable": ("", QT_TRANSLATE_NOOP("Preflight", "Choose another job on the left, or create a new one.")),
 }
 """Errors by their codes whose remedies speak of commands and keys: the setting concerned, and what to do here."""
-_THINK_OVER = QT_TRANSLATE_NOOP("Preflight", "It works, but hardly anybody wants it so.")
+_THINK_OVER = QT_TRANSLATE_NOOP("Preflight", "Unusual value; please check.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,14 +82,14 @@ KEYS: dict[str, QueryKey] = {
         _key("width", "number", "pixels from left to right", "width:>=1024", "size file"),
         _key("height", "number", "pixels from top to bottom", "height:>=1024", "size file"),
         _key("ratio", "number", "width by height; 1 is square", "ratio:>1.5", "size file", whole=False),
-        _key("tags", "number", "how many different tags", "tags:>30", "caption file"),
+        _key("tags", "number", "number of different tags", "tags:>30", "caption file"),
         _key("chars", "number", "characters of the caption", "chars:>200", "caption file"),
         _key("tokens", "number", "CLIP tokens of the caption", "tokens:>75", "caption file"),
-        _key("rating", "number", "how many stars", "rating:>=3", "rating", most=5),
+        _key("rating", "number", "number of stars", "rating:>=3", "rating", most=5),
         _key(
             "missing",
             "choice",
-            "lacks a caption, or rating, crop, mask, size",
+            "has no caption, rating, crop, mask or size",
             "missing:caption",
             _OF_ALL,
             choices=MISSING,
@@ -97,14 +97,14 @@ KEYS: dict[str, QueryKey] = {
         _key(
             "problem",
             "text",
-            "has a problem; or one whose words contain this",
+            "has a problem, or one whose text contains this",
             "problem:",
             _OF_ALL,
         ),
-        _key("dup", "flag", "there is another picture that is the same or nearly", "dup:", "inspection file"),
+        _key("dup", "flag", "has a duplicate or near duplicate", "dup:", "inspection file"),
         _key("mask", "flag", "has a mask", "mask:", "mask file"),
-        _key("crop", "flag", "has a crop of its own", "crop:", "crop"),
-        _key("excluded", "flag", "is left out of training", "excluded:", "excluded"),
+        _key("crop", "flag", "has its own crop", "crop:", "crop"),
+        _key("excluded", "flag", "is excluded from training", "excluded:", "excluded"),
     )
 }
 

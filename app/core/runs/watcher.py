@@ -67,7 +67,7 @@ class SeenRuns:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             files.write_json(self._path, kept, durable=False)
         except OSError as error:
-            _log.info("what went on was not kept: %s", error)
+            _log.info("the state of what runs was not saved: %s", error)
 
 
 def _unfinished(found: Any, left_out: list[str]) -> Unfinished:

@@ -138,7 +138,7 @@ def test_culling_is_an_edit_that_reaches_the_notes_and_is_undone(qtbot: QtBot, v
     folder = named(session, "p1.png").folder.path
     session.saver.flush()
     assert [read_sidecar(folder).of(f"p{n}.png").rating for n in range(5)] == [None, 4, 4, 4, None]
-    assert read_sidecar(folder).of("p2.png").excluded and session.history.undo_name == "Exclude 3 pictures"
+    assert read_sidecar(folder).of("p2.png").excluded and session.history.undo_name == "Exclude 3 images"
     session.history.undo()
     session.history.undo()
     session.saver.flush()

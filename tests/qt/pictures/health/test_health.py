@@ -110,7 +110,7 @@ def test_the_button_mends_and_undo_brings_it_back(qtbot, session, panel):
     assert panel.fix_button.text() == "Keep the best of each"
     with qtbot.waitSignal(panel.said) as said:
         qtbot.mouseClick(panel.fix_button, Qt.MouseButton.LeftButton)
-    assert said.args == ["Exclude 1 picture"]
+    assert said.args == ["Exclude 1 image"]
     qtbot.waitUntil(lambda: "duplicate.exact" not in codes(session.health))
     session.history.undo()
     qtbot.waitUntil(lambda: "duplicate.exact" in codes(session.health))

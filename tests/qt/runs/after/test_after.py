@@ -290,7 +290,7 @@ def test_captions_that_were_edited_since_are_told_and_the_card_says_what_was_lea
     panel.show_card()
     qtbot.waitUntil(lambda: isinstance(panel.dialog, CardDialog))
     text = panel.dialog.text.toPlainText()
-    assert text.startswith("# neon\n") and "| Held-out loss | 0.0832 |" in text and "| Pictures | 18 |" in text
+    assert text.startswith("# neon\n") and "| Validation loss | 0.0832 |" in text and "| Images | 18 |" in text
     with qtbot.waitSignal(panel.dialog.said):
         panel.dialog.save(tmp_path / "card.md")
     assert (tmp_path / "card.md").read_text(encoding="utf-8") == text

@@ -206,8 +206,8 @@ def test_the_model_card_tells_what_the_run_knows_and_shows_texts_as_they_are(tmp
         "Made for my\\_base.safetensors.",
         "`sks`",
         "<lora:neon:1>",
-        "| Pictures | 18 |",
-        "| Held-out loss | 0.0832 |",
+        "| Images | 18 |",
+        "| Validation loss | 0.0832 |",
     )
     for part in (*parts, "Author: Ä"):
         assert part in card, part

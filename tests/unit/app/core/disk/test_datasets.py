@@ -64,7 +64,7 @@ def test_damaged_pictures_and_files_say_why_and_the_rest_opens(opened: Open, tmp
     assert len(opened.names()) == 4
     assert opened["good.png"].problem is None
     assert "empty (0 bytes)" in str(opened["empty.png"].problem)
-    assert "not a picture" in str(opened["fake.jpg"].problem)
+    assert "not an image" in str(opened["fake.jpg"].problem)
     assert "20000×6000" in str(opened["vast.png"].problem)
     assert sorted(error.code for error in opened.problems) == ["caption.unreadable", "sidecar.damaged"]
 

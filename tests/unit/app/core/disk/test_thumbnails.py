@@ -83,7 +83,7 @@ def test_a_small_picture_is_not_enlarged(desk: Desk, thumbnails: Thumbnails, tmp
 
 @pytest.mark.parametrize(
     ("name", "data", "word"),
-    [("a.png", b"\x89PNG\r\n\x1a\n1234", "not a picture"), ("a.jpg", b"", "empty"), ("vast.png", None, "20000×6000")],
+    [("a.png", b"\x89PNG\r\n\x1a\n1234", "not an image"), ("a.jpg", b"", "empty"), ("vast.png", None, "20000×6000")],
 )
 def test_what_cannot_be_shown_says_why(
     desk: Desk, thumbnails: Thumbnails, tmp_path: Path, name: str, data: bytes | None, word: str

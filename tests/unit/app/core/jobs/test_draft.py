@@ -77,9 +77,8 @@ def test_whatever_is_typed_and_undone_the_file_is_the_draft_and_undo_leads_back(
     began = on_disk(path)
     for deed in deeds:
         act(draft, *deed)
-    if draft.values != began:
-        assert settled(desk, draft) == draft.values
-        assert opened(path, tasks).values == draft.values
+    assert settled(desk, draft) == draft.values  # a value that was taken back may have been written meanwhile
+    assert opened(path, tasks).values == draft.values
     try:
         expected = load_job(path)
     except JobError as error:
@@ -220,7 +219,7 @@ def test_a_trigger_word_goes_to_the_pictures_that_are_learned_and_into_proposed_
     for text in ("o", "oh", "ohwx"):
         essentials.set_trigger(draft, text, typing=True)
     assert essentials.trigger(draft.values) == "ohwx"
-    assert ("dataset.folders", "is missing: the pictures to learn from") in draft.problems
+    assert ("dataset.folders", "is missing: add the images to train on") in draft.problems
     essentials.add_pictures(draft, [Pictures(tmp_path / "cats", False, 3), Pictures(tmp_path / "dogs", True, 4)])
     assert draft.get("dataset.folders") == [
         {"path": str((tmp_path / "cats").as_posix()), "trigger": "ohwx"},
