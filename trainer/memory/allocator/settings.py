@@ -38,9 +38,9 @@ class AllocatorSettings:
     """Size in bytes from which blocks are never split; None to split all."""
     roundup_power2_divisions: int | tuple[int, ...] = 0
     """Number of sizes between two powers of two that requests are rounded up to; 0 and 1 turn it off.
-    A tuple has one number for sizes below 2 MiB, below 4 MiB, and so on; the last one is for all larger sizes."""
+    A tuple has one number for sizes below 2 MiB, one below 4 MiB, and so on; the last is for all larger sizes."""
     garbage_collection_threshold: float = 0.0
-    """Share of ``capacity`` above which blocks unused for long are returned to the driver before new ones are opened."""
+    """Share of ``capacity`` above which blocks unused for long are returned to the driver before new ones are taken."""
     large_segment_size: int = LARGE_SEGMENT
     """Bytes of the segments that blocks of 1 to 10 MiB share, and of the pages of large expandable segments."""
 

@@ -1,4 +1,4 @@
-"""Forecasts what a job needs on a card: its tapes played phase by phase through the allocator, and their work timed."""
+"""Forecast what a job needs on a GPU: replay its traces through the simulated allocator, and time their work."""
 
 from __future__ import annotations
 
@@ -46,42 +46,42 @@ from trainer.training.device.release_points import PHASES, RELEASE_POINTS
 K = TypeVar("K")
 V = TypeVar("V")
 Join = Literal["replace", "extend", "highest"]
-"""What to do with what is known of a phase: replace it, extend it, or keep whichever reserves most."""
+"""How to combine a phase with its earlier occurrences: replace, extend, or keep the one that reserves most."""
 TraceGroups = tuple[tuple[int, ...], ...]
-"""The tapes that runs have in common, each by its identity, chapter by chapter."""
+"""Identities of the traces that a run has played so far, group by group: runs with equal ones share their result."""
 
 CHAPTERS_TO_TRAINING = 3
-"""Of those of a run: loading, what comes before the first step, and training."""
+"""Number of groups of a run up to training: loading, what comes before the first step, and training."""
 SAMPLES = 200
 LARGEST_PARTS = 6
-# Of what was played so much is kept, some megabytes each: what a question or two come to.
+# Number of simulations to keep, at some megabytes each: enough for one or two plans.
 MOST_KEPT = 64
 MOST_PEAKS = 8
-# What Python, PyTorch with CUDA and the libraries take of main memory before anything is loaded.
+# Main memory that Python, PyTorch with CUDA and the libraries take before anything is loaded.
 PROCESS_BYTES = 1_600_000_000
-# More than any machine has: nothing is known to limit what is taken of it.
+# Free bytes to assume where nothing limits a run: more than any machine has.
 MAIN_MEMORY = 2**50
-# CUDA's dtype names on tapes, by the fit's.
+# CUDA's dtype names in traces, by those of a fit.
 TRACE_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 @dataclass
 class Simulation:
-    """A run played through one allocator, phase by phase, up to where memory runs out."""
+    """A run replayed through one allocator, phase by phase, up to where memory runs out."""
 
     situation: DeviceState
     capacity: int | None
     allocator: Allocator = field(init=False)
     names: dict[str, SurvivingStorage] = field(default_factory=dict)
     phases: dict[ForecastPhase, Replayed] = field(default_factory=dict)
-    """Of a phase that a run does more than once, the time that reserves most."""
+    """Replayed phases; of a phase that a run repeats, the occurrence that reserves most."""
     round_retries: tuple[int, ...] = ()
-    """How often memory was returned to make room, by trace of the last round of training."""
+    """How often all cached memory was returned to make room, by trace of the last round of training."""
     failure: Failure | None = None
     failed_in: ForecastPhase | None = None
 
     def __post_init__(self) -> None:
-        """An empty card."""
+        """Start with an empty GPU."""
         self.allocator = Allocator(replace(self.situation.allocator, capacity=self.capacity))
 
     def play(self, phase: ForecastPhase, traces: Iterable[MemoryTrace], *, join: Join = "replace") -> bool:
@@ -99,7 +99,7 @@ class Simulation:
             self.failure = replayed.failure
             if self.failure is not None:
                 self.failed_in = phase
-            if trace.name in RELEASE_POINTS:
+            if trace.name in RELEASE_POINTS:  # where the trainer calls torch.cuda.empty_cache as well
                 self.allocator.empty_cache()
         if played:
             now = Replayed(tuple(played), self.failure)
@@ -107,7 +107,7 @@ class Simulation:
         return self.failure is None
 
     def copy(self, capacity: int | None) -> Simulation:
-        """Another that has come as far, to go on from here in another way and within another limit."""
+        """Return a simulation that continues from here within another limit, independent of this one."""
         twin = Simulation(self.situation, capacity)
         twin.allocator = self.allocator.copy(capacity)
         twin.names, twin.phases = dict(self.names), dict(self.phases)
@@ -117,19 +117,19 @@ class Simulation:
 
     @property
     def unhindered(self) -> bool:
-        """Whether the limit made no difference."""
+        """Return whether the limit made no difference."""
         return self.allocator.refused is None
 
     @property
     def hindered(self) -> OomResult | None:
-        """What came of the limit, and of which others the same would have; None where it made no difference."""
+        """Return the effect of the limit and the range of limits that share it; None if it had none."""
         if self.allocator.refused is None:
             return None
         return OomResult(self.allocator.admitted, self.allocator.refused, self.failed_in, self.round_retries)
 
     @property
     def reserved(self) -> int:
-        """The most that was taken from the driver in any phase."""
+        """Return the most bytes reserved from the driver in any phase."""
         return max(int(played.reserved.max()) for phase in self.phases.values() for played in phase.played)
 
 
@@ -138,35 +138,41 @@ def _reserved(phase: Replayed) -> int:
 
 
 def run_through(schedule: RunSchedule, device_state: DeviceState, capacity: int | None) -> Simulation:
-    """A whole run on a card, or within ``capacity`` bytes of segments."""
+    """Simulate a whole run, with ``capacity`` limiting its segments to so many bytes."""
     return RunSimulator(device_state).through(schedule, capacity)
 
 
 class BudgetCheck(NamedTuple):
-    """How a run goes within a limit."""
+    """How a run goes within a memory budget."""
 
     failed_in: ForecastPhase | None
     retry_seconds: float
-    """What giving memory back to make room costs an optimizer step, once memory is as it stays."""
+    """Seconds per optimizer step spent on returning cached memory, once memory has settled."""
 
 
 class RunSimulator:
-    """Whole runs on a card; what several begin with is played once. Of those on cards with like workspaces, too."""
+    """Simulates whole runs on a GPU, sharing what several runs begin with.
+
+    A plan compares dozens of fits, most of which differ only in training: loading and caching are replayed once.
+    Results depend on the GPU only through its workspace sizes and allocator settings, so similar GPUs share them too.
+    """
 
     def __init__(self, device_state: DeviceState, before_playing: Callable[[], None] = lambda: None) -> None:
-        """``before_playing`` is called whenever something is played; what it raises ends that."""
+        """Simulate for ``device_state``; ``before_playing`` is called before each replay and may raise to cancel."""
         self.situation = device_state
         self.before_playing = before_playing
-        # By the very tapes of each chapter; they are kept beside, so that no new one can be taken for one that is gone.
+        # By the identities of the traces. The traces are kept with the result: otherwise a new trace could get the
+        # address of a freed one, and with it a wrong result.
         self._played: dict[tuple[int | None, TraceGroups], tuple[Simulation, Sequence[MemoryTrace]]] = {}
         self._outcomes: dict[str, Outcome] = {}
         self._oom_results: dict[str, tuple[OomResult, ...]] = {}
 
     def within(self, schedule: RunSchedule, capacity: int) -> BudgetCheck:
-        """How the run goes within ``capacity`` bytes; it is played where they may make a difference."""
+        """Return how the run goes within ``capacity`` bytes, replaying it only if they may make a difference."""
         key = self.key(schedule)
         known = self._known_outcome(key, schedule, brief=True)
-        # A segment that expands asks for more than it then takes, where it begins in what is free.
+        # An expandable segment asks for more than it takes if it starts in free memory. So a limit can refuse a request
+        # even though it exceeds everything that an unlimited run has reserved.
         expands = self.situation.allocator.expandable
         if known is not None and not expands and most_reserved(known) <= capacity:
             return BudgetCheck(None, 0.0)
@@ -181,7 +187,7 @@ class RunSimulator:
         return BudgetCheck(oom_result.failed_in, retry_seconds(schedule, oom_result.retries))
 
     def unhindered(self, schedule: RunSchedule, *, brief: bool) -> Outcome:
-        """What every phase comes to without a limit; what had to be played for it is kept on disk."""
+        """Return the result of every phase without a memory limit; results that had to be simulated go to disk."""
         key = self.key(schedule)
         outcome = self._known_outcome(key, schedule, brief=brief)
         if outcome is None:
@@ -190,7 +196,7 @@ class RunSimulator:
         return outcome
 
     def key(self, schedule: RunSchedule) -> str:
-        """Under which the outcome of a run on these cards is kept."""
+        """Return the cache key of a forecast result."""
         overheads = self.situation.overheads
         workspaces = overheads.cublas_workspace_bytes, overheads.cudnn_workspace_share
         return schedule.key(RULES, to_record(self.situation.allocator), workspaces)
@@ -210,25 +216,25 @@ class RunSimulator:
 
     def _keep_oom(self, key: str, schedule: RunSchedule, found: OomResult) -> None:
         _remember(self._oom_results, key, (*self._oom_results[key], found))
-        with suppress(OSError):  # as for outcomes
+        with suppress(OSError):  # as in _keep_outcome
             schedule.outcomes.save_hindered(key, found)
 
     def _keep_outcome(self, key: str, schedule: RunSchedule, outcome: Outcome) -> None:
         _remember(self._outcomes, key, outcome)
-        with suppress(OSError):  # a full disk costs the next forecast a second, not this one its answer
+        with suppress(OSError):  # a full disk costs the next forecast a second, but does not fail this one
             schedule.outcomes.save(key, outcome)
 
     def between_epochs(self, schedule: RunSchedule, capacity: int | None) -> Simulation:
-        """What is encoded between epochs, within ``capacity`` bytes, beside all that training holds."""
+        """Simulate encoding between epochs within ``capacity`` bytes, beside all that training holds."""
         simulation = self.through(schedule, capacity, chapters=CHAPTERS_TO_TRAINING).copy(capacity)
-        simulation.phases = {}
+        simulation.phases = {}  # only what happens between epochs counts here
         _play_all(simulation, schedule.between_epochs())
         return simulation
 
     def through(self, schedule: RunSchedule, capacity: int | None, *, chapters: int | None = None) -> Simulation:
-        """The run to its end, or to where ``capacity`` bytes are not enough; not to be played on.
+        """Simulate the run to its end, or to where ``capacity`` bytes are not enough.
 
-        With ``chapters`` only so many are played.
+        With ``chapters``, only that many groups of traces are replayed. The result is shared: play nothing more on it.
         """
         simulation = Simulation(self.situation, capacity)
         read: TraceGroups = ()
@@ -237,8 +243,9 @@ class RunSimulator:
             known = self._known(capacity, read)
             if known is None:
                 self.before_playing()
-                known = simulation.copy(capacity)
+                known = simulation.copy(capacity)  # the original may be shared with other runs
                 play(known)
+                # A limit that made no difference is stored as none, so that every higher limit finds the result.
                 _remember(self._played, (None if known.unhindered else capacity, read), (known, traces))
             simulation = known
             if simulation.failure is not None:
@@ -246,7 +253,7 @@ class RunSimulator:
         return simulation
 
     def _known(self, capacity: int | None, chapters: TraceGroups) -> Simulation | None:
-        """What was played within this limit, or without one where it would not have come near this one."""
+        """Return a known result for this limit, or one without a limit that would not have reached this limit."""
         free, _ = self._played.get((None, chapters), (None, ()))
         if free is not None and (capacity is None or free.allocator.admitted <= capacity):
             return free
@@ -255,14 +262,17 @@ class RunSimulator:
 
 
 def _remember(kept: dict[K, V], key: K, value: V) -> None:
-    """Keeps the latest."""
+    """Add an entry, and drop the oldest ones beyond MOST_KEPT."""
     kept[key] = value
     while len(kept) > MOST_KEPT:
         del kept[next(iter(kept))]
 
 
 def _trace_groups(schedule: RunSchedule) -> Iterator[tuple[Sequence[MemoryTrace], Callable[[Simulation], object]]]:
-    """What a run is made of, in order: the tapes of each part, and how they are played."""
+    """Yield the parts of a run in order: the traces of each, and a function that plays them.
+
+    Training comes twice. The second time shows what fragments left by validation, previews and saving cost it.
+    """
     before, start = schedule.before_training(), schedule.at_start()
     yield _tapes(before), lambda simulation: _play_all(simulation, before)
     yield _tapes(start), lambda simulation: _play_all(simulation, start)
@@ -289,8 +299,8 @@ def _play_all(simulation: Simulation, phases: Iterable[PhaseTraces]) -> bool:
 
 
 def _train(simulation: Simulation, traces: Sequence[MemoryTrace]) -> bool:
-    """Optimizer steps until reserved memory stops growing: what it is then, it stays."""
-    for _ in range(MOST_ROUNDS):
+    """Play optimizer steps until reserved memory stops growing; from then on it stays the same."""
+    for _ in range(MOST_ROUNDS):  # the first round fragments the cache, so a later one may reserve more
         before = simulation.allocator.reserved
         if not simulation.play("train", traces):
             return False
@@ -300,30 +310,31 @@ def _train(simulation: Simulation, traces: Sequence[MemoryTrace]) -> bool:
 
 
 def _record(simulation: Simulation, graphs: GraphSchedule) -> bool:
-    """Micro-batches recorded as CUDA graphs, from one pool; then any that is not recorded yet, beside all of it."""
+    """Play micro-batches captured as CUDA graphs into one pool, then any other micro-batch beside all of it."""
     simulation.allocator.empty_cache()  # as torch.cuda.graph does
     done = simulation.play("train", graphs.held, join="extend")
+    # Captured memory stays reserved in a private pool, even between steps.
     with simulation.allocator.recording():
         done = done and simulation.play("train", graphs.recorded, join="extend")
     return done and simulation.play("train", graphs.beside, join="extend")
 
 
-def retry_seconds(schedule: RunSchedule, of_tapes: Sequence[int]) -> float:
-    """Of one optimizer step, once memory is as it stays: what giving memory back to make room costs.
+def retry_seconds(schedule: RunSchedule, retries_by_trace: Sequence[int]) -> float:
+    """Return the seconds per optimizer step spent on returning cached memory, once memory has settled.
 
-    ``of_tapes`` is how often that was done in each tape of the last round of training.
+    ``retries_by_trace`` says how often that happened in each trace of the last round of training.
     """
     times = repeats(schedule.subject)
-    retries = sum(retries * often for retries, often in zip(of_tapes, cycle(times), strict=False))
-    return roofline.RETRY_SECONDS * retries * len(times) / max(len(of_tapes), 1)
+    retries = sum(retries * often for retries, often in zip(retries_by_trace, cycle(times), strict=False))
+    return roofline.RETRY_SECONDS * retries * len(times) / max(len(retries_by_trace), 1)
 
 
 def forecast(
     workload: Workload, device_state: DeviceState, traces: TraceLibrary, counts: PhaseCounts | None = None
 ) -> Forecast:
-    """What ``subject`` needs in ``situation``; traces what is not known yet, which takes seconds.
+    """Forecast a workload on a GPU; missing traces are recorded first, which takes seconds.
 
-    Raises OSError where a trace cannot be read.
+    Raises OSError if a trace cannot be read.
     """
     schedule = RunSchedule(workload, traces, counts or PhaseCounts(), device_state.rate)
     return forecast_of(schedule, device_state)
@@ -336,7 +347,7 @@ def forecast_of(
     runs: RunSimulator | None = None,
     brief: bool = False,
 ) -> Forecast:
-    """The forecast of a course, with ``brief`` without peaks and timelines; ``runs`` are those of others like it."""
+    """Forecast a run; ``brief`` leaves out peaks and timelines, and ``runs`` shares work with similar runs."""
     factor = device_state.correction.time_factor
 
     def seconds(work: Iterable[Work]) -> float:
@@ -346,7 +357,7 @@ def forecast_of(
     failed_in, retrying = runs.within(schedule, device_state.budget)
     between, alone = _between_epochs(schedule, runs, device_state.budget, brief=brief)
     timed = _seconds(schedule, seconds, retrying)
-    if alone:  # the models are built anew after each portion
+    if alone:  # the models are built again after each cache shard
         timed["train"] += schedule.occasions.later.portions * schedule.loading()
     found = (
         max(phase, between.get(phase.phase, phase), key=_reserved_bytes)
@@ -365,7 +376,7 @@ def forecast_of(
         fits=failed_in is None,
         seconds=sum(phase.seconds for phase in phases),
         step_seconds={f"{w}x{h}": value + retrying for (w, h), value in schedule.step_seconds(seconds).items()},
-        exact=workload.fit.quantise != "int8_products",  # which layers multiply so is not known before the run starts
+        exact=workload.fit.quantise != "int8_products",  # the run decides at its start which layers use int8 products
         time_factor=factor,
         flops=float(steps * _step_flops(schedule)),
         flops_limit=1e12 * device_state.card.tflops.get(TRACE_DTYPES[workload.fit.dtype or "fp32"], 0.0),
@@ -376,9 +387,10 @@ def forecast_of(
 def _between_epochs(
     schedule: RunSchedule, runs: RunSimulator, budget: int, *, brief: bool
 ) -> tuple[Mapping[ForecastPhase, PhaseForecast], bool]:
-    """What encoding between epochs needs beside training, and whether there is no room for that.
+    """Return what encoding between epochs needs beside training, and whether that does not fit.
 
-    Then the run puts the models aside (trainer/training/recovery), and it needs no more than before the first step.
+    If it does not fit, the run unloads its models meanwhile (trainer/training/recovery) and needs no more than before
+    the first step.
     """
     if not schedule.between_epochs():
         return {}, False
@@ -389,9 +401,9 @@ def _between_epochs(
 
 
 def encoding_again(workload: Workload, device_state: DeviceState, traces: TraceLibrary) -> PhaseForecast | None:
-    """Caching where a bf16 VAE gives numbers that are not finite, so that it is done in fp32; None for an fp32 VAE.
+    """Forecast caching when a bf16 VAE gives infinite or NaN values and is used in fp32 instead; None for fp32 VAEs.
 
-    It takes what an fp32 VAE does from the start: the weights are widened one by one once the first try is gone.
+    This takes as much as an fp32 VAE from the start: weights are widened one by one after the first attempt is freed.
     """
     if workload.fit.vae_dtype != "bf16":
         return None
@@ -408,7 +420,7 @@ def _reserved_bytes(phase: PhaseForecast) -> int:
 
 
 def forecast_on_cpu(schedule: RunSchedule, device_state: DeviceState) -> Forecast:
-    """The forecast of a course in main memory: what its tensors take there, beside the program itself, and the time."""
+    """Forecast a run on the CPU: its tensors and the program in main memory, and the time."""
     boundless = replace(device_state, free_bytes=MAIN_MEMORY)
     found = forecast_of(schedule, boundless)
     phases = tuple(
@@ -419,7 +431,7 @@ def forecast_on_cpu(schedule: RunSchedule, device_state: DeviceState) -> Forecas
 
 
 def _seconds(schedule: RunSchedule, seconds: Seconds, retrying: float) -> dict[ForecastPhase, float]:
-    """Of each phase over the whole run; ``retrying`` seconds of a step are for giving memory back."""
+    """Return the seconds of each phase over the whole run; ``retrying`` is the part of a step lost to retries."""
     training = (schedule.mean_step_seconds(seconds) + retrying) * _steps(schedule)
     timed = schedule.other_seconds(seconds)
     timed["first_step"] = training / _steps(schedule)
@@ -428,7 +440,7 @@ def _seconds(schedule: RunSchedule, seconds: Seconds, retrying: float) -> dict[F
 
 
 def _outcome(workload: Workload, simulation: Simulation, *, brief: bool) -> Outcome:
-    """Each phase that does anything to memory, in order."""
+    """Return the forecast of each phase that uses memory, in order."""
     return tuple(
         PhaseForecast(
             phase=phase,
@@ -453,7 +465,7 @@ def _steps(schedule: RunSchedule) -> int:
 
 
 def _step_flops(schedule: RunSchedule) -> int:
-    """Of one optimizer step in the largest shape."""
+    """Return the FLOPs of one optimizer step in the largest shape."""
     steps = schedule.step_outlines(bounding_buckets(schedule.subject)[0])
     once, more = (
         sum(work.flops * work.count for work in trace.work) for trace in (steps.micro_first, steps.micro_more)
@@ -462,7 +474,7 @@ def _step_flops(schedule: RunSchedule) -> int:
 
 
 def _peaks(replayed: Replayed) -> tuple[Peak, ...]:
-    """The named high points of a phase, in the order of time; of those with one name the highest."""
+    """Return the named high points of a phase by time; of those with one name only the highest."""
     points: dict[int, tuple[HighPoint, ...]] = {}
     highest: dict[str, tuple[int, Moment, HighPoint]] = {}
     for place, played in enumerate(replayed.played):
@@ -498,6 +510,6 @@ def _largest_parts(modules: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
 
 @lru_cache(maxsize=8192)
 def _part(module: str) -> str:
-    """A block of the UNet, or another model as a whole: what people can picture."""
+    """Return a UNet block or else the model that a module belongs to: parts that users know."""
     block = unet_block(module)
     return f"unet.{block}" if block else module.partition(".")[0]

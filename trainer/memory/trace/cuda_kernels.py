@@ -1,4 +1,4 @@
-"""What CUDA does that meta tensors do not show: attention and dropout kernels, hidden buffers, sums in place."""
+"""Reproduce what CUDA does and meta tensors do not show: kernels, hidden buffers, in-place sums."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ AttentionKernel = Literal["flash", "efficient", "cudnn", "math"]
 
 aten = torch.ops.aten
 
-# PyTorch computes these out of place for tensors like meta's, of which it does not know whether their first operand is
-# free to be overwritten: the sum of gradients that meet (torch/csrc/autograd/input_buffer.cpp) and what scatters a
-# gradient into zeros (FunctionsManual.cpp). On CUDA they are done in place where nothing else holds that operand.
+# On meta PyTorch computes these out of place, since it cannot know whether anything else needs the first operand: the
+# sum of gradients that meet (torch/csrc/autograd/input_buffer.cpp), and what scatters a gradient into zeros
+# (FunctionsManual.cpp). On CUDA they are done in place if nothing else holds that operand.
 _IN_PLACE_IN_BACKWARD = frozenset({aten.add.Tensor, aten.index_put.default})
 
-# Kernels read by blocks of so many queries or keys; buffers are rounded up to them.
+# Numbers of queries or keys that kernels process at a time; buffers are rounded up to them.
 _FLASH_HEAD = 32
 _FLASH_WIDE = 128
 _EFFICIENT_BLOCK = 64
@@ -32,14 +32,14 @@ _NORM_CHUNK = 65536
 
 
 def attention_kernel(choice: str | None, dtype: torch.dtype) -> AttentionKernel:
-    """The kernel that PyTorch takes on a card for ``fit.attention``: flash computes in 16 bits only."""
+    """Return the kernel that PyTorch uses on a GPU for ``fit.attention``; flash attention needs 16 bits."""
     stated: dict[str | None, AttentionKernel] = {"efficient": "efficient", "cudnn": "cudnn", "math": "math"}
     return stated.get(choice, "efficient" if dtype == torch.float32 else "flash")
 
 
 @contextmanager
 def as_on_cuda(kernel: AttentionKernel) -> Iterator[None]:
-    """Inside, attention and dropout run the operations that they run on CUDA; on meta they would run others."""
+    """Make attention and dropout run the operations of CUDA inside the block; on meta they would run others."""
     attention, dropout = F.scaled_dot_product_attention, F.dropout
     kernels: dict[AttentionKernel, Callable[..., Tensor]] = {
         "flash": _flash,
@@ -71,7 +71,7 @@ def _flash(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """As torch's dispatcher calls it: heads padded to a multiple of 8."""
+    """Compute attention as torch's dispatcher calls flash: heads padded to a multiple of 8."""
     width = query.shape[-1]
     if width % 8:
         query, key, value = (F.pad(tensor, (0, -width % 8)) for tensor in (query, key, value))
@@ -115,7 +115,7 @@ def _cudnn(
 
 
 def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """A mask as numbers to add, in memory whose rows are 16 numbers aligned, as pad_bias in attention.cpp has it."""
+    """Return a mask as numbers to add, in rows aligned to 16 numbers, as pad_bias does in attention.cpp."""
     if mask.dtype == torch.bool:
         mask = torch.where(mask, torch.zeros((), dtype=query.dtype, device=mask.device), -math.inf).to(query.dtype)
     keys = mask.shape[-1]
@@ -125,7 +125,7 @@ def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """CUDA keeps a mask of bytes."""
+    """Compute dropout as on CUDA, which saves a mask of one byte per element."""
     if not training or p == 0.0:
         return input
     out: Tensor = aten.native_dropout(input, p, True)[0]
@@ -144,42 +144,42 @@ def gemm_4bit(
     absmax_code: Tensor | None = None,
     absmax_offset: Tensor | None = None,
 ) -> Tensor:
-    """bitsandbytes' product with 4-bit weights as its CUDA backend takes it for many rows: weights restored whole.
+    """Multiply by 4-bit weights as bitsandbytes' CUDA backend does for many rows: dequantize the weights as a whole.
 
-    For fewer than 1537 rows some cards take a fused kernel, which needs less.
+    Below 1537 rows some GPUs use a fused kernel, which needs less memory.
     """
     ops = torch.ops.bitsandbytes
     if absmax_8bit is not None and absmax_offset is not None:
         restored = ops.dequantize_blockwise.default(absmax_8bit, absmax, absmax_code, 256, torch.float32)
         absmax = restored + absmax_offset
     weight = ops.dequantize_4bit.default(B, absmax, blocksize, quant_type, shape, A.dtype)
-    # Spelled out, since F.linear stays one operation below autograd, whose work is not counted.
+    # Spelled out: F.linear would stay one operation below autograd, whose work is not counted.
     rows = A.reshape(-1, A.shape[-1])
     out = torch.mm(rows, weight.t()) if bias is None else torch.addmm(bias, rows, weight.t())
     return out.view(*A.shape[:-1], out.shape[-1])
 
 
 def safe_softmax(scores: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """The softmax of the math kernel of attention by its parts: rows without any key to look at become zero."""
+    """Compute the softmax of the math attention kernel in its parts; rows that may see no key become zero."""
     shares = torch.softmax(scores, dim, dtype=dtype)
     hidden = scores.isneginf()
     blind = hidden.all(dim, keepdim=True)
     shares.masked_fill_(blind, 0.0)
-    del blind, hidden  # in the order in which the library lets go of them
+    del blind, hidden  # in the order in which PyTorch frees them
     return shares
 
 
 def overwritten(func: OpOverload, args: Sequence[Any], *, backward: bool, after_product: bool) -> Tensor | None:
-    """The operand in whose place CUDA would compute ``func`` if nothing else holds it; None where it would not.
+    """Return the operand that CUDA would overwrite in ``func`` if nothing else holds it; None if there is none.
 
-    ``backward``: it is part of a backward; ``after_product``: the operation before it was a product of matrices, to
-    which aten::linear adds its bias (Linear.cpp) and the math kernel of attention its mask (attention.cpp).
+    ``backward`` says that autograd runs it; ``after_product``, that a matrix product came right before, to which
+    aten::linear adds its bias (Linear.cpp) and the math kernel of attention its mask (attention.cpp).
     """
     if backward:
         in_place = func in _IN_PLACE_IN_BACKWARD
     else:
         in_place = after_product and func is aten.add.Tensor and _is_tensor_of_fewer_axes(args[1], args[0])
-    # A view holds the tensor that it is a view of, so that its memory always has another owner.
+    # A view shares its memory with the tensor that it was made from, so that something else always holds it.
     return args[0] if in_place and not args[0]._is_view() and _is_dense(args[0]) else None
 
 
@@ -193,20 +193,20 @@ def _is_tensor_of_fewer_axes(value: Any, than: Tensor) -> bool:
 
 
 def hidden_bytes(func: OpOverload, args: Sequence[Any]) -> tuple[int, ...]:
-    """Bytes of each buffer that CUDA's kernel for ``func`` takes beside its results, and gives back when it is done."""
+    """Return the bytes of each buffer that CUDA's kernel for ``func`` allocates, besides its results, and frees."""
     buffers = _HIDDEN.get(func)
     return buffers(args) if buffers else ()
 
 
 def _flash_backward(args: Sequence[Any]) -> tuple[int, ...]:
-    """dq is summed in fp32 (dq_accum), and the softmax's row sums are kept (softmax_d): flash_api.cpp, mha_bwd."""
+    """Return the bytes of dq summed in fp32 (dq_accum) and of softmax row sums (softmax_d): flash_api.cpp, mha_bwd."""
     batch, heads, queries, width = args[1].shape
     rows = batch * heads * _up(queries, FLASH_BLOCK)
     return rows * 4, rows * _up(width, _FLASH_HEAD if width <= _FLASH_WIDE else 2 * _FLASH_HEAD) * 4
 
 
 def _efficient_backward(args: Sequence[Any]) -> tuple[int, ...]:
-    """The row sums delta and, for 16 bits, gradients summed in fp32: at most this (kernel_backward.h, workspace)."""
+    """Return the bytes of delta and, for 16 bits, of fp32 gradients: an upper bound (kernel_backward.h, workspace)."""
     query, key = args[1], args[2]
     batch, heads, queries, width = query.shape
     delta = batch * heads * queries * 4
@@ -217,20 +217,20 @@ def _efficient_backward(args: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _foreach_norm(args: Sequence[Any]) -> tuple[int, ...]:
-    """A partial sum for each chunk of each tensor, as many for all as for the largest (ForeachReduceOp.cu)."""
+    """Return the bytes of partial sums: as many for every tensor as the largest has chunks (ForeachReduceOp.cu)."""
     tensors = args[0]
     chunks = max(-(-tensor.numel() // _NORM_CHUNK) for tensor in tensors)
     return (len(tensors) * chunks * 4,)
 
 
 def _group_norm(args: Sequence[Any]) -> tuple[int, ...]:
-    """Scale and shift of each channel in fp32 (group_norm_kernel.cu)."""
+    """Return the bytes of scale and shift, one of each per channel in fp32 (group_norm_kernel.cu)."""
     batch, channels = args[0].shape[:2]
     return *_copied(args[0]), batch * channels * 4, batch * channels * 4
 
 
 def _group_norm_backward(args: Sequence[Any]) -> tuple[int, ...]:
-    """Three numbers for each channel and two for each group, in fp32 (group_norm_kernel.cu)."""
+    """Return the bytes of three sums per channel and two per group, in fp32 (group_norm_kernel.cu)."""
     batch, channels = args[1].shape[:2]
     groups = args[8]
     sums = [batch * channels * 4] * 3 + [batch * groups * 4] * 2
@@ -246,7 +246,7 @@ def _layer_norm_backward(args: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _copied(tensor: Tensor) -> tuple[int, ...]:
-    """The copy that a kernel makes of a tensor that is not contiguous."""
+    """Return the bytes of the copy that a kernel makes of a tensor that is not contiguous."""
     return () if tensor.is_contiguous() else (tensor.numel() * tensor.itemsize,)
 
 

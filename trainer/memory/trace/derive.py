@@ -1,4 +1,7 @@
-"""Tapes joined into one, and carried over to other micro-batches, ranks and shapes. Needs no torch."""
+"""Join memory traces, and derive them for other micro-batches, ranks and shapes. Needs no torch.
+
+Deriving a trace is much faster than tracing it, and just as exact: a rule that does not hold gives None.
+"""
 
 from __future__ import annotations
 
@@ -13,40 +16,40 @@ from trainer.memory.trace.memory_trace import MemoryTrace, Storage, Work
 from trainer.memory.trace.workload import TracePart, TraceRequest
 
 Size = tuple[int, int]
-# The number that follows from two, each with what it is of.
+# Each takes the sizes in the two source traces and returns the derived size, or None if it cannot be derived.
 Linear = Callable[[int, int], int | None]
 BytesOf = Callable[[Storage, int, int], int | None]
 FlopsOf = Callable[[Work, int, int], int | None]
 
-# Flash attention takes so many places at a time (flash_api.cpp).
+# Flash attention processes this many tokens at a time (flash_api.cpp).
 FLASH_BLOCK = 128
-# A place of a UNet's latents is a square of 8 pixels.
+# A token of the UNet's latents covers a square of 8 × 8 pixels.
 PIXELS_A_PLACE = 64
-# So often at most, plus one, a UNet halves its sides, where published ones attend.
+# Depths at which published UNets attend: one more than they halve their sides.
 DEPTHS = 4
-# Larger micro-batches follow from these two; one of a single picture spares itself copies and follows from none.
+# Larger micro-batches are derived from these two. One image is no source: PyTorch skips copies there.
 PICTURES = (2, 3)
-# LoRAs of other ranks follow from these two, of which the built-in recipes have one and both ship.
+# LoRAs of other ranks are derived from these two. The built-in recipes use one of them, and both ship.
 RANKS = (16, 32)
-# Other shapes follow from these two: what attention pads differs in them at every depth of the UNet, and from what is
-# not padded, so that it is known again.
+# Other shapes are derived from these two. At every depth of the UNet, the padded token counts of the two are in another
+# ratio than their pixels, which tells padded sizes from unpadded ones.
 SHAPES: dict[Family, tuple[Size, Size]] = {
     "sd15": ((512, 512), (832, 832)),
     "sdxl": ((1024, 1024), (896, 896)),
 }
-# Sides that every UNet halves without a rest, and so that no single place is left, which has kernels of its own.
+# Sides of this multiple can be halved by every UNet; shorter ones leave a single token, which has kernels of its own.
 WHOLE_SIDE = 64
 LEAST_SIDE = 128
-# An optimizer's states and sums come in blocks; the others have no part in the LoRA.
+# An optimizer's state and sums are rounded up to blocks; the other parts do not depend on the LoRA.
 NOT_RANKED: tuple[TracePart, ...] = ("optimizer", "cache_pictures", "cache_texts", "checkpoint")
 
 
 def joined(name: str, traces: Iterable[MemoryTrace]) -> MemoryTrace:
-    """One tape that does what ``tapes`` do in their order; what passes between them is known by its name."""
+    """Return one trace that does what ``traces`` do in order; what one leaves, later ones find by name."""
     storages: list[Storage] = []
     events: list[int] = []
     work: list[Work] = []
-    left: dict[str | None, int] = {}
+    left: dict[str | None, int] = {}  # storages that earlier traces left, as indices in the joined trace
     for trace in traces:
         indices: dict[int, int] = {}
         for event in trace.events.tolist():
@@ -59,7 +62,7 @@ def joined(name: str, traces: Iterable[MemoryTrace]) -> MemoryTrace:
             index_in_joined = indices.pop(index, None)
             if index_in_joined is None:
                 index_in_joined = left.pop(trace.storages[index].name, None)
-            if index_in_joined is None:  # left by a tape before all of these
+            if index_in_joined is None:  # left by a trace before all of these
                 index_in_joined = len(storages)
                 storages.append(trace.storages[index])
             events.append(~index_in_joined)
@@ -69,37 +72,39 @@ def joined(name: str, traces: Iterable[MemoryTrace]) -> MemoryTrace:
 
 
 def scaled(one: MemoryTrace, other: MemoryTrace, sizes: tuple[int, int], size: int) -> MemoryTrace | None:
-    """The tape for micro-batches of ``size``, or a LoRA of that rank, from those of two other ``sizes``.
+    """Return the trace for micro-batches (or a LoRA rank) of ``size`` from the traces for two other ``sizes``.
 
-    It follows exactly where both have the same events: then every storage and every operation has bytes and flops
-    a + b * size. None where it does not follow. Micro-batches of one picture are no good for this: PyTorch spares
-    itself copies there. Nor are ranks for optimizers, whose states and sums come in blocks.
+    If both have the same events, the bytes and FLOPs of everything are a + b * size. Returns None where that does not
+    hold. Micro-batches of one image are no source, because PyTorch skips copies there, and the optimizer's traces
+    cannot be derived for other ranks, because its state and sums are rounded up to blocks.
     """
     linear = partial(_on_line, sizes, size)
     return _interpolate(one, other, linear, lambda _, a, b: linear(a, b), lambda _, a, b: linear(a, b))
 
 
 def reshaped(one: MemoryTrace, other: MemoryTrace, shapes: tuple[Size, Size], shape: Size) -> MemoryTrace | None:
-    """The tape of micro-batches of ``shape`` from those of two other ``shapes`` (width, height), as for ``scaled``.
+    """Return the trace of micro-batches of ``shape`` from those of two other ``shapes`` (width, height).
 
-    Bytes and flops are a + b * pixels, but for two things of attention by flash: what it takes in backward is padded to
-    whole blocks of places, and the flops of a picture's places with each other are b * pixels**2. No shape follows but
-    those whose sides the UNet halves without a rest.
+    Bytes and FLOPs are a + b * pixels, with two exceptions in flash attention: its buffers in backward are padded to
+    whole blocks of tokens, and the FLOPs of self-attention are b * pixels**2. Only shapes whose sides the UNet can
+    halve without remainder can be derived. Returns None as ``scaled`` does.
     """
     pixels = (shapes[0][0] * shapes[0][1], shapes[1][0] * shapes[1][1])
     now = shape[0] * shape[1]
     linear = partial(_on_line, pixels, now)
 
     def bytes_of(storage: Storage, first: int, second: int) -> int | None:
+        # A padded buffer shows by its ratio in the two sources, which is that of the padded counts at its depth.
         if storage.kind == "temporary" and storage.stage == "backward":
             for depth in range(DEPTHS):
                 before, after = (_padded(count, depth) for count in pixels)
-                identifies = after != before and after * pixels[0] != before * pixels[1]  # from what is not padded
+                identifies = after != before and after * pixels[0] != before * pixels[1]  # unlike an unpadded one
                 if identifies and first * after == second * before:
                     return first * _padded(now, depth) // before
         return linear(first, second)
 
     def flops_of(work: Work, first: int, second: int) -> int | None:
+        # Cross-attention is linear in the pixels, self-attention quadratic; both have the same kind.
         if work.kind == "attention" and first * pixels[1] ** 2 == second * pixels[0] ** 2:
             return first * now**2 // pixels[0] ** 2
         return linear(first, second)
@@ -110,7 +115,7 @@ def reshaped(one: MemoryTrace, other: MemoryTrace, shapes: tuple[Size, Size], sh
 def _interpolate(
     one: MemoryTrace, other: MemoryTrace, linear: Linear, bytes_of: BytesOf, flops_of: FlopsOf
 ) -> MemoryTrace | None:
-    """A tape with the events of two, whose numbers follow from theirs; None where one of them does not."""
+    """Return a trace with the events of two others and derived sizes; None if one size cannot be derived."""
     if not _have_same_events(one, other):
         return None
     storages: list[Storage] = []
@@ -129,18 +134,18 @@ def _interpolate(
 
 
 def _on_line(sizes: tuple[int, int], size: int, first: int, second: int) -> int | None:
-    """On the linear line through both; None where that is no whole number, so that no such line is meant."""
+    """Return the value at ``size`` on the line through two points; None if it is no integer, so not linear."""
     found, rest = divmod((second - first) * (size - sizes[0]), sizes[1] - sizes[0])
     return None if rest else first + found
 
 
 def _padded(pixels: int, depth: int) -> int:
-    """Places that attention takes at a depth of the UNet, in whole blocks."""
+    """Return the tokens at a depth of the UNet, padded to whole blocks of flash attention."""
     return -(-pixels // (PIXELS_A_PLACE << 2 * depth) // FLASH_BLOCK) * FLASH_BLOCK
 
 
 def _have_same_events(one: MemoryTrace, other: MemoryTrace) -> bool:
-    """Whether two tapes have the same events, on storages and with operations that differ in size alone."""
+    """Return whether two traces have the same events and differ in sizes alone."""
     return (
         np.array_equal(one.events, other.events)
         and len(one.storages) == len(other.storages)
@@ -163,18 +168,18 @@ Derive = Callable[[MemoryTrace, MemoryTrace], MemoryTrace | None]
 
 @dataclass(frozen=True)
 class DerivationRule:
-    """How the tapes of a wish follow, one by one, from those of two others."""
+    """How the traces of a request are derived, one by one, from those of two other requests."""
 
     sources: tuple[TraceRequest, TraceRequest]
     derive: Derive
-    """None where the two turn out to differ in more than sizes."""
+    """Returns None if the two sources differ in more than sizes."""
 
 
 def rules(request: TraceRequest) -> list[DerivationRule]:
-    """The ways in which a wish's tapes may follow; which is taken first does not matter, as all are exact.
+    """Return the rules by which a request's traces may be derived; all are exact, so their order does not matter.
 
-    The sources of each differ from the wish in one thing only: it is as no wish has it that follows by this rule. So
-    asking for them by rules again comes to an end.
+    The sources of a rule differ from the request in one property only, and no source can be derived by the same rule.
+    So deriving the sources recursively terminates.
     """
     found = (_by_rank(request), _by_image_count(request), _by_shape(request))
     return [rule for rule in found if rule is not None]
@@ -197,7 +202,7 @@ def _by_image_count(request: TraceRequest) -> DerivationRule | None:
 
 
 def _by_shape(request: TraceRequest) -> DerivationRule | None:
-    """Of attention by flash at the depths where published UNets attend; a shape matters only by its pixels."""
+    """Return the rule for another shape: published UNets with flash attention, whose sizes depend only on pixels."""
     fit = request.subject.fit
     flash = fit.attention in ("auto", "flash") and fit.dtype in ("bf16", "fp16")
     if request.part != "micro" or not flash or not request.subject.has_published_unet:

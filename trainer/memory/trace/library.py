@@ -1,4 +1,4 @@
-"""Gets the tapes of a subject: from memory, from the disk, and only where they are missing by tracing, with torch."""
+"""Provide the traces of a workload: from memory, from disk, by derivation, or else by tracing, with torch."""
 
 from __future__ import annotations
 
@@ -19,31 +19,32 @@ from trainer.memory.trace.workload import TracePart, TraceRequest, Workload
 Size = tuple[int, int]
 T = TypeVar("T", MemoryTrace, TraceSummary)
 
-# A UNet of SDXL whose blocks are as wide as this takes a second a trace, and a plan asks for a dozen: that is worth a
-# process beside this one, which takes three to start. Those of SD 1.5 are traced before it has.
+# A trace of an SDXL UNet with blocks this wide takes a second, and a plan needs about a dozen of them: that justifies a
+# second process, which takes three seconds to start. SD 1.5 is traced before it would be ready.
 WIDE = 640
-# Up to here one trace costs less than the two that larger micro-batches follow from.
+# Up to this many images one trace costs less than the two that larger micro-batches are derived from.
 LARGEST_TRACED = 4
 _PREPARING = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
 class Steps(Generic[T]):
-    """Training on micro-batches of one shape, as tapes or their outlines; in this order they follow on one another."""
+    """Traces (or their summaries) of training on micro-batches of one shape, in the order in which they run."""
 
     weights: T
-    """Base, adapter and masters, as they are placed."""
+    """Base, adapter and master weights being placed."""
     micro_first: T
-    """The first micro-batch of an optimizer step, in which the masters' gradients are born."""
+    """First micro-batch of an optimizer step, in which the master weights' gradients are allocated."""
     micro_more: T
-    """Any further one."""
+    """Any further micro-batch of an optimizer step."""
     optimizer_first: T
-    """The first optimizer step of a run, in which its state appears."""
+    """First optimizer step of a run, in which the optimizer's state is allocated."""
     optimizer: T
+    """Any later optimizer step."""
 
 
 class TraceLibrary:
-    """The tapes of any subject; those asked for once are kept."""
+    """The traces of any workload, cached in memory and in a store."""
 
     def __init__(
         self,
@@ -51,24 +52,24 @@ class TraceLibrary:
         before_tracing: Callable[[], None] = lambda: None,
         aside: TracePrefetcher | None = None,
     ) -> None:
-        """``before_tracing`` is called whenever tapes are missing; what it raises ends the asking.
+        """Use ``store``; ``before_tracing`` is called whenever traces are missing and may raise to cancel.
 
-        ``aside`` traces into the same store meanwhile what is foreseen to be asked for, as ``helped`` lets one do.
+        ``aside`` is a process that prefetches likely requests into the same store (see ``helped``).
         """
         self.store = store
         self.before_tracing = before_tracing
         self.aside = aside
         self.used: set[str] = set()
-        """The keys of all entries that were asked for."""
+        """Keys of all entries that were requested."""
         self.made: list[str] = []
-        """Those of them that had to be traced."""
+        """Keys of those that had to be traced."""
         self._traces: dict[str, tuple[MemoryTrace, ...]] = {}
         self._summaries: dict[str, tuple[TraceSummary, ...]] = {}
         self._likely_requests: Callable[[], Sequence[TraceRequest]] = tuple
 
     @contextmanager
     def helped(self) -> Iterator[None]:
-        """Let a process beside this one trace what is foreseen, until the block ends."""
+        """Let a second process prefetch likely requests until the block ends."""
         self.aside = TracePrefetcher(self.store, tracer)
         try:
             yield
@@ -77,52 +78,52 @@ class TraceLibrary:
             self.aside = None
 
     def relax(self) -> None:
-        """Have nothing more traced beside this but what is begun."""
+        """Prefetch nothing more after the current trace."""
         if self.aside is not None:
             self.aside.want(())
 
     def rest(self) -> None:
-        """End the process beside this one until tapes are missing again: it holds 0.8 GB of main memory."""
+        """Stop the second process until traces are missing again: it holds 0.8 GB of main memory."""
         if self.aside is not None:
             self.aside.close()
             self.aside = TracePrefetcher(self.store, tracer)
 
     def foresee(self, requests: Callable[[], Sequence[TraceRequest]]) -> None:
-        """Say what is likely to be asked for beside tapes that are missing, the soonest first: asked when some are."""
+        """Set what returns the likely next requests, the most urgent first; it is called when traces are missing."""
         self._likely_requests = requests
 
     def fulfil(self, request: TraceRequest) -> None:
-        """Have these tapes on the disk."""
+        """Ensure that the traces of a request are on disk."""
         self._ensure_traces(request)
 
     def steps(self, workload: Workload, bucket: Size, images: int) -> Steps[MemoryTrace]:
-        """Training on micro-batches of ``pictures`` in ``bucket``."""
+        """Return the traces of training on micro-batches of ``images`` in ``bucket``."""
         micro = self._ensure_traces(TraceRequest(workload, "micro", (bucket, images)))
         return Steps(*micro, *self.phase(workload, "optimizer"))
 
     def step_outlines(self, workload: Workload, bucket: Size, images: int) -> Steps[TraceSummary]:
-        """What the tapes of ``steps`` add up to."""
+        """Return the summaries of the traces of ``steps``."""
         micro = self._ensure_summaries(TraceRequest(workload, "micro", (bucket, images)))
         return Steps(*micro, *self.phase_outlines(workload, "optimizer"))
 
     def phase(self, workload: Workload, part: TracePart) -> tuple[MemoryTrace, ...]:
-        """A phase other than training, or of training what the optimizer does."""
+        """Return the traces of a phase other than training, or of the optimizer step."""
         return self._ensure_traces(TraceRequest(workload, part))
 
     def phase_outlines(self, workload: Workload, part: TracePart) -> tuple[TraceSummary, ...]:
-        """What the tapes of ``phase`` add up to."""
+        """Return the summaries of the traces of ``phase``."""
         return self._ensure_summaries(TraceRequest(workload, part))
 
     def has_steps(self, workload: Workload, bucket: Size, images: int) -> bool:
-        """Whether the tapes of these micro-batches need not be traced, nor those of the optimizer."""
+        """Return whether these micro-batches and the optimizer step are available without tracing."""
         return self.has(TraceRequest(workload, "micro", (bucket, images))) and self.has_phase(workload, "optimizer")
 
     def has_phase(self, workload: Workload, part: TracePart) -> bool:
-        """Whether the tapes of this phase need not be traced."""
+        """Return whether this phase is available without tracing."""
         return self.has(TraceRequest(workload, part))
 
     def has(self, request: TraceRequest) -> bool:
-        """Whether these tapes need not be traced."""
+        """Return whether a request can be served without tracing."""
         if self._read_summaries(request.key) is not None:
             return True
         return any(all(map(self.has, rule.sources)) for rule in rules(request))
@@ -132,12 +133,16 @@ class TraceLibrary:
         return self._summarize(request.key, self._ensure_traces(request)) if found is None else found
 
     def _stored_or_derived(self, request: TraceRequest) -> tuple[MemoryTrace, ...] | None:
-        """None where nothing is known; a phase that a fit does not have is no tape at all."""
+        """Return traces that need no tracing, or None; an empty tuple means that the fit does not have this phase."""
         here = self._read(request.key)
         return self._derive(request) if here is None else here
 
     def _ensure_traces(self, request: TraceRequest) -> tuple[MemoryTrace, ...]:
-        """What is here or follows from that, else what is traced: of many pictures, two micro-batches of few."""
+        """Return the traces of a request: stored, derived, or traced.
+
+        For many images, two small micro-batches are traced instead, and the large one is derived from them: that is
+        quicker, and the next micro-batch size costs nothing.
+        """
         if (here := self._read(request.key)) is not None:
             return here
         found = self._derive(request)
@@ -151,7 +156,7 @@ class TraceLibrary:
         return found
 
     def _derive(self, request: TraceRequest) -> tuple[MemoryTrace, ...] | None:
-        """The tapes, if they follow exactly from others that are here or follow themselves."""
+        """Derive the traces from others that are available without tracing; None if no rule applies."""
         for rule in rules(request):
             if all(map(self.has, rule.sources)) and (found := self._apply_rule(rule)) is not None:
                 return self._keep(request.key, found)
@@ -178,7 +183,7 @@ class TraceLibrary:
         return self._summaries.get(key)
 
     def _summarize(self, key: str, traces: Sequence[MemoryTrace]) -> tuple[TraceSummary, ...]:
-        """What tapes add up to that are here by now: traced just now, or made by others meanwhile."""
+        """Return the summaries of traces that are in memory by now."""
         if key not in self._summaries:
             self._summaries[key] = tuple(map(outline_of, traces))
         return self._summaries[key]
@@ -188,7 +193,7 @@ class TraceLibrary:
         self.before_tracing()
         self._prefetch_for(request)
         prepare()
-        self.before_tracing()  # who asked may have asked for something else meanwhile
+        self.before_tracing()  # again: the import took seconds, in which the caller may have moved on
         self.made.append(key)
         if self.aside is not None:
             self.aside.finish(key)
@@ -199,7 +204,7 @@ class TraceLibrary:
         return traces
 
     def _prefetch_for(self, request: TraceRequest) -> None:
-        """Have traced, in the process beside this one, what is foreseen beside a wish; on a single core nothing."""
+        """Prefetch likely requests in the second process while this one is traced; on a single core do nothing."""
         if self.aside is not None and usable_cores() > 1 and _is_large(request.subject):
             self.aside.want(
                 [each for each in self._likely_requests() if each.key != request.key and not self.has(each)]
@@ -212,17 +217,17 @@ class TraceLibrary:
         return kept
 
     def _save(self, key: str, traces: Sequence[MemoryTrace]) -> None:
-        with suppress(OSError):  # a full disk costs the next forecast some seconds, not this one its answer
+        with suppress(OSError):  # a full disk costs the next forecast some seconds, but does not fail this one
             self.store.save(key, traces)
 
 
 def tracer(store: TraceStore) -> Callable[[TraceRequest], None]:
-    """Return what traces into a store."""
+    """Return a function that traces requests into a store."""
     return TraceLibrary(store).fulfil
 
 
 def prepare() -> None:
-    """Import what traces, which takes seconds the first time; other threads that ask for it wait."""
+    """Import the tracing code, which takes seconds the first time; other threads wait for it."""
     with _PREPARING, quick_imports():
         from trainer.memory.trace import other_phases, train_step  # noqa: F401
 

@@ -1,4 +1,4 @@
-"""A tape: every storage that a phase takes and gives back, in order, and the work done between. Needs no torch."""
+"""Memory trace: the births and deaths of all storages in a phase, in order, and its operations. Needs no torch."""
 
 from __future__ import annotations
 
@@ -14,71 +14,71 @@ from numpy.typing import NDArray
 StorageKind = Literal["weights", "adapter", "gradients", "optimizer", "activations", "temporary", "workspace"]
 WorkKind = Literal["gemm", "conv", "attention", "other"]
 _BLOCK = re.compile(r"\bunet\.(down_blocks\.\d|mid_block|up_blocks\.\d)\b")
-BLOCK = 512  # the allocator rounds up to multiples of this
+BLOCK = 512  # bytes; the allocator rounds up to multiples of this
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """One piece of device memory."""
+    """One allocation of GPU memory."""
 
     bytes: int
-    """As requested, before the allocator rounds."""
+    """Bytes requested, before the allocator rounds up."""
     kind: StorageKind
     module: str
-    """Dotted path of the module it belongs to, such as "unet.up_blocks.1.attentions.0"; "" for none."""
+    """Dotted path of its module, such as "unet.up_blocks.1.attentions.0"; "" for none."""
     stage: str
-    """What was going on when it was born, such as "forward" or "backward"."""
+    """Stage in which it was born, such as "forward" or "backward"."""
     name: str | None = None
-    """Set when it outlives its tape, so that a later tape can free it: unique among what lives at once."""
+    """Name by which a later trace can free it, unique among live storages; None if it dies within its trace."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Operations of one kind and size: what their time on a card is computed from."""
+    """Operations of one kind and size, from which their time is computed."""
 
     kind: WorkKind
     dtype: str
-    """The number format it computes in: "bfloat16", "float16", "float32", "uint8"."""
+    """Dtype that it computes in: "bfloat16", "float16", "float32" or "uint8"."""
     stage: str
     flops: int
-    """Of one operation: a multiply-add counts two."""
+    """FLOPs of one operation; a multiply-add counts as two."""
     bytes: int
-    """That one operation reads and writes."""
+    """Bytes that one operation reads and writes."""
     count: int
-    """How many operations of this shape there are."""
+    """Number of operations of this kind and size."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MemoryTrace:
-    """What one phase, or one repeatable part of it, does to memory; each is itself alone."""
+    """What one phase, or one repeatable part of it, does to memory; compared by identity."""
 
     name: str
     storages: tuple[Storage, ...]
     events: NDArray[np.int32]
-    """In order: ``i`` where storage i is born, ``~i`` (negative) where it dies. A storage that dies without a birth
-    was left by an earlier tape under its name; one that never dies is left to later tapes under its name."""
+    """In order, ``i`` where storage i is born and ``~i`` (negative) where it dies. A storage that dies without a birth
+    was left by an earlier trace under its name; one that never dies is left to later traces under its name."""
     work: tuple[Work, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class UnetBlock:
-    """A block of the UNet, as one forward without checkpointing leaves it."""
+    """Block of the UNet, measured in a forward without checkpointing."""
 
     name: str
     held: int
-    """Bytes of activations that wait for backward when the forward ends."""
+    """Bytes of activations saved for backward at the end of the forward."""
     cost: float
-    """How much work it is to compute again, on a scale of its own."""
+    """Relative cost of computing the block again."""
 
 
 def unet_block(module: str) -> str | None:
-    """The block that a module's path lies in, by the name that a job may list; None outside."""
+    """Return the name of the UNet block that contains a module, as in job files; None outside of blocks."""
     found = _BLOCK.search(module)
     return found.group(1) if found else None
 
 
 def held_after_forward(trace: MemoryTrace) -> dict[str | None, int]:
-    """Bytes born in a micro-batch's forward and alive when its backward begins, by block; None: outside of blocks."""
+    """Return the bytes that a micro-batch's forward saves for backward, by UNet block; None: outside of blocks."""
     backward = np.array([storage.stage.startswith("backward") for storage in trace.storages], dtype=bool)
     births = trace.events >= 0
     of_backward = np.flatnonzero(births & backward[np.where(births, trace.events, 0)])
@@ -93,10 +93,10 @@ def held_after_forward(trace: MemoryTrace) -> dict[str | None, int]:
 
 
 def blocks(weights: MemoryTrace, micro: MemoryTrace) -> list[UnetBlock]:
-    """The UNet's blocks by what checkpointing them saves for its cost, the best first.
+    """Return the UNet's blocks, those first whose checkpointing saves the most memory for its cost.
 
-    ``micro`` is a micro-batch without checkpointing. The cost is counted as weights times places they are applied to:
-    a quarter with each level down. That ignores attention's own products; it only decides which sets are looked at.
+    ``micro`` is a micro-batch without checkpointing. The cost is bytes of weights times the positions that they apply
+    to, which fall to a quarter at each level down. That ignores attention scores; it only decides the search order.
     """
     held = held_after_forward(micro)
     sizes: defaultdict[str, int] = defaultdict(int)
@@ -109,7 +109,7 @@ def blocks(weights: MemoryTrace, micro: MemoryTrace) -> list[UnetBlock]:
 
 
 def _level(name: str, levels: int) -> int:
-    """How often the picture was halved where a block works."""
+    """Return how often the image has been halved where a block works."""
     if name == "mid_block":
         return levels - 1
     index = int(name.rpartition(".")[2])
@@ -117,21 +117,21 @@ def _level(name: str, levels: int) -> int:
 
 
 def _forward_order(name: str) -> tuple[int, str]:
-    """Down, middle, up."""
+    """Return a sort key for blocks in the order of the forward: down, mid, up."""
     return "dmu".index(name[0]), name
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """One tape, or several in a row, in bytes rounded up as the allocator does."""
+    """Sums over one or more traces, in bytes rounded up as the allocator does."""
 
     net: int
-    """What lives longer by the end than at the beginning."""
+    """Bytes alive at the end minus bytes alive at the beginning."""
     peak: int
-    """How far above the beginning the highest moment lies."""
+    """Highest number of live bytes above the level at the beginning."""
 
     def then(self, other: Totals) -> Totals:
-        """Both in a row."""
+        """Return the totals of this followed by ``other``."""
         return Totals(self.net + other.net, max(self.peak, self.net + other.peak))
 
 
@@ -140,7 +140,7 @@ NOTHING = Totals(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """All that a search asks of a tape."""
+    """The parts of a trace that the planner's search needs."""
 
     name: str
     sums: Totals
@@ -148,9 +148,9 @@ class TraceSummary:
 
 
 def sums(trace: MemoryTrace) -> Totals:
-    """The sums of one tape; workspaces are left out, whose size depends on the card.
+    """Return the totals of a trace, without workspaces, whose size depends on the GPU.
 
-    No allocator can do with less: what it cannot split off a block only adds to this.
+    They are a lower bound for any allocator: what cannot be split off a block only adds to them.
     """
     sizes = np.array(
         [0 if storage.kind == "workspace" else -(-storage.bytes // BLOCK) * BLOCK for storage in trace.storages],
@@ -163,12 +163,12 @@ def sums(trace: MemoryTrace) -> Totals:
 
 
 def outline_of(trace: MemoryTrace) -> TraceSummary:
-    """The outline of a tape."""
+    """Return the summary of a trace."""
     return TraceSummary(trace.name, sums(trace), trace.work)
 
 
 def in_a_row(summaries: Iterable[TraceSummary]) -> Totals:
-    """The sums of tapes played one after the other."""
+    """Return the totals of traces played one after the other."""
     total = NOTHING
     for summary in summaries:
         total = total.then(summary.sums)

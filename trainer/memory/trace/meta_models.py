@@ -1,4 +1,4 @@
-"""The models of a subject without weights, on the meta device, and the engine that would train them."""
+"""Build a workload's models without weights on the meta device, and the engine that would train them."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from trainer.training.optim.lr_schedule import Segment
 from trainer.training.step import MicroBatch, StepModels
 
 META = torch.device("meta")
-_SOURCE = "the base"  # what an error about a config calls it
+_SOURCE = "the base"  # how an error about a config names its source
 
 Placed = TypeVar("Placed", bound=nn.Module)
 
 
-@no_init_weights()  # numbers for weights that are never there would be a quarter of the time to build
+@no_init_weights()  # initializing weights that do not exist would be a quarter of the build time
 def bare_unet(workload: Workload, device: torch.device = META) -> tuple[UNet2DConditionModel, Placer | None]:
-    """The UNet before its weights are placed, and what quantises each as it comes, where the fit says so."""
+    """Return the UNet before its weights are placed, and what quantizes each weight on arrival if the fit says so."""
     unet: UNet2DConditionModel = empty_diffusers_model(UNet2DConditionModel, workload.unet_config, _SOURCE)
     kind = workload.fit.quantise
     if kind is None or kind == "none":
@@ -53,7 +53,7 @@ def bare_unet(workload: Workload, device: torch.device = META) -> tuple[UNet2DCo
 
 @no_init_weights()
 def bare_text_encoders(workload: Workload) -> list[TextEncoder]:
-    """The text encoders before their weights are placed."""
+    """Return the text encoders before their weights are placed."""
     facts = FAMILIES[workload.family].text_encoders
     return [
         empty_clip_model(fact.model_class, config, _SOURCE)
@@ -63,13 +63,13 @@ def bare_text_encoders(workload: Workload) -> list[TextEncoder]:
 
 @no_init_weights()
 def bare_vae(workload: Workload) -> AutoencoderKL:
-    """The VAE before its weights are placed."""
+    """Return the VAE before its weights are placed."""
     vae: AutoencoderKL = empty_diffusers_model(AutoencoderKL, workload.vae_config, _SOURCE)
     return vae
 
 
 def place(model: Placed, dtype: torch.dtype, placer: Placer | None = None) -> Placed:
-    """Places weights as loading does; they come from main memory that is never touched, and so costs nothing."""
+    """Place weights as loading does, from main memory that is never touched and so never allocated."""
     stored = {
         name: StoredTensor(weight, partial(torch.empty, weight.shape, dtype=dtype))
         for name, weight in model.named_parameters()
@@ -79,15 +79,15 @@ def place(model: Placed, dtype: torch.dtype, placer: Placer | None = None) -> Pl
 
 
 def dtype_of(workload: Workload) -> torch.dtype:
-    """The number format that the base computes in."""
+    """Return the dtype that the base computes in."""
     return DTYPES[workload.fit.dtype or "fp32"]
 
 
 def empty_engine(workload: Workload) -> Engine:
-    """The engine as a run builds it, at step 0, on models without weights; it deals no data.
+    """Return the engine as a run builds it, at step 0, on models without weights or data.
 
-    The models of the latest one are taken again where they are the same, for PEFT takes longer to put its layers into
-    SDXL's than a micro-batch takes to trace: only one engine is ever in use. They cost 50 MB of main memory.
+    The latest models are kept (50 MB of main memory) and reused for equal workloads, since attaching the adapter to
+    SDXL takes PEFT longer than tracing a micro-batch. So only one engine may be in use at a time.
     """
     key = workload.key("load")
     if key not in _latest:
@@ -95,12 +95,12 @@ def empty_engine(workload: Workload) -> Engine:
         _latest[key] = _adapted_models(workload)
     unet, encoders, adapter = _latest[key]
     for weight in adapter.parameters.values():
-        weight.grad = None  # left by a trace that was ended in its middle
+        weight.grad = None  # may be left by a trace that was interrupted
     return _engine_of(workload, unet, encoders, adapter, META)
 
 
 _latest: dict[str, tuple[UNet2DConditionModel, list[TextEncoder], Adapter]] = {}
-"""By what they depend on, the models of the engine that was made last."""
+"""Models of the engine that was made last, by the key of what they depend on."""
 
 
 def _adapted_models(workload: Workload) -> tuple[UNet2DConditionModel, list[TextEncoder], Adapter]:
@@ -114,7 +114,7 @@ def _adapted_models(workload: Workload) -> tuple[UNet2DConditionModel, list[Text
 def engine_around(
     workload: Workload, unet: UNet2DConditionModel, encoders: Sequence[TextEncoder], device: torch.device = META
 ) -> Engine:
-    """The engine that trains these models."""
+    """Return the engine that trains these models."""
     return _engine_of(workload, unet, encoders, _attached(workload, unet, encoders), device)
 
 
@@ -138,7 +138,7 @@ def _engine_of(
     device: torch.device,
 ) -> Engine:
     job = job_of(workload)
-    # A subject answers what is asked of a source here; there is nothing to cache, deal or assemble.
+    # A workload has all that is asked of a source here; there is nothing to cache, batch or collate.
     nothing = cast(Any, None)
     parts = RunParts(cast(BaseSource, workload), cache=nothing, feed=nothing, assembler=nothing, device=device)
     models = StepModels(workload.family, unet, tuple(encoders), workload.recipe.clip_skip, dtype_of(workload))
@@ -149,7 +149,7 @@ def _engine_of(
 
 
 def let_begin(optimizer: Optimizer) -> None:
-    """Lets a fused Adam take its first step on meta, which it refuses only where it makes its state.
+    """Let a fused Adam take its first step on meta tensors, which it refuses only where it creates its state.
 
     That is made for it, in its own order; real steps are compared with it by
     tests/train/memory/trace/test_train_step.py.
@@ -167,9 +167,9 @@ def let_begin(optimizer: Optimizer) -> None:
 
 
 def know_engine(tracer: Tracer, engine: Engine) -> dict[str, str]:
-    """Tells a tracer all that an engine keeps, in the order in which it is placed, and lets it watch the models.
+    """Label everything that an engine keeps, in the order in which it is placed, and watch its models.
 
-    Returns the module of each of the adapter's weights, by its key.
+    Returns the module of each adapter weight, by its key.
     """
     modules: dict[str, str] = {}
     working = {id(weight): key for key, weight in engine.adapter.parameters.items()}
@@ -185,7 +185,7 @@ def know_engine(tracer: Tracer, engine: Engine) -> dict[str, str]:
     for key, master in engine.masters.masters.items():
         tracer.know(master, "adapter", modules[key], f"master.{key}")
     for slot in engine.adapter.slots:
-        tracer.know_zero(engine.masters.masters[slot.up])  # as every new LoRA begins
+        tracer.know_zero(engine.masters.masters[slot.up])  # as in every new LoRA
     schedule = engine.noise_schedule
     for name in ("alphas_cumprod", "snr", "signal", "sigma"):
         tracer.know(getattr(schedule, name), "weights", "noise_schedule", f"noise_schedule.{name}")
@@ -193,11 +193,11 @@ def know_engine(tracer: Tracer, engine: Engine) -> dict[str, str]:
 
 
 def lasting_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters with what bitsandbytes keeps beside them, then buffers, by path."""
+    """Yield parameters with what bitsandbytes keeps beside them, then buffers, by path."""
     for path, parameter in model.named_parameters():
         yield path, parameter
         if isinstance(parameter, Int8Params):
-            # Its layer takes the scales over at first use.
+            # The layer takes over the parameter's scales at its first use.
             layer = cast(Linear8bitLt, model.get_submodule(path.rpartition(".")[0]))
             yield f"{path}.scale", cast(Tensor, layer.state.SCB if parameter.SCB is None else parameter.SCB)
         if isinstance(parameter, Params4bit) and parameter.quant_state is not None:
@@ -211,7 +211,7 @@ def lasting_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def micro_batch(workload: Workload, bucket: tuple[int, int], images: int) -> MicroBatch:
-    """A micro-batch as the assembler makes it, on the CPU, its numbers left as they come; ``bucket`` is (w, h)."""
+    """Return an uninitialized micro-batch as the collator makes it, on the CPU; ``bucket`` is (width, height)."""
     width, height = (side // LATENT_SCALE for side in bucket)
     latents = torch.empty(images, 4, height, width)
     chunks, dtype, config = workload.recipe.token_chunks, dtype_of(workload), workload.unet_config
@@ -236,7 +236,7 @@ def micro_batch(workload: Workload, bucket: tuple[int, int], images: int) -> Mic
 
 
 def job_of(workload: Workload) -> Job:
-    """The least job with the subject's recipe and fit."""
+    """Return a minimal job with the workload's recipe and fit."""
     return Job(
         name="forecast",
         base=BaseConfig(model="base", family=workload.family),

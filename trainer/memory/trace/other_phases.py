@@ -1,8 +1,8 @@
-"""Traces every phase but the training step: the trainer's own functions run on tensors without memory.
+"""Trace every phase but the training step by running the trainer's own functions on meta tensors.
 
-Each function returns the tapes of its phase in order, to be played on what :func:`load` or :func:`quantise` left. At
-the end of each tape the trainer gives freed memory back to the driver (trainer.training.device.offload.release). A
-tape holds each different thing once; its stage says what it was, such as "encode 1024x768".
+Each function returns the traces of its phase in order, to be played on what :func:`load` or :func:`quantise` left. At
+the end of each trace the trainer returns freed memory to the driver (trainer.training.device.offload.release). A trace
+contains each distinct operation once, under a stage such as "encode 1024x768".
 """
 
 from __future__ import annotations
@@ -49,32 +49,32 @@ from trainer.training.optim.optimizer import averaged_weights
 
 Size = tuple[int, int]
 
-# What samplers keep of earlier steps is as small as the latents: the second step is like all that come after.
+# What samplers keep of earlier steps is as small as the latents, so the second step is like all later ones.
 STEPS_DRAWN = 2
-# The VAE attends with one head of 512 numbers, which flash attention does not do; PyTorch falls back to this.
+# The VAE attends with one head of width 512, which flash attention does not support; PyTorch falls back to this.
 VAE_ATTENTION: AttentionKernel = "efficient"
-# A phase in which the card only holds what it holds: one moment, to be looked at like those of other phases.
+# A phase that needs no more than what is already on the GPU, as a single moment that can be shown like other phases.
 NOTHING = MemoryTrace("nothing", (Storage(0, "temporary", "", "save"),), np.array([0, ~0], dtype=np.int32), ())
 ENCODERS = ("text_encoder", "text_encoder_2")
 
 
 def load(workload: Workload) -> tuple[MemoryTrace, ...]:
-    """Base, adapter and masters as they are placed, tensor by tensor; no tape where the base is quantised meanwhile."""
+    """Trace placing base, adapter and master weights one tensor at a time; no trace for a quantized base."""
     return () if _quantised(workload) else (_load_trace(workload, "load"),)
 
 
 def quantise(workload: Workload) -> tuple[MemoryTrace, ...]:
-    """What :func:`load` is for a quantised base: each weight comes in 16 bits and stays in 8 or 4."""
+    """Trace :func:`load` for a quantized base: each weight arrives in 16 bits and stays in 8 or 4."""
     return (_load_trace(workload, "quantise"),) if _quantised(workload) else ()
 
 
 def cache_pictures(workload: Workload) -> tuple[MemoryTrace, ...]:
-    """The VAE placed, a picture of each shape encoded, the VAE gone; before the base is loaded.
+    """Trace placing the VAE, encoding one image of each shape, and freeing the VAE, before the base is loaded.
 
-    Past fit.cache_gigabytes later epochs' pictures and texts are encoded between epochs, beside all that training
-    holds: the same tapes are played there once more (Course.between_epochs). A picture that a bf16 VAE turns
-    infinite or NaN is encoded again in fp32: no part of a plan, for bf16 reaches as far as fp32, so only damaged VAEs
-    do that; what it would take is told beside one (trainer.memory.forecast.encoding_again).
+    Beyond fit.cache_gigabytes, images and texts of later epochs are encoded between epochs, beside everything that
+    training holds: there the same traces are played again (RunSchedule.between_epochs). An image that a bf16 VAE turns
+    infinite or NaN is encoded again in fp32. Plans leave that out: bf16 has the range of fp32, so only damaged VAEs do
+    it. Its cost is reported separately (trainer.memory.forecast.forecast.encoding_again).
     """
     vae = bare_vae(workload)
     with recording(VAE_ATTENTION) as tracer:
@@ -87,9 +87,9 @@ def cache_pictures(workload: Workload) -> tuple[MemoryTrace, ...]:
 
 
 def cache_texts(workload: Workload) -> tuple[MemoryTrace, ...]:
-    """The text encoders placed, as many texts encoded as go through them at once, the encoders gone.
+    """Trace placing the text encoders, encoding one batch of texts, and freeing them, before the base is loaded.
 
-    Before the base is loaded; none where they learn.
+    No trace where the text encoders are trained.
     """
     if workload.trained_texts:
         return ()
@@ -104,7 +104,7 @@ def cache_texts(workload: Workload) -> tuple[MemoryTrace, ...]:
 
 
 def validate(workload: Workload) -> tuple[MemoryTrace, ...]:
-    """One picture of the largest shape measured at every timestep."""
+    """Trace measuring one image of the largest shape at every timestep."""
     engine = empty_engine(workload)
     width, height = size = (workload.validation_buckets or workload.buckets)[0].size
     stage, traces = f"validate {width}x{height}", []
@@ -123,9 +123,9 @@ def validate(workload: Workload) -> tuple[MemoryTrace, ...]:
 
 
 def preview(workload: Workload) -> tuple[MemoryTrace, ...]:
-    """The prompts drawn; the VAE placed, the pictures decoded, the VAE gone; the end, in which the UNet returns.
+    """Trace drawing the prompts; placing the VAE, decoding and freeing it; and moving the UNet back.
 
-    Of prompts that differ in words or seed alone one is drawn, and of many steps a few; the work is that of all.
+    Of prompts that need the same memory only one is drawn, in a few steps; the work is scaled to all of them.
     """
     if not workload.previews:
         return ()
@@ -149,13 +149,13 @@ def preview(workload: Workload) -> tuple[MemoryTrace, ...]:
 
 
 def checkpoint(workload: Workload) -> tuple[MemoryTrace, ...]:
-    """Nothing on the card: what is kept is copied to main memory tensor by tensor."""
+    """Return a trace that needs nothing: checkpoints are copied to main memory one tensor at a time."""
     return (NOTHING,)
 
 
 def save(workload: Workload) -> tuple[MemoryTrace, ...]:
-    """The averaged weights of Schedule-Free; else nothing, as for :func:`checkpoint`: files are made on the CPU."""
-    if not isinstance(workload.recipe.optimizer, ScheduleFreeConfig):  # what there is to see takes seconds to build
+    """Trace computing Schedule-Free's averaged weights; otherwise nothing: files are made on the CPU."""
+    if not isinstance(workload.recipe.optimizer, ScheduleFreeConfig):  # spares the seconds that the engine takes
         return (NOTHING,)
     engine = empty_engine(workload)
     with recording("math") as tracer:
@@ -176,7 +176,7 @@ def _vae_dtype(workload: Workload) -> torch.dtype:
 
 
 def _load_trace(workload: Workload, name: str) -> MemoryTrace:
-    """Everything that stays for the run, in the order in which build_engine places it."""
+    """Trace placing everything that stays for the run, in the order of build_engine."""
     (unet, placer), dtype = bare_unet(workload), dtype_of(workload)
     encoders = bare_text_encoders(workload) if workload.trained_texts else []
     with recording("math") as tracer:
@@ -185,14 +185,14 @@ def _load_trace(workload: Workload, name: str) -> MemoryTrace:
         with tracer.stage("load"):
             for encoder in encoders:
                 place(encoder, dtype)
-            with _disable_current_modes():  # PEFT makes its layers on the meta device first, on a card too
+            with _disable_current_modes():  # PEFT creates its layers on the meta device first, on a GPU as well
                 engine = engine_around(workload, unet, encoders)
             know_engine(tracer, engine)
         return tracer.cut(name)
 
 
 def _place(tracer: Tracer, part: str, model: nn.Module, dtype: torch.dtype) -> None:
-    """Places a model that goes again within its phase."""
+    """Place a model that is freed within its phase, and watch it."""
     with tracer.stage("load"):
         place(model, dtype)
     for path, weight in lasting_tensors(model):
@@ -201,7 +201,7 @@ def _place(tracer: Tracer, part: str, model: nn.Module, dtype: torch.dtype) -> N
 
 
 def _shapes(workload: Workload) -> list[Size]:
-    """Every shape that pictures are encoded in, the one with the most pixels first."""
+    """Return every shape that images are encoded in, the one with the most pixels first."""
     return list(dict.fromkeys(bucket.size for bucket in (*workload.buckets, *workload.validation_buckets)))
 
 
@@ -211,17 +211,17 @@ def _encode(workload: Workload, encoders: Sequence[TextEncoder], texts: int = 1)
 
 
 def _distinct(prompts: Iterable[PromptConfig]) -> list[PromptConfig]:
-    """One of those that take the same memory."""
+    """Return one prompt of each group that needs the same memory."""
     return list({(p.width, p.height, p.sampler, p.guidance > 1.0): p for p in prompts}.values())
 
 
 def _size(prompt: PromptConfig) -> Size:
-    assert prompt.width and prompt.height  # a subject's prompts have their sizes
+    assert prompt.width and prompt.height  # the prompts of a workload have sizes
     return prompt.width, prompt.height
 
 
 def _draw(tracer: Tracer, workload: Workload, engine: Engine, prompt: PromptConfig) -> Tensor:
-    """The latents of one prompt, drawn in as few steps as show all of them."""
+    """Draw the latents of one prompt, in as few steps as show what every step does."""
     width, height = _size(prompt)
     few = prompt.changed(steps=min(prompt.steps, STEPS_DRAWN))
     sampler = make_sampler(prompt.sampler, workload.prediction, zero_terminal_snr=workload.zero_terminal_snr)
@@ -233,7 +233,7 @@ def _draw(tracer: Tracer, workload: Workload, engine: Engine, prompt: PromptConf
 
 
 def _text(workload: Workload, engine: Engine) -> TextConditioning:
-    """A text from encoders that learn, else from the cache, on the CPU."""
+    """Return a text from encoders that are trained, otherwise as if from the cache, on the CPU."""
     if engine.models.text_encoders:
         return _encode(workload, engine.models.text_encoders)
     text = micro_batch(workload, (LATENT_SCALE, LATENT_SCALE), 1).text
@@ -242,7 +242,7 @@ def _text(workload: Workload, engine: Engine) -> TextConditioning:
 
 
 def _decode(tracer: Tracer, workload: Workload, vae: AutoencoderKL, latents: Mapping[Size, Tensor]) -> None:
-    """A picture of each size; making a file of it, on the CPU, is left out."""
+    """Decode one image of each size; writing files happens on the CPU and is left out."""
     with as_on_cuda(VAE_ATTENTION):
         for (width, height), drawn in latents.items():
             with tracer.stage(f"decode {width}x{height}"):
@@ -250,7 +250,7 @@ def _decode(tracer: Tracer, workload: Workload, vae: AutoencoderKL, latents: Map
 
 
 def _offloaded_storages(engine: Engine, weights: MemoryTrace) -> list[Storage]:
-    """What trainer.training.device.offload.away empties, in its order: each storage once, some hold several weights."""
+    """Return the storages that trainer.training.device.offload.away frees, in its order, each storage once."""
     placed = {storage.name: storage for storage in weights.storages}
     names: dict[int, str] = {}
     for key, weight in engine.adapter.parameters.items():
@@ -263,21 +263,21 @@ def _offloaded_storages(engine: Engine, weights: MemoryTrace) -> list[Storage]:
 
 
 def _append_deaths(trace: MemoryTrace, leaving: Sequence[Storage]) -> MemoryTrace:
-    """The tape, at whose end storages of earlier tapes are given back."""
+    """Return the trace with deaths of earlier traces' storages at its end."""
     first = len(trace.storages)
     deaths = ~np.arange(first, first + len(leaving), dtype=np.int32)
     return replace(trace, storages=(*trace.storages, *leaving), events=np.concatenate([trace.events, deaths]))
 
 
 def _prepend_births(trace: MemoryTrace, returning: Sequence[Storage]) -> MemoryTrace:
-    """The tape, at whose beginning storages that were given back are taken again."""
+    """Return the trace with births of freed storages at its beginning."""
     births = np.arange(len(returning), dtype=np.int32)
     moved = np.where(trace.events < 0, trace.events - len(returning), trace.events + len(returning)).astype(np.int32)
     return replace(trace, storages=(*returning, *trace.storages), events=np.concatenate([births, moved]))
 
 
 def _step_factors(prompts: Sequence[PromptConfig]) -> dict[str, float]:
-    """How many times as many steps there are in all as were traced, by stage."""
+    """Return by stage how many times the traced steps are done in all."""
     every, traced = Counter[str](), Counter[str]()
     for prompt in prompts:
         every[f"draw {prompt.width}x{prompt.height}"] += prompt.steps
@@ -288,6 +288,6 @@ def _step_factors(prompts: Sequence[PromptConfig]) -> dict[str, float]:
 
 
 def _scale_work(trace: MemoryTrace, factors: Mapping[str, float]) -> MemoryTrace:
-    """The tape with the work of some stages done so many times."""
+    """Return the trace with the work of some stages multiplied."""
     work = (replace(item, count=round(item.count * factors.get(item.stage, 1))) for item in trace.work)
     return replace(trace, work=tuple(work))

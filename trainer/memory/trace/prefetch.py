@@ -1,4 +1,4 @@
-"""A process beside this one that traces what is likely to be asked for next, so that a second core does its part."""
+"""Prefetch traces in a second process, so that a second core helps."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from trainer.memory.trace.store import TraceStore
 from trainer.memory.trace.workload import TraceRequest
 
 _SPAWN = multiprocessing.get_context("spawn")
-# Longer than any one trace takes, on slow and busy cores too: a process that is at it still has come to a standstill.
+# Seconds; longer than any trace takes, even on a slow and busy core. A process that takes longer is stuck.
 LONGEST = 120.0
-# Seconds within which it ends in order when it is told to; one that cannot hear is killed.
+# Seconds to wait for the process to exit after SIGTERM before it is killed.
 PATIENCE = 3.0
 
 
 Tracer = Callable[[TraceStore], Callable[[TraceRequest], None]]
-"""Returns what traces a wish into a store, in the worker process. A module-level function: it is pickled by name."""
+"""Returns a function that traces a request into a store, in the worker process. Pickled by name: module level only."""
 
 
 class TracePrefetcher:
-    """Traces wishes into a store, one after the other, in a process that starts with the first of them.
+    """Traces requests into a store, in order, in a process that starts with the first one.
 
-    It takes some seconds to start and 0.8 GB of main memory while it lives. What goes wrong in it is no loss: whoever
-    asks for those tapes finds them missing, traces them and meets the error himself. When the process that asked ends,
-    in whatever way, so does this one, in the middle of a trace too.
+    It takes some seconds to start and 0.8 GB of main memory while it lives. Its errors are ignored: whoever needs
+    those traces finds them missing, traces them and meets the error there. When the process that asked ends, in
+    whatever way, this one ends as well, even in the middle of a trace.
     """
 
     def __init__(self, store: TraceStore, tracer: Tracer) -> None:
         self._tracer, self._folder, self._shipped = tracer, store.folder, store.shipped
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="tracer aside")  # gives out wishes, waits for each
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="trace prefetcher")  # sends requests, waits for each
         self._futures: dict[str, Future[None]] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -54,54 +54,54 @@ class TracePrefetcher:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """As `close`."""
+        """Close the prefetcher."""
         self.close()
 
     def close(self) -> None:
-        """End the process, whatever it does; what it has traced is kept."""
+        """End the process even in the middle of a trace; finished traces are kept."""
         self._end()
         if self._process is not None:
             self._process.join(PATIENCE)
             self._process.kill()
             self._process.join()
-        self._executor.shutdown(cancel_futures=True)  # only now: it waits for what the process is at
+        self._executor.shutdown(cancel_futures=True)  # last: its thread waits for an answer until the process is gone
         if self._pipe is not None:
             self._pipe.close()
 
     def want(self, requests: Sequence[TraceRequest]) -> None:
-        """Trace these next, in their order; what was asked for before and is not begun is taken back."""
+        """Trace these next, in order; earlier requests that have not started are dropped."""
         for key in [key for key, asked in self._futures.items() if asked.cancel()]:
             del self._futures[key]
         for request in requests:
             self.ask(request)
 
     def ask(self, request: TraceRequest) -> Future[None]:
-        """Trace this too, after what was asked for before; the result is there when that is done with, or not to be."""
+        """Trace this after all earlier requests; the future is done when it was traced, failed or was dropped."""
         if request.key not in self._futures:
             self._futures[request.key] = self._executor.submit(self._trace, request)
         return self._futures[request.key]
 
     def finish(self, key: str) -> None:
-        """Return when these tapes are not in work: at once where they are not begun, and then they will not be.
+        """Wait until these traces are not in progress; if they have not started, drop them and return at once.
 
-        A process that does not come to an end with them is ended, and traces nothing more.
+        If the process seems stuck, it is ended and nothing more is prefetched.
         """
         asked = self._futures.get(key)
         if asked is None or asked.cancel():
             return
         try:
-            asked.exception(LONGEST)  # waits; the store tells what came of it
+            asked.exception(LONGEST)  # only waits: the caller looks into the store for the result
         except TimeoutError:
             self._end()
 
     def _trace(self, request: TraceRequest) -> None:
-        with suppress(EOFError, OSError):  # the process was ended, or has died
+        with suppress(EOFError, OSError):  # the process was ended, or it died
             pipe = self._pipe or self._start()
             pipe.send(request)
             pipe.recv()
 
     def _end(self) -> None:
-        """Trace nothing more."""
+        """Prefetch nothing more, and terminate the process."""
         with self._lock:
             self._closed = True
             if self._process is not None:
@@ -118,37 +118,37 @@ class TracePrefetcher:
             with no_interrupts():
                 process.start()
             theirs.close()
-            self._process, self._pipe = process, pipe  # only now: what has not begun cannot be ended
+            self._process, self._pipe = process, pipe  # only after start(): _end must not terminate an unstarted one
             return pipe
 
 
 def _serve(pipe: Connection, tracer: Tracer, folder: Path, shipped: Path | None) -> None:
-    """Trace until the other end is closed; what runs in the process."""
+    """Trace requests until the other end of the pipe is closed; the main function of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _leave)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    fulfil = tracer(TraceStore(folder, shipped))
+    ensure = tracer(TraceStore(folder, shipped))
     with suppress(EOFError, OSError):
         while True:
             request = pipe.recv()
-            with suppress(Exception):  # who needs these tapes meets it himself
-                fulfil(request)
+            with suppress(Exception):  # whoever needs these traces meets the error there
+                ensure(request)
             pipe.send(None)
 
 
 def _leave(*_: object) -> None:
-    """End in the middle of a trace, in order: a kill would have Python complain of semaphores that libraries leave.
+    """Exit in the middle of a trace, but in order: after a kill Python would warn about leaked semaphores.
 
-    Not by an exception, which whatever is going on just then might swallow.
+    An exception would not do, since the code that happens to run might catch it.
     """
     atexit._run_exitfuncs()
     os._exit(0)
 
 
 def _end_with_parent() -> None:
-    """End as soon as the process that asked has died: who reads its output to the end waits for this one's end too.
+    """Exit as soon as the parent process has died: a reader of its output would wait for this one's as well.
 
-    In order, for the sake of semaphores, or at once where that does not come about.
+    In order because of the semaphores, or the hard way if that takes too long.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None

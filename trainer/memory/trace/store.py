@@ -1,8 +1,8 @@
-"""Tapes, and what runs come to, on disk: what ships with Impasto, and what was made here, the oldest-used removed.
+"""Store traces and forecast results on disk: those that ship with Impasto, and a cache of those made here.
 
-Tapes as plain arrays in one file, small and quick to read: as a whole, or only what they add up to. No torch.
-
-An entry is some tapes under a key. It has a file of its own, or lies in an archive of entries that are alike.
+A trace is stored as plain arrays in one file, small and quick to read, in full or only as a summary. An entry is a few
+traces under one key, in a file of its own or in an archive of similar entries. The cache has a size limit; the least
+recently used files go first. Needs no torch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from trainer.protocol.reading import open_file, parse_json
 T = TypeVar("T")
 Arrays = Mapping[str, NDArray[Any]]
 
-# Raised when the form of a file changes, so that those of older programs are made anew.
+# Raised when the file format changes, so that files of older programs are made again.
 FORM = 3
 NAMELESS = -1
 
@@ -54,19 +54,19 @@ MOST_BYTES = 256 * 2**20  # some thousand entries
 SUFFIX = ".npz"
 OF_OTHERS = "others"
 SHIPPED_OUTCOMES = "outcomes.zip"
-# A temporary file that nobody has written to for so long was left by a process that ended in the middle.
+# A temporary file not written to for this many seconds was left by a process that ended while writing.
 STRAY_SECONDS = 3600.0
 
 
 def write(path: Path, traces: Sequence[MemoryTrace]) -> None:
-    """Writes one entry as an npz of plain arrays, atomically."""
+    """Write one entry as an npz file of plain arrays, atomically."""
     _write(path, _arrays_of(traces), zipfile.ZIP_DEFLATED)
 
 
 def write_archive(path: Path, entries: Mapping[str, Sequence[MemoryTrace]]) -> None:
-    """Writes many entries, atomically; those that are alike best lie side by side.
+    """Write many entries into one archive, atomically; similar ones should be adjacent.
 
-    LZMA finds that they repeat each other: they take a tenth of the bytes of files of their own, and longer to write.
+    LZMA finds what they have in common: they take a tenth of the bytes of separate files, but longer to write.
     """
     arrays = _arrays_of([trace for traces in entries.values() for trace in traces])
     counts = {key: len(traces) for key, traces in entries.items()}
@@ -74,24 +74,24 @@ def write_archive(path: Path, entries: Mapping[str, Sequence[MemoryTrace]]) -> N
 
 
 def read(path: Path) -> tuple[MemoryTrace, ...] | None:
-    """The tapes of a file that ``write`` made; None when it is absent, damaged, or of another form."""
+    """Return the traces in a file that ``write`` made; None if it is missing, damaged, or of another format."""
     return _read(path, _Columns.tapes)
 
 
 def read_outlines(path: Path) -> tuple[TraceSummary, ...] | None:
-    """What the tapes of a file add up to, without reading their storages; None as for ``read``."""
+    """Return the summaries of the traces in a file without reading their storages; None as for ``read``."""
     return _read(path, _Columns.outlines)
 
 
 class Archive:
-    """A file that ``write_archive`` made; what of it was read once is kept."""
+    """A file that ``write_archive`` made; each of its arrays is read once, when it is needed."""
 
     def __init__(self, path: Path) -> None:
         self._columns = _Columns(_LazyArrays(path))
 
     @cached_property
     def _places(self) -> dict[str, slice]:
-        """Where the tapes of each entry lie among all; none where the file is of no use."""
+        """Return the position of each entry's traces among all; empty if the file is unusable."""
         try:
             counts: dict[str, int] = _from_array(self._columns.arrays["entries"])
             _require_form(self._columns.arrays)
@@ -101,15 +101,15 @@ class Archive:
             return {}
 
     def __contains__(self, key: str) -> bool:
-        """Whether there is an entry under a key."""
+        """Return whether there is an entry under a key."""
         return key in self._places
 
     def read(self, key: str) -> tuple[MemoryTrace, ...] | None:
-        """The tapes under ``key``; None when there are none or the file is damaged."""
+        """Return the traces under ``key``; None if there are none or the file is damaged."""
         return self._found(key, self._columns.tapes)
 
     def read_outlines(self, key: str) -> tuple[TraceSummary, ...] | None:
-        """What the tapes under ``key`` add up to; None as for ``read``."""
+        """Return the summaries of the traces under ``key``; None as for ``read``."""
         return self._found(key, self._columns.outlines)
 
     def _found(self, key: str, parse: Callable[[slice], Iterator[T]]) -> tuple[T, ...] | None:
@@ -120,7 +120,7 @@ class Archive:
 
 
 class _LazyArrays(Mapping[str, NDArray[Any]]):
-    """The arrays of a file, each read when it is asked for; the file stays closed between."""
+    """The arrays of a file, each read on access; the file is closed in between."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -141,7 +141,7 @@ class _LazyArrays(Mapping[str, NDArray[Any]]):
 def _write(path: Path, arrays: Arrays, compression: int) -> None:
     with files.staged(path, durable=False) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         for name, array in arrays.items():
-            # A fixed date: equal tapes give equal files.
+            # A fixed date, so that equal traces give equal files.
             entry = zipfile.ZipInfo(f"{name}.npy")
             entry.compress_type = compression
             with archive.open(entry, "w") as member:
@@ -152,7 +152,7 @@ def _read(path: Path, parse: Callable[[_Columns, slice], Iterator[T]]) -> tuple[
     if not path.is_file():
         return None
     try:
-        # Opened here: numpy leaves the file of a broken archive open.
+        # Opened here, because numpy does not close the file of a broken archive.
         with open_file(path, "listing") as file, np.load(file, allow_pickle=False) as arrays:
             _require_form(arrays)
             return tuple(parse(_Columns(arrays), slice(None)))
@@ -166,7 +166,7 @@ def _require_form(arrays: Arrays) -> None:
 
 
 class _Strings:
-    """Every text once, known by its place."""
+    """List of distinct strings, each known by its index."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -180,7 +180,7 @@ class _Strings:
 
 
 def _as_array(content: Any) -> NDArray[Any]:
-    """JSON as bytes."""
+    """Return JSON as an array of bytes."""
     return np.frombuffer(json.dumps(content).encode("utf-8"), dtype=np.uint8)
 
 
@@ -189,9 +189,10 @@ def _from_array(array: NDArray[Any]) -> Any:
 
 
 def _arrays_of(traces: Sequence[MemoryTrace]) -> dict[str, NDArray[Any]]:
-    """Columns over all tapes; storages once each and then by number.
+    """Return the columns of a file: one row per trace, distinct storage and kind of work, and the event streams.
 
-    Events are kept as distances to the latest birth, which repeat from layer to layer.
+    Distinct storages are stored once and referred to by number. Events are stored relative to the latest birth: these
+    distances repeat from layer to layer, so they compress well.
     """
     strings, words = _Strings(), _Strings()
     place, word = strings.place, words.place
@@ -232,9 +233,9 @@ def _row(storage: Storage, place: Callable[[str], int]) -> tuple[int, ...]:
 
 
 class _Columns:
-    """What columns say of the tapes that they were made of; each column is read when it is needed, and then kept.
+    """Traces decoded from the columns of a file; each column is read on first use and kept.
 
-    Raises ValueError for what cannot be.
+    Raises ValueError for inconsistent columns.
     """
 
     def __init__(self, arrays: Arrays) -> None:
@@ -242,7 +243,7 @@ class _Columns:
         self._known: dict[int, Storage] = {}
 
     def outlines(self, which: slice) -> Iterator[TraceSummary]:
-        """Of the tapes in ``which`` places."""
+        """Yield the summaries of the traces at positions ``which``."""
         words, work = self._words, self._work
         for (name, _, _, count, net, peak), (_, _, start) in zip(self._rows[which], self._starts[which], strict=True):
             columns = work[:, start : start + count].tolist()
@@ -253,7 +254,7 @@ class _Columns:
             yield TraceSummary(words[name], Totals(net, peak), items)
 
     def tapes(self, which: slice) -> Iterator[MemoryTrace]:
-        """Those in ``which`` places."""
+        """Yield the traces at positions ``which``."""
         rows, starts = self._rows[which], self._starts[which]
         for summary, row, (first, start, _) in zip(self.outlines(which), rows, starts, strict=True):
             numbers = self._numbers[first : first + row[1]]
@@ -261,7 +262,7 @@ class _Columns:
             yield MemoryTrace(summary.name, self._storages(numbers), events, summary.work)
 
     def _storages(self, numbers: NDArray[np.int32]) -> tuple[Storage, ...]:
-        """Those with these numbers; equal ones are one object, made when it is first needed."""
+        """Return storages by number; equal ones share one object, made on first use."""
         known = self._known
         texts = self._strings
         new = [number for number in np.unique(numbers).tolist() if number not in known]
@@ -285,7 +286,7 @@ class _Columns:
 
     @cached_property
     def _starts(self) -> list[list[int]]:
-        """Where each tape's storages, events and work begin."""
+        """Return where each trace's storages, events and work begin."""
         counts = self.arrays["tapes"][:, 1:4]
         starts: list[list[int]] = (np.cumsum(counts, axis=0) - counts).tolist()
         return starts
@@ -309,7 +310,7 @@ class _Columns:
 
     @cached_property
     def _numbers(self) -> NDArray[np.int32]:
-        """Which storages the tapes have, those of all tapes in a row."""
+        """Return the storage numbers of all traces, one after the other."""
         return _absolute(self.arrays["numbers"])
 
     @cached_property
@@ -319,12 +320,15 @@ class _Columns:
 
     @cached_property
     def _table(self) -> NDArray[Any]:
-        """A column for every storage that differs from all others."""
+        """Return the distinct storages, one column each."""
         return self.arrays["storages"]
 
 
 def _relative(numbers: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Numbers given out in the order of their first use, as how long ago they were; 0: now. That repeats more."""
+    """Encode numbers, given in order of first use, as the distance from the next new one; 0 means new.
+
+    That repeats more than the numbers themselves, so it compresses better.
+    """
     given = np.maximum.accumulate(np.concatenate([[-1], numbers]))[:-1] + 1
     return (given - numbers).astype(np.int32)
 
@@ -336,35 +340,35 @@ def _absolute(relative: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 class TraceStore:
-    """Entries of a few tapes each, by key."""
+    """Entries of a few traces each, by key."""
 
     def __init__(self, folder: Path, shipped: Path | None = None, most_bytes: int = MOST_BYTES) -> None:
-        """``shipped`` holds archives, which come before what is in ``folder`` and are never changed.
+        """Use the cache in ``folder`` behind the read-only archives in ``shipped``.
 
-        Those in its folder "others" come last: they are seldom asked for, and to look into many takes time.
+        The archives in its folder "others" are searched last: they are rarely needed, and opening many takes time.
         """
         self.folder = folder
         self.shipped = shipped
         self.most_bytes = most_bytes
         self.outcomes = folder / "outcomes"
-        """Where `OutcomeStore` keeps what runs on these tapes came to."""
+        """Folder in which `OutcomeStore` keeps the forecast results of these traces."""
         self.shipped_outcomes = shipped and shipped / SHIPPED_OUTCOMES
 
     @staticmethod
     def of_user() -> TraceStore:
-        """This user's store, with the tapes that ship with Impasto behind it."""
+        """Return this user's store, with the traces that ship with Impasto."""
         return TraceStore(places.cache_folder() / "traces", asset_path("traces"))
 
     def load(self, key: str) -> tuple[MemoryTrace, ...] | None:
-        """The tapes under ``key``; None when there are none or the entry is damaged (which removes it)."""
+        """Return the traces under ``key``; None if there are none or the entry is damaged, which removes it."""
         return self._found(key, Archive.read, read)
 
     def outlines(self, key: str) -> tuple[TraceSummary, ...] | None:
-        """What the tapes under ``key`` add up to, in a tenth of the time; None as for ``load``."""
+        """Return the summaries of the traces under ``key``, ten times faster than ``load``; None as for ``load``."""
         return self._found(key, Archive.read_outlines, read_outlines)
 
     def save(self, key: str, traces: Sequence[MemoryTrace]) -> None:
-        """Keeps ``tapes`` under ``key``, atomically; raises OSError when the disk refuses."""
+        """Store ``traces`` under ``key``, atomically; raises OSError when the disk refuses."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write(self.folder / f"{key}{SUFFIX}", traces)
         make_room(self.folder, SUFFIX, self.most_bytes)
@@ -387,13 +391,13 @@ class TraceStore:
 
     def _load_own(self, key: str, reader: Callable[[Path], T | None]) -> T | None:
         path = self.folder / f"{key}{SUFFIX}"
-        if not path.is_file():  # and is not removed either: another process may be just about to put it there
+        if not path.is_file():  # not removed either: another process may be about to write it
             return None
         found = reader(path)
         if found is not None:
             mark_used(path)
         else:
-            with suppress(OSError):  # a folder that may not be written is still read
+            with suppress(OSError):  # a read-only folder can still be read
                 path.unlink(missing_ok=True)
         return found
 
@@ -403,13 +407,13 @@ def _archives_in(folder: Path | None) -> list[Archive]:
 
 
 def _find_in(archives: Sequence[Archive], key: str, look: Callable[[Archive, str], T | None]) -> T | None:
-    """What ships under ``key``; None where nothing does that can be read."""
+    """Return what ships under ``key``; None if nothing readable does."""
     return next((look(archive, key) for archive in archives if key in archive), None)
 
 
 def make_room(folder: Path, suffix: str, most_bytes: int) -> None:
-    """Removes the files used longest ago until the rest is within the bound, or one is left; and what writers left."""
-    with suppress(OSError):  # what resists is tried again the next time
+    """Remove stray temporary files, and the least recently used files until the rest fits or only one is left."""
+    with suppress(OSError):  # tried again the next time
         files.remove_strays(folder, idle=STRAY_SECONDS)
     stamped = []
     for path in folder.glob(f"*{suffix}"):
@@ -425,6 +429,6 @@ def make_room(folder: Path, suffix: str, most_bytes: int) -> None:
 
 
 def mark_used(path: Path) -> None:
-    """The time of its last use decides what is removed first."""
-    with suppress(OSError):  # a folder that may not be written is still read
+    """Set a file's time of last use, which decides what is removed first."""
+    with suppress(OSError):  # a read-only folder can still be read
         os.utime(path)

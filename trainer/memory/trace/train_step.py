@@ -1,4 +1,4 @@
-"""Traces the training step as the loop takes it: micro-batches and optimizer steps, as tapes that follow each other."""
+"""Trace the training step as the training loop runs it: micro-batches and optimizer steps."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from trainer.training.optim.optimizer import set_learning_rates
 
 Size = tuple[int, int]
 
-# bitsandbytes pages states from this many numbers on: they lie in memory that the allocator does not know.
+# bitsandbytes puts states of this many numbers and more into paged memory, which the allocator does not see.
 PAGED_FROM = 1e5
-# A bucket that every base can halve as often as it does.
+# A bucket whose sides every UNet can halve often enough.
 SMALLEST: Size = (64, 64)
 
 
 @dataclass(frozen=True, slots=True)
 class MicroTapes:
-    """Micro-batches as tapes that follow one another by the names of what they leave: ``first``, then any ``more``."""
+    """Traces of micro-batches; they pass storages on by name, so ``first`` comes before any number of ``more``."""
 
     weights: MemoryTrace
-    """Base, adapter and masters, as they are placed, before any of them."""
+    """Base, adapter and master weights being placed; comes before all others."""
     first: Mapping[Size, MemoryTrace]
-    """The first micro-batch of an optimizer step by its bucket, in which the masters' gradients are born."""
+    """First micro-batch of an optimizer step by bucket, in which the master weights' gradients are allocated."""
     more: Mapping[Size, MemoryTrace]
-    """Any further one, in the same bucket or another."""
+    """Any further micro-batch, by bucket."""
 
 
 def trace_micro(workload: Workload, buckets: Sequence[Size], images: int) -> MicroTapes:
-    """Traces micro-batches of ``pictures`` in each of ``buckets`` (width, height), on meta tensors."""
+    """Trace micro-batches of ``images`` in each of ``buckets`` (width, height) on meta tensors."""
     engine = empty_engine(workload)
     with recording(attention_kernel(workload.fit.attention, dtype_of(workload))) as tracer:
         work = _Training(workload, engine, tracer)
@@ -57,16 +57,16 @@ def trace_micro(workload: Workload, buckets: Sequence[Size], images: int) -> Mic
 
 
 def trace_optimizer(workload: Workload) -> tuple[MemoryTrace, MemoryTrace]:
-    """Traces the first optimizer step of a run, in which its state appears, and any later one.
+    """Trace the first optimizer step of a run, in which its state is allocated, and any later one.
 
-    They follow on micro-batches of any size; one of the smallest tells which weights get gradients.
+    Both can follow micro-batches of any size. The smallest one is run here to find out which weights get gradients.
     """
     engine = empty_engine(workload)
     with recording(attention_kernel(workload.fit.attention, dtype_of(workload))) as tracer:
         work = _Training(workload, engine, tracer)
         work.begin_step()
         work.micro_step(SMALLEST, 1)
-        work.accumulate("")
+        work.accumulate("")  # cut off under no name: only its effect on the gradients is needed here
         first = work.optimizer_step("optimizer_first")
         work.begin_step()
         work.accumulate("")
@@ -74,41 +74,46 @@ def trace_optimizer(workload: Workload) -> tuple[MemoryTrace, MemoryTrace]:
 
 
 class _GradientSlot(NamedTuple):
-    """Where a gradient lies: those of layers that are computed together are parts of one piece of memory."""
+    """Memory of a gradient: layers that are computed together have their gradients in one storage."""
 
     storage: int
     bytes: int
-    """Of the whole storage."""
+    """Bytes of the whole storage."""
     offset: int
     stride: tuple[int, ...]
 
 
 class _Training:
-    """The parts of an optimizer step, as trainer.training.loop.Engine calls them, each cut off as a tape."""
+    """An optimizer step in parts, as trainer.training.loop.Engine runs it, each recorded as a trace of its own.
+
+    Parts are traced once and combined later. That is why micro_step and accumulate set gradients up and drop them
+    outside of their traces: each begins in the state in which the other ends.
+    """
 
     def __init__(self, workload: Workload, engine: Engine, tracer: Tracer) -> None:
-        self.subject = workload
+        self.workload = workload
         self.engine = engine
         self.tracer = tracer
         self.modules = know_engine(tracer, engine)
         self.total: Tensor | None = None
-        self.places: dict[str, _GradientSlot] = {}
-        """Where the gradients of those weights lie that get one."""
+        self.slots: dict[str, _GradientSlot] = {}
+        """Memory of the working weights' gradients, by key, for those that get one."""
         _hide_paged_state(engine.optimizer)
 
     def begin_step(self) -> MemoryTrace:
+        """Trace the allocation of the sum of losses."""
         self.total = torch.zeros((), device=META)
         self.tracer.know(self.total, "temporary", "", "loss")
         return self.tracer.cut("begin")
 
     def micro_step(self, bucket: Size, images: int) -> MemoryTrace:
-        """Forward and backward up to the working weights' gradients, which are dropped again off the tape."""
-        micro = micro_batch(self.subject, bucket, images)
+        """Trace forward and backward up to the working weights' gradients, then drop those outside of the trace."""
+        micro = micro_batch(self.workload, bucket, images)
         assert self.total is not None
         with self.tracer.stage("forward"):
             self.total += self.engine.micro_step(micro)
         working = self.engine.masters.working
-        self.places = {key: _place(weight.grad) for key, weight in working.items() if weight.grad is not None}
+        self.slots = {key: _place(weight.grad) for key, weight in working.items() if weight.grad is not None}
         self._label_gradients(working)
         trace = self.tracer.cut("micro_step")
         for weight in working.values():
@@ -117,10 +122,11 @@ class _Training:
         return trace
 
     def accumulate(self, name: str) -> MemoryTrace:
-        """The working weights' gradients, put there off the tape, taken into the masters'."""
+        """Trace adding the working weights' gradients to the master weights'; they are set up outside of the trace."""
         masters = self.engine.masters
+        # One buffer for each storage: layers computed together share one, which dies with its last gradient.
         buffers: dict[int, Tensor] = {}
-        for key, place in self.places.items():
+        for key, place in self.slots.items():
             weight = masters.working[key]
             if place.storage not in buffers:
                 buffers[place.storage] = torch.empty(place.bytes // weight.itemsize, dtype=weight.dtype, device=META)
@@ -134,7 +140,7 @@ class _Training:
         return self.tracer.cut(name)
 
     def optimizer_step(self, name: str) -> MemoryTrace:
-        """From the summed loss and gradients to refreshed weights without gradients."""
+        """Trace the step from summed loss and gradients to updated weights without gradients."""
         engine = self.engine
         assert self.total is not None
         with self.tracer.stage("optimizer"):
@@ -152,7 +158,10 @@ class _Training:
                 self.tracer.know(weight.grad, "gradients", self.modules[key], f"{kind}_gradient.{key}")
 
     def _label_state(self) -> None:
-        """Single numbers are made by torch.tensor, which no mode sees, and so are born here; pages stay unknown."""
+        """Label the optimizer's state; large paged state stays unknown to the tracer.
+
+        Single numbers come from torch.tensor, which no dispatch mode sees, so their birth is recorded here.
+        """
         for key, master in self.engine.masters.masters.items():
             for entry, value in self.engine.optimizer.state.get(master, {}).items():
                 if isinstance(value, Tensor) and value.is_meta and (value.numel() == 1 or self.tracer.knows(value)):
@@ -165,7 +174,10 @@ def _place(gradient: Tensor) -> _GradientSlot:
 
 
 def _hide_paged_state(optimizer: Any) -> None:
-    """Takes a paged optimizer's large states from where the tracer does not look."""
+    """Allocate a paged optimizer's large states where the tracer does not see them.
+
+    On a GPU they are in unified memory outside of PyTorch's allocator.
+    """
     if not getattr(optimizer, "is_paged", False):
         return
     ordinary = optimizer.get_state_buffer

@@ -1,4 +1,4 @@
-"""What a job's memory depends on, and nothing else: the subject of a forecast, and the keys of its traces."""
+"""Describe exactly what a job's memory depends on, and hash it into the keys of its traces."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ TracePart = Literal[
     "save",
 ]  # fmt: skip
 
-# Raised when tapes of one version of the program would come out otherwise: those on disk are then made anew.
+# Raised when the same version of the program starts to trace differently; traces on disk are then recorded again.
 FORM = 7
 LIBRARIES = ("torch", "diffusers", "transformers", "peft", "bitsandbytes", "prodigyopt", "schedulefree")
 
-# What is traced where a fit leaves something open.
+# Values to trace with where a fit leaves a setting open.
 OPEN_FIT = FitConfig(
     dtype="bf16",
     quantise="none",
@@ -47,7 +47,7 @@ OPEN_FIT = FitConfig(
 _STEP_FACTS = ("unet", "live_texts", "text_form", "adapter", "precision", "checkpointing", "masks", "objective")
 _FACTS: dict[TracePart, tuple[str, ...]] = {
     "micro": _STEP_FACTS,
-    # Of the base only in what it computes: neither its bits nor what a micro-batch is reach what the optimizer does.
+    # Of the base only what it computes: its bits and the size of a micro-batch do not affect the optimizer.
     "optimizer": ("unet", "live_texts", "text_form", "adapter", "dtype", "clipped", "optimizer"),
     "load": ("unet", "live_texts", "adapter", "precision"),
     "quantise": ("unet", "live_texts", "adapter", "precision"),
@@ -73,22 +73,22 @@ _FACTS: dict[TracePart, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class BucketUse:
-    """A shape that pictures are trained in."""
+    """Shape that images are trained in."""
 
     width: int
     height: int
     pictures: int
-    """How many are shown in it in the first epoch, repeats counted; 0: in later ones only."""
+    """Number of images shown in it in the first epoch, with repeats; 0: in later epochs only."""
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height in pixels."""
+        """Return width and height in pixels."""
         return self.width, self.height
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Everything that memory depends on; recipe and fit are resolved."""
+    """Everything that a job's memory depends on; recipe and fit are resolved."""
 
     family: Family
     unet_config: Config
@@ -97,45 +97,45 @@ class Workload:
     recipe: RecipeConfig
     fit: FitConfig
     buckets: tuple[BucketUse, ...]
-    """What is trained on, the bucket with the most pixels first."""
+    """Shapes to train on, the one with the most pixels first."""
     prediction: Prediction = "epsilon"
     zero_terminal_snr: bool = False
     masks: bool = False
     previews: tuple[PromptConfig, ...] = ()
-    """With their sizes."""
+    """Preview prompts with their sizes."""
     validation: bool = True
-    """Whether the loss is measured on pictures kept apart; else it is on some of those that are trained on."""
+    """Whether validation uses images held out from training; otherwise it uses some training images."""
     validation_buckets: tuple[BucketUse, ...] = ()
-    """The shapes that it is measured in; those of ``buckets`` where there are none."""
+    """Shapes to validate in; if empty, those of ``buckets``."""
     validation_timesteps: int = 5
-    """At how many noise strengths each picture is measured."""
+    """Number of timesteps at which each image is measured."""
 
     @property
     def trained_texts(self) -> bool:
-        """Whether text encoders are trained, so that all of them stay on the card."""
+        """Return whether text encoders are trained, so that all of them stay on the GPU."""
         return learns_texts(self.recipe)
 
     @property
     def has_published_unet(self) -> bool:
-        """Whether the UNet is built as its family's first one, whatever its weights."""
+        """Return whether the UNet's config is the published one of its family, whatever its weights."""
         return _plain(self.unet_config) == _plain(bundled_configs(self.family)["unet"])
 
     @property
     def has_one_rank(self) -> bool:
-        """Whether all of the LoRA has the rank that the recipe states first."""
+        """Return whether all parts of the LoRA have the same rank."""
         recipe = self.recipe
         return {recipe.conv_rank, recipe.text_encoder.rank, recipe.text_encoder_2.rank} == {recipe.rank}
 
     def at_rank(self, rank: int) -> Workload:
-        """The same with all of the LoRA at ``rank``."""
+        """Return the workload with all parts of the LoRA at ``rank``."""
         recipe = self.recipe
         encoders = {name: getattr(recipe, name).changed(rank=rank) for name in ("text_encoder", "text_encoder_2")}
         return replace(self, recipe=recipe.changed(rank=rank, conv_rank=rank, **encoders))
 
     def key(self, part: TracePart, *more: object) -> str:
-        """SHA-256 in hex over what the tapes of ``part`` depend on: under it they are kept.
+        """Return the key of a part's traces: SHA-256 (hex) over everything that they depend on.
 
-        ``more`` is what they were asked for besides, such as a bucket and a number of pictures.
+        ``more`` holds further arguments of the request, such as a bucket and a number of images.
         """
         known = self._facts()
         content = [FORM, __version__, library_versions(), part, more, [(name, known[name]) for name in _FACTS[part]]]
@@ -154,7 +154,7 @@ class Workload:
             "texts_at_once": texts_at_once(fit),
             "text_form": (recipe.token_chunks, recipe.clip_skip),
             "adapter": self._adapter_facts(),
-            # Flash is what "auto" takes; see trainer.memory.trace.cuda_kernels.attention_kernel.
+            # "auto" uses flash attention; see trainer.memory.trace.cuda_kernels.attention_kernel.
             "precision": (
                 *(fit.dtype, fit.quantise, "auto" if fit.attention == "flash" else fit.attention),
                 *map(_product_facts, fit.products),
@@ -176,7 +176,7 @@ class Workload:
             "clipped": recipe.clip_gradient > 0,
             "optimizer": _present(recipe.optimizer.model_dump(mode="json")),
             "averaged": isinstance(recipe.optimizer, ScheduleFreeConfig),
-            # Tiles join only where they are asked for, so that the keys of shipped traces stay.
+            # Tiling is only listed when it is on, so that the keys of shipped traces do not change.
             "vae_dtype": (fit.vae_dtype, "tiled") if fit.vae_encode_tiling else fit.vae_dtype,
             "decoding": (fit.vae_tiling, fit.preview_offload),
             "previews": (prompts, self.zero_terminal_snr, self.prediction),
@@ -196,12 +196,12 @@ class Workload:
 
 
 def learns_texts(recipe: RecipeConfig) -> bool:
-    """Whether a recipe trains a text encoder: then no text is cached."""
+    """Return whether a recipe trains a text encoder: then no text is cached."""
     return recipe.text_encoder.learning_rate > 0 or recipe.text_encoder_2.learning_rate > 0
 
 
 class SourceFacts(Protocol):
-    """What is asked of a base; trainer.base.source.BaseSource has it all."""
+    """What a workload needs to know about a base; trainer.base.source.BaseSource provides it."""
 
     @property
     def unet_config(self) -> Config: ...  # noqa: D102 (as in BaseSource)
@@ -216,7 +216,7 @@ class SourceFacts(Protocol):
 
 
 def subject_of_job(job: Job, source: SourceFacts, images: Sequence[Picture]) -> Workload:
-    """The subject of a job whose recipe is resolved, on its base and pictures."""
+    """Return the workload of a job with a resolved recipe, from its base and images."""
     shown = Counter(image.bucket for image, _ in epoch_showings(images, 0))
     shown.update({image.bucket: 0 for image in images if image.kind != "validation"})
     held_out = Counter(image.bucket for image in images if image.kind == "validation")
@@ -243,7 +243,7 @@ def subject_of_job(job: Job, source: SourceFacts, images: Sequence[Picture]) -> 
 def subject_ahead(
     family: Family, recipe: RecipeConfig, fit: FitConfig | None = None, buckets: Iterable[BucketUse] = ()
 ) -> Workload:
-    """The subject of a resolved recipe before there is a base or a picture: published configs, one square bucket."""
+    """Return the workload of a resolved recipe without base or images: published configs, one square bucket."""
     configs = bundled_configs(family)
     step = recipe.pictures.bucket_step
     side = (recipe.resolution or 0) // step * step
@@ -262,7 +262,7 @@ def subject_ahead(
 
 
 def complete_fit(fit: FitConfig) -> FitConfig:
-    """The fit with what it leaves open, of what memory depends on, as `OPEN_FIT` has it."""
+    """Return the fit with open settings that affect memory filled in from `OPEN_FIT`."""
     return fit.changed(**{name: value for name, value in OPEN_FIT if getattr(fit, name) is None})
 
 
@@ -272,7 +272,7 @@ def _uses(shown: Counter[tuple[int, int]]) -> tuple[BucketUse, ...]:
 
 
 def _plain(config: Config) -> dict[str, object]:
-    """Without what names the file and the version that wrote it."""
+    """Return a config without the entries that name its file and the version that wrote it."""
     return {name: value for name, value in config.items() if not name.startswith("_")}
 
 
@@ -287,19 +287,19 @@ def _product_facts(product: ProductConfig) -> dict[str, int | None]:
 
 
 def _present(settings: Mapping[str, object]) -> dict[str, object]:
-    """Of settings that are fractions only whether there are any: how strong they are changes numbers, not tensors."""
+    """Replace fractional settings by whether they are set: their strength changes numbers, not tensors."""
     return {name: bool(value) if isinstance(value, float) else value for name, value in settings.items()}
 
 
 @cache
 def library_versions() -> tuple[str, ...]:
-    """The versions of LIBRARIES, without what tells builds of one apart, such as +cpu: on meta they do the same."""
+    """Return the versions of LIBRARIES without build suffixes such as +cpu: on meta, builds do the same."""
     return tuple(version(library).partition("+")[0] for library in LIBRARIES)
 
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """Tapes that may be asked for: what they are of, and what for besides, as in ``Workload.key``."""
+    """Request for the traces of one part of a workload; ``more`` is as in ``Workload.key``."""
 
     subject: Workload
     part: TracePart
@@ -307,10 +307,10 @@ class TraceRequest:
 
     @property
     def key(self) -> str:
-        """Under which the tapes are kept."""
+        """Return the key of the traces."""
         return self.subject.key(self.part, *self.more)
 
 
 def sizes_of_parts(count: int, most: int) -> list[int]:
-    """Return how many are in each part where ``count`` are dealt with ``most`` at a time."""
+    """Return the sizes of the parts when ``count`` items are processed ``most`` at a time."""
     return [min(most, count - done) for done in range(0, count, most)]
