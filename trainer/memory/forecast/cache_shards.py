@@ -1,4 +1,4 @@
-"""What a run encodes for its cache: before the first step, and between epochs what does not fit on disk. No torch."""
+"""Estimate what a run encodes for its cache: before the first step, and in later cache shards. Needs no torch."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ from trainer.dataset.picture import Picture
 from trainer.dataset.sampling import Sample, draw_sample, epoch_showings, samples_per_epoch, steps_per_epoch
 from trainer.files.architecture import Config
 
-# Showings that are listed to know the others by, at 0.03 to 0.06 ms each: a question is answered within a second.
+# Samples to list before estimating the rest, at 0.03 to 0.06 ms each, so that an answer takes less than a second.
 _MAX_LISTED = 2_000
-# Captions differ in how many tags there are to shuffle.
+# At least this many images, because captions differ in how many tags there are to shuffle.
 _MIN_IMAGES = 8
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class LaterShards:
-    """The portions of a cache after the first, as trainer.training.data.batches cuts them."""
+    """The cache shards after the first one, as trainer.training.data.batches cuts them."""
 
     portions: int = 0
+    """Number of later shards."""
     pictures: int = 0
-    """How many are encoded in all of them."""
+    """Number of images encoded in all of them."""
     texts: int = 0
+    """Number of texts encoded in all of them."""
     together: int = 0
-    """How many epochs lie on disk together."""
+    """Number of epochs in one shard."""
     limited: Literal["disk", "listing"] = "disk"
-    """Whether the disk limit cuts them, or how many showings are listed at once."""
+    """What limits a shard: disk space, or the number of samples listed at once."""
 
 
 NOT_LATER = LaterShards()
@@ -48,11 +50,11 @@ def first_portion(
     texts: Iterable[str] = (),
     cached: CacheKeys | None = None,
 ) -> tuple[int, int]:
-    """How many pictures and texts of a resolved job are encoded before the first step.
+    """Return how many images and texts of a resolved job are encoded before the first step.
 
-    Chance may cut, mirror and reword a picture anew each time: what lies on disk together is listed, or estimated from
-    some pictures and the first epochs where that is much. ``samples`` and ``texts`` are what validation and previews
-    need besides. What is ``cached`` already is not encoded.
+    Random crops, flips and captions may differ every time an image is shown. What is on disk together is listed, or if
+    that is too much, extrapolated from some images and the first epochs. ``samples`` and ``texts`` are what validation
+    and previews need in addition. What is ``cached`` is not encoded again.
     """
     if not (shown := samples_per_epoch(images)):
         return 0, 0
@@ -82,11 +84,11 @@ def first_portion(
 def later_portions(
     job: Job, images: Sequence[Picture], text_configs: Iterable[Config], cached: CacheKeys | None = None
 ) -> LaterShards:
-    """Of a resolved job; ``text_configs`` are those of encoders whose texts are cached.
+    """Return the later shards of a resolved job; ``text_configs`` are those of encoders whose texts are cached.
 
-    Nothing is listed where all showings of the run fit whatever chance makes of them, as they do in most runs. Else the
-    second epoch tells how much is new in each: an estimate, for chance may repeat what it had before. How much of that
-    is ``cached`` already is told by the first epoch that is encoded later.
+    Nothing is listed if all samples of the run fit even when all differ, as in most runs. Otherwise the second epoch
+    shows how much is new in each epoch: an estimate, since random choices may repeat. The first epoch that is encoded
+    later shows how much of that is ``cached``.
     """
     recipe, shown, configs = job.recipe, samples_per_epoch(images), tuple(text_configs)
     if not shown:
@@ -114,7 +116,7 @@ def later_portions(
             _missing_share(then, cached.has_picture),
             _missing_share({one.caption for one in then}, cached.has_text),
         ]
-    # Where encoders learn, a caption is encoded in the step: it cuts portions as the feed does, but is cached in none.
+    # Captions that are encoded in the training step count for the size of a shard, as in the run, but are not cached.
     texts = round(repeated * texts_drawn * absent[1]) if configs else 0
     limited: Literal["disk", "listing"] = "disk" if 1 + more <= listed else "listing"
     return LaterShards(shards, round(repeated * images_drawn * absent[0]), texts, together, limited)
@@ -125,12 +127,12 @@ def _latent_bytes(image: Picture) -> int:
 
 
 def _epochs(job: Job, images: Sequence[Picture]) -> int:
-    """How many epochs a run has, the last one whole."""
+    """Return the number of epochs of a run, counting a partial last one as whole."""
     return -(-(job.recipe.steps or 1) // steps_per_epoch(images, job.recipe))
 
 
 def _varies_by_epoch(images: Iterable[Picture], recipe: RecipeConfig) -> bool:
-    """Whether an epoch may show what none before it did."""
+    """Return whether an epoch may show something that none before it did."""
     chosen = recipe.captions.wildcards or recipe.captions.shuffle or recipe.captions.dropout > 0
     cut = recipe.pictures.flip or recipe.pictures.crop == "random"
     return (
@@ -142,7 +144,7 @@ def _varies_by_epoch(images: Iterable[Picture], recipe: RecipeConfig) -> bool:
 
 
 def _subsample(step: int, images: Sequence[Picture]) -> Sequence[Picture]:
-    """Pictures from all over the dataset, one in so many; all where none of those would be trained on."""
+    """Return every n-th image, or all of them if none of those is trained on."""
     some = images[:: max(1, step)]
     return some if samples_per_epoch(some) else images
 
@@ -152,23 +154,23 @@ def _samples(images: Iterable[Picture], recipe: RecipeConfig, epoch: int) -> Ite
 
 
 def _cut(sample: Sample) -> _Cut:
-    """What is encoded of a picture."""
+    """Return what identifies an encoded image: the image, its crop window and whether it is flipped."""
     return sample.picture.id, sample.window, sample.flip
 
 
 def _showings(images: Iterable[Picture], recipe: RecipeConfig, epoch: int) -> dict[tuple[_Cut, str], Sample]:
-    """The different ones of an epoch, by what is encoded: a picture as it is cut and flipped, and a text."""
+    """Return the distinct samples of an epoch by what is encoded: image crop and text."""
     return {(_cut(sample), sample.caption): sample for sample in _samples(images, recipe, epoch)}
 
 
 def _new_in(images: Iterable[Picture], recipe: RecipeConfig, epoch: int) -> dict[tuple[_Cut, str], Sample]:
-    """The showings of an epoch that the one before it had not."""
+    """Return the samples of an epoch that the epoch before it did not have."""
     former, now = (_showings(images, recipe, one) for one in (epoch - 1, epoch))
     return {key: sample for key, sample in now.items() if key not in former}
 
 
 def _extrapolate(sizes: Sequence[int], epochs: int) -> float:
-    """What ``sizes`` after each of the first epochs come to in the end: growing as in the latter half of those."""
+    """Extrapolate the totals after each of the first epochs, at the growth rate of the later half of them."""
     half = len(sizes) // 2
     rate = (sizes[-1] - sizes[half - 1]) / (len(sizes) - half) if half else 0.0
     return sizes[-1] + rate * (epochs - len(sizes))
@@ -179,5 +181,5 @@ def _count_missing(things: Iterable[T], has: Callable[[T], bool]) -> int:
 
 
 def _missing_share(things: Collection[T], has: Callable[[T], bool]) -> float:
-    """The share of things that are not there."""
+    """Return the share of items that are missing."""
     return _count_missing(things, has) / len(things) if things else 0.0

@@ -1,6 +1,6 @@
-"""Main memory that a phase needs beside the process itself: what passes through it on the way to the card or the disk.
+"""Estimate the main memory of a phase beside the process itself: data on its way to the GPU or the disk.
 
-Needs no torch. Tests hold these sums against what the functions they speak of take.
+Needs no torch. Tests compare these sums with what the functions actually take.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from trainer.protocol.forecast import ForecastPhase
 from trainer.training.data.pipeline import MOST_KEPT, READERS
 
 NUMBER_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-# Files hold 16 or 32 bits a number; which ones a base has is not known here.
+# Bytes per number in a base's file. It may have 16 or 32 bits, which is not known here, so this is the larger.
 STORED_BYTES = 4
-# A photograph of 24 megapixels, as it is decoded, brought to sRGB, and cut to its bucket.
+# A 24-megapixel photo in three copies: decoded, converted to sRGB, and cropped to its bucket.
 PICTURE_BYTES = 3 * 3 * 24_000_000
-# Those that wait to be written, one more that comes meanwhile, and the one being written, as tensors and as its file.
+# Results waiting to be written, another one that arrives meanwhile, and the one being written, as tensors and as a file.
 RESULTS_WAITING = MOST_KEPT + 3
-# Pictures cut ahead by each reader, the one that is encoded, and the one before, let go only when the next is there.
+# Images prepared by each reader, the one being encoded, and the one before it, which is freed after the next arrives.
 CROPS_WAITING = READERS + 2
-# Of tensors on their way to a file: their copy from the card, its bytes tensor by tensor, and those in one piece.
+# Copies of tensors on their way to a file: from the GPU, as bytes of each tensor, and as bytes of the whole file.
 COPIES_SAVED = 3
 
 
 def host_bytes(
     phase: ForecastPhase, workload: Workload, traces: Sequence[MemoryTrace], living: Iterable[Storage]
 ) -> int:
-    """Bytes of main memory that ``phase`` takes at most on a run that trains on a card.
+    """Return the most bytes of main memory that ``phase`` takes in a run on a GPU.
 
-    ``tapes`` are those of the phase, ``living`` what lives on the card when it begins.
+    ``traces`` are those of the phase; ``living`` are the storages alive on the GPU when it begins.
     """
     match phase:
         case "load" | "quantise":
@@ -43,13 +43,13 @@ def host_bytes(
             waiting = RESULTS_WAITING * texts_at_once(workload.fit) * text_bytes(workload.recipe.token_chunks, widths)
             return _staged(traces, workload.fit.dtype) + waiting
         case "preview":
-            # The UNet that waits outside is what is born again when all is drawn.
+            # An offloaded UNet is what is allocated again after all prompts are drawn.
             waiting = sum(storage.bytes for storage in _born(traces[-1:]) if storage.name is not None)
             return _staged(traces[1:2], workload.fit.vae_dtype) + waiting
         case "checkpoint":
             kept = list(living)
             masters, state = _masters(kept), sum(storage.bytes for storage in kept if storage.kind == "optimizer")
-            # The state's copy is there from the start; the masters' file is made first and kept for the second.
+            # The state's copy exists from the start; the file of master weights is made first and kept for the second.
             return max(state + COPIES_SAVED * masters, masters + COPIES_SAVED * state)
         case "save":
             return COPIES_SAVED * _masters(living)
@@ -58,7 +58,7 @@ def host_bytes(
 
 
 def _pictures_waiting(workload: Workload) -> int:
-    """What the stages of encoding hold: pictures cut and ready, in fp32 with their masks, and latents to be written."""
+    """Return the bytes that the encoding pipeline holds: prepared images in fp32 with masks, and unwritten latents."""
     width, height = workload.buckets[0].size
     channels = 4 if workload.masks else 3
     waiting = RESULTS_WAITING * latent_bytes((width, height), masked=workload.masks)
@@ -66,7 +66,7 @@ def _pictures_waiting(workload: Workload) -> int:
 
 
 def _staged(traces: Iterable[MemoryTrace], dtype: str | None) -> int:
-    """The largest tensor on its way to the card: as the file has it, and rounded to ``dtype``."""
+    """Return the bytes of the largest tensor on its way to the GPU: as in the file, and converted to ``dtype``."""
     kept = NUMBER_BYTES[dtype or "fp32"]
     largest = max(
         (s.bytes for s in _born(traces) if s.stage in ("load", "quantise") and s.kind != "workspace"), default=0

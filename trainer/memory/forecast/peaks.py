@@ -1,4 +1,4 @@
-"""Finds the high points of a tape and names them in words: what was going on, and in which part of the model."""
+"""Find the high points of a trace and name them: what was happening, in which part of the model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from trainer.memory.trace.memory_trace import MemoryTrace, Storage
 
-# A rise counts as a high point when it stands out by this share of the highest: forward's small ups and downs do not.
+# Smallest prominence of a high point, as a share of the highest: the small ups and downs of the forward are less.
 STANDS_OUT = 0.05
 
 _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth")
@@ -36,9 +36,9 @@ _PARTS: Mapping[str, str] = {
 _STAGES: Mapping[str, str] = {
     "": "placing {part}",
     "load": "placing {part}",
-    "quantise": "quantising {part}",
+    "quantise": "quantizing {part}",
     "texts": "encoding a text: {part}",
-    "encode": "VAE encode of a {size} picture",
+    "encode": "VAE encode of a {size} image",
     "validate": "validation at {size}: {part}",
     "draw": "drawing a {size} preview: {part}",
     "decode": "VAE decode of a {size} preview",
@@ -49,7 +49,7 @@ _STAGES: Mapping[str, str] = {
     "optimizer": "end of the batch: the optimizer",
     "save": "copying to main memory",
 }
-# What fine-tuning's known peaks call the ends of a network.
+# Common names for the ends of the network.
 _ENDS: Mapping[str, str] = {
     "the last up block": "highest layer",
     "the output layer": "highest layer",
@@ -60,20 +60,20 @@ _ENDS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class HighPoint:
-    """A moment at which a tape holds more than shortly before and after."""
+    """A moment at which a trace holds more than shortly before and after."""
 
     event: int
-    """The place of the birth that reached it among the tape's events."""
+    """Index of the event, a birth, that reached it."""
     name: str
-    """In words, such as "backward through the last up block"."""
+    """Name for users, such as "backward through the last up block"."""
     module: str
     stage: str
     bytes: int
-    """Above what lived when the tape began."""
+    """Bytes above those alive when the trace began."""
 
 
 class BlockCounts(NamedTuple):
-    """How many down and up blocks a model has."""
+    """Numbers of down and up blocks in a model."""
 
     down: int
     up: int
@@ -81,11 +81,11 @@ class BlockCounts(NamedTuple):
 
 @lru_cache(maxsize=64)
 def high_points(trace: MemoryTrace) -> tuple[HighPoint, ...]:
-    """The high points of ``tape`` in the order of time, the highest among them; none where nothing is born.
+    """Return the high points of ``trace`` by time, the highest among them; none if nothing is born.
 
-    They are those that fine-tuning is known to have (quantisation, forward through the highest layer, the centre,
-    backward through the highest and the lowest, the end of the batch), as far as this tape has them: a high point is
-    where a stretch of work in one part of the model holds more than the stretches around it.
+    A high point is where a span of work in one part of the model holds more than the spans around it. The known peaks
+    of fine-tuning are found this way: quantization, forward through the highest layer, the center, backward through
+    the highest and the lowest layer, the end of the batch.
     """
     live = _live_bytes(trace)
     spans = [_highest(trace, live, start, end, name) for start, end, name in _spans(trace)]
@@ -101,7 +101,7 @@ def _words(stage: str, module: str, blocks: BlockCounts) -> str:
     sized = _SIZED.match(stage)
     kind, size = sized.groups() if sized else (stage, "")
     if kind == "forward" and not module:
-        return "the centre: the loss, between forward and backward"
+        return "the center: the loss, between forward and backward"
     part = _part(module, blocks)
     words = _STAGES.get(kind, f"{stage}: {{part}}").format(part=part, size=size)
     known = kind in ("forward", "recompute", "backward") and _ENDS.get(part)
@@ -109,7 +109,7 @@ def _words(stage: str, module: str, blocks: BlockCounts) -> str:
 
 
 def _part(module: str, blocks: BlockCounts) -> str:
-    """The part of the model that a module lies in: blocks are counted in the order of the forward pass."""
+    """Return the part of the model that contains a module; blocks are counted in the order of the forward."""
     if block := _BLOCK.match(module):
         side, index = block.group(1), int(block.group(2))
         place = "last" if index == getattr(blocks, side) - 1 else _ORDINALS[index]
@@ -126,7 +126,7 @@ def _blocks_of(storages: Iterable[Storage]) -> BlockCounts:
 
 
 def _live_bytes(trace: MemoryTrace) -> NDArray[np.int64]:
-    """Bytes alive after each event, above what lived at the beginning, but for workspaces: cards differ in them."""
+    """Return the bytes alive after each event above the initial level, without workspaces, which differ by GPU."""
     sizes = np.array([0 if s.kind == "workspace" else s.bytes for s in trace.storages], dtype=np.int64)
     died = trace.events < 0
     changes = sizes[np.where(died, ~trace.events, trace.events)] if len(sizes) else np.zeros(0, np.int64)
@@ -134,7 +134,7 @@ def _live_bytes(trace: MemoryTrace) -> NDArray[np.int64]:
 
 
 def _spans(trace: MemoryTrace) -> Iterator[tuple[int, int, str]]:
-    """Runs of births with the same words: (first event, event after the last, words)."""
+    """Yield runs of births with the same name, as (first event, event after the last, name)."""
     blocks = _blocks_of(trace.storages)
     start, words = 0, None
     for event in np.flatnonzero(trace.events >= 0).tolist():
@@ -152,12 +152,16 @@ def _spans(trace: MemoryTrace) -> Iterator[tuple[int, int, str]]:
 
 def _highest(trace: MemoryTrace, live: NDArray[np.int64], start: int, end: int, name: str) -> HighPoint:
     event = start + int(live[start:end].argmax())
-    storage = trace.storages[trace.events[event]]  # what is highest was just reached by a birth
+    storage = trace.storages[trace.events[event]]  # a maximum was just reached by a birth
     return HighPoint(event, name, storage.module, storage.stage, int(live[event]))
 
 
 def _prominences(points: list[HighPoint], live: NDArray[np.int64]) -> list[int]:
-    """By how much each point stands above the higher of the two dips that part it from higher points, or the ends."""
+    """Return each point's prominence: its height above the higher of the two dips next to it.
+
+    A dip lies between a point and the nearest higher point on that side, or is the level at the beginning if there is
+    none.
+    """
     result = []
     for index, point in enumerate(points):
         before = next((other.event for other in reversed(points[:index]) if other.bytes >= point.bytes), None)

@@ -1,8 +1,8 @@
-"""What whole runs came to, as files: it is kept so that they need not be played again. No torch.
+"""Store the results of simulated runs, so that they need not be simulated again. Needs no torch.
 
-An outcome follows from the tapes, the rules by which they are played, and a card's workspaces. A limit that is not
-below the most that a run takes from the driver changes nothing in it. A lower one hinders the run, all the way as every
-other does that would have admitted and refused the same: so what came of it is kept with the bounds of those.
+A result depends on the traces, the rules for replaying them, and the GPU's workspace sizes. A memory limit that is not
+below what the run reserves changes nothing. A lower limit has the same effect as every other limit that would have
+admitted and refused the same requests, so its effect is stored with the range of those limits.
 """
 
 from __future__ import annotations
@@ -23,71 +23,71 @@ from trainer.protocol.records import build, json_keys, to_record
 T = TypeVar("T")
 
 Outcome = tuple[PhaseForecast, ...]
-"""Every phase but for its time, which is 0: at length, or in brief, which is without peaks and timelines."""
+"""Forecast of every phase with 0 seconds: in full, or brief, without peaks and timelines."""
 
-_OOM_KEY = "hindered"  # follows a key, for what is kept of limits
+_OOM_KEY = "hindered"  # appended to a result's key for the effects of memory limits
 
-# Raised when the same tapes come to something else: the allocator's rules, what is played, what is told of it.
+# Raised when the same traces give another result: other allocator rules, other phases, or other contents.
 RULES = 3
-MOST_OUTCOME_BYTES = 16 * 2**20  # some thousand, too
+MOST_OUTCOME_BYTES = 16 * 2**20  # some thousand results
 OUTCOME_SUFFIX = ".zip"
 HINDERED_SUFFIX = f".hindered{OUTCOME_SUFFIX}"
-# Of one run so many are kept that limits hindered, the latest: a card has a bit more or less to give each time.
+# Memory limits to keep for one run, the latest ones: the free memory of a GPU differs slightly each time.
 MOST_HINDERED = 16
 
 
 @json_keys("least", "beyond", "failed_in", "retries")
 @dataclass(frozen=True)
 class OomResult:
-    """How a run goes within every limit from ``least`` to below ``beyond`` bytes."""
+    """Effect of every memory limit from ``least`` to below ``beyond`` bytes on a run."""
 
     least: int
     beyond: int
     failed_in: ForecastPhase | None
     retries: tuple[int, ...]
-    """How often everything returnable was returned to make room, by the tapes of the last round of training."""
+    """How often all cached memory was returned to make room, by trace of the last round of training."""
 
     def holds(self, capacity: int) -> bool:
-        """Whether it says how the run goes within so many bytes."""
+        """Return whether it applies to a limit of ``capacity`` bytes."""
         return self.least <= capacity < self.beyond
 
 
 def in_brief(outcome: Outcome) -> Outcome:
-    """The outcome without peaks and timelines."""
+    """Return the result without peaks and timelines."""
     return tuple(replace(phase, peaks=(), timeline=()) for phase in outcome)
 
 
 def at_length(outcome: Outcome) -> bool:
-    """Whether it has them."""
+    """Return whether a result has peaks and timelines."""
     return any(phase.timeline for phase in outcome)
 
 
 def most_reserved(outcome: Outcome) -> int:
-    """The most bytes taken from the driver in any phase."""
+    """Return the most bytes reserved from the driver in any phase."""
     return max(phase.reserved for phase in outcome)
 
 
 def write_outcomes(
     path: Path, outcomes: Mapping[str, Outcome], oom_result: Mapping[str, Sequence[OomResult]] | None = None
 ) -> None:
-    """Writes outcomes, and what came of limits, by key as one archive, atomically."""
+    """Write results and the effects of memory limits, by key, into one archive, atomically."""
     entries: dict[str, Sequence[PhaseForecast] | Sequence[OomResult]] = {**outcomes}
     entries |= {f"{key}.{_OOM_KEY}": found for key, found in (oom_result or {}).items()}
     with files.staged(path, durable=False) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         for name, content in entries.items():
-            # A fixed date: equal outcomes give equal files.
+            # A fixed date, so that equal results give equal files.
             entry = zipfile.ZipInfo(name)
             entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, json.dumps(list(map(to_record, content)), separators=(",", ":")))
 
 
 def read_outcome(path: Path, key: str) -> Outcome | None:
-    """The outcome under ``key`` in an archive; None where there is none or it is damaged, as its check sums tell."""
+    """Return the result under ``key`` in an archive; None if there is none or its checksum shows damage."""
     return _read(path, key, phase_from) or None
 
 
 def read_hindered(path: Path, key: str) -> tuple[OomResult, ...]:
-    """What came of limits under ``key`` in an archive; nothing where it is damaged."""
+    """Return the effects of memory limits under ``key`` in an archive; none if it is damaged."""
     return _read(
         path, f"{key}.{_OOM_KEY}", lambda found: build(OomResult, {**found, "retries": tuple(found["retries"])})
     )
@@ -97,7 +97,7 @@ def _read(path: Path, name: str, parse: Callable[[dict[str, Any]], T]) -> tuple[
     if not path.is_file():
         return ()
     try:
-        # Opened here: zipfile leaves the file of a broken archive open.
+        # Opened here, because zipfile does not close the file of a broken archive.
         with open_file(path, "list") as file, zipfile.ZipFile(file) as archive:
             return tuple(map(parse, parse_json(archive.read(name))))
     except (*DAMAGED, AttributeError):
@@ -105,10 +105,10 @@ def _read(path: Path, name: str, parse: Callable[[dict[str, Any]], T]) -> tuple[
 
 
 class OutcomeStore:
-    """What runs come to, by key."""
+    """Forecast results by key."""
 
     def __init__(self, folder: Path, shipped: Path | None = None) -> None:
-        """``shipped`` is an archive, which comes before what is in ``folder`` and is never changed."""
+        """Use the cache in ``folder`` behind the read-only archive ``shipped``."""
         self.folder = folder
         self.shipped = shipped
 
@@ -118,7 +118,7 @@ class OutcomeStore:
         return cls(store.outcomes, store.shipped_outcomes)
 
     def load(self, key: str, *, brief: bool) -> Outcome | None:
-        """The outcome under ``key``; None where none is sound and, if it is not to be ``brief``, at length."""
+        """Return the result under ``key``, in full unless ``brief``; None if there is none or it is damaged."""
         own = self.folder / f"{key}{OUTCOME_SUFFIX}"
         for path in (own,) if self.shipped is None else (self.shipped, own):
             found = read_outcome(path, key)
@@ -129,13 +129,13 @@ class OutcomeStore:
         return None
 
     def save(self, key: str, outcome: Outcome) -> None:
-        """Keeps ``outcome`` under ``key``, atomically; raises OSError when the disk refuses."""
+        """Store a result under ``key``, atomically; raises OSError when the disk refuses."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write_outcomes(self.folder / f"{key}{OUTCOME_SUFFIX}", {key: outcome})
         make_room(self.folder, OUTCOME_SUFFIX, MOST_OUTCOME_BYTES)
 
     def hindered(self, key: str) -> tuple[OomResult, ...]:
-        """What came of limits under ``key``."""
+        """Return the known effects of memory limits under ``key``."""
         own = self.folder / f"{key}{HINDERED_SUFFIX}"
         shipped = () if self.shipped is None else read_hindered(self.shipped, key)
         if found := read_hindered(own, key):
@@ -143,7 +143,7 @@ class OutcomeStore:
         return (*shipped, *found)
 
     def save_hindered(self, key: str, found: OomResult) -> None:
-        """Keeps what came of one more limit, as ``save`` does."""
+        """Add the effect of another memory limit, as ``save`` does."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{key}{HINDERED_SUFFIX}"
         others = [other for other in read_hindered(path, key) if other != found]

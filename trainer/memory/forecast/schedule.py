@@ -1,4 +1,4 @@
-"""The course of a run, phase by phase: which tapes are played in each, and how often its work is done."""
+"""Schedule of a run: which traces are played in each phase, and how often their work is done."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from trainer.training.device.release_points import AT_START, BETWEEN_STEPS
 
 Size = tuple[int, int]
 Part = tuple[Size, int]
-"""Pictures of one shape: width and height in pixels, and how many."""
+"""Images of one shape: (width, height) in pixels, and how many."""
 BatchComposition = tuple[Part, ...]
-"""What an effective batch is made of, in the order in which its shapes are trained on."""
+"""Composition of an effective batch, in the order in which its shapes are trained."""
 
-# Epochs differ in how leftovers meet, a little; listing all of a long run's would take seconds.
+# Epochs differ slightly in how leftovers are mixed; listing all epochs of a long run would take seconds.
 MOST_EPOCHS = 8
 DRIVER_BYTES = 64 << 10
-"""That the driver takes for each operation of a graph, as PyTorch's authors have told; not measured here."""
-# The peak is where most pixels are; how one shape follows on another decides how memory is cut up. More shapes
-# than these cost traces and change little.
+"""Bytes that the driver takes for each operation of a CUDA graph: a figure of PyTorch's authors, not measured here."""
+# The shape with the most pixels sets the peak; how shapes follow each other decides how memory gets fragmented. Further
+# shapes would cost traces and change little.
 MOST_BUCKETS = 2
 _BEFORE: tuple[OtherPhase, ...] = ("cache_pictures", "cache_texts", "load", "quantise")
-# Until reserved memory stops growing: each round has every shape follow on every other.
+# Rounds to play until reserved memory stops growing; in each one every shape follows every other.
 MOST_ROUNDS = 4
 
 
 def makeups(images: Sequence[Picture], recipe: RecipeConfig) -> tuple[tuple[BatchComposition, int], ...]:
-    """Return how often each makeup is trained on in the first epochs of a run of ``recipe.steps``.
+    """Return how often each batch composition is trained in the first epochs of a run of ``recipe.steps``.
 
-    Dealt by the run's own hand, so that mixed and short batches occur as often as they will.
+    The batches come from the run's own sampling, so that mixed and short ones occur as often as in training.
     """
     an_epoch, steps = steps_per_epoch(images, recipe), recipe.steps or 1
     found: Counter[BatchComposition] = Counter()
@@ -59,34 +59,34 @@ def makeups(images: Sequence[Picture], recipe: RecipeConfig) -> tuple[tuple[Batc
 
 
 def split(batch: Iterable[Part], most: int) -> list[Part]:
-    """Return an effective batch as micro-batches of one shape each and at most ``most`` pictures."""
+    """Split an effective batch into micro-batches of one shape and at most ``most`` images each."""
     return [(size, part) for size, count in batch for part in sizes_of_parts(count, most)]
 
 
 def scaled_work(work: Iterable[Work], share: float) -> Iterator[Work]:
-    """Yield the work of a micro-batch with this share of the pictures: as many operations, each of them smaller."""
+    """Yield the work of a micro-batch with a share of its images: as many operations, each of them smaller."""
     return (replace(one, flops=round(one.flops * share), bytes=round(one.bytes * share)) for one in work)
 
 
 @dataclass(frozen=True)
 class GraphSchedule:
-    """What follows once plain steps have been done, in this order."""
+    """Traces to play after plain steps when steps are captured as CUDA graphs, in this order."""
 
     held: tuple[MemoryTrace, ...]
-    """What lives from then on."""
+    """Storages that stay from then on."""
     recorded: tuple[MemoryTrace, ...]
-    """Played into the private pool."""
+    """Micro-batches to play in the graphs' private pool."""
     beside: tuple[MemoryTrace, ...]
-    """Plain steps of other shapes meanwhile."""
+    """Plain steps of shapes that are not captured yet."""
 
     @property
     def tapes(self) -> tuple[MemoryTrace, ...]:
-        """All of them."""
+        """Return all traces."""
         return (*self.held, *self.recorded, *self.beside)
 
 
 def graphs_of(steps: Sequence[Steps[MemoryTrace]], beside: Sequence[MemoryTrace], shapes: int) -> GraphSchedule:
-    """For so many ``shapes`` of micro-batches, of which ``steps`` are the bounding ones."""
+    """Return the graph schedule for ``shapes`` different micro-batches; ``steps`` are those of the bounding shapes."""
     return GraphSchedule(
         held=(_held(steps[0].micro_first, steps[0].micro_more, shapes),),
         recorded=tuple(_as_recorded(each.micro_more) for each in steps),
@@ -94,14 +94,14 @@ def graphs_of(steps: Sequence[Steps[MemoryTrace]], beside: Sequence[MemoryTrace]
     )
 
 
-# Kept, so that like questions get the very same tapes, by which trainer.memory.forecast.Runs knows what was played.
+# Cached, because RunSimulator recognizes what it has played by the identity of the traces.
 @lru_cache(maxsize=8)
 def _held(first: MemoryTrace, more: MemoryTrace, shapes: int) -> MemoryTrace:
-    """The masters' gradients, which keep their place between steps, and the driver's part of the graphs.
+    """Return a trace of the master weights' gradients, which keep their address, and of the graphs in the driver.
 
-    The gradients are there three times while a step is recorded: what was learned before, what it learns, and what its
-    replay gives. The driver's is counted here although PyTorch's allocator does not hand it out: it has to fit all the
-    same.
+    During capture the gradients exist three times: those accumulated so far, those being captured, and those of the
+    replay. The driver's share is counted here although PyTorch's allocator does not allocate it, since it has to fit
+    as well.
     """
     gradients = sum(each.bytes for each in first.storages if (each.name or "").startswith("master_gradient."))
     driver = shapes * DRIVER_BYTES * sum(work.count for work in more.work)
@@ -114,7 +114,7 @@ def _held(first: MemoryTrace, more: MemoryTrace, shapes: int) -> MemoryTrace:
 
 @lru_cache(maxsize=8)
 def _as_recorded(trace: MemoryTrace) -> MemoryTrace:
-    """The same on the stream of recordings, for which libraries take workspaces of their own."""
+    """Return the trace on the capture stream, for which libraries allocate workspaces of their own."""
     storages = tuple(
         replace(each, name=f"{each.name} of graphs") if each.kind == "workspace" and each.name else each
         for each in trace.storages
@@ -128,19 +128,20 @@ OtherPhase = Literal["cache_pictures", "cache_texts", "load", "quantise", "valid
 
 @dataclass(frozen=True)
 class PhaseCounts:
-    """How often a run does what is not a training step; the defaults are those of twenty pictures without previews."""
+    """How often a run does what is not a training step; the defaults fit twenty images without previews."""
 
     pictures: int = 20
-    """Distinct ones that the VAE encodes."""
+    """Number of distinct images that the VAE encodes."""
     texts: int = 20
-    """Distinct ones that are encoded."""
+    """Number of distinct texts that are encoded."""
     measured: int = 8
-    """Pictures in each validation."""
+    """Number of images in each validation."""
     validations: int = 11
+    """Number of validations."""
     previews: int = 6
-    """Rounds of all prompts."""
+    """Number of times that all prompts are drawn."""
     batches: tuple[tuple[BatchComposition, int], ...] = ()
-    """How often each makeup of effective batch is trained on; none: full ones of one shape, by pictures shown."""
+    """How often each batch composition is trained; if empty, full batches of one shape, weighted by its images."""
     later: LaterShards = NOT_LATER
     """What is encoded between epochs."""
 
@@ -148,7 +149,7 @@ class PhaseCounts:
 def occasions_of(
     job: Job, source: SourceFacts, images: Sequence[Picture], cached: CacheKeys | None = None
 ) -> PhaseCounts:
-    """Of a frozen job on its base and pictures; what is ``cached`` already is not encoded."""
+    """Return the counts of a frozen job on its base and images; what is ``cached`` is not encoded again."""
     steps, report = job.recipe.steps or 1, job.report
     samples = measured_samples(images, job.recipe)
     prompts = report.previews.prompts
@@ -165,7 +166,7 @@ def occasions_of(
         pictures=images_encoded,
         texts=texts_encoded,
         measured=len(samples),
-        # Before the first step, in time, and after the last.
+        # Before the first step, at intervals, and after the last step.
         validations=1 + -(-steps // (report.validation.every or steps)),
         previews=1 + -(-steps // (report.previews.every or steps)) if prompts else 0,
         batches=makeups(images, job.recipe),
@@ -175,24 +176,24 @@ def occasions_of(
 
 @dataclass(frozen=True)
 class PhaseTraces:
-    """One phase as it is played."""
+    """Traces of one phase, in the order in which they are played."""
 
     phase: ForecastPhase
     tapes: tuple[MemoryTrace, ...]
 
 
 def bounding_buckets(workload: Workload) -> tuple[Size, ...]:
-    """The shapes that decide the peak: the one with the most pixels, and the one with the fewest."""
+    """Return the shapes that decide the peak: those with the most and the fewest pixels."""
     sizes = [bucket.size for bucket in workload.buckets]
     return tuple(dict.fromkeys((sizes[0], sizes[-1])))
 
 
 def transitions(buckets: Sequence[Size]) -> list[Size]:
-    """Buckets in an order that, gone through again and again, has every one follow on every one, itself included."""
+    """Return a cyclic order of buckets in which every bucket follows every one, itself included."""
     order = [buckets[0]]
     waiting = {(first, second) for first in buckets for second in buckets}
     while waiting:
-        # One that has not been left for all others yet; itself first, the beginning last: so the walk ends there.
+        # Pairs that have not occurred yet; the bucket itself first and the starting one last, so that the cycle closes.
         here = order[-1]
         ahead = [bucket for bucket in (here, *reversed(buckets)) if (here, bucket) in waiting]
         waiting.discard((here, ahead[0]))
@@ -201,29 +202,29 @@ def transitions(buckets: Sequence[Size]) -> list[Size]:
 
 
 def optimizer_step(workload: Workload, steps: Steps[T], *, first: bool = False) -> list[T]:
-    """One optimizer step; micro-batches after the second repeat what that one did."""
+    """Return the traces of one optimizer step; micro-batches after the second repeat it, so they are left out."""
     last = steps.optimizer_first if first else steps.optimizer
     return [steps.micro_first, last] if parts(workload) == 1 else [steps.micro_first, steps.micro_more, last]
 
 
 def repeats(workload: Workload) -> tuple[int, ...]:
-    """How often each tape of ``optimizer_step`` is done in a step."""
+    """Return how often each trace of ``optimizer_step`` occurs in a step."""
     return (1, 1) if parts(workload) == 1 else (1, parts(workload) - 1, 1)
 
 
 def training_sums(workload: Workload, steps: Steps[TraceSummary]) -> Totals:
-    """What training in one shape needs at the least: the weights, the first step and a later one."""
+    """Return a lower bound for training in one shape: the weights, the first step and a later one."""
     first, later = optimizer_step(workload, steps, first=True), optimizer_step(workload, steps)
     return in_a_row([steps.weights, *first, *later])
 
 
 def parts(workload: Workload) -> int:
-    """Into how many micro-batches an effective batch of one shape is split."""
+    """Return the number of micro-batches in an effective batch of one shape."""
     return -(-workload.recipe.effective_batch // (workload.fit.micro_batch or 1))
 
 
 def step_seconds(workload: Workload, steps: Steps[TraceSummary], seconds: Seconds) -> float:
-    """Of one full optimizer step in one shape."""
+    """Return the seconds of one full optimizer step in one shape."""
     most = workload.fit.micro_batch or 1
     first, *further = sizes_of_parts(workload.recipe.effective_batch, most)
     once = seconds([*scaled_work(steps.micro_first.work, first / most), *steps.optimizer.work])
@@ -232,7 +233,7 @@ def step_seconds(workload: Workload, steps: Steps[TraceSummary], seconds: Second
 
 
 class RunSchedule:
-    """The phases of one subject, in their order; what is not traced yet is traced when it is asked for."""
+    """The phases of one workload, in order; missing traces are recorded when they are needed."""
 
     def __init__(self, workload: Workload, traces: TraceLibrary, counts: PhaseCounts, rate: Rate) -> None:
         self.subject = workload
@@ -242,19 +243,19 @@ class RunSchedule:
         self._traces = traces
 
     def steps(self, bucket: Size) -> Steps[MemoryTrace]:
-        """The tapes of training in one shape."""
+        """Return the traces of training in one shape."""
         return self._traces.steps(self.subject, bucket, self.subject.fit.micro_batch or 1)
 
     def step_outlines(self, bucket: Size) -> Steps[TraceSummary]:
-        """What they add up to."""
+        """Return the summaries of training in one shape."""
         return self._traces.step_outlines(self.subject, bucket, self.subject.fit.micro_batch or 1)
 
     def before_training(self) -> list[PhaseTraces]:
-        """Caches, then the base with adapter and masters."""
+        """Return the phases before training: caching, then placing base, adapter and master weights."""
         return [PhaseTraces(phase, self.tapes(phase)) for phase in _BEFORE]
 
     def between_epochs(self) -> list[PhaseTraces]:
-        """Caches again, beside all that training holds: what did not fit on disk with what came before."""
+        """Return the caching between epochs, beside all that training holds, of what did not fit on disk before."""
         later = self.occasions.later
         encoded: dict[OtherPhase, int] = {"cache_pictures": later.pictures, "cache_texts": later.texts}
         return [PhaseTraces(phase, self.tapes(phase)) for phase, count in encoded.items() if count]
@@ -268,11 +269,11 @@ class RunSchedule:
         return [PhaseTraces(phase, self.tapes(phase)) for phase in BETWEEN_STEPS]
 
     def foreseen(self) -> list[TraceRequest]:
-        """All phases but training, the last first: whoever plays the course comes from the other end."""
+        """Return requests for all phases but training, last phase first: the simulation starts at the other end."""
         return [TraceRequest(_as_traced(self.subject, part), part) for part in reversed((*_BEFORE, *BETWEEN_STEPS))]
 
     def other_seconds(self, seconds: Seconds) -> dict[ForecastPhase, float]:
-        """Of every phase but training over the whole run."""
+        """Return the seconds of every phase but training over the whole run."""
         measured = self.occasions.validations * self.occasions.measured
         return {
             "cache_pictures": self._picture_seconds(seconds),
@@ -286,7 +287,7 @@ class RunSchedule:
         }
 
     def key(self, *more: object) -> str:
-        """SHA-256 in hex over what is played in a whole run, and ``more`` that its outcome depends on."""
+        """Return SHA-256 (hex) over everything that a run plays, and ``more`` that its result depends on."""
         workload, size = self.subject, self.subject.fit.micro_batch or 1
         others = [_as_traced(workload, part).key(part) for part in (*_BEFORE, *BETWEEN_STEPS)]
         steps = [workload.key("micro", bucket, size) for bucket in bounding_buckets(workload)]
@@ -297,25 +298,25 @@ class RunSchedule:
         return hashlib.sha256(json.dumps(content).encode("utf-8")).hexdigest()
 
     def first_step(self) -> tuple[MemoryTrace, ...]:
-        """The optimizer step in which the optimizer's state appears, in the largest shape."""
+        """Return the optimizer step in which the optimizer's state is allocated, in the largest shape."""
         return tuple(optimizer_step(self.subject, self.steps(bounding_buckets(self.subject)[0]), first=True))
 
     def round(self) -> tuple[MemoryTrace, ...]:
-        """Later optimizer steps in which every shape follows on every other.
+        """Return later optimizer steps in which every shape follows every other.
 
-        Left out: where full batches are one micro-batch, mixed leftovers are several, so that the masters' gradients
-        wait while a further, smaller one is computed. It needs more only where the adapter is larger than what the
-        pictures that it lacks take.
+        One case is left out: where a full batch is one micro-batch, a batch of mixed leftovers has several, so that the
+        master weights' gradients wait while a smaller one is computed. That needs more memory only if the adapter is
+        larger than what the missing images would take.
         """
         order = transitions(bounding_buckets(self.subject))
         return tuple(trace for bucket in order for trace in optimizer_step(self.subject, self.steps(bucket)))
 
     def graphs(self) -> GraphSchedule | None:
-        """What steps that are recorded as CUDA graphs take beside plain ones; None for a job without."""
+        """Return what CUDA graphs need beside plain steps; None for a job without them."""
         if not self._records:
             return None
         recorded = [self.steps(bucket) for bucket in bounding_buckets(self.subject)]
-        # A shape that comes late is computed plainly at first, whatever the recorded ones hold; it may be any.
+        # A shape that occurs late is first computed without a graph, beside all captured ones; it may be any shape.
         beside = self.round() if self._graph_shapes() > 1 else ()
         return graphs_of(recorded, beside, min(self._graph_shapes(), MOST_GRAPHS))
 
@@ -324,18 +325,18 @@ class RunSchedule:
         return self.subject.fit.graphs and self.subject.fit.device != "cpu"
 
     def _graph_shapes(self) -> int:
-        """Of how many shapes and numbers of pictures micro-batches are."""
+        """Return the number of different micro-batches by shape and number of images."""
         most = self.subject.fit.micro_batch or 1
         shapes = {part for batch in self._batch_counts() for part in split(batch, most)}
         return len(shapes) or len(self.subject.buckets)
 
     def step_seconds(self, seconds: Seconds) -> dict[Size, float]:
-        """Of one full optimizer step by shape."""
+        """Return the seconds of one full optimizer step by shape."""
         of_shape = self._by_pixels(lambda size: step_seconds(self.subject, self.step_outlines(size), seconds))
         return {bucket.size: of_shape(bucket.size) for bucket in self.subject.buckets}
 
     def mean_step_seconds(self, seconds: Seconds) -> float:
-        """Of one optimizer step of the run: mixed and short ones count as often as they are batch_counts."""
+        """Return the mean seconds of an optimizer step: mixed and short batches count as often as they occur."""
         if not (batch_counts := self._batch_counts()):
             full = self.step_seconds(seconds)
             shown = {bucket.size: bucket.pictures for bucket in self.subject.buckets}
@@ -359,7 +360,10 @@ class RunSchedule:
         return total / sum(batch_counts.values())
 
     def _batch_counts(self) -> dict[BatchComposition, int]:
-        """The makeups of effective batches; none where the subject has come to have other shapes or batches."""
+        """Return how often each batch composition occurs; empty if they do not fit the workload's current shapes.
+
+        The planner changes shapes and batches of a workload without counting its batches again.
+        """
         shapes = {bucket.size for bucket in self.subject.buckets}
         same = all(
             shapes.issuperset(size for size, _ in batch)
@@ -369,7 +373,7 @@ class RunSchedule:
         return dict(self.occasions.batches) if same else {}
 
     def _by_pixels(self, seconds: Callable[[Size], float]) -> Callable[[Size], float]:
-        """What is known of the bounding shapes for any shape: others go by their pixels."""
+        """Return a function that interpolates between the bounding shapes by their pixels."""
         bounds = bounding_buckets(self.subject)
         large, small = bounds[0], bounds[-1]
         known = {size: seconds(size) for size in bounds}
@@ -377,7 +381,7 @@ class RunSchedule:
         return lambda size: known.get(size, known[large] - slope * (_pixels(large) - _pixels(size)))
 
     def tapes(self, part: TracePart) -> tuple[MemoryTrace, ...]:
-        """Those of a phase other than training."""
+        """Return the traces of a phase other than training."""
         return self._traces.phase(_as_traced(self.subject, part), part)
 
     def _work(self, part: TracePart, stage: str | None = None) -> list[Work]:
@@ -385,12 +389,12 @@ class RunSchedule:
         return [work for each in summaries for work in each.work if stage is None or work.stage == stage]
 
     def _text_seconds(self, seconds: Seconds) -> float:
-        """Of all texts; the last few take what as many as go through the encoders at once take."""
+        """Return total caption-encoding seconds; a partial last batch costs a full one."""
         texts = self.occasions.texts + self.occasions.later.texts
         return -(-texts // texts_at_once(self.subject.fit)) * seconds(self._work("cache_texts", "texts"))
 
     def _picture_seconds(self, seconds: Seconds) -> float:
-        """By the share of pictures in each shape."""
+        """Return total image-encoding seconds, by the share of images in each shape."""
         shown = sum(bucket.pictures for bucket in self.subject.buckets) or 1
         return sum(
             (self.occasions.pictures + self.occasions.later.pictures)
@@ -401,7 +405,7 @@ class RunSchedule:
         )
 
     def loading(self) -> float:
-        """Seconds to place all that training needs."""
+        """Return the seconds to place everything that training needs."""
         traces = (*self.tapes("load"), *self.tapes("quantise"))
         size = sum(storage.bytes for trace in traces for storage in trace.storages if storage.kind == "weights")
         return loading_seconds(size, self.rate)
@@ -412,5 +416,8 @@ def _pixels(size: Size) -> int:
 
 
 def _as_traced(workload: Workload, part: TracePart) -> Workload:
-    """Without what changes nothing in a phase, so that one trace serves many fits: only backward needs checkpoints."""
+    """Return the workload without what does not affect a phase, so that one trace serves many fits.
+
+    Checkpointing matters only where there is a backward.
+    """
     return replace(workload, fit=workload.fit.changed(checkpointing="none")) if part == "validate" else workload
