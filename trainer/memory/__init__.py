@@ -1,1 +1,1 @@
-"""What a job will need before it starts: memory over time, duration, and the plan that fits a card."""
+"""Forecasts of a job before it starts: memory over time, duration, and the best plan for a GPU."""

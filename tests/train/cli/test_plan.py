@@ -104,8 +104,8 @@ def test_what_time_was_too_short_for_is_said(
     [
         (["plan"], "for a JOB, or for a --family"),
         (["plan", "--family", "sd15", "--set", "recipe.rank=4"], "there is none"),
-        (["plan", "--family", "sd15", "--gpu", "RTX 9999"], 'No card called "RTX 9999"'),
-        (["plan", "--family", "sd15", "--gpu", "7GB"], "No card with 7 GB of memory is known here"),
+        (["plan", "--family", "sd15", "--gpu", "RTX 9999"], 'No GPU called "RTX 9999"'),
+        (["plan", "--family", "sd15", "--gpu", "7GB"], "No GPU with 7 GB of memory is known"),
         (["plan", "--family", "sd15", "--gpu", "8GB", "--recipe", "nothing"], "nothing"),
         (["plan", "nowhere.toml", "--gpu", "8GB"], "nowhere.toml"),
     ],

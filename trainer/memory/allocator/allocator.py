@@ -1,4 +1,4 @@
-"""Simulate PyTorch's CUDA caching allocator: what it reserves from the driver for a sequence of births and deaths.
+"""Simulate PyTorch's CUDA caching allocator: what it takes from the driver for a sequence of events.
 
 The rules are those of c10/cuda/CUDACachingAllocator.cpp in torch 2.10 to 2.13: native backend, one device, one stream,
 plus the stream on which CUDA graphs are captured. They are exact except for addresses, which the driver chooses;
@@ -56,7 +56,7 @@ class OutOfMemory(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Result of playing events; each array has one entry per event, in bytes after it, up to where memory ran out."""
+    """Result of playing events up to where memory ran out; arrays hold the bytes after each event."""
 
     allocated: NDArray[np.int64]
     reserved: NDArray[np.int64]
@@ -183,7 +183,7 @@ class Allocator(ExpandableBlocks):
     # Play many events at once
 
     def play(self, events: NDArray[np.int32], sizes: Sequence[int], alive: Mapping[int, int]) -> Account:
-        """Play ``events`` in order: ``i`` allocates storage i, ``~i`` frees it; storages of 0 bytes are ignored.
+        """Play ``events`` in order: ``i`` allocates storage i, ``~i`` frees it, and 0 bytes are ignored.
 
         ``sizes`` are the storages' bytes; ``alive`` maps those that already live to their handles. Playing stops where
         memory runs out.
@@ -396,7 +396,7 @@ class Allocator(ExpandableBlocks):
     # Free blocks
 
     def _choose(self, pool: Pool, index: int, size: int) -> int:
-        """Return the index of the free block to use when settings modify best fit; ``len(pool.free)`` for none.
+        """Return the free block to use when settings modify best fit, by index; ``len(pool.free)`` for none.
 
         ``index`` is the best fit.
         """
@@ -472,9 +472,9 @@ class Allocator(ExpandableBlocks):
         self.reserved -= block.size
 
     def _release_oversize(self, pool: Pool, size: int) -> bool:
-        """With max_split_size, return the best-fitting oversize block, or the largest ones until the request fits.
+        """With max_split_size, release the best-fitting oversize block, or the largest ones until it fits.
 
-        Returns whether enough was returned.
+        Returns whether enough was released.
         """
         if self.settings.max_split_size is None or self.settings.expandable:
             return False

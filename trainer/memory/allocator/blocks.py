@@ -45,7 +45,7 @@ class AllocatorSnapshot:
 
     @property
     def fragmented(self) -> int:
-        """Return the free bytes in partly used segments, which no other process can get (inactive_split_bytes)."""
+        """Return the free bytes in partly used segments, lost to other processes (inactive_split_bytes)."""
         in_use = (segment.blocks for segment in self.segments if len(segment.blocks) > 1)
         return sum(block.bytes for blocks in in_use for block in blocks if block.requested is None)
 
@@ -180,7 +180,7 @@ class ExpandableBlocks(BlockTable):
             pool.unmapped.append(address)
 
     def _expand(self, pool: Pool, size: int) -> Block:
-        """Return a block of at least ``size`` bytes at the lowest address where free and unmapped blocks have room."""
+        """Return a block of at least ``size`` bytes at the lowest address where it can be mapped."""
         candidate = next(block for block in self._growable(pool) if run_of_free(block) >= size)
         if not candidate.mapped:
             candidate = self._map(candidate, min(candidate.size, size))

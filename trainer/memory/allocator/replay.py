@@ -1,4 +1,4 @@
-"""Replay memory traces on the simulated allocator: bytes allocated and reserved, and live storages, at any moment."""
+"""Replay memory traces on the simulated allocator, to know bytes and live storages at any moment."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """Result of replaying traces in order; if memory ran out, the last one has only the events before that."""
+    """Result of replaying traces; if memory ran out, the last one has only the events before that."""
 
     played: tuple[SimulatedTrace, ...]
     failure: Failure | None

@@ -53,7 +53,7 @@ class AllocatorSettings:
 
 
 def settings_here(environment: Mapping[str, str] = os.environ, system: str | None = None) -> AllocatorSettings:
-    """Return the allocator settings of training processes started from here, as far as forecasts model them.
+    """Return the allocator settings of runs started from here, as far as forecasts model them.
 
     Garbage collection is left out: it only returns earlier what a retry would return to make room.
     """

@@ -1,4 +1,4 @@
-"""Learns from finished runs on this machine how far its forecasts were off, and says what to correct and keep free."""
+"""Learn from finished runs on this machine how accurate forecasts were, and correct the next ones."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ from trainer.protocol.records import to_record
 from trainer.protocol.report import RunReport, report_from
 
 _MIB = 1 << 20
-# Files of schema 1 compare phases with forecasts that returned more cached memory than the run did. They are not read,
+# Files of schema 1 compared phases with forecasts that returned more cached memory than the run did. They are ignored,
 # and the next finished run replaces them.
 _SCHEMA = 2
 
-# Runs kept of each card and system: the newest, and the one that erred most.
+# Runs to keep per GPU and system: the newest ones, plus the one with the largest error.
 KEPT = 50
-# Finished runs after which half of what can be given up of the margin is given up.
+# Number of finished runs after which half of the reducible margin is given up.
 HALF_TRUSTED = 5
 _FIRST = (0.03, 256 * _MIB)
 _LAST = (0.005, 64 * _MIB)
-# An error adds no more than this share of a forecast to the margin unless a run has run out of memory. A larger error
-# that cost no run anything is more likely to be a fault of the comparison, and would give the next run a worse plan.
+# An error adds at most this share of a forecast to the margin, unless a run has run out of memory. A larger error that
+# caused no failure is more likely an error of the comparison, and would give the next run a worse plan.
 LARGEST_SHARE = 0.15
-# A forecast weighs as much as this many finished runs, and a run of so many seconds half of a long one: a short one may
-# have met a busy machine, or be little but its beginning. Times further off than this are no matter of a factor.
+# The forecast weighs as much as this many finished runs, and a run of this many seconds weighs half of a long one: the
+# machine may have been busy, and a short run is mostly startup. Factors outside of the range have another cause.
 _PRIOR_RUNS = 1
 _HALF_SECONDS = 60.0
 _FACTORS = (0.2, 10.0)
 
 
 Reason = Literal["no_runs", "runs", "excess", "limit", "shortage"]
-"""Why a margin is as large as it is: for want of runs, as runs agree, as one exceeded its forecast (by more than the
-margin's limit), or as one ran out of memory."""
+"""Why a margin is as large as it is: no runs yet, runs that agree, a run that exceeded its forecast (by more than the
+margin's limit), or a run that ran out of memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """By how much runs exceeded their forecasts at worst; the two figures may be those of two runs."""
+    """Largest excess of runs over their forecasts; the two figures may be from different runs."""
 
     share: float = 0.0
-    """Of the highest phase in the forecast."""
+    """Share of the highest phase in the forecast."""
     bytes: int = 0
 
     def of(self, reserved: int) -> int:
-        """Return the bytes that a forecast of ``reserved`` bytes may be exceeded by."""
+        """Return the bytes by which a forecast of ``reserved`` bytes may be exceeded."""
         return max(math.ceil(self.share * reserved), self.bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Margin:
-    """Bytes to keep free beside a forecast."""
+    """Bytes to keep free in addition to a forecast."""
 
     bytes: int
     reason: Reason
@@ -63,29 +63,29 @@ class Margin:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What finished runs on one card and system say about the next forecast."""
+    """Corrections from finished runs on one GPU and system for the next forecast."""
 
     runs: int = 0
-    """How many of them there are with this version of PyTorch; others count for what is learned, not for trust."""
+    """Number of runs with this version of PyTorch; other runs give corrections, but do not reduce the margin."""
     context_bytes: int | None = None
-    """The most that a run held of the card outside PyTorch's allocator; None while no run could tell."""
+    """Most bytes of the GPU that a run held outside PyTorch's allocator; None if no run could measure it."""
     time_factor: float = 1.0
-    """What forecast seconds are to be multiplied with."""
+    """Factor for forecast seconds."""
     worst: Excess = Excess()
-    """Of reserved memory, in phases that had enough."""
+    """Largest excess of reserved memory, in phases that had enough memory."""
     shortage: Excess = Excess()
-    """Of the memory that was needed, in phases that ran out of it."""
+    """Largest excess of needed memory, in phases that ran out of memory."""
     damage: str | None = None
-    """A sentence when the file was damaged, wholly or in part; what could not be read does not count."""
+    """Message when all or part of the file is damaged; what could not be read is ignored."""
 
     def margin(self, reserved: int) -> Margin:
-        """Return what to keep free beside a forecast of ``reserved`` bytes, and why.
+        """Return the margin for a forecast of ``reserved`` bytes, with its reason.
 
         margin = max(trusted, min(worst, 15 % of reserved), shortage)
         trusted = last + (first - last) k / (k + n)
 
         with first = 3 % + 256 MiB before any evidence, last = 0.5 % + 64 MiB after endless evidence without error,
-        k = 5 and n = runs. It never grows with n and never shrinks with the worst error.
+        k = 5 and n = runs. It never grows with n and never shrinks as the worst error grows.
         """
         first, last = (round(share * reserved) + fixed for share, fixed in (_FIRST, _LAST))
         trusted = last + math.ceil((first - last) * HALF_TRUSTED / (HALF_TRUSTED + self.runs))
@@ -98,7 +98,7 @@ class Correction:
 
 @dataclass(frozen=True, slots=True)
 class _Evidence:
-    """What one finished run says."""
+    """What one finished run contributes."""
 
     card: str
     system: str
@@ -111,24 +111,24 @@ class _Evidence:
 
 
 def calibration_file() -> Path:
-    """Return where this user's calibration lies."""
+    """Return the path of this user's calibration file."""
     return places.home() / "calibration.json"
 
 
 def corrections(card: str, system: str, versions: Mapping[str, str]) -> Correction:
-    """Return what this user's finished runs say about ``card`` ("cpu" too) under ``system``; never raises.
+    """Return corrections from finished runs on ``card`` (or "cpu") and ``system``; never raises.
 
-    ``versions`` is as in a run's report: evidence of another PyTorch is taken for want of better.
+    ``versions`` is as in a run's report. Runs with another version of PyTorch are used if there are no others.
     """
     path = calibration_file()
     try:
         found, damage = _read(path)
     except OSError as error:
         reason = error.strerror or str(error)
-        found, damage = [], f"What earlier runs taught about forecasts in {path} cannot be read: {reason}."
+        found, damage = [], f"Could not read what earlier runs taught about forecasts from {path}: {reason}."
     evidence = [piece for piece in map(_evidence, found) if piece is not None]
     if len(evidence) < len(found):
-        damage = f"{len(found) - len(evidence)} of the {len(found)} finished runs in {path} cannot be read."
+        damage = f"Could not read {len(found) - len(evidence)} of the {len(found)} finished runs in {path}."
     here = [piece for piece in evidence if (piece.card, piece.system) == (card, system)]
     same = [piece for piece in here if piece.torch == versions.get("torch")]
     nearest = same or here
@@ -144,9 +144,9 @@ def corrections(card: str, system: str, versions: Mapping[str, str]) -> Correcti
 
 
 def learn(report: RunReport) -> str | None:
-    """Add a finished run to this user's calibration; returns a sentence when that was not possible.
+    """Add a finished run to this user's calibration; return a message if that was not possible.
 
-    A damaged file is put aside under another name and begun anew.
+    A damaged file is renamed, and a new one is started.
     """
     path = calibration_file()
     try:
@@ -157,14 +157,14 @@ def learn(report: RunReport) -> str | None:
                 files.replace(path, path.with_suffix(".damaged.json"))
             files.write_json(path, {"schema": _SCHEMA, "runs": _pruned([*found, to_record(report)])})
     except locks.LockBusyError:
-        return f"What this run taught about forecasts was not kept: {path} is in use by another program."
+        return f"Could not save what this run taught about forecasts: {path} is in use by another program."
     except OSError as error:
-        return f"What this run taught about forecasts was not kept: {path}: {error.strerror or error}."
+        return f"Could not save what this run taught about forecasts: {path}: {error.strerror or error}."
     return None
 
 
 def _read(path: Path) -> tuple[list[Any], str | None]:
-    """Return the reports on file, and a sentence when the file holds none although it is there; raises OSError."""
+    """Return the stored reports, and a message if the file exists but is unusable; raises OSError."""
     try:
         found = reading.read_json(path, "list")
         if found["schema"] == _SCHEMA and isinstance(found["runs"], list):
@@ -180,7 +180,7 @@ def _read(path: Path) -> tuple[list[Any], str | None]:
 
 
 def _pruned(found: list[Any]) -> list[Any]:
-    """Return the reports worth keeping, in order: of each card and system the newest, and the one that erred most."""
+    """Return the reports to keep, in order: the newest per GPU and system, and those with the largest errors."""
     groups: dict[tuple[str, str], list[tuple[int, _Evidence]]] = defaultdict(list)
     for place, report in enumerate(found):
         piece = _evidence(report)
@@ -196,7 +196,7 @@ def _pruned(found: list[Any]) -> list[Any]:
 
 
 def _evidence(found: Any) -> _Evidence | None:
-    """Return what a report says; None for one that cannot be read."""
+    """Return what a report contributes; None for one that cannot be read."""
     try:
         report = report_from(found)
         measured, forecast = _times(report)
@@ -215,7 +215,7 @@ def _evidence(found: Any) -> _Evidence | None:
 
 
 def _excess(report: RunReport, *, ran_out: bool) -> Excess:
-    """Return the most that a phase reserved or asked for beyond its forecast, of phases that did or did not run out.
+    """Return the largest excess over the forecast among phases that ran out of memory, or that did not.
 
     Each phase is compared with its own forecast. The share is of the highest phase: 200 MiB too many while captions
     are encoded say nothing about a phase of 10 GiB.
@@ -243,7 +243,7 @@ def _context_bytes(report: RunReport) -> int | None:
 
 
 def _times(report: RunReport) -> tuple[float, float]:
-    """Return measured and forecast seconds: of the phases that have both, else of all."""
+    """Return measured and forecast seconds, of the phases that have both, or else of the whole run."""
     pairs = [(phase.seconds, phase.forecast_seconds) for phase in report.phases.values() if phase.forecast_seconds]
     if not pairs:
         return report.seconds, report.forecast_seconds or 0.0
@@ -251,9 +251,9 @@ def _times(report: RunReport) -> tuple[float, float]:
 
 
 def _time_factor(evidence: Sequence[_Evidence]) -> float:
-    """Return the geometric mean of the ratios by their weights, and of as many ones as the forecast itself counts for.
+    """Return the weighted geometric mean of the time ratios, with the forecast itself as a ratio of one.
 
-    Earlier corrections are taken out of the ratios.
+    Corrections that were part of the forecasts have been removed from the ratios.
     """
     weighed = [(piece.time_weight, piece.time_ratio) for piece in evidence if piece.time_ratio is not None]
     total = sum(weight for weight, _ in weighed) + _PRIOR_RUNS

@@ -1,4 +1,4 @@
-"""A card at one moment, with all that is known about it: what a forecast is made for. Needs no torch."""
+"""State of a GPU at one moment, with everything a forecast needs to know about it. Needs no torch."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from trainer.protocol.forecast import CPU, Rate
 from trainer.protocol.text import share, size
 
 UNMEASURED = Rate(CPU, (), 1.0, 0.0, 0.0)
-"""The rate of a CPU before it is measured, for which nothing can be timed."""
+"""Rate of a CPU that is not measured yet, with which nothing can be timed."""
 
 
 @dataclass(frozen=True)
 class DeviceState:
-    """A card, what is free on it, and what is known of how it works."""
+    """A GPU, its free memory, and what is known about its overheads, speed and earlier forecasts."""
 
     card: GpuSpec
     free_bytes: int
@@ -31,38 +31,38 @@ class DeviceState:
     correction: Correction
     rate: Rate
     uses: tuple[gpu.Use, ...] = ()
-    """Who else holds memory of it."""
+    """Other processes that hold memory of it."""
     allocator: AllocatorSettings = field(default_factory=AllocatorSettings)
-    """How PyTorch's allocator is set there, but for its limit."""
+    """Settings of PyTorch's allocator, without a limit."""
 
     @property
     def on_cpu(self) -> bool:
-        """Whether this is main memory and the CPU."""
+        """Return whether this is the CPU with main memory."""
         return self.card.name == CPU
 
     @property
     def outside(self) -> int:
-        """Bytes that the process takes beside the allocator: as finished runs had it, else as the table says."""
+        """Return the bytes of the process outside the allocator, from finished runs or else from the table."""
         learned = self.correction.context_bytes
         return self.overheads.context_bytes if learned is None else learned
 
     @property
     def kept_free(self) -> Margin:
-        """Bytes to keep free because forecasts err, and why so many; forecasts err less on small GPUs."""
+        """Return the safety margin for forecast errors with its reason; it grows with the free memory."""
         return self.correction.margin(max(self.free_bytes - self.outside, 0))
 
     @property
     def margin(self) -> int:
-        """Bytes to keep free because forecasts err."""
+        """Return the bytes of the safety margin."""
         return self.kept_free.bytes
 
     @property
     def budget(self) -> int:
-        """Bytes that the allocator may take."""
+        """Return the bytes that the allocator may take."""
         return max(self.free_bytes - self.outside - self.margin, 0)
 
     def require_budget(self) -> None:
-        """Raise JobError when nothing of the GPU can be used: it is full, or the margin takes all that is free."""
+        """Raise JobError when none of the GPU's memory can be used: it is full, or the margin takes all of it."""
         if self.budget:
             return
         free = f"{share(self.free_bytes, self.card.total_bytes)} are free"
@@ -82,7 +82,7 @@ class DeviceState:
         )
 
     def to_free(self, missing: int) -> int:
-        """Bytes that have to become free here for the budget to grow by ``missing``, since the margin grows too."""
+        """Return the bytes to free so that the budget grows by ``missing``: the margin grows as well."""
         wanted = self.budget + missing
         low, high = missing, 2 * (self.outside + wanted) + self.margin
         while low < high:
@@ -94,14 +94,14 @@ class DeviceState:
         return low
 
     def workspace_bytes(self, storage: Storage) -> int:
-        """How large a library's workspace is here: cuBLAS' as stated, cuDNN's as a share of what it works on."""
+        """Return the bytes of a workspace: cuBLAS's as configured, cuDNN's as a share of its operands."""
         if storage.module.startswith("cublas"):
             return self.overheads.cublas_workspace_bytes
         return int(storage.bytes * self.overheads.cudnn_workspace_share)
 
 
 def situation_ahead(card: GpuSpec, *, system: str | None = None, deterministic: bool = False) -> DeviceState:
-    """A card that is not here, with a desktop on it and nothing else running."""
+    """Return the state of a GPU that is not in this machine, with nothing but a desktop running on it."""
     system = system or platform.system()
     overheads = overheads_for(card, system, deterministic=deterministic)
     return _device_state(card, card.total_bytes - overheads.desktop_bytes, overheads, system)
@@ -110,10 +110,10 @@ def situation_ahead(card: GpuSpec, *, system: str | None = None, deterministic: 
 def situation_here(
     card: gpu.Card, *, rate: Rate | None = None, deterministic: bool = False, own: int | None = 0
 ) -> DeviceState:
-    """A GPU of this machine as it is now; ``rate`` is what was measured on it, if anything was.
+    """Return the current state of a GPU in this machine; ``rate`` is its measured rate, if there is one.
 
-    ``own`` is what this process holds of it already, None for a CUDA context of unknown size. It counts as free, since
-    the forecast adds the whole process, context included.
+    ``own`` is the number of bytes that this process holds already, or None for a CUDA context of unknown size. They
+    count as free, since the forecast includes the whole process with its context.
     """
     model, system = model_of(card), platform.system()
     overheads = overheads_for(model, system, deterministic=deterministic)
@@ -124,7 +124,7 @@ def situation_here(
 
 
 def situation_on_cpu(rate: Rate = UNMEASURED) -> DeviceState:
-    """Return main memory, which has no allocator that pools and no bound that a forecast knows."""
+    """Return the state of the CPU, whose main memory has no caching allocator and no known limit."""
     card = GpuSpec(
         name=CPU,
         gigabytes=0,

@@ -1,4 +1,4 @@
-"""Cards to plan for, known by name, by size, or because they are here: memory, abilities and rates. Needs no torch."""
+"""Specs and overheads of GPUs by name, by memory size, or from this machine. Needs no torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainer.protocol.reading import read_toml
 MIB = 1 << 20
 
 _PREFIXES = frozenset({"rtx", "gtx"})
-# Words of full names that tell no two cards of the table apart.
+# Words in full names that do not distinguish any two GPUs of the table.
 _NOISE = _PREFIXES | {
     "nvidia",
     "geforce",
@@ -36,7 +36,7 @@ _NOISE |= {"blackwell", "workstation", "server", "edition"}
 _NOISE |= {"pcie", "sxm", "sxm2", "sxm4", "sxm5", "hbm2", "hbm2e", "hbm3"}
 _SAME = {"mobile": "laptop", "notebook": "laptop"}
 _SIZE = re.compile(r"(?<![\w.])(\d{1,3}(?:\.\d+)?)\s*(gb|gib|g)?(?![\w.])")
-_MEBIBYTES = re.compile(r"\b(\d{4,6})\s*(?:mb|mib)\b")  # as nvidia-smi tells sizes
+_MEBIBYTES = re.compile(r"\b(\d{4,6})\s*(?:mb|mib)\b")  # as nvidia-smi prints sizes
 _MIB = 1 << 20
 _LARGE_GIGABYTES = 16
 _PAIR = re.compile(r":(\d+):(\d+)")
@@ -44,45 +44,44 @@ _PAIR = re.compile(r":(\d+):(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class GpuSpec:
-    """A card as far as a forecast depends on it."""
+    """The properties of a GPU that a forecast depends on."""
 
     name: str
-    """Such as "RTX 3060 12GB"; for one that is here, as the driver calls it."""
+    """Name such as "RTX 3060 12GB"; of a GPU in this machine, the driver's name for it."""
     gigabytes: int
-    """As sold."""
+    """Memory in GB as sold."""
     total_bytes: int
-    """As NVML reports it."""
+    """Memory in bytes as NVML reports it."""
     capability: tuple[int, int]
     """CUDA compute capability."""
     tflops: Mapping[str, float]
-    """Dense matrix rate in TFLOP/s with fp32 accumulation, by "float32", "tf32", "float16" and, where it has it,
+    """Dense matrix rate in TFLOP/s with fp32 accumulation, by "float32", "tf32", "float16" and, if supported,
     "bfloat16"."""
     bandwidth: float
-    """Of its memory, bytes a second."""
+    """Memory bandwidth in bytes per second."""
     windows_share: float
-    """Of its memory, what driver and desktop take on Windows before any program starts; 0 where it drives no screen."""
+    """Share of its memory that driver and desktop take on Windows before any program starts; 0 without a screen."""
     source: str
-    """Where the figures are from."""
+    """Sources of the figures."""
     unsure: tuple[str, ...] = ()
-    """Facts that no source settles, as the table calls them: "mib", "fp32", "half", or "rates" for a stand-in's."""
+    """Figures without a reliable source, as the table names them: "mib", "fp32", "half"; "rates" of a similar GPU."""
 
     @property
     def bf16(self) -> bool:
-        """Whether it computes in bf16 itself."""
+        """Return whether it supports bf16 in hardware."""
         return gpu.computes_bf16(self.capability)
 
     @property
     def generation(self) -> str:
-        """Its architecture, such as "Ampere"."""
+        """Return its architecture, such as "Ampere"."""
         return gpu.generation(self.capability)
 
 
 def find_card(text: str) -> GpuSpec:
-    """Return the card that a user means: "RTX 3060", "3060 12gb", "4060ti 16", "8GB" (a typical card), or "here".
+    """Return the GPU for "RTX 3060", "3060 12gb", "4060ti 16", "8GB" (a typical one), or "here".
 
-    Of a card sold with several memory sizes the table's first, the commonest, is taken unless one is named.
-    Raises ImpastoError "gpu.unknown" with near names, or "gpu.none" when "here" is asked for on a machine without an
-    NVIDIA card.
+    Without a memory size, the first one in the table is used, which is the most common. Raises ImpastoError
+    "gpu.unknown" with similar names, or "gpu.none" for "here" on a machine without an NVIDIA GPU.
     """
     if text.strip().lower() == "here":
         return _card_here()
@@ -97,9 +96,9 @@ def find_card(text: str) -> GpuSpec:
 
 
 def model_of(card: gpu.Card) -> GpuSpec:
-    """Return what the table knows of a real card, with its real name, memory and capability.
+    """Return the specs of a real GPU, with its own name, memory and compute capability.
 
-    One that the table does not list gets the rates of the listed card of its generation that is nearest in memory.
+    A GPU that is not in the table gets the rates of the one of its generation that is nearest in memory.
     """
     words, _ = _read(card.name)
     listed = _named(words)
@@ -117,7 +116,7 @@ def model_of(card: gpu.Card) -> GpuSpec:
 
 @cache
 def known_cards() -> tuple[GpuSpec, ...]:
-    """Return every card of the table."""
+    """Return every GPU of the table."""
     return tuple(_model(row, group) for group in _spec_table()["groups"] for row in group["cards"])
 
 
@@ -126,8 +125,8 @@ def _card_here() -> GpuSpec:
     if not found:
         raise ImpastoError(
             "gpu.none",
-            "This machine has no NVIDIA card, or no driver for it, so there is none to plan for.",
-            'Name a card, such as --gpu "RTX 3060" or --gpu 8GB; `python -m trainer doctor` says what it finds here.',
+            "This machine has no NVIDIA GPU, or no driver for it, so there is none to plan for.",
+            'Name a GPU, such as --gpu "RTX 3060" or --gpu 8GB; `python -m trainer doctor` shows what was found here.',
         )
     return model_of(max(found, key=lambda card: card.free_bytes))
 
@@ -140,8 +139,8 @@ def _typical(gigabytes: float) -> GpuSpec:
     sizes = ", ".join(named)
     raise ImpastoError(
         "gpu.unknown",
-        f"No card with {size} GB of memory is known here.",
-        f"Give one of {sizes} GB, or the name of a card, such as RTX 3060.",
+        f"No GPU with {size} GB of memory is known.",
+        f"Use one of {sizes} GB, or the name of a GPU, such as RTX 3060.",
     )
 
 
@@ -150,16 +149,16 @@ def _unknown(text: str, named: list[GpuSpec]) -> ImpastoError:
     words = " ".join(word for word in _read(text)[0] if word not in _PREFIXES)
     near = [plain[name] for name in difflib.get_close_matches(words, plain, 4, 0.5)]
     listed = ", ".join([card.name for card in named] or near)
-    hint = f"Did you mean one of: {listed}? Otherwise give" if listed else "Give"
+    hint = f"Did you mean one of: {listed}? Otherwise use" if listed else "Use"
     return ImpastoError(
         "gpu.unknown",
-        f'No card called "{text.strip()[:60]}" is known here.',
-        f"{hint} the memory of a card, such as 8GB, or `here` for the one in this machine.",
+        f'No GPU called "{text.strip()[:60]}" is known.',
+        f"{hint} the memory size of a GPU, such as 8GB, or `here` for the one in this machine.",
     )
 
 
 def _named(words: Iterable[str]) -> list[GpuSpec]:
-    """Return the cards, one for each memory size, whose name is the longest among those that the words contain."""
+    """Return the GPUs, one per memory size, with the longest name that the given words contain."""
     given = set(words)
     found = [(len(own), card) for card in known_cards() if (own := set(_words_of(card))) <= given <= own | _NOISE]
     longest = max((length for length, _ in found), default=0)
@@ -171,7 +170,7 @@ def _words_of(card: GpuSpec) -> list[str]:
 
 
 def _read(text: str) -> tuple[list[str], float | None]:
-    """Return the words of a card's name in order, and the gigabytes where they are named, and named once."""
+    """Return the words of a GPU's name in order, and its gigabytes if exactly one size is given."""
     plain = re.sub(r"[^a-z0-9.]+|(?<!\d)\.|\.(?!\d)", " ", text.lower())
     plain = _MEBIBYTES.sub(lambda found: f"{round(int(found[1]) / 1024)}gb", plain)
     plain = re.sub(r"\b([rg]tx)(\d)", r"\1 \2", plain)
@@ -208,22 +207,22 @@ def _spec_table() -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Overheads:
-    """Bytes to be reckoned with beside what a trace shows."""
+    """Memory that a trace does not show, in bytes."""
 
     context_bytes: int
     """CUDA context and libraries of one process, outside PyTorch's allocator."""
     desktop_bytes: int
-    """What driver and desktop hold before any program starts: total less this is free, where nobody can be asked."""
+    """Memory of driver and desktop before any program starts; used where the GPU's free memory cannot be queried."""
     cublas_workspace_bytes: int
-    """Taken from the allocator at the first matrix product of the forward thread, and again at autograd's."""
+    """cuBLAS workspace, allocated at the first matrix product of the forward thread and again at autograd's."""
     cudnn_workspace_share: float
-    """Of input, output and weight of a convolution together, taken from the allocator while it runs."""
+    """cuDNN workspace of a convolution, as a share of input, output and weight together."""
     sources: Mapping[str, str]
-    """Where each is from, by field."""
+    """Source of each figure, by field."""
 
 
 def overheads_for(card: GpuSpec, system: str, *, deterministic: bool = False) -> Overheads:
-    """Return what to reckon with on a card under a system, "Windows" or else, as platform.system() says."""
+    """Return the overheads of a GPU under ``system`` (a platform.system() name; only "Windows" differs)."""
     table = _overhead_table()
     area = "windows" if system == "Windows" else "linux"
     size = "large" if card.gigabytes >= _LARGE_GIGABYTES else "small"
@@ -244,7 +243,7 @@ def overheads_for(card: GpuSpec, system: str, *, deterministic: bool = False) ->
 def cublas_workspace_bytes(
     capability: tuple[int, int], *, deterministic: bool, environment: Mapping[str, str] = os.environ
 ) -> int:
-    """Return the bytes of one cuBLAS workspace: what CUBLAS_WORKSPACE_CONFIG asks for, by the user or else by a run.
+    """Return the bytes of a cuBLAS workspace, from CUBLAS_WORKSPACE_CONFIG or else the run's own setting.
 
     The format is ":KiB:count" pairs, added up as PyTorch does (parseChosenWorkspaceSize in CublasHandlePool.cpp).
     """

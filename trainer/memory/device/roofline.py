@@ -1,4 +1,4 @@
-"""Seconds from the work of a trace: each operation by the rate of its kind, bounded by what the CPU can hand over."""
+"""Estimate seconds from the work of a trace, the rates of a device and the CPU's launch rate."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from trainer.memory.trace.memory_trace import Work
 from trainer.protocol.forecast import Rate, Timed
 from trainer.protocol.reading import read_toml
 
-# What it costs to give the cache back to the driver and take it again: the card's queue runs dry, and each of some tens
-# of segments is freed and asked for anew at up to a millisecond. A round figure, until cards have been timed.
+# Cost of returning the cache to the driver and allocating it again: the GPU runs idle, and each of some tens of
+# segments takes up to a millisecond to free and allocate. An estimate, until it is measured on real GPUs.
 RETRY_SECONDS = 0.05
 
 
 def seconds(work: Iterable[Work], rate: Rate) -> float:
-    """Return the seconds that a device takes for the work of one or more tapes, one after the other.
+    """Return the seconds that a device takes for the work of one or more traces in sequence.
 
-    An operation takes the larger of flops / rate and bytes / bandwidth (the roofline of Williams et al. 2009) and what
-    each operation costs besides; all together take no less than the CPU needs to hand them over, because it runs ahead.
+    An operation takes the larger of flops / rate and bytes / bandwidth (the roofline of Williams et al. 2009), plus a
+    fixed cost per operation. All together take at least as long as the CPU takes to launch them.
     """
     device, operations = 0.0, 0
     nearest: dict[tuple[str, str, int, int], float] = {}
@@ -36,12 +36,12 @@ def seconds(work: Iterable[Work], rate: Rate) -> float:
 
 
 def loading_seconds(size: int, rate: Rate) -> float:
-    """Return the seconds to read and place so many bytes of weights."""
+    """Return the seconds to read and place ``size`` bytes of weights."""
     return size / rate.disk
 
 
 def rate_of(card: GpuSpec, system: str) -> Rate:
-    """Return what a named card is expected to reach under a system, "Windows" or else, as platform.system() says."""
+    """Return the expected rates of a GPU under a system named as by platform.system()."""
     efficiency, operation = _table()["efficiency"], _table()["operation"]
     bandwidth = card.bandwidth * efficiency["bandwidth"]
     timed = [Timed("other", "float32", 0.0, bandwidth, 1.0)]
@@ -53,13 +53,13 @@ def rate_of(card: GpuSpec, system: str) -> Rate:
 
 
 def _dense_rates(card: GpuSpec, kind: str) -> dict[str, float]:
-    """TFLOP/s by number format. PyTorch lets convolutions in fp32 use TF32 unless told otherwise, matrices not."""
+    """Return TFLOP/s by dtype; PyTorch uses TF32 by default in fp32 convolutions, not in matrix products."""
     single = card.tflops["tf32" if kind == "conv" else "float32"]
     half = card.tflops["float16"]
-    # Without units for it bf16 is widened; 8- and 4-bit weights are multiplied in a 16-bit format.
+    # Without hardware support bf16 is widened to fp32; 8- and 4-bit weights are multiplied in a 16-bit dtype.
     brain = card.tflops.get("bfloat16", card.tflops["float32"])
-    # Products of int8 come out in int32. Matrix units since Turing's multiply them at least twice as fast; a card
-    # without such units makes none, and runs on it restore the weights.
+    # int8 products have int32 results. Matrix units since Turing multiply them at least twice as fast; on a GPU without
+    # such units runs dequantize the weights instead.
     units = card.capability >= (7, 5) and half > card.tflops["float32"]
     whole = 2 * half if units else half
     return {"float32": single, "float16": half, "bfloat16": brain, "uint8": half, "int8": half, "int32": whole}
@@ -73,7 +73,7 @@ def _operation_seconds(work: Work, rate: Rate) -> float:
 
 
 def _most_similar(work: Work, rate: Rate) -> Timed:
-    """Return the timed operation of the same kind and format, or else only kind, that is nearest in size and shape."""
+    """Return the timed operation nearest in size and shape, of the same kind and, if there is one, dtype."""
     kind = work.kind if work.flops else "other"
     of_kind = [timed for timed in rate.timed if timed.kind == kind]
     alike = [timed for timed in of_kind if timed.dtype == work.dtype] or of_kind

@@ -1,1 +1,1 @@
-"""Traces and a device give a timeline of memory and seconds."""
+"""Forecasts: the memory timeline and the seconds of a run, from its traces and a device."""

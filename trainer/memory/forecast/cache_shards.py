@@ -1,4 +1,4 @@
-"""Estimate what a run encodes for its cache: before the first step, and in later cache shards. Needs no torch."""
+"""Estimate what a run encodes before its first step and in later cache shards. Needs no torch."""
 
 from __future__ import annotations
 
@@ -68,6 +68,7 @@ def first_portion(
             cuts.setdefault(_cut(sample), sample)
             words[sample.caption] = None
         sizes.append((len(cuts), len(words)))
+    # From the subsample to all images, and from the listed epochs to all.
     share = shown / samples_per_epoch(some)
     images_drawn, texts_drawn = (share * _extrapolate([size[place] for size in sizes], epochs) for place in (0, 1))
     more = [sample for sample in samples if _cut(sample) not in cuts]
@@ -84,7 +85,7 @@ def first_portion(
 def later_portions(
     job: Job, images: Sequence[Picture], text_configs: Iterable[Config], cached: CacheKeys | None = None
 ) -> LaterShards:
-    """Return the later shards of a resolved job; ``text_configs`` are those of encoders whose texts are cached.
+    """Return a resolved job's later shards; ``text_configs`` are of the encoders whose texts are cached.
 
     Nothing is listed if all samples of the run fit even when all differ, as in most runs. Otherwise the second epoch
     shows how much is new in each epoch: an estimate, since random choices may repeat. The first epoch that is encoded
@@ -96,13 +97,14 @@ def later_portions(
     epochs = _epochs(job, images)
     limit = (job.fit.cache_gigabytes or float("inf")) * GIGABYTE
     text = text_bytes(recipe.token_chunks, (int(config["hidden_size"]) for config in configs))
-    most = max(map(_latent_bytes, images)) + text
+    most = max(map(_latent_bytes, images)) + text  # bytes of the largest sample
     if epochs == 1 or (epochs * shown * most <= limit and epochs * shown <= MOST_SHOWINGS):
         return NOT_LATER
     some = _subsample(shown // _MAX_LISTED, images)
     share = shown / samples_per_epoch(some)
     first, new = _showings(some, recipe, 0), _new_in(some, recipe, 1)
     sizes = [share * sum(_latent_bytes(one.picture) + text for one in of.values()) for of in (first, new)]
+    # Epochs that fit beside the first one, at the growth of the second.
     more = int((limit - sizes[0]) // sizes[1]) if sizes[1] and limit < float("inf") else epochs
     listed = MOST_SHOWINGS // shown
     together = max(1, min(1 + more, listed, epochs))

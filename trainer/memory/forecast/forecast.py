@@ -1,4 +1,4 @@
-"""Forecast what a job needs on a GPU: replay its traces through the simulated allocator, and time their work."""
+"""Forecast what a job needs on a GPU: replay its traces on the simulated allocator, and time them."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class RunSimulator:
     """
 
     def __init__(self, device_state: DeviceState, before_playing: Callable[[], None] = lambda: None) -> None:
-        """Simulate for ``device_state``; ``before_playing`` is called before each replay and may raise to cancel."""
+        """Simulate for ``device_state``; ``before_playing`` is called before replays and may raise to cancel."""
         self.situation = device_state
         self.before_playing = before_playing
         # By the identities of the traces. The traces are kept with the result: otherwise a new trace could get the
@@ -187,7 +187,7 @@ class RunSimulator:
         return BudgetCheck(oom_result.failed_in, retry_seconds(schedule, oom_result.retries))
 
     def unhindered(self, schedule: RunSchedule, *, brief: bool) -> Outcome:
-        """Return the result of every phase without a memory limit; results that had to be simulated go to disk."""
+        """Return the result of every phase without a memory limit; new results are saved to disk."""
         key = self.key(schedule)
         outcome = self._known_outcome(key, schedule, brief=brief)
         if outcome is None:
@@ -310,7 +310,7 @@ def _train(simulation: Simulation, traces: Sequence[MemoryTrace]) -> bool:
 
 
 def _record(simulation: Simulation, graphs: GraphSchedule) -> bool:
-    """Play micro-batches captured as CUDA graphs into one pool, then any other micro-batch beside all of it."""
+    """Play micro-batches captured as CUDA graphs into one pool, then any other one beside all of it."""
     simulation.allocator.empty_cache()  # as torch.cuda.graph does
     done = simulation.play("train", graphs.held, join="extend")
     # Captured memory stays reserved in a private pool, even between steps.
@@ -347,7 +347,7 @@ def forecast_of(
     runs: RunSimulator | None = None,
     brief: bool = False,
 ) -> Forecast:
-    """Forecast a run; ``brief`` leaves out peaks and timelines, and ``runs`` shares work with similar runs."""
+    """Forecast a run; ``brief`` leaves out peaks and timelines, ``runs`` shares work with similar runs."""
     factor = device_state.correction.time_factor
 
     def seconds(work: Iterable[Work]) -> float:
@@ -401,7 +401,7 @@ def _between_epochs(
 
 
 def encoding_again(workload: Workload, device_state: DeviceState, traces: TraceLibrary) -> PhaseForecast | None:
-    """Forecast caching when a bf16 VAE gives infinite or NaN values and is used in fp32 instead; None for fp32 VAEs.
+    """Forecast caching when a bf16 VAE gives infinite or NaN values and runs in fp32; None for fp32 VAEs.
 
     This takes as much as an fp32 VAE from the start: weights are widened one by one after the first attempt is freed.
     """
@@ -431,7 +431,7 @@ def forecast_on_cpu(schedule: RunSchedule, device_state: DeviceState) -> Forecas
 
 
 def _seconds(schedule: RunSchedule, seconds: Seconds, retrying: float) -> dict[ForecastPhase, float]:
-    """Return the seconds of each phase over the whole run; ``retrying`` is the part of a step lost to retries."""
+    """Return the seconds of each phase over the run; ``retrying`` is the part of a step lost to retries."""
     training = (schedule.mean_step_seconds(seconds) + retrying) * _steps(schedule)
     timed = schedule.other_seconds(seconds)
     timed["first_step"] = training / _steps(schedule)

@@ -1,4 +1,4 @@
-"""Estimate the main memory of a phase beside the process itself: data on its way to the GPU or the disk.
+"""Estimate the main memory that a phase needs for data on its way to the GPU or the disk.
 
 Needs no torch. Tests compare these sums with what the functions actually take.
 """
@@ -18,7 +18,7 @@ NUMBER_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 STORED_BYTES = 4
 # A 24-megapixel photo in three copies: decoded, converted to sRGB, and cropped to its bucket.
 PICTURE_BYTES = 3 * 3 * 24_000_000
-# Results waiting to be written, another one that arrives meanwhile, and the one being written, as tensors and as a file.
+# Results waiting to be written, one that arrives meanwhile, and the one being written, as tensors and as a file.
 RESULTS_WAITING = MOST_KEPT + 3
 # Images prepared by each reader, the one being encoded, and the one before it, which is freed after the next arrives.
 CROPS_WAITING = READERS + 2
@@ -58,7 +58,7 @@ def host_bytes(
 
 
 def _pictures_waiting(workload: Workload) -> int:
-    """Return the bytes that the encoding pipeline holds: prepared images in fp32 with masks, and unwritten latents."""
+    """Return the bytes that the encoding pipeline holds: fp32 images with masks, and unwritten latents."""
     width, height = workload.buckets[0].size
     channels = 4 if workload.masks else 3
     waiting = RESULTS_WAITING * latent_bytes((width, height), masked=workload.masks)
@@ -66,7 +66,7 @@ def _pictures_waiting(workload: Workload) -> int:
 
 
 def _staged(traces: Iterable[MemoryTrace], dtype: str | None) -> int:
-    """Return the bytes of the largest tensor on its way to the GPU: as in the file, and converted to ``dtype``."""
+    """Return the bytes of the largest tensor on its way to the GPU, as in the file and in ``dtype``."""
     kept = NUMBER_BYTES[dtype or "fp32"]
     largest = max(
         (s.bytes for s in _born(traces) if s.stage in ("load", "quantise") and s.kind != "workspace"), default=0

@@ -33,12 +33,13 @@ _PARTS: Mapping[str, str] = {
     "vae": "the VAE",
     "noise_schedule": "the last weights",
 }
+# These names are stored in the shipped forecast results: changing one means making those again.
 _STAGES: Mapping[str, str] = {
     "": "placing {part}",
     "load": "placing {part}",
-    "quantise": "quantizing {part}",
+    "quantise": "quantising {part}",
     "texts": "encoding a text: {part}",
-    "encode": "VAE encode of a {size} image",
+    "encode": "VAE encode of a {size} picture",
     "validate": "validation at {size}: {part}",
     "draw": "drawing a {size} preview: {part}",
     "decode": "VAE decode of a {size} preview",
@@ -126,7 +127,7 @@ def _blocks_of(storages: Iterable[Storage]) -> BlockCounts:
 
 
 def _live_bytes(trace: MemoryTrace) -> NDArray[np.int64]:
-    """Return the bytes alive after each event above the initial level, without workspaces, which differ by GPU."""
+    """Return the bytes alive after each event above the initial level, without workspaces."""
     sizes = np.array([0 if s.kind == "workspace" else s.bytes for s in trace.storages], dtype=np.int64)
     died = trace.events < 0
     changes = sizes[np.where(died, ~trace.events, trace.events)] if len(sizes) else np.zeros(0, np.int64)

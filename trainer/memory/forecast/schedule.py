@@ -64,7 +64,7 @@ def split(batch: Iterable[Part], most: int) -> list[Part]:
 
 
 def scaled_work(work: Iterable[Work], share: float) -> Iterator[Work]:
-    """Yield the work of a micro-batch with a share of its images: as many operations, each of them smaller."""
+    """Yield the work of a micro-batch with a share of its images: as many operations, but smaller ones."""
     return (replace(one, flops=round(one.flops * share), bytes=round(one.bytes * share)) for one in work)
 
 
@@ -86,7 +86,7 @@ class GraphSchedule:
 
 
 def graphs_of(steps: Sequence[Steps[MemoryTrace]], beside: Sequence[MemoryTrace], shapes: int) -> GraphSchedule:
-    """Return the graph schedule for ``shapes`` different micro-batches; ``steps`` are those of the bounding shapes."""
+    """Return the graph schedule for ``shapes`` micro-batches; ``steps`` are those of the bounding shapes."""
     return GraphSchedule(
         held=(_held(steps[0].micro_first, steps[0].micro_more, shapes),),
         recorded=tuple(_as_recorded(each.micro_more) for each in steps),
@@ -97,7 +97,7 @@ def graphs_of(steps: Sequence[Steps[MemoryTrace]], beside: Sequence[MemoryTrace]
 # Cached, because RunSimulator recognizes what it has played by the identity of the traces.
 @lru_cache(maxsize=8)
 def _held(first: MemoryTrace, more: MemoryTrace, shapes: int) -> MemoryTrace:
-    """Return a trace of the master weights' gradients, which keep their address, and of the graphs in the driver.
+    """Return a trace of the master weights' gradients, kept at fixed addresses, and the driver's memory.
 
     During capture the gradients exist three times: those accumulated so far, those being captured, and those of the
     replay. The driver's share is counted here although PyTorch's allocator does not allocate it, since it has to fit
@@ -202,7 +202,7 @@ def transitions(buckets: Sequence[Size]) -> list[Size]:
 
 
 def optimizer_step(workload: Workload, steps: Steps[T], *, first: bool = False) -> list[T]:
-    """Return the traces of one optimizer step; micro-batches after the second repeat it, so they are left out."""
+    """Return the traces of one optimizer step, without micro-batches after the second, which repeat it."""
     last = steps.optimizer_first if first else steps.optimizer
     return [steps.micro_first, last] if parts(workload) == 1 else [steps.micro_first, steps.micro_more, last]
 
@@ -255,7 +255,7 @@ class RunSchedule:
         return [PhaseTraces(phase, self.tapes(phase)) for phase in _BEFORE]
 
     def between_epochs(self) -> list[PhaseTraces]:
-        """Return the caching between epochs, beside all that training holds, of what did not fit on disk before."""
+        """Return the caching between epochs, which happens beside all that training holds."""
         later = self.occasions.later
         encoded: dict[OtherPhase, int] = {"cache_pictures": later.pictures, "cache_texts": later.texts}
         return [PhaseTraces(phase, self.tapes(phase)) for phase, count in encoded.items() if count]
@@ -269,7 +269,7 @@ class RunSchedule:
         return [PhaseTraces(phase, self.tapes(phase)) for phase in BETWEEN_STEPS]
 
     def foreseen(self) -> list[TraceRequest]:
-        """Return requests for all phases but training, last phase first: the simulation starts at the other end."""
+        """Return requests for all phases but training, the last phase first: simulations start at the first."""
         return [TraceRequest(_as_traced(self.subject, part), part) for part in reversed((*_BEFORE, *BETWEEN_STEPS))]
 
     def other_seconds(self, seconds: Seconds) -> dict[ForecastPhase, float]:
@@ -360,7 +360,7 @@ class RunSchedule:
         return total / sum(batch_counts.values())
 
     def _batch_counts(self) -> dict[BatchComposition, int]:
-        """Return how often each batch composition occurs; empty if they do not fit the workload's current shapes.
+        """Return how often each batch composition occurs; empty if they do not fit the workload's shapes.
 
         The planner changes shapes and batches of a workload without counting its batches again.
         """

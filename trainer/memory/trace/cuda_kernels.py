@@ -39,7 +39,7 @@ def attention_kernel(choice: str | None, dtype: torch.dtype) -> AttentionKernel:
 
 @contextmanager
 def as_on_cuda(kernel: AttentionKernel) -> Iterator[None]:
-    """Make attention and dropout run the operations of CUDA inside the block; on meta they would run others."""
+    """Make attention and dropout run their CUDA operations; on meta tensors they would run others."""
     attention, dropout = F.scaled_dot_product_attention, F.dropout
     kernels: dict[AttentionKernel, Callable[..., Tensor]] = {
         "flash": _flash,
@@ -144,7 +144,7 @@ def gemm_4bit(
     absmax_code: Tensor | None = None,
     absmax_offset: Tensor | None = None,
 ) -> Tensor:
-    """Multiply by 4-bit weights as bitsandbytes' CUDA backend does for many rows: dequantize the weights as a whole.
+    """Multiply by 4-bit weights as bitsandbytes does on CUDA for many rows: dequantize all weights first.
 
     Below 1537 rows some GPUs use a fused kernel, which needs less memory.
     """
@@ -170,7 +170,7 @@ def safe_softmax(scores: Tensor, dim: int, dtype: torch.dtype | None = None) -> 
 
 
 def overwritten(func: OpOverload, args: Sequence[Any], *, backward: bool, after_product: bool) -> Tensor | None:
-    """Return the operand that CUDA would overwrite in ``func`` if nothing else holds it; None if there is none.
+    """Return the operand that CUDA would overwrite in ``func`` if nothing else holds it, or None.
 
     ``backward`` says that autograd runs it; ``after_product``, that a matrix product came right before, to which
     aten::linear adds its bias (Linear.cpp) and the math kernel of attention its mask (attention.cpp).
@@ -193,20 +193,20 @@ def _is_tensor_of_fewer_axes(value: Any, than: Tensor) -> bool:
 
 
 def hidden_bytes(func: OpOverload, args: Sequence[Any]) -> tuple[int, ...]:
-    """Return the bytes of each buffer that CUDA's kernel for ``func`` allocates, besides its results, and frees."""
+    """Return the bytes of each temporary buffer that CUDA's kernel for ``func`` allocates."""
     buffers = _HIDDEN.get(func)
     return buffers(args) if buffers else ()
 
 
 def _flash_backward(args: Sequence[Any]) -> tuple[int, ...]:
-    """Return the bytes of dq summed in fp32 (dq_accum) and of softmax row sums (softmax_d): flash_api.cpp, mha_bwd."""
+    """Return the bytes of softmax row sums (softmax_d) and fp32 dq (dq_accum): flash_api.cpp, mha_bwd."""
     batch, heads, queries, width = args[1].shape
     rows = batch * heads * _up(queries, FLASH_BLOCK)
     return rows * 4, rows * _up(width, _FLASH_HEAD if width <= _FLASH_WIDE else 2 * _FLASH_HEAD) * 4
 
 
 def _efficient_backward(args: Sequence[Any]) -> tuple[int, ...]:
-    """Return the bytes of delta and, for 16 bits, of fp32 gradients: an upper bound (kernel_backward.h, workspace)."""
+    """Return an upper bound for delta and, in 16 bits, fp32 gradients (kernel_backward.h, workspace)."""
     query, key = args[1], args[2]
     batch, heads, queries, width = query.shape
     delta = batch * heads * queries * 4
@@ -217,7 +217,7 @@ def _efficient_backward(args: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _foreach_norm(args: Sequence[Any]) -> tuple[int, ...]:
-    """Return the bytes of partial sums: as many for every tensor as the largest has chunks (ForeachReduceOp.cu)."""
+    """Return the bytes of partial sums: per tensor as many as the largest has chunks (ForeachReduceOp.cu)."""
     tensors = args[0]
     chunks = max(-(-tensor.numel() // _NORM_CHUNK) for tensor in tensors)
     return (len(tensors) * chunks * 4,)

@@ -72,7 +72,7 @@ def joined(name: str, traces: Iterable[MemoryTrace]) -> MemoryTrace:
 
 
 def scaled(one: MemoryTrace, other: MemoryTrace, sizes: tuple[int, int], size: int) -> MemoryTrace | None:
-    """Return the trace for micro-batches (or a LoRA rank) of ``size`` from the traces for two other ``sizes``.
+    """Return the trace for micro-batches (or a LoRA rank) of ``size`` from those for two other ``sizes``.
 
     If both have the same events, the bytes and FLOPs of everything are a + b * size. Returns None where that does not
     hold. Micro-batches of one image are no source, because PyTorch skips copies there, and the optimizer's traces
@@ -134,7 +134,7 @@ def _interpolate(
 
 
 def _on_line(sizes: tuple[int, int], size: int, first: int, second: int) -> int | None:
-    """Return the value at ``size`` on the line through two points; None if it is no integer, so not linear."""
+    """Return the value at ``size`` on the line through two points; None if it is not an integer."""
     found, rest = divmod((second - first) * (size - sizes[0]), sizes[1] - sizes[0])
     return None if rest else first + found
 
@@ -176,7 +176,7 @@ class DerivationRule:
 
 
 def rules(request: TraceRequest) -> list[DerivationRule]:
-    """Return the rules by which a request's traces may be derived; all are exact, so their order does not matter.
+    """Return the rules by which a request's traces may be derived; all are exact, so any order will do.
 
     The sources of a rule differ from the request in one property only, and no source can be derived by the same rule.
     So deriving the sources recursively terminates.
@@ -202,7 +202,7 @@ def _by_image_count(request: TraceRequest) -> DerivationRule | None:
 
 
 def _by_shape(request: TraceRequest) -> DerivationRule | None:
-    """Return the rule for another shape: published UNets with flash attention, whose sizes depend only on pixels."""
+    """Return the rule for another shape, for published UNets with flash attention."""
     fit = request.subject.fit
     flash = fit.attention in ("auto", "flash") and fit.dtype in ("bf16", "fp16")
     if request.part != "micro" or not flash or not request.subject.has_published_unet:

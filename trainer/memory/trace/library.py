@@ -1,4 +1,4 @@
-"""Provide the traces of a workload: from memory, from disk, by derivation, or else by tracing, with torch."""
+"""Provide the traces of a workload: from memory or disk, by derivation, or else by tracing with torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PREPARING = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class Steps(Generic[T]):
-    """Traces (or their summaries) of training on micro-batches of one shape, in the order in which they run."""
+    """Traces (or their summaries) of training on micro-batches of one shape, in the order they run."""
 
     weights: T
     """Base, adapter and master weights being placed."""
@@ -89,7 +89,7 @@ class TraceLibrary:
             self.aside = TracePrefetcher(self.store, tracer)
 
     def foresee(self, requests: Callable[[], Sequence[TraceRequest]]) -> None:
-        """Set what returns the likely next requests, the most urgent first; it is called when traces are missing."""
+        """Set a function that returns the likely next requests, most urgent first."""
         self._likely_requests = requests
 
     def fulfil(self, request: TraceRequest) -> None:
@@ -133,7 +133,7 @@ class TraceLibrary:
         return self._summarize(request.key, self._ensure_traces(request)) if found is None else found
 
     def _stored_or_derived(self, request: TraceRequest) -> tuple[MemoryTrace, ...] | None:
-        """Return traces that need no tracing, or None; an empty tuple means that the fit does not have this phase."""
+        """Return traces that need no tracing, or None; an empty tuple means that the fit lacks this phase."""
         here = self._read(request.key)
         return self._derive(request) if here is None else here
 
@@ -204,7 +204,7 @@ class TraceLibrary:
         return traces
 
     def _prefetch_for(self, request: TraceRequest) -> None:
-        """Prefetch likely requests in the second process while this one is traced; on a single core do nothing."""
+        """Prefetch likely requests while this one is traced; on a single core do nothing."""
         if self.aside is not None and usable_cores() > 1 and _is_large(request.subject):
             self.aside.want(
                 [each for each in self._likely_requests() if each.key != request.key and not self.has(each)]

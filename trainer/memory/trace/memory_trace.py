@@ -1,4 +1,4 @@
-"""Memory trace: the births and deaths of all storages in a phase, in order, and its operations. Needs no torch."""
+"""Memory trace: the births and deaths of a phase's storages in order, and its work. Needs no torch."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def unet_block(module: str) -> str | None:
 
 
 def held_after_forward(trace: MemoryTrace) -> dict[str | None, int]:
-    """Return the bytes that a micro-batch's forward saves for backward, by UNet block; None: outside of blocks."""
+    """Return the bytes that a forward saves for backward, by UNet block (None: outside of blocks)."""
     backward = np.array([storage.stage.startswith("backward") for storage in trace.storages], dtype=bool)
     births = trace.events >= 0
     of_backward = np.flatnonzero(births & backward[np.where(births, trace.events, 0)])

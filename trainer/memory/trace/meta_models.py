@@ -41,7 +41,7 @@ Placed = TypeVar("Placed", bound=nn.Module)
 
 @no_init_weights()  # initializing weights that do not exist would be a quarter of the build time
 def bare_unet(workload: Workload, device: torch.device = META) -> tuple[UNet2DConditionModel, Placer | None]:
-    """Return the UNet before its weights are placed, and what quantizes each weight on arrival if the fit says so."""
+    """Return the UNet before its weights are placed, and the placer that quantizes them, if any."""
     unet: UNet2DConditionModel = empty_diffusers_model(UNet2DConditionModel, workload.unet_config, _SOURCE)
     kind = workload.fit.quantise
     if kind is None or kind == "none":
@@ -149,7 +149,7 @@ def _engine_of(
 
 
 def let_begin(optimizer: Optimizer) -> None:
-    """Let a fused Adam take its first step on meta tensors, which it refuses only where it creates its state.
+    """Let a fused Adam take its first step on meta tensors, where it refuses to create its state.
 
     That is made for it, in its own order; real steps are compared with it by
     tests/train/memory/trace/test_train_step.py.
@@ -211,7 +211,7 @@ def lasting_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def micro_batch(workload: Workload, bucket: tuple[int, int], images: int) -> MicroBatch:
-    """Return an uninitialized micro-batch as the collator makes it, on the CPU; ``bucket`` is (width, height)."""
+    """Return an uninitialized micro-batch as the collator makes it, on the CPU, for a (w, h) ``bucket``."""
     width, height = (side // LATENT_SCALE for side in bucket)
     latents = torch.empty(images, 4, height, width)
     chunks, dtype, config = workload.recipe.token_chunks, dtype_of(workload), workload.unet_config

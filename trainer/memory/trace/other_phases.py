@@ -69,7 +69,7 @@ def quantise(workload: Workload) -> tuple[MemoryTrace, ...]:
 
 
 def cache_pictures(workload: Workload) -> tuple[MemoryTrace, ...]:
-    """Trace placing the VAE, encoding one image of each shape, and freeing the VAE, before the base is loaded.
+    """Trace placing the VAE, encoding one image of each shape and freeing it, before the base is loaded.
 
     Beyond fit.cache_gigabytes, images and texts of later epochs are encoded between epochs, beside everything that
     training holds: there the same traces are played again (RunSchedule.between_epochs). An image that a bf16 VAE turns
@@ -87,7 +87,7 @@ def cache_pictures(workload: Workload) -> tuple[MemoryTrace, ...]:
 
 
 def cache_texts(workload: Workload) -> tuple[MemoryTrace, ...]:
-    """Trace placing the text encoders, encoding one batch of texts, and freeing them, before the base is loaded.
+    """Trace placing the text encoders, encoding a batch and freeing them, before the base is loaded.
 
     No trace where the text encoders are trained.
     """
@@ -250,7 +250,7 @@ def _decode(tracer: Tracer, workload: Workload, vae: AutoencoderKL, latents: Map
 
 
 def _offloaded_storages(engine: Engine, weights: MemoryTrace) -> list[Storage]:
-    """Return the storages that trainer.training.device.offload.away frees, in its order, each storage once."""
+    """Return the storages that trainer.training.device.offload.away frees, in its order, each one once."""
     placed = {storage.name: storage for storage in weights.storages}
     names: dict[int, str] = {}
     for key, weight in engine.adapter.parameters.items():

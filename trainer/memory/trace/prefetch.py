@@ -146,7 +146,7 @@ def _leave(*_: object) -> None:
 
 
 def _end_with_parent() -> None:
-    """Exit as soon as the parent process has died: a reader of its output would wait for this one's as well.
+    """Exit as soon as the parent has died: a reader of its output would wait for this process as well.
 
     In order because of the semaphores, or the hard way if that takes too long.
     """

@@ -1,4 +1,4 @@
-"""Record the births and deaths of meta-tensor storages, and the operations between them, as memory traces."""
+"""Record the births and deaths of meta-tensor storages and the operations between as memory traces."""
 
 from __future__ import annotations
 
@@ -430,7 +430,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def recording(kernel: AttentionKernel) -> Iterator[Tracer]:
-    """Yield an active tracer under which operations run as on a GPU that computes attention with ``kernel``.
+    """Yield an active tracer; operations run as on a GPU that computes attention with ``kernel``.
 
     This replaces functions of PyTorch for the whole process, so nothing else may compute meanwhile.
     """
@@ -487,7 +487,7 @@ def _output_argument_bytes(outputs: Sequence[Tensor], kwargs: Mapping[str, Any])
 
 
 def _result_specs(results: Sequence[Any], inputs: Sequence[Tensor]) -> tuple[_TensorSpec | None, ...] | None:
-    """Return how to make the results again; None unless each is a new meta tensor that fills its own storage."""
+    """Return how to make results again; None unless each is a new meta tensor that fills its own storage."""
     storages = {tensor.untyped_storage()._cdata for tensor in inputs}
     made: list[_TensorSpec | None] = []
     for tensor in results:

@@ -1,4 +1,4 @@
-"""Store traces and forecast results on disk: those that ship with Impasto, and a cache of those made here.
+"""Store traces and forecast results on disk: those that ship with Impasto, and a cache of new ones.
 
 A trace is stored as plain arrays in one file, small and quick to read, in full or only as a summary. An entry is a few
 traces under one key, in a file of its own or in an archive of similar entries. The cache has a size limit; the least
@@ -74,7 +74,7 @@ def write_archive(path: Path, entries: Mapping[str, Sequence[MemoryTrace]]) -> N
 
 
 def read(path: Path) -> tuple[MemoryTrace, ...] | None:
-    """Return the traces in a file that ``write`` made; None if it is missing, damaged, or of another format."""
+    """Return the traces in a file of ``write``; None if it is missing, damaged, or of another format."""
     return _read(path, _Columns.tapes)
 
 
@@ -189,7 +189,7 @@ def _from_array(array: NDArray[Any]) -> Any:
 
 
 def _arrays_of(traces: Sequence[MemoryTrace]) -> dict[str, NDArray[Any]]:
-    """Return the columns of a file: one row per trace, distinct storage and kind of work, and the event streams.
+    """Return the columns of a file: traces, distinct storages and kinds of work, and the event streams.
 
     Distinct storages are stored once and referred to by number. Events are stored relative to the latest birth: these
     distances repeat from layer to layer, so they compress well.
@@ -364,7 +364,7 @@ class TraceStore:
         return self._found(key, Archive.read, read)
 
     def outlines(self, key: str) -> tuple[TraceSummary, ...] | None:
-        """Return the summaries of the traces under ``key``, ten times faster than ``load``; None as for ``load``."""
+        """Return the summaries of the traces under ``key`` ten times faster than ``load``; None as there."""
         return self._found(key, Archive.read_outlines, read_outlines)
 
     def save(self, key: str, traces: Sequence[MemoryTrace]) -> None:
@@ -412,7 +412,7 @@ def _find_in(archives: Sequence[Archive], key: str, look: Callable[[Archive, str
 
 
 def make_room(folder: Path, suffix: str, most_bytes: int) -> None:
-    """Remove stray temporary files, and the least recently used files until the rest fits or only one is left."""
+    """Remove stray temporary files, and the least recently used files until the rest fits or one is left."""
     with suppress(OSError):  # tried again the next time
         files.remove_strays(folder, idle=STRAY_SECONDS)
     stamped = []

@@ -30,7 +30,7 @@ SMALLEST: Size = (64, 64)
 
 @dataclass(frozen=True, slots=True)
 class MicroTapes:
-    """Traces of micro-batches; they pass storages on by name, so ``first`` comes before any number of ``more``."""
+    """Traces of micro-batches, which pass storages on by name: ``first``, then any number of ``more``."""
 
     weights: MemoryTrace
     """Base, adapter and master weights being placed; comes before all others."""
@@ -84,7 +84,7 @@ class _GradientSlot(NamedTuple):
 
 
 class _Training:
-    """An optimizer step in parts, as trainer.training.loop.Engine runs it, each recorded as a trace of its own.
+    """The parts of trainer.training.loop.Engine's optimizer step, each recorded as a trace of its own.
 
     Parts are traced once and combined later. That is why micro_step and accumulate set gradients up and drop them
     outside of their traces: each begins in the state in which the other ends.
@@ -107,7 +107,7 @@ class _Training:
         return self.tracer.cut("begin")
 
     def micro_step(self, bucket: Size, images: int) -> MemoryTrace:
-        """Trace forward and backward up to the working weights' gradients, then drop those outside of the trace."""
+        """Trace forward and backward up to the working weights' gradients, which are dropped afterwards."""
         micro = micro_batch(self.workload, bucket, images)
         assert self.total is not None
         with self.tracer.stage("forward"):
@@ -122,7 +122,7 @@ class _Training:
         return trace
 
     def accumulate(self, name: str) -> MemoryTrace:
-        """Trace adding the working weights' gradients to the master weights'; they are set up outside of the trace."""
+        """Trace adding the working weights' gradients, set up outside of the trace, to the master weights'."""
         masters = self.engine.masters
         # One buffer for each storage: layers computed together share one, which dies with its last gradient.
         buffers: dict[int, Tensor] = {}

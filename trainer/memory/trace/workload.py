@@ -243,7 +243,7 @@ def subject_of_job(job: Job, source: SourceFacts, images: Sequence[Picture]) -> 
 def subject_ahead(
     family: Family, recipe: RecipeConfig, fit: FitConfig | None = None, buckets: Iterable[BucketUse] = ()
 ) -> Workload:
-    """Return the workload of a resolved recipe without base or images: published configs, one square bucket."""
+    """Return the workload of a recipe without base or images: published configs, one square bucket."""
     configs = bundled_configs(family)
     step = recipe.pictures.bucket_step
     side = (recipe.resolution or 0) // step * step

@@ -54,4 +54,4 @@ def test_sdxl_with_checkpointing_has_a_peak_in_every_block_there_and_back() -> N
 
 def test_quantising_is_named() -> None:
     (tape,) = other_phases.quantise(subject("sd15", 512, FitConfig(quantise="nf4")))
-    assert [point.name for point in high_points(tape)] == ["quantizing the last weights"]
+    assert [point.name for point in high_points(tape)] == ["quantising the last weights"]

@@ -78,10 +78,10 @@ def test_of_points_with_one_name_the_highest_is_told() -> None:
 @pytest.mark.parametrize(
     ("stage", "module", "name"),
     [
-        ("quantise", "", "quantizing the weights"),
+        ("quantise", "", "quantising the weights"),
         ("load", "unet.mid_block.resnets.0.conv1", "placing the middle block"),
         ("texts", "text_encoder_2.text_model", "encoding a text: the second text encoder"),
-        ("encode 832x1216", "vae.encoder", "VAE encode of a 832x1216 image"),
+        ("encode 832x1216", "vae.encoder", "VAE encode of a 832x1216 picture"),
         ("decode 1024x1024", "vae.decoder.up_blocks.3", "VAE decode of a 1024x1024 preview"),
         ("draw 512x768", MIDDLE, "drawing a 512x768 preview: the middle block"),
         ("validate 512x512", "unet.conv_in", "validation at 512x512: the input layer"),
