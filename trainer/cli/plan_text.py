@@ -1,4 +1,4 @@
-"""The words of a plan: a fit in a phrase, a plan in a sentence, what would make room, the timeline drawn in text."""
+"""Word plans for the terminal: fits, sentences, the table, remarks, the timeline."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 
 
 PHASES: Mapping[str, str] = {
-    "cache_pictures": "Encode pictures",
+    "cache_pictures": "Encode images",
     "cache_texts": "Encode captions",
     "load": "Load the base",
-    "quantise": "Load and quantise the base",
+    "quantise": "Load and quantize the base",
     "first_step": "First step",
     "train": "Train",
-    "validate": "Measure",
-    "preview": "Draw previews",
+    "validate": "Validate",
+    "preview": "Render previews",
     "checkpoint": "Write a checkpoint",
     "save": "Save the LoRA",
 }
 BITS: Mapping[str, str] = {
     "none": "",
-    "int8": " in 8 bits (int8)",
-    "int8_products": " and products in 8 bits (int8_products)",
-    "nf4": " in 4 bits (nf4)",
+    "int8": ", 8-bit (int8)",
+    "int8_products": ", 8-bit with int8 products (int8_products)",
+    "nf4": ", 4-bit (nf4)",
 }
 
 REMARKS: Mapping[str, str] = {
@@ -73,35 +73,35 @@ WIDTH = 80
 _BAR_WIDTH = 16
 _NO_BREAK = "\u00a0"
 _MOST_PEAKS = 5
-# A kind that holds less than this share of a peak is left out of its line.
+# Kinds of memory below this share of a peak are left out of its line.
 _TOO_SMALL = 0.05
 
 
 def fit(chosen: FitConfig, effective_batch: int) -> str:
     """Return a fit in a phrase: "bf16 base, micro-batches of 2, all blocks checkpointed"."""
-    told = [f"{chosen.dtype} base{BITS[chosen.quantise or 'none']}", batches(chosen, effective_batch)]
-    told.append(checkpointed(chosen))
+    parts = [f"{chosen.dtype} base{BITS[chosen.quantise or 'none']}", batches(chosen, effective_batch)]
+    parts.append(checkpointed(chosen))
     if chosen.preview_offload:
-        told.append("UNet waits in main memory while previews are decoded")
-    return ", ".join(told)
+        parts.append("UNet offloaded while previews are decoded")
+    return ", ".join(parts)
 
 
 def batches(chosen: FitConfig, effective_batch: int) -> str:
-    """Return how an effective batch is computed."""
+    """Return how an effective batch is split into micro-batches."""
     size = chosen.micro_batch or 1
     if size >= effective_batch:
         several = "both" if effective_batch == 2 else f"all {effective_batch}"
-        return f"{several} pictures at once" if effective_batch > 1 else "one picture a step"
+        return f"{several} images at once" if effective_batch > 1 else "one image per step"
     if size == 1:
-        return f"{effective_batch} pictures one by one"
+        return f"{effective_batch} images one by one"
     parts = -(-effective_batch // size)
     if effective_batch % size:
-        return f"{effective_batch} pictures in {parts} parts of at most {size}"
-    return f"{effective_batch} pictures as {parts} × {size}"
+        return f"{effective_batch} images in {parts} parts of at most {size}"
+    return f"{effective_batch} images as {parts} × {size}"
 
 
 def checkpointed(chosen: FitConfig) -> str:
-    """Return what is computed twice."""
+    """Return which blocks use gradient checkpointing."""
     if chosen.checkpointing in (None, "none"):
         return "no checkpointing"
     if chosen.checkpointing == "full":
@@ -110,17 +110,17 @@ def checkpointed(chosen: FitConfig) -> str:
 
 
 def taken(found: Forecast) -> int:
-    """Return what a run takes from the driver at most; where it fits only by giving back what is free, the budget."""
+    """Return the most bytes that a run reserves; the budget where the allocator has to return free blocks to fit."""
     return within(found.reserved, found)
 
 
 def within(reserved: int, found: Forecast) -> int:
-    """Return bytes taken when nothing limits them as they are in the run: one that fits gives back what is free."""
+    """Limit bytes of an unlimited allocator to the budget, which a run that fits stays within."""
     return min(reserved, found.budget) if found.fits else reserved
 
 
 def decisive(forecast: Forecast) -> PhaseForecast:
-    """Return the phase that needs most."""
+    """Return the phase that needs the most memory."""
     return forecast.decisive
 
 
@@ -179,7 +179,7 @@ def advice(given: MemoryAdvice) -> str:
 
 
 def margin(situation: DeviceState) -> str:
-    """Return how much of a GPU is kept free beside a plan, and why so much."""
+    """Return the safety margin of a GPU, and the reason for its size."""
     kept, found = situation.kept_free, situation.correction
     match kept.reason:
         case "no_runs":
@@ -196,21 +196,21 @@ def margin(situation: DeviceState) -> str:
 
 
 def change(changed: RecipeChange) -> str:
-    """Return a change of a recipe as it is written in a job."""
+    """Return a change of a recipe as it would be written in a job."""
     from trainer.config.toml_file import toml_value
 
     return ", ".join(f"recipe.{key} = {toml_value(value)}" for key, value in changed.keys.items())
 
 
 def nothing_fits(planned: Planned, written: FitConfig) -> str:
-    """Return by how much a job is too large for a card, with what is `written` of its fit."""
-    # All fits of a stated dtype were looked at, and both of 16 bits take the same.
+    """Return by how much a job is too large for a GPU; `written` is what the job states of its fit."""
+    # A stated 16-bit dtype limits nothing, because both 16-bit dtypes take the same memory.
     stated = written.dtype == "fp32" or any(getattr(written, key) is not None for key in SEARCHED)
     situation = planned.situation
-    how = "with the fit that is stated" if stated else "however it is fitted"
+    how = "with the fit settings of the job" if stated else "with any fit"
     return (
-        f"It does not fit on {situation.card.name}, {how}: it lacks {words.size(planned.missing)} "
-        f"beside the {words.size(situation.budget)} that can be used there."
+        f"It does not fit on {situation.card.name} {how}: it is {words.size(planned.missing)} too large for the "
+        f"{words.size(situation.budget)} that can be used there."
     )
 
 
@@ -226,7 +226,7 @@ def what_would(found: ReducedRecipe | None, situation: DeviceState, missing: int
 
 
 def bars(phase: PhaseForecast, highest: int, width: int) -> str:
-    """Return the bytes handed out over a phase as a row of bars, on the scale of the whole run."""
+    """Return allocated bytes over a phase as a row of `width` bars, on the scale of the whole run."""
     samples = [allocated for allocated, _ in phase.timeline]
     if not samples or not highest:
         return ""
@@ -237,14 +237,14 @@ def bars(phase: PhaseForecast, highest: int, width: int) -> str:
 
 
 def base_name(family: Family) -> str:
-    """Return a family as people call it."""
+    """Return the display name of a family."""
     from trainer.files.architecture import NAMES
 
     return NAMES[family]
 
 
 def picked(planned: Planned, effective_batch: int) -> Iterator[str]:
-    """Yield the head of the table and the pick: what it takes, how long it takes, and how it is done."""
+    """Yield the table's header and the row of the pick: memory, time and fit."""
     assert planned.pick is not None
     yield from _row("", "MEMORY", "TIME", "HOW")
     yield from _row(*_figures("Pick", planned.pick), _how(planned.pick, effective_batch))
@@ -256,15 +256,15 @@ def timeline_on_cpu(forecast: Forecast) -> Iterator[str]:
     yield from _aligned([("PHASE", "MAIN MEMORY", "TIME"), *rows], "<>>")
 
 
-def neighbours(planned: Planned, effective_batch: int) -> Iterator[str]:
-    """Yield the plans beside a pick."""
+def neighbors(planned: Planned, effective_batch: int) -> Iterator[str]:
+    """Yield the rows of the alternatives to a pick."""
     from trainer.memory.planner.remarks import memory_advice
 
     way = advice(memory_advice(planned.missing, planned.situation))
     found: list[tuple[str, Plan | None, str]] = [
-        ("Quicker", planned.quicker, f"; {words.size(planned.missing)} too large: {way}"),
+        ("Faster", planned.quicker, f"; {words.size(planned.missing)} too large: {way}"),
         ("Smaller", planned.smaller, ""),
-        ("Quantised", planned.quantised, ""),
+        ("Quantized", planned.quantised, ""),
     ]
     for name, plan, note in found:
         if plan is not None:
@@ -272,20 +272,20 @@ def neighbours(planned: Planned, effective_batch: int) -> Iterator[str]:
 
 
 def peak(forecast: Forecast) -> str:
-    """Return where most memory is taken: "Train, backward through the last up block (highest layer)"."""
+    """Return where memory peaks: "Train, backward through the last up block (highest layer)"."""
     phase = decisive(forecast)
     name = PHASES[phase.phase]
     return f"{name}, {max(phase.peaks, key=lambda one: one.allocated).name}" if phase.peaks else name
 
 
 def timeline(forecast: Forecast) -> Iterator[str]:
-    """Yield a row for each phase, then the named peaks of training and of the phase that decides."""
+    """Yield a row for each phase, then the named peaks of training and of the phase with the highest peak."""
     most = decisive(forecast)
-    header = ("PHASE", "IN USE", "TAKEN", "TIME", "")
-    rows = [_phase_row(phase, forecast, decides=phase is most) for phase in forecast.phases]
+    header = ("PHASE", "IN USE", "RESERVED", "TIME", "")
+    rows = [_phase_row(phase, forecast, is_peak=phase is most) for phase in forecast.phases]
     yield from _aligned([header, *rows], "<>>><")
     yield from _paragraph(
-        "In use is what the run holds, taken what PyTorch has from the card for it; the longest bar is "
+        "IN USE: held by tensors. RESERVED: taken from the GPU by PyTorch. The longest bar is "
         f"{words.size(max(phase.allocated for phase in forecast.phases))} in use."
     )
     steps = [phase for phase in forecast.phases if phase.phase in ("first_step", "train")]
@@ -299,22 +299,22 @@ def timeline(forecast: Forecast) -> Iterator[str]:
 
 
 def encoded_again(again: PhaseForecast, forecast: Forecast) -> Iterator[str]:
-    """Yield what encoding the pictures takes where it has to be done again in fp32."""
-    lacking = "" if again.reserved <= forecast.budget else ", for which there is no room"
+    """Yield what encoding the images takes if it has to be repeated in fp32."""
+    excess = "" if again.reserved <= forecast.budget else ", which does not fit"
     yield ""
     yield from _paragraph(
-        "Only if the VAE gives numbers that are not finite in bf16, as damaged ones do: it encodes again in fp32, and "
-        f'"{PHASES[again.phase]}" takes {words.size(again.reserved)}{lacking}.'
+        "If the VAE produces non-finite values in bf16, as damaged ones do, it encodes again in fp32: "
+        f'"{PHASES[again.phase]}" then takes {words.size(again.reserved)}{excess}.'
     )
 
 
 def levers(found: Iterable[Suggestion]) -> Iterator[str]:
-    """Yield what to change, what that saves, and what it costs."""
-    rows = [_lever_row(lever) for lever in found]
+    """Yield a table of changes that save memory, with what each saves and costs."""
+    rows = [_suggestion_row(suggestion) for suggestion in found]
     if rows:
-        yield from _aligned([("TO NEED LESS", "SAVES", "COSTS"), *rows], "<><")
+        yield from _aligned([("TO USE LESS", "SAVES", "COSTS"), *rows], "<><")
     else:
-        yield "Nothing is known that would need less."
+        yield "No single change is known to use less memory."
 
 
 def _figures(name: str, plan: Plan) -> tuple[str, str, str]:
@@ -332,53 +332,53 @@ def _how(plan: Plan, effective_batch: int) -> str:
 
 
 def _row(name: str, memory: str, time: str, how: str) -> Iterator[str]:
-    """A row in columns as wide as ever needed, for the next is not known yet; the last goes on beneath itself."""
+    """Yield a row in columns of fixed width, because later rows are not known yet; wrap the last column."""
     head = f"{name:9}  {memory:18}  {time:>11}  "
     first, *more = textwrap.wrap(how, WIDTH - len(head)) or [""]
     yield f"{head}{first}"
     yield from (" " * len(head) + line for line in more)
 
 
-def _phase_row(phase: PhaseForecast, forecast: Forecast, *, decides: bool) -> tuple[str, ...]:
+def _phase_row(phase: PhaseForecast, forecast: Forecast, *, is_peak: bool) -> tuple[str, ...]:
     bar = bars(phase, max(one.allocated for one in forecast.phases), _BAR_WIDTH)
     return (
         PHASES[phase.phase],
         words.size(phase.allocated),
         words.size(within(phase.reserved, forecast)),
         words.about(phase.seconds),
-        f"{bar:{_BAR_WIDTH}}{' decides' if decides else ''}",
+        f"{bar:{_BAR_WIDTH}}{' peak' if is_peak else ''}",
     )
 
 
 def _highest(peaks: Sequence[Peak], most: int) -> Sequence[Peak]:
-    """So many of the highest, in the order of time."""
+    """Return the `most` highest peaks, in the order of time."""
     kept = sorted(range(len(peaks)), key=lambda place: -peaks[place].allocated)[:most]
     return [peaks[place] for place in sorted(kept)]
 
 
 def _peak_lines(high: Peak) -> Iterator[str]:
     kinds = sorted(high.by_kind.items(), key=lambda item: -item[1])
-    told = [f"{kind} {words.size(size)}" for kind, size in kinds if size > _TOO_SMALL * high.allocated]
+    parts = [f"{kind} {words.size(size)}" for kind, size in kinds if size > _TOO_SMALL * high.allocated]
     yield f"{words.size(high.allocated):>11}  {high.name}"
-    whole = ", ".join(part.replace(" ", _NO_BREAK) for part in told)
+    whole = ", ".join(part.replace(" ", _NO_BREAK) for part in parts)
     yield from (line.replace(_NO_BREAK, " ") for line in _paragraph(whole, " " * 13))
 
 
-def _lever_row(lever: Suggestion) -> tuple[str, str, str]:
+def _suggestion_row(suggestion: Suggestion) -> tuple[str, str, str]:
     from trainer.config.toml_file import toml_value
 
-    value = toml_value(lever.value)
-    percent = round(100 * (lever.slower - 1))
-    time = f"{percent} % slower" if percent > 0 else f"{-percent} % quicker" if percent < 0 else "as quick"
-    rounding = ROUNDING.get(str(lever.value)) if lever.key == "fit.quantise" else None
+    value = toml_value(suggestion.value)
+    percent = round(100 * (suggestion.slower - 1))
+    time = f"{percent} % slower" if percent > 0 else f"{-percent} % faster" if percent < 0 else "same speed"
+    rounding = ROUNDING.get(str(suggestion.value)) if suggestion.key == "fit.quantise" else None
     cost = f"{time}, rounds by {rounding}" if rounding else time
-    if lever.key.startswith("recipe."):
-        cost += "; learns otherwise"
-    return f"{lever.key} = {value}", words.size(lever.saved), cost
+    if suggestion.key.startswith("recipe."):
+        cost += "; different result"
+    return f"{suggestion.key} = {value}", words.size(suggestion.saved), cost
 
 
 def _aligned(rows: Sequence[Sequence[str]], sides: str) -> Iterator[str]:
-    """Rows with their columns lined up, each to the left (<) or right (>)."""
+    """Yield rows with their columns aligned to the left (<) or right (>)."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = zip(row, widths, sides, strict=True)

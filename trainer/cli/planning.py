@@ -1,20 +1,18 @@
-"""Plans a run as it starts: what the job leaves open of its fit, for this machine and what is free on it now.
+"""Plan a run at its start, print plans as JSON, and serve plan requests as JSON lines on stdin and stdout.
 
-Answers plans over two streams, for a program that stays: JSON lines in, JSON lines out. Needs no torch itself.
-
-What trainer/protocol/processes.py says of requests holds. One has what is asked:
+Serving needs no torch. Requests follow trainer/protocol/processes.py:
 
     {"id": 1, "job": "path/job.toml", "set": ["recipe.rank=8"], "gpu": "8GB"}
     {"id": 2, "family": "sdxl", "recipe": "style", "gpu": "here"}
 
-``set`` and ``gpu`` may be absent. Answers:
+``set`` and ``gpu`` are optional. Answers:
 
-    {"id": 1, "state": "reading"}                    pictures are looked at that are not known yet
-    {"id": 1, "state": "tracing", "stale": {...}}    figures are missing and are being made, which takes seconds;
-                                                     "stale" is the last plan for that job or recipe, or null
-    {"id": 1, "state": "pick", "plan": {...}}        the pick, before what stands beside it is known; where figures are
-                                                     missing, first a fit that works, "complete" false: that of the
-                                                     last plan, or one that saves most
+    {"id": 1, "state": "reading"}                    new images are being inspected
+    {"id": 1, "state": "tracing", "stale": {...}}    memory traces are missing and are being recorded, which takes
+                                                     seconds; "stale" is the last plan for that job or recipe, or null
+    {"id": 1, "state": "pick", "plan": {...}}        the pick, before its alternatives are known; if traces are missing,
+                                                     first a fit that works with "complete" false: the last pick, or
+                                                     the fit that saves the most memory
     {"id": 1, "state": "done", "plan": {...}}        the whole plan, as `plan --json` prints it
 
 In a plan "remarks" are codes with values, "room" is a code with programs and bytes: see trainer/protocol/plan.py.
@@ -60,7 +58,7 @@ if TYPE_CHECKING:
     from trainer.protocol.processes import Answer, Turn
     from trainer.training.run.start import PlannedFit
 
-# Seconds without a request after which a planner looks ahead: whoever sets up a job has then read the answer.
+# Idle seconds after which the server prepares to trace: by then the user has read the answer.
 IDLE = 3.0
 
 
@@ -69,8 +67,8 @@ def plan_run(
 ) -> PlannedFit:
     """Return the fit for a resolved job, its ladder and its forecast; see trainer.training.run.start.Planner.
 
-    On the CPU the fit is the table's, and only time and main memory are forecast. Raises JobError when the card is
-    clearly too small for the job however it is fitted, RunError when a disk is for what the run writes.
+    On the CPU the fit has the default values, and only time and main memory are forecast. Raises JobError if the
+    smallest fit is too large even without the safety margin, RunError if a disk is too small for what the run writes.
     """
     import torch
 
@@ -93,18 +91,18 @@ def plan_run(
     require_room(job, subject, occasions)
     if machine.device == "cpu":
         planned = plan_on_cpu(job, subject, occasions, traces)
-        assert planned.pick is not None  # nothing limits main memory in a forecast
+        assert planned.pick is not None  # a forecast does not limit main memory
         forecast = planned.pick.forecast
         return PlannedFit(job.fit, forecast=forecast, notices=(plan_text.on_cpu(forecast),))
     device = torch.device(machine.device)
     card = card_of(device.index or 0)
     deterministic = bool(job.fit.deterministic)
     own = own_bytes(card, device.index or 0)
-    situation_here(card, deterministic=deterministic, own=own).require_budget()  # a full GPU cannot be timed either
-    with numerics(job):  # PyTorch keeps the workspace that is stated when it first multiplies matrices
+    situation_here(card, deterministic=deterministic, own=own).require_budget()  # timing the GPU needs free memory too
+    with numerics(job):  # PyTorch keeps the workspace size of its first matrix product
         rate = measure_rate(device, name=card.name)
     situation = situation_here(card, rate=rate, deterministic=deterministic, own=own)
-    # Flash and efficient attention take the same at the peak, so both are planned by flash's tapes, which are shared.
+    # Flash and memory-efficient attention have the same peak, so both use the shipped traces of flash.
     stated = written.changed(attention=written.attention or ("math" if job.fit.attention == "math" else "auto"))
     until = time.monotonic() + PATIENCE
     with traces.helped():
@@ -112,7 +110,7 @@ def plan_run(
         if planned.pick is None and planned.missing > situation.margin:
             raise _too_large(plan(subject, stated, situation, traces, occasions, until=until), job, written)
     chosen = planned.pick or planned.smaller
-    assert chosen is not None  # where nothing fits there is the smallest
+    assert chosen is not None  # if nothing fits, there is the smallest fit
     fit = job.fit.changed(**{name: getattr(chosen.fit, name) for name in PLANNED})
     ladder = planned.ladder if planned.pick else None
     return PlannedFit(fit, ladder, chosen.forecast, tuple(_notices(planned, job)))
@@ -124,11 +122,11 @@ def _notices(planned: Planned, job: Job) -> Sequence[str]:
     notices = [f"Planned for {planned.situation.card.name}: {plan_text.sentence(chosen, batch)}"]
     if planned.pick is None:
         notices.append(
-            f"This is {words.size(planned.missing)} more than can be relied on, so it may not fit. It is tried all the "
-            "same; if memory runs out, the run says so and keeps what it has."
+            f"This is {words.size(planned.missing)} above the safe limit, so memory may run out. If it does, the run "
+            "stops with an error and keeps its last checkpoint."
         )
     if not planned.complete:
-        notices.append("Not every fit was looked at for want of time; `python -m trainer plan JOB` looks at more.")
+        notices.append("There was no time to try every fit; `python -m trainer plan JOB` tries more.")
     if planned.situation.correction.damage:
         notices.append(planned.situation.correction.damage)
     return notices
@@ -143,22 +141,22 @@ def _too_large(planned: Planned, job: Job, written: FitConfig) -> JobError:
 def plan_server(
     work: Work, output: TextIO, *, idle: float | None = None, on_idle: Callable[[], None] = lambda: None
 ) -> Server:
-    """Return a server that answers with plans, as ``work`` finds them; for ``on_idle`` see `Server`."""
+    """Return a server that answers requests with the plans that ``work`` finds; see `Server` for ``on_idle``."""
     guide = "trainer/cli/planning.py"
     return Server(work, _fault, output, code="plan.request", guide=guide, idle=idle, on_idle=on_idle)
 
 
 def _fault(request: Request) -> str | None:
     if ("job" in request) == ("family" in request):
-        return 'it has to have either "job" or "family"'
+        return 'it must have either "job" or "family"'
     for key in ("job", "family", "recipe", "gpu"):
         if not isinstance(request.get(key, ""), str):
-            return f'"{key}" is no text'
+            return f'"{key}" is not a string'
     settings = request.get("set", [])
     if not isinstance(settings, list) or not all(isinstance(text, str) for text in settings):
-        return '"set" is no list of texts'
+        return '"set" is not a list of strings'
     if unknown := sorted(request.keys() - {"id", "job", "family", "recipe", "gpu", "set"}):
-        return f'"{unknown[0]}" is not known'
+        return f'"{unknown[0]}" is not a known key'
     return None
 
 
@@ -172,40 +170,40 @@ def serve() -> int:
 
 @dataclass
 class _Planner:
-    """Tapes, what was played, and the last plans, kept from request to request."""
+    """Memory traces, simulations and the last plans, kept from request to request."""
 
     traces: TraceLibrary = field(default_factory=lambda: TraceLibrary(TraceStore.of_user()))
     runs: dict[tuple[int, float, AllocatorSettings], RunSimulator] = field(default_factory=dict)
-    """By a card's workspaces and its allocator's settings, all that replays depend on beside tapes and limit."""
-    told: dict[str, Answer] = field(default_factory=dict)
+    """By workspace sizes and allocator settings: with the traces and the limit, all that a simulation depends on."""
+    plans: dict[str, Answer] = field(default_factory=dict)
     """The last whole plan for each job or recipe."""
     picked: dict[str, FitConfig] = field(default_factory=dict)
 
     def answer(self, turn: Turn) -> Answer:
-        """The whole plan for a request; its pick is told as soon as it is known."""
+        """Return the whole plan for a request; send its pick as soon as it is known."""
         try:
             return self._answer(turn)
         finally:
             self.traces.relax()
 
     def look_ahead(self) -> None:
-        """Import in a thread, which nobody waits for, what the first missing tape would wait for."""
+        """Import in a background thread what recording the first missing trace needs, which takes seconds."""
         self.traces.rest()
         threading.Thread(target=prepare, name="preparing").start()
 
     def _answer(self, turn: Turn) -> Answer:
-        subject = json.dumps([turn.request.get(key) for key in ("job", "family", "recipe")])
-        self.traces.before_tracing = self._before_tracing(turn, self.told.get(subject))
+        key = json.dumps([turn.request.get(key) for key in ("job", "family", "recipe")])
+        self.traces.before_tracing = self._before_tracing(turn, self.plans.get(key))
         question = _requested(turn)
 
-        def tell(planned: Planned) -> None:
-            self._remember(subject, planned)
+        def send_pick(planned: Planned) -> None:
+            self._remember(key, planned)
             turn.go_on()
             turn.tell("pick", plan=as_json(question, planned, whole=False))
 
         if question.situation.on_cpu:
-            self.told[subject] = told = as_json(question, planned_for(question, self.traces))
-            return {"plan": told}
+            self.plans[key] = answer = as_json(question, planned_for(question, self.traces))
+            return {"plan": answer}
         now = time.monotonic()
         planned = plan(
             question.subject,
@@ -216,26 +214,26 @@ class _Planner:
             until=now + PATIENCE,
             until_beside=now + PATIENCE_BESIDE,
             runs=self._runs(question.situation, turn),
-            likely=self.picked.get(subject),
-            on_soon=tell,
-            on_pick=tell,
+            likely=self.picked.get(key),
+            on_soon=send_pick,
+            on_pick=send_pick,
         )
-        self._remember(subject, planned)
-        self.told[subject] = told = as_json(question, planned)
-        return {"plan": told}
+        self._remember(key, planned)
+        self.plans[key] = answer = as_json(question, planned)
+        return {"plan": answer}
 
     def _before_tracing(self, turn: Turn, stale: Answer | None) -> Callable[[], None]:
-        tell = once(lambda: turn.tell("tracing", stale=stale))
+        report = once(lambda: turn.tell("tracing", stale=stale))
 
         def before_tracing() -> None:
             turn.go_on()
-            tell()
+            report()
 
         return before_tracing
 
-    def _remember(self, subject: str, planned: Planned) -> None:
+    def _remember(self, key: str, planned: Planned) -> None:
         if planned.pick is not None:
-            self.picked[subject] = planned.pick.fit
+            self.picked[key] = planned.pick.fit
 
     def _runs(self, situation: DeviceState, turn: Turn) -> RunSimulator:
         overheads = situation.overheads
@@ -248,16 +246,16 @@ class _Planner:
 def _requested(turn: Turn) -> PlanRequest:
     request = turn.request
     if "job" in request:
-        tell = once(lambda: turn.tell("reading"))
+        report = once(lambda: turn.tell("reading"))
 
         def progress(*_: object) -> None:
             turn.go_on()
-            tell()
+            report()
 
         return question_of_job(Path(request["job"]), request.get("set", ()), request.get("gpu"), progress)
     family = request["family"]
     if family not in ("sd15", "sdxl"):
-        raise JobError("plan.family", f'There is no family "{family[:40]}".', 'Ask for "sd15" or "sdxl".')
+        raise JobError("plan.family", f'Could not plan: there is no family "{family[:40]}".', 'Use "sd15" or "sdxl".')
     return question_ahead_of(family, request.get("recipe"), request.get("gpu"))
 
 
@@ -267,17 +265,17 @@ if TYPE_CHECKING:
     from trainer.memory.planner.planner import Plan, Planned
     from trainer.memory.planner.request import PlanRequest
 
-# After so many seconds nothing new is traced for a better pick, whoever asks: nobody waits longer for one.
+# Seconds after which nothing more is traced for a better pick, because users do not wait longer for one.
 PATIENCE = 22.0
-# Nor for what stands beside it, which are hints.
+# The same for its alternatives, which are only suggestions.
 PATIENCE_BESIDE = 12.0
 
 
 def as_json(question: PlanRequest, planned: Planned, *, whole: bool = True) -> dict[str, Any]:
-    """Return a plan as plain data, whole or on its way; bytes and seconds everywhere."""
+    """Return a plan, whole or only its pick so far, as plain data; all figures are bytes and seconds."""
     situation = planned.situation
 
-    def told(plan: Plan | None) -> dict[str, Any] | None:
+    def record(plan: Plan | None) -> dict[str, Any] | None:
         if plan is None:
             return None
         fit = plan.fit.model_dump(mode="json", exclude_none=True)
@@ -297,13 +295,13 @@ def as_json(question: PlanRequest, planned: Planned, *, whole: bool = True) -> d
         },
         "family": question.subject.family,
         "effective_batch": question.subject.recipe.effective_batch,
-        "pick": told(planned.pick),
-        "quicker": told(planned.quicker),
+        "pick": record(planned.pick),
+        "quicker": record(planned.quicker),
         "missing": planned.missing,
         "room": to_record(memory_advice(planned.missing, situation)) if planned.missing else None,
-        "smaller": told(planned.smaller),
-        "quantised": told(planned.quantised),
-        "lighter": lighter and {"changes": dict(lighter.change.keys), **(told(lighter.plan) or {})},
+        "smaller": record(planned.smaller),
+        "quantised": record(planned.quantised),
+        "lighter": lighter and {"changes": dict(lighter.change.keys), **(record(lighter.plan) or {})},
         "ladder": [rung.model_dump(mode="json", exclude_none=True) for rung in planned.ladder],
         "complete": planned.complete,
         "complete_beside": planned.complete_beside,
@@ -319,7 +317,7 @@ def as_json(question: PlanRequest, planned: Planned, *, whole: bool = True) -> d
 
 
 def question_ahead_of(family: Family, recipe: str | None, gpu: str | None) -> PlanRequest:
-    """Return the question for a preset's recipe on a card, or for an open one."""
+    """Return the request for a preset's recipe on a GPU, or for the default recipe."""
     from trainer.config.presets.library import preset_with_recipe
     from trainer.memory.planner.request import question_ahead
 
@@ -329,8 +327,7 @@ def question_ahead_of(family: Family, recipe: str | None, gpu: str | None) -> Pl
 
 @contextmanager
 def traces_of_user(*, quiet: bool = False) -> Iterator[TraceLibrary]:
-    """Return the tapes that are known here; that new ones have to be made is said once, unless `quiet`."""
-
+    """Yield this user's library of memory traces; unless `quiet`, print once that new ones are being recorded."""
     traces = TraceLibrary(TraceStore.of_user(), once(lambda: _say_tracing(as_json=quiet)))
     with traces.helped():
         yield traces
@@ -339,7 +336,7 @@ def traces_of_user(*, quiet: bool = False) -> Iterator[TraceLibrary]:
 def planned_for(
     question: PlanRequest, traces: TraceLibrary, on_pick: Callable[[Planned], None] = lambda _: None
 ) -> Planned:
-    """Return the best plan that is found within the time that people wait for one; `on_pick` hears of it first."""
+    """Return the best plan found within `PATIENCE`; call `on_pick` with the pick before the alternatives are known."""
     from trainer.memory.planner.on_cpu import plan_on_cpu
 
     if question.situation.on_cpu:
@@ -361,11 +358,11 @@ def planned_for(
 
 
 def once(action: Callable[[], None]) -> Callable[[], None]:
-    """Return a function that acts the first time only."""
+    """Return a function that calls `action` on its first call only."""
     waiting = [action]
     return lambda: waiting.pop()() if waiting else None
 
 
 def _say_tracing(*, as_json: bool) -> None:
     if not as_json:
-        note("Tracing what is not known yet; this takes seconds, and is remembered.")
+        note("Computing new settings (up to half a minute, once)…")

@@ -58,7 +58,7 @@ def test_the_table_is_short_and_says_what_json_says(job: Path, capsys: pytest.Ca
     assert cli.main(words_of(job, "--explain", *in_bf16)) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 60 and max(map(len, lines)) <= 100
-    assert sum(line.startswith("Only if the VAE gives numbers that are not finite in bf16") for line in lines) == 1
+    assert sum(line.startswith("If the VAE produces non-finite values in bf16") for line in lines) == 1
     assert cli.main(words_of(job, "--json", *in_bf16)) == 0
     told = capsys.readouterr()
     found = json.loads(told.out)
@@ -66,8 +66,8 @@ def test_the_table_is_short_and_says_what_json_says(job: Path, capsys: pytest.Ca
     pick = next(line for line in lines if line.startswith("Pick"))
     taken, budget = found["pick"]["forecast"]["reserved"], found["pick"]["forecast"]["budget"]
     assert f"{min(taken, budget) / 2**20:.1f} MiB of {budget / 2**30:.1f} GiB" in pick
-    assert sum(line.endswith("decides") for line in lines) == 1
-    assert any(line.startswith("TO NEED LESS") for line in lines)
+    assert sum(line.endswith("peak") for line in lines) == 1
+    assert any(line.startswith("TO USE LESS") for line in lines)
     assert found["pick"]["fit"]["micro_batch"] == 2  # as the job states
 
 
@@ -82,7 +82,7 @@ def test_where_encoding_alone_takes_as_much_no_plan_is_called_smaller(
     values = {"phase": "cache_pictures", "bytes": encoding["reserved"]}
     assert {"code": "smaller.phase", "values": values} in found["remarks"]
     assert {"code": "fit.experiment", "values": {"key": "fit.compile"}} in found["remarks"]
-    reason = f'needs much less: "Encode pictures" takes {encoding["reserved"] / 2**20:.1f} MiB'
+    reason = f'needs much less: "Encode images" takes {encoding["reserved"] / 2**20:.1f} MiB'
     assert cli.main(words_of(job)) == 0
     told = capsys.readouterr().out
     assert reason in told and "fit.compile" not in told
@@ -102,8 +102,8 @@ def test_what_time_was_too_short_for_is_said(
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["plan"], "for a JOB, or for a --family"),
-        (["plan", "--family", "sd15", "--set", "recipe.rank=4"], "there is none"),
+        (["plan"], "give either a JOB or a --family"),
+        (["plan", "--family", "sd15", "--set", "recipe.rank=4"], "no JOB is given"),
         (["plan", "--family", "sd15", "--gpu", "RTX 9999"], 'No GPU called "RTX 9999"'),
         (["plan", "--family", "sd15", "--gpu", "7GB"], "No GPU with 7 GB of memory is known"),
         (["plan", "--family", "sd15", "--gpu", "8GB", "--recipe", "nothing"], "nothing"),
@@ -152,7 +152,7 @@ def test_without_a_gpu_a_job_is_forecast_for_the_cpu(job: Path, capsys: pytest.C
     assert cli.main(["plan", str(job), "--explain"]) == 0
     told = capsys.readouterr().out
     assert "This computer's CPU" in told and "0 B" not in told
-    assert sum(line.startswith(("Train ", "Measure ", "Draw previews ")) for line in told.splitlines()) == 3
+    assert sum(line.startswith(("Train ", "Validate ", "Render previews ")) for line in told.splitlines()) == 3
 
 
 def test_a_newer_question_ends_the_one_before() -> None:

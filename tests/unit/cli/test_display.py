@@ -92,12 +92,12 @@ def test_training_that_makes_way_for_a_preview_goes_on_where_it_was():
         PhaseProgress("preview", 1, 2, time=8.0),
     )
     assert story.current == "preview"
-    assert "Draw previews" in on_terminal(story, 8.0)
+    assert "Render previews" in on_terminal(story, 8.0)
     for event in (PhaseFinished("preview", 5.0, time=10.0), PhaseStarted("train", 10, time=10.0)):
         story.tell(event)
     assert (story.current, story.phases["train"].done) == ("train", 1)
     assert story.phases["train"].elapsed(12.0) == pytest.approx(7.0)
-    assert "Draw previews" not in on_terminal(story, 12.0)
+    assert "Render previews" not in on_terminal(story, 12.0)
     for event in (PhaseFinished("train", 2.0), PhaseStarted("preview", 2, time=20.0)):
         story.tell(event)
     assert story.phases["preview"].done == 0  # a new round
@@ -120,7 +120,7 @@ def test_a_terminal_shows_bar_count_time_left_and_figures():
     shown = on_terminal(story, 80.0)
     for text in ("Train", "━", "40/100", "2:00 left"):
         assert text in shown
-    assert "epoch 1 · loss 0.1234 (now 0.1234) · learning rate 0.0001 unet · 2 pictures/s · 7.2 GiB" in shown
+    assert "epoch 1 · loss 0.1234 (now 0.1234) · learning rate 0.0001 unet · 2 images/s · 7.2 GiB" in shown
 
 
 def test_plain_lines_tell_beginnings_progress_now_and_then_and_ends():
@@ -133,8 +133,8 @@ def test_plain_lines_tell_beginnings_progress_now_and_then_and_ends():
         PhaseFinished("train", 60.0, time=200.0),
     ]
     lines = plain(*happened)
-    assert lines[:2] == ["Encode pictures: 40", "Encode pictures 10/40, 0:30 left"]
-    assert lines[5:7] == ["Encode pictures: done in 0:40", "Train: 30"]
+    assert lines[:2] == ["Encode images: 40", "Encode images 10/40, 0:30 left"]
+    assert lines[5:7] == ["Encode images: done in 0:40", "Train: 30"]
     assert lines[7].startswith("Train 5/30, 0:50 left · epoch 1 · loss 0.5000 (now 0.5000)")
     assert lines[-1].startswith("Train 30/30")
     assert len(lines) == 13
@@ -187,50 +187,53 @@ def test_json_lines_are_the_events_themselves_with_the_past_first():
         (events.AttemptStarted(7, "cuda:0", attempt=2), "Started on cuda:0 (attempt 2)."),
         (
             events.CachingSpeed("cache_pictures", 1240, 155.0, 22.46, 8.125, 431.0),
-            "Encoded 1,240 pictures in 2:35, 8 a second; each stage by itself: decoding 22.5, encoding 8.12, "
+            "Encoded 1,240 images in 2:35, 8 per second; throughput per stage: decoding 22.5, encoding 8.12, "
             "writing 431.",
         ),
         (
             events.CachingSpeed("cache_texts", 50, 2.0, None, 26.0, 500.0),
-            "Encoded 50 captions in 0:02, 25 a second; each stage by itself: encoding 26, writing 500.",
+            "Encoded 50 captions in 0:02, 25 per second; throughput per stage: encoding 26, writing 500.",
         ),
         (
             events.CachingSpeed("cache_texts", 1, 0.0, None, 2512.3, 1e9),
-            "Encoded 1 caption in 0:00, 1,000 a second; each stage by itself: encoding 2,512.",
+            "Encoded 1 caption in 0:00, 1,000 per second; throughput per stage: encoding 2,512.",
         ),
-        (events.Validation(1200, 0.25, True, {}), "Step 1,200: loss 0.2500 at fixed noise on held-out pictures."),
-        (events.Validation(5, None, False, {}), "Step 5: loss not finite at fixed noise on training pictures."),
-        (events.Preview(5, 0, "a.png", 1.26), "Step 5: drew a.png in 1.3 s."),
+        (events.Validation(1200, 0.25, True, {}), "Step 1,200: loss 0.2500 at fixed noise on validation images."),
+        (
+            events.Validation(5, None, False, {}),
+            "Step 5: loss not finite at fixed noise on training images (no images held out, so no best step).",
+        ),
+        (events.Preview(5, 0, "a.png", 1.26), "Step 5: rendered a.png in 1.3 s."),
         (events.Saved(5, "a.safetensors", ""), "Step 5: wrote a.safetensors."),
         (events.CommandEvent("save", "done", "a.safetensors"), "save: done, a.safetensors."),
         (events.Notice("x", "The disk is nearly full."), "The disk is nearly full."),
         (
             events.MemoryExhausted("train", 7, 20 << 20, "backward", "unet.mid_block", 5 << 30, 6 << 30, 5 << 30),
-            "Memory ran out: train, backward, in unet.mid_block, 20.0 MiB more were asked for, 6.0 GiB were taken, "
+            "Out of memory: train, backward, in unet.mid_block, 20.0 MiB more requested, 6.0 GiB reserved, "
             "5.0 GiB forecast.",
         ),
-        (events.MemoryExhausted("first_step", 0, None, "", "", None, None, None), "Memory ran out: first step."),
+        (events.MemoryExhausted("first_step", 0, None, "", "", None, None, None), "Out of memory: first step."),
         (
             events.SteppedDown(7, 1, {"checkpointing": "full", "micro_batch": 2}, False),
-            'Going on from step 8 with fit.checkpointing = "full", fit.micro_batch = 2; '
+            'Continuing from step 8 with fit.checkpointing = "full", fit.micro_batch = 2; '
             "the result differs by rounding.",
         ),
         (
             events.SteppedDown(7, 1, {"vae_tiling": True}, True),
-            "Going on from step 8 with fit.vae_tiling = true; the result stays the same.",
+            "Continuing from step 8 with fit.vae_tiling = true; the result stays the same.",
         ),
         (
             events.SteppedDown(7, 1, {"quantise": "nf4"}, False),
-            'Going on from step 8 with fit.quantise = "nf4"; a base in fewer bits costs some fidelity.',
+            'Continuing from step 8 with fit.quantise = "nf4"; a base with fewer bits costs some fidelity.',
         ),
         (
             events.Slow(9, 40.0, 1.5, "spilled", "7.9 of 8.0 GiB"),
-            "Step 9 took 40.0 s where 1.5 s were usual: the card is full, and its driver may use main memory instead "
-            "(7.9 of 8.0 GiB).",
+            "Step 9 took 40.0 s instead of the usual 1.5 s: the GPU is full, and its driver may use main memory "
+            "instead (7.9 of 8.0 GiB).",
         ),
         (
             events.Slow(9, 40.0, 1.5, "unknown", ""),
-            "Step 9 took 40.0 s where 1.5 s were usual: no reason is known; look for other programs and for power "
+            "Step 9 took 40.0 s instead of the usual 1.5 s: the reason is unknown; check other programs and power "
             "saving.",
         ),
         (events.ErrorEvent("x", "It broke.", "Mend it."), "Error: It broke.\nWhat to do: Mend it."),
@@ -247,8 +250,8 @@ def test_each_event_has_its_sentence(event, text):
 
 def test_a_run_that_can_go_on_says_how():
     told = words.finish(events.Finished("paused", 3, None, "my style"))
-    assert told == 'Paused at step 3. `python -m trainer resume "my style"` goes on from there.'
-    assert words.finish(events.Finished("paused", 3, None)) == "Paused at step 3. It can be resumed from there."
+    assert told == 'Paused at step 3. Continue with `python -m trainer resume "my style"`.'
+    assert words.finish(events.Finished("paused", 3, None)) == "Paused at step 3. It can be resumed."
     assert "resume" not in words.finish(events.Finished("done", 3, None))
 
 

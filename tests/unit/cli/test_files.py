@@ -33,7 +33,7 @@ def test_a_dataset_is_described_with_its_findings_and_captions(pictures, capsys)
     told = capsys.readouterr()
     assert told.out.startswith("3 pictures to learn from\n")
     assert "astronaut.png: a portrait of an astronaut, flag" in told.out
-    assert "Check the pictures" in told.err  # progress is not the result
+    assert "Check the images" in told.err  # progress is not the result
 
 
 def test_faulty_pictures_are_named_with_the_remedy_and_end_in_code_2(pictures, capsys):

@@ -50,10 +50,10 @@ def forecast(decisive: str = "train") -> Forecast:
 def test_the_timeline_is_one_screen_of_phases_and_named_peaks() -> None:
     lines = list(plan_text.timeline(forecast()))
     assert len(lines) <= 24 and max(map(len, lines)) <= 80
-    assert lines[0].split() == ["PHASE", "IN", "USE", "TAKEN", "TIME"]
+    assert lines[0].split() == ["PHASE", "IN", "USE", "RESERVED", "TIME"]
     train = next(line for line in lines if line.startswith("Train"))
-    assert train.split()[1:9] == ["3.8", "GiB", "5.0", "GiB", "1", "h", "07", "min"] and train.endswith("decides")
-    assert sum("decides" in line for line in lines) == 1
+    assert train.split()[1:9] == ["3.8", "GiB", "5.0", "GiB", "1", "h", "07", "min"] and train.endswith("peak")
+    assert sum(line.endswith(" peak") for line in lines) == 1
     told = [line for line in lines if "backward through" in line]
     assert [line.split()[0] for line in told] == ["3.4", "3.5", "3.6", "3.7", "3.8"]  # the highest, in order of time
     below = lines[lines.index(told[0]) + 1]
@@ -64,19 +64,19 @@ def test_what_happens_only_if_a_vae_is_damaged_is_told_with_what_it_takes() -> N
     roomy, tight = (replace(forecast(), budget=budget * GIB) for budget in (8, 2))
     again = phase("cache_pictures", 2.0, 3.0)
     told = [" ".join(plan_text.encoded_again(again, found)) for found in (roomy, tight)]
-    assert told[0].endswith('it encodes again in fp32, and "Encode pictures" takes 3.0 GiB.')
-    assert told[1].endswith("takes 3.0 GiB, for which there is no room.")
+    assert told[0].endswith('it encodes again in fp32: "Encode images" then takes 3.0 GiB.')
+    assert told[1].endswith("then takes 3.0 GiB, which does not fit.")
 
 
 def test_another_phase_that_decides_has_its_highest_peak_told() -> None:
     lines = list(plan_text.timeline(forecast("preview")))
-    (drawn,) = [line for line in lines if line.startswith("Draw previews")]
-    assert drawn.endswith("decides") and "6.6 GiB" in drawn  # within the budget: what is free is given back
-    assert lines.count("Peaks of this phase: Draw previews") == 1
+    (drawn,) = [line for line in lines if line.startswith("Render previews")]
+    assert drawn.endswith("peak") and "6.6 GiB" in drawn  # within the budget: what is free is given back
+    assert lines.count("Peaks of this phase: Render previews") == 1
     assert [line.strip() for line in lines if line.endswith("preview")] == [
         "3.0 GiB  VAE decode of a 1024x1024 preview"
     ]
-    assert plan_text.peak(forecast("preview")) == "Draw previews, VAE decode of a 1024x1024 preview"
+    assert plan_text.peak(forecast("preview")) == "Render previews, VAE decode of a 1024x1024 preview"
 
 
 @pytest.mark.parametrize(
@@ -98,12 +98,12 @@ def test_foreseen_times_are_no_finer_than_they_can_be_known(seconds: float, text
 @pytest.mark.parametrize(
     ("micro_batch", "batch", "text"),
     [
-        (1, 1, "one picture a step"),
-        (2, 2, "both pictures at once"),
-        (4, 4, "all 4 pictures at once"),
-        (1, 4, "4 pictures one by one"),
-        (2, 4, "4 pictures as 2 × 2"),
-        (2, 5, "5 pictures in 3 parts of at most 2"),
+        (1, 1, "one image per step"),
+        (2, 2, "both images at once"),
+        (4, 4, "all 4 images at once"),
+        (1, 4, "4 images one by one"),
+        (2, 4, "4 images as 2 × 2"),
+        (2, 5, "5 images in 3 parts of at most 2"),
     ],
 )
 def test_how_a_batch_is_computed(micro_batch: int, batch: int, text: str) -> None:
@@ -140,17 +140,17 @@ def test_what_would_make_room(missing: float, uses: tuple[tuple[str, int | None]
 @pytest.mark.parametrize(
     ("written", "how"),
     [
-        ({}, "however it is fitted"),
-        ({"dtype": "bf16", "threads": 2}, "however it is fitted"),
-        ({"dtype": "fp32"}, "with the fit that is stated"),
-        ({"micro_batch": 2}, "with the fit that is stated"),
-        ({"preview_offload": False}, "with the fit that is stated"),
+        ({}, "with any fit"),
+        ({"dtype": "bf16", "threads": 2}, "with any fit"),
+        ({"dtype": "fp32"}, "with the fit settings of the job"),
+        ({"micro_batch": 2}, "with the fit settings of the job"),
+        ({"preview_offload": False}, "with the fit settings of the job"),
     ],
 )
 def test_a_fit_counts_as_stated_only_where_another_might_take_less(written: dict[str, object], how: str) -> None:
     situation = situation_ahead(find_card("RTX 3070"))
     told = plan_text.nothing_fits(Planned(situation, None, missing=GIB), FitConfig.model_validate(written))
-    assert told.startswith(f"It does not fit on RTX 3070 8GB, {how}: it lacks 1.0 GiB beside the ")
+    assert told.startswith(f"It does not fit on RTX 3070 8GB {how}: it is 1.0 GiB too large for the ")
 
 
 @pytest.mark.parametrize("free", [0.0, 0.3, 2.0])

@@ -39,7 +39,7 @@ def write(**recipe: object) -> str:
 def test_a_preset_is_planned_for_the_card_before_it_is_kept(capsys, monkeypatch):
     assert cli.main(["presets", "add", "--yes", write(), "--gpu", "RTX 3060 12GB"]) == 0
     told = capsys.readouterr().out
-    assert "On RTX 3060 12GB: bf16 base, both pictures at once, no checkpointing: " in told
+    assert "On RTX 3060 12GB: bf16 base, both images at once, no checkpointing: " in told
     assert " at most (" in told
     assert told.index("On RTX 3060") < told.index("Added ")
 
@@ -64,7 +64,7 @@ def test_what_hinders_a_plan_is_told_and_the_preset_is_sound_all_the_same(capsys
 
     monkeypatch.setattr(gpu, "cards", broken)
     assert cli.main(["presets", "add", "--yes", write()]) == 0
-    assert "fp32 base, both pictures at once, no checkpointing. On the CPU: about " in capsys.readouterr().out
+    assert "fp32 base, both images at once, no checkpointing. On the CPU: about " in capsys.readouterr().out
     assert library.find_preset("small").origin == "received"
 
 
