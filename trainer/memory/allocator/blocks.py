@@ -173,6 +173,7 @@ class ExpandableBlocks(BlockTable):
     """
 
     def _reserve_addresses(self, pools: Iterable[Pool]) -> None:
+        # Far apart, so that an address tells the segment that a block belongs to (see _unmap).
         for number, pool in enumerate(pools):
             address = number * EXPANDABLE_RANGE
             self._blocks[address] = block = Block(address, EXPANDABLE_RANGE, pool, None, None)
@@ -181,6 +182,8 @@ class ExpandableBlocks(BlockTable):
 
     def _expand(self, pool: Pool, size: int) -> Block:
         """Return a block of at least ``size`` bytes at the lowest address where it can be mapped."""
+        # As in PyTorch, the first place that is large enough, not the best fit. A free block there grows by mapping
+        # what follows it, which is unmapped: _merge_and_file leaves no two free blocks next to each other.
         candidate = next(block for block in self._growable(pool) if run_of_free(block) >= size)
         if not candidate.mapped:
             candidate = self._map(candidate, min(candidate.size, size))
@@ -209,12 +212,13 @@ class ExpandableBlocks(BlockTable):
             remaining.mapped = False
             insort(block.pool.unmapped, remaining.address)
         block.mapped = True
-        self.reserved += mapped
+        self.reserved += mapped  # whole pages, even if the block needs only part of the last one
         return self._merge_and_file(block)
 
     def _unmap(self, block: Block) -> None:
         """Return the whole pages of a free block to the driver; partial pages at its ends stay mapped."""
         page, base = block.pool.page, block.address // EXPANDABLE_RANGE * EXPANDABLE_RANGE
+        # Only pages that lie in the block as a whole: a page shared with a block in use has to stay.
         first = -(-(block.address - base) // page) * page + base
         last = (block.address + block.size - base) // page * page + base
         if first >= last:
@@ -222,6 +226,7 @@ class ExpandableBlocks(BlockTable):
         self._unfile(block)
         self.reserved -= last - first
         beyond = block.address + block.size - last
+        # Split into the partial page before, the whole pages, and the partial page after.
         if first > block.address:
             block.size = first - block.address
             self._file(block)

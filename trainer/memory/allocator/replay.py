@@ -105,6 +105,7 @@ class Replayed:
         count = min(samples, len(allocated))
         if not count:
             return ()
+        # Equal numbers of events, not equal times; maxima, so that no peak is lost between samples.
         starts = np.arange(count) * len(allocated) // count
         highest = np.maximum.reduceat(allocated, starts).tolist(), np.maximum.reduceat(reserved, starts).tolist()
         return tuple(zip(*highest, strict=True))
@@ -169,7 +170,7 @@ def _play(
     storages = trace.storages
     before = {name: kept.storage for name, kept in names.items()}
     alive = {place: _handle_of(names, storages[place], trace) for place in _freed_from_earlier(trace)}
-    retries = allocator.retries
+    retries = allocator.retries  # a running total, of which this trace's part is wanted
     account = allocator.play(trace.events, [storage.bytes for storage in storages], alive)
     if account.failure is None:  # otherwise storages without a name are still alive
         _record_survivors(trace, account.alive, names)

@@ -66,7 +66,7 @@ class DeviceState:
         if self.budget:
             return
         free = f"{share(self.free_bytes, self.card.total_bytes)} are free"
-        needs = f"CUDA needs {size(self.outside)} of it, and {size(self.margin)} are kept free because forecasts err"
+        needs = f"CUDA needs {size(self.outside)} of it, and {size(self.margin)} are kept free as a safety margin"
         programs = [f"{use.name} ({size(use.bytes)})" if use.bytes else use.name for use in self.uses[:3]]
         used = f" The largest programs on it: {', '.join(programs)}." if programs else ""
         remedy = "Close other programs that use the GPU, then try again."

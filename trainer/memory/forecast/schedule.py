@@ -104,6 +104,7 @@ def _held(first: MemoryTrace, more: MemoryTrace, shapes: int) -> MemoryTrace:
     as well.
     """
     gradients = sum(each.bytes for each in first.storages if (each.name or "").startswith("master_gradient."))
+    # Every graph has a node for each operation of a micro-batch.
     driver = shapes * DRIVER_BYTES * sum(work.count for work in more.work)
     storages = (
         Storage(3 * gradients, "gradients", "graphs", "graphs", "graphs.gradients"),
@@ -192,7 +193,7 @@ def transitions(buckets: Sequence[Size]) -> list[Size]:
     """Return a cyclic order of buckets in which every bucket follows every one, itself included."""
     order = [buckets[0]]
     waiting = {(first, second) for first in buckets for second in buckets}
-    while waiting:
+    while waiting:  # an Eulerian circuit of the complete graph with loops
         # Pairs that have not occurred yet; the bucket itself first and the starting one last, so that the cycle closes.
         here = order[-1]
         ahead = [bucket for bucket in (here, *reversed(buckets)) if (here, bucket) in waiting]
@@ -292,8 +293,9 @@ class RunSchedule:
         others = [_as_traced(workload, part).key(part) for part in (*_BEFORE, *BETWEEN_STEPS)]
         steps = [workload.key("micro", bucket, size) for bucket in bounding_buckets(workload)]
         steps.append(workload.key("optimizer"))
+        # Changing these lists invalidates all stored results, the shipped ones included.
         content: list[object] = [others, steps, parts(workload) > 1, more]
-        if self._records:
+        if self._records:  # only then, so that keys without graphs stay as they are
             content.append(self._graph_shapes())
         return hashlib.sha256(json.dumps(content).encode("utf-8")).hexdigest()
 
@@ -344,7 +346,7 @@ class RunSchedule:
             return sum(full[size] * weight for size, weight in weights.items()) / sum(weights.values())
         most = self.subject.fit.micro_batch or 1
 
-        @cache
+        @cache  # the same few parts occur in many batch compositions
         def of_part(part: Part, place: Literal["micro_first", "micro_more"]) -> float:
             size, count = part
             return self._by_pixels(
@@ -377,6 +379,7 @@ class RunSchedule:
         bounds = bounding_buckets(self.subject)
         large, small = bounds[0], bounds[-1]
         known = {size: seconds(size) for size in bounds}
+        # Other shapes have no traces: one for each bucket would take seconds each.
         slope = (known[large] - known[small]) / ((_pixels(large) - _pixels(small)) or 1)
         return lambda size: known.get(size, known[large] - slope * (_pixels(large) - _pixels(size)))
 

@@ -196,6 +196,7 @@ class TraceLibrary:
         self.before_tracing()  # again: the import took seconds, in which the caller may have moved on
         self.made.append(key)
         if self.aside is not None:
+            # The second process may be tracing just this: waiting for it is quicker than tracing it twice.
             self.aside.finish(key)
             if (found := self._read(key)) is not None:
                 return found

@@ -99,7 +99,7 @@ def cache_texts(workload: Workload) -> tuple[MemoryTrace, ...]:
             _place(tracer, part, encoder, dtype)
         with tracer.stage("texts"):
             _encode(workload, encoders, texts_at_once(workload.fit))
-        del encoder, encoders
+        del encoder, encoders  # the loop variable too, which would keep the last one alive
         return (tracer.cut("cache_texts"),)
 
 
@@ -272,6 +272,7 @@ def _append_deaths(trace: MemoryTrace, leaving: Sequence[Storage]) -> MemoryTrac
 def _prepend_births(trace: MemoryTrace, returning: Sequence[Storage]) -> MemoryTrace:
     """Return the trace with births of freed storages at its beginning."""
     births = np.arange(len(returning), dtype=np.int32)
+    # Indices shift by the new storages; a death ~i becomes ~(i + n) = ~i - n.
     moved = np.where(trace.events < 0, trace.events - len(returning), trace.events + len(returning)).astype(np.int32)
     return replace(trace, storages=(*returning, *trace.storages), events=np.concatenate([births, moved]))
 
@@ -283,6 +284,7 @@ def _step_factors(prompts: Sequence[PromptConfig]) -> dict[str, float]:
         every[f"draw {prompt.width}x{prompt.height}"] += prompt.steps
     for prompt in _distinct(prompts):
         traced[f"draw {prompt.width}x{prompt.height}"] += min(prompt.steps, STEPS_DRAWN)
+    # Texts are traced once per distinct prompt, but encoded for every prompt.
     texts = {"texts": len(prompts) / len(_distinct(prompts))}
     return {stage: steps / traced[stage] for stage, steps in every.items()} | texts
 

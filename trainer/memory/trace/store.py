@@ -203,7 +203,7 @@ def _arrays_of(traces: Sequence[MemoryTrace]) -> dict[str, NDArray[Any]]:
         for trace in traces
         for item in trace.work
     ]
-    nothing = np.zeros(0, dtype=np.int32)
+    nothing = np.zeros(0, dtype=np.int32)  # np.concatenate needs at least one array
     died = [trace.events < 0 for trace in traces]
     distances = [
         np.where(dead, ~trace.events, trace.events) - np.cumsum(~dead) for trace, dead in zip(traces, died, strict=True)

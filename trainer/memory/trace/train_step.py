@@ -118,7 +118,7 @@ class _Training:
         trace = self.tracer.cut("micro_step")
         for weight in working.values():
             weight.grad = None
-        self.tracer.cut("")
+        self.tracer.cut("")  # a trace to throw away, which takes the deaths
         return trace
 
     def accumulate(self, name: str) -> MemoryTrace:
