@@ -57,7 +57,7 @@ class ActivePlan:
 
     @classmethod
     def of(cls, job: Job) -> ActivePlan:
-        """Return the plan of a frozen job. Its ladder was chosen when it started; an empty one allows no change."""
+        """Return the plan of a frozen job, whose fallback steps were chosen when it started."""
         return cls(job.fit, job.ladder)
 
     def at(self, step: int) -> FitConfig:
@@ -69,7 +69,7 @@ class ActivePlan:
         return fit
 
     def step_down(self, step: int, phase: ForecastPhase) -> tuple[AppliedFallback, Mapping[str, Any]] | None:
-        """Apply the next fallback step that helps ``phase``, from ``step`` on; return it and the values it changes.
+        """Apply the next fallback step that helps ``phase``, from ``step`` on; return it and its changes.
 
         During a replay it may be one that was first applied at a later step; it then applies from here. Returns None if
         no fallback step is left.
@@ -115,7 +115,7 @@ class ActivePlan:
 
 
 def lowered(fit: FitConfig, rung: FallbackStep) -> dict[str, Any]:
-    """Return the keys and values that ``rung`` changes in ``fit``, without those that would use more memory."""
+    """Return the keys and values that ``rung`` changes in ``fit``, without those that need more memory."""
     changes = {name: value for name, value in rung if name != "exact" and value is not None}
     return {name: value for name, value in changes.items() if _needs_less(fit, name, value)}
 
@@ -138,7 +138,9 @@ def _needs_less(fit: FitConfig, name: str, value: Any) -> bool:
 
 
 def implied_ladder(fit: FitConfig, written: FitConfig) -> Iterator[FallbackStep]:
-    """Yield the fallback steps of a fit without a plan: exact ones, then halved micro-batches, then a quantized base.
+    """Yield the fallback steps of a fit that has no plan.
+
+    Exact ones come first, then halved micro-batches, then a quantized base.
 
     Those of encoding come last; only encoding uses them. Keys that the user has ``written`` do not change
     (docs/decisions/0008).
@@ -160,9 +162,10 @@ def implied_ladder(fit: FitConfig, written: FitConfig) -> Iterator[FallbackStep]
 
 
 def encoding_ladder(fit: FitConfig, written: FitConfig) -> Iterator[FallbackStep]:
-    """Yield the fallback steps of encoding: images in bf16, then in tiles (a larger change), then single captions.
+    """Yield the fallback steps of encoding.
 
-    bf16 is offered only if the base uses it too, because the GPU is then known to support it.
+    Images are encoded in bf16, then in tiles, which changes them more; captions one at a time. bf16 is offered only if
+    the base uses it too, because the GPU is then known to support it.
     """
     if fit.dtype == "bf16" and fit.vae_dtype != "bf16" and written.vae_dtype is None:
         yield FallbackStep(exact=False, vae_dtype="bf16")

@@ -1,4 +1,4 @@
-"""Building a run's engine from its frozen job and listing: models, adapter, master weights, optimizer, batches."""
+"""Building a run's engine: models, adapter, master weights, optimizer and batches."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def build_engine(job: Job, parts: RunParts, segments: Sequence[Segment], *, fres
 def put_together(
     job: Job, parts: RunParts, segments: Sequence[Segment], models: StepModels, adapter: Adapter
 ) -> Engine:
-    """Return an engine at step 0 for ``models`` with an attached adapter: master weights, optimizer, schedule."""
+    """Return an engine at step 0 for ``models``, whose adapter is attached."""
     choice, dropouts = job.fit.checkpointing or "none", job.recipe.has_dropouts
     set_checkpointing(models.unet, models.text_encoders, choice, dropouts=dropouts)
     masters = MasterWeights(adapter.parameters)
@@ -102,7 +102,7 @@ def attach_adapter(
     *,
     fresh: bool,
 ) -> tuple[Adapter, dict[str, Tensor]]:
-    """Return the attached adapter and its initial fp32 weights: new ones, or those of the LoRA that is continued."""
+    """Return the attached adapter and its initial fp32 weights, new or those of the continued LoRA."""
 
     def stream(name: str) -> np.random.Generator:
         return generator(job.recipe.seed, "adapter", sample=name)
@@ -116,7 +116,7 @@ def attach_adapter(
 
 
 def groups(job: Job, adapter: Adapter, masters: MasterWeights) -> dict[str, tuple[float, list[torch.nn.Parameter]]]:
-    """Return the optimizer's parameter groups: learning rate and master weights by trained part, in table order."""
+    """Return the optimizer's parameter groups: learning rate and master weights of each trained part."""
     return {
         part: (rate, [master for key, master in masters.masters.items() if adapter.part_of[key] == part])
         for part, rate in learning_rates(job).items()

@@ -147,7 +147,7 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
 
 
 def prune(parent: Path, keep: int, protect: set[int]) -> None:
-    """Delete all but the newest ``keep`` checkpoints and those of ``protect``, and staging folders of killed runs."""
+    """Delete all but the newest ``keep`` checkpoints and those of ``protect``, and old staging folders."""
     steps = steps_on_disk(parent)
     for step in steps[:-keep]:
         if step not in protect:

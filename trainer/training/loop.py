@@ -69,9 +69,9 @@ class StepRecorder(Protocol):
     """Runs micro-batches as :meth:`Engine.learn` does, with fewer kernel launches."""
 
     def learn(self, engine: Engine, micro: MicroBatch) -> Tensor:
-        """Add the micro-batch's gradients to those of the master weights; return its loss, valid until the next call.
+        """Add the micro-batch's gradients to those of the master weights and return its loss.
 
-        The numbers are the same as without recording.
+        The numbers are the same as without recording. The loss is valid until the next call.
         """
 
     def forget(self) -> None:
@@ -200,9 +200,10 @@ class Engine:
         self.masters.accumulate()
 
     def micro_step(self, micro: MicroBatch, loss_scale: Tensor | None = None) -> Tensor:
-        """Run forward and backward of one micro-batch, whose device copy is freed in this call, and return its loss.
+        """Run forward and backward of one micro-batch and return its loss.
 
-        ``loss_scale`` is the current scale as a tensor, where it has to be read from device memory (CUDA graphs).
+        The batch's device copy is freed in this call. ``loss_scale`` is the current scale as a tensor, where it has to
+        be read from device memory (CUDA graphs).
         """
         objective, scale = self.job.recipe.objective, self.loss_scale if loss_scale is None else loss_scale
         models, schedule = self.models, self.noise_schedule
@@ -222,7 +223,7 @@ class Engine:
             torch.manual_seed(seed % 2**63)
 
     def move(self, loss: float, norm: float) -> SkipReason | None:
-        """Clip the gradients and update the weights unless loss or norm is not finite; return the reason if skipped."""
+        """Clip the gradients and update the weights; if loss or norm is not finite, return why it was skipped."""
         reason = self.reason_to_skip(loss, norm)
         if reason is None:
             clip(self.masters, norm, self.job.recipe.clip_gradient, self.loss_scale)
@@ -236,7 +237,7 @@ class Engine:
         return reason
 
     def reason_to_skip(self, loss: float, norm: float) -> SkipReason | None:
-        """Return what is not finite, if anything; "scale" for a gradient that a smaller loss scale may fix."""
+        """Return what is not finite, if anything; "scale" is a gradient that a smaller loss scale may fix."""
         if not is_finite(loss):
             return "loss"
         if is_finite(norm):

@@ -1,4 +1,4 @@
-"""The training objective: noise schedule, target, loss and its weights, and the drawing of noise and timesteps."""
+"""The training objective: noise schedule, target, loss and its weights, noise and timesteps."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class NoiseSchedule:
 
     @classmethod
     def create(cls, prediction: Prediction, zero_terminal_snr: bool) -> NoiseSchedule:
-        """Return the schedule of both families, float64 on the CPU; rescaled if the base has zero terminal SNR.
+        """Return the schedule of both families, float64 on the CPU, rescaled for zero terminal SNR if asked.
 
         The SNR is that of the rescaled schedule. sd-scripts takes it before rescaling, so there the loss weights do not
         match the noise that is added.

@@ -1,4 +1,4 @@
-"""The training step: add noise, predict, loss, backward. The same function is run, traced by forecasts and tested."""
+"""The training step, run by the loop, traced by forecasts: add noise, predict, loss, backward."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class MicroBatch:
     """(B,) fp32: 1 / effective batch, times the weights of the image and its folder."""
 
     def to(self, device: torch.device, *, copy: bool = False) -> MicroBatch:
-        """Return the batch on ``device``, with ``copy`` in new memory; a copy from pinned memory does not block."""
+        """Return the batch on ``device``, with ``copy`` in new memory; does not wait for pinned memory."""
         return self._with(lambda tensor: tensor.to(device, non_blocking=True, copy=copy))
 
     def pinned(self) -> MicroBatch:
@@ -123,7 +123,7 @@ def validation_loss(models: StepModels, schedule: NoiseSchedule, batch: MicroBat
 
 
 def _predict(models: StepModels, schedule: NoiseSchedule, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-    """Return the UNet's prediction for the noisy latents and the target, (B,4,h,w) each, in the target's dtype.
+    """Return the UNet's prediction and the target, (B,4,h,w) each, in the target's dtype.
 
     Noise is added in fp32 and the sum is rounded once to the UNet's dtype; the prediction is widened before the loss.
     """

@@ -58,7 +58,10 @@ class Exporter:
     def export(
         self, weights: Mapping[str, Tensor], adapter: Adapter, progress: TrainingProgress, *, final: bool
     ) -> tuple[Path, str]:
-        """Write and verify the current LoRA; return its path and SHA-256. Raises ResumableError, LoraFileError."""
+        """Write and verify the current LoRA; return its path and SHA-256.
+
+        Raises ResumableError and LoraFileError.
+        """
         path = self.final_path() if final else self.step_path(progress.step)
         facts = self.facts(progress.step)
         dtype = DTYPES[self.job.output.dtype]
@@ -150,7 +153,7 @@ def due(step: int, every: int | None) -> bool:
 
 @contextmanager
 def as_exported(engine: Engine) -> Iterator[None]:
-    """Put the model into its exported form inside the block: no dropout, and averaged Schedule-Free weights."""
+    """Put the model into its exported form: without dropout, with Schedule-Free's averaged weights."""
     engine.adapter.training = False
     try:
         with averaged_weights(engine.optimizer, engine.masters):
@@ -171,7 +174,7 @@ class Saving:
         self.finished = exporter.finished_step()
 
     def at_start(self, progress: TrainingProgress) -> None:
-        """Export what a killed attempt could not, and the finished LoRA of a shorter run as a step's file."""
+        """Export what a killed attempt could not, and a shorter run's finished LoRA as a step's file."""
         if self._due(progress) and not self.exporter.step_path(progress.step).exists():
             self.save(progress)
 

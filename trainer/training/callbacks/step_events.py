@@ -98,7 +98,7 @@ class StepEvents:
 
 
 class SlowSteps:
-    """Callback that warns when a step takes over three times the usual time; once until steps are fast again."""
+    """Callback that warns once when steps take over three times the usual time, until they recover."""
 
     phase: ForecastPhase = "train"
 

@@ -1,4 +1,4 @@
-"""The input of each optimizer step: the schedule of effective batches, their cache shards, and micro-batches."""
+"""The input of each optimizer step: schedule of effective batches, cache shards and micro-batches."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class BatchSchedule:
         return shard.first <= self.epoch_of(step) <= shard.last
 
     def _list_shard(self, first: int) -> tuple[CacheShard, list[Sample]]:
-        """Return the epochs from ``first`` on that fit the disk limit, at least one, with their distinct samples."""
+        """Return a shard of the epochs from ``first`` on that fit the disk limit, and its distinct samples."""
         limit = (self.job.fit.cache_gigabytes or float("inf")) * GIGABYTE
         last_epoch = self.epoch_of(stated(self.job.recipe.steps) - 1)
         distinct: dict[tuple[str, str], Sample] = {}
@@ -148,7 +148,7 @@ class Collator:
         )
 
     def assemble(self, samples: Sequence[Sample], batch_size: int) -> MicroBatch:
-        """Return a micro-batch of ``samples`` (one bucket) of an effective batch of ``batch_size``, on the CPU."""
+        """Return a CPU micro-batch of ``samples`` (one bucket), part of a batch of ``batch_size``."""
         objective = self.job.recipe.objective
         entries = [self.cache.latents(sample) for sample in samples]
         latents = [self._draw_latents(sample, entry) for sample, entry in zip(samples, entries, strict=True)]
@@ -198,7 +198,7 @@ class Collator:
         return scale_latents(self.source.vae_config, drawn)
 
     def _perturbed(self, samples: Sequence[Sample], noise: Sequence[np.ndarray]) -> Tensor | None:
-        """Return the noise of the input if it differs from the target's (input perturbation, Ning et al. 2023)."""
+        """Return the input's noise for input perturbation (Ning et al. 2023), or None if it is off."""
         strength = np.float32(self.job.recipe.objective.input_perturbation)
         if not strength:
             return None
@@ -220,7 +220,10 @@ class Collator:
         return torch.tensor([micro_conditioning(sample) for sample in samples], dtype=torch.float32)
 
     def _mask(self, entries: Sequence[dict[str, Tensor]]) -> Tensor | None:
-        """Return loss weights per latent pixel: 1 inside a mask, ``unmasked_weight`` outside, between them in gray."""
+        """Return loss weights per latent pixel: 1 inside a mask, ``unmasked_weight`` outside.
+
+        Gray values are between the two.
+        """
         if not any("mask" in entry for entry in entries):
             return None
         floor = self.job.recipe.objective.unmasked_weight
@@ -258,7 +261,7 @@ class PrefetchCollator(Collator):
         self._prefetched: tuple[Sequence[Sample], int, Future[MicroBatch]] | None = None
 
     def assemble(self, samples: Sequence[Sample], batch_size: int) -> MicroBatch:
-        """Return the micro-batch as `Collator.assemble` does, prefetched if possible, and prefetch the next one.
+        """Return the micro-batch as `Collator.assemble` does, and start building the next one.
 
         A prefetched micro-batch of other samples, as after a change of plan, is dropped.
         """

@@ -1,4 +1,4 @@
-"""The cache of latents and text embeddings on disk: keyed by content, verified when read, rebuilt when damaged."""
+"""The disk cache of latents and text embeddings: keyed by content and verified when read."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ Floats = npt.NDArray[np.float32]
 
 
 def digest(tensors: dict[str, Tensor]) -> str:
-    """Return the SHA-256 of names, dtypes, shapes and bytes of ``tensors`` (on the CPU), independent of their order."""
+    """Return the SHA-256 of names, dtypes, shapes and bytes of CPU ``tensors``, whatever their order."""
     sha = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
@@ -98,9 +98,10 @@ class EntryStore:
         return entry_path(self.folder, key)
 
     def write(self, key: str, tensors: dict[str, Tensor]) -> None:
-        """Write an entry atomically, with the digest of its content in the header; raises ResumableError, OSError.
+        """Write an entry atomically, with the digest of its content in the header.
 
-        It is not synced to disk: an entry that a power failure damages is found by its digest and encoded again.
+        It is not synced to disk: an entry that a power failure damages is found by its digest and encoded again. Raises
+        ResumableError if the disk is full, else OSError.
         """
         tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
         target = self.path(key)
@@ -148,7 +149,7 @@ class EntryStore:
 
 
 class Cache:
-    """The cache of a run: latents of its samples by the base's VAE, embeddings of its texts by the text encoders."""
+    """The cache of a run: latents by the base's VAE, and text embeddings by its text encoders."""
 
     def __init__(self, folder: Path, source: BaseSource, job: Job, device: torch.device) -> None:
         self.entries = CacheKeys(folder, job, source.family, source.vae_hash, source.text_hash)
@@ -158,7 +159,7 @@ class Cache:
 
     @property
     def job(self) -> Job:
-        """Return the job under the plan in force, which determines the encoding of images and texts, and their keys."""
+        """Return the job under the plan in force, which determines encodings and their keys."""
         return self.entries.job
 
     @job.setter
@@ -195,7 +196,7 @@ class Cache:
         return _cached("cache_pictures", pace)
 
     def _missing(self, store: EntryStore, wanted: Iterable[str]) -> list[str]:
-        """Return the keys of missing and damaged entries; reads every entry, which takes seconds for thousands."""
+        """Return the keys of missing and damaged entries; reading thousands takes seconds."""
 
         def is_missing(key: str) -> bool:
             self.source.check()
@@ -225,7 +226,10 @@ class Cache:
             return pipeline.run(missing, on_written)
 
     def _crop(self, sample: Sample) -> tuple[Floats, Floats | None]:
-        """Return the VAE's input (1, 3, height, width), -1 to 1, and the mask (height, width), 0 to 1, if any."""
+        """Return the VAE's input and the mask, if any.
+
+        Shapes (1, 3, height, width) from -1 to 1, and (height, width) from 0 to 1.
+        """
         dataset = self.job.dataset
         pixels, mask = crop_pixels(sample, dataset.background, dataset.max_megapixels)
         # As in diffusers' VaeImageProcessor. The planes are made contiguous (NCHW): convolutions on a GPU would
@@ -236,7 +240,7 @@ class Cache:
         return planes, mask
 
     def drop_all_but(self, samples: Iterable[Sample], texts: Iterable[str]) -> None:
-        """Free disk space: delete entries that this process wrote, except those of ``samples`` and ``texts``."""
+        """Delete the entries that this process wrote, except those of ``samples`` and ``texts``."""
         self.pictures.drop_written({self.picture_key(sample) for sample in samples})
         self.texts.drop_written({self.text_key(text) for text in texts})
 
@@ -280,7 +284,10 @@ class Cache:
         return encode_words(self.source.family, encoders, texts, recipe.clip_skip, self.device, recipe.token_chunks)
 
     def latents(self, sample: Sample) -> dict[str, Tensor]:
-        """Return a sample's posterior: ``mean``, ``std`` (4, h/8, w/8) unscaled fp32; ``mask`` (1, h/8, w/8) if any."""
+        """Return ``mean`` and ``std`` of a sample's posterior, and its ``mask`` if it has one.
+
+        Shapes (4, h/8, w/8) unscaled fp32, and (1, h/8, w/8).
+        """
         return self._entry(self.pictures, self.picture_key(sample), f"the latents of {sample.picture.path.name}")
 
     def text(self, text: str) -> TextConditioning:

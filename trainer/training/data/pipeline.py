@@ -1,4 +1,4 @@
-"""A three-stage pipeline: threads prepare items ahead, the caller computes, and one thread writes the results.
+"""A three-stage pipeline: threads prepare items ahead, the caller computes, one thread writes.
 
 Computation runs in the caller's thread and in the order of the items, so its results are those of a plain loop.
 """
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Pace:
-    """Throughput of a pipeline: items, seconds, and items per second of each stage if it waited for no other."""
+    """Throughput of a pipeline, and items per second of each stage if it waited for no other."""
 
     count: int
     seconds: float
@@ -45,7 +45,7 @@ class Pace:
 
 @dataclass(frozen=True)
 class Pipeline(Generic[Item, Ready, Result]):
-    """The work of each stage: ``ready`` prepares an item, ``compute`` computes, ``keep`` writes the result."""
+    """The stages: ``ready`` prepares an item, ``compute`` computes, ``keep`` writes the result."""
 
     ready: Callable[[Item], Ready]
     compute: Callable[[Ready], Result]
@@ -94,7 +94,7 @@ class Pipeline(Generic[Item, Ready, Result]):
 def _prefetched(
     work: Callable[[Item], Ready], items: Iterable[Item]
 ) -> Generator[tuple[Item, tuple[Ready, float]], None, None]:
-    """Yield each item with the result of ``work`` and its seconds, in order; one is started per thread."""
+    """Yield each item with the result of ``work`` and its seconds, in order; one per thread is started."""
     started: deque[tuple[Item, Future[tuple[Ready, float]]]] = deque()
     pool = ThreadPoolExecutor(READERS, thread_name_prefix="reader")
     try:
@@ -131,7 +131,7 @@ class MemoryLimiter:
 
     @contextmanager
     def hold(self, amount: float) -> Iterator[None]:
-        """Wait until ``amount`` fits, and hold it inside the block; more than the limit counts as the whole limit."""
+        """Wait until ``amount`` fits and hold it inside the block; more than the limit counts as the limit."""
         amount = min(amount, self.limit)
         with self._changed:
             self._changed.wait_for(lambda: self._available >= amount)

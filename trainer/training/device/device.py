@@ -1,4 +1,4 @@
-"""The device a run trains on: which one it is, its attention kernels, and its numeric settings."""
+"""The device that a run trains on: choice, attention kernels and numeric settings."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def best_card() -> str:
 
 @contextmanager
 def numerics(job: Job) -> Iterator[None]:
-    """Apply the frozen job's threads, determinism and fp16 accumulation inside the block, and restore them after.
+    """Apply the frozen job's threads, determinism and fp16 accumulation inside the block.
 
     It also makes the job's GPU the current one. Events and streams without a device are created on the current GPU; on
     another one they would time nothing and create a CUDA context of hundreds of MiB there.
@@ -123,7 +123,7 @@ def attention(choice: AttentionChoice, device: torch.device, dtype: torch.dtype)
 
 
 def settled(choice: AttentionChoice, device: torch.device, dtype: torch.dtype, widths: Set[int]) -> AttentionChoice:
-    """Return the kernel that a run is frozen with: for "auto" the first that supports heads of all ``widths``.
+    """Return the kernel to freeze a run with: for "auto" the first that supports heads of all ``widths``.
 
     Raises JobError if a kernel that the user chose does not support them on this device, and RuntimeError if memory
     runs out.

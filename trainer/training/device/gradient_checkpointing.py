@@ -1,4 +1,4 @@
-"""Gradient checkpointing: the choice of blocks that drop their activations and recompute them in backward."""
+"""Gradient checkpointing: blocks that drop their activations and recompute them in backward."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _checkpointed(module: nn.Module, *inputs: Any, dropouts: bool) -> Any:
 
 
 def _switch_off(block: nn.Module) -> None:
-    """Turn checkpointing off in a block, and in the transformers inside it that checkpoint on their own."""
+    """Turn checkpointing off in a block and in the transformers inside it."""
     for module in block.modules():
         if hasattr(module, FLAG):
             setattr(module, FLAG, False)

@@ -1,4 +1,4 @@
-"""Freeing GPU memory: cached memory goes back to the driver, and idle models move to main memory."""
+"""Freeing GPU memory: returning cached memory to the driver, moving idle models to main memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def release(device: torch.device) -> None:
-    """Return cached memory to the driver, so that blocks of this phase's sizes do not fragment the next phase.
+    """Return cached memory to the driver, so that this phase's blocks do not fragment the next phase.
 
     Call it between phases, not between steps: allocating the memory again costs some milliseconds.
     """
@@ -77,18 +77,18 @@ def away(model: nn.Module) -> Iterator[None]:
 
 
 def discard(model: nn.Module) -> None:
-    """Free the memory of a model's weights even if they are still referenced; the model is unusable afterwards."""
+    """Free the memory of a model's weights even if they are referenced; the model becomes unusable."""
     for storage in _storages(model):
         if storage.resizable():
             storage.resize_(0)
 
 
 def is_emptied(model: nn.Module) -> bool:
-    """Return whether weights of a model have no memory: it was discarded, or did not fit when it was brought back."""
+    """Return whether weights of a model have no memory: discarded, or not brought back from `away`."""
     return any(weight.numel() and not weight.untyped_storage().nbytes() for weight in model.parameters())
 
 
 def _storages(model: nn.Module) -> Iterator[torch.UntypedStorage]:
-    """Yield the storages of a model's tensors; on the CPU some are not owned by torch and cannot be resized."""
+    """Yield the storages of a model's tensors; on the CPU some are not torch's and cannot be resized."""
     for tensor in (*model.parameters(), *model.buffers()):
         yield tensor.untyped_storage()

@@ -1,4 +1,4 @@
-"""Out-of-memory errors: how to recognize and locate them, how to word them, and a cap that makes them happen."""
+"""Out-of-memory errors: recognition, location and wording, and a memory cap that makes them happen."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _available_on_gpu() -> float:
-    """Return the bytes that PyTorch may still reserve on the current GPU; infinity if no GPU is in use."""
+    """Return the bytes that PyTorch may still reserve on the current GPU; infinity without a GPU."""
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
         return math.inf
     free, total = torch.cuda.mem_get_info()
@@ -160,11 +160,11 @@ def _ended_frames(trace: TracebackType | None) -> Iterator[FrameType]:
 
 @contextmanager
 def gpu_guard(action: str) -> Iterator[None]:
-    """Turn an out-of-memory error inside the block into an error for users; ``action`` completes "Could not ...".
+    """Turn an out-of-memory error inside the block into an error for users.
 
-    Wrap it around everything that touches a GPU: on a full GPU the first tensor fails, wherever it is created, and so
-    does a kernel that is only probed. A run that has started recovers from most of these errors itself
-    (trainer.training.recovery).
+    ``action`` completes "Could not ...". Wrap it around everything that touches a GPU: on a full GPU the first tensor
+    fails, wherever it is created, and so does a kernel that is only probed. A run that has started recovers from most
+    of these errors itself (trainer.training.recovery).
     """
     try:
         yield
@@ -175,7 +175,7 @@ def gpu_guard(action: str) -> Iterator[None]:
 
 
 def memory_full(error: BaseException, action: str) -> ImpastoError:
-    """Return an out-of-memory error as an error for users, which names the programs that use the memory."""
+    """Return an out-of-memory error as an error for users that names the programs using the memory."""
     requested = requested_bytes(error)
     more = f"{size(requested)} more requested" if requested else ""
     if not concerns_gpu(error):
@@ -236,7 +236,7 @@ def cap_memory(device: torch.device) -> int | None:
 
 
 def card_of(index: int) -> gpu.Card:
-    """Return PyTorch's GPU ``index`` as the driver describes it, or as PyTorch does if the driver does not list it.
+    """Return PyTorch's GPU ``index`` as the driver describes it, or PyTorch if the driver does not.
 
     Asking the driver takes no memory; asking PyTorch for the free memory creates a CUDA context of hundreds of MiB.
     """

@@ -1,4 +1,4 @@
-"""The adapter's fp32 master weights: they collect gradients and are updated; the model computes with copies."""
+"""The adapter's fp32 master weights, which are updated; the model computes with rounded copies."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class MasterWeights:
         }
 
     def accumulate(self) -> None:
-        """Add the working weights' gradients to those of the master weights and drop them, after each micro-batch.
+        """Move the working weights' gradients into the master weights; call it after each micro-batch.
 
-        They are converted to fp32 into one block of memory, by one operation for all instead of one for each.
+        They are converted to fp32 in one block of memory, by one operation for all instead of one each, and added up.
         """
         with_gradient = [key for key, weight in self.working.items() if weight.grad is not None]
         if not with_gradient:
@@ -69,7 +69,7 @@ class MasterWeights:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Round the master weights into the working weights; call it whenever the master weights have changed."""
+        """Round the master weights into the working weights; call it whenever they have changed."""
         torch._foreach_copy_(list(self.working.values()), list(self.masters.values()))
 
     def zero_grad(self, *, keep: bool = False) -> None:
@@ -84,13 +84,13 @@ class MasterWeights:
             torch._foreach_zero_(gradients)
 
     def discard(self) -> None:
-        """Free the memory of master weights and gradients even if they are still referenced; they become unusable."""
+        """Free the memory of master weights and gradients even if referenced; they become unusable."""
         self.zero_grad()
         for master in self.masters.values():
             master.untyped_storage().resize_(0)
 
     def gradients(self) -> list[Tensor]:
-        """Return the gradients of the master weights, in order; a weight that had no part in the step has none."""
+        """Return the gradients of the master weights, in order, without weights unused in the step."""
         return [master.grad for master in self.masters.values() if master.grad is not None]
 
     @torch.no_grad()
@@ -116,7 +116,7 @@ class MasterWeights:
 
 
 def measure(loss: Tensor, masters: MasterWeights, scale: float = 1.0) -> Tensor:
-    """Return the loss and the norm of the whole unscaled gradient in one tensor (2,), to read both at once.
+    """Return loss and norm of the whole unscaled gradient in one tensor (2,), to read both at once.
 
     Each is infinite or NaN if anything in it is.
     """
@@ -150,7 +150,7 @@ class LossScaler:
         return self.scale > LOWEST
 
     def update(self, *, finite: bool) -> None:
-        """Update the scale after a step: halve it if something was not finite, double it after 2000 finite steps."""
+        """Update the scale after a step: halve it if not finite, double it after 2000 finite steps in a row."""
         if not finite:
             self.scale = max(LOWEST, self.scale * BACK_OFF)
             self.good_steps = 0

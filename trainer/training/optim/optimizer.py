@@ -47,11 +47,12 @@ JsonValue = None | bool | int | float | str | list["JsonValue"] | dict[str, "Jso
 
 
 def build_optimizer(config: OptimizerConfig, groups: Mapping[str, tuple[float, Sequence[Parameter]]]) -> Optimizer:
-    """Return the optimizer of a recipe over fp32 master weights: a group (learning rate, weights) for each part.
+    """Return the optimizer of a recipe over fp32 master weights.
 
-    Each group has its ``part`` and its ``base_lr``, from which :func:`set_learning_rates` computes the rate of every
-    step; ``base_lr`` is None if Adafactor chooses the rate itself. Schedule-Free is put into train mode. Settings that
-    a library would refuse, such as two rates under Prodigy, have been refused by the checks of the job.
+    ``groups`` maps each trained part to its learning rate and weights. Each group of the optimizer has its ``part`` and
+    its ``base_lr``, from which :func:`set_learning_rates` computes the rate of every step; ``base_lr`` is None if
+    Adafactor chooses the rate itself. Schedule-Free is put into train mode. Settings that a library would refuse, such
+    as two rates under Prodigy, have been refused by the checks of the job.
     """
     own_rate = isinstance(config, AdafactorConfig) and config.relative_step
     table = [
@@ -101,7 +102,7 @@ def set_learning_rates(optimizer: Optimizer, multiplier: float) -> dict[str, flo
 
 @contextmanager
 def averaged_weights(optimizer: Optimizer, masters: MasterWeights) -> Iterator[None]:
-    """Put Schedule-Free's averaged weights in place inside the block; other optimizers change nothing.
+    """Load Schedule-Free's averaged weights inside the block; other optimizers change nothing.
 
     Afterwards the master weights have exactly their former bits, which the library's own way back would round.
     """
@@ -243,14 +244,17 @@ def _schedule_free(config: ScheduleFreeConfig, table: list[dict[str, Any]]) -> O
 
 
 def _relative_step(optimizer: Optimizer, group: Mapping[str, Any]) -> float:
-    """Return Adafactor's own rate in the next step: 1 / sqrt(step), at most 0.01, or 1e-6 * step with warm-up."""
+    """Return Adafactor's own rate in the next step.
+
+    It is 1 / sqrt(step), at most 0.01, or 1e-6 * step with warm-up.
+    """
     step = optimizer.state.get(group["params"][0], {}).get("step", 0) + 1
     most: float = 1e-6 * step if group["warmup_init"] else 1e-2
     return min(most, 1.0 / math.sqrt(step))
 
 
 def _bitsandbytes() -> ModuleType:
-    """Return bitsandbytes' optimizers, imported only when needed: a broken install affects no other optimizer."""
+    """Return bitsandbytes' optimizers, imported late: a broken install affects no other optimizer."""
     import bitsandbytes.optim
 
     return bitsandbytes.optim

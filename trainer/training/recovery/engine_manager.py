@@ -1,4 +1,4 @@
-"""The engine manager: loads the engine, applies the plan in force to it and restores it after a failure."""
+"""The engine manager: loads the engine, applies the plan in force, and restores it after a failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Out-of-memory recovery: report the error, free what can be freed, retry, and step down to smaller plans."""
+"""Out-of-memory recovery: report, free memory, retry, then step down to smaller plans."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PrepareIn = Callable[[int, Callable[[], object]], None]
 
 
 class Recovery:
-    """Runs every unit of work of an attempt so that an out-of-memory error costs time but never skips an image."""
+    """Runs all work of an attempt so that an out-of-memory error costs time but never skips an image."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Recovery:
         return engine.progress.step if engine else self.first
 
     def run(self, phase: ForecastPhase, work: Callable[[], T]) -> T:
-        """Run ``work`` until it succeeds: once again under the same plan, then under the fallback steps in order.
+        """Run ``work`` until it succeeds: again under the same plan, then with one fallback step after another.
 
         ``work`` has to start over on each call. Raises ResumableError "memory.exhausted" when no fallback step is left,
         and passes on every other error of ``work``.
@@ -100,7 +100,7 @@ class Recovery:
                 tried, self._tries = True, self._tries + 1
 
     def prepare_step(self, step: int) -> None:
-        """Cache what ``step`` needs (see Attempt.prepare); unload the models if encoding does not fit beside them."""
+        """Cache what ``step`` needs; unload the models first if encoding does not fit beside them."""
         make_room = self.manager.set_aside if self.forecast and self.forecast.encodes_alone else _free_nothing
         self.run(self.phase, lambda: self.prepare(step, make_room))
 
@@ -121,7 +121,7 @@ class Recovery:
         return result
 
     def with_engine(self, phase: ForecastPhase, work: Callable[[TrainingProgress], T]) -> T:
-        """Run ``work`` with the run's progress, on an engine that is loaded, complete and under the plan in force."""
+        """Run ``work`` with the run's progress on a complete engine under the plan in force."""
         self.manager.mark_goal()
 
         def ready() -> T:
@@ -201,7 +201,7 @@ class Recovery:
         )
 
     def _allowed(self, report: events.MemoryExhausted) -> str:
-        """Return advice to change the fit keys that the user set and that would need less memory otherwise; or ""."""
+        """Return the advice to change fit keys of the user that would lower memory use, or "" without any."""
         lower = self.plan.forbidden(report.step, report.phase)
         keys = [f"fit.{key} = {json.dumps(value)}" for key, value in lower.items()]
         return f"Set {' or '.join(keys)} in the run's job.toml, instead of the value you chose; or: " if keys else ""
@@ -234,7 +234,7 @@ class Protected:
 
 
 def in_words(report: events.MemoryExhausted) -> str:
-    """Return where memory ran out, such as "train, step 12, backward, at unet.mid_block, 20 MiB requested"."""
+    """Return where memory ran out: "train, step 12, backward, at unet.mid_block, 20 MiB requested"."""
     parts = [
         report.phase.replace("_", " "),
         f"step {report.step + 1}" if report.stage else "",

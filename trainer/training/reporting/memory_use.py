@@ -111,7 +111,7 @@ class PhaseMemoryMeter:
 
 
 def outside_bytes(device: torch.device) -> int | None:
-    """Return the bytes of this process outside PyTorch's allocator (CUDA context, libraries), or None if unknown.
+    """Return this process's GPU bytes outside PyTorch's allocator (CUDA context, libraries), or None.
 
     Most Windows drivers do not report the memory of a process, and in a container the driver may list this process
     under another id.
@@ -132,7 +132,7 @@ def _higher(first: int | None, second: int | None) -> int | None:
 
 
 def warn_of_allocator(device: torch.device, reporter: Reporter) -> None:
-    """Warn if the environment chooses an allocator that cannot be capped and that forecasts do not describe."""
+    """Warn about an allocator that cannot be capped and that forecasts do not describe."""
     if device.type == "cuda" and torch.cuda.get_allocator_backend() != "native":
         reporter.notice(
             "memory.allocator",

@@ -1,4 +1,4 @@
-"""Reporting of events, to the run directory and to the watcher of this process, and commands to a run."""
+"""Reporting of events to the run directory and to a watcher, and commands to a run."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Reporter:
         self.end_phase()
 
     def write(self, event: events.Event) -> None:
-        """Write one event and pass it on; a watcher that is gone (closed terminal or pipe) does not end the run."""
+        """Write one event and pass it on; a closed terminal or pipe does not end the run."""
         stamped = self.writer.write(event) if self.writer else event
         try:
             self.on_event(stamped)
@@ -137,7 +137,7 @@ class Control:
         self._polled_at = -math.inf
 
     def check(self) -> None:
-        """Raise Interrupted if the run has to end, until `begin_ending`; called from every phase, on any thread."""
+        """Raise Interrupted if the run has to end, until `begin_ending`; called in all phases and threads."""
         if self._ending or _is_capturing():
             return
         if self._order is None and time.monotonic() - self._polled_at >= LOOK_SECONDS:
@@ -166,7 +166,7 @@ class Control:
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """Turn Ctrl-C, SIGTERM, SIGUSR1 and a closed terminal into a pause inside the block; main thread only."""
+        """Turn Ctrl-C, SIGTERM, SIGUSR1 and a closed terminal into a pause; main thread only."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

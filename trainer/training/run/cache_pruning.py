@@ -1,4 +1,4 @@
-"""Deletion of cached images and texts that no resumable run needs: on request, or above a size limit."""
+"""Deletion of cached images and texts that no resumable run needs, on request or above a limit."""
 
 from __future__ import annotations
 
@@ -60,10 +60,11 @@ def prune(*, dry_run: bool = False) -> Pruned:
 
 
 def trim(limit: int) -> Pruned | None:
-    """Delete the least recently used entries until the rest fits in ``limit`` bytes; None if it already does.
+    """Delete the least recently used entries until the rest fits in ``limit`` bytes.
 
-    Entries that resumable runs need are kept, whatever their size. Raises RunError like `prune`. Costs a stat call for
-    each entry; listing what the runs need costs more, and is done only above the limit.
+    Returns None if everything fits already. Entries that resumable runs need are kept, whatever their size. Raises
+    RunError like `prune`. Costs a stat call for each entry; listing what the runs need costs more, and is done only
+    above the limit.
     """
     folder = places.cache_folder()
     entries = _entries(folder)
@@ -81,7 +82,7 @@ def trim(limit: int) -> Pruned | None:
 
 
 def tell_trimmed(reporter: Reporter) -> None:
-    """Trim the cache to the user's limit and report it; a failure is reported and does not stop the run."""
+    """Trim the cache to the user's limit and report it; a failure does not stop the run."""
     limit = places.cache_limit()
     try:
         pruned = trim(limit)

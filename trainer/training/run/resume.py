@@ -1,4 +1,4 @@
-"""Continuing a run from its newest undamaged checkpoint, after checking that nothing it depends on has changed."""
+"""Continuing a run from its newest undamaged checkpoint, if nothing it depends on has changed."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def resume(
 
 @dataclass(frozen=True)
 class _Start:
-    """What run.json must state about each start: resume compares it, and saving the LoRA needs it hours later."""
+    """Required content of run.json for each start: resume compares it, and saving the LoRA needs it."""
 
     started: float
     job: Mapping[str, object]

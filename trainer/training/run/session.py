@@ -171,7 +171,7 @@ class Attempt:
         ]
 
     def close(self, outcome: events.Outcome) -> None:
-        """Report memory and time of the phases, and write the report of a run that finished or ran out of memory."""
+        """Report the phases' memory and time; write the report if the run finished or ran out of memory."""
         self.meter.close()
         written, _ = events.read_events(self.run.events)
         if outcome != "done" and not any(isinstance(event, events.MemoryExhausted) for event in written):
@@ -194,7 +194,7 @@ class Attempt:
         return self.recovery.with_engine("save", lambda progress: saving.save(progress, final=True))
 
     def _interrupt(self, order: Order) -> Ended:
-        """Save what a resume needs, and for a stop the current LoRA; return the outcome and the LoRA's path."""
+        """Save what a resume needs, and for a stop the LoRA; return the outcome and the LoRA's path."""
         checkpoints, saving = self.recovery.checkpoints, self.saving
         if checkpoints is None or saving is None:  # no engine yet: the last checkpoint is still current
             self.control.answer(self.reporter, "done", f"{OUTCOMES[order]} before training, at step {self.step}")

@@ -118,7 +118,7 @@ def _start(job: Job, reporter: Reporter, planner: Planner | None, made: Callable
 def measured(
     job: Job, written: FitConfig, source: BaseSource, images: Sequence[Picture]
 ) -> tuple[Job, list[tuple[str, str]]]:
-    """Return the planned job with the settings that short measurements choose, and notices as (code, sentence)."""
+    """Return the planned job with settings chosen by short measurements, and notices (code, sentence)."""
     notices: list[tuple[str, str]] = []
     if raced := race_of(job, written.attention, source.unet_config, source.text_configs, images):
         job = job.changed(fit=job.fit.changed(attention=raced.chosen))
@@ -178,7 +178,7 @@ def freeze(job: Job, source: BaseSource, reporter: Reporter) -> tuple[Job, Datas
 
 
 def require_usable_lora(job: Job, source: BaseSource) -> None:
-    """Raise LoraFileError if the LoRA to continue from does not fit; checked on models without weights."""
+    """Raise LoraFileError if the LoRA to continue from does not fit; tried on models without weights."""
     if job.base.continue_from:
         encoders = source.empty_text_encoders() if live_text(job) else ()
         attach_adapter(job, source, source.empty_unet(), encoders, torch.float32, fresh=True)
