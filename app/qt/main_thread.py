@@ -90,18 +90,18 @@ class GcScheduler(QObject):
     def __init__(self, application: QGuiApplication) -> None:
         super().__init__(application)
         gc.disable()
-        self._known = 0
+        self._counted = 0
         self._timer = QTimer(self, interval=_IDLE_MS)
-        self._timer.timeout.connect(self._look)
+        self._timer.timeout.connect(self._on_timeout)
         self._timer.start()
         application.applicationStateChanged.connect(self._on_application_state_changed)
 
-    def _look(self) -> None:
-        young, middle, _ = gc.get_count()
-        new, self._known = young - self._known, young
+    def _on_timeout(self) -> None:
+        young, middle, _ = gc.get_count()  # automatic collection is off, so `young` grows until we collect
+        new, self._counted = young - self._counted, young
         if young >= _YOUNG:
             gc.collect(1 if middle >= _MIDDLE else 0)
-            self._known = 0
+            self._counted = 0
         period = _BUSY_MS if new >= _FEW else _IDLE_MS
         if period != self._timer.interval():
             self._timer.setInterval(period)

@@ -54,7 +54,7 @@ class Notices(QWidget):
             self._remove(self._bars[0])
         bar = _NoticeBar(sentence, kind, act[0] if act else None)
         if act and bar.act:
-            bar.act.clicked.connect(lambda: self._do(bar, act[1]))
+            bar.act.clicked.connect(lambda: self._run_action(bar, act[1]))
         bar.closing.clicked.connect(lambda: self._remove(bar))
         self._bars.append(bar)
         self._column.addWidget(bar)
@@ -80,7 +80,7 @@ class Notices(QWidget):
         """Return the sentences of the bars that are shown."""
         return [bar.sentence for bar in self._bars]
 
-    def _do(self, bar: _NoticeBar, act: Callable[[], object]) -> None:
+    def _run_action(self, bar: _NoticeBar, act: Callable[[], object]) -> None:
         self._remove(bar)
         act()
 

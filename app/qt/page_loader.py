@@ -286,7 +286,7 @@ class PageLoader(QObject):
         if number not in self._making:
             self._making[number] = self._parts(number)
         try:
-            whole = next(self._making[number], self) is self
+            whole = next(self._making[number], self) is self  # `self` as the sentinel: the steps have ended
         except Exception:
             self._give_up(number)
             raise

@@ -31,7 +31,7 @@ class Cells:
         self, painter: QPainter, cell: QRect, picture: Picture, image: QPixmap | str | None, text: str | None,
         *, selected: bool, current: bool, focused: bool,
     ) -> None:  # fmt: skip
-        """Paint a cell; `image` is the thumbnail, the reason why present is none, or None while it loads."""
+        """Paint a cell; `image` is the thumbnail, the reason why there is none, or None while it loads."""
         square = QRect(cell.left(), cell.top(), cell.width(), cell.width())
         if selected:
             panel(painter, QRectF(cell), colours().accent)

@@ -202,15 +202,15 @@ class Window(QMainWindow):
 
     def show_pictures(self) -> None:
         """Show the Images page."""
-        self._show(_PICTURES)
+        self._show_page(_PICTURES)
 
     def show_train(self) -> None:
         """Show the Train page."""
-        self._show(_TRAIN)
+        self._show_page(_TRAIN)
 
     def show_runs(self, use: Use | None = None) -> None:
         """Show the Runs page, and call `use` with it as soon as it is built."""
-        self._show(_RUNS, use)
+        self._show_page(_RUNS, use)
 
     def show_training(self) -> None:
         """Show the running training."""
@@ -222,7 +222,7 @@ class Window(QMainWindow):
 
     def show_presets(self) -> None:
         """Show the Presets page."""
-        self._show(_PRESETS)
+        self._show_page(_PRESETS)
 
     def show_full_screen(self, full: bool) -> None:
         """Enter or leave full screen."""
@@ -386,7 +386,7 @@ class Window(QMainWindow):
         self._closing = False
         self._show_error(error)
 
-    def _show(self, index: int, use: Use | None = None) -> None:
+    def _show_page(self, index: int, use: Use | None = None) -> None:
         """Show a page, and call `use` with it as soon as it is built."""
         self._fresh = False
         self.pages.setCurrentIndex(index)
@@ -410,11 +410,11 @@ class Window(QMainWindow):
 
         self._notifier = Notifier(self.session, self.notices, self)
 
-    def _go(self, index: int, path: Path) -> None:
-        self._show(index, lambda page: page.open(path))
+    def _open_in(self, index: int, path: Path) -> None:
+        self._show_page(index, lambda page: page.open(path))
 
-    def _begin(self, recipe: str) -> None:
-        self._show(_TRAIN, lambda page: page.begin(recipe))
+    def _begin_job(self, recipe: str) -> None:
+        self._show_page(_TRAIN, lambda page: page.begin(recipe))
 
     def _build(self) -> None:
         self._add_page("window.pictures", self.pictures)
@@ -438,7 +438,7 @@ class Window(QMainWindow):
         middle.setLayout(row)
         self.setCentralWidget(middle)
         self.setStatusBar(self.status)
-        self._show(_PICTURES)
+        self._show_page(_PICTURES)
         self.invitation.button.setFocus()
 
     def _add_recent(self) -> RecentMenu:
@@ -474,20 +474,19 @@ class Window(QMainWindow):
         for notice in filter(None, (self._state_notice, *(file.notice for file in stored))):
             self.notices.tell(notice, "warning")
         session.completer.loaded.connect(self._on_tag_lists_loaded)
-        session.going.run.connect(lambda run: self._go(_RUNS, run))
+        session.going.run.connect(lambda run: self._open_in(_RUNS, run))
         session.going.entry.connect(lambda number: self.show_runs(lambda page: page.begin(number)))
         session.training.changed.connect(lambda _: self._on_training_changed())
         session.runs.changed.connect(lambda _: self._on_training_changed())
         self.status.training.opened.connect(self.show_training)
-        session.going.job.connect(lambda job: self._go(_TRAIN, job))
-        session.going.recipe.connect(self._begin)
+        session.going.job.connect(lambda job: self._open_in(_TRAIN, job))
+        session.going.recipe.connect(self._begin_job)
         session.going.lora.connect(self.show_lora)
-        session.going.preset.connect(lambda preset: self._go(_PRESETS, preset))
+        session.going.preset.connect(lambda preset: self._open_in(_PRESETS, preset))
         self._page_loader.made.connect(lambda _, page: self._on_page_made(page))
         self.pages.currentChanged.connect(lambda _: self._update_undo_actions())
-        self.painted.connect(
-            lambda: QTimer.singleShot(0, self._page_loader.make_all)
-        )  # after the first paint has reached the screen
+        # A turn later, when the first paint has reached the screen.
+        self.painted.connect(lambda: QTimer.singleShot(0, self._page_loader.make_all))
         self.painted.connect(self._watch_runs)
 
     def _on_alone(self, alone: bool) -> None:

@@ -50,11 +50,11 @@ def test_cycles_of_a_worker_are_freed_on_the_windows_thread(collector: GcSchedul
 
 
 def test_a_window_at_rest_wakes_up_less_often(collector: GcScheduler) -> None:
-    collector._look()
+    collector._on_timeout()
     kept = [[number] for number in range(1_500)]  # too few to be looked through
-    collector._look()
+    collector._on_timeout()
     assert collector._timer.interval() == main_thread._BUSY_MS and len(kept) == 1_500
-    collector._look()
+    collector._on_timeout()
     assert collector._timer.interval() == main_thread._IDLE_MS
 
 

@@ -41,7 +41,7 @@ class Action:
     menu: Menu
     """Menu of the command, also its group in the palette and the shortcut list."""
     run: str
-    """Owner's method that runs the command; takes the new state if `checked` is effective, else no argument."""
+    """Owner's method that runs the command; takes the new state if `checked` is given, else no argument."""
     keys: tuple[str, ...] = ()
     """Default shortcuts in Qt's portable format: "Ctrl+K", "Right". The first one is shown."""
     enabled: str | None = None

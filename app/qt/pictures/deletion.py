@@ -129,9 +129,8 @@ class Deletion(QObject):
 
             if unsaved:
                 saver.flush()
-            stems = Counter(
-                (folder, stem_of(name)) for folder, name in names
-            )  # images with the same stem share a caption
+            # Images with the same stem share a caption, which then has to stay.
+            stems = Counter((folder, stem_of(name)) for folder, name in names)
             return throw_away(pictures, lambda one: stems[one.folder, stem_of(one.name)] > 1)
 
         self._run(work, lambda trashed: self._on_moved(trashed, selection, ended), ended)
@@ -178,7 +177,7 @@ class Deletion(QObject):
         if pictures and self._selection() == selection:
             self._session.view.select([one.id for one in pictures], pictures[0].id)
 
-    def told(self) -> str:
+    def message(self) -> str:
         """Return a message about the result."""
         moved = self.tr("Moved %n image(s) to the trash.", "", self.count)
         kept = self._refused_error() if self._trashed.kept else None

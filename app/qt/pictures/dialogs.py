@@ -28,7 +28,7 @@ class FolderDialog(QDialog):
         self.repeats.setSpecialValueText(self.tr("not set"))
         self.repeats.setValue(folder.repeats or 0)
         self.repeats.lineEdit().setTextMargins(5, 0, 0, 0)  # Qt ignores the style sheet's padding here
-        self.regularisation.setText(self.tr("Regularization images"))
+        self.regularisation.setText(self.tr("These are regularization images"))
         self.regularisation.setChecked(folder.regularisation)
         self.regularisation.setToolTip(
             self.tr("Images of the general class, which keep the base from forgetting it (kohya: reg images)")

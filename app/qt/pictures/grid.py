@@ -328,7 +328,7 @@ class Grid(QAbstractScrollArea):
         """Move to another image; Shift extends the selection, Ctrl keeps it."""
         target = self._target(event.key())
         if target is not None:
-            self._go(target, event.modifiers())
+            self._move_to(target, event.modifiers())
         elif event.key() == Qt.Key.Key_Space and self._view.current is not None:
             self._select(self._view.current, Qt.KeyboardModifier.ControlModifier)
         elif event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self._view.current is not None:
@@ -364,9 +364,9 @@ class Grid(QAbstractScrollArea):
         here = self._index(self._view.current)
         target = (here + by) if here is not None else 0
         if 0 <= target < len(self._view.ids):
-            self._go(target, Qt.KeyboardModifier.NoModifier)
+            self._move_to(target, Qt.KeyboardModifier.NoModifier)
 
-    def _go(self, index: int, keys: Qt.KeyboardModifier) -> None:
+    def _move_to(self, index: int, keys: Qt.KeyboardModifier) -> None:
         number = self._view.ids[index]
         if keys & Qt.KeyboardModifier.ControlModifier and not keys & Qt.KeyboardModifier.ShiftModifier:
             self._view.select(self._view.selected, number)

@@ -319,20 +319,20 @@ class Views(QWidget):
 
     def reject(self) -> None:
         """Exclude the images from training."""
-        self._do(exclude(self.chosen(), True))
+        self._apply(exclude(self.chosen(), True))
 
     def pick(self) -> None:
         """Include the images in training."""
-        self._do(exclude(self.chosen(), False))
+        self._apply(exclude(self.chosen(), False))
 
     def train_only_shown(self) -> None:
         """Exclude every image that the filter hides, as one edit."""
-        self._do(exclude_others(self._session.library.pictures.values(), self._session.view.ids))
+        self._apply(exclude_others(self._session.library.pictures.values(), self._session.view.ids))
 
     def _rate(self, rating: int | None) -> None:
-        self._do(rate(self.chosen(), rating))
+        self._apply(rate(self.chosen(), rating))
 
-    def _do(self, edit: Edit) -> None:
+    def _apply(self, edit: Edit) -> None:
         if edit:
             self._session.history.do(edit)
             self.said.emit(edit.name)
@@ -345,7 +345,7 @@ class Views(QWidget):
 
         picture = self._session.library.pictures[self._session.view.current or 0]
         dialog = FolderDialog(picture.folder, self)
-        dialog.accepted.connect(lambda: self._do(mark_folder(picture.folder, **dialog.facts())))
+        dialog.accepted.connect(lambda: self._apply(mark_folder(picture.folder, **dialog.facts())))
         dialog.open()
 
     def close_dataset(self) -> None:
@@ -367,7 +367,7 @@ class Views(QWidget):
             return
         next_id = self._next_after(chosen)
         deletion = Deletion(self._session, chosen, self)
-        deletion.done.connect(lambda: self.said.emit(deletion.told()))
+        deletion.done.connect(lambda: self.said.emit(deletion.message()))
         deletion.done.connect(self._commands.refresh)
         self._deletions.append(deletion)
         if next_id is not None:

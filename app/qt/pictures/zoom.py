@@ -158,9 +158,8 @@ class ZoomArea(QWidget):
         if picture and self.isVisible():
             kept = [self._session.thumbnails.get(picture, edge) for edge in reversed(EDGES)]
             self._set_preview(next((one for one in kept if one), None))
-            if lost := self._session.datasets.lost.get(
-                picture.folder.root
-            ):  # reading from a lost disk could block forever
+            lost = self._session.datasets.lost.get(picture.folder.root)
+            if lost:  # reading from a lost disk could block forever
                 self._on_loaded(lost.sentence)
                 return
             if self._preview is None:

@@ -130,7 +130,7 @@ class AddForm(Form):
 
     def make(self) -> Make | None:
         """Return the function that makes the edit; None while input is missing."""
-        tags = split_tags(self.tags.text(), "variants")  # as in the editor, a pasted list may done one tag per line
+        tags = split_tags(self.tags.text(), "variants")  # as in the editor, a pasted list may have one tag per line
         at = (None, 0, self.place.value() - 1)[self.where.currentIndex()]
         return (lambda captions, lines: bulk.add_tags(captions, tags, at, lines)) if tags else None
 
@@ -151,7 +151,7 @@ class RemoveForm(Form):
 
     def make(self) -> Make | None:
         """Return the function that makes the edit; None while input is missing."""
-        tags = split_tags(self.tags.text(), "variants")  # as in the editor, a pasted list may done one tag per line
+        tags = split_tags(self.tags.text(), "variants")  # as in the editor, a pasted list may have one tag per line
         return (lambda captions, lines: bulk.remove_tags(captions, tags, lines)) if tags else None
 
 

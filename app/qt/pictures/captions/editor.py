@@ -343,17 +343,17 @@ class CaptionEditor(QWidget):
         captions = self._snapshot = CaptionSnapshots(self._chosen.pictures)
         lines = self._lines
 
-        def look() -> Summary:
+        def summarize_all() -> Summary:
             return summarise((one.caption for one in captions), lines)
 
-        def have(summary: Summary) -> None:
-            if captions is self._snapshot:
+        def done(summary: Summary) -> None:
+            if captions is self._snapshot:  # else the selection or a caption has changed since
                 self._show_many(summary)
 
         if len(captions) <= AT_ONCE:
-            have(look())
+            done(summarize_all())
         else:
-            self._session.tasks.run(look, have, only(CalledOffError, lambda _: None))
+            self._session.tasks.run(summarize_all, done, only(CalledOffError, lambda _: None))
 
     def _show_many(self, summary: Summary) -> None:
         count = summary.captions
@@ -407,7 +407,7 @@ class CaptionEditor(QWidget):
         tags = split_tags(text, "variants")  # each line of a pasted list is a tag
         at = 0 if front else None
         if tags:  # not if there are only commas
-            self._do(lambda captions: add_tags(captions, tags, at, self._lines), self._words.there_already(tags))
+            self._edit_all(lambda captions: add_tags(captions, tags, at, self._lines), self._words.there_already(tags))
 
     def _remove(self, number: int) -> None:
         tag = self.chips.chips[number].chip.tag
@@ -415,7 +415,7 @@ class CaptionEditor(QWidget):
             text = remove_piece(self._chosen.pictures[0].caption or "", self._pieces[number])
             self._rewrite(f"Remove {tag} from {self._chosen.pictures[0].name}", text)
         else:
-            self._do(lambda captions: remove_tags(captions, [tag], self._lines))
+            self._edit_all(lambda captions: remove_tags(captions, [tag], self._lines))
 
     def _rename(self, number: int, new: str) -> None:
         old = self.chips.chips[number].chip.tag
@@ -425,7 +425,7 @@ class CaptionEditor(QWidget):
             text = replace_piece(self._chosen.pictures[0].caption or "", self._pieces[number], new)
             self._rewrite(f"Rename {old} to {new} in {self._chosen.pictures[0].name}", text)
         else:
-            self._do(lambda captions: rename_tag(captions, old, new, self._lines))
+            self._edit_all(lambda captions: rename_tag(captions, old, new, self._lines))
 
     def _move(self, source: int, target: int) -> None:
         text = move_piece(self._chosen.pictures[0].caption or "", self._pieces, source, target)
@@ -448,12 +448,12 @@ class CaptionEditor(QWidget):
         if text != picture.caption:
             self._session.history.do(Edit(name, (ValueChange(picture.id, "caption", picture.caption, text),)))
 
-    def _do(self, make: Callable[[Sequence[SnapshotCaption]], Edit], nothing: str = "") -> None:
+    def _edit_all(self, make: Callable[[Sequence[SnapshotCaption]], Edit], nothing: str = "") -> None:
         """Edit all captions: here if they are few or the window is closing, else on a worker."""
         self._end_typing()
         captions = CaptionSnapshots(self._chosen.pictures)
 
-        def have(edit: Edit) -> None:
+        def done(edit: Edit) -> None:
             if edit:
                 self._session.history.do(edit)
                 self.said.emit(edit.name)
@@ -461,9 +461,9 @@ class CaptionEditor(QWidget):
                 self.said.emit(nothing)
 
         if self._closing or len(captions) <= AT_ONCE:
-            have(make(captions))
+            done(make(captions))
         else:
-            self._session.tasks.run(lambda: make(captions), have, raise_again)
+            self._session.tasks.run(lambda: make(captions), done, raise_again)
 
     def _step(self, by: int) -> None:
         view = self._session.view

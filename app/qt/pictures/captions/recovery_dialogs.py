@@ -65,7 +65,7 @@ class RestoreDialog(QDialog):
         self.chosen.clicked.connect(lambda: self._restore(self._selected()))
         self.all.clicked.connect(lambda: self._restore(self.preview.list.changes))
         self.buttons.rejected.connect(self.reject)
-        self._look()
+        self._compare()
 
     def _build(self) -> None:
         for folder in self._session.datasets.folders:
@@ -98,9 +98,9 @@ class RestoreDialog(QDialog):
     def _on_dataset_changed(self) -> None:
         """Show another dataset, without the error of the previous one."""
         self.fault.hide()
-        self._look()
+        self._compare()
 
-    def _look(self) -> None:
+    def _compare(self) -> None:
         """Compare the originals of the dataset with its files on a worker, after writing pending edits."""
         self._show([])
         self.told.setText(self.tr("Comparing…"))
@@ -113,7 +113,7 @@ class RestoreDialog(QDialog):
             saver.flush()
             return _changed(backups, root)
 
-        def have(rows: Sequence[tuple[str, ChangeRow]]) -> None:
+        def done(rows: Sequence[tuple[str, ChangeRow]]) -> None:
             if root == self.root:  # the user may have selected another dataset
                 self._on_compared(rows)
 
@@ -122,7 +122,7 @@ class RestoreDialog(QDialog):
                 self.told.setText("")
                 self._show_error(fault, self.tr("Fix the problem, then open this window again."))
 
-        self._session.tasks.run(compare, while_there(self, have), only(OSError, while_there(self, failed)))
+        self._session.tasks.run(compare, while_there(self, done), only(OSError, while_there(self, failed)))
 
     def _on_compared(self, rows: Sequence[tuple[str, ChangeRow]]) -> None:
         words = self.tr("%n caption file(s) changed since Impasto first edited them.", "", len(rows))
@@ -174,7 +174,7 @@ class RestoreDialog(QDialog):
         """Show the error and the files that still need to be restored."""
         self.datasets.setEnabled(True)
         self._show_error(fault, self.tr("These files still need to be restored. Fix the problem, then try again."))
-        self._look()
+        self._compare()
 
     def _show_error(self, fault: OSError, remedy: str) -> None:
         """Show an error; unlike edits, restoring is not retried automatically."""
@@ -256,13 +256,13 @@ class ConflictsDialog(QDialog):
         self.keep_both = QPushButton(self.tr("Keep both"))
         self.all, self.close_button = QCheckBox(), QPushButton(self.tr("Decide later"))
         self._build()
-        self.list.currentRowChanged.connect(self._look)
+        self.list.currentRowChanged.connect(self._on_row_changed)
         for button, keep in ((self.keep_mine, "mine"), (self.keep_theirs, "theirs"), (self.keep_both, "both")):
             button.clicked.connect(lambda _, keep=keep: self._keep(keep))
         self.close_button.clicked.connect(self.reject)
-        end = session.saver.state.connect(self._show)
+        end = session.saver.state.connect(self._on_save_state)
         self.finished.connect(lambda _: end())
-        self._show(session.saver.now)
+        self._on_save_state(session.saver.now)
         if not self._conflicts:  # the last conflict resolved itself before the dialog was opened
             QTimer.singleShot(0, self, self.accept)
 
@@ -299,7 +299,7 @@ class ConflictsDialog(QDialog):
         column_.addLayout(row, 1)
         column_.addLayout(buttons)
 
-    def _show(self, state: SaveState) -> None:
+    def _on_save_state(self, state: SaveState) -> None:
         if state.conflicts == self._conflicts:
             return
         row = max(0, self.list.currentRow())
@@ -316,7 +316,7 @@ class ConflictsDialog(QDialog):
         self.all.setVisible(len(state.conflicts) > 1)
         self.list.setCurrentRow(min(row, len(state.conflicts) - 1))
 
-    def _look(self, row: int) -> None:
+    def _on_row_changed(self, row: int) -> None:
         if not 0 <= row < len(self._conflicts):
             return
         conflict = self._conflicts[row]

@@ -43,10 +43,12 @@ class SaveStatusPanel(QFrame):
         self._rows: list[QWidget] = []
         self._open_notices: list[str] = []
         self.hide()
-        until_destroyed(self, session.saver.state.connect(self._show), session.saver.notices.connect(self._on_notice))
-        self._show(session.saver.now)
+        until_destroyed(
+            self, session.saver.state.connect(self._on_save_state), session.saver.notices.connect(self._on_notice)
+        )
+        self._on_save_state(session.saver.now)
 
-    def _show(self, state: SaveState) -> None:
+    def _on_save_state(self, state: SaveState) -> None:
         if not state.conflicts and not state.problems:
             while self._open_notices:
                 self.outdated.emit(self._open_notices.pop())

@@ -236,7 +236,7 @@ class CaptionText(QPlainTextEdit):
         # Qt separates paragraphs with U+2029. Some changes also count the document's final paragraph end, which is not
         # part of the text.
         raw = self.document().toRawText().replace("\u2029", "\n").encode("utf-16-le", "surrogatepass")
-        start = place * _WIDTH
+        start = place * _WIDTH  # Qt counts UTF-16 units, our bytes are two per unit
         new = raw[start : start + added * _WIDTH]
         text = self._text[:start] + new + self._text[start + removed * _WIDTH :]
         if text != self._text:

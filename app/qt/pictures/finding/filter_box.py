@@ -97,18 +97,17 @@ class SaveDialog(QDialog):
         self._buttons = QDialogButtonBox(_Buttons.Save | _Buttons.Cancel)
         self._buttons.accepted.connect(self.accept)
         self._buttons.rejected.connect(self.reject)
-        self._name.textChanged.connect(self._check)
+        self._name.textChanged.connect(self._on_name_changed)
         form = QFormLayout(self)
         form.addRow(self.tr("Filter"), shown)
         form.addRow(self.tr("&Name"), self._name)
         form.addRow(self.tr("&For"), self._scope)
         form.addRow(self._buttons)
         self._scope.setAccessibleName(self.tr("For"))
-        self._check(query)
+        self._on_name_changed(query)
         self.setMinimumWidth(400)
-        self.resize(
-            400, form.totalHeightForWidth(400)
-        )  # otherwise the height would fit the query wrapped at the minimum width
+        # Otherwise the height would fit the query wrapped at the minimum width.
+        self.resize(400, form.totalHeightForWidth(400))
 
     @property
     def name(self) -> str:
@@ -121,7 +120,7 @@ class SaveDialog(QDialog):
         root: Path | None = self._scope.currentData()
         return root
 
-    def _check(self, name: str) -> None:
+    def _on_name_changed(self, name: str) -> None:
         self._buttons.button(_Buttons.Save).setEnabled(bool(name.strip()))
 
 
@@ -451,19 +450,19 @@ class FilterBox(QWidget):
 
     def show_kept(self) -> None:
         """Open the menu of saved and recent filters."""
-        self._menu().exec(self.kept.mapToGlobal(QPoint(0, self.kept.height())))
+        self._make_menu().exec(self.kept.mapToGlobal(QPoint(0, self.kept.height())))
 
-    def _menu(self) -> QMenu:
+    def _make_menu(self) -> QMenu:
         self._commands.refresh_now()
         menu = QMenu(self)
         menu.addAction(self._commands["finding.save"])
         filters = self._session.filters.of(*self._roots())
-        forget = QMenu(self.tr("Delete saved filter"), menu)
+        delete = QMenu(self.tr("Delete saved filter"), menu)
         if filters:
             _add_heading(menu, self.tr("Saved"))
-        for one in filters:
-            menu.addAction(_menu_text(one.name), partial(self.write, one.query)).setToolTip(one.query)
-            forget.addAction(_menu_text(one.name), partial(self._forget, one))
+        for saved in filters:
+            menu.addAction(_menu_text(saved.name), partial(self.write, saved.query)).setToolTip(saved.query)
+            delete.addAction(_menu_text(saved.name), partial(self._delete, saved))
         recent = self._session.filters.recent[:_RECENT]
         if recent:
             _add_heading(menu, self.tr("Recent"))
@@ -471,11 +470,11 @@ class FilterBox(QWidget):
             menu.addAction(_menu_text(query), partial(self.write, query))
         menu.addSeparator()
         if filters:
-            menu.addMenu(forget)
+            menu.addMenu(delete)
         menu.addAction(self._commands["finding.help"])
         return menu
 
-    def _forget(self, saved: SavedFilter) -> None:
+    def _delete(self, saved: SavedFilter) -> None:
         self._session.filters.remove(saved)
 
     def _roots(self) -> list[Path]:

@@ -300,10 +300,10 @@ class TagPanel(QWidget):
         tag = self.all.tag
         if tag is None:
             return
-        new, wanted = QInputDialog.getText(
+        new, accepted = QInputDialog.getText(
             self, self.tr("Rename tag"), self.tr("New name for %1:").replace("%1", tag), text=tag
         )
-        if wanted and new.strip() not in ("", tag):
+        if accepted and new.strip() not in ("", tag):
             self._edit(tag, lambda pictures: rename_tag(pictures, tag, new.strip()))
 
     def remove(self) -> None:
@@ -367,7 +367,7 @@ class TagPanel(QWidget):
         self.sort.clicked.connect(lambda: self.choose_order("name" if self.order == "count" else "count"))
         self.all.selectionModel().currentChanged.connect(lambda *_: self._on_selection_changed())
         for view in (self.all, self.together):
-            view.customContextMenuRequested.connect(lambda place, view=view: self._menu(view, place))
+            view.customContextMenuRequested.connect(lambda place, view=view: self._on_menu_requested(view, place))
         until_destroyed(self, self._index.changed.connect(lambda _: self._on_index_changed()))
 
     def _on_index_changed(self) -> None:
@@ -444,7 +444,7 @@ class TagPanel(QWidget):
         self._fit_title()
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
-        """Update if the tags callback changed while hidden."""
+        """Update if the tags have changed while hidden."""
         super().showEvent(event)
         if self._stale:
             self._request()
@@ -455,13 +455,13 @@ class TagPanel(QWidget):
         self._stale |= self._update_timer.isActive()
         self._update_timer.stop()
 
-    def _menu(self, view: TagView, place: QPoint) -> None:
+    def _on_menu_requested(self, view: TagView, place: QPoint) -> None:
         index = view.indexAt(place)
         if index.isValid():
             view.setCurrentIndex(index)
-            self._menu_for(view).exec(view.viewport().mapToGlobal(place))
+            self._make_menu(view).exec(view.viewport().mapToGlobal(place))
 
-    def _menu_for(self, view: TagView) -> QMenu:
+    def _make_menu(self, view: TagView) -> QMenu:
         tag = view.tag or ""
         menu = QMenu(self)
         menu.addAction(self.tr("Filter by this tag"), lambda: self.use(tag))

@@ -305,10 +305,10 @@ class SizeMap(HealthChart):
 
     def _paint_area_line(self, painter: QPainter, field: QRectF) -> None:
         """Paint the line of all sizes whose area equals the resolution squared."""
-        painter.setClipRect(field)
+        painter.setClipRect(field)  # the line's ends are outside the chart
         painter.setPen(QPen(QColor(colours().warning), 1.5))
         low, _ = self._range()
-        area = 2 * log2(self.resolution)
+        area = 2 * log2(self.resolution)  # on log axes, width * height = constant is a straight line
         painter.drawLine(self._point(2.0**low, 2 ** (area - low)), self._point(2.0 ** (area - low), 2.0**low))
         painter.setClipping(False)
 

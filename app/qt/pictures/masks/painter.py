@@ -63,25 +63,25 @@ class MaskPainter(OneByOne):
 
     def fill(self, value: int) -> None:
         """Fill the mask with a value."""
-        self._do(lambda mask: mask.fill(value))
+        self._change_mask(lambda mask: mask.fill(value))
 
     def invert(self) -> None:
         """Invert the mask."""
-        self._do(Mask.invert)
+        self._change_mask(Mask.invert)
 
     def undo(self) -> None:
         """Undo the last stroke."""
-        self._do(Mask.undo)
+        self._change_mask(Mask.undo)
 
     def redo(self) -> None:
         """Redo the last undone stroke."""
-        self._do(Mask.redo)
+        self._change_mask(Mask.redo)
 
     def step(self, by: int) -> None:
         """Save and go to another image."""
         place = self._index_after(by)
         if place != self._index:
-            self._save(lambda: self._go(place))
+            self._save(lambda: self._show_index(place))
 
     def remove(self) -> None:
         """Remove the mask file, so that the whole image is trained."""
@@ -166,7 +166,7 @@ class MaskPainter(OneByOne):
         self._session.library.learn({picture.id: {"mask": False}}, "mask")
         self._open()
 
-    def _go(self, place: int) -> None:
+    def _show_index(self, place: int) -> None:
         self._index = place
         self._open()
 
@@ -190,7 +190,7 @@ class MaskPainter(OneByOne):
 
         self._session.tasks.run(work, ended, failed)
 
-    def _do(self, change: Callable[[Mask], None]) -> None:
+    def _change_mask(self, change: Callable[[Mask], None]) -> None:
         if self.canvas.painting is not None:
             change(self.canvas.painting)
             self._on_painted()

@@ -223,11 +223,11 @@ def test_a_filter_is_kept_chosen_and_forgotten(qtbot, session, place, pictures, 
     place.box.save()
     assert session.filters.of(tmp_path) == [SavedFilter("Dogs & co", "tag:dog", tmp_path)]
     place.box.clear()
-    menu = place.box._menu()
+    menu = place.box._make_menu()
     actions = {action.text(): action for action in menu.actions()}
     assert not actions["Save filter…"].isEnabled()
     actions["Dogs && co"].trigger()
-    assert {action.text(): action for action in place.box._menu().actions()}["Save filter…"].isEnabled()
+    assert {action.text(): action for action in place.box._make_menu().actions()}["Save filter…"].isEnabled()
     assert session.view.ids == pictures[1:3]
     forget = next(action.menu() for action in menu.actions() if action.text() == "Delete saved filter")
     forget.actions()[0].trigger()
@@ -344,7 +344,7 @@ def test_the_chosen_tag_stays_chosen_when_counts_change(qtbot, session, place, t
 
 def test_the_menu_of_a_tag(qtbot, session, place):
     choose(place.panel, "dog")
-    actions = {action.text(): action for action in place.panel._menu_for(place.panel.all).actions()}
+    actions = {action.text(): action for action in place.panel._make_menu(place.panel.all).actions()}
     actions["Exclude this tag"].trigger()
     assert session.filtering.text == "-tag:dog"
     assert "Rename tag everywhere…" in actions
