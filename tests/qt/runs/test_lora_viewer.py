@@ -74,7 +74,7 @@ def test_a_lora_that_no_recipe_can_be_made_of_says_why(window, qtbot, tmp_path):
     viewer = viewer_of(window, qtbot)
     wait(qtbot, lambda: viewer.state.text() == "This file has no training metadata.")
     viewer.recipe.click()
-    wait(qtbot, lambda: "hold no ss_* keys" in viewer.state.text())
+    wait(qtbot, lambda: "no training metadata (ss_*)" in viewer.state.text())
     assert viewer.recipe.isEnabled()
 
 

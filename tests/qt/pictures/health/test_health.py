@@ -240,7 +240,7 @@ def test_a_damaged_picture_is_named_shortly_and_its_tip_says_where_it_lies(qtbot
     session.datasets.refresh(whole=True)
     qtbot.waitUntil(lambda: "picture.unusable" in codes(session.health))
     place = panel.list.findings.place_of("picture.unusable")
-    assert place.data().startswith(f"{Path('10_cat', 'broken.png')} is not a picture")
+    assert place.data().startswith(f"{Path('10_cat', 'broken.png')} is not an image")
     assert place.data(Qt.ItemDataRole.ToolTipRole).startswith(f"{broken}\n")
 
 
