@@ -237,7 +237,7 @@ BASES: dict[str, tuple[str, Arrange]] = {
             {name: shape for name, shape in base_shapes().items() if not name.startswith("first_stage_model")}
         ),
     ),
-    "wrong family": ("states SDXL", lambda place: place.train("base.family=sdxl")),
+    "wrong family": (r'"sdxl" \(SDXL\)', lambda place: place.train("base.family=sdxl")),
     "flow matching base": ("flow matching", lambda place: place.train(base=base_with_flow_matching(place))),
     "undecided prediction": ("Could not determine how", base_as_v_by_name),
     "folder without model_index": ("no model_index.json", lambda place: place.train(base=place.pictures)),
@@ -382,7 +382,7 @@ LORAS: dict[str, tuple[str, Arrange]] = {
     "LoRA missing": ("does not exist", lambda place: place.train(f"base.continue_from={place.folder / 'x'}")),
     "base as LoRA": ("holds no LoRA layer", lambda place: place.train(f"base.continue_from={place.base}")),
     "LoRA of another family": ("was made for SDXL", lambda place: place.continue_from(of_sdxl)),
-    "LoRA of another base": ("fit no layer", lambda place: place.continue_from(relabelled("_attn1_", "_attn9_"))),
+    "LoRA of another base": ("match no layer", lambda place: place.continue_from(relabelled("_attn1_", "_attn9_"))),
     "LoRA of another rank": (r"recipe.rank = 2", lambda place: place.continue_from(of_rank_two)),
     "LoRA with more layers": (
         "recipe.text_encoder.learning_rate above 0",

@@ -26,7 +26,7 @@ _STATES: tuple[tuple[str, State, str], ...] = (
     ),
     ("Ölbilder", "paused", ""),
     ("kitchen <b>tiles", "waiting", ""),
-    ("marble statues", "failed", '"/models/base.safetensors" does not exist. Check the path for a typing mistake.'),
+    ("marble statues", "failed", '"/models/base.safetensors" does not exist. Check the path for typos.'),
 )
 
 

@@ -1,4 +1,4 @@
-"""Draws pictures through diffusers' own pipelines, from embeddings, so that no text encoder need be in memory."""
+"""Image generation with diffusers' pipelines from text embeddings, so that no text encoder needs to be in memory."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ SAMPLERS: Mapping[str, tuple[str, dict[str, object]]] = {
     "unipc": ("UniPCMultistepScheduler", {}),
 }
 
-TILE = 512  # pixels a side
+TILE = 512  # side in pixels
 
 OnStep = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class RenderSpec:
-    """One picture to draw: its settings with the size filled in, and its embeddings (each a batch of one)."""
+    """One image to generate: its settings with the size filled in, and its embeddings, each a batch of one."""
 
     settings: PromptConfig
     width: int
@@ -47,13 +47,13 @@ class RenderSpec:
 
 
 def make_sampler(name: str, prediction: Prediction, *, zero_terminal_snr: bool) -> Any:
-    """diffusers' scheduler of that name on Stable Diffusion's noise schedule.
+    """Return diffusers' scheduler of that name with Stable Diffusion's noise schedule.
 
-    A zero-terminal base needs rescaled betas and trailing timesteps (Lin et al. 2023, section 3). Its timesteps stay
-    in main memory: it looks them up in each step, and would wait for the device every time.
+    A base with zero terminal SNR needs rescaled betas and trailing timesteps (Lin et al. 2023, section 3). The
+    timesteps stay on the CPU: the scheduler reads them in each step and would synchronize with the device every time.
     """
     class_name, options = SAMPLERS[name]
-    with _tensors_as_arrays():
+    with _numpy_warning_hidden():
         sampler = getattr(diffusers, class_name)(
             num_train_timesteps=1000,
             beta_start=0.00085,
@@ -71,8 +71,8 @@ def make_sampler(name: str, prediction: Prediction, *, zero_terminal_snr: bool) 
 
 
 @contextmanager
-def _tensors_as_arrays() -> Iterator[None]:
-    """diffusers' schedulers hand tensors to numpy, whose 2.x asks tensors for an argument that torch does not know."""
+def _numpy_warning_hidden() -> Iterator[None]:
+    """Hide a NumPy 2 warning: diffusers' schedulers convert tensors, whose `__array__` has no `copy` argument."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "__array__ implementation doesn't accept a copy", DeprecationWarning)
         yield
@@ -80,9 +80,9 @@ def _tensors_as_arrays() -> Iterator[None]:
 
 @torch.no_grad()
 def draw_latents(family: Family, unet: torch.nn.Module, sampler: Any, drawing: RenderSpec, on_step: OnStep) -> Tensor:
-    """Denoises one picture; returns scaled latents (1, 4, height/8, width/8) on the UNet's device.
+    """Denoise one image and return its scaled latents (1, 4, height/8, width/8) on the UNet's device.
 
-    The first noise is drawn on the CPU, so that a seed gives the same picture on every device.
+    The initial noise is drawn on the CPU, so that a seed gives the same image on every device.
     """
     pipeline = make_pipeline(family, unet, sampler)
     reference = next(unet.parameters())
@@ -92,7 +92,7 @@ def draw_latents(family: Family, unet: torch.nn.Module, sampler: Any, drawing: R
         on_step(index + 1, settings.steps)
         return values
 
-    with _tensors_as_arrays():
+    with _numpy_warning_hidden():
         result = pipeline(
             **embeddings(drawing, reference.device, compute_dtype(unet)),
             width=drawing.width,
@@ -108,26 +108,26 @@ def draw_latents(family: Family, unet: torch.nn.Module, sampler: Any, drawing: R
 
 
 def make_pipeline(family: Family, unet: torch.nn.Module, sampler: Any) -> Any:
-    """diffusers' pipeline around a UNet alone: text is given as embeddings, decoding is done by ``decode``."""
-    absent: dict[str, object] = {"text_encoder": None, "tokenizer": None, "unet": unet, "scheduler": sampler}
+    """Return a diffusers pipeline with only a UNet; text is passed as embeddings, and ``decode`` does the decoding."""
+    components: dict[str, object] = {"text_encoder": None, "tokenizer": None, "unet": unet, "scheduler": sampler}
     if family == "sdxl":
-        absent |= {"text_encoder_2": None, "tokenizer_2": None, "add_watermarker": False}
-        pipeline: Any = diffusers.StableDiffusionXLPipeline(vae=None, **absent)
+        components |= {"text_encoder_2": None, "tokenizer_2": None, "add_watermarker": False}
+        pipeline: Any = diffusers.StableDiffusionXLPipeline(vae=None, **components)
     else:
-        absent |= {"safety_checker": None, "feature_extractor": None, "requires_safety_checker": False}
-        pipeline = diffusers.StableDiffusionPipeline(vae=None, **absent)
+        components |= {"safety_checker": None, "feature_extractor": None, "requires_safety_checker": False}
+        pipeline = diffusers.StableDiffusionPipeline(vae=None, **components)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 
 
 def compute_dtype(unet: torch.nn.Module) -> torch.dtype:
-    """The dtype a UNet computes in; its convolutions are never quantised."""
+    """Return the dtype that a UNet computes in: that of a convolution, because those are never quantized."""
     dtype: torch.dtype = unet.conv_in.weight.dtype  # type: ignore[union-attr,assignment]
     return dtype
 
 
 def embeddings(drawing: RenderSpec, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The pipeline's keyword arguments for the text."""
+    """Return the pipeline's keyword arguments for the text."""
     sides = {"": drawing.positive, "negative_": drawing.negative}
     arguments = {f"{side}prompt_embeds": text.hidden.to(device, dtype) for side, text in sides.items()}
     for side, text in sides.items():
@@ -137,16 +137,16 @@ def embeddings(drawing: RenderSpec, device: torch.device, dtype: torch.dtype) ->
 
 
 def decode(vae: Any, latents: Tensor, *, tiling: bool) -> Image.Image:
-    """Decodes scaled latents (1, 4, h, w) to an RGB picture; tiles keep the peak of memory low."""
+    """Decode scaled latents (1, 4, h, w) to an RGB image; tiling lowers peak memory."""
     return Image.fromarray(decode_levels(vae, latents, tiling=tiling).permute(1, 2, 0).cpu().numpy())
 
 
 @torch.no_grad()
 def decode_levels(vae: Any, latents: Tensor, *, tiling: bool) -> Tensor:
-    """The picture as uint8 (3, H, W), still on the device: all that decoding does there, so forecasts can trace it.
+    """Return the image as uint8 (3, H, W) on the device; everything the device does here, for forecasts to trace.
 
-    Left to itself diffusers cuts tiles as large as the pictures that the VAE was trained on: SDXL at 1024 would be
-    one tile, and need all the memory that tiling is to save.
+    diffusers' default tile is as large as the VAE's training images. With it an SDXL image at 1024 px would be a single
+    tile, and tiling would save no memory.
     """
     vae.enable_tiling() if tiling else vae.disable_tiling()
     vae.tile_sample_min_size = TILE
@@ -157,7 +157,7 @@ def decode_levels(vae: Any, latents: Tensor, *, tiling: bool) -> Tensor:
 
 
 def save_picture(picture: Image.Image, path: Path, settings: Mapping[str, object]) -> None:
-    """Writes a PNG with its settings inside: as JSON, and as the "parameters" line that other programs read."""
+    """Write a PNG with its settings as JSON and as the "parameters" text that other programs read."""
     info = PngInfo()
     info.add_itxt("impasto", json.dumps(dict(settings), ensure_ascii=False))
     info.add_itxt("parameters", parameters_line(settings))
@@ -168,7 +168,7 @@ def save_picture(picture: Image.Image, path: Path, settings: Mapping[str, object
 
 
 def parameters_line(settings: Mapping[str, object]) -> str:
-    """Settings in the form that A1111 made customary: prompt, negative prompt, then the numbers."""
+    """Return the settings in A1111's format: prompt, negative prompt, then the parameters."""
     numbers = (
         f"Steps: {settings['steps']}, Sampler: {settings['sampler']}, CFG scale: {settings['guidance']}, "
         f"Seed: {settings['seed']}, Size: {settings['width']}x{settings['height']}"

@@ -1,4 +1,4 @@
-"""Turns captions into what the UNet is conditioned on."""
+"""Encoding of captions by the text encoders and of images by the VAE."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from trainer.files.tokens import CHUNK, ClipTokens
 
 _ROW = CHUNK + 2
 TILE = 512
-"""Pixels a side; images no larger than that are encoded in tiles of half the side."""
+"""Side of a tile in pixels; images that fit into one tile are encoded in tiles of half the side."""
 OVERLAP = 4
-"""Neighboring tiles share at least one part in so many of their side, over which they are blended."""
+"""Neighboring tiles overlap by at least 1 / OVERLAP of their side and are blended there."""
 
 
 @dataclass
 class TextConditioning:
-    """Text as the UNet takes it, in the encoders' dtype.
+    """Encoded text that conditions the UNet, in the encoders' dtype.
 
     `hidden` is (B, T, C) with T = 77, 152 or 227 and C = 768 or 2048; `pooled` is (B, 1280) for SDXL, None for SD 1.5.
     """
@@ -44,11 +44,11 @@ def tokenise(family: Family, texts: Sequence[str], chunks: int = CHUNK) -> list[
 def encode_text(
     family: Family, encoders: Sequence[TextEncoder], tokens: Sequence[Tensor], clip_skip: int | None
 ) -> TextConditioning:
-    """Encode the ids that `tokenise` returned; gradients flow into the encoders where they are wanted.
+    """Encode the ids that `tokenise` returned; gradients flow into encoders whose weights require them.
 
-    With one row of 77 it equals the pipelines' `encode_prompt`; `clip_skip` is in kohya's counting (2 = diffusers' 1).
-    Longer texts are encoded row by row and joined as start, all rows' 75 states, end, as sd-scripts does; SDXL's pooled
-    text is the first row's.
+    For a single row of 77 tokens the result equals that of the pipelines' `encode_prompt`. `clip_skip` counts as in
+    kohya (2 = diffusers' 1). Longer texts are encoded row by row and joined as start, the 75 states of every row, end,
+    as in sd-scripts; SDXL's pooled text is that of the first row.
     """
     encoded = [_encode_rows(encoder, ids.reshape(-1, _ROW)) for encoder, ids in zip(encoders, tokens, strict=True)]
     hidden, pooled = FAMILIES[family].condition(encoded, clip_skip)
@@ -67,7 +67,7 @@ def encode_words(
     device: torch.device,
     chunks: int = CHUNK,
 ) -> TextConditioning:
-    """Encode texts on `device`, where the encoders are, without gradients; see `tokenise` and `encode_text`."""
+    """Tokenize and encode texts without gradients on `device`, where the encoders are; see `encode_text`."""
     tokens = [ids.to(device) for ids in tokenise(family, texts, chunks)]
     return encode_text(family, encoders, tokens, clip_skip)
 
@@ -77,18 +77,18 @@ def _encode_rows(encoder: TextEncoder, ids: Tensor) -> EncodedRows:
 
 
 def _joined(hidden: Tensor, count: int) -> Tensor:
-    """Join rows (B x rows, 77, C) to (B, rows x 75 + 2, C): the first start and the last end stay, the others go."""
+    """Join rows (B x rows, 77, C) to (B, rows x 75 + 2, C), keeping only the first start and the last end token."""
     rows = hidden.reshape(count, -1, _ROW, hidden.shape[-1])
     return torch.cat([rows[:, 0, :1], rows[:, :, 1:-1].flatten(1, 2), rows[:, -1, -1:]], dim=1)
 
 
 @torch.no_grad()
 def encode_latents(vae: AutoencoderKL, pixels: Tensor, *, tiled: bool = False) -> tuple[Tensor, Tensor]:
-    """Encode pictures (B, 3, H, W) in [-1, 1] to the posterior's mean and standard deviation, fp32 (B, 4, H/8, W/8).
+    """Encode images (B, 3, H, W) in [-1, 1]; return the posterior's mean and deviation, fp32 (B, 4, H/8, W/8).
 
-    Pixels on the CPU go to the VAE's device in its own dtype, so that the card need not hold them twice. The latents
-    are not scaled (see `scale_latents`). A picture that comes out with NaN or infinity, as some VAEs give below fp32,
-    is encoded again in fp32 by itself; raises BaseModelError when that fails too. Reads one flag from the device.
+    Pixels on the CPU are moved in the VAE's dtype, so that the GPU does not hold them twice. The latents are not scaled
+    (see `scale_latents`). If an image gives NaN or infinity, as with some VAEs below fp32, it is encoded again in fp32
+    by itself; raises BaseModelError if that fails too. Synchronizes with the device once, to read the flags.
     """
     mean, std, finite = posterior(vae, pixels, tiled=tiled)
     for index in (~finite).nonzero().flatten().tolist():
@@ -98,11 +98,11 @@ def encode_latents(vae: AutoencoderKL, pixels: Tensor, *, tiled: bool = False) -
 
 @torch.no_grad()
 def posterior(vae: AutoencoderKL, pixels: Tensor, *, tiled: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and standard deviation of the posterior, fp32, and whether a picture's are finite (B,); reads nothing back.
+    """Return mean and deviation of the posterior, fp32, and which images are finite (B,), without synchronizing.
 
-    All that encoding does on the device, so that forecasts can trace it. In tiles the peak of memory is that of one
-    tile; each is normalized and attended to by itself, so latents differ from those of the whole image: by 5 to 7 %
-    with the demo's VAE, where diffusers' own tiles give 7 to 8 and bf16 0.4.
+    This is everything that encoding does on the device, so that forecasts can trace it. With tiles, peak memory is that
+    of one tile. Norms and attention see only their tile, so latents differ from those of the whole image: by 5 to 7 %
+    with the demo's VAE, compared with 7 to 8 % for diffusers' own tiles and 0.4 % for bf16.
     """
     if tiled:
         encoded = DiagonalGaussianDistribution(_moments_of_tiles(vae, pixels))
@@ -113,7 +113,7 @@ def posterior(vae: AutoencoderKL, pixels: Tensor, *, tiled: bool = False) -> tup
 
 
 def scale_latents(vae_config: Mapping[str, Any], latents: Tensor) -> Tensor:
-    """Bring a VAE's latents to the scale the UNet works at: (latents - shift) x scaling factor, as the pipelines do."""
+    """Scale a VAE's latents for the UNet: (latents - shift) x scaling factor, as in the pipelines."""
     shift, scale = float(vae_config.get("shift_factor") or 0.0), float(vae_config["scaling_factor"])
     return (latents - shift) * scale
 
@@ -121,8 +121,8 @@ def scale_latents(vae_config: Mapping[str, Any], latents: Tensor) -> Tensor:
 def _moments_of_tiles(vae: AutoencoderKL, pixels: Tensor) -> Tensor:
     """Return the posterior's parameters (B, 8, H/8, W/8), fp32, blended linearly where tiles overlap.
 
-    All tiles have the same size: diffusers' own tiling leaves strips at the right and bottom, too narrow for the
-    encoder to see what they show.
+    All tiles have the same size. diffusers' own tiling leaves strips at the right and bottom that are too narrow for
+    the encoder's context.
     """
     height, width = pixels.shape[-2:]
     side = TILE if max(height, width) > TILE else TILE // 2
@@ -133,19 +133,19 @@ def _moments_of_tiles(vae: AutoencoderKL, pixels: Tensor) -> Tensor:
             tile = pixels[..., top : top + side, left : left + side].to(vae.device, vae.dtype)
             moments = vae.encode(tile).latent_dist.parameters.float()
             weight = _ramp(moments.shape[-2], moments)[:, None] * _ramp(moments.shape[-1], moments)
-            around = (
+            margins = (
                 left // scale,
                 width // scale - left // scale - moments.shape[-1],
                 top // scale,
                 height // scale - top // scale - moments.shape[-2],
             )
-            blended = blended + nn.functional.pad(moments * weight, around)
-            weights = weights + nn.functional.pad(weight, around)
+            blended = blended + nn.functional.pad(moments * weight, margins)
+            weights = weights + nn.functional.pad(weight, margins)
     return blended / weights
 
 
 def _tile_starts(length: int, side: int, scale: int) -> list[int]:
-    """Return where tiles begin along one axis: evenly spaced, on whole latents, the last one ending with the image."""
+    """Return the tile offsets along one axis in pixels: evenly spaced and aligned to whole latents."""
     if length <= side:
         return [0]
     shared = side // OVERLAP
@@ -154,15 +154,15 @@ def _tile_starts(length: int, side: int, scale: int) -> list[int]:
 
 
 def _ramp(length: int, like: Tensor) -> Tensor:
-    """Return weights that rise from both ends of a tile over the part that neighbors share."""
-    place = torch.arange(1, length + 1, device=like.device, dtype=like.dtype)
-    return torch.minimum(place, length + 1 - place).clamp(max=max(length // OVERLAP, 1))
+    """Return blending weights that rise linearly from both ends of a tile over the overlap with its neighbors."""
+    position = torch.arange(1, length + 1, device=like.device, dtype=like.dtype)
+    return torch.minimum(position, length + 1 - position).clamp(max=max(length // OVERLAP, 1))
 
 
 def _posterior_in_fp32(vae: AutoencoderKL, pixels: Tensor, *, tiled: bool) -> tuple[Tensor, Tensor]:
-    """Encode one picture (3, H, W) in fp32; bf16 and fp16 weights survive the way there and back exactly."""
+    """Encode one image (3, H, W) in fp32. Casting bf16 or fp16 weights to fp32 and back is exact."""
     dtype = vae.dtype
-    nn.Module.to(vae, torch.float32)  # diffusers' own `to` warns of an empty list of modules
+    nn.Module.to(vae, torch.float32)  # not diffusers' own `to`, which warns about an empty list of modules
     try:
         mean, std, finite = posterior(vae, pixels[None], tiled=tiled)
     finally:
@@ -170,7 +170,7 @@ def _posterior_in_fp32(vae: AutoencoderKL, pixels: Tensor, *, tiled: bool) -> tu
     if not finite.all():
         raise BaseModelError(
             "base.vae_not_finite",
-            "The VAE turns a picture into numbers that are not finite (NaN or infinity), even in full precision.",
-            "The VAE is damaged: get the base again, or give another VAE under base.vae.",
+            "Could not encode an image: the VAE returns NaN or infinity, even in fp32.",
+            "The VAE is damaged: download the base again, or set another VAE in base.vae.",
         )
     return mean[0], std[0]

@@ -1,4 +1,4 @@
-"""Everything that differs between SD 1.5 and SDXL where models are loaded and text is encoded."""
+"""Differences between SD 1.5 and SDXL in loading models and encoding text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TextEncoder = CLIPTextModel | CLIPTextModelWithProjection
 
 @dataclass(frozen=True)
 class EncodedRows:
-    """What one text encoder made of rows of 77 tokens: encoder, ids (rows, 77), its inner model's output."""
+    """Output of one text encoder for rows of 77 tokens: the encoder, ids (rows, 77) and its inner model's output."""
 
     encoder: TextEncoder
     ids: Tensor
@@ -27,7 +27,7 @@ class EncodedRows:
 
 @dataclass(frozen=True)
 class TextEncoderFacts:
-    """One text encoder of a family: its subfolder in diffusers' layout, class, padding, and names in a single file."""
+    """One text encoder of a family: diffusers subfolder, class, padding token, and name prefix in a single file."""
 
     part: str
     model_class: type[TextEncoder]
@@ -38,10 +38,10 @@ class TextEncoderFacts:
 
 @dataclass(frozen=True)
 class FamilyFacts:
-    """All that differs between families where models are loaded and text is encoded.
+    """Differences of one family in loading models and encoding text.
 
-    `condition` takes each encoder's rows and the clip skip, and returns the text's hidden states (rows, 77, width) and,
-    where the family has them, the pooled ones (rows, width).
+    `condition` takes each encoder's rows and the clip skip. It returns the hidden states (rows, 77, width) and the
+    pooled text (rows, width), which is None for SD 1.5.
     """
 
     text_encoders: tuple[TextEncoderFacts, ...]
@@ -49,14 +49,14 @@ class FamilyFacts:
 
 
 def inner_model(encoder: TextEncoder) -> nn.Module:
-    """Return the transformer inside a text encoder; transformers 5.6 dropped that level in CLIPTextModel."""
+    """Return the transformer inside a text encoder; since transformers 5.6 CLIPTextModel itself is that transformer."""
     return getattr(encoder, "text_model", encoder)
 
 
 def condition_sd15(rows: Sequence[EncodedRows], clip_skip: int | None) -> tuple[Tensor, None]:
-    """Return the hidden states (rows, 77, 768) of the layer that `clip_skip` counts from the end, normed.
+    """Return the normalized hidden states (rows, 77, 768) of the layer that `clip_skip` selects, from the end.
 
-    1 (as None) is the last layer, 2 the one before it: kohya's counting; diffusers' clip_skip is one less.
+    1 or None is the last layer and 2 the one before it, as in kohya; diffusers' clip_skip is one less.
     """
     (encoded,) = rows
     assert encoded.output.hidden_states is not None
@@ -71,15 +71,15 @@ SD15 = FamilyFacts(
 
 
 def condition_sdxl(rows: Sequence[EncodedRows], clip_skip: int | None) -> tuple[Tensor, Tensor]:
-    """Return both encoders' hidden states before the last, joined (rows, 77, 2048), and the pooled text (rows, 1280).
+    """Return both encoders' second-to-last hidden states, joined (rows, 77, 2048), and the pooled text (rows, 1280).
 
-    SDXL is defined on the layer before the last, so `clip_skip` has no effect here, as in sd-scripts.
+    SDXL always uses the second-to-last layer, so `clip_skip` has no effect, as in sd-scripts.
     """
     first, second = rows
     assert first.output.hidden_states is not None
     assert second.output.hidden_states is not None
     assert second.output.last_hidden_state is not None
-    # The first end token by its id: published configs give eos_token_id as 2, as 49407, or wrong.
+    # Finds the first end token by its real id, because eos_token_id in published configs is 2, 49407 or wrong.
     end = (second.ids == END).int().argmax(dim=1)
     states = second.output.last_hidden_state[torch.arange(len(end), device=end.device), end]
     pooled = second.encoder.get_submodule("text_projection")(states)

@@ -1,4 +1,4 @@
-"""Finds a base on this machine, or brings it here: a file, a folder, a Hub id or a direct link."""
+"""Base models by file, folder, Hub id or direct link: find them on this machine or download them."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _WEIGHTS = re.compile(
     r"(?:diffusion_pytorch_model|model)(?P<variant>\.[a-z0-9]+)?(?:-\d+-of-\d+)?\.safetensors(?:\.index\.json)?"
 )
-_LOG_IN = 401  # what the Hub answers strangers who ask for what is not there, or not public
-_GO_ONLINE = "Connect to the internet and start again, or give the path of a base that is on this machine."
+_LOG_IN = 401  # the Hub's answer without login for models that are missing or private
+_GO_ONLINE = "Connect to the internet and start again, or use the path of a base on this PC."
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 _EXPECTED = re.compile(r"sha256=([0-9a-fA-F]{64})")
-_TIMEOUT = 30.0  # seconds without a single byte
+_TIMEOUT = 30.0  # seconds without receiving a byte
 
 
 def fetch_from_hub(
     model: str, revision: str | None = None, progress: OnPhase | None = None, endpoint: str | None = None
 ) -> tuple[Path, str]:
-    """Return where a Hub base lies on this machine, and its commit, downloading what is not here yet.
+    """Return the local path of a Hub base and its commit, downloading the files that are missing.
 
-    A commit that is here needs no network; a branch or tag is looked up, and taken as last seen when the Hub cannot be
-    reached. Raises BaseModelError when it does not exist, is closed, holds no usable files, or there is no room,
-    and OSError when writing fails.
+    A commit that is already complete here needs no network. A branch or tag is looked up; if the Hub cannot be reached,
+    the last known commit is used. Raises BaseModelError if the base does not exist, is not accessible, has no usable
+    files or does not fit on the disk, and OSError if writing fails.
     """
     key = f"{model}@{revision or 'main'}"
     known = _known(key)
@@ -64,12 +64,12 @@ def fetch_from_hub(
         info = HfApi(endpoint=endpoint).model_info(model, revision=revision, files_metadata=True)
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
         commit, names = str(info.sha), needed_files(model, list(sizes))
-        _check_room(model, sum(sizes[name] for name in names if not _is_cached(model, commit, name)))
+        _check_space(model, sum(sizes[name] for name in names if not _is_cached(model, commit, name)))
         path = _download(model, commit, names, sizes, progress, endpoint)
     except (httpx2.TransportError, OfflineModeIsEnabled, LocalEntryNotFoundError) as error:
         if known:
             return known
-        sentence = f'"{model}" is not whole on this machine and the Hugging Face Hub cannot be reached: {error}.'
+        sentence = f'Could not download "{model}": the Hugging Face Hub cannot be reached ({error}).'
         raise BaseModelError("base.offline", sentence, _GO_ONLINE) from error
     except (HfHubHTTPError, HFValidationError) as error:
         _refuse(model, revision, error)
@@ -79,10 +79,10 @@ def fetch_from_hub(
 
 
 def needed_files(model: str, names: Sequence[str]) -> list[str]:
-    """Choose what to download of a repository's files: configs and safetensors weights, each model once.
+    """Return the files of a repository to download: configs and safetensors weights, each model once.
 
-    Where full and half precision lie side by side the full one is taken. Raises BaseModelError when there is nothing to
-    take, or several single files between which only the user can choose.
+    If a model exists in full and half precision, full is chosen. Raises BaseModelError if there is nothing to download,
+    or several single-file models among which only the user can choose.
     """
     if "model_index.json" not in names:
         return [_only_single(model, names)]
@@ -103,7 +103,7 @@ def _weights(model: str, part: str, names: Sequence[str]) -> list[str]:
         if variant in variants:
             return variants[variant]
     sentence = f'"{model}" on the Hub has no .safetensors weights for its {part}.'
-    raise BaseModelError("base.pickle", sentence, "Choose a base that comes as .safetensors.")
+    raise BaseModelError("base.pickle", sentence, "Choose a base in .safetensors format.")
 
 
 def _only_single(model: str, names: Sequence[str]) -> str:
@@ -111,11 +111,11 @@ def _only_single(model: str, names: Sequence[str]) -> str:
     if len(singles) == 1:
         return singles[0]
     if not singles:
-        sentence = f'"{model}" on the Hub holds neither a diffusers model nor a .safetensors file.'
-        raise BaseModelError("base.unknown", sentence, "Choose a base that comes as .safetensors.")
+        sentence = f'"{model}" on the Hub contains neither a diffusers model nor a .safetensors file.'
+        raise BaseModelError("base.unknown", sentence, "Choose a base in .safetensors format.")
     listed = ", ".join(singles[:5]) + (" ..." if len(singles) > 5 else "")
-    sentence = f'"{model}" on the Hub holds {len(singles)} models: {listed}.'
-    remedy = f"Name one by its link: https://huggingface.co/{model}/resolve/main/{singles[0]}"
+    sentence = f'"{model}" on the Hub contains {len(singles)} models: {listed}.'
+    remedy = f"Use the link of one of them, such as https://huggingface.co/{model}/resolve/main/{singles[0]}"
     raise BaseModelError("base.several", sentence, remedy)
 
 
@@ -127,7 +127,7 @@ def _download(
     progress: OnPhase | None,
     endpoint: str | None,
 ) -> Path:
-    """Fetch the files one after the other; those that are here, whole or in part, are not fetched again."""
+    """Download the files one by one and return the base's path; partial downloads are continued."""
     done, total = 0, sum(sizes[name] for name in names)
     paths = []
     for name in names:
@@ -142,7 +142,7 @@ def _download(
 
 
 def _bar(progress: OnPhase | None, before: int, total: int) -> type[tqdm]:
-    """Make a class that takes the place of the library's progress bar, writes nothing, and tells `progress`."""
+    """Return a replacement for the library's progress bar class that prints nothing and calls `progress`."""
 
     class Bar(tqdm):
         def update(self, n: float | None = 1) -> bool | None:
@@ -157,27 +157,30 @@ def _bar(progress: OnPhase | None, before: int, total: int) -> type[tqdm]:
     return Bar
 
 
-def _check_room(model: str, needed: int) -> None:
+def _check_space(model: str, needed: int) -> None:
     free = places.free_bytes(_cache())
     if needed > free:
         sentence = (
-            f'"{model}" needs {needed / 1e9:.1f} GB more on the disk of "{_cache()}", which has {free / 1e9:.1f} GB.'
+            f'Could not download "{model}": it needs {needed / 1e9:.1f} GB more on the disk of "{_cache()}", which has '
+            f"{free / 1e9:.1f} GB free."
         )
-        raise BaseModelError("base.disk_full", sentence, "Make room, or set IMPASTO_HOME to a folder on another disk.")
+        raise BaseModelError(
+            "base.disk_full", sentence, "Free disk space, or set IMPASTO_HOME to a folder on another disk."
+        )
 
 
 def _refuse(model: str, revision: str | None, error: HfHubHTTPError | HFValidationError) -> NoReturn:
-    """Say why the Hub gave nothing."""
+    """Raise BaseModelError with the reason why the Hub refused the request."""
     if isinstance(error, GatedRepoError):
-        sentence = f'"{model}" is only given to those who accepted its terms.'
-        remedy = f"Accept them on https://huggingface.co/{model}, then run `hf auth login` and start again."
+        sentence = f'"{model}" can only be downloaded after you accept its terms.'
+        remedy = f"Accept them at https://huggingface.co/{model}, then run `hf auth login` and start again."
     elif isinstance(error, RevisionNotFoundError):
         sentence, remedy = f'"{model}" has no revision "{revision}".', "Correct base.revision, or remove it."
     elif isinstance(error, RepositoryNotFoundError | HFValidationError) or error.response.status_code == _LOG_IN:
-        sentence = f'There is no "{model}" on this machine, nor a public model of that name on the Hugging Face Hub.'
+        sentence = f'Could not find "{model}": it is neither on this PC nor a public model on the Hugging Face Hub.'
         remedy = "Check the name; for a private model run `hf auth login` first."
     else:
-        sentence, remedy = f'The Hugging Face Hub refused "{model}": {error}.', "Try again later."
+        sentence, remedy = f'Could not download "{model}" from the Hugging Face Hub: {error}.', "Try again later."
     raise BaseModelError("base.hub", sentence, remedy) from error
 
 
@@ -194,27 +197,27 @@ def _record() -> Path:
 
 
 def _known(key: str) -> tuple[Path, str] | None:
-    """Return a base that was downloaded whole before, and is still whole."""
+    """Return path and commit of a base that was downloaded completely and still has all files."""
     entry = _entries().get(key)
     if entry is None:
         return None
     path, commit = _cache() / entry["path"], str(entry["commit"])
-    whole = all(_is_cached(key.partition("@")[0], commit, name) for name in entry["files"])
-    return (path, commit) if whole else None
+    is_complete = all(_is_cached(key.partition("@")[0], commit, name) for name in entry["files"])
+    return (path, commit) if is_complete else None
 
 
 def _entries() -> dict[str, Any]:
     try:
-        return read_record(_record(), "list", _sound_entries)
-    except (OSError, UnusableFileError):  # nothing was downloaded yet, or the record is damaged: ask the Hub again
+        return read_record(_record(), "list", _valid_entries)
+    except (OSError, UnusableFileError):  # nothing downloaded yet, or a damaged record: the Hub is asked again
         return {}
 
 
-def _sound_entries(found: Any) -> dict[str, Any]:
-    return {key: entry for key, entry in found.items() if _is_sound(entry)}
+def _valid_entries(found: Any) -> dict[str, Any]:
+    return {key: entry for key, entry in found.items() if _is_valid(entry)}
 
 
-def _is_sound(entry: Any) -> bool:
+def _is_valid(entry: Any) -> bool:
     return (
         isinstance(entry, dict)
         and isinstance(entry.get("path"), str)
@@ -233,11 +236,11 @@ _PARTIAL, _RANGE_REFUSED = 206, 416  # HTTP
 
 
 def fetch_link(link: str, progress: OnPhase | None = None) -> Path:
-    """Return where the file of an https link lies on this machine, downloading what is not here yet.
+    """Return the local path of the file behind an https link, downloading it if needed.
 
-    An interrupted download goes on where it stopped if the server lets it. With `#sha256=...` at the link's end the
-    file must have that hash. Raises BaseModelError when the file cannot be had, is no .safetensors file, is not the one
-    expected, or there is no room, and OSError when writing fails.
+    An interrupted download continues where it stopped if the server supports ranges. If the link ends with
+    `#sha256=...`, the file must have that hash. Raises BaseModelError if the file is unavailable, is not a .safetensors
+    file, has another hash or does not fit on the disk, and OSError if writing fails.
     """
     safe = safe_link(link)
     stated = _EXPECTED.fullmatch(urlsplit(safe.text).fragment)
@@ -248,7 +251,7 @@ def fetch_link(link: str, progress: OnPhase | None = None) -> Path:
 
 
 class _Download:
-    """One link's folder: the file once it is whole, before that the part that is here."""
+    """Download of one link, with its folder for the partial and the finished file."""
 
     def __init__(self, link: SafeLink, expected: str | None, progress: OnPhase | None) -> None:
         self.link = link
@@ -261,7 +264,7 @@ class _Download:
         self.notes = self.folder / "download.json"
 
     def finished(self) -> Path | None:
-        """Return the file if it was downloaded whole before; raises BaseModelError when it is not the one expected."""
+        """Return the file if it was downloaded before; raise BaseModelError if its hash is not the expected one."""
         notes = self._read_notes()
         path = self.folder / safe_name(str(notes.get("name", "")))
         if "sha256" not in notes or not path.is_file() or path.stat().st_size != notes.get("size"):
@@ -270,44 +273,47 @@ class _Download:
         return path
 
     def run(self) -> Path:
-        """Download until the file is whole, as often as another try brings more of it."""
+        """Download the file, retrying as long as each attempt receives more bytes."""
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
             with locks.held(self.folder / "lock", patience=0):
                 return self._run()
         except locks.LockBusyError as error:
-            sentence = f'"{self.shown}" is being downloaded by another process.'
-            raise BaseModelError("base.download_busy", sentence, "Wait for it, then start again.") from error
+            sentence = f'Another process is downloading "{self.shown}".'
+            raise BaseModelError(
+                "base.download_busy", sentence, "Wait until it has finished, then start again."
+            ) from error
 
     def _run(self) -> Path:
+        """Repeat attempts until the file is complete; an attempt without a new byte ends them with an error."""
         while True:
-            before = self._have()
+            before = self._size()
             try:
                 name = self._attempt()
                 return self._accept(name)
-            except httpx2.InvalidURL:  # its message quotes the address
+            except httpx2.InvalidURL:  # `from None`: its message contains the address, which may hold a secret
                 sentence = f'"{self.shown}" is not a valid link.'
                 raise BaseModelError("base.link", sentence, "Copy the link again.") from None
             except httpx2.TransportError as error:
-                if self._have() <= before:
+                if self._size() <= before:
                     self._refuse_interrupted(error)
 
     def _attempt(self) -> str:
-        """Ask for what is missing and append it; returns the file's name."""
+        """Request the missing bytes, append them to the partial file, and return the file's name."""
         headers = {"Accept-Encoding": "identity", **self._range()}
         with (
             httpx2.Client(follow_redirects=True, timeout=_TIMEOUT, event_hooks={"request": [_check_request]}) as client,
             client.stream("GET", urldefrag(address_of(self.link)).url, headers=headers) as response,
         ):
             if response.status_code == _RANGE_REFUSED and self.part.exists():
-                self.part.unlink()  # it is longer than the file that is now there
+                self.part.unlink()  # longer than the file that the server has now
                 return self._attempt()
             self._check_response(response)
             name = self._name(response)
-            start = self._have() if response.status_code == _PARTIAL else 0
+            start = self._size() if response.status_code == _PARTIAL else 0
             length = response.headers.get("content-length")
             total = start + int(length) if length else 0
-            self._check_room(total - start)
+            self._check_space(total - start)
             self._write_notes({"name": name, "validator": _validator(response)})
             with self.part.open("ab" if start else "wb") as file:
                 for block in response.iter_raw():
@@ -318,13 +324,13 @@ class _Download:
             return name
 
     def _accept(self, name: str) -> Path:
-        """Check the whole file and give it its name."""
+        """Check the finished file, then rename it to its final name."""
         digest = digest_file(self.part)
         try:
             self._check_hash(digest)
             read_header(self.part)
         except BaseModelError:
-            self.part.unlink()  # there is nothing in it to go on from
+            self.part.unlink()  # a wrong file cannot be continued
             raise
         target = self.folder / name
         files.replace(self.part, target)
@@ -333,11 +339,14 @@ class _Download:
         return target
 
     def _range(self) -> dict[str, str]:
-        """Ask for the rest only of the very file that the part is of; without a validator it is begun anew."""
-        validator, have = self._read_notes().get("validator"), self._have()
-        return {"Range": f"bytes={have}-", "If-Range": str(validator)} if validator and have else {}
+        """Return the headers to continue the partial download.
 
-    def _have(self) -> int:
+        If-Range makes the server send the whole file if it has changed. Without a validator the download starts over.
+        """
+        validator, size = self._read_notes().get("validator"), self._size()
+        return {"Range": f"bytes={size}-", "If-Range": str(validator)} if validator and size else {}
+
+    def _size(self) -> int:
         return self.part.stat().st_size if self.part.exists() else 0
 
     def _name(self, response: httpx2.Response) -> str:
@@ -345,48 +354,50 @@ class _Download:
         message["content-disposition"] = response.headers.get("content-disposition", "")
         name = safe_name(message.get_filename() or unquote(Path(response.url.path).name))
         if not name.lower().endswith(".safetensors"):
-            sentence = f'"{self.shown}" gives "{name}", which is no .safetensors file.'
+            sentence = f'"{self.shown}" is "{name}", not a .safetensors file.'
             raise BaseModelError("base.not_safetensors", sentence, "Use the download link of the .safetensors file.")
         return name
 
     def _check_response(self, response: httpx2.Response) -> None:
         status, kind = response.status_code, response.headers.get("content-type", "")
         if status in (401, 403):
-            reason, remedy = "wants you to log in", "Download the file in your browser, and give its path as the base."
+            reason, remedy = "requires a login", "Download the file in your browser, then use its path as the base."
         elif status in (404, 410):
-            reason, remedy = "has no file there", "Check the link."
+            reason, remedy = "has no such file", "Check the link."
         elif status >= 400:
-            reason, remedy = f"answered with error {status}", "Try again later."
+            reason, remedy = f"returned error {status}", "Try again later."
         elif kind.startswith(("text/html", "application/xhtml")):
-            reason, remedy = "gives a web page, not a file", "Copy the link of the download button, not of the page."
+            reason, remedy = "returned a web page, not a file", "Copy the link of the download button, not of the page."
         else:
             return
-        raise BaseModelError("base.link", f'"{self.shown}": the server {reason}.', remedy)
+        raise BaseModelError("base.link", f'Could not download "{self.shown}": the server {reason}.', remedy)
 
-    def _check_room(self, needed: int) -> None:
+    def _check_space(self, needed: int) -> None:
         free = places.free_bytes(self.folder)
         if needed > free:
-            room = f'{needed / 1e9:.1f} GB more on the disk of "{self.folder}", which has {free / 1e9:.1f} GB'
-            sentence = f'"{self.shown}" needs {room}.'
+            space = f'{needed / 1e9:.1f} GB more on the disk of "{self.folder}", which has {free / 1e9:.1f} GB free'
+            sentence = f'Could not download "{self.shown}": it needs {space}.'
             raise BaseModelError(
-                "base.disk_full", sentence, "Make room, or set IMPASTO_HOME to a folder on another disk."
+                "base.disk_full", sentence, "Free disk space, or set IMPASTO_HOME to a folder on another disk."
             )
 
     def _check_hash(self, digest: str) -> None:
         if self.expected and digest != self.expected:
-            sentence = f'"{self.shown}" has the SHA-256 {digest}, not {self.expected} as the link says.'
+            sentence = f'"{self.shown}" has the SHA-256 {digest}, but the link says {self.expected}.'
             raise BaseModelError(
-                "base.wrong_hash", sentence, "The file was changed or damaged: check the link's source."
+                "base.wrong_hash", sentence, "The file was modified or damaged: check where the link comes from."
             )
 
     def _refuse_interrupted(self, error: Exception) -> NoReturn:
-        sentence = f'The download of "{self.shown}" stopped: {error}. {self._have():,} bytes of it are kept.'
-        raise BaseModelError("base.interrupted", sentence, "Check the connection and start again.") from error
+        sentence = f'Could not finish the download of "{self.shown}": {error}. {self._size():,} bytes are kept.'
+        raise BaseModelError(
+            "base.interrupted", sentence, "Check the connection, then start again to continue it."
+        ) from error
 
     def _read_notes(self) -> dict[str, Any]:
         try:
             notes = read_json(self.notes, "record")
-        except (OSError, UnusableFileError):  # none yet, or damaged: the file is downloaded again
+        except (OSError, UnusableFileError):  # no notes yet, or damaged: the file is downloaded again
             return {}
         return notes if isinstance(notes, dict) else {}
 
@@ -395,7 +406,7 @@ class _Download:
 
 
 def _validator(response: httpx2.Response) -> str | None:
-    """Return what tells one version of the file from another; weak ETags may not be used for ranges."""
+    """Return the ETag or date that identifies this version of the file; weak ETags are not valid for ranges."""
     etag = response.headers.get("etag")
     return etag if etag and not etag.startswith("W/") else response.headers.get("last-modified")
 
@@ -405,23 +416,23 @@ def _check_request(request: httpx2.Request) -> None:
 
 
 def _check_scheme(scheme: str, host: str) -> None:
-    """Refuse links and redirects that others on the network could change; on this machine itself http will do."""
+    """Raise BaseModelError for links and redirects that are not https, except http on this machine itself."""
     if scheme == "https" or (scheme == "http" and host in _LOOPBACK):
         return
-    sentence = f'"{scheme}://{host}" is not https: what comes from it can be changed on the way.'
-    raise BaseModelError("base.link", sentence, "Use an https link, or download the file yourself and give its path.")
+    sentence = f'"{scheme}://{host}" is not https: others on the network could change the file.'
+    raise BaseModelError("base.link", sentence, "Use an https link, or download the file yourself and use its path.")
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A base on this machine, and the commit it is of where it came from the Hub."""
+    """Local path of a base, and its commit if it came from the Hub."""
 
     path: Path
     revision: str | None = None
 
 
 def fetch_base(model: str, revision: str | None = None, progress: OnPhase | None = None) -> Fetched:
-    """Return where the base lies, after downloading it unless it is here already; raises BaseModelError."""
+    """Return the local base, downloading it if needed; raise BaseModelError if it is unavailable."""
     try:
         if "://" in model:
             return Fetched(fetch_link(model, progress))
@@ -432,24 +443,24 @@ def fetch_base(model: str, revision: str | None = None, progress: OnPhase | None
     path = Path(absolute(model, Path.cwd()))
     if path.exists():
         return Fetched(path)
-    near = difflib.get_close_matches(path.name, _neighbours(path), n=1)
-    remedy = f'Did you mean "{near[0]}", in the same folder?' if near else "Check the path for a typing mistake."
+    near = difflib.get_close_matches(path.name, _neighbors(path), n=1)
+    remedy = f'Did you mean "{near[0]}" in the same folder?' if near else "Check the path for typos."
     raise BaseModelError("base.missing", f'"{model}" does not exist.', remedy)
 
 
 def _storage_error(model: str, error: OSError) -> BaseModelError:
-    """Say why a download could not be written; the link is shown without its secrets and query."""
+    """Return the error for a download that could not be written, without the secrets and query of the link."""
     shown, folder = safe_link(model).text.partition("?")[0], places.models_folder()
     if places.is_disk_full(error):
-        sentence = f'The disk of "{folder}" filled up while "{shown}" was downloaded; what is here of it is kept.'
-        remedy = "Make room and start again: the download goes on where it stopped."
+        sentence = f'The disk of "{folder}" became full while "{shown}" was downloaded. The part received is kept.'
+        remedy = "Free disk space, then start again: the download continues where it stopped."
         return BaseModelError("base.disk_full", sentence, remedy)
-    sentence = f'"{shown}" cannot be downloaded to "{folder}": {error.strerror or error}.'
-    return BaseModelError("base.not_writable", sentence, "Set IMPASTO_HOME to a folder that you may write to.")
+    sentence = f'Could not write "{shown}" to "{folder}": {error.strerror or error}.'
+    return BaseModelError("base.not_writable", sentence, "Set IMPASTO_HOME to a folder that you can write to.")
 
 
-def _neighbours(path: Path) -> list[str]:
+def _neighbors(path: Path) -> list[str]:
     try:
         return [entry.name for entry in path.parent.iterdir()]
-    except OSError:  # the folder itself is missing or closed to us
+    except OSError:  # the folder does not exist or is not readable
         return []

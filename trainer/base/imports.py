@@ -1,4 +1,4 @@
-"""Imports the libraries that training and drawing stand on in half the time, with the same effect."""
+"""Faster imports of the libraries for training and rendering: half the time, with the same effect."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
-_DEFERRING = threading.RLock()
+_LOCK = threading.RLock()
 
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
-    """Let torch, diffusers, transformers and peft be imported within the block; later blocks have nothing to gain.
+    """Speed up imports of torch, diffusers, transformers and peft within the block; only the first block has an effect.
 
-    Garbage is not looked for meanwhile: imports make a million objects and hardly any garbage, so all looking, which
-    takes a quarter of the time, is in vain. What was imported is not looked through later either, since it stays.
+    Garbage collection is off meanwhile: imports create a million objects and hardly any garbage, and collecting takes a
+    quarter of the time. The imported objects stay, so they are also excluded from later collections.
     """
     if "diffusers" in sys.modules:
         yield
         return
-    # Where torch is here already, so is other work, whose garbage must not be kept for ever.
-    fresh, collecting = "torch" not in sys.modules, gc.isenabled()
+    # If torch is imported already, other code has run, whose garbage gc.freeze() would keep forever.
+    is_first, was_enabled = "torch" not in sys.modules, gc.isenabled()
     gc.disable()
     try:
         with deferred_compilation():
-            import bitsandbytes  # noqa: F401 - diffusers and peft import it, and would have it compile at once
+            import bitsandbytes  # noqa: F401 - diffusers and peft import it, and would compile at once
         yield
     finally:
-        if fresh:
+        if is_first:
             gc.freeze()
-        if collecting:
+        if was_enabled:
             gc.enable()
 
 
 @contextmanager
 def deferred_compilation() -> Iterator[None]:
-    """Let functions that are defined within the block have `torch.compile` done to them when they are first called.
+    """Defer `torch.compile` of functions that are defined within the block to their first call.
 
-    bitsandbytes decorates four functions for the CPU, which hardly a run ever calls, and each import of it loads the
-    whole compiler for them: seconds. What it compiles, and how, stays as it is.
+    bitsandbytes decorates four CPU functions that hardly any run calls, and loads the whole compiler for them at
+    import, which takes seconds. What is compiled, and with which options, is unchanged.
     """
     import torch
 
-    with _DEFERRING:
+    with _LOCK:
         compile_now = torch.compile
         torch.compile = _deferring(compile_now)
         try:
@@ -57,14 +57,14 @@ def deferred_compilation() -> Iterator[None]:
 
 
 def _deferring(compile_now: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `torch.compile` for functions, put off; also as a decorator with options. The rest is done at once."""
+    """Return a `torch.compile` that defers functions, also as a decorator with options; modules compile at once."""
 
     def compile_later(model: object = None, **options: Any) -> Any:
         if model is None:
             return functools.partial(compile_later, **options)
         if not isinstance(model, FunctionType):
             return compile_now(model, **options)
-        # Two threads may both compile what both call first; torch keeps what it makes of a function with its code.
+        # Two threads may both compile on their first call; that is harmless, because torch caches by code object.
         compiled = functools.cache(functools.partial(compile_now, model, **options))
 
         @functools.wraps(model)

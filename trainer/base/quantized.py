@@ -1,13 +1,11 @@
-"""Frozen linear layers kept in 4 or 8 bits through bitsandbytes.
+"""Frozen linear layers with 8-bit or 4-bit weights from bitsandbytes, and int8 GEMMs on the 8-bit ones.
 
-Products of int8 numbers over frozen int8 weights: each row of inputs, or of gradients, is rounded on the way.
+A weight W8 has one scale per row (outputs,): W = diag(scales / 127) W8, as bitsandbytes stores it. For an int8 GEMM,
+each row of inputs or gradients is quantized by its largest magnitude; the integer sums are exact and only need scaling.
+This is LLM.int8 (Dettmers et al. 2022) without its special treatment of outliers (docs/decisions/0019).
 
-A weight is W8 with a scale a row (outputs,): W = diag(scales / 127) W8, as bitsandbytes keeps it. A row of inputs is
-rounded by its own largest number, so that the sums of integers, which are exact, only have to be scaled. As in LLM.int8
-(Dettmers et al. 2022), but without its way round outliers: see docs/decisions/0019.
-
-Eager PyTorch moves 9 bytes a number to round bf16 rows and 10 a result to scale it: the few operations are those that
-move least. Triton could do with 3 and 6.
+Eager PyTorch moves 9 bytes per value to quantize bf16 rows and 10 per output to scale it. The operations here are the
+ones that move least; Triton kernels would need 3 and 6.
 """
 
 from __future__ import annotations
@@ -30,18 +28,18 @@ from trainer.base.weights import Placer
 from trainer.config.fit import ProductConfig
 
 MULTIPLE = 8
-"""torch._int_mm refuses inputs and outputs that are no multiples of it on CUDA cards."""
+"""On CUDA, torch._int_mm requires the numbers of inputs and outputs to be multiples of this."""
 _LARGEST = 127
-# From 1024 to 2048 numbers in fp16 are whole: added to this one, a number of at most 127 is rounded, half to even, and
-# its last byte is then what int8 writes for it. That is two passes over memory where round and cast take three.
-_WHOLE = 1536.0
-_BLOCKS = "transformer_blocks"
+# Between 1024 and 2048, fp16 has only whole numbers. Adding a value within ±127 to 1536 therefore rounds it, half to
+# even, and the low byte of the sum is its int8 representation: two passes over memory, where round and cast need 3.
+_ROUNDING_OFFSET = 1536.0
+_QUANTIZED_BLOCKS = "transformer_blocks"
 _MALLOC_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 
 @dataclass(frozen=True, slots=True)
 class Directions:
-    """From how many rows on a layer's two products are made in int8; None: never."""
+    """Minimum rows for an int8 GEMM, forward and backward; None: never int8."""
 
     forward: int | None = None
     backward: int | None = None
@@ -51,59 +49,60 @@ NEVER = Directions()
 
 
 def directions_of(inputs: int, outputs: int, products: Sequence[ProductConfig]) -> Directions:
-    """What the first of ``products`` that is of a layer's size says of it; never where int8 cannot be multiplied."""
+    """Return when a layer of this size uses int8 GEMMs: the first match in ``products``, if int8 supports the size."""
     if inputs % MULTIPLE or outputs % MULTIPLE:
         return NEVER
-    found = next((each for each in products if each.is_of(inputs, outputs)), None)
-    return Directions(found.forward, found.backward) if found else NEVER
+    match = next((config for config in products if config.is_of(inputs, outputs)), None)
+    return Directions(match.forward, match.backward) if match else NEVER
 
 
 def enough(x: Tensor, least: int | None) -> bool:
-    """Whether x (..., inputs) has at least so many rows; none are enough for None."""
+    """Return whether x (..., inputs) has at least ``least`` rows; False if that is None."""
     return least is not None and x.numel() >= least * x.shape[-1]
 
 
 def int8_product(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    """x (..., inputs) times the transposed weight (outputs, inputs), plus bias: (..., outputs) in the format of x."""
-    rows, worth = rounded(x.reshape(-1, x.shape[-1]))
-    wide = _times(torch._int_mm(rows, weight.t()), worth, x.dtype)
-    result = wide.mul_(scales) if bias is None else torch.addcmul(bias, wide, scales, out=wide)
+    """Return x (..., inputs) · weightᵀ + bias (..., outputs) in the dtype of x, by an int8 GEMM."""
+    rows, row_scales = rounded(x.reshape(-1, x.shape[-1]))
+    scaled = _scaled(torch._int_mm(rows, weight.t()), row_scales, x.dtype)
+    result = scaled.mul_(scales) if bias is None else torch.addcmul(bias, scaled, scales, out=scaled)
     return result.to(x.dtype).view(*x.shape[:-1], len(weight))
 
 
 def int8_input_gradient(gradient: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
-    """Gradient (..., outputs) times the weight (outputs, inputs): (..., inputs) in its format.
+    """Return gradient (..., outputs) · weight (..., inputs) in the gradient's dtype, by an int8 GEMM.
 
-    What scales the rows of the weight scales columns here, so it is multiplied in before rows are rounded.
+    The scales belong to the dimension that is summed over here, so the gradient is scaled before it is quantized.
     """
-    above = gradient.reshape(-1, gradient.shape[-1])
-    rows, worth = rounded(_times(above, scales, gradient.dtype))
-    result = _times(torch._int_mm(rows, _by_columns(weight)), worth, gradient.dtype)
+    grad_rows = gradient.reshape(-1, gradient.shape[-1])
+    rows, row_scales = rounded(_scaled(grad_rows, scales, gradient.dtype))
+    result = _scaled(torch._int_mm(rows, _column_major(weight)), row_scales, gradient.dtype)
     return result.to(gradient.dtype).view(*gradient.shape[:-1], weight.shape[1])
 
 
 def rounded(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows (M, N) as int8, the largest of each ±127, and what a unit is worth beside one of weights: fp32 (M, 1).
+    """Quantize rows (M, N) to int8 by their largest magnitude; return them and the scale of each row, fp32 (M, 1).
 
-    A row with a number that is not finite has a worth that is not, so that all that comes of it is not finite either.
-    But numbers are silently 0 where 127 times them is beyond fp32, from about 2.68e36 on.
+    The scale includes the 1 / 127 of the weights. If a row contains NaN or infinity, its scale and thus its results are
+    not finite either. Values above about 2.68e36 silently become 0, because 127 times them overflows fp32.
     """
     largest = torch.linalg.vector_norm(rows, math.inf, -1, keepdim=True, dtype=torch.float32)
-    whole = rows.new_empty(rows.shape, dtype=torch.float16)
-    torch.addcdiv(rows.new_full((), _WHOLE), rows, largest, value=_LARGEST, out=whole)
-    return whole.view(torch.int8)[:, ::2].contiguous(), largest.mul_(1 / _LARGEST**2)
+    shifted = rows.new_empty(rows.shape, dtype=torch.float16)
+    torch.addcdiv(rows.new_full((), _ROUNDING_OFFSET), rows, largest, value=_LARGEST, out=shifted)
+    return shifted.view(torch.int8)[:, ::2].contiguous(), largest.mul_(1 / _LARGEST**2)
 
 
-def _times(numbers: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """Numbers (M, N) scaled, in a format as wide as fp32: ``dtype`` itself, but for fp16."""
-    wide = torch.float32 if dtype == torch.float16 else dtype
-    return torch.mul(numbers, scales, out=numbers.new_empty(numbers.shape, dtype=wide))
+def _scaled(values: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return values (M, N) times scales in ``dtype``, but in fp32 instead of fp16, whose range they may exceed."""
+    wide_dtype = torch.float32 if dtype == torch.float16 else dtype
+    return torch.mul(values, scales, out=values.new_empty(values.shape, dtype=wide_dtype))
 
 
-def _by_columns(weight: Tensor) -> Tensor:
-    """The weight laid out column by column, for a moment, for cuBLAS takes the second matrix of int8 so alone.
+def _column_major(weight: Tensor) -> Tensor:
+    """Return a temporary column-major copy of the weight, the only layout that cuBLAS accepts for the second matrix.
 
-    Where both lie row by row newer ones refuse, and some older gave wrong numbers (pytorch#106840, #169961).
+    With two row-major matrices newer versions raise an error, and some older ones returned wrong results
+    (pytorch#106840, #169961).
     """
     return weight.t().contiguous().t()
 
@@ -112,7 +111,7 @@ def _flops(left: Sequence[int], right: Sequence[int], *_: Any, **__: Any) -> int
     return 2 * left[0] * left[1] * right[1]
 
 
-if torch.ops.aten._int_mm not in flop_registry:  # as of torch 2.13 such products count as no work
+if torch.ops.aten._int_mm not in flop_registry:  # PyTorch 2.13 has no FLOP formula for it, so it would count as 0
     register_flop_formula(torch.ops.aten._int_mm)(_flops)
 
 
@@ -120,19 +119,19 @@ Quantisation = Literal["int8", "int8_products", "nf4"]
 
 
 class FrozenInt8Linear(Linear8bitLt):
-    """Weights in int8 with one scale a row; they are brought back to the input's dtype, or multiplied as they are.
+    """Linear layer with int8 weights and one scale per row, dequantized to the input's dtype or used in int8 GEMMs.
 
-    bitsandbytes' own forward on a GPU also rounds the inputs to int8, row by row, by way of fp16, and logs a line each
-    time: bf16 activations past 65504 turn infinite, and the gradients belong to other outputs than those computed. Its
-    function for CPUs has neither fault, but keeps every input where gradient checkpointing cannot drop it: 1.8 GiB for
-    SDXL at 1024.
+    bitsandbytes' own forward on a GPU quantizes the inputs to int8 by way of fp16 and logs a line each time: bf16
+    activations above 65504 become infinite, and the gradients do not match the outputs. Its function for CPUs has
+    neither problem, but saves every input where gradient checkpointing cannot drop it: 1.8 GiB for SDXL at 1024.
     """
 
     directions = NEVER
-    """Where its products are made in int8 (fit.quantise = "int8_products"), which rounds inputs and gradients too."""
+    """When to use int8 GEMMs, which also quantize inputs and gradients (fit.quantise = "int8_products")."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x (..., inputs) times the weights' values, plus bias; gradients flow to x alone."""
+        """Return x (..., inputs) · Wᵀ + bias; only x receives a gradient."""
+        # bitsandbytes moves weight and scales into `state` at the first forward; `input_gradient` reads them there.
         if cast(Int8Params, self.weight).CB is not None:
             self.init_8bit_state()  # type: ignore[no-untyped-call]
         product: Tensor = _Int8Product.apply(  # type: ignore[no-untyped-call]
@@ -141,12 +140,12 @@ class FrozenInt8Linear(Linear8bitLt):
         return product
 
     def input_gradient(self, gradient: Tensor) -> Tensor:
-        """The gradient of x from that of what came out; call it after a forward."""
+        """Return the gradient of x from that of the output; only valid after a forward."""
         return input_gradient(gradient, cast(Tensor, self.state.CB), cast(Tensor, self.state.SCB), self.directions)
 
 
 class _Int8Product(torch.autograd.Function):
-    """x (..., inputs) times frozen int8 weights (outputs, inputs) with a scale a row, plus bias; keeps no input."""
+    """Autograd function of `product`; saves no input, because the frozen weight needs no gradient."""
 
     @staticmethod
     def forward(
@@ -163,63 +162,67 @@ class _Int8Product(torch.autograd.Function):
 
 
 def product(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, directions: Directions = NEVER) -> Tensor:
-    """x (..., inputs) times frozen int8 weights (outputs, inputs) with a scale a row, plus bias: in the format of x."""
+    """Return x (..., inputs) · Wᵀ + bias in the dtype of x, for int8 weights (outputs, inputs) with row scales."""
     if enough(x, directions.forward):
         return int8_product(x, weight, scales, bias)
-    return F.linear(x, _restored(weight, scales, x.dtype), bias)
+    return F.linear(x, _dequantized(weight, scales, x.dtype), bias)
 
 
 def input_gradient(gradient: Tensor, weight: Tensor, scales: Tensor, directions: Directions = NEVER) -> Tensor:
-    """What the gradient (..., outputs) of such a product makes that of its x: (..., inputs)."""
+    """Return the gradient of x (..., inputs) from the gradient (..., outputs) of `product`."""
     if enough(gradient, directions.backward):
         return int8_input_gradient(gradient, weight, scales)
-    return gradient @ _restored(weight, scales, gradient.dtype)
+    return gradient @ _dequantized(weight, scales, gradient.dtype)
 
 
-def _restored(weight: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """The values that int8 weights stand for, as bitsandbytes computes them: the largest of a row is 127."""
+def _dequantized(weight: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the dequantized weight, computed as in bitsandbytes, where the largest value of a row is 127."""
     return weight.to(dtype, copy=True).mul_(scales.unsqueeze(1).mul(1.0 / 127.0))
 
 
 class FrozenNF4Linear(Linear4bit):
-    """Weights as NF4 with doubly quantised scales; the product is made in the input's dtype."""
+    """Linear layer with NF4 weights and doubly quantized scales, which computes in the input's dtype."""
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool, dtype: torch.dtype, device: str) -> None:
         super().__init__(  # type: ignore[no-untyped-call]
             inputs, outputs, bias, compute_dtype=dtype, compress_statistics=True, quant_type="nf4", device=device
         )
-        # On CPUs with AVX512-BF16 a pass without gradient would repack the weights for a product that has
-        # none, and every later training step would lose the gradient to the layers before.
+        # On CPUs with AVX512-BF16, a forward without gradients would repack the weights for a GEMM without a backward.
+        # All later training steps would lose the gradients of the layers before this one.
         self.support_avx512bf16_for_cpu = False
 
     def input_gradient(self, gradient: Tensor) -> Tensor:
-        """The gradient of x from that of what came out."""
+        """Return the gradient of x from that of the output."""
         weight = cast(Params4bit, self.weight)
         return gradient @ dequantize_4bit(weight, weight.quant_state).to(gradient.dtype)
 
 
 def quantisable(model: nn.Module) -> dict[str, nn.Linear]:
-    """The linear layers inside transformer blocks, by name."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear) and _BLOCKS in name}
+    """Return the linear layers inside transformer blocks by name: the layers that get quantized."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and _QUANTIZED_BLOCKS in name
+    }
 
 
 def quantise_linears(model: nn.Module, kind: Quantisation, dtype: torch.dtype, device: torch.device) -> Placer:
-    """Exchange the empty linear layers inside transformer blocks, and return what quantises each weight as it comes.
+    """Replace the empty linear layers in transformer blocks; return a placer that quantizes weights as they load.
 
-    Sets the marks by which PEFT chooses its layers for quantised weights.
+    Also sets the attributes by which PEFT chooses its layers for quantized weights.
     """
     for name, linear in quantisable(model).items():
         model.set_submodule(name, _empty(linear, kind, dtype))
     setattr(model, "is_loaded_in_4bit" if kind == "nf4" else "is_loaded_in_8bit", True)
-    # The library makes this map for the first weight and keeps it for all: one made for a weight on the meta device
-    # would have no values for those that come after.
+    # bitsandbytes caches this map when it quantizes its first weight. If that one were on the meta device, as in a
+    # forecast, the map would have no values, and all later weights would be wrong.
     name2qmap.setdefault("dynamic", create_dynamic_map())
 
     def place(module: nn.Module, leaf: str, tensor: Tensor) -> bool:
         if leaf != "weight" or not isinstance(module, (FrozenInt8Linear, FrozenNF4Linear)):
             return False
-        # Weights on the device already, and `_quantize` outright: `.to(device)` comes to the same, but does nothing
-        # for the meta device, where forecasts trace it.
+        # The weight is moved first and `_quantize` called explicitly. `.to(device)` would do both, but not on the meta
+        # device, where forecasts trace this code.
         if isinstance(module, FrozenNF4Linear):
             linear = cast(Linear4bit, module)
             nf4 = Params4bit(
@@ -236,17 +239,17 @@ def quantise_linears(model: nn.Module, kind: Quantisation, dtype: torch.dtype, d
 
 
 def choose_products(model: nn.Module, products: Sequence[ProductConfig]) -> None:
-    """Let the layers in 8 bits that ``products`` are of multiply in int8; bits of weights stay as they are."""
+    """Set for all 8-bit layers when they use int8 GEMMs, according to ``products``; weights are unchanged."""
     for module in model.modules():
         if isinstance(module, FrozenInt8Linear):
             module.directions = directions_of(module.in_features, module.out_features, products)
 
 
 def _return_freed_memory() -> None:
-    """Give freed pages back to the system, where the C library keeps them.
+    """Return freed pages to the operating system where the C library would keep them.
 
-    Small weights that stay lie between large ones that were freed: without this, glibc's heap grows to two and a half
-    times what is kept. Costs a second for SDXL.
+    Small weights that stay fragment the heap between large ones that were freed: without this, glibc's heap grows to
+    2.5 times the memory in use. Costs 1 s in total for SDXL.
     """
     if _MALLOC_TRIM:
         _MALLOC_TRIM(0)

@@ -1,4 +1,4 @@
-"""A base: found, identified, and its models loaded one tensor at a time from either form."""
+"""Base models: find and identify a base, and load its models tensor by tensor from a single file or a folder."""
 
 from __future__ import annotations
 
@@ -48,57 +48,55 @@ _Naming = Callable[[Stored, nn.Module], Stored]
 
 
 def open_base(config: BaseConfig, progress: OnPhase | None = None) -> BaseSource:
-    """Find the base, downloading it where needed, and say what it is; no weights are loaded.
+    """Find the base, download it if needed, and identify it without loading weights.
 
-    Raises BaseModelError when it cannot be had, is no usable base, is not of the family that `config` states, lacks a
-    VAE, or when nothing tells what it predicts and `config` does not either.
+    Raises BaseModelError if the base is unavailable or unusable, does not have the family that `config` states, has no
+    VAE, or if neither the base nor `config` says what it predicts.
     """
     fetched = fetch_base(config.model, config.revision, progress)
     identity = identify_base(fetched.path)
     if config.family != "auto" and config.family != identity.family:
         stated = NAMES[config.family]
-        sentence = f'"{config.model}" is {NAMES[identity.family]}, but family = "{config.family}" states {stated}.'
-        raise BaseModelError(
-            "base.wrong_family", sentence, f"Remove family under [base], or choose a base of {stated}."
-        )
+        sentence = f'"{config.model}" is {NAMES[identity.family]}, but base.family is "{config.family}" ({stated}).'
+        raise BaseModelError("base.wrong_family", sentence, f"Remove base.family, or choose a base for {stated}.")
     prediction, zero_snr = decide_process(config, identity)
     if config.vae is None and not identity.has_vae:
-        remedy = "Name a VAE under base.vae: a .safetensors file or a diffusers VAE folder."
-        raise BaseModelError("base.no_vae", f'"{config.model}" has no VAE in it.', remedy)
+        remedy = "Set base.vae to a .safetensors file or a diffusers VAE folder."
+        raise BaseModelError("base.no_vae", f'"{config.model}" has no VAE.', remedy)
     vae = Path(config.vae) if config.vae is not None else None
     return BaseSource(fetched.path, identity, prediction, zero_snr, vae, fetched.revision, progress)
 
 
 @dataclass(frozen=True)
 class _Part(PartFiles):
-    """Where one model's weights lie, what it is built from, and how its tensors get the model's names."""
+    """Files and config of one model of a base, and the function that renames its tensors."""
 
     naming: _Naming
 
     @property
     def source(self) -> str:
-        """The first of the files as errors name it."""
+        """Return the first file, quoted for error messages."""
         return f'"{self.files[0]}"'
 
     def named(self, stored: Stored, model: nn.Module) -> Stored:
-        """Return the tensors under the model's names; raises BaseModelError when they cannot be brought there."""
+        """Return the tensors by the model's names; raise BaseModelError if they cannot be converted."""
         try:
             return self.naming(stored, model)
-        except (KeyError, IndexError) as error:  # diffusers' converters take some tensors and dimensions for granted
-            sentence = f"{self.source} has other tensors than a {type(model).__name__}: {plain_reason(error)}."
+        except (KeyError, IndexError) as error:  # diffusers' converters assume that some tensors and dimensions exist
+            sentence = f"{self.source} does not have the tensors of a {type(model).__name__}: {plain_reason(error)}."
             raise BaseModelError(
-                "base.incomplete", sentence, "Get the whole model again or from another source."
+                "base.incomplete", sentence, "Download the whole model again, or from another source."
             ) from error
 
 
 class BaseSource:
-    """A base that models can be loaded from; see `open_base`.
+    """Identified base from which models can be loaded; see `open_base`.
 
-    `family`, `prediction` and `zero_terminal_snr` say what it is and `evidence` how that was found; `unet_config`,
-    `vae_config` and `text_configs` are diffusers' and transformers' configs. `revision` is the commit of a Hub base.
+    `evidence` says how `family`, `prediction` and `zero_terminal_snr` were determined. `unet_config`, `vae_config` and
+    `text_configs` are configs of diffusers and transformers. `revision` is the commit of a Hub base.
 
-    `check` is called before each tensor that is read and each forward of a model loaded from here, of a VAE and a text
-    encoder also before each of their blocks. It may raise to end that work; by default it does nothing.
+    `check` is called before each tensor is read and before each forward of a model loaded from here; for a VAE or text
+    encoder also before each of its blocks. It may raise to interrupt the work; by default it does nothing.
     """
 
     def __init__(
@@ -130,48 +128,48 @@ class BaseSource:
 
     @property
     def unet_config(self) -> Config:
-        """The UNet's diffusers config."""
+        """Return the UNet's diffusers config."""
         return self._unet.config
 
     @property
     def vae_config(self) -> Config:
-        """The VAE's diffusers config."""
+        """Return the VAE's diffusers config."""
         return self._vae.config
 
     @property
     def text_configs(self) -> tuple[Config, ...]:
-        """Each text encoder's transformers config."""
+        """Return each text encoder's transformers config."""
         return tuple(part.config for part in self._texts)
 
     @property
     def description(self) -> str:
-        """What it is, on one line."""
+        """Return a one-line description of the base."""
         ending = ", zero terminal SNR" if self.zero_terminal_snr else ""
         return f"{self.path.name}: {NAMES[self.family]}, predicts {self.prediction}{ending}"
 
     @cached_property
     def files(self) -> dict[str, str]:
-        """The SHA-256 of every file that weights come from, by its path within the base (or its name, for a VAE)."""
+        """Return the SHA-256 of every weight file, by its path within the base, or by its name for a separate VAE."""
         named = {self._name(path): path for part in (self._unet, self._vae, *self._texts) for path in part.files}
         return {name: self._hashes[path] for name, path in named.items()}
 
     @property
     def unet_hash(self) -> str:
-        """A hash of the UNet's content: its files and config."""
+        """Return a hash of the UNet's files and config."""
         return self._unet.digest(self._hashes)
 
     @property
     def vae_hash(self) -> str:
-        """A hash of the VAE's content: its files and config."""
+        """Return a hash of the VAE's files and config."""
         return self._vae.digest(self._hashes)
 
     @property
     def text_hash(self) -> str:
-        """A hash of all text encoders' content: their files and configs."""
+        """Return a hash of all text encoders' files and configs."""
         return joint_digest(self._texts, self._hashes)
 
     def require_weights(self) -> None:
-        """Raises BaseModelError when a tensor of any model is missing or has another shape; reads headers alone."""
+        """Raise BaseModelError if a tensor of any model is missing or has another shape; reads only headers."""
         empty = [self.empty_unet(), self._empty_vae(), *self.empty_text_encoders()]
         for model, part in zip(empty, (self._unet, self._vae, *self._texts), strict=True):
             with StoredWeights(part.files) as stored:
@@ -180,17 +178,17 @@ class BaseSource:
     def load_unet(
         self, dtype: torch.dtype, device: torch.device | str, quantise: Literal["none"] | Quantisation = "none"
     ) -> UNet2DConditionModel:
-        """Load the UNet frozen, in eval mode; unless "none" the linear layers in transformer blocks are quantised."""
+        """Load the UNet, frozen and in eval mode; `quantise` applies to the linear layers in transformer blocks."""
         unet = self.empty_unet()
         placer = None if quantise == "none" else quantise_linears(unet, quantise, dtype, torch.device(device))
         return self._filled(unet, self._unet, dtype, device, placer)
 
     def load_vae(self, dtype: torch.dtype, device: torch.device | str) -> AutoencoderKL:
-        """Load the VAE frozen, in eval mode."""
+        """Load the VAE, frozen and in eval mode."""
         return self._filled(self._empty_vae(), self._vae, dtype, device)
 
     def load_text_encoders(self, dtype: torch.dtype, device: torch.device | str) -> list[TextEncoder]:
-        """Load the text encoders frozen, in eval mode, in the family's order."""
+        """Load the text encoders in the family's order, frozen and in eval mode."""
         empty = zip(self.empty_text_encoders(), self._texts, strict=True)
         return [self._filled(encoder, part, dtype, device) for encoder, part in empty]
 
@@ -211,12 +209,12 @@ class BaseSource:
         return vae
 
     def _part(self, name: str, identity: BaseIdentity, naming: _Naming) -> _Part:
-        found = part_files(self.path, identity, name)
-        return _Part(found.files, found.config, naming if identity.form == "single" else lambda stored, _: stored)
+        part = part_files(self.path, identity, name)
+        return _Part(part.files, part.config, naming if identity.form == "single" else lambda stored, _: stored)
 
     def _vae_part(self, identity: BaseIdentity, other: Path | None) -> _Part:
-        found = vae_files(self.path, identity, other)
-        return _Part(found.files, found.config, vae_of_file)
+        part = vae_files(self.path, identity, other)
+        return _Part(part.files, part.config, vae_of_file)
 
     def _filled(
         self,
@@ -234,16 +232,16 @@ class BaseSource:
                 dtype=dtype,
                 device=torch.device(device),
                 placer=placer,
-                progress=lambda done, total: self._tell("load", done, total),
+                progress=lambda done, total: self._report("load", done, total),
             )
         self._check_before_forwards(model)
         return model
 
     def _check_before_forwards(self, model: nn.Module) -> None:
-        """Have `check` called while the model computes.
+        """Register hooks that call `check` while the model computes.
 
-        Not in a UNet's blocks: torch.compile would meet the call in the middle of what it compiles, and a UNet's
-        forward is one step of drawing anyway. One forward of a VAE, in contrast, is a whole image.
+        The blocks of a UNet get none: torch.compile would break at the call, and one UNet forward is only one sampling
+        step. A forward of a VAE, in contrast, is a whole image.
         """
         if self.check is _nothing:
             return
@@ -252,12 +250,12 @@ class BaseSource:
             module.register_forward_pre_hook(self._before_forward)
 
     def _before_forward(self, *_: object) -> None:
-        self.check()  # whatever a hook returns would replace the module's input
+        self.check()  # returns None: any other value would replace the module's input
 
     @cached_property
     def _hashes(self) -> dict[Path, str]:
         files = sorted({path for part in (self._unet, self._vae, *self._texts) for path in part.files})
-        return {path: sha256_file(path, lambda done, total: self._tell("load", done, total)) for path in files}
+        return {path: sha256_file(path, lambda done, total: self._report("load", done, total)) for path in files}
 
     def _name(self, path: Path) -> str:
         return (
@@ -266,7 +264,7 @@ class BaseSource:
             else path.name
         )
 
-    def _tell(self, phase: Phase, done: int, total: int) -> None:
+    def _report(self, phase: Phase, done: int, total: int) -> None:
         self.check()
         if self._progress:
             self._progress(phase, done, total)
@@ -284,9 +282,9 @@ def _blocks(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def empty_diffusers_model(kind: Callable[..., _Model], config: Config, source: str) -> _Model:
-    """Build a diffusers model on the meta device; keys it does not know, of other versions, are left out.
+    """Build a diffusers model on the meta device, ignoring config keys of other diffusers versions.
 
-    Raises BaseModelError, which names `source`, for a config that nothing can be built from.
+    Raises BaseModelError, which names `source`, for a config that no model can be built from.
     """
     known = inspect.signature(kind).parameters
     return _built(lambda: kind(**{key: value for key, value in config.items() if key in known}), source)
@@ -303,5 +301,7 @@ def _built(build: Callable[[], _Model], source: str) -> _Model:
         with torch.device("meta"):
             return build().eval().requires_grad_(False)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, StrictDataclassError) as error:
-        sentence = f'No model can be built from the configs of "{source}": {plain_reason(error)}.'
-        raise BaseModelError("base.broken_config", sentence, "Get the model again or from another source.") from error
+        sentence = f'Could not build the model from the config of "{source}": {plain_reason(error)}.'
+        raise BaseModelError(
+            "base.broken_config", sentence, "Download the model again, or from another source."
+        ) from error

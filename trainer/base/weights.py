@@ -1,4 +1,4 @@
-"""Tensors that still lie in safetensors files: renamed, cut and transposed at no cost, read one at a time."""
+"""Lazy tensors of safetensors files: renamed, sliced and transposed for free, then read one at a time."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ _DTYPES = {
 }
 _UNET = "model.diffusion_model."
 _VAE = "first_stage_model."
-# diffusers before 0.18 named the VAE's attention so; the published SD 1.5 folder and sd-vae-ft-mse still do.
+# Names of the VAE's attention in diffusers before 0.18; the published SD 1.5 folder and sd-vae-ft-mse still use them.
 _OLD_VAE_ATTENTION = {".query.": ".to_q.", ".key.": ".to_k.", ".value.": ".to_v.", ".proj_attn.": ".to_out.0."}
 _OPTIONAL_LEVEL = "text_model."
 
 
 class StoredTensor:
-    """Stands for a tensor in a file, with the few operations that diffusers' checkpoint converters use on one.
+    """Lazy tensor of a file, with the few operations that diffusers' checkpoint converters use.
 
-    Each gives another StoredTensor; `read` does the reading and what was asked for on the way.
+    Each operation returns another StoredTensor; `read` reads the tensor and applies them.
     """
 
     def __init__(self, likeness: Tensor, read: Callable[[], Tensor]) -> None:
@@ -57,24 +57,24 @@ class StoredTensor:
 
     @property
     def shape(self) -> torch.Size:
-        """The shape that `read` will give."""
+        """Return the shape that `read` will return."""
         return self._likeness.shape
 
     @property
     def ndim(self) -> int:
-        """The number of dimensions that `read` will give."""
+        """Return the number of dimensions that `read` will return."""
         return self._likeness.ndim
 
     @property
     def T(self) -> StoredTensor:  # noqa: N802
-        """The transposed matrix."""
+        """Return the transposed matrix."""
         return self._after(lambda tensor: tensor.T)
 
     def __getitem__(self, index: Any) -> StoredTensor:
         return self._after(lambda tensor: tensor[index])
 
     def contiguous(self) -> StoredTensor:
-        """Itself: what is read is copied where it belongs anyway."""
+        """Return itself: tensors are copied to their place after reading anyway."""
         return self
 
     clone = detach = contiguous
@@ -84,10 +84,10 @@ class StoredTensor:
 
 
 class StoredWeights:
-    """The tensors of one or more safetensors files by name, while the block lasts.
+    """Context manager that opens safetensors files and returns their tensors by name.
 
-    Files are read with `pread`, not mapped: a mapping counts as this process's memory as its pages are read, and on
-    Windows the whole file counts as committed from the start.
+    Files are read with `pread` instead of being mapped: mapped pages count as this process's memory once they are read,
+    and on Windows the whole file counts as committed from the start.
     """
 
     def __init__(self, files: Iterable[Path]) -> None:
@@ -106,10 +106,10 @@ class StoredWeights:
     ) -> None:
         self._open.close()
         if isinstance(error, OSError) and is_disk_full(error):
-            return  # of no reading: who tells how far it has come writes that down
+            return  # not from reading: reporting progress writes to a disk that is full
         if isinstance(error, (SafetensorError, OSError)):
             names = ", ".join(path.name for path in self._files)
-            sentence = f'Reading "{names}" failed: {error}.'
+            sentence = f'Could not read "{names}": {error}.'
             raise BaseModelError("base.unreadable", sentence, "Check the disk, or copy the file again.") from error
 
     def _tensors(self, path: Path) -> dict[str, StoredTensor]:
@@ -117,7 +117,7 @@ class StoredWeights:
         try:
             file = self._open.enter_context(safe_open(long_path(path), framework="pt", backend="pread"))
         except (SafetensorError, OSError) as error:
-            sentence = f'"{path}" cannot be read: {error}.'
+            sentence = f'Could not read "{path}": {error}.'
             raise BaseModelError("base.unreadable", sentence, "Check the disk, or copy the file again.") from error
         return {
             name: StoredTensor(
@@ -133,20 +133,20 @@ Stored = Mapping[str, StoredTensor]
 
 
 def unet_of_single_file(stored: Stored, unet: nn.Module) -> Stored:
-    """Return the UNet's tensors of a single file (LDM layout) under diffusers' names."""
+    """Return the UNet's tensors of a single file (LDM layout) with diffusers' names."""
     return _converted(convert_ldm_unet_checkpoint(_starting(stored, _UNET), unet.config))
 
 
 def vae_of_file(stored: Stored, vae: nn.Module) -> Stored:
-    """Return the VAE's tensors under diffusers' names, from a whole single file or a VAE alone in either layout."""
+    """Return the VAE's tensors with diffusers' names, from a single-file base or a separate VAE in either layout."""
     own = {name.removeprefix(_VAE): tensor for name, tensor in _starting(stored, _VAE).items()} or dict(stored)
     if "encoder.conv_norm_out.weight" in own:
-        return {_modern(name): tensor for name, tensor in own.items()}
+        return {_current_name(name): tensor for name, tensor in own.items()}
     return _converted(convert_ldm_vae_checkpoint(own, vae.config))
 
 
 def text_encoder_of_single_file(facts: TextEncoderFacts, stored: Stored, encoder: nn.Module) -> Stored:
-    """Return a text encoder's tensors of a single file under transformers' names."""
+    """Return a text encoder's tensors of a single file with transformers' names."""
     own = _starting(stored, facts.prefix)
     if facts.open_clip:
         return _converted(convert_open_clip_checkpoint(encoder, own, facts.prefix))
@@ -158,18 +158,18 @@ def _starting(stored: Stored, prefix: str) -> dict[str, StoredTensor]:
 
 
 def _converted(tensors: Mapping[str, StoredTensor | None]) -> Stored:
-    """Leave out what a converter looked for and did not find; placing names what is missing in the end."""
+    """Drop the tensors that a converter did not find; `require_fitting` reports later which ones are missing."""
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
-def _modern(name: str) -> str:
+def _current_name(name: str) -> str:
     for old, new in _OLD_VAE_ATTENTION.items():
         name = name.replace(old, new)
     return name
 
 
 Placer = Callable[[nn.Module, str, Tensor], bool]
-"""Takes a module, the name of its parameter and the full-precision tensor; True when it placed the tensor itself."""
+"""Takes a module, a parameter name and the tensor in full precision; returns True if it placed the tensor itself."""
 
 
 def place_weights(
@@ -184,9 +184,9 @@ def place_weights(
 ) -> None:
     """Fill a model on the meta device with the stored tensors, each cast to `dtype` on the CPU and moved to `device`.
 
-    Needs the memory of what is kept and of one tensor. Names may have or lack the level `text_model.`; what the model
-    does not have is left out. `progress` is told how many tensors are placed. Raises BaseModelError that names missing
-    tensors or wrong shapes, before reading any.
+    Needs memory for the model and one tensor at a time. Names may or may not have the level `text_model.`; tensors that
+    the model does not have are ignored. `progress` is called with the number of placed tensors and the total. Raises
+    BaseModelError for missing tensors or wrong shapes before it reads any tensor.
     """
     known = require_fitting(model, stored, source)
     names = [name for name, _ in model.named_parameters()]
@@ -202,17 +202,17 @@ def place_weights(
 
 
 def require_fitting(model: nn.Module, stored: Mapping[str, StoredTensor], source: str) -> dict[str, StoredTensor]:
-    """Return the stored tensors by the model's names; raises BaseModelError when one is missing or of another shape.
+    """Return the stored tensors by the model's names; raise BaseModelError if one is missing or has another shape.
 
-    Nothing but headers is read, and the model may be empty.
+    Reads only headers; the model may be on the meta device.
     """
-    known = _in_the_models_names(model, stored)
+    known = _by_model_names(model, stored)
     _check(model, known, source)
     return known
 
 
-def _in_the_models_names(model: nn.Module, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Name the tensors as the model does: transformers 5.6 dropped a level that all published files have."""
+def _by_model_names(model: nn.Module, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Return the tensors by the model's names: transformers 5.6 removed a level that all published files have."""
     wanted = {name for name, _ in model.named_parameters()}
     known = {}
     for name, tensor in stored.items():
@@ -226,17 +226,19 @@ def _check(model: nn.Module, known: Mapping[str, StoredTensor], source: str) -> 
     missing = [name for name, _ in model.named_parameters() if name not in known]
     if missing:
         listed = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-        sentence = f"{source} lacks {len(missing)} of the tensors of its {type(model).__name__}: {listed}."
-        raise BaseModelError("base.incomplete", sentence, "Get the whole model again or from another source.")
+        sentence = (
+            f"Could not load {source}: {len(missing)} tensors of its {type(model).__name__} are missing: {listed}."
+        )
+        raise BaseModelError("base.incomplete", sentence, "Download the whole model again, or from another source.")
     for name, parameter in model.named_parameters():
         if known[name].shape != parameter.shape:
             found, wanted = tuple(known[name].shape), tuple(parameter.shape)
-            sentence = f"{source} has {name} in the shape {found} where {type(model).__name__} needs {wanted}."
-            raise BaseModelError("base.other_shape", sentence, "It is a changed model: choose another base.")
+            sentence = f"Could not load {source}: {name} has shape {found}, but {type(model).__name__} needs {wanted}."
+            raise BaseModelError("base.other_shape", sentence, "The model has been modified: choose another base.")
 
 
 def _own(tensor: Tensor, device: torch.device) -> Tensor:
-    """Move a tensor to the device; a slice gets memory of its own, so that it does not keep the whole alive."""
+    """Move a tensor to the device; a slice is copied, so that it does not keep the whole tensor alive."""
     whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
     return tensor.contiguous().to(device) if whole else tensor.clone(memory_format=torch.contiguous_format).to(device)
 
@@ -247,9 +249,9 @@ def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 
 def _fill_buffers(model: nn.Module, device: torch.device) -> None:
-    """Make the only buffers of these models, CLIP's position ids 0 to 76, which no file need hold."""
+    """Create the only buffers of these models: CLIP's position ids 0 to 76, which files may omit."""
     for name, buffer in list(model.named_buffers()):
         if not name.endswith("position_ids"):
-            raise AssertionError(f"{type(model).__name__} has a buffer {name} that loading does not know")
+            raise AssertionError(f"{type(model).__name__} has an unknown buffer {name}")
         module, leaf = _owner(model, name)
         module.register_buffer(leaf, torch.arange(buffer.shape[-1], device=device)[None], persistent=False)

@@ -1,4 +1,4 @@
-"""The demo: trains a real LoRA on the bundled base and shows the same prompts without and with it."""
+"""Demo that trains a real LoRA on the bundled base and renders the same prompts without and with it."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ PAPER, INK, FAINT = "#f6f4f0", "#22201d", "#8a857c"
 
 @dataclass(frozen=True, slots=True)
 class SheetRow:
-    """A row of pictures, one a prompt, all of one size."""
+    """Row of images of one size, one per prompt."""
 
     title: str
     pictures: Sequence[Image.Image]
 
 
 def draw_sheet(rows: Sequence[SheetRow], prompts: Sequence[str], inside: int) -> Image.Image:
-    """The rows with prompts below, wrapped after COLUMNS; the first ``inside`` prompts are marked as trained on."""
+    """Return a sheet of rows with prompts below, wrapped after COLUMNS; the first ``inside`` are marked as trained."""
     bands = []
     for first in range(0, len(prompts), COLUMNS):
-        part = slice(first, first + COLUMNS)
-        cut = [SheetRow(row.title, row.pictures[part]) for row in rows]
-        bands.append(draw_band(cut, prompts[part], inside - first))
+        columns = slice(first, first + COLUMNS)
+        band_rows = [SheetRow(row.title, row.pictures[columns]) for row in rows]
+        bands.append(draw_band(band_rows, prompts[columns], inside - first))
     size = (bands[0].width, sum(band.height for band in bands))
     sheet = Image.new("RGB", size, PAPER)
     for number, band in enumerate(bands):
@@ -58,7 +58,7 @@ def draw_sheet(rows: Sequence[SheetRow], prompts: Sequence[str], inside: int) ->
 
 
 def draw_band(rows: Sequence[SheetRow], prompts: Sequence[str], inside: int) -> Image.Image:
-    """One column a prompt, one row each, prompts below."""
+    """Return one band of the sheet: a column per prompt, the rows one below the other, prompts at the bottom."""
     side = rows[0].pictures[0].width * SCALE
     columns = len(prompts)
     size = (TITLE_WIDTH + columns * (side + GAP) + GAP, GAP + len(rows) * (side + GAP) + LABEL_HEIGHT)
@@ -68,8 +68,8 @@ def draw_band(rows: Sequence[SheetRow], prompts: Sequence[str], inside: int) -> 
     for line, row in enumerate(rows):
         top = GAP + line * (side + GAP)
         pen.text((GAP, top + side // 2 - 10), row.title, INK, large)
-        for column, picture in enumerate(row.pictures):
-            enlarged = picture.resize((side, side), Image.Resampling.LANCZOS)
+        for column, image in enumerate(row.pictures):
+            enlarged = image.resize((side, side), Image.Resampling.LANCZOS)
             sheet.paste(enlarged, (TITLE_WIDTH + GAP + column * (side + GAP), top))
     top = GAP + len(rows) * (side + GAP)
     for column, prompt in enumerate(prompts):
@@ -79,58 +79,61 @@ def draw_band(rows: Sequence[SheetRow], prompts: Sequence[str], inside: int) -> 
     return sheet
 
 
-def style_statistic(picture: Image.Image) -> float:
-    """Darkness from 0 (white) to 1 (black): 1 - mean luminance (ITU-R 601-2) of an RGB picture."""
-    return 1.0 - float(np.asarray(picture.convert("L"), dtype=np.float64).mean()) / 255.0
+def style_statistic(image: Image.Image) -> float:
+    """Return the darkness of an RGB image from 0 (white) to 1 (black): 1 - mean luminance (ITU-R 601-2)."""
+    return 1.0 - float(np.asarray(image.convert("L"), dtype=np.float64).mean()) / 255.0
 
 
-def mean_statistic(pictures: Sequence[Image.Image]) -> float:
-    """The mean statistic of some pictures."""
-    return float(np.mean([style_statistic(picture) for picture in pictures]))
+def mean_statistic(images: Sequence[Image.Image]) -> float:
+    """Return the mean `style_statistic` of the images."""
+    return float(np.mean([style_statistic(image) for image in images]))
 
 
 def style_progress(
-    base_pictures: Sequence[Image.Image],
-    lora_pictures: Sequence[Image.Image],
-    dataset_pictures: Sequence[Image.Image],
+    base_images: Sequence[Image.Image],
+    lora_images: Sequence[Image.Image],
+    dataset_images: Sequence[Image.Image],
 ) -> float:
-    """How far the LoRA's pictures went from the base's (0) to the dataset's (1): (lora - base) / (dataset - base)."""
-    base, lora, dataset = map(mean_statistic, (base_pictures, lora_pictures, dataset_pictures))
+    """Return how close the LoRA's images are to the dataset: 0 as the base, 1 as the dataset.
+
+    Computed from the mean statistics: (lora - base) / (dataset - base).
+    """
+    base, lora, dataset = map(mean_statistic, (base_images, lora_images, dataset_images))
     return (lora - base) / (dataset - base)
 
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """What the demo shows."""
+    """Result of the demo."""
 
     run: Path
     lora: Path
     sheet: Path
     style: float
-    """How far prompts outside the dataset went from the base's look (0) to the dataset's (1)."""
+    """`style_progress` for prompts outside the dataset: 0 looks like the base, 1 like the dataset."""
     held_out_before: float
     held_out_after: float
 
     @property
     def held_out_fall(self) -> float:
-        """By what share the held-out loss fell."""
+        """Return the relative decrease of the validation loss."""
         return 1 - self.held_out_after / self.held_out_before
 
 
 def run(folder: Path, on_event: OnEvent) -> DemoResult:
-    """Trains the demo job in ``folder`` and writes the picture of its effect there. Raises ImpastoError."""
+    """Train the demo job in ``folder`` and save a comparison sheet there; raise ImpastoError if it fails."""
     folder.mkdir(parents=True, exist_ok=True)
     job = folder / "job.toml"
     files.write_text(job, demo_job())
-    former = set((folder / "runs").glob("*"))
+    existing = set((folder / "runs").glob("*"))
     code = start(job, [], on_event)
-    (new,) = set((folder / "runs").glob("*")) - former
-    finished = RunDirectory.open(new)
+    (created,) = set((folder / "runs").glob("*")) - existing
+    finished = RunDirectory.open(created)
     if code != EXIT_DONE:
         raise ResumableError(
             "demo.stopped",
-            f"The demo was stopped before its LoRA was done; the run is {new}.",
-            f"Go on with `python -m trainer resume {new}`, or start the demo again.",
+            f"The demo was stopped before its LoRA was finished; the run is {created}.",
+            f"Continue it with `python -m trainer resume {created}`, or start the demo again.",
         )
     lora = finished.output / "neon.safetensors"
     sheet, style = compare(lora, folder / SHEET)
@@ -139,12 +142,12 @@ def run(folder: Path, on_event: OnEvent) -> DemoResult:
 
 
 def prompts() -> Mapping[str, Any]:
-    """The trigger, the prompts inside and outside the dataset, and how to draw them."""
+    """Return the trigger word, the prompts inside and outside the dataset, and the sampling settings."""
     return read_toml(asset_path("demo", "prompts.toml"), "config")
 
 
 def compare(lora: Path, sheet: Path) -> tuple[Path, float]:
-    """Draws every prompt without and with the LoRA from the same noise; returns the sheet and the style's progress."""
+    """Render every prompt without and with the LoRA from the same noise; return the sheet and the style progress."""
     words = prompts()
     inside, outside = list(words["inside"]), list(words["outside"])
     with gpu_guard("draw the demo's images"):
@@ -156,7 +159,7 @@ def compare(lora: Path, sheet: Path) -> tuple[Path, float]:
 
 
 def draw(texts: Sequence[str], loras: Sequence[LoraUse]) -> list[Image.Image]:
-    """One picture a prompt by the bundled base with ``loras``; the same noise for every prompt's place in the list."""
+    """Render one image per prompt with the bundled base and ``loras``; the seed is the prompt's index."""
     base = BaseConfig(model=str(asset_path("demo", "base")))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     renderer = Renderer(
@@ -172,12 +175,12 @@ def draw(texts: Sequence[str], loras: Sequence[LoraUse]) -> list[Image.Image]:
 
 
 def dataset_pictures() -> list[Image.Image]:
-    """The demo's training pictures."""
+    """Return the demo's training images."""
     return [Image.open(path).convert("RGB") for path in sorted(asset_path("demo", "pictures").glob("*.png"))]
 
 
 def held_out_losses(finished: RunDirectory) -> tuple[float, float]:
-    """The held-out loss at the start and at the end of a run."""
+    """Return the validation loss at the start and at the end of a run."""
     written, _ = events.read_events(finished.events)
     losses = [event.loss for event in written if isinstance(event, events.Validation) and event.loss is not None]
     return losses[0], losses[-1]

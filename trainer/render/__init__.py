@@ -1,1 +1,1 @@
-"""Draws pictures with a base and finished LoRAs, in a process of its own."""
+"""Image generation with a base and finished LoRAs, in a separate process."""

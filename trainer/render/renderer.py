@@ -1,4 +1,4 @@
-"""A base with finished LoRAs in memory, and the pictures that it draws."""
+"""Rendering of images with a base and finished LoRAs that stay in memory."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from trainer.errors import BaseModelError, LoraFileError
 from trainer.protocol.events import OnPhase
 
 OnDrawn = Callable[[int, int, Path], None]
-"""Called with how many pictures are done, how many there are in all, and the file just written."""
+"""Called with the number of finished images, the total, and the file just written."""
 
 
 OnNotice = Callable[[str, str], None]
-"""Called with the code and the sentence of something that the user should know."""
+"""Called with the code and the sentence of a notice for the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoraUse:
-    """A LoRA file and how strongly it acts (1: as trained)."""
+    """LoRA file with its strength (1: as trained)."""
 
     file: Path
     strength: float = 1.0
 
 
 class Renderer:
-    """A base in memory, with LoRAs that others can take the place of, ready to draw."""
+    """Base in memory with exchangeable LoRAs, which renders images."""
 
     def __init__(
         self,
@@ -57,67 +57,70 @@ class Renderer:
         self.clip_skip = clip_skip
         self.on_notice = on_notice
         self._uses = tuple(loras)
-        read = self._read_all(loras)
+        weights = self._read_all(loras)
         self.unet = self.source.load_unet(dtype, device)
         self.encoders = self.source.load_text_encoders(dtype, device)
         self.vae = self.source.load_vae(torch.float32, device)
         self._applied = AppliedLoras(self.unet, self.encoders, dtype=dtype)
-        self._applied.use(read)
+        self._applied.use(weights)
 
     def use(self, loras: Sequence[LoraUse]) -> None:
-        """Draw with these from now on, as if the base had been loaded for them; raises LoraFileError."""
+        """Replace the current LoRAs without reloading the base.
+
+        Raises LoraFileError for a LoRA that does not match the base.
+        """
         if tuple(loras) != self._uses:
-            read = self._read_all(loras)
-            self._uses = ()
-            self._applied.use(read)
+            weights = self._read_all(loras)
+            self._uses = ()  # if `use` fails, the models have no LoRAs
+            self._applied.use(weights)
             self._uses = tuple(loras)
 
     def draw(self, prompt: PromptConfig, width: int, height: int, on_step: OnStep = lambda *_: None) -> Image.Image:
-        """Return an image of ``width`` by ``height`` pixels; raises BaseModelError where it would be made of NaN."""
+        """Return an image of ``width`` by ``height`` pixels; raise BaseModelError if its values are NaN or infinity."""
         source = self.source
         sampler = make_sampler(prompt.sampler, source.prediction, zero_terminal_snr=source.zero_terminal_snr)
         positive, negative = (self._encode(text) for text in (prompt.prompt, prompt.negative))
         drawing = RenderSpec(prompt, width, height, positive, negative)
         latents = draw_latents(source.family, self.unet, sampler, drawing, on_step)
         if not bool(latents.isfinite().all()):
-            what, remedy = f"the base {self.name} is damaged", "Get the base again or choose another one."
+            cause, remedy = f"the base {self.name} is damaged", "Download the base again, or choose another one."
             if self._uses:
-                what += ", or a LoRA is damaged or too strong"
-                remedy = "Draw without the LoRA, or at a lower strength. If that fails too, get the base again."
-            sentence = f"Could not draw the image: its values are not finite (NaN or infinity). Probably {what}."
+                cause += ", or a LoRA is damaged or too strong"
+                remedy = "Draw without the LoRA or at a lower strength. If that fails too, download the base again."
+            sentence = f"Could not draw the image: its values are NaN or infinity. Probably {cause}."
             raise BaseModelError("base.not_finite", sentence, remedy)
         return decode(self.vae, latents, tiling=self.device.type != "cpu")
 
     def draw_file(self, prompt: PromptConfig, folder: Path, on_step: OnStep = lambda *_: None) -> Path:
-        """Draw one picture into ``folder``, beside what is there, as a PNG that holds its settings; return the file.
+        """Render one image into ``folder`` as a new PNG that contains its settings, and return the file.
 
-        A size that the prompt leaves open is that of the family.
+        If the prompt has no size, the family's native resolution is used.
         """
         side = NATIVE_RESOLUTION[self.source.family]
         width, height = prompt.width or side, prompt.height or side
-        used = [f"{use.file.name}:{use.strength:g}" for use in self._uses]
-        settings = {"width": width, "height": height, "loras": used, "base": self.name}
-        picture = self.draw(prompt, width, height, on_step)
+        lora_names = [f"{use.file.name}:{use.strength:g}" for use in self._uses]
+        settings = {"width": width, "height": height, "loras": lora_names, "base": self.name}
+        image = self.draw(prompt, width, height, on_step)
         path = free_name(folder)
-        save_picture(picture, path, prompt.model_dump() | settings)
+        save_picture(image, path, prompt.model_dump() | settings)
         return path
 
     def _read_all(self, loras: Sequence[LoraUse]) -> list[tuple[LoraWeights, float]]:
         return [(self._read(use.file), use.strength) for use in loras]
 
     def _read(self, file: Path) -> LoraWeights:
-        """The LoRA's weights, before those of the base; what does not fit is told, a file that fits nowhere refused."""
+        """Return the weights of a LoRA file; report unmatched keys, and raise LoraFileError if no layer matches."""
         source = self.source
         lora = read_lora(file, source.family, slots(source.family, source.unet_config, source.text_configs))
         if not lora.layers:
             raise LoraFileError(
                 "lora.nothing_fits",
-                f"Nothing in {file.name} fits this base.",
-                "Choose a LoRA that was made for the family of the base.",
+                f"Could not use {file.name}: none of its layers match this base.",
+                "Choose a LoRA for the same family as the base.",
             )
         if lora.unmatched:
             count, first = len(lora.unmatched), lora.unmatched[0]
-            self.on_notice("lora.unmatched", f"{file.name}: {count} keys fit no layer of this base, first {first}.")
+            self.on_notice("lora.unmatched", f"{file.name}: {count} keys match no layer of this base, first {first}.")
         return lora
 
     def _encode(self, text: str) -> TextConditioning:
@@ -125,7 +128,7 @@ class Renderer:
 
 
 def drawing_dtype(machine: Machine) -> torch.dtype:
-    """Return the dtype that pictures are drawn in: fp32 on the CPU, else in the half precision of the card."""
+    """Return the dtype to render in: fp32 on the CPU, else the GPU's 16-bit dtype."""
     if machine.device == "cpu":
         return torch.float32
     return torch.bfloat16 if machine.bf16 else torch.float16
@@ -144,15 +147,15 @@ def render(
     progress: OnPhase | None = None,
     on_notice: OnNotice,
 ) -> list[Path]:
-    """Draws every prompt into ``folder`` as 000.png, 001.png ... beside what is there; returns the files.
+    """Render every prompt into ``folder`` as 000.png, 001.png ... and return the files; existing files are kept.
 
-    Each PNG holds its settings. ``clip_skip`` is in kohya's counting, SD 1.5 only. Raises ImpastoError for a base or
-    LoRA that cannot be used.
+    Each PNG contains its settings. ``clip_skip`` counts as in kohya and applies to SD 1.5 only. Raises ImpastoError for
+    an unusable base or LoRA.
     """
     renderer = Renderer(
         base, loras, device=device, dtype=dtype, clip_skip=clip_skip, progress=progress, on_notice=on_notice
     )
-    folder.mkdir(parents=True, exist_ok=True)  # nothing is left when base or LoRA are refused
+    folder.mkdir(parents=True, exist_ok=True)  # only now, so that an unusable base or LoRA leaves no empty folder
     files: list[Path] = []
     for prompt in prompts:
         files.append(renderer.draw_file(prompt, folder))
@@ -161,7 +164,7 @@ def render(
 
 
 def free_name(folder: Path) -> Path:
-    """The first of 000.png, 001.png ... that does not exist yet."""
+    """Return the first of 000.png, 001.png ... that does not exist yet."""
     number = 0
     while (path := folder / f"{number:03d}.png").exists():
         number += 1

@@ -1,26 +1,26 @@
-"""Draws for a program that stays: JSON lines in, JSON lines out, with the base kept in memory from one to the next.
+"""Render server: JSON lines in, JSON lines out, with the base kept in memory between requests.
 
-What trainer/protocol/processes.py says of requests holds. One names a base as a job does, and pictures to draw:
+trainer/protocol/processes.py describes requests in general. A render request names a base as a job does, and images:
 
     {"id": 1, "base": {"model": "base.safetensors"}, "out": "folder", "pictures": [
         {"loras": [{"file": "style.safetensors", "strength": 0.8}], "prompt": {"prompt": "a cat", "seed": 7}}]}
 
-``clip_skip`` and ``device`` may stand beside them. A grid of checkpoints, strengths and prompts is a request of many
-pictures; those with the same LoRAs should follow each other, for changing them takes a moment. Answers:
+``clip_skip`` and ``device`` are optional. A grid of checkpoints, strengths and prompts is a request with many images;
+group images with the same LoRAs, because switching LoRAs takes a moment. Answers:
 
     {"id": 1, "state": "loading", "device": "cuda:0", "phase": "load", "done": 3, "total": 686}
-                                                                               of the base, in the units of the phase
-    {"id": 1, "state": "notice", "code": "lora.unmatched", "sentence": "..."}  to be known, but no hindrance
-    {"id": 1, "state": "drawing", "picture": 0, "step": 4, "steps": 20}        the picture by its place in the request
+                                                                               progress, in the phase's units
+    {"id": 1, "state": "notice", "code": "lora.unmatched", "sentence": "..."}  information, not an error
+    {"id": 1, "state": "drawing", "picture": 0, "step": 4, "steps": 20}        image by its index in the request
     {"id": 1, "state": "drawn", "picture": 0, "file": "folder/000.png"}
     {"id": 1, "state": "done"}
 
-The next request cancels the one before within a step of drawing; what was drawn stays. Two draw nothing:
+A new request cancels the current one within a sampling step; finished images stay. Two requests render nothing:
 
-    {"id": 2, "do": "cancel"}    only that
-    {"id": 3, "do": "free"}      the base is given up as well, and with it the card
+    {"id": 2, "do": "cancel"}    only cancels
+    {"id": 3, "do": "free"}      also unloads the base and frees the GPU
 
-The base is also given up when nothing was asked for a while. As long as it lies on a card, no training starts there.
+The base is also unloaded when no request arrives for a while. While it is on a GPU, no training starts there.
 """
 
 from __future__ import annotations
@@ -51,53 +51,53 @@ from trainer.training.device.device import this_machine
 from trainer.training.device.out_of_memory import is_out_of_memory, memory_full
 
 IDLE_SECONDS = 120.0
-_TELL_SECONDS = 0.1  # progress more often than this would be noise
+_REPORT_SECONDS = 0.1  # shortest interval between progress messages
 
 
 class LoraRequest(Section):
-    """A LoRA in a request."""
+    """LoRA of a requested image."""
 
     file: str = Field(min_length=1)
-    """Where it lies."""
+    """Path of the file."""
     strength: float = Field(default=1.0, ge=-100.0, le=100.0)
-    """1: as trained."""
+    """Strength; 1: as trained."""
 
 
 class PictureRequest(Section):
-    """A picture in a request."""
+    """One image of a request."""
 
     loras: tuple[LoraRequest, ...] = Field(default=(), strict=False)
-    """What it is drawn with."""
+    """LoRAs to apply."""
     prompt: PromptConfig
-    """What it shows, and how it is drawn."""
+    """Prompt and sampling settings."""
 
 
 class RenderRequest(Section):
-    """What to draw."""
+    """Request to render images."""
 
     id: str | int
-    """Of the asker's."""
+    """Id chosen by the client, repeated in every answer."""
     base: BaseConfig
-    """As in a job; paths are absolute or relative to the folder of this process."""
+    """Base as in a job; paths are absolute or relative to this process's working directory."""
     out: str = Field(min_length=1)
-    """The folder to draw into."""
+    """Output folder."""
     pictures: tuple[PictureRequest, ...] = Field(min_length=1, max_length=10_000, strict=False)
-    """In the order in which they are drawn."""
+    """Images, rendered in this order."""
     clip_skip: int | None = None
-    """As in a recipe."""
+    """Clip skip as in a recipe."""
     device: str | None = None
-    """As in a fit."""
+    """Device as in a fit."""
 
 
 class FreeRequest(Section):
-    """What draws nothing."""
+    """Request that cancels rendering or also frees the GPU."""
 
     id: str | int
     do: Literal["cancel", "free"]
 
 
 def render_server(output: TextIO, idle: float = IDLE_SECONDS) -> Server:
-    """Return a server that draws; it gives its base up after `idle` seconds without a request."""
+    """Return a render server that unloads its base after `idle` seconds without a request."""
     service = RenderService()
     return Server(
         service.work,
@@ -111,12 +111,12 @@ def render_server(output: TextIO, idle: float = IDLE_SECONDS) -> Server:
 
 
 def fault(request: Request) -> str | None:
-    """Say what is wrong with a request; None when nothing is."""
+    """Return what is wrong with a request; None if it is valid."""
     if "do" in request:
         return _faults(FreeRequest, request)
-    said = _faults(RenderRequest, request)
+    problem = _faults(RenderRequest, request)
     return (
-        said
+        problem
         or _faults(FitConfig, {"device": request.get("device")})
         or _faults(RecipeConfig, {"clip_skip": request.get("clip_skip")})
     )
@@ -131,48 +131,48 @@ def _faults(section: type[Section], values: Request) -> str | None:
 
 
 class RenderService:
-    """Keeps one base in memory, and its card for itself as long as it lies there."""
+    """Keeps one base in memory; while it is on a GPU, holds that GPU's lock so that no training starts."""
 
     def __init__(self) -> None:
         self._renderer: Renderer | None = None
         self._loaded: tuple[BaseConfig, torch.device] | None = None
-        self._card = contextlib.ExitStack()
+        self._gpu_lock = contextlib.ExitStack()
 
     def work(self, turn: Turn) -> Answer:
-        """Do what a request says; raises ImpastoError."""
+        """Execute a request; raise ImpastoError if it fails."""
         if "do" in turn.request:
             if turn.request["do"] == "free":
                 self.free()
             return {}
-        asked = RenderRequest.model_validate(turn.request)
+        request = RenderRequest.model_validate(turn.request)
         try:
-            self._draw(asked, turn)
+            self._draw(request, turn)
             return {}
         except (OvertakenError, ImpastoError):
             raise
         except OSError as error:
-            raise _not_written(asked.out, error) from error
+            raise _not_written(request.out, error) from error
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
             full = memory_full(error, "draw the image")
-        # Only here is the error gone, and with its frames everything that the failed work had allocated.
+        # After the except block: until then the traceback's frames keep everything that the failed work allocated.
         self.free()
         raise RunError("render.memory", full.sentence, f"Choose a smaller size, or: {full.remedy}")
 
     def free(self) -> None:
-        """Give up base and card."""
+        """Unload the base and release the GPU."""
         self._renderer = self._loaded = None
-        gc.collect()  # PEFT's layers and their models refer to each other
+        gc.collect()  # PEFT's layers and their models form reference cycles
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        self._card.close()
+        self._gpu_lock.close()
 
-    def _draw(self, asked: RenderRequest, turn: Turn) -> None:
-        renderer = self._renderer_for(asked, turn)
-        folder = Path(asked.out)
+    def _draw(self, request: RenderRequest, turn: Turn) -> None:
+        renderer = self._renderer_for(request, turn)
+        folder = Path(request.out)
         folder.mkdir(parents=True, exist_ok=True)
-        for number, picture in enumerate(asked.pictures):
+        for number, picture in enumerate(request.pictures):
             turn.go_on()
             renderer.use(_uses(picture))
 
@@ -183,42 +183,42 @@ class RenderService:
             file = renderer.draw_file(picture.prompt, folder, on_step)
             turn.tell("drawn", picture=number, file=str(file))
 
-    def _renderer_for(self, asked: RenderRequest, turn: Turn) -> Renderer:
-        """The base that is asked for, loaded unless it lies here."""
-        machine = this_machine(asked.device)
+    def _renderer_for(self, request: RenderRequest, turn: Turn) -> Renderer:
+        """Return a renderer with the requested base, loading it if another one is in memory."""
+        machine = this_machine(request.device)
         device = torch.device(machine.device)
-        if self._renderer is None or self._loaded != (asked.base, device):
+        if self._renderer is None or self._loaded != (request.base, device):
             self.free()
             try:
-                self._occupy(device)
+                self._lock_gpu(device)
                 self._renderer = Renderer(
-                    asked.base,
-                    _uses(asked.pictures[0]),
+                    request.base,
+                    _uses(request.pictures[0]),
                     device=device,
                     dtype=drawing_dtype(machine),
-                    clip_skip=asked.clip_skip,
+                    clip_skip=request.clip_skip,
                     progress=_progress(turn, device),
                     on_notice=_notices(turn),
                 )
             except BaseException:
                 self.free()
                 raise
-            self._loaded = asked.base, device
-        self._renderer.clip_skip = asked.clip_skip
+            self._loaded = request.base, device
+        self._renderer.clip_skip = request.clip_skip
         self._renderer.on_notice = _notices(turn)
         return self._renderer
 
-    def _occupy(self, device: torch.device) -> None:
-        """Hold the lane of a card; on the CPU drawing only makes a training slower. Raises RunError while one runs."""
+    def _lock_gpu(self, device: torch.device) -> None:
+        """Lock a GPU, or raise RunError if it is training; the CPU is not locked, as training only gets slower."""
         if device.type == "cpu":
             return
         try:
-            self._card.enter_context(locks.occupied(str(device), locks.ASKED))
+            self._gpu_lock.enter_context(locks.occupied(str(device), locks.ASKED))
         except locks.LockBusyError:
             raise RunError(
                 "render.busy",
-                "A training is under way on this graphics card, and there is no room for both.",
-                "Wait until it is done, or pause it: pausing frees the card.",
+                "Could not load the base: a training is running on this GPU, and there is not enough memory for both.",
+                "Wait until it has finished, or pause it: pausing frees the GPU.",
             ) from None
 
 
@@ -231,23 +231,26 @@ def _notices(turn: Turn) -> OnNotice:
 
 
 def _progress(turn: Turn, device: torch.device) -> Callable[[Phase, int, int], None]:
-    """Tell of loading. A download ends for another request; loading does not: what is loaded is likely wanted next."""
+    """Return a callback that reports loading progress.
+
+    A new request cancels a download, but not loading, because the next request probably needs the same base.
+    """
     last = 0.0
 
-    def tell(phase: Phase, done: int, total: int) -> None:
+    def report(phase: Phase, done: int, total: int) -> None:
         nonlocal last
         if phase == "download":
             turn.go_on()
-        if done >= total or time.monotonic() - last >= _TELL_SECONDS:
+        if done >= total or time.monotonic() - last >= _REPORT_SECONDS:
             last = time.monotonic()
             turn.tell("loading", device=str(device), phase=phase, done=done, total=total)
 
-    return tell
+    return report
 
 
 def _not_written(folder: str, error: OSError) -> RunError:
     return RunError(
         "render.folder",
-        f"The pictures cannot be written into {folder}: {error.strerror or error}.",
+        f"Could not write the images to {folder}: {error.strerror or error}.",
         write_remedy(error),
     )

@@ -86,7 +86,7 @@ def test_a_base_of_nan_draws_no_black_image(loras: dict[str, Path], tmp_path: Pa
     )
     for weight in renderer.unet.parameters():
         weight.data.fill_(torch.nan)
-    with pytest.raises(BaseModelError, match="not finite") as caught:
+    with pytest.raises(BaseModelError, match="NaN or infinity") as caught:
         renderer.draw_file(PROMPT, tmp_path)
     assert ("LoRA" in caught.value.sentence) is with_lora
     assert not list(tmp_path.glob("*.png"))
@@ -225,4 +225,4 @@ def test_keys_that_fit_nowhere_are_told(loras: dict[str, Path], tmp_path: Path) 
     drawn(base_of(loras["sd15"]), tmp_path, [PROMPT], loras=[LoraUse(strange)], on_notice=lambda *n: told.append(n))
     ((code, sentence),) = told
     assert code == "lora.unmatched"
-    assert sentence == "strange.safetensors: 1 keys fit no layer of this base, first lora_unet_no_such_layer.alpha."
+    assert sentence == "strange.safetensors: 1 keys match no layer of this base, first lora_unet_no_such_layer.alpha."

@@ -161,7 +161,7 @@ def test_what_cannot_be_drawn_is_said_in_words_and_the_next_is_drawn(
         ({"device": "gpu"}, "device"),
         ({"device": "cuda:9"}, "CUDA"),
         ({"paint": 1}, "paint"),
-        ({"out": str(tmp_path / "file" / "in")}, "cannot be written"),
+        ({"out": str(tmp_path / "file" / "in")}, "Could not write"),
     ):
         asked.send(id=5, **{**good, **change})
         (answer,) = [one for one in asked.until("error", "done") if one["state"] != "loading"]
@@ -172,9 +172,9 @@ def test_what_cannot_be_drawn_is_said_in_words_and_the_next_is_drawn(
 
 def test_a_card_with_a_training_on_it_is_left_alone_and_a_held_one_is_given_back() -> None:
     service, card = RenderService(), torch.device("cuda:3")
-    with locks.occupied("cuda:3"), pytest.raises(RunError, match="training is under way"):
-        service._occupy(card)
-    service._occupy(card)
+    with locks.occupied("cuda:3"), pytest.raises(RunError, match="training is running"):
+        service._lock_gpu(card)
+    service._lock_gpu(card)
     assert locks.gpu_held("cuda:3")
     service.free()
     assert not locks.gpu_held("cuda:3")
