@@ -214,7 +214,7 @@ def test_holding_is_shown_with_its_reason_and_ended_by_one_click(panel, queue, q
 def test_a_damaged_entry_is_told_and_can_be_removed(panel, queue, qtbot):
     (name,) = add(queue, "paused")
     (queue.folder / "entries" / f"{name}.json").write_text("<b>torn", encoding="utf-8")
-    qtbot.waitUntil(lambda: "damaged" in panel.bar.words.text())
+    qtbot.waitUntil(lambda: "Could not read the queue entry" in panel.bar.words.text())
     assert panel.bar.words.textFormat() == Qt.TextFormat.PlainText
     qtbot.mouseClick(panel.bar.button, Qt.MouseButton.LeftButton)
     qtbot.waitUntil(lambda: panel.bar.isHidden())
