@@ -48,7 +48,7 @@ def test_thousands_of_bad_caption_files_are_one_short_list(folder, capsys):
         (folder / f"{number}.png").write_bytes(b"")
         (folder / f"{number}.txt").write_bytes(b"a\0b")
     text = shown(["check", "images"], capsys)
-    assert "180 more findings of the same kind as the 20 before." in text
+    assert "180 more findings like the previous 20." in text
     assert len(text) < 25 * KIB
 
 
@@ -104,7 +104,7 @@ def test_another_trainers_file_makes_a_hundred_notes_at_most(folder):
     (folder / "k.toml").write_text(f'[general]\n{keys}[[datasets]]\n[[datasets.subsets]]\nimage_dir = "."\n', "utf-8")
     notes = import_dataset(folder / "k.toml").notes
     assert len(notes) == 101
-    assert notes[-1] == "More of the file is not carried over."
+    assert notes[-1] == "More settings of the file were not imported."
 
 
 def test_messages_have_an_end(capsys):

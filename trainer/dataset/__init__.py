@@ -1,1 +1,1 @@
-"""Pictures and captions: what a dataset holds, what is wrong with it, and what each step of a run sees of it."""
+"""Datasets: scanning, checking, bucketing, captions, and the samples of each training step."""

@@ -1,4 +1,4 @@
-"""Under which names encoded pictures and captions lie in the shared cache, and which of a job's lie there. No torch."""
+"""Keys of cached latents and caption embeddings in the shared cache. Does not import torch."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from trainer.config.fit import TEXTS_AT_ONCE, FitConfig
 from trainer.config.job import Job
 from trainer.dataset.sampling import Sample
 
-# Raised when what an entry holds changes, so that entries of older programs are never read.
+# Increase when the content of entries changes, so that entries of older versions are never read.
 FORM = 1
 GIGABYTE = 1e9
 FLOAT_BYTES = 4
 LATENT_SCALE = 8
-# Listing a showing takes about 0.1 ms: a portion that nothing else bounds is listed within some ten seconds.
+# Listing a sample takes about 0.1 ms, so a shard without another limit is listed within about ten seconds.
 MOST_SHOWINGS = 100_000
 
 
 def texts_at_once(fit: FitConfig) -> int:
-    """Return how many texts are encoded together: 1 where runs repeat exactly, as others change a text's bits."""
+    """Return how many captions are encoded at once: 1 for deterministic runs, as the batch size changes rounding."""
     return 1 if fit.deterministic else fit.text_encoder_batch_size or TEXTS_AT_ONCE
 
 
 def encoding_form(fit: FitConfig) -> tuple[object, ...]:
-    """Return what of a fit decides under which keys images and texts are cached."""
+    """Return the fit settings that the cache keys of images and captions depend on."""
     return fit.vae_dtype, bool(fit.vae_encode_tiling), texts_at_once(fit)
 
 
 def content_key(*parts: object) -> str:
-    """SHA-256 over the JSON of ``parts``: equal content gives the same key on every machine."""
+    """Return the SHA-256 of the JSON of ``parts``: equal content has the same key on every machine."""
     return hashlib.sha256(json.dumps([FORM, *parts], ensure_ascii=False).encode("utf-8")).hexdigest()
 
 
 def entry_path(folder: Path, key: str) -> Path:
-    """Where the entry ``key`` lies; two letters of the key make the subfolder, so that no folder grows huge."""
+    """Return the path of an entry; the first two letters of its key are the subfolder, which keeps folders small."""
     return folder / key[:2] / f"{key}.safetensors"
 
 
 @dataclass(frozen=True)
 class CacheKeys:
-    """The entries of a resolved job in the cache under ``folder``; the hashes are those of its VAE and encoders."""
+    """Cache entries of a resolved job under ``folder``; the hashes are of its VAE and text encoders."""
 
     folder: Path
     job: Job
@@ -54,18 +54,18 @@ class CacheKeys:
 
     @property
     def pictures(self) -> Path:
-        """The folder of latents."""
+        """Return the folder of latents."""
         return self.folder / "pictures"
 
     @property
     def texts(self) -> Path:
-        """The folder of embeddings."""
+        """Return the folder of caption embeddings."""
         return self.folder / "texts"
 
     def picture_key(self, sample: Sample) -> str:
-        """Return the key of a sample's latents.
+        """Return the cache key of a sample's latents.
 
-        Over image and mask bytes, crop, bucket, flip, background, VAE and its dtype, and whether it encodes in tiles.
+        It depends on image and mask bytes, crop, bucket, flip, background, the VAE, its dtype and encoder tiling.
         """
         picture = sample.picture
         return content_key(
@@ -83,9 +83,10 @@ class CacheKeys:
         )
 
     def text_key(self, text: str) -> str:
-        """The key of a text's embeddings: the words, the encoders, clip skip, chunks and dtype.
+        """Return the cache key of a caption: its text, encoders, clip skip, token limit and dtype.
 
-        And how many are encoded at once, where that is more than one: what repeats bit for bit takes none of those.
+        A batch size above 1 is part of the key, since batching changes rounding: deterministic runs never use such
+        entries.
         """
         recipe, at_once = self.job.recipe, texts_at_once(self.job.fit)
         return content_key(
@@ -100,23 +101,23 @@ class CacheKeys:
         )
 
     def has_picture(self, sample: Sample) -> bool:
-        """Whether there is an entry; whether it is sound is seen when it is read."""
+        """Return whether an entry exists; it is validated when it is read."""
         return entry_path(self.pictures, self.picture_key(sample)).is_file()
 
     def has_text(self, text: str) -> bool:
-        """Whether there is an entry; whether it is sound is seen when it is read."""
+        """Return whether an entry exists; it is validated when it is read."""
         return entry_path(self.texts, self.text_key(text)).is_file()
 
 
 def text_bytes(token_chunks: int, widths: Iterable[int]) -> int:
-    """Bytes that a cached caption takes at most, with encoders of these hidden sizes: fp32."""
+    """Return the maximum bytes of a cached caption (fp32) for encoders of these hidden sizes."""
     return (token_chunks + 2) * sum(widths) * FLOAT_BYTES
 
 
 def latent_bytes(bucket: tuple[int, int], *, masked: bool) -> int:
-    """Return the bytes that cached latents of a bucket (width, height) take.
+    """Return the bytes of cached latents of a bucket (width, height).
 
-    Mean and deviation have 4 channels each, a mask has one; all in fp32 and at the size of the latents.
+    Mean and standard deviation have 4 channels each, a mask has 1; all are fp32 at latent size.
     """
     width, height = bucket
     return (2 * 4 + masked) * (width // LATENT_SCALE) * (height // LATENT_SCALE) * FLOAT_BYTES

@@ -1,4 +1,4 @@
-"""Reads captions from .txt and .caption files and from metadata.jsonl; never writes."""
+"""Reading of captions from .txt and .caption files and metadata.jsonl; nothing here writes."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from typing import Literal
 from trainer.protocol.reading import UnusableFileError, open_file, parse_json, read_text, reason_of
 
 SUFFIXES = (".txt", ".caption")
-"""Endings of caption files; the first wins where a picture has both."""
+"""Extensions of caption files; the first wins where an image has both."""
 METADATA_NAME = "metadata.jsonl"
 COLUMNS = ("text", "prompt", "caption")
-"""Columns of a metadata file that hold the caption; the first that is there wins."""
+"""Columns of a metadata file that may contain the caption; the first one present wins."""
 
 LARGEST = 100_000
-"""Bytes; longer than any caption. A larger file is something else, and would only fill the memory."""
+"""Maximum bytes of a caption file; a larger file is something else and would only fill memory."""
 
 _MOST_FAULTS = 20
-"""How many bad lines of one file are named: a hundred thousand of them are one mistake."""
+"""Maximum invalid lines of one file that are listed: a hundred thousand of them are one mistake."""
 
 Lines = Literal["caption", "variants"]
 
 
 class NotACaptionError(Exception):
-    """A caption file that cannot be used; its text says why."""
+    """Error for a caption file that cannot be used; its text is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class CaptionFile:
-    """What a caption file holds, and in which encoding it turned out to be written (utf-8, utf-16 or cp1252)."""
+    """Text and detected encoding of a caption file."""
 
     text: str
     encoding: Literal["utf-8", "utf-16", "cp1252"]
 
 
 def read_caption_file(path: Path) -> CaptionFile:
-    """Return a caption file's text, any byte order mark removed; raises NotACaptionError.
+    """Return a caption file's text without a byte order mark; raises NotACaptionError.
 
-    Other encodings than UTF-8 are read so that the text can be shown and used, but the file is left as it is: UTF-16
-    when its mark says so, else Windows' cp1252, with the replacement character for the five bytes it does not define.
+    Other encodings than UTF-8 are read so that the text can be shown and used, but the file is left unchanged: UTF-16
+    if it has a byte order mark, else Windows cp1252, with the replacement character for its five undefined bytes.
     """
     try:
         with open_file(path, "stream") as file:
@@ -51,7 +51,7 @@ def read_caption_file(path: Path) -> CaptionFile:
 
 
 def decode_caption(data: bytes) -> CaptionFile:
-    """Return what the bytes of a caption file say, as `read_caption_file` does; raises NotACaptionError."""
+    """Decode the bytes of a caption file as `read_caption_file` does; raises NotACaptionError."""
     if len(data) > LARGEST:
         raise NotACaptionError(f"it is longer than {LARGEST:,} bytes")
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -65,7 +65,7 @@ def decode_caption(data: bytes) -> CaptionFile:
 
 
 def split_caption(text: str, lines: Lines) -> tuple[str, ...]:
-    """Return the alternatives that a caption's text holds: all lines as one, or one a line; none when it is empty."""
+    """Return the alternative captions of a text: all lines joined, or one per line; none if it is empty."""
     kept = [line.strip() for line in text.splitlines() if line.strip()]
     if lines == "variants":
         return tuple(kept)
@@ -73,10 +73,9 @@ def split_caption(text: str, lines: Lines) -> tuple[str, ...]:
 
 
 def read_metadata(path: Path) -> tuple[dict[str, str], list[str]]:
-    """Read Hugging Face's metadata.jsonl: captions by `file_name` (relative to its folder), and what is wrong in it.
+    """Read Hugging Face's metadata.jsonl: captions by `file_name` (relative to its folder), and its faults.
 
-    Each fault names its line, up to 20 of them; the other lines are still used. A file that is not there has no
-    captions.
+    Up to 20 faults are listed with their lines; the other lines are still used. A missing file has no captions.
     """
     captions: dict[str, str] = {}
     faults: list[str] = []
@@ -101,7 +100,7 @@ def read_metadata(path: Path) -> tuple[dict[str, str], list[str]]:
 
 
 def require_short(name: str, text: str) -> None:
-    """Raise ValueError for a caption, called `name` in its file, that is longer than a caption file may be."""
+    """Raise ValueError for a caption above the limit of caption files; `name` is its name in the file."""
     if len(text) > LARGEST:
         raise ValueError(f"its {name} is longer than {LARGEST:,} characters")
 
@@ -114,9 +113,9 @@ def _metadata_line(line: str) -> tuple[str, str]:
     if column is None:
         raise ValueError(f"it has no caption (one of {', '.join(COLUMNS)})")
     if not isinstance(facts[column], str):
-        raise ValueError(f"its {column} is not a text")
+        raise ValueError(f"its {column} is not text")
     require_short(column, facts[column])
-    # JSON can spell halves of surrogate pairs, which no text encoder takes.
+    # JSON can contain single surrogates, which no text encoder accepts.
     if any("\ud800" <= letter <= "\udfff" for letter in facts[column]):
-        raise ValueError(f"its {column} holds half a letter (U+D800 to U+DFFF)")
+        raise ValueError(f"its {column} contains an invalid character (U+D800 to U+DFFF)")
     return facts["file_name"].replace("\\", "/").removeprefix("./"), facts[column]

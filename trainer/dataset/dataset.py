@@ -1,4 +1,4 @@
-"""A dataset as a whole: read and checked, and frozen as the listing (dataset.jsonl) that a run trains from."""
+"""Reading and checking of a whole dataset, and the frozen listing (dataset.jsonl) that a run trains from."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ _ENDINGS = {
     "AVIF": (".avif",),
     "JXL": (".jxl",),
 }
-# Enlarging by two per cent cannot be seen; a bucket under half of the full area gives a visibly coarser picture.
+# Enlarging by 2% is invisible; a bucket below half of the full area makes the image visibly coarser.
 _ENLARGED = 1.02
 _SMALL_BUCKET = 0.5
 AUTO_SHARE = 0.05
 _AUTO_LEAST = 40
-_KINDS = {"train": "to learn from", "regularisation": "for regularisation", "validation": "held out for validation"}
+_KINDS = {"train": "for training", "regularisation": "for regularization", "validation": "held out for validation"}
 
 
 def doubts_of_shape(size: tuple[int, int], bucket: tuple[int, int], recipe: RecipeConfig) -> list[str]:
-    """Return the codes of what is doubtful about the (width, height) of a picture's region in its bucket."""
+    """Return the codes of findings about the size (width, height) of an image's region in its bucket."""
     full_area = (recipe.resolution or 0) ** 2
     coarse = size[0] * size[1] < full_area and bucket[0] * bucket[1] < _SMALL_BUCKET * full_area
     doubts = {
@@ -66,7 +66,7 @@ def doubts_of_shape(size: tuple[int, int], bucket: tuple[int, int], recipe: Reci
 
 
 def doubts_of_file(path: Path, facts: PictureFacts) -> list[str]:
-    """Return the codes of what is doubtful, or worth knowing, about a picture's file."""
+    """Return the codes of findings about an image file."""
     doubts = {
         "picture.profile": facts.profile == "broken",
         "picture.misnamed": path.suffix.lower() not in _ENDINGS.get(facts.format, ()),
@@ -77,7 +77,7 @@ def doubts_of_file(path: Path, facts: PictureFacts) -> list[str]:
 
 
 class DatasetBuilder:
-    """Makes pictures of candidates, and notes on the scan what is wrong or doubtful with each."""
+    """Builds image records from candidates, and records findings about each in the scan."""
 
     def __init__(
         self, dataset: DatasetConfig, recipe: RecipeConfig, inspected: Mapping[Path, Inspection], scan: Scan
@@ -86,12 +86,12 @@ class DatasetBuilder:
         self._recipe = recipe
         self._inspected = inspected
         self._scan = scan
-        # Where no image has a mask, "auto" means that masks are not wanted: then none is missing either.
+        # With "auto" and no mask in the dataset, masks are not wanted, so none is reported as missing.
         wanted = dataset.masks in ("files", "alpha")
         self._masks_wanted = wanted or any(candidate.mask_path for candidate in scan.candidates)
 
     def picture(self, candidate: ImageFile) -> tuple[Picture, PictureFacts] | None:
-        """Return the record of a candidate and what its file is; None when it has to be left out."""
+        """Return the record and file facts of a candidate; None if it must be left out."""
         facts = self._sound(candidate.path)
         if facts is None:
             return None
@@ -134,7 +134,7 @@ class DatasetBuilder:
             self._mark(code, path)
 
     def _mask(self, candidate: ImageFile, facts: PictureFacts) -> tuple[MaskSource, Path | None, str | None]:
-        """Return where the mask is and the hash of its file; one that cannot be read is reported, and none used."""
+        """Return the source, path and hash of the mask; an unreadable mask is reported and not used."""
         if self._dataset.masks == "alpha" and facts.transparent:
             return "alpha", None, None
         if candidate.mask_path and (mask := self._sound(candidate.mask_path)):
@@ -152,7 +152,7 @@ class DatasetBuilder:
 def mark_pictures(
     pictures: Sequence[Picture], alike: Iterable[Sequence[int]], recipe: RecipeConfig, scan: Scan
 ) -> None:
-    """Note on the scan which pictures are doubtful; `alike` are the groups of places of nearly equal pictures."""
+    """Record findings about images in the scan; `alike` are groups of indexes of similar images."""
     _mark_copies(pictures, alike, scan)
     _mark_captions(pictures, recipe, scan)
     shown = Counter[tuple[int, int]]()
@@ -186,18 +186,18 @@ def _mark_captions(pictures: Iterable[Picture], recipe: RecipeConfig, scan: Scan
 
 
 def _texts(picture: Picture, recipe: RecipeConfig) -> Iterator[str]:
-    """Yield each of a picture's alternatives as it is read when nothing is dropped, with any part of wildcards."""
+    """Yield each alternative caption of an image as trained without dropout, with one choice of its wildcards."""
     whole = without_chance(recipe.captions)
     for caption in picture.captions or ("",):
         yield compose_caption((caption,), picture.trigger, picture.class_words, whole, np.random.default_rng(0))
 
 
 def held_out(ids: Sequence[str], alike: Iterable[Sequence[int]], share: float | Literal["auto"]) -> set[int]:
-    """Return the places of the pictures to hold out, of training pictures given by content hash.
+    """Return the indexes of training images to hold out for validation; `ids` are their content hashes.
 
-    "auto" holds out none of fewer than 40 pictures, else 5 %. Pictures that are `alike` (groups of places) stay
-    together, so that no held-out picture was nearly learned. Groups are taken by their smallest hash, as far as
-    they fit into the share: the choice depends on contents only, and a new picture moves few others.
+    "auto" holds out 5 % of 40 or more images, else none. Images that are `alike` (groups of indexes) stay together, so
+    that no held-out image resembles a training image. Groups are taken by their smallest hash while they fit into the
+    share: the choice depends on contents only, and a new image changes little.
     """
     if share == "auto":
         share = AUTO_SHARE if len(ids) >= _AUTO_LEAST else 0.0
@@ -213,7 +213,7 @@ def held_out(ids: Sequence[str], alike: Iterable[Sequence[int]], share: float | 
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """The pictures that can be used, validation ones included, and all that is wrong or doubtful."""
+    """The usable images, including those for validation, and all findings."""
 
     pictures: tuple[Picture, ...]
     findings: tuple[Finding, ...]
@@ -222,19 +222,19 @@ class Dataset:
 def read_dataset(
     dataset: DatasetConfig, recipe: RecipeConfig, progress: Progress | None = None, imported: Imported | None = None
 ) -> Dataset:
-    """Read and check all of a dataset: every picture is hashed and decoded once, then remembered while unchanged.
+    """Read and check a whole dataset: every image is hashed and decoded once, and cached while unchanged.
 
-    `recipe.resolution` has to be resolved (it decides the buckets). `imported` holds captions by picture that came
-    from another trainer's files. Faulty pictures are left out and reported as findings of severity "error"; only
-    folders that are missing, unreadable or without pictures, and damaged impasto.jsonl files, raise DatasetError.
+    `recipe.resolution` must be resolved, as it determines the buckets. `imported` are captions by image from another
+    trainer's files. Unusable images are left out and reported as findings of severity "error"; only folders that are
+    missing, unreadable or without images, and damaged impasto.jsonl files, raise DatasetError.
     """
     scan = scan_folders(dataset, imported or {})
     masks = [candidate.mask_path for candidate in scan.candidates if candidate.mask_path]
     inspected = inspect_pictures(
         [*(candidate.path for candidate in scan.candidates), *masks], dataset.max_megapixels, progress
     )
-    assembler = DatasetBuilder(dataset, recipe, inspected, scan)
-    made = [made for candidate in scan.candidates if (made := assembler.picture(candidate))]
+    builder = DatasetBuilder(dataset, recipe, inspected, scan)
+    made = [made for candidate in scan.candidates if (made := builder.picture(candidate))]
     pictures = [picture for picture, _ in made]
     groups = alike([bytes.fromhex(facts.fingerprint) for _, facts in made])
     mark_pictures(pictures, groups, recipe, scan)
@@ -243,7 +243,7 @@ def read_dataset(
 
 
 def _hold_out(pictures: Sequence[Picture], groups: Iterable[Sequence[int]], dataset: DatasetConfig) -> list[Picture]:
-    """Make some training pictures validation ones; a stated validation folder replaces the automatic share."""
+    """Hold out some training images for validation; a validation folder replaces the automatic share."""
     share = dataset.validation_share
     if share == "auto" and any(picture.kind == "validation" for picture in pictures):
         return list(pictures)
@@ -257,12 +257,12 @@ def _hold_out(pictures: Sequence[Picture], groups: Iterable[Sequence[int]], data
 
 
 def write_listing(path: Path, pictures: Iterable[Picture]) -> None:
-    """Write the listing in one go: it is there whole or not at all."""
+    """Write the listing atomically."""
     write_text(path, "".join(_line(picture) + "\n" for picture in pictures))
 
 
 def read_listing(path: Path) -> tuple[Picture, ...]:
-    """Return the pictures of a listing exactly as they were written.
+    """Return the images of a listing exactly as written.
 
     Raises DatasetError when the file is missing or damaged.
     """
@@ -278,7 +278,7 @@ def read_listing(path: Path) -> tuple[Picture, ...]:
 
 
 def _line(picture: Picture) -> str:
-    # ASCII only: a file name on Linux need not be valid Unicode, and must survive.
+    # ASCII only: file names on Linux may not be valid Unicode, and must be preserved.
     return json.dumps(to_record(picture), default=str)
 
 
@@ -295,15 +295,17 @@ def _picture(facts: Mapping[str, Any]) -> Picture:
 
 
 def describe(dataset: Dataset, recipe: RecipeConfig, *, show_captions: bool = False) -> list[str]:
-    """Return what an epoch will show, line by line; with captions, also each text as the first epoch reads it."""
+    """Return a description of an epoch, line by line; optionally with all captions of the first epoch."""
     pictures = dataset.pictures
     side = recipe.resolution
     training = (
-        [f"Resolution: {side} × {side}, or another shape of that area"] if side and recipe.pictures.buckets else []
+        [f"Resolution: {side} × {side}, or other aspect ratios of the same area"]
+        if side and recipe.pictures.buckets
+        else []
     )
     lines = [*_counts(pictures), *training, *_buckets(pictures), _epoch(pictures, recipe)]
     if show_captions:
-        lines += ["", "Captions as the first epoch reads them:", *_captions(pictures, recipe)]
+        lines += ["", "Captions in the first epoch:", *_captions(pictures, recipe)]
     return lines
 
 
@@ -312,10 +314,10 @@ def _counts(pictures: Sequence[Picture]) -> Iterator[str]:
         repeats = [picture.repeats for picture in pictures if picture.kind == kind]
         if not repeats:
             continue
-        shown = f", shown {sum(repeats)} times an epoch" if kind == "train" and sum(repeats) > len(repeats) else ""
-        yield f"{_plural(len(repeats), 'picture')} {purpose}{shown}"
+        shown = f", {sum(repeats)} samples per epoch" if kind == "train" and sum(repeats) > len(repeats) else ""
+        yield f"{_plural(len(repeats), 'image')} {purpose}{shown}"
     if masked := sum(picture.mask != "none" for picture in pictures):
-        yield f"{masked} of {_plural(len(pictures), 'picture')} with a mask"
+        yield f"{masked} of {_plural(len(pictures), 'image')} with a mask"
 
 
 def _buckets(pictures: Sequence[Picture]) -> Iterator[str]:
@@ -323,7 +325,7 @@ def _buckets(pictures: Sequence[Picture]) -> Iterator[str]:
     for picture in pictures:
         width, height = picture.region()[2:]
         by_bucket[picture.bucket].append(crop_loss(width, height, picture.bucket))
-    yield "Buckets (width×height: pictures, area cropped away on average and at most):"
+    yield "Buckets (width×height: images, area cropped on average and at most):"
     for bucket, losses in sorted(by_bucket.items(), key=lambda item: (-len(item[1]), item[0])):
         mean = sum(losses) / len(losses)
         yield f"  {bucket[0]}×{bucket[1]}: {len(losses)}, {mean:.1%}, {max(losses):.1%}"
@@ -331,8 +333,8 @@ def _buckets(pictures: Sequence[Picture]) -> Iterator[str]:
 
 def _epoch(pictures: Sequence[Picture], recipe: RecipeConfig) -> str:
     steps = _plural(steps_per_epoch(pictures, recipe), "step")
-    shown = _plural(samples_per_epoch(pictures), "showing")
-    return f"An epoch: {shown} in {steps} of {_plural(recipe.effective_batch, 'picture')}"
+    samples = _plural(samples_per_epoch(pictures), "sample")
+    return f"Epoch: {samples} in {steps} of up to {_plural(recipe.effective_batch, 'image')}"
 
 
 def _captions(pictures: Sequence[Picture], recipe: RecipeConfig) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Processes that look at pictures, so that a file which hangs or crashes its decoder takes down nothing else."""
+"""Processes that decode images, so that a file which hangs or crashes its decoder affects nothing else."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ from trainer.dataset.pixels import check_megapixels
 from trainer.errors import DatasetError
 from trainer.host import usable_cores
 
-# Far beyond what a sound picture takes, from a slow disk too: the largest allowed ones take seconds.
+# Far more than any valid image takes, even from a slow disk: the largest allowed ones take seconds.
 SECONDS = 60.0
-_HERE = "the process is there"
-_LARGE = "a large picture: may it be decoded now?"
+_HERE = "the process is running"
+_LARGE = "a large image: may it be decoded now?"
 
 Inspected = tuple[Path, State | None, Inspection]
 _SPAWN = multiprocessing.get_context("spawn")
 AT_ONCE = min(4, usable_cores())
-"""Pictures looked at at once; more would gain little and take more memory."""
+"""Number of decoder processes; more would gain little and take more memory."""
 
 
 class Decoders:
-    """As many processes as pictures are looked at at once, each started when it is first needed.
+    """Pool of decoder processes, each started when it is first needed.
 
-    All is done by one thread, so that Ctrl-C meets no lock.
+    Everything runs in the calling thread, so that Ctrl-C never finds a lock held.
     """
 
     def __init__(self, count: int) -> None:
         self._all = [_Decoder() for _ in range(count)]
-        self._large: deque[_Decoder] = deque()  # those with a large picture; the first one has the turn
+        self._large: deque[_Decoder] = deque()  # decoders with a large image; only the first may decode
 
     def __enter__(self) -> Decoders:
         return self
@@ -61,15 +61,15 @@ class Decoders:
             decoder.end()
 
     def interrupt(self) -> None:
-        """End what the processes do now, from another thread: the pictures in their hands count as given up."""
+        """Kill the processes from another thread; their current images count as failed."""
         for decoder in self._all:
             decoder.kill()
 
     def inspect(self, paths: Iterable[Path], max_megapixels: float) -> Iterator[Inspected]:
-        """Look at pictures as `inspection.inspect` does; they come as they are done, each with its path.
+        """Inspect images as `inspection.inspect` does, and yield each result with its path when it is ready.
 
-        Raises DatasetError where no process can be started, which says nothing of any picture. Whatever ends it early,
-        they can be used again, with no picture of before in their hands.
+        Raises DatasetError if no process can be started, whatever the images are. However it ends, the pool can be used
+        again, without images left over from before.
         """
         left = deque(paths)
         try:
@@ -85,14 +85,14 @@ class Decoders:
             self._put_down()
 
     def _put_down(self) -> None:
-        """End the processes that still have a picture; the others stay."""
+        """Kill the processes that still have an image; the others keep running."""
         self._large.clear()
         for decoder in self._all:
             if decoder.path is not None:
                 decoder.end()
 
     def _collect(self, busy: list[_Decoder]) -> Iterator[Inspected]:
-        """Wait until something has come, or the time of a picture is over."""
+        """Wait for a message or for the deadline of an image, and yield finished results."""
         soonest = min(decoder.deadline for decoder in busy) - time.monotonic()
         ready = connection.wait([decoder.pipe for decoder in busy], None if soonest == inf else max(0.0, soonest))
         for decoder in busy:
@@ -109,7 +109,7 @@ class Decoders:
             self._turn(decoder, asks=found is None)
 
     def _turn(self, decoder: _Decoder, *, asks: bool) -> None:
-        """Let the first of those with a large picture decode it."""
+        """Queue or dequeue a decoder with a large image, and let the first one in the queue decode."""
         first = self._large[0] if self._large else None
         if asks:
             decoder.deadline = inf
@@ -121,7 +121,7 @@ class Decoders:
 
 
 class _Decoder:
-    """One process, the pipe to it, and the picture in its hand."""
+    """One decoder process, its pipe, and its current image."""
 
     def __init__(self) -> None:
         self.path: Path | None = None
@@ -132,7 +132,7 @@ class _Decoder:
 
     @property
     def pipe(self) -> Connection:
-        """The pipe to the process, which is started if there is none; raises DatasetError where it cannot be."""
+        """Return the pipe to the process, starting it if needed; raises DatasetError if that fails."""
         if self._pipe is None:
             try:
                 self._start()
@@ -152,36 +152,36 @@ class _Decoder:
             raise
         finally:
             theirs.close()
-        self._process, self._pipe = process, ours  # only now: another thread may want to kill what has begun
+        self._process, self._pipe = process, ours  # set last: another thread may kill a started process
 
     def comes_up(self) -> bool:
-        """Take the first word of the process, if that is what came; raises DatasetError where it ended without."""
+        """Receive the process's start message if it is due; raises DatasetError if the process ended without it."""
         if self._up:
             return False
         try:
             self.pipe.recv()
         except (EOFError, OSError) as fault:
             self.end()
-            raise _no_process("it ends as soon as it is started") from fault
+            raise _no_process("it ends immediately after starting") from fault
         self._up = True
         return True
 
     def give(self, path: Path, max_megapixels: float) -> None:
-        """Let the process look at a picture."""
+        """Send an image to the process."""
         self._send((path, max_megapixels))
-        self.path = path  # only now: without a process it is in nobody's hand
+        self.path = path  # set last: without a process no image is being decoded
 
     def let(self) -> None:
-        """Let the process go on with a large picture."""
+        """Let the process decode its large image."""
         self._send(None)
 
     def _send(self, message: object) -> None:
-        with suppress(OSError):  # it has died: that is met when its answer is read
+        with suppress(OSError):  # the process died; noticed when its answer is read
             self.pipe.send(message)
         self.deadline = time.monotonic() + SECONDS
 
     def receive(self) -> Inspected | None:
-        """Return what came of the picture; None when the process asks for its turn."""
+        """Return the result of the image; None if the process asks to decode a large one."""
         try:
             answer = self.pipe.recv()
         except (EOFError, OSError):
@@ -189,22 +189,22 @@ class _Decoder:
         return None if answer == _LARGE else (self._put_down(), *answer)
 
     def give_up(self, *, hung: bool) -> Inspected:
-        """End the process and say why; raises DatasetError where it never came up."""
+        """Kill the process and return the image's fault; raises DatasetError if the process never started."""
         up, path = self._up, self._put_down()
         self.end()
         if not up:
-            raise _no_process(f"it does not come up within {SECONDS:g} seconds")
+            raise _no_process(f"it did not start within {SECONDS:g} seconds")
         fault = file_fault("picture.hangs", path, seconds=SECONDS) if hung else file_fault("picture.crashes", path)
         return path, None, fault
 
     def kill(self) -> None:
-        """End the process without a word; whoever waits for its answer meets the end of the pipe."""
+        """Kill the process; whoever waits for its answer gets an end of file."""
         process = self._process
         if process:
             process.kill()
 
     def end(self) -> None:
-        """End the process, whatever it does; its picture is in nobody's hand then."""
+        """Kill the process, close its pipe and forget its image."""
         process, pipe, self._process, self._pipe = self._process, self._pipe, None, None
         self._up, self.path, self.deadline = False, None, inf
         if process and pipe:
@@ -220,11 +220,11 @@ class _Decoder:
 
 @contextmanager
 def no_interrupts() -> Iterator[None]:
-    """Inside, processes are started that never hear of Ctrl-C: it reaches all of a terminal, and is meant for us."""
+    """Block Ctrl-C in processes started inside: a terminal sends it to all, but only this process should handle it."""
     if sys.platform == "win32":
         yield
         return
-    resource_tracker.ensure_running()  # multiprocessing's own helper, whose start would let interrupts through again
+    resource_tracker.ensure_running()  # multiprocessing's helper; starting it later would unblock SIGINT
     former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -235,13 +235,13 @@ def no_interrupts() -> Iterator[None]:
 def _no_process(reason: str) -> DatasetError:
     return DatasetError(
         "picture.no_process",
-        f"Pictures cannot be looked at: the process that decodes them cannot be started ({reason}).",
-        "Nothing is known to be wrong with them. Close programs that take memory, then try again.",
+        f"Could not start the process that decodes images: {reason}.",
+        "The images may be fine. Close programs that use a lot of memory, then try again.",
     )
 
 
 def _serve(pipe: Connection) -> None:
-    """Answer until the other end is closed; what runs in the process."""
+    """Answer requests until the pipe is closed; runs in the decoder process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     @contextmanager
@@ -260,16 +260,16 @@ def _serve(pipe: Connection) -> None:
 
 
 Progress = Callable[[int, int], None]
-"""Called with the number of files checked and the number of all."""
+"""Callback with the number of checked files and of all files."""
 
 
 def inspect_pictures(
     paths: Iterable[Path], max_megapixels: float, progress: Progress | None = None, decoders: Decoders | None = None
 ) -> dict[Path, Inspection]:
-    """Return for each file what it is, or why it cannot be used; every picture is decoded to its end.
+    """Return the facts of each file, or why it cannot be used; every image is decoded completely.
 
-    A file whose size and time are those of an earlier check is not opened again. Whoever asks again and again gives
-    the `decoders`, so that their processes need not start each time.
+    A file with the same size and time as at an earlier check is not opened again. Frequent callers pass `decoders`, so
+    that processes are not started each time.
     """
     paths = list(dict.fromkeys(paths))
     with picture_memory() as memory, nullcontext(decoders) if decoders else _started() as decoders:

@@ -1,4 +1,4 @@
-"""What is wrong or doubtful in a dataset, each with its remedy."""
+"""Problems of a dataset, with the words and remedy of each."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, Literal, NamedTuple
 from trainer.errors import DatasetError
 
 Severity = Literal["error", "warning", "info"]
-"""error: left out or wrong as it stands; warning: used, but doubtful; info: good to know."""
+"""error: left out, or wrong as it is; warning: used, but doubtful; info: good to know."""
 CROP_LOSS = 0.2
-"""Pictures that lose more than this share of their area to the bucket's shape are reported."""
+"""Images that lose more than this share of their area to cropping are reported."""
 _NAMED = 4
 _NAMED_GROUPS = 8
 _MOST_OF_A_KIND = 20
@@ -26,7 +26,7 @@ class Finding:
 
     code: str
     values: Mapping[str, Any] = field(hash=False)
-    """Counts, names and reasons that its sentence is made of, as plain data."""
+    """Counts, names and reasons for its sentence, as plain data."""
     paths: tuple[Path, ...] = ()
     severity: Severity = "warning"
 
@@ -42,119 +42,119 @@ class Finding:
 
 
 class Rule(NamedTuple):
-    """How one kind of mark is worded."""
+    """Severity, sentence and remedy of one kind of finding."""
 
     severity: Severity
     sentence: str
-    """{pictures} and {files} become the count with its word."""
+    """{images}, {files} and {folders} become the count with its noun, such as "3 images"."""
     remedy: str
 
 
 RULES: Mapping[str, Rule] = {
     "file.outside": Rule(
         "error",
-        "{files} left out: links that lead out of the dataset.",
-        "Copy the files into the dataset, or add the folder that they lead to to dataset.linked_folders.",
+        "{files} left out: links that point outside the dataset.",
+        "Copy the files into the dataset, or add their folder to dataset.linked_folders.",
     ),
     "picture.tiny": Rule(
         "error",
-        "{pictures} left out: too small even for the smallest bucket.",
-        "Use larger pictures, or raise recipe.pictures.max_upscale.",
+        "{images} left out: too small for the smallest bucket.",
+        "Use larger images, or raise recipe.pictures.max_upscale.",
     ),
     "picture.small": Rule(
         "warning",
-        "{pictures} with fewer pixels than the resolution asks for: enlarged, or trained in a smaller bucket.",
-        "Use larger originals; a good upscaler helps too. A few such pictures do no harm.",
+        "{images} smaller than the training resolution: enlarged, or trained in a smaller bucket.",
+        "Use larger originals or a good upscaler. A few such images do no harm.",
     ),
     "picture.cropped": Rule(
         "warning",
-        f"{{pictures}} losing more than {CROP_LOSS:.0%} of the area to the bucket's shape.",
-        "Crop them yourself so that the subject stays in, or raise recipe.pictures.bucket_max.",
+        f"{{images}} cropped by more than {CROP_LOSS:.0%} to fit a bucket.",
+        "Crop them yourself so that the subject is not cut off, or raise recipe.pictures.bucket_max.",
     ),
     "picture.held_out_near": Rule(
         "warning",
-        "{pictures} for validation nearly the same as pictures that are learned: the held-out loss will flatter.",
-        "Hold out other pictures, or let dataset.validation_share choose them.",
+        "{images} for validation that nearly equal training images: the validation loss will look too good.",
+        "Hold out other images, or let dataset.validation_share choose them.",
     ),
     "picture.same_stem": Rule(
         "warning",
-        "{pictures} sharing their name, but for the ending, with another picture: they share one caption file.",
-        "Rename them so that each has a caption file of its own.",
+        "{images} with the same name as another except for the extension: they share one caption file.",
+        "Rename them so that each has its own caption file.",
     ),
     "picture.twice": Rule(
         "warning",
-        "{pictures} listed twice, because folders of the job overlap.",
-        "Name each folder once; use repeats to show pictures more often.",
+        "{images} listed twice, because folders of the job overlap.",
+        "List each folder once; use repeats to train images more often.",
     ),
     "picture.profile": Rule(
         "warning",
-        "{pictures} with a broken colour profile: the colours are taken as sRGB.",
-        "Save them again as sRGB if the colours look wrong elsewhere too.",
+        "{images} with a broken color profile: treated as sRGB.",
+        "Save them again as sRGB if the colors look wrong in other programs too.",
     ),
     "picture.other_kind": Rule(
         "warning",
-        "{files} of picture kinds that are not read.",
+        "{files} in image formats that are not supported.",
         "Save them as PNG, JPEG or WebP.",
     ),
     "picture.misnamed": Rule(
         "info",
-        "{pictures} of another kind than the name's ending says; read all the same.",
-        "Rename them if other programs stumble over them.",
+        "{images} with the wrong file extension; read anyway.",
+        "Rename them if other programs cannot open them.",
     ),
     "picture.rotated": Rule(
         "info",
-        "{pictures} turned upright as the camera noted (EXIF).",
+        "{images} rotated as recorded by the camera (EXIF).",
         "",
     ),
     "picture.animated": Rule(
         "info",
-        "{pictures} with several frames or pages: only the first is used.",
-        "Save the frame you want as a picture of its own.",
+        "{images} with several frames or pages: only the first is used.",
+        "Save the frame you want as a separate image.",
     ),
     "picture.excluded": Rule(
         "info",
-        "{pictures} excluded by impasto.jsonl.",
+        "{images} you excluded (impasto.jsonl).",
         "",
     ),
     "caption.missing": Rule(
         "warning",
-        "{pictures} without a caption: trained with an empty text.",
-        "Write NAME.txt beside each picture, or give the folder a trigger or class words.",
+        "{images} without a caption: trained with an empty caption.",
+        "Add NAME.txt beside each image, or set a trigger word or class words for the folder.",
     ),
     "caption.empty": Rule(
         "warning",
-        "{pictures} with an empty caption: trained with an empty text.",
-        "Write the caption, or give the folder a trigger or class words.",
+        "{images} with an empty caption.",
+        "Write the caption, or set a trigger word or class words for the folder.",
     ),
     "caption.words": Rule(
         "info",
-        "{pictures} without a caption: trained with the folder's trigger or class words.",
-        "Write captions if the pictures show more than that.",
+        "{images} without a caption: trained with the folder's trigger word or class words.",
+        "Write captions if the images show more than that.",
     ),
     "caption.long": Rule(
         "warning",
-        "{pictures} with a caption longer than what is read: its end is cut.",
+        "{images} with a caption above the token limit: its end is cut off.",
         "Shorten it, or raise recipe.token_chunks.",
     ),
     "caption.clash": Rule(
         "warning",
-        "{pictures} with several captions that differ (.txt, .caption, metadata.jsonl): the first of these is used.",
+        "{images} with several different captions (.txt, .caption, metadata.jsonl): the first of these is used.",
         "Keep one of them.",
     ),
     "caption.cp1252": Rule(
         "warning",
-        "{files} not written in UTF-8: read as Windows' cp1252, and left as they are.",
-        "Check the letters in the captions shown, and save the files as UTF-8.",
+        "{files} not in UTF-8: read as Windows-1252 and left unchanged.",
+        "Check the captions for wrong letters, and save the files as UTF-8.",
     ),
     "caption.utf-16": Rule(
         "warning",
-        "{files} written in UTF-16: read as such, and left as they are.",
-        "Save them as UTF-8; other programs will stumble.",
+        "{files} in UTF-16: read correctly and left unchanged.",
+        "Save them as UTF-8; other programs may not read them.",
     ),
     "caption.orphan": Rule(
         "info",
-        "{files} that could be captions, with no picture of that name.",
-        "Rename or remove them if a picture should have had that caption.",
+        "{files} that could be captions, with no image of that name.",
+        "Rename them if they belong to an image, or remove them.",
     ),
     "metadata.orphan": Rule(
         "warning",
@@ -163,37 +163,37 @@ RULES: Mapping[str, Rule] = {
     ),
     "trigger.absent": Rule(
         "info",
-        "{pictures} whose caption does not hold the trigger: it is put first.",
+        "{images} without the trigger word in the caption: it is added at the front.",
         "",
     ),
     "mask.missing": Rule(
         "info",
-        "{pictures} without a mask: all of the image is trained.",
-        "Paint a mask where only a part should count.",
+        "{images} without a mask: the whole image is trained.",
+        "Paint a mask where only part of the image should count.",
     ),
     "mask.orphan": Rule(
         "warning",
-        "{files} meant as masks, with no picture of that name.",
-        "Rename the mask to NAME-masklabel.png after its picture, or remove it.",
+        "{files} that look like masks, with no image of that name.",
+        "Rename the mask to NAME-masklabel.png, with the name of its image, or remove it.",
     ),
     "mask.unused": Rule(
         "warning",
-        "{files} ignored: dataset.masks says that mask files are not used.",
+        "{files} ignored: dataset.masks turns mask files off.",
         'Set dataset.masks = "auto" to use them, or remove them.',
     ),
     "mask.size": Rule(
         "warning",
-        "{files} of another shape than their picture: stretched over it.",
-        "Save each mask in the size of its picture.",
+        "{files} with a different aspect ratio than the image: stretched to fit.",
+        "Save each mask in the size of its image.",
     ),
     "bucket.lonely": Rule(
         "info",
-        "{pictures} in buckets too small to fill a batch: batched with other shapes, which is a little slower.",
+        "{images} in buckets too small to fill a batch: batched with other shapes, which is a little slower.",
         "",
     ),
     "folder.many_repeats": Rule(
         "warning",
-        "{folders} whose number, read as repeats, is very large.",
+        "{folders} with a very large number in the name, which is read as repeats.",
         "Set repeats for the folder in the job if the number means something else.",
     ),
 }
@@ -212,7 +212,7 @@ FILE_FAULTS: Mapping[str, Rule] = {
     ),
     "picture.missing": Rule("error", "{file} does not exist.", "Put the image back, or check the dataset again."),
     "picture.unusable": Rule("error", "{file} cannot be used: {reason}.", "Move it out of the dataset's folder."),
-    "picture.forbidden": Rule("error", "{file} may not be read by this user.", "Change the file's permissions."),
+    "picture.forbidden": Rule("error", "You have no permission to read {file}.", "Change the file's permissions."),
     "picture.empty": Rule("error", "{file} is empty (0 bytes).", "Copy the image again, or remove it."),
     "picture.jpeg_xl": Rule(
         "error",
@@ -236,27 +236,27 @@ FILE_FAULTS: Mapping[str, Rule] = {
     ),
     "picture.crashes": Rule(
         "error",
-        "{file} makes the program that decodes it crash.",
-        "Remove it; do not open it in other programs if you do not trust it.",
+        "{file} crashes the decoder.",
+        "Remove it, and do not open it in other programs if you do not trust it.",
     ),
     "caption.unreadable": Rule(
         "error", "{file} is not used as a caption: {reason}.", "Write the caption again as plain text."
     ),
-    "metadata.damaged": Rule("error", "In {file}, {reason}.", "Correct that line."),
+    "metadata.damaged": Rule("error", "In {file}, {reason}.", "Fix that line."),
 }
 """Problems of single files; {file} is the whole path."""
 
 
 def rule_of(code: str) -> Rule:
-    """Return how a finding with this code is worded; raises KeyError for a code without words."""
+    """Return the words of a finding with this code; raises KeyError for an unknown code."""
     return (RULES.get(code) or COPIES.get(code)) or FILE_FAULTS[code]
 
 
 def sentence_of(code: str, values: Mapping[str, Any]) -> str:
-    """Return the sentence of a finding; raises KeyError for a code without words or a missing value."""
+    """Return the sentence of a finding; raises KeyError for an unknown code or a missing value."""
     rule = rule_of(code)
     if "more" in values:
-        return f"{values['more']:,} more findings of the same kind as the {_MOST_OF_A_KIND} before."
+        return f"{values['more']:,} more findings like the previous {_MOST_OF_A_KIND}."
     if code in RULES:
         return worded(rule, values["count"])
     if code in COPIES:
@@ -271,7 +271,7 @@ def file_fault(code: str, path: Path, **values: Any) -> DatasetError:
 
 
 def word_marks(marks: Mapping[str, Sequence[Path]]) -> list[Finding]:
-    """Return one finding for each kind of mark, with all files concerned."""
+    """Return one finding per code, with all its files."""
     return [
         Finding(code, {"count": len(paths)}, tuple(paths), RULES[code].severity)
         for code, paths in marks.items()
@@ -280,7 +280,7 @@ def word_marks(marks: Mapping[str, Sequence[Path]]) -> list[Finding]:
 
 
 def word_copies(groups: Sequence[Sequence[Path]], *, exact: bool) -> list[Finding]:
-    """Return a finding for each group of images that are the same, or nearly; one for all where groups are many."""
+    """Return a finding for each group of identical or similar images; a single one if there are many groups."""
     code = "picture.same" if exact else "picture.near"
     if len(groups) > _NAMED_GROUPS:
         paths = tuple(path for group in groups for path in group)
@@ -293,7 +293,7 @@ def word_copies(groups: Sequence[Sequence[Path]], *, exact: bool) -> list[Findin
 
 
 def _which(values: Mapping[str, Any]) -> str:
-    """Return which images are the same: their names, or how many in how many groups."""
+    """Return which images are copies: their names, or their number and that of their groups."""
     if "groups" in values:
         return f"{values['count']} images in {values['groups']} groups"
     names, rest = values["names"], values["count"] - len(values["names"])
@@ -303,9 +303,9 @@ def _which(values: Mapping[str, Any]) -> str:
 
 
 def by_severity(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Return the findings with errors first, then warnings, and no more than 20 of a kind.
+    """Return the findings, errors first, then warnings, with at most 20 of a kind.
 
-    The order does not depend on how they were found.
+    The order is independent of the order in which they were found.
     """
     ordered = sorted(findings, key=lambda finding: (_ORDER[finding.severity], finding.code, finding.paths))
     kinds = [list(group) for _, group in groupby(ordered, key=lambda finding: (finding.severity, finding.code))]
@@ -313,7 +313,7 @@ def by_severity(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 
 def _limited(kind: Sequence[Finding]) -> Sequence[Finding]:
-    """Return the first findings of one kind, and one for all others, with their files."""
+    """Return the first findings of one kind, and one that stands for all others, with their files."""
     shown, rest = kind[:_MOST_OF_A_KIND], kind[_MOST_OF_A_KIND:]
     if len(rest) <= 1:
         return kind
@@ -323,7 +323,8 @@ def _limited(kind: Sequence[Finding]) -> Sequence[Finding]:
 
 
 def worded(rule: Rule, count: int) -> str:
-    """Return a rule's sentence for so many pictures, files or folders."""
+    """Return a rule's sentence for ``count`` images, files or folders."""
     plural = "" if count == 1 else "s"
-    counts = {noun + "s": f"{count} {noun}{plural}" for noun in ("picture", "file", "folder")}
+    counts = {noun + "s": f"{count} {noun}{plural}" for noun in ("image", "file", "folder")}
+    counts["pictures"] = counts["images"]
     return rule.sentence.format(**counts)

@@ -1,4 +1,4 @@
-"""Finds the pictures of a dataset's folders, with what names, neighbours and notes say about them."""
+"""Scanning of dataset folders: images with their captions, masks, crops, and settings from names and sidecars."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trainer.errors import DatasetError
 from trainer.protocol.files import long_path
 
 MASK = "-masklabel"
-"""What a mask adds to the stem of its picture's name; a mask is a PNG."""
+"""Suffix of a mask's file name after the stem of its image; masks are PNG files."""
 _CONDITION = "-condlabel"
 _KOHYA_NAME = re.compile(r"([1-9]\d{0,3})_(.*)")
 _MANY_REPEATS = 200
@@ -36,7 +36,7 @@ Imported = Mapping[Path, Captions]
 
 @dataclass(frozen=True, slots=True)
 class FolderFacts:
-    """What holds for all pictures of one directory."""
+    """Settings that apply to all images of one directory."""
 
     kind: Kind
     repeats: int
@@ -46,11 +46,11 @@ class FolderFacts:
 
 
 class FolderMarks(NamedTuple):
-    """What the names and notes of a directory and of those above it say, None where they say nothing."""
+    """Settings from the names and sidecars of a directory and its parents; None where there are none."""
 
     repeats: int | None
     named: int | None
-    """The repeats that the nearest kohya name gives, whatever the notes say."""
+    """Repeats from the nearest kohya folder name, whatever the sidecars say."""
     regularisation: bool
     trigger: str | None
     class_words: str | None
@@ -58,7 +58,7 @@ class FolderMarks(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ImageFile:
-    """A file that looks like a picture, before anybody has opened it."""
+    """An image file by its name, not opened yet."""
 
     path: Path
     folder: FolderFacts
@@ -69,7 +69,7 @@ class ImageFile:
 
 @dataclass
 class Scan:
-    """What was found; `marks` holds the files concerned by the code of a finding, whose words are in health.py."""
+    """Result of a scan; `marks` are file paths by the code of their finding (see findings.py)."""
 
     candidates: list[ImageFile] = field(default_factory=list)
     marks: defaultdict[str, list[Path]] = field(default_factory=lambda: defaultdict(list))
@@ -77,7 +77,7 @@ class Scan:
 
 
 class _Directory:
-    """The files of one directory, its notes, and the captions that its metadata file holds."""
+    """Files of one directory, its sidecar, and the captions of its metadata file."""
 
     def __init__(self, path: Path, files: list[Path], notes: Sidecar, metadata: Mapping[str, str]) -> None:
         self.path, self.files, self.notes, self.metadata = path, files, notes, metadata
@@ -86,19 +86,19 @@ class _Directory:
             self._by_stem[file.stem].append(file)
 
     def beside(self, stem: str, suffix: str) -> Path | None:
-        """Return the file of this stem and ending, the ending in capitals or not."""
+        """Return the file with this stem and extension, ignoring the extension's case."""
         return next((file for file in self._by_stem.get(stem, ()) if file.suffix.lower() == suffix), None)
 
     def pictures(self, stem: str) -> list[Path]:
-        """Return the pictures of this stem."""
+        """Return the images with this stem."""
         return [file for file in self._by_stem.get(stem, ()) if is_picture(file)]
 
 
 def scan_folders(dataset: DatasetConfig, imported: Imported) -> Scan:
-    """Return every picture of the dataset's folders, by folder and then by name; no picture is opened.
+    """Return every image of the dataset's folders, by folder and name, without opening images.
 
-    `imported` captions, by picture, come before those beside the pictures. Raises DatasetError when a folder is
-    missing, no folder, unreadable or without pictures (all such folders at once), or when its notes are damaged.
+    `imported` captions (by image) take precedence over caption files. Raises DatasetError when folders are missing, not
+    folders, unreadable or without images (all at once), or when a sidecar is damaged.
     """
     scan, links = Scan(), Links.of(dataset)
     _look_into(dataset, lambda config: _scan_folder(config, dataset, imported, scan, links))
@@ -108,13 +108,13 @@ def scan_folders(dataset: DatasetConfig, imported: Imported) -> Scan:
 
 
 def require_pictures(dataset: DatasetConfig) -> None:
-    """Raises DatasetError for folders as a scan does, but looks at the names of files alone: it takes a moment."""
+    """Raise DatasetError for folders as `scan_folders` does, but from file names only, which is fast."""
     links = Links.of(dataset)
     _look_into(dataset, lambda config: picture_files(Path(config.path).absolute(), config.recursive, links))
 
 
 def _look_into(dataset: DatasetConfig, look: Callable[[FolderConfig], object]) -> None:
-    """Looks into every folder; what is wrong with any is raised together."""
+    """Call ``look`` for every folder, and raise all errors as one."""
     problems: list[DatasetError] = []
     for config in dataset.folders:
         try:
@@ -130,9 +130,9 @@ def _look_into(dataset: DatasetConfig, look: Callable[[FolderConfig], object]) -
 
 
 def picture_files(folder: Path, recursive: bool = False, links: Links | None = None) -> list[Path]:
-    """Return a folder's images by name, those of folders inside too if asked; raises DatasetError like a scan.
+    """Return a folder's images by name, optionally with subfolders; raises DatasetError as a scan does.
 
-    Without `links`, those that lead into the folder itself are followed.
+    Without `links`, only links into the folder itself are followed.
     """
     followed = links or Links([folder])
     return [file for _, files in _directories(folder, recursive, followed) for file in files if is_picture(file)]
@@ -153,14 +153,13 @@ def _scan_folder(config: FolderConfig, dataset: DatasetConfig, imported: Importe
 
 
 def _directories(root: Path, recursive: bool, links: Links) -> list[tuple[Path, list[Path]]]:
-    """Return the directories that hold the folder's pictures, each with its files in the order of their names.
+    """Return the directories with the folder's images, each with its files by name.
 
-    A folder without pictures of its own but with folders inside that are named as kohya does, such as 10_cat, is
-    taken for a kohya root: those are read.
+    A folder without images, but with subfolders named as in kohya, such as 10_cat, is a kohya root: those are read.
     """
     if recursive:
         walked = [Path(path) for path, _, _ in os.walk(root, onerror=_refuse)]
-        # os.walk follows Windows' junctions on Python 3.11.
+        # os.walk follows Windows junctions on Python 3.11.
         visible = [folder for folder in sorted(walked) if not _hidden(folder, root) and links.allow(folder)]
         listed = [(folder, _files(folder, links)) for folder in visible]
     else:
@@ -175,11 +174,11 @@ def _directories(root: Path, recursive: bool, links: Links) -> list[tuple[Path, 
 
 
 def _files(folder: Path, links: Links) -> list[Path]:
-    """Return the files of a folder without hidden ones, such as macOS leaves beside others, and links to elsewhere."""
+    """Return a folder's files without hidden ones, such as macOS creates, and links that are not allowed."""
     try:
         with os.scandir(long_path(folder)) as entries:
             visible = [entry for entry in entries if entry.is_file() and not entry.name.startswith(".")]
-            # Only what the directory itself calls a link is resolved: for every file that would take seconds.
+            # Resolve only entries that are symbolic links: resolving every file would take seconds.
             names = [each.name for each in visible if not each.is_symlink() or links.allow(folder / each.name)]
     except OSError as fault:
         _refuse(fault)
@@ -191,10 +190,10 @@ def _refuse(fault: OSError) -> NoReturn:
     if isinstance(fault, FileNotFoundError):
         raise _missing(folder) from fault
     if isinstance(fault, NotADirectoryError):
-        remedy = "Name the folder that holds the pictures."
+        remedy = "Use the folder that contains the images."
         raise DatasetError("dataset.no_folder", f"{folder} is a file, not a folder.", remedy) from fault
-    sentence = f"The folder {folder} cannot be read ({fault.strerror or fault})."
-    remedy = "Change the folder's permissions, or copy the pictures elsewhere."
+    sentence = f"Could not read the folder {folder}: {fault.strerror or fault}."
+    remedy = "Change the folder's permissions, or copy the images elsewhere."
     raise DatasetError("dataset.folder_unreadable", sentence, remedy) from fault
 
 
@@ -210,28 +209,30 @@ def _hidden(path: Path, root: Path) -> bool:
 def _missing(folder: Path) -> DatasetError:
     siblings = [entry.name for entry in folder.parent.iterdir() if entry.is_dir()] if folder.parent.is_dir() else []
     near = difflib.get_close_matches(folder.name, siblings, n=1)
-    hint = f" Beside it there is {near[0]}." if near else ""
+    hint = f" Did you mean {near[0]}?" if near else ""
     return DatasetError(
         "dataset.folder_missing",
         f"The folder {folder} does not exist.{hint}",
-        "Correct the folder's path; in a job it is counted from the job file.",
+        "Fix the folder's path; in a job it is relative to the job file.",
     )
 
 
 def _no_pictures(root: Path) -> DatasetError:
     below = sum(is_picture(Path(name)) for _, _, names in os.walk(root) for name in names)
     if below:
-        sentence = f"The folder {root} holds no pictures itself, but {below} lie in folders inside it."
-        return DatasetError("dataset.folder_empty", sentence, "Set recursive = true for this folder, or name those.")
+        sentence = f"The folder {root} has no images itself, but {below} in its subfolders."
+        return DatasetError(
+            "dataset.folder_empty", sentence, "Set recursive = true for this folder, or use the subfolders."
+        )
     return DatasetError(
         "dataset.folder_empty",
-        f"The folder {root} holds no pictures.",
-        f"Put pictures into it ({', '.join(sorted(suffix[1:] for suffix in SUFFIXES))}), or name another folder.",
+        f"The folder {root} has no images.",
+        f"Add images to it ({', '.join(sorted(suffix[1:] for suffix in SUFFIXES))}), or use another folder.",
     )
 
 
 def _folder_facts(config: FolderConfig, root: Path, path: Path, scan: Scan, links: Links) -> FolderFacts:
-    """Return what holds for a directory: as the job says, else it, or the nearest directory above it in the folder."""
+    """Return a directory's settings: from the job, else from itself or its nearest parent in the dataset folder."""
     marks = folder_marks([(folder.name, _read_notes(folder, links).folder) for folder in chain_of(root, path)])
     if marks.named and not config.repeats and marks.named >= _MANY_REPEATS:
         scan.marks["folder.many_repeats"].append(path)
@@ -247,24 +248,24 @@ def _folder_facts(config: FolderConfig, root: Path, path: Path, scan: Scan, link
 
 
 def _require_unicode(words: str, path: Path) -> None:
-    """Refuse words from a directory's name that is no Unicode, as Linux allows: no text encoder can read them."""
+    """Refuse class words from a directory name that is not Unicode, as Linux allows: text encoders cannot read them."""
     try:
         words.encode("utf-8")
     except UnicodeEncodeError as fault:
-        sentence = f"The name of the folder {path} gives words to learn that are no Unicode text."
-        remedy = "Rename the folder, or state class_words for it in the job."
+        sentence = f"Could not use the name of the folder {path} as class words: it is not valid Unicode."
+        remedy = "Rename the folder, or set class_words for it in the job."
         raise DatasetError("dataset.folder_name", sentence, remedy) from fault
 
 
 def chain_of(root: Path, path: Path) -> list[Path]:
-    """Return a directory and those above it up to the dataset's folder, nearest first."""
+    """Return a directory and its parents up to the dataset folder, nearest first."""
     return [path, *(parent for parent in path.parents if parent.is_relative_to(root))]
 
 
 def folder_marks(chain: Sequence[tuple[str, FolderNotes]]) -> FolderMarks:
-    """Return what names and notes say of a directory: the nearest that says something counts.
+    """Return a directory's settings from names and sidecars; the nearest value wins.
 
-    `chain` has the name and the notes of the directory and of those above it, nearest first.
+    `chain` has name and sidecar of the directory and its parents, nearest first.
     """
     names = [_KOHYA_NAME.fullmatch(name) for name, _ in chain]
     repeats = [note.repeats or (int(name[1]) if name else None) for (_, note), name in zip(chain, names, strict=True)]
@@ -300,7 +301,7 @@ def _scan_picture(
 
 
 def _captions(file: Path, directory: _Directory, facts: FolderFacts, dataset: DatasetConfig, scan: Scan) -> Captions:
-    """Return a picture's captions from the first of .txt, .caption and metadata.jsonl, and mark what is doubtful."""
+    """Return an image's captions from the first of .txt, .caption and metadata.jsonl, and record findings."""
     sources = [path for suffix in caption_files.SUFFIXES if (path := directory.beside(file.stem, suffix))]
     texts = [text for path in sources if (text := _caption_text(path, scan)) is not None]
     if (listed := directory.metadata.get(file.name)) is not None:
@@ -348,13 +349,13 @@ def _read_metadata(folder: Path, scan: Scan, links: Links) -> dict[str, str]:
 
 
 def below(metadata: Mapping[str, str], inside: str) -> dict[str, str]:
-    """Return the captions of a metadata file higher up for the pictures of a directory inside, by their bare names."""
+    """Return the captions of a parent's metadata file for a subdirectory's images, by file name."""
     start = inside + "/"
     return {name.removeprefix(start): text for name, text in metadata.items() if name.startswith(start)}
 
 
 def _mark_strays(directory: _Directory, scan: Scan) -> None:
-    """Mark files that belong to no picture, and pictures of kinds that are not read."""
+    """Record captions and masks without an image, and images in unsupported formats."""
     for file in directory.files:
         suffix = file.suffix.lower()
         if suffix in caption_files.SUFFIXES and not directory.pictures(file.stem):
@@ -366,10 +367,10 @@ def _mark_strays(directory: _Directory, scan: Scan) -> None:
 
 
 def is_picture(path: Path) -> bool:
-    """Tell by its name whether a file is a picture to train on, neither a mask nor something else."""
+    """Return whether a file name is that of a training image, not of a mask or another file."""
     return is_picture_name(path.stem, path.suffix)
 
 
 def is_picture_name(stem: str, suffix: str) -> bool:
-    """Do the same for a name taken apart, where there are very many."""
+    """Return the same for a stem and extension; faster for very many names."""
     return suffix.lower() in SUFFIXES and not stem.endswith((MASK, _CONDITION))

@@ -1,4 +1,4 @@
-"""Reads the dataset files of other trainers: kohya's dataset TOML and metadata JSON, and OneTrainer's concepts."""
+"""Import of other trainers' dataset files: kohya's dataset TOML and metadata JSON, OneTrainer's concepts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from trainer.protocol.text import printable
 
 Table = Mapping[str, Any]
 
-# What a subset of kohya's TOML says of the recipe, and how the value changes on the way.
+# Recipe settings in a subset of kohya's TOML, with the conversion of each value.
 _KOHYA_SETTINGS: Mapping[str, Callable[[Any], object]] = {
     "resolution": lambda value: _square(value),
     "batch_size": int,
@@ -56,31 +56,31 @@ _KOHYA_HARMLESS = {"cache_info", "network_multiplier", "resize_interpolation", "
 
 @dataclass
 class ImportedDataset:
-    """What another trainer's file comes to here."""
+    """Result of an import."""
 
     folders: list[FolderConfig] = field(default_factory=list)
     dataset: dict[str, object] = field(default_factory=dict)
-    """Keys of the job's dataset section besides the folders."""
+    """Keys of the job's dataset table except folders."""
     settings: dict[str, object] = field(default_factory=dict)
-    """Values that the file states for the recipe, by dotted key such as recipe.captions.shuffle."""
+    """Recipe values in the file, by dotted key such as recipe.captions.shuffle."""
     captions: dict[Path, tuple[str, ...]] = field(default_factory=dict)
-    """Captions that do not lie beside their pictures; `read_dataset` takes them."""
+    """Captions that are not in files beside the images, for `read_dataset`."""
     notes: list[str] = field(default_factory=list)
-    """What is not carried over, a sentence each."""
+    """Settings that were not imported, one sentence each."""
 
     def config(self) -> DatasetConfig:
-        """Return the dataset section of a job."""
+        """Return the dataset table of a job."""
         return DatasetConfig.model_validate({"folders": self.folders, **self.dataset})
 
     def note(self, sentence: str) -> None:
-        """Note once that something is not carried over; beyond a hundred notes, that there is more."""
+        """Add a note once; after 100 notes, only note that there are more."""
         if len(self.notes) >= _MOST_NOTES:
-            sentence = "More of the file is not carried over."
+            sentence = "More settings of the file were not imported."
         if len(self.notes) <= _MOST_NOTES and sentence not in self.notes:
             self.notes.append(sentence)
 
     def state(self, key: str, value: object, origin: str) -> None:
-        """Take a value for the recipe; the first of two that differ is kept, since a job has one recipe."""
+        """Set a recipe value; the first of several different values is kept, since a job has one recipe."""
         if self.settings.setdefault(key, value) != value:
             self.note(
                 f"{origin} differs between parts of the dataset; {toml_value(self.settings[key])} is used for all."
@@ -88,9 +88,9 @@ class ImportedDataset:
 
 
 def import_dataset(path: Path) -> ImportedDataset:
-    """Read kohya's dataset TOML (.toml) or OneTrainer's concepts or config (.json); paths are relative to the file.
+    """Import kohya's dataset TOML (.toml) or OneTrainer's concepts or config (.json); paths are relative to the file.
 
-    Raises DatasetError when the file cannot be read, holds no folder of pictures, or values that make no sense.
+    Raises DatasetError when the file is unreadable, lists no image folder, or has invalid values.
     """
     read = _read_kohya if path.suffix.lower() == ".toml" else _read_onetrainer
     try:
@@ -100,8 +100,8 @@ def import_dataset(path: Path) -> ImportedDataset:
     except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as fault:
         raise DatasetError(
             "import.unreadable",
-            f"{path} cannot be read as another trainer's dataset: {reason_of(fault)}.",
-            "Give a kohya dataset .toml or a OneTrainer concepts .json, or name the folders in the job yourself.",
+            f"Could not import {path} as a dataset: {reason_of(fault)}.",
+            "Use a kohya dataset .toml or a OneTrainer concepts .json, or list the folders in the job yourself.",
         ) from fault
     return imported
 
@@ -111,7 +111,7 @@ def _read_kohya(path: Path) -> ImportedDataset:
     imported = ImportedDataset()
     for dataset in data.get("datasets", []):
         for subset in dataset.get("subsets", []):
-            # The lower level wins, as in sd-scripts.
+            # The inner level wins, as in sd-scripts.
             _read_subset({**data.get("general", {}), **dataset, **subset}, path.parent, imported)
     return imported
 
@@ -131,7 +131,7 @@ def _read_subset(table: Table, folder: Path, imported: ImportedDataset) -> None:
         captions, missing = read_kohya_metadata(folder / table["metadata_file"], images, separator)
         imported.captions.update(captions)
         if missing:
-            imported.note(f"{missing} pictures named in {table['metadata_file']} are not there.")
+            imported.note(f"{missing} images listed in {table['metadata_file']} do not exist.")
     if table.get("alpha_mask"):
         imported.dataset["masks"] = "alpha"
     if table.get("validation_split"):
@@ -139,29 +139,29 @@ def _read_subset(table: Table, folder: Path, imported: ImportedDataset) -> None:
     if table.get("enable_wildcard"):
         imported.dataset["lines"] = "variants"
     if table.get("caption_extension", ".txt") not in (".txt", ".caption"):
-        imported.note(f"Caption files ending in {table['caption_extension']} are not read; rename them to .txt.")
-    if "conditioning_data_dir" in table:
         imported.note(
-            "Masks in a folder of their own are not read; copy each beside its picture as NAME-masklabel.png."
+            f"Caption files with the extension {table['caption_extension']} are not read; rename them to .txt."
         )
+    if "conditioning_data_dir" in table:
+        imported.note("Masks in a separate folder are not read; copy each beside its image as NAME-masklabel.png.")
     for key, value in table.items():
         if key in _KOHYA_SETTINGS:
             imported.state(next(keys_called(key)), _converted(key, value), key)
         elif value and key not in _KOHYA_FOLDER | _KOHYA_DATASET | _KOHYA_HARMLESS | {"conditioning_data_dir"}:
-            imported.note(f"{key} = {printable(toml_value(value), 60)} has no counterpart here.")
+            imported.note(f"{key} = {printable(toml_value(value), 60)} is not supported.")
 
 
 def _converted(key: str, value: Any) -> object:
     try:
         return _KOHYA_SETTINGS[key](value)
     except (ValueError, TypeError, ArithmeticError):
-        raise ValueError(f"{key} = {printable(toml_value(value), 60)} cannot be used") from None
+        raise ValueError(f"{key} = {printable(toml_value(value), 60)} is not a valid value") from None
 
 
 def read_kohya_metadata(path: Path, images: Path, separator: str = ",") -> tuple[dict[Path, tuple[str, ...]], int]:
-    """Return the captions of kohya's metadata (.json by path or stem, or .jsonl), and how many of them lack a picture.
+    """Return the captions of kohya's metadata (.json by path or stem, or .jsonl), and the number of missing images.
 
-    A text is the caption, the separator and the tags, as sd-scripts joins them. Raises OSError and ValueError.
+    Caption and tags are joined with the separator, as in sd-scripts. Raises OSError and ValueError.
     """
     text = read_text(path, "notes")
     if path.suffix.lower() == ".jsonl":
@@ -192,14 +192,16 @@ def _read_onetrainer(path: Path) -> ImportedDataset:
         if concept.get("enabled", True):
             _read_concept(concept, path.parent, imported)
         else:
-            imported.note(f"The concept {_named(concept)} is switched off and left out.")
+            imported.note(f"The concept {_named(concept)} is disabled and was left out.")
     return imported
 
 
 def _read_concept(concept: Table, folder: Path, imported: ImportedDataset) -> None:
     kind = concept.get("type", "STANDARD")
     if kind == "PRIOR_PREDICTION":
-        imported.note(f"{_named(concept)} (prior prediction) becomes a regularisation folder, the nearest thing here.")
+        imported.note(
+            f"{_named(concept)} (prior prediction) becomes a regularization folder, which is the closest equivalent."
+        )
     root = (folder / concept["path"]).absolute()
     imported.folders.append(
         FolderConfig(
@@ -218,7 +220,7 @@ def _read_concept(concept: Table, folder: Path, imported: ImportedDataset) -> No
     imported.state("recipe.pictures.crop", crop, "enable_crop_jitter")
     for key, value in image.items():
         if value and key.startswith("enable_") and key not in ("enable_random_flip", "enable_crop_jitter"):
-            imported.note(f"{key} has no counterpart here.")
+            imported.note(f"{key} is not supported.")
     if text.get("enable_tag_shuffling"):
         imported.state("recipe.captions.shuffle", value=True, origin="enable_tag_shuffling")
         imported.state("recipe.captions.separator", text.get("tag_delimiter", ","), "tag_delimiter")
@@ -227,19 +229,21 @@ def _read_concept(concept: Table, folder: Path, imported: ImportedDataset) -> No
 
 
 def _balancing(concept: Table, imported: ImportedDataset) -> int:
-    """Return a concept's repeats; OneTrainer also knows parts of one and numbers of samples, which we do not."""
+    """Return a concept's repeats; OneTrainer's fractions and sample counts are not supported, and noted."""
     balancing = float(concept.get("balancing", 1.0))
     if concept.get("balancing_strategy", "REPEATS") != "REPEATS":
-        imported.note(f"{_named(concept)} shows {balancing:g} samples an epoch there; here each picture is shown once.")
+        imported.note(
+            f"{_named(concept)} uses {balancing:g} samples per epoch in OneTrainer; here each image is used once."
+        )
         return 1
     repeats = max(round(balancing), 1)
     if repeats != balancing:
-        imported.note(f"{_named(concept)} repeats its pictures {balancing:g} times there, {repeats} times here.")
+        imported.note(f"{_named(concept)} has {balancing:g} repeats in OneTrainer, {repeats} here.")
     return repeats
 
 
 def _prompts(text: Table, root: Path, recursive: bool) -> Iterator[tuple[Path, tuple[str, ...]]]:
-    """Yield the captions of a concept that takes them from one file for all pictures, or from the file names."""
+    """Yield the captions of a concept that takes them from one file for all images, or from file names."""
     source = text.get("prompt_source", "sample")
     if source not in ("concept", "filename"):
         return
@@ -247,12 +251,12 @@ def _prompts(text: Table, root: Path, recursive: bool) -> Iterator[tuple[Path, t
     if source == "concept":
         path = root.parent / text["prompt_path"]
         if path.resolve().suffix.lower() not in SUFFIXES:
-            # The list may come from a stranger, and this may name any file of the user's.
+            # The file may come from a stranger, and this path may point to any of the user's files.
             raise ValueError(f"{path} is not a .txt file")
         try:
             prompts = split_caption(read_caption_file(path).text, "variants")
         except NotACaptionError as fault:
-            raise ValueError(f"{text['prompt_path']} holds no prompts: {fault}") from fault
+            raise ValueError(f"could not read prompts from {text['prompt_path']}: {fault}") from fault
     for picture in picture_files(root, recursive):
         yield picture, prompts or (picture.stem,)
 
@@ -262,7 +266,7 @@ def _named(concept: Table) -> str:
 
 
 def _square(resolution: Any) -> int:
-    """Return the side of the square of the same area, as a multiple of 8."""
+    """Return the side of a square of the same area, as a multiple of 8."""
     if isinstance(resolution, list):
         return round(math.sqrt(math.prod(resolution)) / 8) * 8
     return int(resolution)

@@ -1,4 +1,4 @@
-"""Looks at one picture's file: hash, size, kind, and whether it decodes to its end."""
+"""Inspection of one image file: hash, size, format, and whether it decodes completely."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from trainer.protocol.records import build, json_keys, to_record
 from trainer.protocol.row_store import RowStore, key_of
 
 State = tuple[int, int]
-"""Size in bytes and modification time in nanoseconds: a file is taken as unchanged while both are."""
+"""Size in bytes and modification time in ns; a file counts as unchanged while both are the same."""
 
-# Raised whenever PictureFacts or what fills it changes: older facts are then not found.
+# Increase when PictureFacts or its computation changes, so that older entries are ignored.
 _VERSION = 1
 _LARGEST = 512_000_000  # bytes: about a million images
-# A file changed this short a time ago may change again within one tick of the file system's clock.
+# A file changed more recently than this may change again within one tick of the file system clock.
 _SETTLED_NS = 2_000_000_000
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 # Adam7: the first column and row of each pass, and the steps between its columns and rows (PNG, 3rd edition, 8.1).
 _PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
 _BLOCK = 1 << 20
-# Larger pictures are decoded one after the other: four at once could take several gigabytes.
+# Larger images are decoded one at a time: four at once could take several gigabytes.
 _LARGE_MEGAPIXELS = 30.0
 _DRAFT = (256, 256)
 
@@ -44,7 +44,7 @@ _DRAFT = (256, 256)
 @json_keys("id", "width", "height", "format", "animated", "rotated", "transparent", "profile", "fingerprint")
 @dataclass(frozen=True, slots=True)
 class PictureFacts:
-    """What does not change while the file does not; sizes are upright pixels, the fingerprint is in hex."""
+    """Facts of an unchanged image file; the size is of the upright image, the fingerprint is in hex."""
 
     id: str
     width: int
@@ -58,13 +58,13 @@ class PictureFacts:
 
 
 class PictureMemory:
-    """Facts by path and state, in a store that may fail at any time: then the images are looked at again."""
+    """Cache of facts by path and state. If its store fails, images are simply inspected again."""
 
     def __init__(self, store: RowStore) -> None:
         self._store = store
 
     def recall(self, path: Path, state: State) -> PictureFacts | None:
-        """Return what is remembered of a file in this state; None where that is nothing, or damaged."""
+        """Return the cached facts of a file in this state; None if there are none or they are damaged."""
         row = self._store.get(key_of(path, *state, _VERSION))
         if row is None:
             return None
@@ -74,14 +74,14 @@ class PictureMemory:
             return None
 
     def keep(self, path: Path, state: State, facts: PictureFacts) -> None:
-        """Remember a file, unless it changed so recently that its state says little."""
+        """Cache the facts of a file, unless it changed so recently that its state is unreliable."""
         if time.time_ns() - state[1] > _SETTLED_NS:
             self._store.put(key_of(path, *state, _VERSION), json.dumps(to_record(facts)).encode())
 
 
 @contextmanager
 def picture_memory() -> Iterator[PictureMemory]:
-    """Open the memory in the per-user cache folder."""
+    """Open the cache in the per-user cache folder."""
     store = RowStore(cache_folder() / "pictures.sqlite", _LARGEST)
     try:
         yield PictureMemory(store)
@@ -90,14 +90,15 @@ def picture_memory() -> Iterator[PictureMemory]:
 
 
 def is_whole(path: Path) -> bool:
-    """Return whether the compressed data of a PNG unpack to at least the bytes of all its rows.
+    """Return whether the compressed data of a PNG contains at least the bytes of all rows.
 
-    Nothing is kept: memory stays at a megabyte, whatever the header says. Raises OSError, zlib.error and struct.error.
+    The output is discarded, so memory stays at 1 MB whatever the header says. Raises OSError, zlib.error and
+    struct.error.
     """
     with open_file(path, "image") as file:
         file.seek(16)
-        width, height, depth, colour, _, _, interlaced = struct.unpack(">IIBBBBB", file.read(13))
-        missing = _row_bytes(width, height, depth * _CHANNELS[colour], bool(interlaced))
+        width, height, depth, color, _, _, interlaced = struct.unpack(">IIBBBBB", file.read(13))
+        missing = _row_bytes(width, height, depth * _CHANNELS[color], bool(interlaced))
         file.seek(8)
         unpacker = zlib.decompressobj()
         for packed in _data_chunks(file):
@@ -108,7 +109,7 @@ def is_whole(path: Path) -> bool:
 
 
 def _row_bytes(width: int, height: int, bits: int, interlaced: bool) -> int:
-    """Return how many bytes the rows have, each with its filter byte in front."""
+    """Return the bytes of all rows, each including its filter byte."""
     total = 0
     for left, top, across, down in _PASSES if interlaced else ((0, 0, 1, 1),):
         columns, rows = -(-(width - left) // across), -(-(height - top) // down)
@@ -117,7 +118,7 @@ def _row_bytes(width: int, height: int, bits: int, interlaced: bool) -> int:
 
 
 def _data_chunks(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the picture's data, skipping the other chunks, up to the end of the file."""
+    """Yield the image data chunks up to the end of the file, skipping others."""
     while len(head := file.read(8)) == 8:
         length, kind = struct.unpack(">I4s", head)
         if kind == b"IDAT":
@@ -141,12 +142,12 @@ def file_state(path: Path) -> State:
 
 
 def inspect(path: Path, max_megapixels: float, turn: Turn) -> tuple[State | None, Inspection]:
-    """Return the state of a picture's file and what it is, or None and why it cannot be used.
+    """Return the state and facts of an image file, or None and the reason why it cannot be used.
 
-    A large picture is decoded within `turn`, which is to keep others from being decoded meanwhile.
+    A large image is decoded inside `turn`, which must keep other large images from being decoded at the same time.
     """
     try:
-        # The state is taken first: a file changed meanwhile is then remembered in a state that it no longer has.
+        # Read the state first: if the file changes now, its facts are cached under an old state and never found.
         state = file_state(path)
         with open_picture(path, max_megapixels) as image:
             large = image.width * image.height > _LARGE_MEGAPIXELS * 1e6
@@ -159,11 +160,11 @@ def inspect(path: Path, max_megapixels: float, turn: Turn) -> tuple[State | None
 def _facts(path: Path, image: ImageFile.ImageFile) -> PictureFacts:
     width, height = upright_size(image)
     rotated = exif_orientation(image) != 1
-    # A JPEG decoded small is read to its end all the same, in a third of the time.
+    # A JPEG decoded at reduced size is still read to its end, in a third of the time.
     image.draft(None, _DRAFT)
     layers = decode(image)
     if image.format == "PNG" and not is_whole(path):
-        raise OSError("its data end before its last row")
+        raise OSError("its data ends before the last row")
     return PictureFacts(
         id=sha256_of(path),
         width=width,
@@ -178,11 +179,11 @@ def _facts(path: Path, image: ImageFile.ImageFile) -> PictureFacts:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a picture's bytes in hex, which is its id; raises OSError."""
+    """Return the SHA-256 of an image file in hex, which is its id; raises OSError."""
     with open_file(path, "image") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _animated(image: ImageFile.ImageFile) -> bool:
-    # A phone's JPEG may carry a second picture, such as a depth map: that is no animation.
+    # A phone's JPEG may contain a second image, such as a depth map, which is not an animation.
     return image.format != "MPO" and bool(getattr(image, "is_animated", False))

@@ -1,4 +1,4 @@
-"""Follow links only inside the dataset: a folder from a stranger may hold one to the user's own files."""
+"""Symbolic links are followed only inside the dataset: a stranger's folder may link to the user's own files."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ if TYPE_CHECKING:  # the window imports this module, and does not wait for pydan
 
 
 class Links:
-    """Follows a link only where it leads into a folder that the user named.
+    """Check that links lead into a folder that the user listed.
 
-    Those are the folders of the dataset and `dataset.linked_folders`, each wherever it really is. Hard links look like
-    files of their own and are taken as such.
+    These are the dataset's folders and `dataset.linked_folders`, each at its real location. Hard links cannot be told
+    from regular files and are read as such.
     """
 
     def __init__(self, folders: Iterable[str | Path]) -> None:
         self.refused: set[Path] = set()
-        """Links that were refused so far."""
+        """Links refused so far."""
         self._folders = tuple(_real(str(folder)) for folder in folders)
 
     @classmethod
     def of(cls, dataset: DatasetConfig) -> Links:
-        """Return the links that a job follows."""
+        """Create the checker for a job's dataset."""
         return cls([*(folder.path for folder in dataset.folders), *dataset.linked_folders])
 
     def allow_file(self, path: Path) -> bool:
-        """Return whether a file may be read: it is not a link, or one that is followed. Costs one lstat."""
+        """Return whether a file may be read: not a link, or an allowed one. Costs one lstat."""
         return not path.is_symlink() or self.allow(path)
 
     def allow(self, path: Path) -> bool:
-        """Return whether a link, or a folder that may be one under another name (Windows' junctions), is followed."""
+        """Return whether a link, or a folder that may be one (Windows junctions), leads into an allowed folder."""
         target = _real(str(path))
         if any(target == folder or target.startswith(folder.rstrip(os.sep) + os.sep) for folder in self._folders):
             return True

@@ -1,4 +1,4 @@
-"""What a run knows about one picture; a run trains from these records alone."""
+"""The record of one image, and its bucket. A run trains only from these records."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ MaskSource = Literal["none", "file", "alpha"]
 )  # fmt: skip
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One picture of the dataset as it is frozen in a run's listing."""
+    """One image of the dataset, as frozen in a run's listing."""
 
     id: str
-    """SHA-256 of the file's bytes, in hex: the picture's name in every random stream and cache key."""
+    """SHA-256 of the file in hex; identifies the image in random streams and cache keys."""
     path: Path
     width: int
-    """Pixels of the upright picture."""
+    """Width of the upright image in pixels."""
     height: int
     kind: Kind
     repeats: int
-    """Showings an epoch (for regularisation pictures: in each round, see `sampling.epoch_samples`)."""
+    """Repeats per epoch (of regularization images: per cycle, see `sampling.epoch_showings`)."""
     weight: float
     captions: tuple[str, ...]
-    """Alternatives as they stand in the file; none when there is no caption or it is empty."""
+    """Alternative captions as in the file; empty without a caption."""
     trigger: str
     class_words: str
     mask: MaskSource
     mask_path: Path | None
     mask_id: str | None
     crop: Crop | None
-    """The part to train on: left, top, right and bottom as fractions of the upright picture."""
+    """Region to train on: left, top, right and bottom as fractions of the upright image."""
     bucket: tuple[int, int]
-    """Width and height in pixels of what the model is shown."""
+    """Width and height in pixels of the training image."""
 
     def region(self) -> tuple[int, int, int, int]:
-        """Return the part to train on as (left, top, width, height) in upright pixels."""
+        """Return the region to train on as (left, top, width, height) in pixels of the upright image."""
         return region_of(self.width, self.height, self.crop)
 
 
 def region_of(width: int, height: int, crop: Crop | None) -> tuple[int, int, int, int]:
-    """Return a crop of an upright picture as (left, top, width, height) in pixels, at least one pixel each way."""
+    """Return a crop of an upright image as (left, top, width, height) in pixels, at least 1×1."""
     left, top, right, bottom = crop or (0.0, 0.0, 1.0, 1.0)
     x = min(round(left * width), width - 1)
     y = min(round(top * height), height - 1)
@@ -63,15 +63,15 @@ Size = tuple[int, int]
 
 
 def choose_bucket(width: int, height: int, recipe: RecipeConfig) -> Size | None:
-    """Return the (width, height) in which a picture (or stored crop) of this many pixels is trained.
+    """Return the bucket (width, height) for an image or stored crop of this size, or None if it is too small.
 
-    Every side is a multiple of `bucket_step`, the area at most resolution squared, and the picture is enlarged
-    at most `max_upscale` times, so a small picture gets a smaller bucket, whose sides may fall below `bucket_min`.
-    Of all shapes that allow this and cannot grow, the one that crops away least is taken. None: even one step by
-    one step would enlarge the picture too much. Raises ValueError when the recipe's resolution is not resolved.
+    Every side is a multiple of `bucket_step`, the area is at most resolution squared, and the image is enlarged at most
+    `max_upscale` times; a small image gets a smaller bucket, whose sides may be below `bucket_min`. Of the largest
+    shapes within these limits, the one that crops least is chosen. None means that even one step by one step would
+    enlarge the image too much. Raises ValueError when the recipe's resolution is not resolved.
     """
     if recipe.resolution is None:
-        raise ValueError("the recipe's resolution has to be resolved before buckets are chosen")
+        raise ValueError("the recipe's resolution must be resolved before buckets are chosen")
     return _choose(width, height, recipe.resolution, recipe.pictures)
 
 
@@ -84,12 +84,12 @@ def _choose(width: int, height: int, resolution: int, pictures: PictureConfig) -
         side = min(widest, tallest, resolution // step * step)
         return (side, side) if side else None
     shapes = list(_shapes(widest, tallest, resolution, pictures))
-    # Compared to 1e-9, so that equal losses tie on every machine and the shape itself decides.
+    # Rounded to 1e-9, so that equal losses tie on every machine and the shape decides.
     return min(shapes, key=lambda shape: (round(crop_loss(width, height, shape), 9), shape), default=None)
 
 
 def _shapes(widest: int, tallest: int, resolution: int, pictures: PictureConfig) -> Iterator[Size]:
-    """Yield for each width the tallest shape within area and limits, and for each height the widest."""
+    """Yield the tallest shape for each width and the widest for each height, within area and limits."""
     step = pictures.bucket_step
     shortest = -(-pictures.bucket_min // step) * step if pictures.bucket_min else resolution // 2 // step * step
     longest = (pictures.bucket_max or resolution * 2) // step * step
@@ -106,11 +106,11 @@ def _shapes(widest: int, tallest: int, resolution: int, pictures: PictureConfig)
 
 
 def crop_loss(width: int, height: int, bucket: Size) -> float:
-    """Return the share (0 to 1) of a picture's area that is cut away when it fills the bucket."""
+    """Return the share (0 to 1) of an image's area that is cropped to fill the bucket."""
     wide, narrow = width * bucket[1], height * bucket[0]
     return 1.0 - min(wide, narrow) / max(wide, narrow)
 
 
 def enlargement(width: int, height: int, bucket: Size) -> float:
-    """Return by which factor the picture's sides grow (below 1: shrink) until it covers the bucket."""
+    """Return the factor that scales an image to cover the bucket (below 1: shrinks)."""
     return max(bucket[0] / width, bucket[1] / height)

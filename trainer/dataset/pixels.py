@@ -1,4 +1,4 @@
-"""Turns a picture file into upright sRGB pixels, and a sample into the crop that is trained on."""
+"""Decoding of image files to upright sRGB pixels, and cropping of samples to their bucket."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from PIL import ExifTags, Image, ImageCms, ImageFile, UnidentifiedImageError
 from trainer.dataset.findings import file_fault
 from trainer.protocol.reading import UnusableFileError, naming, open_file
 
-if TYPE_CHECKING:  # the processes that look at pictures start faster without what it stands on
+if TYPE_CHECKING:  # decoder processes start faster without its imports
     from trainer.dataset.sampling import Sample
 
 SUFFIXES = frozenset(
     {".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif", ".jxl"}
 )
-"""Endings of files that are taken for pictures, in small letters."""
+"""Lowercase extensions of image files."""
 
-# Only these: Pillow's other readers reach as far as starting Ghostscript for a file that merely calls itself .png.
+# Only these: some of Pillow's other readers are unsafe, such as the one that starts Ghostscript, even for a .png name.
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", "AVIF", "JXL")
-# What Pillow's readers are known to raise on broken and hostile files.
+# Exceptions that Pillow's readers are known to raise for broken and malicious files.
 _FAULTS = (
     OSError,
     SyntaxError,
@@ -60,29 +60,29 @@ _PROFILE_MODES = ("L", "RGB", "CMYK", "LAB")
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """The pixels of a picture, upright: colours (mode RGB, sRGB), and opacity (mode L), None when all is opaque."""
+    """Pixels of an upright image: colors (mode RGB, sRGB) and opacity (mode L; None if all is opaque)."""
 
     colours: Image.Image
     alpha: Image.Image | None
     profile: Literal["none", "good", "broken"]
-    """Whether the colours came from an embedded profile; where that was broken they were taken as sRGB."""
+    """State of the embedded color profile; with a broken one the colors are treated as sRGB."""
 
     def on(self, background: str) -> Image.Image:
-        """Return the colours with a background colour (such as #ffffff) showing through where they are transparent."""
+        """Return the colors composited on a background color such as #ffffff."""
         if self.alpha is None:
             return self.colours
         return Image.composite(self.colours, Image.new("RGB", self.colours.size, background), self.alpha)
 
 
-with suppress(ImportError):  # JPEG XL needs this plug-in, which registers itself with Pillow when it is there.
+with suppress(ImportError):  # JPEG XL needs this plugin, which registers itself with Pillow if it is installed.
     importlib.import_module("pillow_jxl")
 
 
-class _PillowAside:
-    """Puts Pillow's process-wide pixel limit and its warnings aside while at least one picture is being read.
+class _PillowLimitsOff:
+    """Disables Pillow's process-wide pixel limit and warnings while at least one image is being read.
 
-    Our own check is stricter than the limit, which can be neither set per picture nor below a warning; the warnings are
-    about odd metadata, and what matters of those becomes a finding. Both are put back when the last reader leaves.
+    Our own check is stricter than the limit, which cannot be set per image, and exceeding it may only warn. The
+    warnings concern odd metadata; what matters becomes a finding. Both are restored when the last reader exits.
     """
 
     def __init__(self) -> None:
@@ -108,22 +108,22 @@ class _PillowAside:
                 Image.MAX_IMAGE_PIXELS = self._limit
 
 
-_pillow_aside = _PillowAside()
+_pillow_limits_off = _PillowLimitsOff()
 
 
 def load_formats() -> None:
-    """Load Pillow's modules for all formats, 40 of them: 60 ms that the first picture would take longer to open."""
+    """Load Pillow's 40 format modules now (60 ms), not when the first image is opened."""
     Image.init()
 
 
 @contextmanager
 def open_picture(path: Path, max_megapixels: float) -> Iterator[ImageFile.ImageFile]:
-    """Open a picture so far that its header is read, at its first frame; faults while it is used are named as well.
+    """Open an image at its first frame, reading only the header; errors inside the block become DatasetError too.
 
-    Raises DatasetError when the file is missing, forbidden, empty, no picture, damaged, or larger than allowed;
-    the size is checked before any pixel is decoded.
+    Raises DatasetError when the file is missing, not readable, empty, not an image, damaged or too large; the size is
+    checked before any pixel is decoded.
     """
-    with naming(path), faults_named(path), _pillow_aside:
+    with naming(path), faults_named(path), _pillow_limits_off:
         load_formats()
         formats = [name for name in _FORMATS if name in Image.OPEN]
         with open_file(path, "image") as file, Image.open(file, formats=formats) as image:
@@ -132,7 +132,7 @@ def open_picture(path: Path, max_megapixels: float) -> Iterator[ImageFile.ImageF
 
 
 def check_megapixels(path: Path, width: int, height: int, max_megapixels: float) -> None:
-    """Raise DatasetError when a picture has more pixels than are allowed."""
+    """Raise DatasetError when an image has more pixels than allowed."""
     megapixels = width * height / 1e6
     if megapixels > max_megapixels:
         size = {"width": width, "height": height, "megapixels": megapixels, "limit": max_megapixels}
@@ -141,7 +141,7 @@ def check_megapixels(path: Path, width: int, height: int, max_megapixels: float)
 
 @contextmanager
 def faults_named(path: Path) -> Iterator[None]:
-    """Turn what goes wrong with a picture's file inside the block into a DatasetError that names it."""
+    """Convert errors about an image file inside the block to a DatasetError that names the file."""
     try:
         yield
     except FileNotFoundError as fault:
@@ -158,7 +158,7 @@ def faults_named(path: Path) -> Iterator[None]:
 
 
 def _unidentified(path: Path) -> str:
-    """Return the code of the fault of a file that no decoder takes for an image."""
+    """Return the fault code of a file that no decoder recognizes."""
     if path.stat().st_size == 0:
         return "picture.empty"
     is_jpeg_xl = path.suffix.lower() == ".jxl" and "JXL" not in Image.OPEN
@@ -166,27 +166,27 @@ def _unidentified(path: Path) -> str:
 
 
 def exif_orientation(image: ImageFile.ImageFile) -> int:
-    """Return the EXIF orientation (1 to 8) of a picture not yet decoded; 1 when there is none or it makes no sense."""
+    """Return the EXIF orientation (1 to 8) of an image before decoding; 1 if missing or invalid."""
     try:
         value = image.getexif().get(ExifTags.Base.Orientation, 1)
-    except _FAULTS:  # broken EXIF data beside good pixels
+    except _FAULTS:  # broken EXIF data does not make the pixels unusable
         return 1
     return value if value in _TURNS else 1
 
 
 def upright_size(image: ImageFile.ImageFile) -> tuple[int, int]:
-    """Return (width, height) in pixels as the picture is meant to be seen; decodes PNG, whose EXIF may come last."""
+    """Return (width, height) of the upright image in pixels; decodes PNG, whose EXIF may come last."""
     width, height = image.size
     return (height, width) if _orientation_left(image) >= 5 else (width, height)
 
 
 def _orientation_left(image: ImageFile.ImageFile) -> int:
-    # Pillow turns TIFF pictures, and libjxl JPEG XL ones, while they are decoded; their size is upright from the start.
+    # Pillow (TIFF) and libjxl (JPEG XL) rotate while decoding; the size of such images is already upright.
     return 1 if image.format in ("TIFF", "JXL") else exif_orientation(image)
 
 
 def load_upright(path: Path, background: str, max_megapixels: float) -> Image.Image:
-    """Return the picture as 8-bit sRGB (mode RGB): upright, first frame, transparency laid on the background colour.
+    """Return the image as upright 8-bit sRGB (mode RGB): first frame, composited on the background color.
 
     Raises DatasetError like `open_picture`.
     """
@@ -196,14 +196,14 @@ def load_upright(path: Path, background: str, max_megapixels: float) -> Image.Im
 def crop_pixels(
     sample: Sample, background: str, max_megapixels: float
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32] | None]:
-    """Return what the model is shown, in bucket size: sRGB (height, width, 3), and the mask (height, width), 0 to 1.
+    """Return a sample's pixels in bucket size: sRGB (height, width, 3), and its mask (height, width), 0 to 1, or None.
 
-    The window is resampled to the bucket in one go (Lanczos, with prefilter when it shrinks), both mirrored when the
-    sample is. Raises DatasetError like `open_picture`.
+    The window is resampled to the bucket in one pass (Lanczos, with prefilter when shrinking); both are mirrored for
+    flipped samples. Raises DatasetError like `open_picture`.
     """
     picture = sample.picture
     layers = _load_layers(picture.path, max_megapixels)
-    pixels = np.asarray(_crop_colours(layers.on(background), sample))
+    pixels = np.asarray(_crop_colors(layers.on(background), sample))
     mask = layers.alpha if picture.mask == "alpha" else None
     if picture.mask == "file" and picture.mask_path is not None:
         mask = load_upright(picture.mask_path, "#000000", max_megapixels).convert("L")
@@ -212,21 +212,21 @@ def crop_pixels(
     return pixels, np.asarray(_crop_mask(mask, sample), np.float32) / np.float32(255)
 
 
-def _crop_colours(image: Image.Image, sample: Sample) -> Image.Image:
+def _crop_colors(image: Image.Image, sample: Sample) -> Image.Image:
     left, top, width, height = sample.window
     if sample.picture.crop is not None:
-        # The filter reaches a little beyond the window, as if the whole picture had been scaled; but what the artist
-        # cut off must not shine in.
+        # Resampling reads a few pixels beyond the window, as if the whole image had been scaled. Cut the crop out
+        # first, so that nothing the artist cropped away bleeds in.
         x, y, wide, high = sample.picture.region()
-        with _pillow_aside:
+        with _pillow_limits_off:
             image = image.crop((x, y, x + wide, y + high))
         left, top = left - x, top - y
     return _to_bucket(image, (left, top, left + width, top + height), sample, Image.Resampling.LANCZOS)
 
 
 def _crop_mask(mask: Image.Image, sample: Sample) -> Image.Image:
-    # A mask file may have other dimensions than its picture: the window is taken at the same place of it. Resampled
-    # by area, since Lanczos overshoots at the hard edges that masks are made of.
+    # A mask file may differ in size from its image, so the window is scaled to it. Resample by area: Lanczos overshoots
+    # at the hard edges of masks.
     across, down = mask.width / sample.picture.width, mask.height / sample.picture.height
     left, top, width, height = sample.window
     right, bottom = min((left + width) * across, mask.width), min((top + height) * down, mask.height)
@@ -246,24 +246,24 @@ def _load_layers(path: Path, max_megapixels: float) -> Layers:
 
 
 def decode(image: ImageFile.ImageFile) -> Layers:
-    """Return the pixels of an opened picture; call it inside `open_picture`, which names the faults it meets."""
+    """Return the pixels of an opened image; call it inside `open_picture`, which converts errors."""
     image.load()
     turn = _TURNS.get(_orientation_left(image))
     upright = image.transpose(turn) if turn is not None else image
-    colours, alpha = _split_alpha(_to_eight_bits(upright))
+    colors, alpha = _split_alpha(_to_eight_bits(upright))
     data = image.info.get("icc_profile")
-    if colours.mode == "LAB":
+    if colors.mode == "LAB":
         data = ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB")).tobytes()
-    transform = _transform_to_srgb(data, colours.mode) if data else None
+    transform = _transform_to_srgb(data, colors.mode) if data else None
     if transform is None:
-        return Layers(colours.convert("RGB"), alpha, "broken" if data else "none")
-    return Layers(transform.apply(colours), alpha, "good")
+        return Layers(colors.convert("RGB"), alpha, "broken" if data else "none")
+    return Layers(transform.apply(colors), alpha, "good")
 
 
 def _to_eight_bits(image: Image.Image) -> Image.Image:
-    """Bring the modes of more than 8 bits to grey L by their whole range; Pillow's own conversion clips them to white.
+    """Convert grayscale of more than 8 bits to mode L by its full range; Pillow's own conversion clips to white.
 
-    16-bit colour needs nothing: Pillow reads it as 8-bit RGB. Raises ValueError for numbers of no known range.
+    16-bit color needs nothing: Pillow reads it as 8-bit RGB. Raises ValueError for values outside the known range.
     """
     if not image.mode.startswith(("I", "F")):
         return image
@@ -271,21 +271,21 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
     largest = 1.0 if image.mode == "F" else 65535.0
     if not (values.size and np.isfinite(values).all() and values.min() >= 0.0 and values.max() <= largest):
         raise ValueError(f"its brightness values are not within 0 to {largest:g}")
-    grey = Image.fromarray(np.rint(values * np.float32(255.0 / largest)).astype(np.uint8))
+    gray = Image.fromarray(np.rint(values * np.float32(255.0 / largest)).astype(np.uint8))
     key = image.info.get("transparency")
     if key is not None:
-        grey.putalpha(Image.fromarray(np.where(values == key, 0, 255).astype(np.uint8)))
-    return grey
+        gray.putalpha(Image.fromarray(np.where(values == key, 0, 255).astype(np.uint8)))
+    return gray
 
 
 def _split_alpha(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
-    """Return the colours (mode L, RGB, CMYK or LAB) and the opacity, None when all of the picture is opaque."""
+    """Return the colors (mode L, RGB, CMYK or LAB) and the opacity (None if the whole image is opaque)."""
     alpha = None
     if image.has_transparency_data:
         full = image.convert("RGBA")
         alpha = full.getchannel("A")
-        grey = image.mode in ("1", "L", "LA", "La")
-        image = full.convert("RGB").getchannel("R") if grey else full.convert("RGB")
+        gray = image.mode in ("1", "L", "LA", "La")
+        image = full.convert("RGB").getchannel("R") if gray else full.convert("RGB")
         if alpha.getextrema() == (255, 255):
             alpha = None
     if image.mode == "1":
@@ -294,8 +294,8 @@ def _split_alpha(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
 
 
 def _transform_to_srgb(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
-    """Return the conversion from an embedded profile, None when that is broken or meant for another kind of pixels."""
-    # Profiles are made per picture: lcms does not promise that threads may share one.
+    """Return the conversion from an embedded profile; None if it is broken or for another color mode."""
+    # Profiles are created per image: lcms does not guarantee that threads may share one.
     try:
         source = ImageCms.ImageCmsProfile(BytesIO(profile))
         return ImageCms.buildTransform(source, ImageCms.createProfile("sRGB"), mode, "RGB")

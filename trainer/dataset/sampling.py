@@ -1,4 +1,4 @@
-"""What each step of a run sees: showings of pictures, dealt into effective batches and split into micro-batches."""
+"""Samples of each step: captions, crops, effective batches and micro-batches, all deterministic."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ import numpy as np
 from trainer.config.recipe import CaptionConfig, RecipeConfig
 from trainer.dataset.picture import Picture
 
-# The innermost braces that hold a bar; replacing them from the inside out resolves nested wildcards too.
+# The innermost braces that contain a bar; replacing from the inside out also resolves nested wildcards.
 _WILDCARD = re.compile(r"\{([^{}|]*(?:\|[^{}|]*)+)\}")
-# How many pictures validation measures, of held-out ones and where there are none: enough for a smooth curve, and
-# quick to compute.
+# Images that validation measures: held-out ones, or training images without them. Enough for a smooth curve, and fast.
 MOST_HELD_OUT = 64
 MOST_TRAINING_PICTURES = 8
 T = TypeVar("T")
@@ -28,12 +27,12 @@ T = TypeVar("T")
 def compose_caption(
     captions: tuple[str, ...], trigger: str, class_words: str, config: CaptionConfig, stream: np.random.Generator
 ) -> str:
-    """Return one showing's text, a pure function of the arguments and of the state of the caption stream.
+    """Return the caption of one sample, a pure function of the arguments and the state of the caption stream.
 
-    The order is kohya's (sd-scripts `process_caption`): one of the alternatives (none: the class words), trigger
-    first unless the text holds it, prefix and suffix, dropout of the whole text, wildcards, then tags kept, shuffled
-    and dropped. A trigger that was put first counts as a kept tag whatever `keep_tokens` says, and a tag that holds
-    the trigger is never dropped.
+    The order is kohya's (sd-scripts `process_caption`): choose an alternative (or the class words), add the trigger
+    word at the front unless the text contains it, prefix and suffix, caption dropout, wildcards, then keep, shuffle and
+    drop tags. An added trigger word is always a kept tag, whatever `keep_tokens` is, and a tag that contains the
+    trigger word is never dropped.
     """
     text = captions[int(stream.integers(len(captions)))] if len(captions) > 1 else "".join(captions)
     text = text.strip() or class_words
@@ -50,17 +49,17 @@ def compose_caption(
 
 
 def without_chance(config: CaptionConfig) -> CaptionConfig:
-    """Return the settings with nothing shuffled or dropped; alternatives and wildcards are still chosen."""
+    """Return the settings without shuffling and dropout; alternatives and wildcards are still chosen."""
     return config.model_copy(update={"dropout": 0.0, "tag_dropout": 0.0, "shuffle": False})
 
 
 def holds_trigger(text: str, trigger: str) -> bool:
-    """Return whether the trigger stands in the text as a whole word, in capitals or not (CLIP reads both alike)."""
+    """Return whether the text contains the trigger as a whole word, ignoring case (as CLIP does)."""
     return re.search(rf"(?<!\w){re.escape(trigger)}(?!\w)", text, re.IGNORECASE) is not None
 
 
 def choose_wildcards(text: str, stream: np.random.Generator) -> str:
-    """Return the text with every {a|b|c} replaced by one of its parts, each as likely as the others."""
+    """Return the text with every {a|b|c} replaced by one of its options, with equal probability."""
     while found := _WILDCARD.search(text):
         parts = found[1].split("|")
         text = text[: found.start()] + parts[int(stream.integers(len(parts)))] + text[found.end() :]
@@ -68,7 +67,7 @@ def choose_wildcards(text: str, stream: np.random.Generator) -> str:
 
 
 def _arrange(text: str, keep: int, trigger: str, config: CaptionConfig, stream: np.random.Generator) -> str:
-    """Shuffle and drop the tags between the kept ones; a text that asks for neither stays as it was written."""
+    """Shuffle and drop the tags that are not kept; without both, return the text unchanged."""
     marked = bool(config.keep_separator) and config.keep_separator in text
     if not (marked or config.shuffle or config.tag_dropout):
         return text
@@ -95,7 +94,7 @@ def _tags(text: str, config: CaptionConfig) -> list[str]:
 
 
 def _joint(config: CaptionConfig) -> str:
-    """What is written between tags: the separator and a space, as all taggers do."""
+    """Return the separator followed by a space, as taggers write it."""
     return config.separator.strip() + " "
 
 
@@ -119,10 +118,10 @@ Purpose = Literal[
 
 
 def generator(seed: int, purpose: Purpose, *, epoch: int = 0, sample: str = "", repeat: int = 0) -> np.random.Generator:
-    """Return a fresh stream that depends on nothing but the arguments, on every machine alike.
+    """Return a new random stream that depends only on the arguments, identical on every machine.
 
-    The 128-bit Philox key is the head of the SHA-256 of the arguments as a JSON list: streams of different
-    arguments are independent, so no stream's position ever has to be saved or restored.
+    The 128-bit Philox key is the start of the SHA-256 of the arguments as a JSON list. Streams of different arguments
+    are independent, so no stream's position ever has to be saved or restored.
     """
     packed = json.dumps([seed, purpose, epoch, sample, repeat]).encode("ascii")
     key = int.from_bytes(hashlib.sha256(packed).digest()[:16], "little")
@@ -134,20 +133,20 @@ Box = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One showing of a picture: everything about it that chance decides, decided."""
+    """One training sample of an image, with all random choices made."""
 
     picture: Picture
     epoch: int
     repeat: int
-    """Counts the showings of this content in the epoch; with the epoch and the picture's id it names every stream."""
+    """Index of this content within the epoch; with epoch and image id it identifies every random stream."""
     caption: str
     window: Box
-    """Left, top, width and height of the part, in upright source pixels, that is scaled to the bucket."""
+    """Left, top, width and height, in pixels of the upright source, of the region scaled to the bucket."""
     flip: bool
 
 
 def draw_sample(picture: Picture, recipe: RecipeConfig, epoch: int, repeat: int) -> Sample:
-    """Return one showing of a picture, a pure function of (seed, epoch, picture, repeat)."""
+    """Return one sample of an image, a pure function of (seed, epoch, image, repeat)."""
     stream = partial(generator, recipe.seed, epoch=epoch, sample=picture.id, repeat=repeat)
     caption = compose_caption(
         picture.captions, picture.trigger, picture.class_words, recipe.captions, stream("caption")
@@ -158,7 +157,7 @@ def draw_sample(picture: Picture, recipe: RecipeConfig, epoch: int, repeat: int)
 
 
 def plain_sample(picture: Picture, recipe: RecipeConfig) -> Sample:
-    """Return the picture as validation measures it: centre crop, not flipped, nothing shuffled or dropped."""
+    """Return the validation sample of an image: center crop, no flip, no shuffling or dropout."""
     plain = without_chance(recipe.captions)
     stream = generator(recipe.seed, "validation", sample=picture.id)
     caption = compose_caption(picture.captions, picture.trigger, picture.class_words, plain, stream)
@@ -166,7 +165,7 @@ def plain_sample(picture: Picture, recipe: RecipeConfig) -> Sample:
 
 
 def measured_samples(pictures: Sequence[Picture], recipe: RecipeConfig) -> tuple[Sample, ...]:
-    """Return what validation measures: the held-out pictures, or some of those trained on where there are none."""
+    """Return the samples that validation measures: held-out images, or some training images without any."""
     held_out = [picture for picture in pictures if picture.kind == "validation"]
     chosen = held_out or [picture for picture in pictures if picture.kind == "train"]
     most = MOST_HELD_OUT if held_out else MOST_TRAINING_PICTURES
@@ -174,15 +173,15 @@ def measured_samples(pictures: Sequence[Picture], recipe: RecipeConfig) -> tuple
 
 
 def crop_window(picture: Picture, across: float, down: float) -> Box:
-    """Return the largest window of the bucket's shape inside the picture's region, in upright pixels.
+    """Return the largest window of the bucket's shape inside the image's region, in pixels of the upright image.
 
-    `across` and `down` (0 to 1) say where it lies in the direction that has room: 0 left or top, 0.5 the middle.
+    `across` and `down` (0 to 1) position it where there is room: 0 is left or top, 0.5 the middle.
     """
     return window_in(picture.region(), picture.bucket, across, down)
 
 
 def window_in(region: Box, bucket: tuple[int, int], across: float, down: float) -> Box:
-    """Return `crop_window` of any region, all as (left, top, width, height) or (width, height) in pixels."""
+    """Return `crop_window` of a region; regions are (left, top, width, height), buckets (width, height) in pixels."""
     left, top, width, height = region
     wide = min(max(round(height * bucket[0] / bucket[1]), 1), width)
     high = min(max(round(width * bucket[1] / bucket[0]), 1), height)
@@ -190,11 +189,11 @@ def window_in(region: Box, bucket: tuple[int, int], across: float, down: float) 
 
 
 def micro_conditioning(sample: Sample) -> tuple[int, int, int, int, int, int]:
-    """Return SDXL's (original height, width, crop top, left, target height, width) for a showing, in pixels.
+    """Return SDXL's (original height, width, crop top, left, target height, width) for a sample, in pixels.
 
-    As diffusers' SDXL LoRA script: the original is the whole upright source picture, the crop offset is the true one
-    in the picture scaled for training (mirrored when the showing is), the target is the bucket. sd-scripts derives
-    its offset from the aspect ratios instead.
+    As in diffusers' SDXL LoRA script: the original is the whole upright source image, the crop offset is the true one
+    in the scaled image (mirrored for flipped samples), and the target is the bucket. sd-scripts derives its offset
+    from the aspect ratios instead.
     """
     picture = sample.picture
     left, top, wide, high = sample.window
@@ -206,12 +205,11 @@ def micro_conditioning(sample: Sample) -> tuple[int, int, int, int, int, int]:
 
 
 def epoch_showings(pictures: Iterable[Picture], epoch: int) -> list[tuple[Picture, int]]:
-    """Return each (picture, repeat) that an epoch shows, in an order that depends on contents, never on names.
+    """Return each (image, repeat) of an epoch, in an order that depends on contents, never on names.
 
-    Training pictures are shown `repeats` times. Regularisation pictures are shown, all together, exactly as often as
-    the training pictures: as in sd-scripts they are cycled when there are fewer and cut when there are more. Unlike
-    there, an epoch goes on in the ring (each picture `repeats` times, by content hash) where the one before ended,
-    so none stays unused.
+    Training images appear `repeats` times. Regularization images appear, in total, as often as training images: as in
+    sd-scripts they are cycled when there are fewer and cut when there are more. Unlike there, each epoch continues the
+    cycle (each image `repeats` times, by content hash) where the previous one ended, so none stays unused.
     """
     ordered = sorted(pictures, key=_content_order)
     shown = [picture for picture in ordered if picture.kind == "train" for _ in range(picture.repeats)]
@@ -219,7 +217,7 @@ def epoch_showings(pictures: Iterable[Picture], epoch: int) -> list[tuple[Pictur
     if ring:
         start = epoch * len(shown)
         shown += [ring[place % len(ring)] for place in range(start, start + len(shown))]
-    # Two files with the same bytes count on, so that they never share a stream.
+    # Files with the same bytes share one count, so that they never share a random stream.
     seen: Counter[str] = Counter()
     showings = []
     for picture in shown:
@@ -229,19 +227,19 @@ def epoch_showings(pictures: Iterable[Picture], epoch: int) -> list[tuple[Pictur
 
 
 def samples_per_epoch(pictures: Iterable[Picture]) -> int:
-    """Return how many showings an epoch has, regularisation included."""
+    """Return the samples per epoch, including regularization images."""
     kept = [picture for picture in pictures if picture.kind != "validation"]
     trained = sum(picture.repeats for picture in kept if picture.kind == "train")
     return trained * (2 if any(picture.kind == "regularisation" for picture in kept) else 1)
 
 
 def steps_per_epoch(pictures: Iterable[Picture], recipe: RecipeConfig) -> int:
-    """Return the optimizer steps of an epoch: ceil(showings / effective batch), on every machine."""
+    """Return the optimizer steps per epoch: ceil(samples / effective batch size), the same on every machine."""
     return -(-samples_per_epoch(pictures) // recipe.effective_batch)
 
 
 def epoch_batches(pictures: Iterable[Picture], recipe: RecipeConfig, epoch: int) -> list[tuple[Sample, ...]]:
-    """Return the effective batches of an epoch, in the order of its steps; nothing is dropped or repeated."""
+    """Return the effective batches of an epoch in step order; no sample is dropped or repeated."""
     return [
         tuple(draw_sample(picture, recipe, epoch, repeat) for picture, repeat in showings)
         for showings in dealt_showings(pictures, recipe, epoch)
@@ -251,10 +249,10 @@ def epoch_batches(pictures: Iterable[Picture], recipe: RecipeConfig, epoch: int)
 def dealt_showings(
     pictures: Iterable[Picture], recipe: RecipeConfig, epoch: int
 ) -> list[Sequence[tuple[Picture, int]]]:
-    """Return the effective batches of an epoch as the (picture, repeat) of their samples, nothing else drawn yet.
+    """Return the effective batches of an epoch as (image, repeat) pairs, before anything else is drawn.
 
-    While a bucket can fill a batch it does so alone; the leftovers of all buckets are dealt bucket after bucket into
-    mixed batches, so that these fall into few micro-batches. Only the last mixed batch may be short.
+    Each bucket fills as many batches as it can; the leftovers of all buckets are put, bucket by bucket, into mixed
+    batches, so that these split into few micro-batches. Only the last mixed batch may be smaller.
     """
     showings = epoch_showings(pictures, epoch)
     stream = generator(recipe.seed, "order", epoch=epoch)
@@ -270,7 +268,7 @@ def dealt_showings(
 
 
 def micro_batches(batch: Sequence[Sample], size: int) -> list[tuple[Sample, ...]]:
-    """Split an effective batch into parts of one bucket each and at most `size` samples."""
+    """Split an effective batch into micro-batches of one bucket and at most `size` samples."""
     by_bucket: defaultdict[tuple[int, int], list[Sample]] = defaultdict(list)
     for sample in batch:
         by_bucket[sample.picture.bucket].append(sample)

@@ -1,4 +1,4 @@
-"""impasto.jsonl, the notes in a folder of pictures: what is excluded, ratings, crops, and facts of the folder."""
+"""The sidecar file impasto.jsonl of an image folder: exclusions, ratings, crops and folder settings."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from trainer.protocol.reading import UnusableFileError, parse_json, read_text, r
 FILE_NAME = "impasto.jsonl"
 
 _HALF = re.compile("[\ud800-\udfff]")
-"""What stands in names that are no Unicode; pydantic takes it in no JSON."""
+"""Single surrogates, as in file names that are not Unicode; pydantic rejects them in JSON."""
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 def _whole(text: str) -> str:
     if _HALF.search(text):
-        raise ValueError("it holds half a letter (U+D800 to U+DFFF), which could be written and not be read again")
+        raise ValueError("it contains an invalid character (U+D800 to U+DFFF), which could not be read again")
     return text
 
 
 class _Line(BaseModel):
-    # Keys of other programs and of later versions stay in the file.
+    # Unknown keys, of other programs or later versions, are kept.
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
 
 class FolderNotes(_Line):
-    """The first line: facts of the whole folder."""
+    """First line: settings of the folder."""
 
     impasto: Literal[1] = 1
     repeats: int | None = Field(default=None, ge=1, le=10_000)
@@ -45,7 +45,7 @@ class FolderNotes(_Line):
 
 
 class PictureNotes(_Line):
-    """Any other line: facts of one picture of this very folder; its crop is left, top, right, bottom when upright."""
+    """Any other line: settings of one image in this folder; crop is (left, top, right, bottom) of the upright image."""
 
     file: str
     excluded: bool = False
@@ -55,39 +55,39 @@ class PictureNotes(_Line):
     @model_validator(mode="after")
     def _crop_has_an_inside(self) -> Self:
         if self.crop and not (self.crop[0] < self.crop[2] and self.crop[1] < self.crop[3]):
-            raise ValueError("the crop has to be left, top, right, bottom, with left < right and top < bottom")
+            raise ValueError("the crop must be left, top, right, bottom, with left < right and top < bottom")
         return self
 
 
 @dataclass(frozen=True)
 class Sidecar:
-    """The notes of one folder; pictures by file name, in Unicode's composed form, the same on every system."""
+    """Sidecar data of one folder; images by file name in Unicode NFC, which is the same on every system."""
 
     folder: FolderNotes = field(default_factory=FolderNotes)
     pictures: Mapping[str, PictureNotes] = field(default_factory=dict)
 
     def of(self, name: str) -> PictureNotes:
-        """Return what is noted of the picture with this file name; nothing, for most."""
+        """Return the settings of the image with this file name; defaults if it has none."""
         return self.pictures.get(_composed(name)) or PictureNotes(file=name)
 
     def changed_since(self, before: Sidecar, names: Iterable[str]) -> list[str]:
-        """Return those of these file names of which something else is noted than before."""
+        """Return the file names whose settings differ from ``before``."""
         keys = self.pictures.keys() | before.pictures.keys()
         changed = {key for key in keys if self.pictures.get(key) != before.pictures.get(key)}
         return [name for name in names if _composed(name) in changed] if changed else []
 
     def with_folder(self, **facts: object) -> Sidecar:
-        """Return the notes with facts of the folder changed; other keys, unknown ones too, stay."""
+        """Return a copy with folder settings changed; other keys, also unknown ones, are kept."""
         return Sidecar(
             FolderNotes.model_validate({**self.folder.model_dump(exclude_unset=True), **facts}), self.pictures
         )
 
     def with_picture(self, name: str, **facts: object) -> Sidecar:
-        """Return the notes with facts of one picture changed; other keys, unknown ones too, stay."""
+        """Return a copy with settings of one image changed; other keys, also unknown ones, are kept."""
         return self.with_pictures({name: facts})
 
     def with_pictures(self, facts: Mapping[str, Mapping[str, object]]) -> Sidecar:
-        """Return the notes with facts of many pictures changed, by their file names; other keys stay."""
+        """Return a copy with settings of many images changed, by file name; other keys are kept."""
         changed = {
             _composed(name): PictureNotes.model_validate({**self.of(name).model_dump(exclude_unset=True), **more})
             for name, more in facts.items()
@@ -96,9 +96,9 @@ class Sidecar:
 
 
 def read_sidecar(folder: Path) -> Sidecar:
-    """Return the notes of a folder; empty ones when it has none.
+    """Read the sidecar of a folder; empty if it has none.
 
-    Raises DatasetError when the file is damaged: to train on pictures that may be excluded would be worse.
+    Raises DatasetError when the file is damaged: training on excluded images would be worse.
     """
     path = folder / FILE_NAME
     try:
@@ -124,12 +124,12 @@ def read_sidecar(folder: Path) -> Sidecar:
 
 
 def write_sidecar(folder: Path, sidecar: Sidecar) -> None:
-    """Write the notes of a folder in one step; keys that were not set or read are not written."""
+    """Write the sidecar of a folder atomically; keys that were neither set nor read are left out."""
     write_text(folder / FILE_NAME, sidecar_text(sidecar))
 
 
 def sidecar_text(sidecar: Sidecar) -> str:
-    """Return what the file says for these notes."""
+    """Return the file content of a sidecar."""
     head = sidecar.folder.model_copy(update={"impasto": 1})
     return "".join(f"{_text(line)}\n" for line in (head, *sidecar.pictures.values()))
 
@@ -137,7 +137,7 @@ def sidecar_text(sidecar: Sidecar) -> str:
 def _text(line: _Line) -> str:
     try:
         return line.model_dump_json(exclude_unset=True)
-    except ValueError:  # a name that is no Unicode, as Linux allows: JSON's escapes can spell it
+    except ValueError:  # a file name that is not Unicode, as Linux allows: JSON escapes can represent it
         return json.dumps(line.model_dump(exclude_unset=True), separators=(",", ":"))
 
 
@@ -155,8 +155,8 @@ def _notes(line: str, found: Any) -> PictureNotes:
 def _damaged(path: Path, reason: str) -> DatasetError:
     return DatasetError(
         "sidecar.damaged",
-        f"{path}, which says what is excluded and cropped in this folder, cannot be read: {reason}.",
-        "Correct that line, or move the file away to train without exclusions and crops.",
+        f"Could not read {path}, which lists exclusions and crops of this folder: {reason}.",
+        "Fix that line, or move the file away to train without exclusions and crops.",
     )
 
 

@@ -31,7 +31,7 @@ def here(tmp_path, monkeypatch):
 def test_a_dataset_is_described_with_its_findings_and_captions(pictures, capsys):
     assert cli.main(["check", str(pictures), "--resolution", "64", "--show-captions"]) == 0
     told = capsys.readouterr()
-    assert told.out.startswith("3 pictures to learn from\n")
+    assert told.out.startswith("3 images for training\n")
     assert "astronaut.png: a portrait of an astronaut, flag" in told.out
     assert "Check the images" in told.err  # progress is not the result
 
@@ -43,7 +43,7 @@ def test_faulty_pictures_are_named_with_the_remedy_and_end_in_code_2(pictures, c
     assert "\nError: " in told
     assert "\n  broken.png\n" in told
     assert "What to do:" in told
-    assert "3 pictures to learn from" in told
+    assert "3 images for training" in told
 
 
 def test_long_lists_of_files_are_cut_unless_asked_for(tmp_path, capsys):
@@ -82,7 +82,7 @@ def test_kohyas_dataset_files_are_read_and_what_they_ask_for_is_told(pictures, t
     assert cli.main(["check", str(file)]) == 0
     told = capsys.readouterr().out
     assert "recipe.captions.shuffle = true" in told
-    assert "shown 15 times an epoch" in told
+    assert "15 samples per epoch" in told
 
 
 def test_new_writes_a_job_that_loads_and_counts_the_pictures(here, pictures, capsys):

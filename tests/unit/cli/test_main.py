@@ -95,7 +95,7 @@ def test_no_command_loads_torch_or_other_weights_before_it_is_needed(tmp_path):
     codes, loaded = json.loads(done.stdout.splitlines()[-1])
     assert codes == [0] * len(harmless) + [2] * len(wrong)
     assert loaded == []
-    said = ["is a web page", "none.safetensors", "missing does not exist", "holds no pictures", "is a file"]
+    said = ["is a web page", "none.safetensors", "missing does not exist", "has no images", "is a file"]
     assert [words for words in said if words not in done.stderr] == []
 
 

@@ -93,4 +93,7 @@ def test_half_a_letter_in_a_caption_of_a_metadata_file_is_a_fault_of_its_line(tm
     path = tmp_path / METADATA_NAME
     lines = ['{"file_name": "a.png", "text": "a \\ud83c cat"}', '{"file_name": "b.png", "text": "a \\ud83d\\ude00"}']
     path.write_text("\n".join(lines), encoding="utf-8")
-    assert read_metadata(path) == ({"b.png": "a 😀"}, ["line 1: its text holds half a letter (U+D800 to U+DFFF)"])
+    assert read_metadata(path) == (
+        {"b.png": "a 😀"},
+        ["line 1: its text contains an invalid character (U+D800 to U+DFFF)"],
+    )

@@ -122,7 +122,7 @@ def test_a_process_that_cannot_be_started_says_nothing_of_a_picture(good: Path) 
         with no_process_starts(), pytest.raises(DatasetError) as caught:
             look_at(own, good, good.with_name("other.png"))
         assert caught.value.code == "picture.no_process"
-        assert "good.png" not in str(caught.value) and "cannot be started" in str(caught.value)
+        assert "good.png" not in str(caught.value) and "Could not start" in str(caught.value)
     with Decoders(1) as own:
         assert isinstance(look_at(own, good)["good.png"], PictureFacts)
     assert children() == before
@@ -134,7 +134,7 @@ def test_a_process_that_does_not_come_up_in_time_says_nothing_of_a_picture(
     with Decoders(1) as own:
         with monkeypatch.context() as patch:
             patch.setattr(decoders, "SECONDS", 0.0)
-            with pytest.raises(DatasetError, match="does not come up within 0 seconds"):
+            with pytest.raises(DatasetError, match="did not start within 0 seconds"):
                 look_at(own, good)
         assert isinstance(look_at(own, good)["good.png"], PictureFacts)
 
@@ -145,7 +145,7 @@ def test_after_such_an_error_they_are_used_again_with_nothing_of_before_in_their
         path.write_bytes(good.read_bytes())
     with Decoders(2) as own:
         look_at(own, good)  # which brings one of both up
-        with no_process_starts(), pytest.raises(DatasetError, match="cannot be started"):
+        with no_process_starts(), pytest.raises(DatasetError, match="Could not start"):
             look_at(own, *paths)
         assert all(decoder.path is None for decoder in own._all)
         found = look_at(own, good, paths[2])

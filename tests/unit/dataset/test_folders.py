@@ -208,7 +208,7 @@ def test_a_missing_folder_names_the_nearest(tmp_path: Path) -> None:
     fill(tmp_path / "pictures", a_png="")
     error = refusal(tmp_path / "picturs")
     assert error.code == "dataset.folder_missing"
-    assert str(error).endswith("Beside it there is pictures.")
+    assert str(error).endswith("Did you mean pictures?")
     assert refusal(tmp_path / "gone" / "far").code == "dataset.folder_missing"
     assert refusal(tmp_path / "picturs", recursive=True).code == "dataset.folder_missing"
 
@@ -224,7 +224,7 @@ def test_a_folder_without_pictures(tmp_path: Path) -> None:
     assert error.code == "dataset.folder_empty"
     fill(tmp_path / "outer" / "inner", a_png="", b_png="")
     error = refusal(tmp_path / "outer")
-    assert "2 lie in folders inside it" in str(error)
+    assert "but 2 in its subfolders" in str(error)
     assert "recursive = true" in error.remedy
 
 

@@ -178,7 +178,7 @@ def test_masks_are_missing_only_where_some_are_painted_or_they_are_asked_for(goo
 
 def test_check_counts_masks_and_warns_of_ignored_ones(good: Path) -> None:
     Image.new("L", (160, 160), 255).save(good / "coffee-masklabel.png")
-    assert "1 of 4 pictures with a mask" in describe(read_dataset(folder_of(good), recipe_of(128)), recipe_of(128))
+    assert "1 of 4 images with a mask" in describe(read_dataset(folder_of(good), recipe_of(128)), recipe_of(128))
     found = check(good, dataset_masks="none")
     assert (names(found["mask.unused"]), found["mask.unused"].severity) == (["coffee-masklabel.png"], "warning")
 
@@ -252,9 +252,9 @@ def test_an_epoch_is_described(good: Path) -> None:
     dataset = read_dataset(folder_of(good, repeats=2, trigger="zwx", dataset_validation_share=0.25), recipe)
     lines = describe(dataset, recipe, show_captions=True)
     held = next(picture for picture in dataset.pictures if picture.kind == "validation")
-    assert lines[:2] == ["3 pictures to learn from, shown 6 times an epoch", "1 picture held out for validation"]
+    assert lines[:2] == ["3 images for training, 6 samples per epoch", "1 image held out for validation"]
     assert "  128×128: 4, 0.0%, 0.0%" in lines
-    assert "An epoch: 6 showings in 2 steps of 3 pictures" in lines
+    assert "Epoch: 6 samples in 2 steps of up to 3 images" in lines
     assert f"  {held.path.name}: zwx, a caption of {held.path.stem} (held out)" in lines
     assert sum(line.endswith("(×2)") for line in lines) == 3
     assert len(describe(dataset, recipe)) == len(lines) - 6

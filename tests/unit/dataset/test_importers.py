@@ -159,10 +159,10 @@ def test_onetrainer_concepts(tmp_path: Path) -> None:
     notes = " ".join(imported.notes)
     for word in (
         "enable_random_hue",
-        "1.5 times",
+        "1.5 repeats",
         "9 samples",
         "prior prediction",
-        "off is switched off",
+        "off is disabled",
         "flip differs",
     ):
         assert word in notes

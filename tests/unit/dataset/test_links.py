@@ -130,7 +130,7 @@ def test_subfolders_that_lead_out_are_not_entered(folder, outside, link: Link, t
 def test_the_report_says_what_was_left_out_and_what_to_do(folder, outside, link: Link) -> None:
     link(folder / "a.txt", outside / ".bashrc")
     (finding,) = (each for each in word_marks(scan_folders(job(folder), {}).marks) if each.code == "file.outside")
-    assert finding.sentence == "1 file left out: links that lead out of the dataset."
+    assert finding.sentence == "1 file left out: links that point outside the dataset."
     assert "dataset.linked_folders" in finding.remedy
 
 

@@ -249,7 +249,7 @@ def test_a_caption_without_a_picture_is_named_and_a_click_filters_nothing(qtbot,
     session.datasets.refresh(whole=True)
     qtbot.waitUntil(lambda: "caption.orphan" in codes(session.health))
     choose(qtbot, panel, "caption.orphan")
-    assert panel.list.finding.sentence.endswith("with no picture of that name: lost.txt.")
+    assert panel.list.finding.sentence.endswith("with no image of that name: lost.txt.")
     assert panel.list.currentIndex().data(Qt.ItemDataRole.ToolTipRole).startswith(str(folder / "lost.txt"))
     assert panel.remedy.text().startswith("Rename or remove them") and panel.remedy.isVisible()
     assert len(session.view.ids) == 7

@@ -344,7 +344,7 @@ def test_a_trigger_that_could_not_be_read_again_waits(world: World) -> None:
     world.history.do(Edit("word", (), (FolderChange(world.folder, "trigger", None, "zwx \ud83d"),)))
     world.settle()
     (problem,) = world.saver.now.problems
-    assert problem.code == "save.value" and "half a letter" in problem.sentence
+    assert problem.code == "save.value" and "invalid character" in problem.sentence
     assert read_sidecar(world.data).of(world.names[0]).rating == 3
     world.history.do(Edit("word", (), (FolderChange(world.folder, "trigger", "zwx \ud83d", "zwx"),)))
     world.settle()

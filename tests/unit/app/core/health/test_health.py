@@ -159,7 +159,7 @@ def test_everything_that_the_trainers_check_finds_is_found(checked, mixed):
 
 def test_sentences_have_their_count_and_one_reason_is_told_by_itself(checked):
     checked.settle()
-    assert checked.finding("duplicate.exact").sentence.startswith("2 pictures identical to another")
+    assert checked.finding("duplicate.exact").sentence.startswith("2 images identical to another")
     broken = checked.finding("picture.unusable")
     path = checked.library.pictures[checked.number("broken.png")].path
     assert broken.sentence.startswith("broken.png is damaged")

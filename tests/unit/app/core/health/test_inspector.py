@@ -180,7 +180,7 @@ def test_pictures_that_no_process_can_look_at_are_not_called_damaged(folder: Pat
         with no_process_starts():
             watched = Watched(desk, folder)
         (told,) = [one for one in watched.health.now if one.severity == "error"]
-        assert told.code == "picture.no_process" and not told.ids and "Nothing is known to be wrong" in told.remedy
+        assert told.code == "picture.no_process" and not told.ids and "The images may be fine" in told.remedy
         assert told.action == "look"
         assert {(one.problem, one.width) for one in watched.library.pictures.values()} == {(None, SIDE)}
         (folder / "0.png").unlink()
@@ -290,7 +290,7 @@ def test_files_without_their_picture_are_told_until_it_comes(watched: Watched, f
     orphans = {"caption.orphan": ["a.txt", "b.txt", "c.txt", "d.txt"], "mask.orphan": ["a-masklabel.png"]}
     assert watched.found() == orphans == watched.of_trainer()
     sentences = {one.code: one.sentence for one in watched.health.now}
-    assert sentences["caption.orphan"].endswith("with no picture of that name: a.txt, b.txt, c.txt and 1 more.")
+    assert sentences["caption.orphan"].endswith("with no image of that name: a.txt, b.txt, c.txt and 1 more.")
     assert "caption.orphan" not in "".join(watched.health.marked())
     for stem in ("a", "b", "c"):
         save(inside / f"{stem}.png", colour=f"#{stem}0{stem}")
