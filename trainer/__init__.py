@@ -2,12 +2,11 @@
 
 import logging
 
-# On some CPUs bitsandbytes warns at import that an optional kernel is missing, which nothing here uses. Whichever
-# library imports it, this package was imported before.
+# On some CPUs bitsandbytes warns at import that an optional kernel is missing, which Impasto does not use. This package
+# is imported before any library that imports bitsandbytes.
 logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(lambda record: "gemm_4bit_forward" not in str(record.msg))
 
-# diffusers' pipelines make transformers look for picture processors; ours take no pictures, so the one without
-# torchvision does as well.
+# diffusers pipelines make transformers look for image processors and warn without torchvision; ours process no images.
 logging.getLogger("transformers.utils.import_utils").addFilter(lambda record: "torchvision" not in str(record.msg))
 
 __version__ = "0.1.0"

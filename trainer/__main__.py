@@ -1,4 +1,4 @@
-"""Starts the command line: `python -m trainer`."""
+"""Entry point of the command line: `python -m trainer`."""
 
 from trainer.cli import main
 

@@ -1,4 +1,4 @@
-"""Every error meant for a user: what happened and why, what to do about it, and the exit code it ends in."""
+"""Errors for users: what happened, why, what to do, and the exit code of the process."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ EXIT_BAD_INPUT = 2
 EXIT_RESUMABLE = 75
 
 LONGEST_MESSAGE = 20_000
-"""The most characters of the sentence or the remedy of an error."""
+"""Maximum characters of an error's sentence or remedy."""
 
-# What Python says of values of the wrong type, wherever a reader trusts one to be of the right type.
-_PYTHONS_WORDS = re.compile(
+# Messages of Python's own exceptions for values of a wrong type, which users should not see.
+_PYTHON_MESSAGES = re.compile(
     r"unsupported operand|object (is|has|of|cannot|does)|argument (must|of|should)|keyword argument|positional argument"
     r"|indices must|iterable|unhashable|unpack|invalid literal|could not convert|not supported between"
     r"|cannot convert|must be (str|int|a string|real)|expected str|too large to|embedded null|Exceeds the limit"
@@ -47,9 +47,9 @@ _EXPECTED: Mapping[str, str] = {
 
 
 class ImpastoError(Exception):
-    """Something the user can act on.
+    """An error that the user can fix.
 
-    ``code`` is a stable dotted name for programs, ``str(error)`` the sentence, ``remedy`` the next thing to do.
+    ``code`` is a stable dotted name for programs, ``str(error)`` the sentence, and ``remedy`` what to do next.
     """
 
     exit_code = EXIT_BAD_INPUT
@@ -63,17 +63,17 @@ class ImpastoError(Exception):
         self.remedy = remedy
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Let errors pass from one process to another: how they are made again, and what else they hold."""
+        """Return how to rebuild the error, including extra attributes, so that it can be pickled."""
         return type(self), (self.code, self.sentence, self.remedy), self.__dict__
 
     @property
     def untold(self) -> tuple[str, ...]:
-        """The problems that the sentence does not tell already."""
+        """Return the problems that the sentence does not already contain."""
         return tuple(problem for problem in self.problems if problem not in self.sentence)
 
 
 class JobError(ImpastoError):
-    """A job or preset file that cannot be used; ``problems`` lists every fault of the file at once."""
+    """A job or preset file cannot be used; ``problems`` lists all problems of the file at once."""
 
     def __init__(self, code: str, sentence: str, remedy: str, problems: tuple[str, ...] = ()) -> None:
         super().__init__(code, sentence, remedy)
@@ -81,11 +81,11 @@ class JobError(ImpastoError):
 
 
 class BaseModelError(ImpastoError):
-    """A base model that is not what the job needs, cannot be read, or cannot be had."""
+    """A base model cannot be read or downloaded, or is not what the job needs."""
 
 
 class DatasetError(ImpastoError):
-    """Pictures or captions that leave nothing to train on, or a dataset folder that cannot be read."""
+    """A dataset leaves nothing to train on, or its folder cannot be read."""
 
     def __init__(self, code: str, sentence: str, remedy: str, values: Mapping[str, Any] | None = None) -> None:
         """Keep the `values` that the sentence was made of, so that a finding can cross to another process."""
@@ -94,50 +94,47 @@ class DatasetError(ImpastoError):
 
 
 class LoraFileError(ImpastoError):
-    """A LoRA file that cannot be read, written, or continued from."""
+    """A LoRA file cannot be read, written, or continued from."""
 
 
 class RunError(ImpastoError):
-    """A run directory that cannot be started, resumed, or spoken to."""
+    """A run cannot be started, resumed, or sent a command."""
 
 
 class ResumableError(ImpastoError):
-    """The run stopped early but its last checkpoint is good: it can be resumed once the remedy is done."""
+    """The run stopped early with a valid checkpoint: it can be resumed once the cause is fixed."""
 
     exit_code = EXIT_RESUMABLE
 
 
 class TrainingFault(ImpastoError):
-    """The run cannot go on and repeating it as it is would end the same way."""
+    """The run cannot continue, and running it again unchanged would fail the same way."""
 
     exit_code = EXIT_FAULT
 
 
 def _shortened(text: str) -> str:
-    """Return a text of bounded length: names and values from hostile files may be megabytes long."""
+    """Return a text cut to the maximum length, because names and values from hostile files may be megabytes long."""
     if len(text) <= LONGEST_MESSAGE:
         return text
     return f"{text[: LONGEST_MESSAGE // 2]} [...] {text[-LONGEST_MESSAGE // 4 :]}"
 
 
 def joined(sentence: str, remedy: str) -> str:
-    """Return what happened and what to do one after the other, where either may be missing.
-
-    A list of problems may end without a full stop.
-    """
+    """Return sentence and remedy as one text; either may be empty, and a missing period is added."""
     return " ".join(filter(None, (sentence and closed(sentence), remedy)))
 
 
 def closed(text: str) -> str:
-    """Return a text as a sentence that has an end."""
+    """Return a text with a period, unless it already ends with punctuation."""
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 def plain_reason(error: BaseException) -> str:
-    """Return why contents of a file or input were refused, as a part of a sentence.
+    """Return why content of a file or input was refused, as part of a sentence.
 
-    This is the one place where what Python and its libraries say of data becomes words for users: of what pydantic
-    found the first fault, of Python's own errors what they mean. Texts that we raise ourselves stay as they are.
+    Only this function turns exceptions of Python and its libraries into text for users: the first problem that pydantic
+    found, or the meaning of Python's own exceptions. Messages that Impasto raises itself are returned unchanged.
     """
     if callable(details := getattr(error, "errors", None)) and (found := details()):
         return _first_fault(found[0])
@@ -152,17 +149,17 @@ def plain_reason(error: BaseException) -> str:
     if isinstance(error, OSError):
         return error.strerror or str(error)
     text = str(error)
-    if isinstance(error, AttributeError | IndexError) or _PYTHONS_WORDS.search(text) or not text:
-        return "a value is of the wrong kind"
+    if isinstance(error, AttributeError | IndexError) or _PYTHON_MESSAGES.search(text) or not text:
+        return "a value has the wrong type"
     return text
 
 
 def _first_fault(detail: Mapping[str, Any]) -> str:
-    """Return what pydantic found as "key: must be a whole number"."""
+    """Return a problem that pydantic found, such as "key: must be a whole number"."""
     place = ".".join(str(part) for part in detail.get("loc", ()))
     context = detail.get("ctx") or {}
     kind = str(detail.get("type", ""))
-    if "error" in context:  # a rule of ours
+    if "error" in context:  # raised by one of our validators
         reason = str(context["error"])
     elif kind == "json_invalid":
         reason = "is not valid JSON"

@@ -1,4 +1,4 @@
-"""Asks NVIDIA's driver which cards there are, how much of their memory is free and who uses it; needs no torch."""
+"""NVIDIA GPUs as their driver reports them: free memory, and which programs use it. Needs no torch."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _REMEDY = "Restart the computer; if that does not help, install the newest drive
 _BROKEN = {
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "it is installed but not running",
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "it was updated, and the old one is still running",
-    pynvml.NVML_ERROR_NO_PERMISSION: "this user may not speak to it",
-    pynvml.NVML_ERROR_GPU_IS_LOST: "a card no longer answers",
+    pynvml.NVML_ERROR_NO_PERMISSION: "this user has no permission to use it",
+    pynvml.NVML_ERROR_GPU_IS_LOST: "a GPU no longer responds",
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: "its library is damaged or far too old",
 }
-# By first compute capability, newest first; source: NVIDIA's table at https://developer.nvidia.com/cuda-gpus.
+# Lowest compute capability of each generation, newest first. Source: https://developer.nvidia.com/cuda-gpus
 _GENERATIONS = {
     (10, 0): "Blackwell",
     (9, 0): "Hopper",
@@ -36,18 +36,18 @@ _GENERATIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A program that holds memory of a card; `bytes` is None where the driver does not tell, as on most Windows PCs."""
+    """Program that uses GPU memory; `bytes` is None if the driver does not report it, as on most Windows PCs."""
 
     pid: int
     name: str
     bytes: int | None
     kind: Literal["compute", "graphics"] = "compute"
-    """Graphics is whatever draws, even if it computes too, as the desktop and browsers do."""
+    """Kind of use; programs that both draw and compute, such as desktops and browsers, count as graphics."""
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One NVIDIA card. `index` counts in the driver's order, which PyTorch's may differ from: compare `uuid`."""
+    """NVIDIA GPU. `index` follows the driver's order, which may differ from PyTorch's, so compare `uuid`."""
 
     index: int
     uuid: str
@@ -56,54 +56,54 @@ class Card:
     free_bytes: int
     driver: str
     cuda: tuple[int, int]
-    """The newest CUDA version that the driver speaks."""
+    """Newest CUDA version that the driver supports."""
     capability: tuple[int, int]
-    """CUDA compute capability, which tells the generation."""
+    """CUDA compute capability, which determines the generation."""
     uses: tuple[Use, ...]
-    """Who else holds memory of it, the largest first."""
+    """Programs that use its memory, largest first."""
     load: int | None = None
-    """Per cent of the last moment in which it was busy; None where the driver does not tell."""
+    """Utilization in percent during the last moments; None if the driver does not report it."""
     temperature: int | None = None
-    """Of the chip in degrees Celsius; None where the driver does not tell."""
+    """Chip temperature in degrees Celsius; None if the driver does not report it."""
 
     @property
     def bf16(self) -> bool:
-        """Whether it computes in bf16 itself: since Ampere."""
+        """Return whether it computes bf16 natively, as GPUs do since Ampere."""
         return computes_bf16(self.capability)
 
     @property
     def generation(self) -> str:
-        """Its architecture, such as "Ampere"; "older" before Maxwell."""
+        """Return its architecture, such as "Ampere"; "older" before Maxwell."""
         return generation(self.capability)
 
 
 def computes_bf16(capability: tuple[int, int]) -> bool:
-    """Tell whether cards of a compute capability compute in bf16 themselves: since Ampere; earlier ones emulate it."""
+    """Return whether GPUs of a compute capability compute bf16 natively; those before Ampere emulate it."""
     return capability >= (8, 0)
 
 
 def generation(capability: tuple[int, int]) -> str:
-    """Return the architecture's name of a compute capability, such as "Ampere"; "older" before Maxwell."""
+    """Return the architecture of a compute capability, such as "Ampere"; "older" before Maxwell."""
     return next((name for first, name in _GENERATIONS.items() if capability >= first), "older")
 
 
 def cublas_workspace(capability: tuple[int, int], *, deterministic: bool) -> str:
-    """Return the CUBLAS_WORKSPACE_CONFIG that a run trains with: pairs of KiB and count, taken twice by a process.
+    """Return the CUBLAS_WORKSPACE_CONFIG of a run: pairs of KiB and count, allocated twice per process.
 
-    Stated, because PyTorch's default changed between the versions we support: 32 MiB is the default of Hopper in all,
-    of consumer Blackwell only in newer ones (parseChosenWorkspaceSize in ATen/cuda/CublasHandlePool.cpp), and a
-    forecast must know. Deterministic algorithms allow only ":4096:8" and ":16:8".
+    It is set explicitly because forecasts must know it, and PyTorch's default differs between the supported versions:
+    32 MiB for Hopper in all of them, for consumer Blackwell only in newer ones (parseChosenWorkspaceSize in
+    ATen/cuda/CublasHandlePool.cpp). Deterministic algorithms allow only ":4096:8" and ":16:8".
     """
     return ":4096:8" if deterministic or capability >= (9, 0) else ":4096:2:16:8"
 
 
 def card_with_uuid(uuid: str, found: list[Card]) -> Card | None:
-    """Return the one of the driver's cards that PyTorch means by `uuid`, which it gives without the "GPU-" before.
+    """Return the driver's GPU with the `uuid` that PyTorch reports, which lacks the "GPU-" prefix.
 
-    None where the driver does not list it: a slice of a shared card, or a container that hides NVML.
+    None if the driver does not list it, as with a slice of a shared GPU or in a container that hides NVML.
     """
     wanted = uuid.lower().removeprefix("gpu-")
-    return next((card for card in found if card.uuid.lower().removeprefix("gpu-") == wanted), None)
+    return next((gpu for gpu in found if gpu.uuid.lower().removeprefix("gpu-") == wanted), None)
 
 
 def others_named(card: Card, own_pid: int) -> str:
@@ -113,10 +113,10 @@ def others_named(card: Card, own_pid: int) -> str:
 
 
 def cards() -> list[Card]:
-    """Return the NVIDIA cards of this machine as they are now; none where there is no card or no driver.
+    """Return the NVIDIA GPUs of this PC in their current state; empty without a GPU or driver.
 
-    A card that does not answer, or not to this user, is left out where another does. Raises ImpastoError "gpu.driver"
-    when there is a driver that does not work, saying in what way.
+    GPUs that do not respond, or not to this user, are left out if another one does. Raises ImpastoError "gpu.driver",
+    with the reason, if the driver does not work.
     """
     try:
         with _driver():
@@ -167,19 +167,19 @@ def _card(index: int, driver: str, cuda: tuple[int, int]) -> Card:
         capability=pynvml.nvmlDeviceGetCudaComputeCapability(handle),
         uses=_uses(handle),
         load=_load(handle),
-        temperature=_told(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
+        temperature=_query(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
     )
 
 
 def _load(handle: object) -> int | None:
-    rates = _told(pynvml.nvmlDeviceGetUtilizationRates, handle)
+    rates = _query(pynvml.nvmlDeviceGetUtilizationRates, handle)
     return None if rates is None else int(rates.gpu)
 
 
 def _uses(handle: object) -> tuple[Use, ...]:
-    """Return the programs that compute or draw on a card, the largest first; drivers need not tell all of them."""
-    computing = _told(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
-    drawing = _told(pynvml.nvmlDeviceGetGraphicsRunningProcesses, handle) or ()
+    """Return the programs that compute or draw on a GPU, largest first; drivers may not report all of them."""
+    computing = _query(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
+    drawing = _query(pynvml.nvmlDeviceGetGraphicsRunningProcesses, handle) or ()
     kinds: dict[int, Literal["compute", "graphics"]] = {process.pid: "compute" for process in computing}
     kinds |= {process.pid: "graphics" for process in drawing}
     sizes = {process.pid: process.usedGpuMemory for process in (*computing, *drawing)}
@@ -188,18 +188,18 @@ def _uses(handle: object) -> tuple[Use, ...]:
 
 
 def _program(pid: int) -> str:
-    told = _told(pynvml.nvmlSystemGetProcessName, pid) or ""
-    path = "".join(letter for letter in told if letter.isprintable()) or "unknown"
-    # Takes both kinds of slashes, so it fits Linux too.
+    name = _query(pynvml.nvmlSystemGetProcessName, pid) or ""
+    path = "".join(letter for letter in name if letter.isprintable()) or "unknown"
+    # PureWindowsPath splits at both kinds of slashes, so it works for Linux paths too.
     return PureWindowsPath(path.split(" ")[0] if path.startswith("/") else path).name
 
 
-def _told(ask: Callable[..., Any], *about: object) -> Any:
-    """Return what the driver tells about something; None where this card or user is not told.
+def _query(ask: Callable[..., Any], *arguments: object) -> Any:
+    """Return the result of a driver query; None if this GPU or user gets no answer.
 
-    Also for a program's path in another alphabet than UTF-8, or one cut off within a letter, which pynvml cannot read.
+    Also None for a program path that pynvml cannot decode: not UTF-8, or cut off within a character.
     """
     try:
-        return ask(*about)
+        return ask(*arguments)
     except (pynvml.NVMLError, UnicodeDecodeError):
         return None

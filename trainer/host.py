@@ -1,4 +1,4 @@
-"""Ask the computer: its cores, its main memory, its library versions; and keep it awake. Standard library only."""
+"""This PC's cores, main memory and library versions, and a way to keep it awake. Standard library only."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-# SetThreadExecutionState of winbase.h: it lasts until it is set anew, or the thread ends.
+# Flags of SetThreadExecutionState (winbase.h); a state lasts until the next call or the end of the thread.
 _CONTINUOUS = 0x80000000
 _SYSTEM_REQUIRED = 0x00000001
 
-# Each holds its inhibitor while its own command runs: `cat` ends with its input, which ends with us, however we end.
+# Each tool holds its inhibitor while its command runs. `cat` exits at the end of its input, which closes when this
+# process ends, even if it is killed.
 _HOLDERS = (
     ("systemd-inhibit", "--what=idle:sleep", "--mode=block", "--who=Impasto", "--why={why}", "cat"),
     ("gnome-session-inhibit", "--inhibit", "suspend", "--app-id", "Impasto", "--reason", "{why}", "cat"),
@@ -41,10 +42,10 @@ LIBRARIES = (
 
 @contextlib.contextmanager
 def kept_awake(why: str) -> Iterator[None]:
-    """Let the computer not go to sleep by itself for the length of the block; the screen may go dark.
+    """Keep the computer from going to sleep automatically during the block; the screen may still turn off.
 
-    Quietly nothing where the system offers no way. On Windows it holds for the calling thread, which must leave the
-    block too.
+    Does nothing if the system offers no way. On Windows it applies to the calling thread, which must also leave the
+    block.
     """
     if sys.platform == "win32":
         ask_windows(_CONTINUOUS | _SYSTEM_REQUIRED)
@@ -62,7 +63,7 @@ def kept_awake(why: str) -> Iterator[None]:
 
 
 def ask_windows(state: int) -> int:
-    """Set the thread's execution state; returns the one before, 0 where Windows refused."""
+    """Set the thread's execution state and return the previous one; 0 if Windows refused."""
     set_state = ctypes.WinDLL("kernel32").SetThreadExecutionState  # type: ignore[attr-defined,unused-ignore]
     set_state.argtypes, set_state.restype = [ctypes.c_uint32], ctypes.c_uint32
     return int(set_state(state))
@@ -81,7 +82,7 @@ def _held(why: str) -> list[subprocess.Popen[bytes]]:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
-                    start_new_session=True,  # Ctrl-C is for the training, which ends this one in its time
+                    start_new_session=True,  # Ctrl-C must reach only the training, which then ends this
                 )
             )
     return holders
@@ -99,9 +100,9 @@ def _release(holder: subprocess.Popen[bytes]) -> None:
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may run on, which `taskset` or a container's set may make fewer.
+    """Return the number of cores that this process may use, as limited by `taskset` or a container's cpuset.
 
-    A share of their time (`docker run --cpus`) is not looked at.
+    A limit on CPU time (`docker run --cpus`) is not considered.
     """
     if hasattr(os, "sched_getaffinity"):  # not on Windows and macOS; Python 3.13 has os.process_cpu_count for all
         return len(os.sched_getaffinity(0))
@@ -110,15 +111,15 @@ def usable_cores() -> int:
 
 @dataclass(frozen=True, slots=True)
 class MainMemory:
-    """Bytes of this machine's main memory at one moment."""
+    """Snapshot of this PC's main memory, in bytes."""
 
     total: int
     available: int
-    """That programs can have without others being swapped out."""
+    """Bytes that programs can use without swapping others out."""
     commit_limit: int | None = None
-    """What the system promises to all programs at most, main memory and page files; None where it does not count."""
+    """Maximum that all programs may commit, main memory plus page files; None if the system has no such limit."""
     commit_free: int | None = None
-    """What it may still promise. Windows counts memory of graphics cards against it too, so it bounds both."""
+    """Bytes that may still be committed. On Windows, GPU memory counts against the limit too."""
 
 
 class _MemoryStatus(ctypes.Structure):
@@ -138,7 +139,7 @@ class _MemoryStatus(ctypes.Structure):
 
 
 def main_memory() -> MainMemory | None:
-    """Return this machine's main memory as it is now; None on systems other than Windows and Linux."""
+    """Return the current state of this PC's main memory; None on systems other than Windows and Linux."""
     if sys.platform == "win32":
         return _on_windows()
     if sys.platform == "linux":
@@ -153,7 +154,7 @@ def _on_windows() -> MainMemory | None:
 
 
 def from_status(status: _MemoryStatus) -> MainMemory:
-    """Read what Windows filled in; its "page file" means the limit of promises, not the file."""
+    """Return main memory from a structure filled in by Windows, whose "page file" means the commit limit."""
     return MainMemory(
         total=status.total_physical,
         available=status.available_physical,
@@ -163,7 +164,7 @@ def from_status(status: _MemoryStatus) -> MainMemory:
 
 
 def _from_meminfo(text: str, strict: bool) -> MainMemory:
-    """Read what Linux tells in /proc/meminfo; only a ``strict`` one refuses promises past its limit."""
+    """Return main memory from the text of /proc/meminfo; the commit limit is enforced only if ``strict``."""
     known = {name: int(rest.split()[0]) * _KIB for name, _, rest in (line.partition(":") for line in text.splitlines())}
     limit = known["CommitLimit"] if strict else None
     free = max(0, limit - known["Committed_AS"]) if limit is not None else None
@@ -187,7 +188,10 @@ class _Counters(ctypes.Structure):
 
 
 def private_bytes() -> int | None:
-    """Return the private main memory of this process, what Windows counts against its commit limit; None elsewhere."""
+    """Return the bytes of private main memory of this process; None on systems other than Windows and Linux.
+
+    This is what Windows counts against its commit limit.
+    """
     if sys.platform == "win32":
         return _private_on_windows()
     if sys.platform == "linux":
@@ -202,8 +206,8 @@ def _private_on_windows() -> int | None:
     kernel.K32GetProcessMemoryInfo.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32)
     counters = _Counters()
     counters.cb = ctypes.sizeof(counters)
-    told = kernel.K32GetProcessMemoryInfo(kernel.GetCurrentProcess(), ctypes.byref(counters), counters.cb)
-    return int(counters.private_usage) if told else None
+    succeeded = kernel.K32GetProcessMemoryInfo(kernel.GetCurrentProcess(), ctypes.byref(counters), counters.cb)
+    return int(counters.private_usage) if succeeded else None
 
 
 def versions() -> dict[str, str]:
@@ -212,7 +216,7 @@ def versions() -> dict[str, str]:
 
 
 def version_of(library: str) -> str | None:
-    """Return the installed version, read from its metadata without importing it; None when it is not installed."""
+    """Return the installed version of a library from its metadata, without importing it; None if not installed."""
     try:
         return metadata.version(library)
     except metadata.PackageNotFoundError:

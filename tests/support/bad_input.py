@@ -230,7 +230,7 @@ BASES: dict[str, tuple[str, Arrange]] = {
     "SD 2 base": ("an SD 2 model", lambda place: place.train_shapes(base_shapes(width=1024))),
     "SD 3 base": ("an SD 3 model", lambda place: place.train_shapes({f"{UNET}joint_blocks.0.x_block.a": (1,)})),
     "Flux base": ("a Flux model", lambda place: place.train_shapes({f"{UNET}double_blocks.0.img_attn.a": (1,)})),
-    "VAE as base": ("a VAE alone", lambda place: place.train_shapes({"encoder.conv_in.weight": (1,)})),
+    "VAE as base": ("only a VAE", lambda place: place.train_shapes({"encoder.conv_in.weight": (1,)})),
     "base without VAE": (
         "has no VAE",
         lambda place: place.train_shapes(
@@ -250,7 +250,7 @@ BASES: dict[str, tuple[str, Arrange]] = {
         lambda place: place.train("base.model=http://example.org/model.safetensors"),
     ),
     "VAE missing": ("does not exist", lambda place: place.train(f"base.vae={place.folder / 'vae.safetensors'}")),
-    "VAE that is none": ("is no VAE", lambda place: place.train(f"base.vae={place.lora()}")),
+    "VAE that is none": ("is not a VAE", lambda place: place.train(f"base.vae={place.lora()}")),
 }
 
 
@@ -476,7 +476,7 @@ def other_base(place: Place) -> None:
 
 PICTURES: dict[str, tuple[str, Arrange]] = {
     "render with a LoRA that is missing": ("does not exist", lambda place: place.render("--lora", "no.safetensors")),
-    "render with a base as LoRA": ("is no LoRA", lambda place: place.render("--lora", str(place.base))),
+    "render with a base as LoRA": ("is not a LoRA", lambda place: place.render("--lora", str(place.base))),
     "render with a LoRA of another family": (
         "was made for SDXL",
         lambda place: place.render("--lora", f"{place.lora(of_sdxl)}:0.5"),

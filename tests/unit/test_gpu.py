@@ -168,7 +168,7 @@ def test_a_card_that_does_not_answer_hides_no_other(driver):
     driver.nvmlDeviceGetMemoryInfo = answers_sometimes
     assert [card.index for card in gpu.cards()] == [1]
     lost.add(1)
-    with pytest.raises(ImpastoError, match="no longer answers"):
+    with pytest.raises(ImpastoError, match="no longer responds"):
         gpu.cards()
 
 

@@ -1,1 +1,1 @@
-"""Reads model files without torch: headers, what a file is, token counts, bundled assets."""
+"""Model files without torch: headers, identification, token counts, bundled assets."""

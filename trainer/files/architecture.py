@@ -1,4 +1,4 @@
-"""Whether a base's configs describe an SD 1.5 or SDXL that can be trained, and what it is otherwise."""
+"""Checks of a base's configs: whether they describe a trainable SD 1.5 or SDXL, or which other model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Config = Mapping[str, Any]
 NAMES: Mapping[Family, str] = {"sd15": "SD 1.5", "sdxl": "SDXL"}
 CHOOSE_A_BASE = "Choose a normal SD 1.5 or SDXL model as the base."
 
-# Where a UNet of full width must be as published, else it is a distilled or otherwise changed one.
+# Config keys in which a full-width UNet must equal the published one; otherwise it is distilled or modified.
 _STRUCTURE = (
     *("block_out_channels", "down_block_types", "up_block_types", "layers_per_block", "transformer_layers_per_block"),
     *("attention_head_dim", "cross_attention_dim", "use_linear_projection", "mid_block_type"),
@@ -35,7 +35,7 @@ _Blocks = Annotated[list[_Width], Field(min_length=1, max_length=8)]
 
 
 class _Numbers(BaseModel):
-    """The numbers that decide how much is built: bounded, since anybody may have written the file."""
+    """Bounds of the numbers that determine a model's size, because the file may be hostile."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -66,16 +66,16 @@ _CHECKS: Mapping[str, type[_Numbers]] = {"unet": _UNet, "vae": _VAE, "text_encod
 
 
 def check_configs(source: str, family: Family, configs: Mapping[str, Config], published: Config) -> None:
-    """Refuse by name what is no SD 1.5 or SDXL base, and configs that no model can be built from.
+    """Raise BaseModelError for configs that are not an SD 1.5 or SDXL base, or from which no model can be built.
 
-    `published` is the family's own UNet config. Raises BaseModelError.
+    `published` is the family's original UNet config.
     """
     for part, check in _CHECKS.items():
         try:
             if part in configs:
                 check.model_validate(dict(configs[part]))
         except ValidationError as error:
-            sentence = f'The {part} config of "{source}" cannot be right: {plain_reason(error)}.'
+            sentence = f'Could not use the {part} config of "{source}": {plain_reason(error)}.'
             raise BaseModelError(
                 "base.broken_config", sentence, "Get the model again or from another source."
             ) from error
@@ -88,30 +88,30 @@ def _check_unet(source: str, family: Family, unet: Config, published: Config) ->
     if unet["cross_attention_dim"] in _BY_TEXT_WIDTH:
         refuse_text_width(source, unet["cross_attention_dim"])
     if unet.get("time_cond_proj_dim"):
-        refuse_distilled(source, family, "it takes the guidance as an input, as LCM does")
+        refuse_distilled(source, family, "it takes the guidance scale as an input, like LCM")
     changed = [key for key in _STRUCTURE if _value(unet, key) != _value(published, key)]
     if changed and unet["block_out_channels"][0] == published["block_out_channels"][0]:
         refuse_distilled(source, family, f"it differs in {', '.join(changed)}")
 
 
 def refuse_channels(source: str, channels: int) -> NoReturn:
-    """Raise the error for a UNet that takes other inputs than four latent channels."""
-    kind = _BY_CHANNELS.get(channels, "no ordinary base")
-    sentence = f'"{source}" is {kind}: its UNet takes {channels} channels where a base takes 4.'
+    """Raise the error for a UNet whose input does not have four latent channels."""
+    kind = _BY_CHANNELS.get(channels, "not a usable base")
+    sentence = f'"{source}" is {kind}: its UNet has {channels} input channels instead of 4.'
     raise BaseModelError("base.not_a_base", sentence, CHOOSE_A_BASE)
 
 
 def refuse_text_width(source: str, width: int) -> NoReturn:
-    """Raise the error for a UNet made for other text encoders."""
+    """Raise the error for a UNet that was made for other text encoders."""
     kind = _BY_TEXT_WIDTH.get(width, "neither SD 1.5 nor SDXL")
-    sentence = f'"{source}" is {kind}: its UNet takes text of width {width}; SD 1.5 has 768 and SDXL 2048.'
+    sentence = f'"{source}" is {kind}: its UNet takes text embeddings of width {width}; SD 1.5 has 768, SDXL 2048.'
     raise BaseModelError("base.other_model", sentence, CHOOSE_A_BASE)
 
 
 def refuse_distilled(source: str, family: Family, reason: str) -> NoReturn:
-    """Raise the error for a base whose UNet was cut down or changed (SSD-1B, Vega, BK-SDM, LCM)."""
-    sentence = f'"{source}" is a distilled or changed {NAMES[family]}, such as SSD-1B, Vega or LCM: {reason}.'
-    remedy = f"Train on the full {NAMES[family]} model that it was made from; most LoRAs of that one work on it."
+    """Raise the error for a base whose UNet was distilled or modified (SSD-1B, Vega, BK-SDM, LCM)."""
+    sentence = f'"{source}" is a distilled or modified {NAMES[family]}, such as SSD-1B, Vega or LCM: {reason}.'
+    remedy = f"Train on the full {NAMES[family]} model it was made from; most LoRAs for that model also work on it."
     raise BaseModelError("base.distilled", sentence, remedy)
 
 

@@ -1,4 +1,4 @@
-"""Finds the data that ships with Impasto, from a checkout and from an installed wheel alike."""
+"""Paths and configs of the data that ships with Impasto, in a checkout or an installed wheel."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from trainer.protocol.reading import UnusableFileError, parse_json
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 EMBEDDED = "impasto.configs"
-"""The metadata key under which a single file of unusual size carries its own configs."""
+"""Metadata key of the configs that a single file of unusual model size contains."""
 PARTS: Mapping[Family, tuple[str, ...]] = {
     "sd15": ("unet", "vae", "text_encoder"),
     "sdxl": ("unet", "vae", "text_encoder", "text_encoder_2"),
 }
-"""The models of a family, by their subfolder in diffusers' layout."""
+"""Models of a family, named by their subfolder in the diffusers layout."""
 _SCHEDULER = "scheduler/scheduler_config.json"
 
 
 def asset_path(*parts: str) -> Path:
     """Return the path of a bundled file or folder below `assets/`, such as `asset_path("clip", "vocab.json")`.
 
-    Raises FileNotFoundError when it does not exist: that is a broken installation, never the user's input.
+    Raises FileNotFoundError if it does not exist, which means a broken installation.
     """
     return _bundled("assets", parts)
 
@@ -36,18 +36,18 @@ def preset_path(*parts: str) -> Path:
 
 
 def _bundled(folder: str, parts: tuple[str, ...]) -> Path:
-    # The wheel keeps both folders inside the package (see force-include in pyproject.toml); asking there first
-    # means that a stray site-packages/assets of another project is never read.
+    # The wheel has both folders inside the package (force-include in pyproject.toml). Looking there first avoids
+    # reading a site-packages/assets folder of another project.
     installed = _PACKAGE / f"_{folder}"
     root = installed if installed.is_dir() else _PACKAGE.parent / folder
     path = root.joinpath(*parts)
     if not path.exists():
-        raise FileNotFoundError(f"{path} is missing: this installation of Impasto is not complete, install it again")
+        raise FileNotFoundError(f"{path} is missing: this installation of Impasto is incomplete; reinstall it")
     return path
 
 
 def bundled_configs(family: Family) -> dict[str, Config]:
-    """Return the published configs of a family by part ("unet", "vae", "text_encoder", ..., "scheduler")."""
+    """Return the original configs of a family by part ("unet", "vae", "text_encoder", …, "scheduler")."""
     root = asset_path("models", family)
     configs = {part: read_json(root / part / "config.json") for part in PARTS[family]}
     return {**configs, "scheduler": read_json(root / _SCHEDULER)}
@@ -56,11 +56,11 @@ def bundled_configs(family: Family) -> dict[str, Config]:
 def folder_configs(folder: Path) -> tuple[Family, dict[str, Config]]:
     """Return the family and configs of a diffusers folder; raises BaseModelError for anything but SD 1.5 and SDXL.
 
-    A folder may lack its VAE, and its scheduler config: then these are absent.
+    The VAE and scheduler configs may be missing in the folder, and then in the result.
     """
     pipeline = str(_index(folder).get("_class_name", "pipeline"))
     if not (folder / "unet" / "config.json").is_file():
-        sentence = f'"{folder}" holds a {pipeline[:60]} without a UNet: it is neither SD 1.5 nor SDXL.'
+        sentence = f'"{folder}" contains a {pipeline[:60]} without a UNet: it is neither SD 1.5 nor SDXL.'
         raise BaseModelError("base.other_model", sentence, CHOOSE_A_BASE)
     unet = read_json(folder / "unet" / "config.json")
     family: Family = "sdxl" if unet.get("addition_embed_type") == "text_time" else "sd15"
@@ -71,7 +71,7 @@ def folder_configs(folder: Path) -> tuple[Family, dict[str, Config]]:
     }
     check_configs(str(folder), family, configs, bundled_configs(family)["unet"])
     if missing := [part for part in PARTS[family] if part not in configs and part != "vae"]:
-        sentence = f'"{folder}" looks like {NAMES[family]} but lacks {", ".join(missing)}/config.json.'
+        sentence = f'"{folder}" looks like {NAMES[family]}, but {", ".join(missing)}/config.json is missing.'
         raise BaseModelError("base.incomplete", sentence, "Download the whole folder again.")
     if (folder / _SCHEDULER).is_file():
         configs["scheduler"] = read_json(folder / _SCHEDULER)
@@ -79,30 +79,30 @@ def folder_configs(folder: Path) -> tuple[Family, dict[str, Config]]:
 
 
 def embedded_configs(source: str, text: str) -> tuple[Family, dict[str, Config]]:
-    """Return the family and configs that a single file carries in its metadata; raises BaseModelError when unusable."""
+    """Return the family and configs in the metadata of a single file; raises BaseModelError if they are unusable."""
     try:
         configs = parse_json(text)
         family: Family = configs.pop("family")
         if not all(isinstance(configs[part], dict) for part in (*PARTS[family], "scheduler")):
             raise TypeError("a part is not a table")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        sentence = f'The configs inside "{source}" ({EMBEDDED}) are broken: {error}.'
+        sentence = f'Could not read the configs inside "{source}" ({EMBEDDED}): {error}.'
         raise BaseModelError("base.broken_config", sentence, "Get the file again or from another source.") from error
     check_configs(source, family, configs, bundled_configs(family)["unet"])
     return family, configs
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a small JSON table; raises BaseModelError when it is missing, huge or broken."""
+    """Return the table in a small JSON file; raises BaseModelError if the file is missing, too large or invalid."""
     again = "Download the whole model folder again."
     try:
         value = reading.read_json(path, "config")
     except OSError as error:
-        raise BaseModelError("base.incomplete", f'"{path}" cannot be read: {error.strerror}.', again) from error
+        raise BaseModelError("base.incomplete", f'Could not read "{path}": {error.strerror}.', again) from error
     except UnusableFileError as error:
         raise BaseModelError("base.broken_config", f'Could not read "{path}": {error.reason}.', again) from error
     if not isinstance(value, dict):
-        raise BaseModelError("base.broken_config", f'"{path}" is JSON, but not a table.', again)
+        raise BaseModelError("base.broken_config", f'Could not read "{path}": it is not a JSON object.', again)
     return value
 
 
@@ -110,9 +110,9 @@ def _index(folder: Path) -> dict[str, Any]:
     if (folder / "model_index.json").is_file():
         return read_json(folder / "model_index.json")
     singles = sorted(path.name for path in folder.glob("*.safetensors"))
-    named = f" It holds {singles[0]}: name that file itself." if singles else ""
+    named = f" It contains {singles[0]}: give that file instead." if singles else ""
     raise BaseModelError(
         "base.not_a_folder",
         f'"{folder}" is not a diffusers model: it has no model_index.json.{named}',
-        "Give the folder that holds model_index.json, or a .safetensors file.",
+        "Give the folder that contains model_index.json, or a .safetensors file.",
     )

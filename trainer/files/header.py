@@ -1,4 +1,4 @@
-"""Reads the header of a safetensors file, refusing broken and hostile ones before anything large is allocated."""
+"""Safetensors headers, read so that broken or hostile files are refused before much memory is allocated."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from trainer.protocol.text import printable
 
 Kind = Literal["base", "lora"]
 
-# safetensors itself takes headers up to 100 MB, whose parsing costs nearly a gigabyte; real ones stay far below these.
+# safetensors itself allows headers up to 100 MB, whose parsing takes nearly 1 GB; real ones are far below these limits.
 _LARGEST_HEADER: Mapping[Kind, int] = {"base": 32 << 20, "lora": 8 << 20}
-# The largest LoRAs have 6,000 tensors. While more are parsed, a window of the same process would stand still.
+# The largest LoRAs have 6,000 tensors. Parsing many more would block the window of the same process.
 _MOST_TENSORS: Mapping[Kind, int] = {"base": 50_000, "lora": 10_000}
-_QUOTES = 10  # around the keys and texts of one tensor
+_QUOTES = 10  # quote characters per tensor, at most
 _MOST_METADATA = 10_000
 _LONGEST_SHAPE = 8
 _WIDTHS = {
@@ -37,32 +37,32 @@ _NAMED = {"base": "model", "lora": "LoRA"}
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor of a file: its number format as safetensors spells it ("F16"), and its shape."""
+    """Tensor in a file: its dtype as safetensors spells it ("F16"), and its shape."""
 
     dtype: str
     shape: tuple[int, ...]
     start: int = field(default=0, compare=False)
-    """Where in the file its bytes begin."""
+    """Offset of its data in the file, in bytes."""
 
     @property
     def bytes(self) -> int:
-        """The bytes its values take in the file."""
+        """Return the size of its data in the file, in bytes."""
         return prod(self.shape) * _BITS[self.dtype] // 8
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a safetensors file says of itself: its tensors by name, and its metadata (untrusted text)."""
+    """Header of a safetensors file: its tensors by name, and its metadata (untrusted text)."""
 
     tensors: Mapping[str, TensorInfo]
     metadata: Mapping[str, str]
 
 
 def read_header(path: Path, kind: Kind = "base") -> Header:
-    """Read and check a safetensors header; no tensor data are read.
+    """Return the checked header of a safetensors file, without reading tensor data.
 
-    Raises BaseModelError or, for kind "lora", LoraFileError when the file is missing, cut off, not safetensors at all
-    (a web page, a Git LFS pointer, a pickle under a false name), or breaks the format's rules.
+    Raises BaseModelError or, for kind "lora", LoraFileError if the file is missing, truncated, not safetensors (a web
+    page, a Git LFS pointer, a renamed pickle), or violates the format.
     """
     try:
         with open_file(path, "stream") as file:
@@ -73,50 +73,48 @@ def read_header(path: Path, kind: Kind = "base") -> Header:
             file.seek(8)
             text = file.read(length)
     except FileNotFoundError:
-        _refuse(kind, "missing", f'"{path}" does not exist.', "Check the path for a typing mistake.")
+        _refuse(kind, "missing", f'"{path}" does not exist.', "Check the path for typos.")
     except UnusableFileError as error:
-        _refuse(kind, "unreadable", f'"{path}" cannot be read: {error.reason}.', f"Choose a {_NAMED[kind]} file.")
+        _refuse(kind, "unreadable", f'Could not read "{path}": {error.reason}.', f"Choose a {_NAMED[kind]} file.")
     except OSError as error:
         _refuse(
             kind,
             "unreadable",
-            f'"{path}" cannot be read: {error.strerror}.',
-            "Check the disk and your rights to the file.",
+            f'Could not read "{path}": {error.strerror}.',
+            "Check the disk and your permissions for the file.",
         )
     with naming(path):
         return _parse(path, kind, text, size - 8 - length)
 
 
 def _check_start(path: Path, kind: Kind, start: bytes, length: int, size: int) -> None:
-    """Refuse what is no safetensors file by its first bytes, and headers larger than any real one."""
-    again = f"Download the {_NAMED[kind]} again, and compare its size with what the site says."
+    """Raise an error if the first bytes are not those of a safetensors file, or the header is implausibly large."""
+    again = f"Download the {_NAMED[kind]} again, and compare its size with the one on the website."
     if size == 0:
         _refuse(kind, "empty", f'"{path}" is empty (0 bytes): its download or copy failed.', again)
-    # The first bytes of a good file are a length, and some lengths look like a pickle's or a text's beginning.
+    # A valid file starts with a length, and some lengths look like the start of a pickle or a text.
     other = None if start[8:9] == b"{" and length <= size - 8 else _what_else(start)
     if other:
         _refuse(kind, "not_safetensors", f'"{path}" is {other}, not a safetensors file.', again)
     if len(start) < 9 or start[8:9] != b"{":
-        _refuse(kind, "not_safetensors", f'"{path}" is not a safetensors file: it does not begin with a header.', again)
+        _refuse(kind, "not_safetensors", f'"{path}" is not a safetensors file: it does not start with a header.', again)
     if length > _LARGEST_HEADER[kind]:
         limit = _LARGEST_HEADER[kind] >> 20
-        sentence = (
-            f'"{path}" claims a header of {length:,} bytes; no real {_NAMED[kind]} has more than {limit} MB of it.'
-        )
+        sentence = f'"{path}" claims a header of {length:,} bytes; no real {_NAMED[kind]} has one over {limit} MB.'
         _refuse(kind, "hostile", sentence, "Do not use this file; get it from a source you trust.")
     if length > size - 8:
         _refuse(kind, "truncated", f'"{path}" is cut off: it ends at {size:,} bytes, inside its header.', again)
 
 
 def _what_else(start: bytes) -> str | None:
-    """Name what the first bytes of a file show it to be, if it is a well-known other thing."""
+    """Return what a file is by its first bytes, if it is another well-known format."""
     text = start.lstrip().lower()
     if text.startswith((b"<!doctype html", b"<html", b"<?xml")) or b"<html" in text:
-        return "a web page saved under this name (the site wanted a log-in, or the link was to a page)"
+        return "a web page saved under this name (the site required a login, or the link led to a page)"
     if start.startswith(b"version https://git-lfs"):
-        return "a Git LFS pointer: the text that stands for the file where `git lfs pull` was not run"
+        return "a Git LFS pointer: a placeholder for the file until `git lfs pull` is run"
     if start.startswith(b"PK\x03\x04") or start[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
-        return "a PyTorch pickle (.ckpt, .pt) or zip archive under a false name"
+        return "a PyTorch pickle (.ckpt, .pt) or zip archive with the wrong extension"
     if start.startswith(b"GGUF"):
         return "a GGUF file"
     if text.startswith((b'{"', b"{\n", b"[")):
@@ -125,11 +123,11 @@ def _what_else(start: bytes) -> str | None:
 
 
 def _parse(path: Path, kind: Kind, text: bytes, payload: int) -> Header:
-    """Turn the header's JSON into records; `payload` is the number of bytes after it."""
+    """Return the header in its JSON text; `payload` is the number of bytes after it."""
     most = _MOST_TENSORS[kind]
     quotes = text.count(b'"') - text.count(b'\\"')
     if text.count(b'"data_offsets"') > most or quotes > most * _QUOTES + _MOST_METADATA * 4:
-        listed = f"more than {most:,} tensors or {_MOST_METADATA:,} metadata, more than any real {_NAMED[kind]}"
+        listed = f"more than {most:,} tensors or {_MOST_METADATA:,} metadata keys, more than any real {_NAMED[kind]}"
         sentence = f'"{path}" lists {listed}.'
         _refuse(kind, "hostile", sentence, "Do not use this file; get it from a source you trust.")
     try:
@@ -139,47 +137,47 @@ def _parse(path: Path, kind: Kind, text: bytes, payload: int) -> Header:
         tensors = {name: _tensor(entry, 8 + len(text)) for name, entry in entries.items()}
         end = _check_layout(ranges, tensors)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        sentence = f'The header of "{path}" is broken: {reason_of(error)}.'
+        sentence = f'Could not read the header of "{path}": {reason_of(error)}.'
         _refuse(kind, "broken", sentence, f"Download the {_NAMED[kind]} again or get it from another source.")
     if end != payload:
         state = "cut off" if end > payload else "too long"
-        sentence = f'"{path}" is {state}: its tensors take {end:,} bytes, but {payload:,} are there.'
-        _refuse(kind, "truncated", sentence, f"Download the {_NAMED[kind]} again: the file was not copied whole.")
+        sentence = f'"{path}" is {state}: its tensors take {end:,} bytes, but it has {payload:,}.'
+        _refuse(kind, "truncated", sentence, f"Download the {_NAMED[kind]} again: the file is not a complete copy.")
     return Header(tensors, metadata)
 
 
 def _metadata(value: Any) -> dict[str, str]:
     if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
-        raise ValueError("its metadata are not a table of texts")
+        raise ValueError("its metadata is not a table of strings")
     return value
 
 
 def _range(entry: Any) -> tuple[int, int]:
     begin, end = entry["data_offsets"]
     if type(begin) is not int or type(end) is not int or not 0 <= begin <= end:
-        raise ValueError("the data_offsets of a tensor are not a range of bytes")
+        raise ValueError("the data_offsets of a tensor are not a byte range")
     return begin, end
 
 
 def _tensor(entry: Any, data: int) -> TensorInfo:
     dtype, shape = entry["dtype"], entry["shape"]
     if dtype not in _BITS:
-        raise ValueError(f"{printable(json.dumps(dtype), 40)} is not a number format")
+        raise ValueError(f"{printable(json.dumps(dtype), 40)} is not a known dtype")
     if not isinstance(shape, list) or len(shape) > _LONGEST_SHAPE:
         raise ValueError("a tensor's shape is not a short list")
     if any(type(length) is not int or length < 0 for length in shape):
-        raise ValueError("a tensor's shape holds something else than counts")
+        raise ValueError("a tensor's shape contains something other than sizes")
     return TensorInfo(dtype, tuple(shape), data + entry["data_offsets"][0])
 
 
 def _check_layout(ranges: list[tuple[int, int, str]], tensors: Mapping[str, TensorInfo]) -> int:
-    """Check that the tensors lie end to end and each takes what its shape needs; return where the last one ends."""
+    """Return where the last tensor ends; raises ValueError for gaps, overlaps and sizes that don't match shapes."""
     position = 0
     for begin, end, name in ranges:
         if begin != position:
-            raise ValueError(f'"{name[:80]}" does not begin where the tensor before it ends')
+            raise ValueError(f'"{name[:80]}" does not start where the previous tensor ends')
         if end - begin != tensors[name].bytes:
-            raise ValueError(f'"{name[:80]}" has {end - begin:,} bytes where its shape needs {tensors[name].bytes:,}')
+            raise ValueError(f'"{name[:80]}" has {end - begin:,} bytes, but its shape needs {tensors[name].bytes:,}')
         position = end
     return position
 

@@ -1,4 +1,4 @@
-"""Says what a base or LoRA file is, and refuses by name what cannot be one."""
+"""Identification of base and LoRA files from their headers and configs; other models are refused by name."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ _TEXT_ENCODERS: Mapping[Family, tuple[str, ...]] = {
     "sd15": ("cond_stage_model.transformer.",),
     "sdxl": ("conditioner.embedders.0.transformer.", "conditioner.embedders.1.model."),
 }
-# Parts of tensor names by which other kinds of file show themselves; the first that is found decides.
+# Parts of tensor names that identify other kinds of models; the first match decides.
 _OTHERS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (
         ("lora_down.", "lora_up.", ".lora_A.", ".lora_B.", ".lora.down.", "lora_linear_layer.", ".hada_w1", ".lokr_w1"),
         "a LoRA, not a base",
-        "Give the model the LoRA was made for as the base; to train on from a LoRA name it under base.continue_from.",
+        "Use the model that the LoRA was made for as the base; to continue a LoRA, set base.continue_from.",
     ),
     (("control_model.", "controlnet_", "input_hint_block."), "a ControlNet", CHOOSE_A_BASE),
     (("image_proj.", "ip_adapter."), "an IP-Adapter", CHOOSE_A_BASE),
@@ -69,23 +69,23 @@ _OTHERS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("edm_vpred.sigma_max", "edm_mean", "edm_std"), "an EDM model (CosXL, Playground)", CHOOSE_A_BASE),
     (("cond_stage_model.model.",), "an SD 2 model", CHOOSE_A_BASE),
 )
-# Whole files of one part, by a tensor that only it has.
+# Files of a single part, by a tensor that only this part has.
 _PARTS: tuple[tuple[str, str, str], ...] = (
     ("emb_params", "a textual-inversion embedding", CHOOSE_A_BASE),
     ("string_to_param.*", "a textual-inversion embedding", CHOOSE_A_BASE),
     ("clip_g", "a textual-inversion embedding", CHOOSE_A_BASE),
-    (f"{_VAE}encoder.conv_in.weight", "a VAE alone", "Name it under base.vae, and a whole model under base.model."),
-    ("encoder.conv_in.weight", "a VAE alone", "Name it under base.vae, and a whole model under base.model."),
-    ("input_blocks.0.0.weight", "a UNet alone", "Get the whole model (with text encoders and VAE) as one file."),
-    ("time_embedding.linear_1.weight", "a UNet alone", "Give the diffusers folder that it belongs to."),
-    ("text_model.embeddings.token_embedding.weight", "a text encoder alone", CHOOSE_A_BASE),
-    ("embeddings.token_embedding.weight", "a text encoder alone", CHOOSE_A_BASE),
-    ("token_embedding.weight", "a text encoder alone", CHOOSE_A_BASE),
+    (f"{_VAE}encoder.conv_in.weight", "only a VAE", "Set base.vae to it, and base.model to a whole model."),
+    ("encoder.conv_in.weight", "only a VAE", "Set base.vae to it, and base.model to a whole model."),
+    ("input_blocks.0.0.weight", "only a UNet", "Get the whole model (with text encoders and VAE) as one file."),
+    ("time_embedding.linear_1.weight", "only a UNet", "Give the diffusers folder that it belongs to."),
+    ("text_model.embeddings.token_embedding.weight", "only a text encoder", CHOOSE_A_BASE),
+    ("embeddings.token_embedding.weight", "only a text encoder", CHOOSE_A_BASE),
+    ("token_embedding.weight", "only a text encoder", CHOOSE_A_BASE),
 )
 _GET_A_VAE = "Give a .safetensors VAE of SD 1.5 or SDXL, or a diffusers folder of one."
-_OLD_SCALING = 0.18215  # diffusers' default, which old VAE folders leave out
+_OLD_SCALING = 0.18215  # the default of diffusers, which old VAE folders omit
 _PICKLES = {".ckpt", ".pt", ".pth", ".bin", ".pkl"}
-# Names end so in every way of writing a LoRA; the part before is the layer.
+# Suffixes of tensor names in all LoRA formats; the part before is the layer.
 _LORA_LAYER = re.compile(
     r"(?P<layer>.+?)(?:\.lora_(?:down|A)(?:\.default)?\.weight|[._]lora(?:_linear_layer)?\.down\.weight|\.(?:hada|lokr)_w1(?:_a)?)"
 )
@@ -100,7 +100,7 @@ _LORA_FAMILIES: Mapping[int, Family] = {768: "sd15", 2048: "sdxl"}
 
 @dataclass(frozen=True, slots=True)
 class PredictionTarget:
-    """What a base was trained to predict; None if the user has to decide. `evidence` says how each was found."""
+    """What a base was trained to predict; None if the user must decide. `evidence` explains how each was found."""
 
     prediction: Prediction | None
     zero_terminal_snr: bool | None
@@ -108,10 +108,10 @@ class PredictionTarget:
 
 
 def single_file_target(path: Path, header: Header, scheduler: Mapping[str, Any] | None) -> PredictionTarget:
-    """Decide by marker tensors, then metadata, a .yaml of the same name, and the scheduler config that a file carries.
+    """Return what a single file predicts, by marker tensors, metadata, its .yaml, or its embedded scheduler config.
 
-    Without any of them a base predicts noise, unless its name says otherwise: then nothing is decided. Raises
-    BaseModelError for a process that Impasto does not train, whichever of them states it.
+    Without any of them a base predicts noise, unless its name suggests otherwise; then it is undecided. Raises
+    BaseModelError if any of them states a process that Impasto does not train.
     """
     yaml = path.with_suffix(".yaml")
     beside = tuple(_yaml_statements(yaml))
@@ -123,25 +123,25 @@ def single_file_target(path: Path, header: Header, scheduler: Mapping[str, Any] 
         _from_markers(header)
         or _from_metadata(header.metadata)
         or _from_yaml(yaml.name, beside)
-        or _from_scheduler(scheduler, "the scheduler config in its metadata says so")
+        or _from_scheduler(scheduler, "from the scheduler config in its metadata")
         or _by_custom(path.name)
     )
     return _with_doubts(target, unknown)
 
 
 def folder_target(folder: Path, scheduler: Mapping[str, Any] | None, index: Mapping[str, Any]) -> PredictionTarget:
-    """Decide by a diffusers folder's scheduler config and the scheduler that its model_index.json names.
+    """Return what a diffusers folder predicts, by its scheduler config and the scheduler in its model_index.json.
 
     Raises BaseModelError for a process that Impasto does not train.
     """
     unknown = doubts(str(folder), _named_in_index(index), SCHEDULER)
     unknown |= _scheduler_doubts(str(folder), scheduler, "scheduler_config.json")
-    target = _from_scheduler(scheduler, "its scheduler config says so") or _by_custom(folder.name)
+    target = _from_scheduler(scheduler, "from its scheduler config") or _by_custom(folder.name)
     return _with_doubts(target, unknown)
 
 
 def _with_doubts(target: PredictionTarget, unknown: Mapping[JobKey, str]) -> PredictionTarget:
-    """Leave to the user what an unknown statement makes uncertain."""
+    """Return the target with the fields that unknown statements make uncertain set to None."""
     if not unknown:
         return target
     prediction = None if "prediction" in unknown else target.prediction
@@ -177,7 +177,7 @@ def _from_scheduler(scheduler: Mapping[str, Any] | None, evidence: str) -> Predi
 
 
 def _from_markers(header: Header) -> PredictionTarget | None:
-    """Read the zero-size tensors by which NoobAI and others mark a file; ztsnr means nothing without v_pred."""
+    """Return the target by the zero-size marker tensors of NoobAI and others; ztsnr means nothing without v_pred."""
     if "v_pred" not in header.tensors:
         return None
     zero_snr = "ztsnr" in header.tensors
@@ -190,7 +190,7 @@ def _from_metadata(metadata: Mapping[str, str]) -> PredictionTarget | None:
     if prediction is None:
         return None
     stated = {"true": True, "false": False}.get(metadata.get("ss_zero_terminal_snr", "").lower())
-    return _target(prediction, stated, "modelspec.prediction_type in its metadata says so")
+    return _target(prediction, stated, "from modelspec.prediction_type in its metadata")
 
 
 def _from_yaml(name: str, statements: Sequence[Statement]) -> PredictionTarget | None:
@@ -199,25 +199,25 @@ def _from_yaml(name: str, statements: Sequence[Statement]) -> PredictionTarget |
     if prediction is None:
         return None
     zero_snr = next((stated[key] for key in _YAML_ZERO_SNR if isinstance(stated.get(key), bool)), None)
-    return _target(prediction, zero_snr, f"{name} beside it says so")
+    return _target(prediction, zero_snr, f"from {name} beside it")
 
 
 def _target(prediction: Prediction, zero_snr: bool | None, evidence: str) -> PredictionTarget:
     if prediction == "epsilon" and zero_snr is None:
-        zero_snr = False  # no base learns to predict noise in pure noise
+        zero_snr = False  # noise in pure noise cannot be predicted
     ending = " with zero terminal SNR" if zero_snr else ""
     return PredictionTarget(prediction, zero_snr, (f"It predicts {_NAMED[prediction]}{ending}: {evidence}.",))
 
 
 def _by_custom(name: str) -> PredictionTarget:
     if hint := _HINT.search(name):
-        evidence = f'Its name says "{hint[0]}", but nothing inside or beside it says what it predicts.'
+        evidence = f'Its name contains "{hint[0]}", but neither the file nor one beside it states what it predicts.'
         return PredictionTarget(None, None, (evidence,))
-    return PredictionTarget("epsilon", False, (f"It predicts {_NAMED['epsilon']}: nothing marks it as anything else.",))
+    return PredictionTarget("epsilon", False, (f"It predicts {_NAMED['epsilon']}: the default, as nothing is stated.",))
 
 
 def _yaml_statements(path: Path) -> Iterator[Statement]:
-    """Read the lines of a .yaml that state the process; most bases have none beside them."""
+    """Yield the statements about the process in a .yaml file, which most bases don't have."""
     try:
         with open_file(path, "stream") as file:
             text = file.read(_LARGEST_YAML).decode("utf-8", errors="replace")
@@ -245,7 +245,7 @@ def _yaml_scalar(text: str) -> Any:
     return text
 
 
-# The deepest layer of some blocks, which distilled bases lack.
+# The deepest layers of some blocks, which distilled bases don't have.
 _DEEPEST: Mapping[Family, tuple[str, ...]] = {
     "sd15": tuple(
         f"{_UNET}{block}.1.transformer_blocks.0.attn2.to_k.weight"
@@ -259,9 +259,9 @@ _DEEPEST: Mapping[Family, tuple[str, ...]] = {
 
 
 def single_file_architecture(path: Path, header: Header) -> tuple[Family, Mapping[str, Config], str]:
-    """Return a single file's family and configs, and the sentence that says how they were found.
+    """Return the family and configs of a single file, and a sentence on how they were found.
 
-    Raises BaseModelError that names what the file is when it is no whole SD 1.5 or SDXL base.
+    Raises BaseModelError, which says what the file is, if it is not a whole SD 1.5 or SDXL base.
     """
     _refuse_other_kinds(path, header)
     _refuse_parts(path, header)
@@ -271,7 +271,7 @@ def single_file_architecture(path: Path, header: Header) -> tuple[Family, Mappin
 
 
 def has_vae(header: Header) -> bool:
-    """Tell whether a single file holds a VAE."""
+    """Return whether a single file contains a VAE."""
     return f"{_VAE}encoder.conv_in.weight" in header.tensors
 
 
@@ -287,19 +287,19 @@ def _refuse_parts(path: Path, header: Header) -> None:
     for mark, kind, remedy in _PARTS:
         if mark in header.tensors:
             raise BaseModelError("base.part_alone", f'"{path}" is {kind}.', remedy)
-    first = next(iter(header.tensors), "nothing at all")
+    first = next(iter(header.tensors), "no tensor")
     raise BaseModelError(
-        "base.unknown", f'"{path}" holds no model that is known here: it begins with "{first[:80]}".', CHOOSE_A_BASE
+        "base.unknown", f'"{path}" is not a known model: its first tensor is "{first[:80]}".', CHOOSE_A_BASE
     )
 
 
 def _architecture(path: Path, header: Header) -> tuple[Family, Mapping[str, Config], str]:
-    """Tell the family by the shapes that decide it, or by the configs that a small file carries."""
+    """Return family, configs and evidence by the tensor shapes, or by the configs embedded in a test-size file."""
     if EMBEDDED in header.metadata:
         family, configs = embedded_configs(str(path), header.metadata[EMBEDDED])
-        return family, configs, f"It is {NAMES[family]}: the configs in its metadata say so."
+        return family, configs, f"It is {NAMES[family]}: from the configs in its metadata."
     family = _family_by_shapes(path, header)
-    return family, bundled_configs(family), f"It is {NAMES[family]}: the shapes of its UNet are those of that model."
+    return family, bundled_configs(family), f"It is {NAMES[family]}: from the shapes of its UNet."
 
 
 def _family_by_shapes(path: Path, header: Header) -> Family:
@@ -316,7 +316,7 @@ def _family_by_shapes(path: Path, header: Header) -> Family:
 
 
 def _inputs(header: Header, name: str) -> int:
-    """Return how many inputs a layer takes by its weight's shape; 0 when there is no such weight."""
+    """Return the number of inputs of a layer by the shape of its weight; 0 if there is no such weight."""
     info = header.tensors.get(name)
     return info.shape[1] if info and len(info.shape) > 1 else 0
 
@@ -337,9 +337,10 @@ _FAMILIES: Mapping[str, Family] = {version: family for family, version in BASE_V
 
 @dataclass(frozen=True, slots=True)
 class BaseIdentity:
-    """What a base is, as far as its header or configs tell; None where nothing decides it.
+    """What a base is, by its header or configs; undecided fields are None.
 
-    `configs` are diffusers' by part ("unet", "vae", "text_encoder", ...); `evidence` tells in sentences what showed it.
+    `configs` are the diffusers configs by part ("unet", "vae", "text_encoder", …); `evidence` holds sentences on how it
+    was identified.
     """
 
     form: Literal["single", "folder"]
@@ -352,14 +353,12 @@ class BaseIdentity:
 
 
 def identify_base(path: Path) -> BaseIdentity:
-    """Identify a base by headers and configs alone; raises BaseModelError that names what is no usable base."""
+    """Return what a base is by its headers and configs alone; raises BaseModelError if it is not a usable base."""
     if path.is_dir():
         return _identify_folder(path)
     if path.suffix.lower() in _PICKLES and path.exists():
-        sentence = f'"{path}" is a pickle ({path.suffix}): loading one can run any program hidden in it.'
-        remedy = (
-            "Get the .safetensors form of this model, or convert it with a tool you trust on a machine you can lose."
-        )
+        sentence = f'"{path}" is a pickle ({path.suffix}): loading it could run malicious code.'
+        remedy = "Get this model as .safetensors, or convert it with a tool you trust, on an isolated computer."
         raise BaseModelError("base.pickle", sentence, remedy)
     header = read_header(path)
     family, configs, how = single_file_architecture(path, header)
@@ -371,14 +370,14 @@ def identify_base(path: Path) -> BaseIdentity:
 
 
 def decide_process(config: BaseConfig, identity: BaseIdentity) -> tuple[Prediction, bool]:
-    """Return what a base predicts and whether it has zero terminal SNR: as the job states, otherwise as found.
+    """Return what a base predicts and whether it has zero terminal SNR, by the job or else by identification.
 
     Raises BaseModelError, which names the job key to set, if neither decides it.
     """
     prediction = identity.prediction if config.prediction == "auto" else config.prediction
     zero_snr = identity.zero_terminal_snr if config.zero_terminal_snr == "auto" else config.zero_terminal_snr
     if config.prediction == "epsilon" and config.zero_terminal_snr == "auto":
-        zero_snr = False  # what was found belongs to a v base: noise cannot be learned from pure noise
+        zero_snr = False  # what was found is for v-prediction: noise in pure noise cannot be predicted
     if prediction is not None and zero_snr is not None:
         return prediction, zero_snr
     missing = 'prediction = "v" (or "epsilon")' if prediction is None else "zero_terminal_snr = true (or false)"
@@ -388,15 +387,15 @@ def decide_process(config: BaseConfig, identity: BaseIdentity) -> tuple[Predicti
 
 
 def identify_vae(path: Path) -> tuple[tuple[Path, ...], Config | None]:
-    """Return a separate VAE's weight files, and its config where it is a diffusers folder.
+    """Return the weight files of a separate VAE, and its config if it is a diffusers folder.
 
-    Raises BaseModelError when `path` is no VAE for latents of four channels.
+    Raises BaseModelError if `path` is not a VAE with four latent channels.
     """
     if path.is_dir():
         config = read_json(path / "config.json")
         if config.get("_class_name") != "AutoencoderKL" or config.get("latent_channels", 4) != 4:
             sentence = (
-                f'"{path}" is no VAE of SD 1.5 or SDXL: its config names {config.get("_class_name", "no class")}.'
+                f'"{path}" is not a VAE of SD 1.5 or SDXL: its config names {config.get("_class_name", "no class")}.'
             )
             raise BaseModelError("base.not_a_vae", sentence, _GET_A_VAE)
         return weight_files(path, ""), {"scaling_factor": _OLD_SCALING, **config}
@@ -404,14 +403,15 @@ def identify_vae(path: Path) -> tuple[tuple[Path, ...], Config | None]:
         _refuse_pickle(path)
     header = read_header(path)
     if not any(name.endswith("encoder.conv_in.weight") for name in header.tensors):
-        first = next(iter(header.tensors), "nothing at all")
-        raise BaseModelError("base.not_a_vae", f'"{path}" is no VAE: it begins with "{first[:80]}".', _GET_A_VAE)
+        first = next(iter(header.tensors), "no tensor")
+        sentence = f'"{path}" is not a VAE: its first tensor is "{first[:80]}".'
+        raise BaseModelError("base.not_a_vae", sentence, _GET_A_VAE)
     return (path,), None
 
 
 @dataclass(frozen=True, slots=True)
 class LoraIdentity:
-    """What a LoRA file is by its header; `family` is None where no layer tells it."""
+    """What a LoRA file is, by its header; `family` is None if it cannot be determined."""
 
     kind: str
     family: Family | None
@@ -422,27 +422,27 @@ class LoraIdentity:
 
 
 def identify_lora(path: Path) -> LoraIdentity:
-    """Read a LoRA file's header; raises LoraFileError when it is broken or no LoRA."""
+    """Return what a LoRA file is; raises LoraFileError if it is broken or not a LoRA."""
     return lora_of_header(path, read_header(path, "lora"))
 
 
 def lora_of_header(path: Path, header: Header) -> LoraIdentity:
-    """Tell what a LoRA is whose header is read; raises LoraFileError when it is none."""
+    """Return what a LoRA is by its header; raises LoraFileError if it is not a LoRA."""
     found = {match["layer"]: name for name in header.tensors if (match := _LORA_LAYER.fullmatch(name))}
     if not found:
-        first = next(iter(header.tensors), "nothing at all")
-        sentence = f'"{path}" is no LoRA: it begins with "{first[:80]}".'
+        first = next(iter(header.tensors), "no tensor")
+        sentence = f'"{path}" is not a LoRA: its first tensor is "{first[:80]}".'
         raise LoraFileError("lora.unknown", sentence, "Choose a LoRA file.")
     kind = next((kind for mark, kind in _LORA_KINDS.items() if any(mark in name for name in header.tensors)), "LoRA")
-    # Layers of text encoders show the family, those of a UNet alone may not; then its metadata is asked.
+    # Text encoder layers determine the family; UNet layers alone may not, then the metadata decides.
     family = _lora_family(found, header) or _FAMILIES.get(header.metadata.get("ss_base_model_version", ""))
     layers = Counter(_lora_part(layer) for layer in found)
     ranks = tuple(sorted({header.tensors[name].shape[0] for name in found.values() if header.tensors[name].shape}))
-    return LoraIdentity(kind, family, layers, ranks, _lora_story(kind, family, layers, ranks), header.metadata)
+    return LoraIdentity(kind, family, layers, ranks, _lora_sentences(kind, family, layers, ranks), header.metadata)
 
 
 def _lora_family(found: Mapping[str, str], header: Header) -> Family | None:
-    """Tell the family by the text's width where cross-attention is adapted, else by the layers' names."""
+    """Return the family by the width of adapted cross-attention layers, else by the names of layers."""
     for layer, name in found.items():
         shape = header.tensors[name].shape
         if layer.endswith(("attn2_to_k", "attn2.to_k")) and len(shape) == 2 and shape[1] in _LORA_FAMILIES:
@@ -458,7 +458,9 @@ def _lora_part(layer: str) -> str:
     return "text encoder" if layer.startswith(("lora_te", "text_encoder")) else "UNet"
 
 
-def _lora_story(kind: str, family: Family | None, layers: Mapping[str, int], ranks: tuple[int, ...]) -> tuple[str, ...]:
+def _lora_sentences(
+    kind: str, family: Family | None, layers: Mapping[str, int], ranks: tuple[int, ...]
+) -> tuple[str, ...]:
     made_for = f"for {NAMES[family]}" if family else "for an unknown base"
     counts = ", ".join(f"{count} layers of the {part}" for part, count in layers.items())
     ends = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}" if ranks else "no rank"
@@ -468,7 +470,7 @@ def _lora_story(kind: str, family: Family | None, layers: Mapping[str, int], ran
 def _identify_folder(path: Path) -> BaseIdentity:
     family, configs = folder_configs(path)
     target = folder_target(path, configs.get("scheduler"), read_json(path / "model_index.json"))
-    how = f"It is {NAMES[family]}: a diffusers folder with that UNet."
+    how = f"It is {NAMES[family]}: from the UNet config of the diffusers folder."
     for part in PARTS[family]:
         for file in weight_files(path, part) if part in configs else ():
             read_header(file)
@@ -479,33 +481,33 @@ def _identify_folder(path: Path) -> BaseIdentity:
 
 
 def _refuse_pickle(path: Path) -> NoReturn:
-    """Raise the error for a .ckpt, .pt or .bin file, with the way out."""
-    sentence = f'"{path}" is a pickle ({path.suffix}): loading one can run any program hidden in it.'
-    remedy = "Get the .safetensors form of this model; most sites offer both, and ComfyUI saves a loaded one as such."
+    """Raise the error for a .ckpt, .pt or .bin file, with a remedy."""
+    sentence = f'"{path}" is a pickle ({path.suffix}): loading it could run malicious code.'
+    remedy = "Get this model as .safetensors; most sites offer both, and ComfyUI can save a loaded model as such."
     raise BaseModelError("base.pickle", sentence, remedy)
 
 
 @dataclass(frozen=True)
 class PartFiles:
-    """One model's weights and its config."""
+    """Weight files and config of one model."""
 
     files: tuple[Path, ...]
     config: Config
 
     def digest(self, hashes: Mapping[Path, str]) -> str:
-        """Return a hash of the files' content and the config: equal only where the model is."""
+        """Return a hash of the files' content and the config; equal only for equal models."""
         content = [self.config, sorted(hashes[path] for path in self.files)]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def part_files(path: Path, identity: BaseIdentity, name: str) -> PartFiles:
-    """Return where a base has one of its models; raises BaseModelError when it has not."""
+    """Return the files of one of a base's models; raises BaseModelError if they are missing."""
     files = weight_files(path, name) if identity.form == "folder" else (path,)
     return PartFiles(files, identity.configs[name])
 
 
 def vae_files(path: Path, identity: BaseIdentity, other: Path | None) -> PartFiles:
-    """Return where the VAE lies: the base's own, or `other`; raises BaseModelError when there is none."""
+    """Return the files of the VAE, the base's own or `other`; raises BaseModelError if there is none."""
     if other is None:
         return part_files(path, identity, "vae")
     files, config = identify_vae(other)
@@ -513,12 +515,12 @@ def vae_files(path: Path, identity: BaseIdentity, other: Path | None) -> PartFil
 
 
 def joint_digest(parts: Iterable[PartFiles], hashes: Mapping[Path, str]) -> str:
-    """Return one hash for several models, in their order."""
+    """Return one hash of several models, in order."""
     return hashlib.sha256("".join(part.digest(hashes) for part in parts).encode()).hexdigest()
 
 
 def known_hashes(parts: Iterable[PartFiles]) -> dict[Path, str] | None:
-    """Return the SHA-256 of the parts' files as they were computed once; None where one is not known."""
-    known = {path: remembered_sha256(path) for path in {path for part in parts for path in part.files}}
-    told = {path: digest for path, digest in known.items() if digest is not None}
-    return told if len(told) == len(known) else None
+    """Return the remembered SHA-256 of all files of the parts; None if one is unknown."""
+    hashes = {path: remembered_sha256(path) for path in {path for part in parts for path in part.files}}
+    known = {path: digest for path, digest in hashes.items() if digest is not None}
+    return known if len(known) == len(hashes) else None

@@ -1,4 +1,4 @@
-"""Rewrites what a LoRA file says of itself: its header alone, the tensors' bytes stay as they are. Needs no torch."""
+"""Rewriting of a LoRA file's metadata; its tensor data stay unchanged. Needs no torch."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ from trainer.protocol import files
 from trainer.protocol.reading import open_file, parse_json
 
 FORMATS = ("PNG", "JPEG", "WEBP")
-# What Pillow's readers are known to raise on broken and hostile files.
+# Exceptions that Pillow's readers are known to raise for broken and hostile files.
 FAULTS = (
     OSError, SyntaxError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, EOFError, RuntimeError,
     MemoryError, struct.error, zlib.error, Image.DecompressionBombError,
 )  # fmt: skip
 _LARGEST_SOURCE = 64_000_000  # pixels
 _QUALITIES = (88, 75, 60, 40)
-# ModelSpec recommends 256 pixels; ComfyUI reads headers up to 1 MiB, of which this takes a small part.
+# ModelSpec recommends 256 pixels. ComfyUI reads headers up to 1 MiB, of which a thumbnail takes a small part.
 _THUMBNAIL_SIDE = 256
 _THUMBNAIL_BYTES = 32 * 1024
 _THUMBNAIL = "data:image/jpeg;base64,"
 
 
 class UnusablePictureError(Exception):
-    """A picture file that none can be made of; its text says why."""
+    """An image file cannot be used as a preview; the message says why."""
 
 
 def small_jpeg(path: Path, side: int, largest: int) -> bytes:
-    """Return a picture file as a JPEG of at most `side` pixels a side and about `largest` bytes, its metadata gone.
+    """Return an image file as a JPEG of at most `side` pixels per side and about `largest` bytes, without metadata.
 
-    Raises UnusablePictureError when the file is no picture that can be read, or has too many pixels.
+    Raises UnusablePictureError if the file is not a readable image or has too many pixels.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of odd metadata and large sizes; both are left behind
+            warnings.simplefilter("ignore")  # about odd metadata and large sizes, which don't matter here
             with open_file(path, "image") as file, Image.open(file, formats=FORMATS) as image:
                 if image.width * image.height > _LARGEST_SOURCE:
                     raise UnusablePictureError("it has too many pixels")
@@ -57,7 +57,7 @@ def small_jpeg(path: Path, side: int, largest: int) -> bytes:
     except Image.DecompressionBombError:
         raise UnusablePictureError("it has too many pixels") from None
     except FAULTS:
-        raise UnusablePictureError("it is no picture") from None
+        raise UnusablePictureError("it is not a readable image") from None
 
 
 def _compressed(image: Image.Image, side: int, largest: int) -> bytes:
@@ -76,9 +76,9 @@ def _compressed(image: Image.Image, side: int, largest: int) -> bytes:
 
 
 def header_bytes(entries: Mapping[str, Any], metadata: Mapping[str, str]) -> bytes:
-    """Lay out length and header as safetensors does, but with sorted metadata: its own order differs at each start.
+    """Return length and header as safetensors writes them, but with sorted metadata, whose order otherwise varies.
 
-    `entries` are the header's tensors as it has them.
+    `entries` are the tensors of the header, unchanged.
     """
     head = {"__metadata__": dict(sorted(metadata.items())), **entries}
     text = json.dumps(head, ensure_ascii=False, separators=(",", ":")).encode()
@@ -87,9 +87,10 @@ def header_bytes(entries: Mapping[str, Any], metadata: Mapping[str, str]) -> byt
 
 
 def lora_hashes(entries: Mapping[str, Any], payload: bytes | memoryview, metadata: Mapping[str, str]) -> dict[str, str]:
-    """Compute the hashes by which programs know a LoRA, as sd-scripts does (precalculate_safetensors_hashes).
+    """Return the hashes by which programs identify a LoRA, as computed by sd-scripts.
 
-    None depends on the other metadata: the legacy one is over bytes of the file as it would be with `ss_*` keys alone.
+    See its precalculate_safetensors_hashes. None depends on other metadata: the legacy hash covers bytes of the file as
+    it would be with only the `ss_*` keys.
     """
     digest = hashlib.sha256(payload).hexdigest()
     lead = len(header_bytes(entries, {key: value for key, value in metadata.items() if key.startswith("ss_")}))
@@ -98,11 +99,11 @@ def lora_hashes(entries: Mapping[str, Any], payload: bytes | memoryview, metadat
 
 
 def rewrite_metadata(source: Path, target: Path, changes: Mapping[str, str | None]) -> str:
-    """Write a copy of a LoRA file with other metadata, in one step, and return the SHA-256 of its tensors' bytes.
+    """Write a copy of a LoRA file with changed metadata, atomically, and return the SHA-256 of its tensor data.
 
-    `changes` are keys with their new texts, None for those to be taken out; the hashes by which programs know the file
-    are computed anew. `target` may be `source`. Raises LoraFileError when the source is no good LoRA file or the copy
-    reads back wrong, OSError when it cannot be written; a file that was there before is then left as it was.
+    `changes` are metadata keys with new values, None to remove a key; the hashes that identify the file are updated.
+    `target` may be `source`. Raises LoraFileError if the source is not a valid LoRA file or the copy does not verify,
+    and OSError if it cannot be written; an existing target is then unchanged.
     """
     read_header(source, "lora")
     with files.staged(target) as temporary:
@@ -115,32 +116,32 @@ def rewrite_metadata(source: Path, target: Path, changes: Mapping[str, str | Non
             metadata = {**entries.pop("__metadata__", {}), **changes}
             kept = {key: text for key, text in metadata.items() if text is not None}
             with memoryview(mapped) as whole, whole[start:] as payload:
-                told = {**kept, **lora_hashes(entries, payload, kept)}
+                updated = {**kept, **lora_hashes(entries, payload, kept)}
             with temporary.open("wb") as copy:
-                copy.write(header_bytes(entries, told))
+                copy.write(header_bytes(entries, updated))
                 file.seek(start)
                 shutil.copyfileobj(file, copy, 1 << 20)
-        _check(temporary, target, told)
-    return str(told["sshs_model_hash"])
+        _verify(temporary, target, updated)
+    return str(updated["sshs_model_hash"])
 
 
 def thumbnail(picture: Path) -> str:
-    """Return a picture file as the text of `modelspec.thumbnail`; raises jpeg.UnusablePictureError."""
+    """Return an image file as the value of `modelspec.thumbnail`; raises UnusablePictureError."""
     data = small_jpeg(picture, _THUMBNAIL_SIDE, _THUMBNAIL_BYTES)
     return _THUMBNAIL + base64.b64encode(data).decode("ascii")
 
 
-def _check(written: Path, target: Path, told: Mapping[str, str]) -> None:
-    """Read back what was written: the header as it was meant, and the tensors' bytes by their hash."""
+def _verify(written: Path, target: Path, metadata: Mapping[str, str]) -> None:
+    """Raise LoraFileError unless the written file has this metadata and tensor data of the recorded hash."""
     header = read_header(written, "lora")
     digest = hashlib.sha256()
     with open_file(written, "stream") as file:
         file.seek(8 + int.from_bytes(file.read(8), "little"))
         while block := file.read(1 << 20):
             digest.update(block)
-    if header.metadata != told or digest.hexdigest() != told["sshs_model_hash"]:
+    if header.metadata != metadata or digest.hexdigest() != metadata["sshs_model_hash"]:
         raise LoraFileError(
             "lora.damaged",
-            f"The file that was just written for {target} reads back wrong.",
-            "Check the disk and try again; the LoRA that it was made from is as it was.",
+            f"Could not write {target}: the written data differs when read back.",
+            "Check the disk and try again; the original LoRA is unchanged.",
         )

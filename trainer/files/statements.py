@@ -1,7 +1,7 @@
-"""Judge what a base states about the process it was trained with: supported, unsupported, or unknown.
+"""Statements of a base about its training process: supported, unsupported, or unknown.
 
-Training with another process than the base's own spoils it without an error, so a base is used only if every statement
-it makes is known and supported. What no job key can settle is refused; the rest is left to the user.
+Training with a different process ruins the result without an error, so a base is used only if all its statements are
+known and supported. A statement that no job key can override is refused; others are left to the user.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ DIFFUSION_SCHEDULERS = (
     "HeunDiscrete", "KDPM2Discrete", "KDPM2AncestralDiscrete", "DPMSolverMultistep", "DPMSolverSinglestep",
     "DPMSolverSDE", "DEISMultistep", "UniPCMultistep", "SASolver",
 )  # fmt: skip
-"""diffusers' schedulers of the process that Impasto trains, without "Scheduler"."""
-# Words in a value by which a process shows itself that Impasto does not train; the first match counts.
+"""diffusers schedulers of the process that Impasto trains, without the suffix "Scheduler"."""
+# Parts of values that identify a process that Impasto does not train; the first match decides.
 _OTHER_PROCESSES = (
     (re.compile(r"flow|rectified", re.I), "flow matching"),
     (re.compile(r"edm|continuous|karrasve|cosinedpm", re.I), "an EDM process"),
@@ -40,10 +40,10 @@ _LARGEST_VALUE = 80
 
 
 class StatementRule(NamedTuple):
-    """What a statement may say.
+    """Allowed values of a statement.
 
-    `settles` is the job key by which the user can answer for a value that is unknown or of the wrong type; without one
-    every value but the supported ones is refused.
+    `settles` is the job key with which the user can override an unknown value or one of a wrong type; without it, every
+    unsupported value is refused.
     """
 
     kind: type
@@ -73,7 +73,7 @@ SCHEDULER: Mapping[str, StatementRule] = {
     "prediction_type": _PREDICTION,
     "predict_epsilon": StatementRule(
         bool, frozenset({True}), "prediction"
-    ),  # before diffusers 0.10; false was the image itself
+    ),  # before diffusers 0.10; false meant prediction of the image itself
     "beta_schedule": _one_of("scaled_linear", settles=None),
     "beta_start": _number(0.00085),
     "beta_end": _number(0.012),
@@ -86,7 +86,7 @@ SCHEDULER: Mapping[str, StatementRule] = {
     "sigma_min": _NOTHING,
     "sigma_max": _NOTHING,
 }
-"""Keys of diffusers' scheduler configs that state the process of training."""
+"""Keys of diffusers scheduler configs that state the training process."""
 SAMPLING = frozenset({
     "_diffusers_version", "algorithm_type", "clip_sample", "clip_sample_range", "corrector_order",
     "disable_corrector", "dynamic_thresholding_ratio", "euler_at_final", "eta", "final_sigmas_type", "flow_shift",
@@ -95,12 +95,12 @@ SAMPLING = frozenset({
     "solver_p", "solver_type", "steps_offset", "tau_func", "thresholding", "time_shift_type", "timestep_spacing",
     "use_beta_sigmas", "use_exponential_sigmas", "use_karras_sigmas", "use_lu_lambdas", "variance_type",
 })  # fmt: skip
-"""Keys of diffusers' scheduler configs that only choose how images are sampled."""
+"""Keys of diffusers scheduler configs that only affect sampling."""
 METADATA: Mapping[str, StatementRule] = {
     "modelspec.prediction_type": _PREDICTION,
     "ss_zero_terminal_snr": _one_of("true", "false", "none", settles="zero_terminal_snr"),
 }
-"""Keys of a single file's metadata, whose values are always text."""
+"""Keys of a single file's metadata, whose values are always strings."""
 YAML: Mapping[str, StatementRule] = {
     "parameterization": _PREDICTION,
     "scaling": _PREDICTION,
@@ -108,7 +108,7 @@ YAML: Mapping[str, StatementRule] = {
     "sampling": _one_of("DiscreteSampling"),
     "linear_start": _number(0.00085),
     "linear_end": _number(0.012),
-    "beta_schedule": _one_of("linear", settles=None),  # linear in the square root, diffusers' scaled_linear
+    "beta_schedule": _one_of("linear", settles=None),  # linear in the square root, like scaled_linear in diffusers
     "timesteps": _number(1000),
     "num_idx": _number(1000),
     "zero_terminal_snr": _ZERO_SNR,
@@ -116,12 +116,12 @@ YAML: Mapping[str, StatementRule] = {
     "ztsnr": _ZERO_SNR,
     "zsnr": _ZERO_SNR,
 }
-"""Keys of the .yaml beside a single file; `scaling`, `discretization` and `sampling` are targets by their class."""
+"""Keys of the .yaml beside a single file; `scaling`, `discretization` and `sampling` are class names of targets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """Something that a base says about its process; `source` names the file or part that says it."""
+    """Statement of a base about its process; `source` names the file or part that contains it."""
 
     source: str
     key: str
@@ -136,7 +136,7 @@ class Statement:
 
 
 def doubts(base: str, statements: Iterable[Statement], rules: Mapping[str, StatementRule]) -> dict[JobKey, str]:
-    """Return what is unknown about a base's process, by the job key that settles it, each as a sentence.
+    """Return sentences on what is unknown about a base's process, by the job key that overrides it.
 
     Raises BaseModelError, which names `base`, for a process that Impasto does not train.
     """
@@ -153,7 +153,7 @@ def doubts(base: str, statements: Iterable[Statement], rules: Mapping[str, State
 
 
 def predicted(value: Any) -> Prediction | None:
-    """Return what a base predicts according to a statement's value; None if there is no such statement."""
+    """Return what a base predicts by the value of a statement; None if the value is not a known prediction."""
     return PREDICTIONS.get(_spelled(value)) if isinstance(value, str) else None
 
 
@@ -165,7 +165,7 @@ def _is_supported(value: Any, rule: StatementRule) -> bool:
 
 
 def _other_process(statement: Statement, rule: StatementRule | None) -> str | None:
-    """Return the name of the process that an unsupported value stands for; None if it is not known."""
+    """Return the process that an unsupported value stands for; None if unknown."""
     if statement.key in ("use_flow_sigmas", "use_dynamic_shifting") and statement.value is True:
         return "flow matching"
     if statement.key == "predict_epsilon" and statement.value is False:

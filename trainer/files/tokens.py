@@ -1,4 +1,4 @@
-"""CLIP tokens without torch: counts for captions, and the padded rows that the text encoders take."""
+"""CLIP tokens without torch: counts for captions, and padded rows for the text encoders."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ from trainer.files.assets import asset_path
 START = 49406
 END = 49407
 CHUNK = 75
-"""Tokens of text in one row of the text encoder, which holds 77 with its start and end."""
+"""Text tokens per row of the text encoder, which has 77 with the start and end tokens."""
 
 _VOCABULARY = "bpe_simple_vocab_16e6.txt.gz"
 _MERGES = 48894
-# CLIP's own rule of what a word is: contractions, runs of letters, single digits, runs of anything else.
+# CLIP's own pattern of a word: contractions, runs of letters, single digits, runs of anything else.
 _WORDS = r"""<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"""
-# Only what is blank for Python and for the tokenizer alike.
+# Only characters that are blank for both Python and the tokenizer.
 _BETWEEN_BLANKS = re.compile(r"[^ \t\r\n]+")
 
 
 class ClipTokens:
-    """CLIP's byte-pair tokenizer; `pad` fills rows up: the end token for CLIP-L, 0 ("!") for OpenCLIP bigG."""
+    """CLIP's byte-pair tokenizer; `pad` is the padding token: the end token for CLIP-L, 0 ("!") for OpenCLIP bigG."""
 
     def __init__(self, pad: int = END) -> None:
         self.pad = pad
         self._tokenizer = _tokenizer()
 
     def count(self, text: str) -> int:
-        """Return how many tokens the text has, start and end not counted."""
+        """Return the number of tokens in the text, without start and end."""
         return len(self._ids(text))
 
     def ends(self, text: str) -> list[int]:
-        """Return where each token ends in the text, in characters; for marking what a row of the encoder reads.
+        """Return the end of each token in the text, in characters, for marking what a row of the encoder reads.
 
-        Tokens never reach over a blank, so words that were met before are not taken apart again: a text of 20,000
-        characters in which one word changed takes a tenth of the time.
+        Tokens never span a blank, so the tokens of each word are cached: a text of 20,000 characters in which one word
+        changed takes a tenth of the time.
         """
         return [word.start() + end for word in _BETWEEN_BLANKS.finditer(text) for end in _ends(word[0])]
 
     def encode(self, text: str, chunks: int = CHUNK) -> list[int]:
-        """Return the ids of as many 77-token rows as `chunks` (75, 150 or 225) asks for, one after the other.
+        """Return the ids of all 77-token rows, concatenated, for `chunks` (75, 150 or 225) text tokens.
 
-        Each row is start, 75 tokens, end. Text beyond `chunks` tokens is left out. Padding follows sd-scripts:
-        with the end token as padding every row ends in it; with another, the end token stands once, right after the
-        text, and a row without text is start, end, padding.
+        Each row is start, 75 tokens, end. Text beyond `chunks` tokens is cut. Padding follows sd-scripts: if the end
+        token is the padding, it fills every row; otherwise the end token appears once, right after the text, and a row
+        without text is start, end, padding.
         """
         rows = chunks // CHUNK
         ids = self._ids(text)[:chunks]
@@ -65,7 +65,7 @@ class ClipTokens:
 
 
 def vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Return CLIP's vocabulary (49,408 tokens by text) and its merges, from the list in `assets/clip`."""
+    """Return CLIP's vocabulary (49,408 tokens, id by text) and its merges, from the list in `assets/clip`."""
     with gzip.open(asset_path("clip", _VOCABULARY), "rt", encoding="utf-8") as file:
         lines = file.read().split("\n")[1 : _MERGES + 1]
     merges = [(first, second) for first, second in (line.split() for line in lines)]
@@ -76,7 +76,7 @@ def vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]]:
 
 
 def _byte_symbols() -> Iterator[str]:
-    """Give each byte's printable stand-in, in the order of the vocabulary: printable bytes first."""
+    """Yield the printable symbol of each byte, in the order of the vocabulary: printable bytes first."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     yield from map(chr, printable)
     yield from (chr(256 + index) for index in range(256 - len(printable)))

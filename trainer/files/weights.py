@@ -1,4 +1,4 @@
-"""Which safetensors files hold the weights of a model in a diffusers folder."""
+"""Weight files of a model in a diffusers folder, and a memory of file hashes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from trainer.protocol.reading import UnusableFileError, open_file, read_record
 from trainer.protocol.row_store import checksum
 
 _STEMS = ("diffusion_pytorch_model", "model")
-_VARIANTS = ("", ".fp16", ".bf16")  # the plain file first: it keeps the most digits
+_VARIANTS = ("", ".fp16", ".bf16")  # full precision first
 _BLOCK = 4 << 20
-_FIELDS = 4  # size, time of change, SHA-256, checksum
-_REMEMBERED = 2000  # entries; the oldest are forgotten first
+_FIELDS = 4  # size, modification time, SHA-256, checksum
+_REMEMBERED = 2000  # entries; the oldest are dropped first
 
 
 def weight_files(folder: Path, part: str) -> tuple[Path, ...]:
-    """Return a part's safetensors files, all of them where it is split; `part` may be empty for a folder of one model.
+    """Return the safetensors files of a part, several if it is split; `part` is empty for a folder of one model.
 
-    Raises BaseModelError when there are none, when only pickles are there, or when a piece is missing.
+    Raises BaseModelError if there are none, if there are only pickles, or if a piece is missing.
     """
     home = folder / part if part else folder
     for variant in _VARIANTS:
@@ -35,32 +35,32 @@ def weight_files(folder: Path, part: str) -> tuple[Path, ...]:
             if index.is_file():
                 return _pieces(index)
     if pickles := sorted(path.name for suffix in ("*.bin", "*.ckpt") for path in home.glob(suffix)):
-        sentence = f'"{home}" holds its weights as a pickle ({pickles[0]}), which can run any program hidden in it.'
-        raise BaseModelError("base.pickle", sentence, "Get the model in .safetensors form.")
-    sentence = f'"{home}" holds no weights (no .safetensors file).'
+        sentence = f'"{home}" has its weights as a pickle ({pickles[0]}): loading it could run malicious code.'
+        raise BaseModelError("base.pickle", sentence, "Get the model as .safetensors.")
+    sentence = f'"{home}" contains no weights (no .safetensors file).'
     raise BaseModelError("base.incomplete", sentence, "Download the whole model folder again.")
 
 
 def _pieces(index: Path) -> tuple[Path, ...]:
-    """Return the files that an index names; only names within its own folder are followed."""
+    """Return the files listed in an index; names outside its own folder are not followed."""
     table = read_json(index).get("weight_map", {})
     names = sorted({str(name) for name in table.values()} if isinstance(table, dict) else ())
     pieces = tuple(index.parent / Path(name).name for name in names)
     missing = [piece.name for piece in pieces if not piece.is_file()]
     if missing or not pieces:
-        sentence = f'"{index.parent}" lacks {", ".join(missing) or "all pieces"} of its weights.'
+        sentence = f'"{index.parent}" is incomplete: weight files are missing ({", ".join(missing) or "all"}).'
         raise BaseModelError("base.incomplete", sentence, "Download the whole model folder again.")
     return pieces
 
 
-Counter = Callable[[int, int], None]  # bytes done, bytes in all
+Counter = Callable[[int, int], None]  # bytes done, total bytes
 
 
 def sha256_file(path: Path, progress: Counter | None = None) -> str:
-    """Return the SHA-256 of a file's bytes as 64 hex digits; raises OSError when it cannot be read.
+    """Return the SHA-256 of a file as 64 hex digits; raises OSError if it cannot be read.
 
-    A file whose path, size and modification time are those of the last reading is not read again. A file changed
-    while it is being hashed is not remembered.
+    A file whose path, size and modification time have not changed since it was last hashed is not read again. The hash
+    of a file that changes while it is hashed is not remembered.
     """
     path = path.absolute()
     if known := remembered_sha256(path):
@@ -73,9 +73,9 @@ def sha256_file(path: Path, progress: Counter | None = None) -> str:
 
 
 def remembered_sha256(path: Path) -> str | None:
-    """Return the SHA-256 of a file that was read before and has not changed since; None for any other.
+    """Return the remembered SHA-256 of a file that has not changed since it was hashed; None for any other.
 
-    Raises OSError when there is no such file.
+    Raises OSError if there is no such file.
     """
     path = path.absolute()
     known = _remembered().get(str(path))
@@ -83,7 +83,7 @@ def remembered_sha256(path: Path) -> str | None:
 
 
 def digest_file(path: Path, progress: Counter | None = None) -> str:
-    """Return the SHA-256 of a file's bytes as 64 hex digits, reading all of it; raises OSError."""
+    """Return the SHA-256 of a file as 64 hex digits, always reading all of it; raises OSError."""
     digest, done, size = hashlib.sha256(), 0, _state(path)[0]
     with open_file(path, "stream") as file:
         while block := file.read(_BLOCK):
@@ -95,7 +95,7 @@ def digest_file(path: Path, progress: Counter | None = None) -> str:
 
 
 def remember_sha256(path: Path, digest: str) -> None:
-    """Remember the SHA-256 of a file that was computed while it was written."""
+    """Remember the SHA-256 of a file, such as one computed while the file was written."""
     path = path.absolute()
     known = _remembered()
     known.pop(str(path), None)
@@ -104,7 +104,7 @@ def remember_sha256(path: Path, digest: str) -> None:
     try:
         places.home().mkdir(parents=True, exist_ok=True)
         files.write_json(_memory(), dict(list(known.items())[-_REMEMBERED:]), durable=False)
-    except OSError:  # a full or read-only disk costs the next start some seconds, no more
+    except OSError:  # on a full or read-only disk, only the time to hash again is lost
         return
 
 
@@ -120,12 +120,12 @@ def _memory() -> Path:
 def _remembered() -> dict[str, list[int | str]]:
     try:
         return read_record(_memory(), "list", _sound_entries)
-    except (OSError, UnusableFileError):  # absent, or damaged: all that is lost is the time to read the files again
+    except (OSError, UnusableFileError):  # missing or damaged: only the time to hash again is lost
         return {}
 
 
 def _sound_entries(found: Any) -> dict[str, list[int | str]]:
-    """Return the entries whose checksum matches: a wrong hash would make a sound base look like another one."""
+    """Return the entries with a valid checksum, because a wrong hash would make a base look like another one."""
     return {
         path: facts
         for path, facts in found.items()

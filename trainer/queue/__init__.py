@@ -1,1 +1,1 @@
-"""Works the queue off: the worker, which starts engines, and what an engine does for its entry."""
+"""Queue worker, which starts engines for queued jobs, and the engine's side of a queue entry."""

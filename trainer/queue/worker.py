@@ -1,4 +1,4 @@
-"""Works the queue off: starts an engine for each entry, one at a time on each lane, and ends when nothing is left."""
+"""Queue worker: starts an engine for each entry, one at a time per lane, and exits when no entry is left."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from trainer.protocol.queue import Entry, Queue, Reading, State, Wish, outcome
 from trainer.protocol.reading import parse_toml, read_text
 from trainer.protocol.run_directory import RunDirectory
 
-_POLL = 0.5  # seconds: entries are files, whose changes wake nobody
-# What ended well longer ago interests nobody in the queue any more; its run stays in the list of runs.
+_POLL = 0.5  # seconds; entries are files, which send no change notifications
+# Done and stopped entries older than this are removed from the queue; their runs stay in the list of runs.
 _DAY = 86_400.0
 
 
 def machine_lanes() -> list[str]:
-    """Return "cuda:0", "cuda:1" ... for the NVIDIA cards, as PyTorch numbers them; "cpu" where there is none."""
+    """Return "cuda:0", "cuda:1", … for the NVIDIA GPUs in PyTorch's order; "cpu" if there is none."""
     try:
         count = len(gpu.cards())
-    except ImpastoError:  # training says it in words, and goes on with the CPU
+    except ImpastoError:  # training reports it and continues on the CPU
         count = 0
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
@@ -39,27 +39,27 @@ def machine_lanes() -> list[str]:
 
 
 def lanes_for(entry: Entry, lanes: Sequence[str]) -> list[str]:
-    """Return the lanes that an entry can go on: the one that its job names, else any."""
+    """Return the lanes that an entry can use: the device set in its job, else any."""
     device = _device(entry)
     return [device] if device is not None and device in ("cpu", *lanes) else list(lanes)
 
 
 def settings_for(entry: Entry, lane: str, lanes: Sequence[str]) -> list[str]:
-    """Return the words for `train` that lead a job to its lane, where the machine has several and it names none."""
+    """Return the arguments of `train` that set the lane, if the PC has several and the job sets no device."""
     return ["--set", f"fit.device={lane}"] if len(lanes) > 1 and _device(entry) is None else []
 
 
 def _device(entry: Entry) -> str | None:
-    """Return the device that a job or run names: "cpu", "cuda:1"; None where it leaves the choice open."""
+    """Return the device set in a job or run, such as "cpu" or "cuda:1"; None if it is left open."""
     try:
         device = parse_toml(_job_text(entry))["fit"]["device"]
-    except (OSError, ValueError, KeyError, TypeError):  # training says what is wrong with the file
+    except (OSError, ValueError, KeyError, TypeError):  # training reports what is wrong with the file
         return None
     return None if device == "cuda" else str(device)
 
 
 def _job_text(entry: Entry) -> str:
-    """Return the job of a run, or the frozen one that is to become a run; raises OSError and UnusableFileError."""
+    """Return the text of a run's job, or of the job stored in an entry; raises OSError and UnusableFileError."""
     if entry.run is None and entry.text is not None:
         return entry.text
     path = RunDirectory(entry.run).job if entry.run else entry.job
@@ -68,9 +68,9 @@ def _job_text(entry: Entry) -> str:
 
 
 class Worker:
-    """The one that works off a queue. What it starts goes on without it, and the next worker takes it over.
+    """Worker that runs the entries of a queue; engines survive it, and the next worker takes them over.
 
-    `say` gets a line for each thing that happens.
+    `say` receives a line for everything that happens.
     """
 
     def __init__(self, queue: Queue, say: Callable[[str], None], lanes: Sequence[str] | None = None) -> None:
@@ -82,14 +82,14 @@ class Worker:
         self._followed: set[str] = set()
 
     def run(self) -> bool:
-        """Work until nothing is left; returns False when another worker is at it. Raises RunError."""
+        """Run entries until none is left; return False if another worker is running. Raises RunError."""
         self._queue.folder.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(locks.held(self._queue.worker_lock, locks.ASKED))
             except locks.LockBusyError:
                 return False
-            with contextlib.suppress(RunError):  # what another program has open goes another time
+            with contextlib.suppress(RunError):  # files that another program has open are removed next time
                 self._queue.clear(("done", "stopped"), _DAY)
             try:
                 while not self._over(self.look(), stack):
@@ -100,19 +100,19 @@ class Worker:
         return True
 
     def look(self) -> Reading:
-        """Do all that can be done now, and return the queue as it is then."""
+        """Handle everything that can be handled now, and return the queue after that."""
         codes = self._ended_children()
         for entry in self._queue.settle(lambda one: outcome(self._queue, one, codes.get(one.id)), self._children):
             self._followed.discard(entry.id)
-            self._tell(entry)
+            self._report(entry)
         reading = self._queue.read()
         for entry in reading.entries:
             if entry.state == "running":
                 self._followed.add(entry.id)
-                self._order(entry)
+                self._send_request(entry)
             elif entry.id in self._followed:
                 self._followed.discard(entry.id)
-                self._tell(entry)
+                self._report(entry)
         if reading.held:
             return reading
         return self._queue.read() if self._begin(reading) else reading
@@ -124,9 +124,9 @@ class Worker:
         return codes
 
     def _over(self, reading: Reading, stack: contextlib.ExitStack) -> bool:
-        """Tell whether nothing is left, and then let go of the worker's lock in the same moment.
+        """Return whether no entry is left, and in that case release the worker's lock atomically.
 
-        Whoever adds an entry after that sees that no worker is there.
+        A process that adds an entry afterwards sees that no worker is running.
         """
         if _left(reading):
             return False
@@ -145,7 +145,7 @@ class Worker:
             child.wait(_POLL)
 
     def _begin(self, reading: Reading) -> bool:
-        """Start what can be started on free lanes; returns whether anything was."""
+        """Start waiting entries on free lanes; return whether one was started."""
         busy = {entry.lane for entry in reading.entries if entry.state == "running"}
         before = len(busy)
         for entry in reading.entries:
@@ -157,17 +157,16 @@ class Worker:
         return len(busy) > before
 
     def _start(self, entry: Entry, lane: str) -> bool:
-        """Start an engine for an entry, unless somebody has taken it back meanwhile."""
+        """Start an engine for an entry, unless the entry was withdrawn meanwhile; return whether it was started."""
+        run = _run_to_resume(entry)
 
-        run = _gone_on_with(entry)
-
-        def begun(now: Entry) -> Entry:
+        def started(now: Entry) -> Entry:
             if now.state != "waiting":
-                raise RunError("queue.state", "It does not wait any more.", "Nothing to do.")
+                raise RunError("queue.state", "The entry is no longer waiting.", "There is nothing to do.")
             return dataclasses.replace(now, run=run, state="running", lane=lane, problem="", wish=None, pid=None)
 
         try:
-            entry = self._queue.change(entry.id, begun)
+            entry = self._queue.change(entry.id, started)
         except RunError as error:
             if error.code in ("queue.state", "queue.none"):
                 return False
@@ -176,56 +175,57 @@ class Worker:
         try:
             self._children[entry.id] = launch([*words, "--queued", entry.id], self._queue.log(entry.id))
         except OSError as error:
-            self._tell(self._queue.conclude(entry.id, "failed", f"It could not be started: {error.strerror or error}."))
+            problem = f"Could not start the job: {error.strerror or error}."
+            self._report(self._queue.conclude(entry.id, "failed", problem))
             return False
         self._followed.add(entry.id)
         self._say(f"{entry.name} ({entry.id}): started on {lane}")
         return True
 
-    def _order(self, entry: Entry) -> None:
-        """Pass the pause or stop of a running entry on to its engine, once that can be done."""
+    def _send_request(self, entry: Entry) -> None:
+        """Pass the pause or stop request of a running entry on to its engine, as soon as possible."""
         if entry.wish is None:
-            self._take_back(entry)
+            self._withdraw_request(entry)
             return
         asked, sent = self._asked.get(entry.id, (None, None))
         if entry.run is None:
-            # Before there is a run nothing is written that could be lost.
+            # Before there is a run, the engine has written nothing that could be lost.
             if asked is None:
                 self._end_early(entry)
             return
         run = RunDirectory(entry.run)
         if not run.is_alive():
             if asked is None and _is_before_its_attempt(run, entry):
-                self._end_early(entry)  # it hashes the base and the like, and has nothing that could be lost
-        elif asked != entry.wish or sent is None or (_is_unread(sent) and self._still_wants(entry)):
+                self._end_early(entry)  # it is still preparing, such as hashing the base, so nothing can be lost
+        elif asked != entry.wish or sent is None or (_is_unread(sent) and self._is_still_requested(entry)):
             with contextlib.suppress(OSError):
                 self._asked[entry.id] = entry.wish, commands.send(run.commands, entry.wish)
 
-    def _still_wants(self, entry: Entry) -> bool:
-        """Return whether the pause or stop of an entry was given again, after the first was withdrawn.
+    def _is_still_requested(self, entry: Entry) -> bool:
+        """Return whether the pause or stop was requested again after the first one was withdrawn.
 
-        Whoever withdraws clears the entry first, so an entry that is read now shows it.
+        A withdrawal clears the entry first, so reading the entry again shows it.
         """
         with contextlib.suppress(RunError):
             return self._queue.get(entry.id).wish == entry.wish
         return False
 
     def _end_early(self, entry: Entry) -> None:
-        """End an engine that has not begun to train, so that it reads no commands."""
+        """Terminate an engine that has not started training and therefore does not read commands yet."""
         assert entry.wish is not None
         if entry.pid is not None and self._queue.engine_alive(entry.id):
             with contextlib.suppress(OSError):
                 os.kill(entry.pid, signal.SIGTERM)
             self._asked[entry.id] = entry.wish, None
 
-    def _take_back(self, entry: Entry) -> None:
-        """Withdraw a command that was passed on before the user took it back."""
+    def _withdraw_request(self, entry: Entry) -> None:
+        """Withdraw a command that was already sent to the run when the user withdrew it."""
         asked, sent = self._asked.pop(entry.id, (None, None))
         if asked is not None and sent is not None and entry.run is not None:
             with contextlib.suppress(OSError):
                 commands.withdraw(RunDirectory(entry.run).commands, asked)
 
-    def _tell(self, entry: Entry) -> None:
+    def _report(self, entry: Entry) -> None:
         self._asked.pop(entry.id, None)
         self._say(f"{entry.name} ({entry.id}): {entry.state}{'. ' if entry.problem else ''}{entry.problem}")
 
@@ -235,20 +235,20 @@ def _left(reading: Reading) -> bool:
 
 
 def _is_unread(sent: Path) -> bool:
-    """Return whether a command was meant for a former start of the engine, or withdrawn before the run read it."""
+    """Return whether a command was meant for an earlier attempt, or withdrawn before the run read it."""
     answer = commands.answer(sent)
     return answer is not None and answer.outcome in ("void", "withdrawn")
 
 
 def _is_before_its_attempt(run: RunDirectory, entry: Entry) -> bool:
-    """Tell whether the engine of an entry has not begun its attempt at the run yet; no for a run that is damaged."""
+    """Return whether the engine of an entry has not started its attempt yet; False for a damaged run."""
     with contextlib.suppress(RunError):
         return len(run.attempts()) <= entry.attempts
     return False
 
 
-def _gone_on_with(entry: Entry) -> Path | None:
-    """Return the run that an entry goes on with; None for a job without one, or with one that never began."""
+def _run_to_resume(entry: Entry) -> Path | None:
+    """Return the run that an entry continues; None for a job without a run, or whose run never started."""
     if entry.run is not None and entry.job is not None:
         with contextlib.suppress(RunError):
             return entry.run if RunDirectory(entry.run).attempts() else None
@@ -262,73 +262,71 @@ def _words(entry: Entry) -> list[str]:
 
 
 Made = Callable[[Path], None]
-"""Called with the run's folder as soon as there is one and it is this engine's, not that of another one."""
+"""Callback that receives the run's folder once it exists and this engine holds it."""
 
 
 def carried_out(name: str, work: Callable[[Made], int]) -> int:
-    """Do an entry of the user's queue by calling `work`, and enter how it goes and ends; returns the exit code.
+    """Run an entry of the user's queue by calling `work`, record its progress and end, and return the exit code.
 
-    The entry and its lane are held meanwhile, so that whoever looks sees that it lives, also when the worker that
-    began it is gone. Raises RunError when another engine does it already, and what `work` raises.
+    The locks of the entry and its lane are held meanwhile, so that other processes see that it is alive even if the
+    worker that started it is gone. Raises RunError if another engine runs the entry, and whatever `work` raises.
     """
     queue = Queue()
     with queue.engine(name):
-        begun = time.time()
-        entry = queue.change(name, _begun)
+        started = time.time()
+        entry = queue.change(name, _started)
         try:
             with occupied(entry.lane or "cpu"):
                 code = work(lambda run: _note_run(queue, name, run))
         except ImpastoError as error:
-            _conclude(queue, name, "failed", _in_words(error))
+            _conclude(queue, name, "failed", _error_text(error))
             raise
         except Exception as error:
             _conclude(queue, name, "failed", f"Something in Impasto went wrong: {plain_reason(error)}")
             raise
         with contextlib.suppress(ImpastoError):  # an entry that was damaged meanwhile
-            _conclude(queue, name, *(("done", "") if code == EXIT_DONE else _early(queue.get(name), begun)))
+            _conclude(queue, name, *(("done", "") if code == EXIT_DONE else _early_end(queue.get(name), started)))
         return code
 
 
-def _begun(entry: Entry) -> Entry:
+def _started(entry: Entry) -> Entry:
     before = len(RunDirectory(entry.run).attempts()) if entry.run else 0
     return dataclasses.replace(entry, state="running", problem="", pid=os.getpid(), attempts=before)
 
 
 def _note_run(queue: Queue, name: str, run: Path) -> None:
-    """Enter the run; training does not end because that fails."""
+    """Record the run in its entry, and redirect the output to the run's log, which outlives the entry.
+
+    Training continues if either fails; then the output stays in the entry's log.
+    """
     with contextlib.suppress(ImpastoError):
         queue.change(name, lambda entry: dataclasses.replace(entry, run=run))
-    _speak_in(queue, name, run)
-
-
-def _speak_in(queue: Queue, name: str, run: Path) -> None:
-    """Let what is printed lie with the run, which outlives its entry; where the disk refuses, the entry has it."""
     with contextlib.suppress(OSError):
         speak_into(RunDirectory(run).console, queue.log(name))
 
 
-def _early(entry: Entry, begun: float) -> tuple[State, str]:
-    """Tell what the engine ended for before the end: what somebody asked for, else the system's request to end."""
+def _early_end(entry: Entry, started: float) -> tuple[State, str]:
+    """Return state and problem of an engine that ended early: on request, else because the system ended it."""
     run = RunDirectory(entry.run) if entry.run else None
     status = run.read_status() if run else None
     if entry.wish == "stop" or (status and status.state == "stopped"):
         return "stopped", ""
-    if entry.wish == "pause" or (run and _pause_was_asked(run, begun)):
+    if entry.wish == "pause" or (run and _was_pause_requested(run, started)):
         return "paused", ""
-    return "interrupted", "The system ended it, with all its work saved: the computer was shut down."
+    return "interrupted", "The system ended the run, for example at a shutdown; all its work is saved."
 
 
-def _pause_was_asked(run: RunDirectory, begun: float) -> bool:
+def _was_pause_requested(run: RunDirectory, started: float) -> bool:
     answered = long_path(run.commands / "done").glob("*-pause-*.json")
-    # A file system may keep whole seconds only.
-    return any(path.stat().st_mtime >= begun - 1.0 for path in answered)
+    # The file system may store times in whole seconds.
+    return any(path.stat().st_mtime >= started - 1.0 for path in answered)
 
 
 def _conclude(queue: Queue, name: str, state: State, problem: str = "") -> None:
-    """Enter the end; where the disk refuses, the worker finds it in the run's status."""
+    """Record the end; if the disk fails, the worker reads the outcome from the run's status."""
     with contextlib.suppress(ImpastoError):
         queue.conclude(name, state, problem)
 
 
-def _in_words(error: ImpastoError) -> str:
+def _error_text(error: ImpastoError) -> str:
     return joined(" ".join(map(closed, (error.sentence, *error.untold))), error.remedy)

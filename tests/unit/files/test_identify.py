@@ -54,15 +54,15 @@ CHANNELS = f"{UNET}input_blocks.0.0.weight"
         (SDXL | {CHANNELS: (1, 9, 1, 1)}, "an inpainting model"),
         (SD15 | {CHANNELS: (1, 8, 1, 1)}, "InstructPix2Pix"),
         (SD15 | {CHANNELS: (1, 5, 1, 1)}, "a depth model"),
-        (SD15 | {CHANNELS: (4,)}, "no ordinary base"),
+        (SD15 | {CHANNELS: (4,)}, "not a usable base"),
         (wider(without(SDXL, "embedders.0"), 1280), "the SDXL refiner"),
         (wider(SD15, 1024), "an SD 2 model"),
         (wider(without(SD15, "cond_stage"), 1024) | {"cond_stage_model.model.ln_final.bias": (1,)}, "an SD 2 model"),
         (wider(SD15, 640), "neither SD 1.5 nor SDXL"),
-        (without(SDXL, "transformer_blocks.9"), "a distilled or changed SDXL"),
-        (without(SDXL, "middle_block"), "a distilled or changed SDXL"),
-        (without(SD15, "middle_block"), "a distilled or changed SD 1.5"),
-        (without(SD15, "input_blocks.2."), "a distilled or changed SD 1.5"),
+        (without(SDXL, "transformer_blocks.9"), "a distilled or modified SDXL"),
+        (without(SDXL, "middle_block"), "a distilled or modified SDXL"),
+        (without(SD15, "middle_block"), "a distilled or modified SD 1.5"),
+        (without(SD15, "input_blocks.2."), "a distilled or modified SD 1.5"),
         (without(SDXL, "conditioner"), "without its text encoders"),
         (without(SDXL, "embedders.1"), "without its text encoders"),
         ({f"{UNET}double_blocks.0.img_attn.proj.weight": (1,)}, "a Flux model"),
@@ -81,13 +81,13 @@ CHANNELS = f"{UNET}input_blocks.0.0.weight"
         ({"down_blocks.0.motion_modules.0.proj_in.weight": (1,)}, "AnimateDiff"),
         ({"emb_params": (1, 768)}, "embedding"),
         ({"clip_l": (1, 768), "clip_g": (1, 1280)}, "embedding"),
-        ({"first_stage_model.encoder.conv_in.weight": (1,)}, "a VAE alone"),
-        ({"encoder.conv_in.weight": (1,), "decoder.conv_in.weight": (1,)}, "a VAE alone"),
-        ({"input_blocks.0.0.weight": (1,)}, "a UNet alone"),
-        ({"conv_in.weight": (1,), "time_embedding.linear_1.weight": (1,)}, "a UNet alone"),
-        ({"text_model.embeddings.token_embedding.weight": (1,)}, "a text encoder alone"),
-        ({"something.else": (1,)}, 'begins with "something.else"'),
-        ({}, "nothing at all"),
+        ({"first_stage_model.encoder.conv_in.weight": (1,)}, "only a VAE"),
+        ({"encoder.conv_in.weight": (1,), "decoder.conv_in.weight": (1,)}, "only a VAE"),
+        ({"input_blocks.0.0.weight": (1,)}, "only a UNet"),
+        ({"conv_in.weight": (1,), "time_embedding.linear_1.weight": (1,)}, "only a UNet"),
+        ({"text_model.embeddings.token_embedding.weight": (1,)}, "only a text encoder"),
+        ({"something.else": (1,)}, 'first tensor is "something.else"'),
+        ({}, "no tensor"),
     ],
 )
 def test_other_files_are_refused_by_name(tmp_path: Path, shapes: Shapes, says: str) -> None:
@@ -190,10 +190,10 @@ def test_a_folder_without_scheduler_goes_by_custom_or_is_undecided(tmp_path: Pat
         ("sdxl", {"mid_block_type": "UNetMidBlock2D"}, "distilled"),
         ("sd15", {"layers_per_block": 1}, "distilled"),
         ("sd15", {"time_cond_proj_dim": 256}, "LCM"),
-        ("sd15", {"block_out_channels": []}, "cannot be right"),
-        ("sd15", {"block_out_channels": [320, 10**9]}, "cannot be right"),
-        ("sd15", {"layers_per_block": 10**9}, "cannot be right"),
-        ("sd15", {"cross_attention_dim": "wide"}, "cannot be right"),
+        ("sd15", {"block_out_channels": []}, "Could not use the"),
+        ("sd15", {"block_out_channels": [320, 10**9]}, "Could not use the"),
+        ("sd15", {"layers_per_block": 10**9}, "Could not use the"),
+        ("sd15", {"cross_attention_dim": "wide"}, "Could not use the"),
     ],
 )
 def test_folders_of_other_models_are_refused_by_name(
@@ -220,17 +220,17 @@ def write(name: str, text: str) -> Callable[[Path], None]:
     [
         (drop("model_index.json"), "has no model_index.json"),
         (drop("unet"), "without a UNet"),
-        (drop("text_encoder"), "lacks text_encoder"),
-        (drop("unet/diffusion_pytorch_model.safetensors"), "holds no weights"),
-        (drop("text_encoder/model.safetensors"), "holds no weights"),
+        (drop("text_encoder"), "text_encoder/config.json is missing"),
+        (drop("unet/diffusion_pytorch_model.safetensors"), "contains no weights"),
+        (drop("text_encoder/model.safetensors"), "contains no weights"),
         (write("unet/config.json", "{"), "not valid JSON"),
-        (write("unet/config.json", "[]"), "not a table"),
+        (write("unet/config.json", "[]"), "not a JSON object"),
         (write("model_index.json", "[" * 100_000), "nested too deeply"),
         (
             write("scheduler/scheduler_config.json", '{"prediction_type": "sample"}'),
             'prediction_type = "sample"',
         ),
-        (write("text_encoder/config.json", '{"num_hidden_layers": 1000000}'), "cannot be right"),
+        (write("text_encoder/config.json", '{"num_hidden_layers": 1000000}'), "Could not use the"),
     ],
 )
 def test_broken_folders(tmp_path: Path, change: Callable[[Path], None], says: str) -> None:
@@ -243,7 +243,7 @@ def test_broken_folders(tmp_path: Path, change: Callable[[Path], None], says: st
 
 def test_a_folder_with_single_files_says_which_to_name(tmp_path: Path) -> None:
     write_shapes(tmp_path / "dream.safetensors", {"x": (1,)})
-    with pytest.raises(BaseModelError, match=r"It holds dream\.safetensors"):
+    with pytest.raises(BaseModelError, match=r"It contains dream\.safetensors"):
         identify_base(tmp_path)
 
 
@@ -257,12 +257,12 @@ def test_weights_as_pickle_in_pieces_or_in_half_precision(tmp_path: Path) -> Non
     index = unet / "diffusion_pytorch_model.safetensors.index.json"
     pieces = {"a": "piece-00001-of-00002.safetensors", "b": "piece-00002-of-00002.safetensors"}
     index.write_text(json.dumps({"weight_map": pieces}), encoding="utf-8")
-    with pytest.raises(BaseModelError, match=r"lacks piece-00002-of-00002\.safetensors"):
+    with pytest.raises(BaseModelError, match=r"missing \(piece-00002-of-00002\.safetensors"):
         identify_base(folder)
     write_shapes(unet / "piece-00002-of-00002.safetensors", {"x": (1,)})
     identify_base(folder)
     index.write_text(json.dumps({"weight_map": {"a": "../../secret.safetensors"}}), encoding="utf-8")
-    with pytest.raises(BaseModelError, match=r"lacks secret\.safetensors"):
+    with pytest.raises(BaseModelError, match=r"missing \(secret\.safetensors"):
         identify_base(folder)
     index.unlink()
     (unet / "diffusion_pytorch_model.bin").write_bytes(b"\x80\x02")
@@ -281,14 +281,14 @@ def test_embedded_configs_are_checked(tmp_path: Path) -> None:
         json.dumps(good),
     ):
         path = write_shapes(tmp_path / "m.safetensors", SD15, {"impasto.configs": broken})
-        with pytest.raises(BaseModelError, match=r"broken|cannot be right"):
+        with pytest.raises(BaseModelError, match=r"Could not (read|use) the"):
             identify_base(path)
 
 
 def test_a_separate_vae(tmp_path: Path) -> None:
     path = write_shapes(tmp_path / "vae.safetensors", {"encoder.conv_in.weight": (1,), "decoder.conv_in.weight": (1,)})
     assert identify_vae(path) == ((path,), None)
-    with pytest.raises(BaseModelError, match="is no VAE"):
+    with pytest.raises(BaseModelError, match="is not a VAE"):
         identify_vae(write_shapes(tmp_path / "other.safetensors", {"x": (1,)}))
     folder = diffusers_folder(tmp_path / "m", "sdxl") / "vae"
     files, config = identify_vae(folder)
@@ -334,7 +334,7 @@ def test_what_a_lora_is(tmp_path: Path, shapes: Shapes, expected: tuple[Any, ...
 
 
 def test_a_base_is_no_lora(tmp_path: Path) -> None:
-    with pytest.raises(LoraFileError, match="is no LoRA"):
+    with pytest.raises(LoraFileError, match="is not a LoRA"):
         identify_lora(write_shapes(tmp_path / "m.safetensors", SD15))
 
 

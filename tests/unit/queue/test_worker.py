@@ -321,7 +321,7 @@ def test_an_engine_that_cannot_be_started_is_a_failure_in_words(queue, tmp_path,
     add(queue, tmp_path, "a")
     assert Worker(queue, said.append, ["cpu"]).run()
     (entry,) = queue.entries()
-    assert (entry.state, entry.problem) == ("failed", "It could not be started: No space left on device.")
+    assert (entry.state, entry.problem) == ("failed", "Could not start the job: No space left on device.")
 
 
 def test_a_run_is_gone_on_with_and_a_job_whose_run_never_began_starts_anew(queue, tmp_path, monkeypatch):

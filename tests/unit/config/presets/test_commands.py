@@ -170,7 +170,7 @@ def test_a_preset_that_both_families_have_is_shared_by_name(here: Path, capsys: 
         (["--out", "a.json"], "does not end in .toml"),
         (["--out", "taken.toml"], "already exists"),
         (["--out", "a.toml", "--notes", "see C:\\x"], "notes: contains what looks like a path"),
-        (["--out", "a.toml", "--preview", "taken.toml"], "it is no picture"),
+        (["--out", "a.toml", "--preview", "taken.toml"], "it is not a readable image"),
         (["--out", "a.toml", "--preview", "none.png"], "there is no such file"),
         (["--out", "a.toml", "--author", "a" * 500], "author: has 500 characters; at most 100 are allowed"),
     ],
