@@ -75,7 +75,7 @@ ADVICE: Mapping[AdviceCode, str] = {
 }
 _LIMITS: Mapping[str, str] = {
     "disk": QT_TRANSLATE_NOOP("Forecast", "the cache limit of this job"),
-    "listing": QT_TRANSLATE_NOOP("Forecast", "the most that is planned ahead"),
+    "listing": QT_TRANSLATE_NOOP("Forecast", "the limit for planning ahead"),
 }
 _ENCODED: Mapping[tuple[str, ...], str] = {
     ("images",): QT_TRANSLATE_NOOP("Forecast", "Images"),

@@ -183,7 +183,7 @@ def test_a_run_that_is_being_read_is_not_said_to_have_no_step(page, session, qtb
     page.progress.show_runs([run])
     assert page.progress.waiting.text() == "Reading…"
     run.read()
-    qtbot.waitUntil(lambda: page.progress.waiting.text().startswith("No step is done yet."))
+    qtbot.waitUntil(lambda: page.progress.waiting.text().startswith("No step is finished yet."))
     assert run.loaded and not run.series.loss
 
 
