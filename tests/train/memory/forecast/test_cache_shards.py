@@ -119,7 +119,7 @@ def test_a_large_dataset_is_known_by_some_of_its_pictures(monkeypatch: pytest.Mo
     job = job_of(2e-4, pictures={"crop": "random"}, captions={"shuffle": True})
     shown = [make_picture(n, bucket=(64, 64), width=90, height=300, captions=(f"a {n}, b, c",)) for n in range(40)]
     whole = later_portions(job.changed(recipe=job.recipe.changed(steps=160)), shown, texts)
-    monkeypatch.setattr("trainer.memory.forecast.cache_shards._LISTED", 10)
+    monkeypatch.setattr("trainer.memory.forecast.cache_shards._MAX_LISTED", 10)
     found = later_portions(job.changed(recipe=job.recipe.changed(steps=160)), shown, texts)
     assert (found.portions, found.together) == (whole.portions, whole.together)
     assert found.pictures == pytest.approx(whole.pictures, rel=0.05)
@@ -163,7 +163,7 @@ def test_what_much_chance_makes_of_a_large_dataset_is_estimated(monkeypatch: pyt
     job = job_of(1.0, steps=900, captions={"shuffle": True}, pictures={"crop": "random"})
     whole = first_portion(job, shown, NOT_LATER)
     assert whole == (pytest.approx(60 * 30, rel=0.02), pytest.approx(60 * 6, rel=0.02))
-    monkeypatch.setattr("trainer.memory.forecast.cache_shards._LISTED", 200)
+    monkeypatch.setattr("trainer.memory.forecast.cache_shards._MAX_LISTED", 200)
     assert first_portion(job, shown, NOT_LATER) == tuple(pytest.approx(count, rel=0.1) for count in whole)
 
 

@@ -164,7 +164,7 @@ def as_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(other_phases, "VAE_ATTENTION", "math")
     monkeypatch.setattr(other_phases, "attention_kernel", lambda *_: "math")
     monkeypatch.setattr(recorder, "hidden_bytes", lambda *_: ())
-    monkeypatch.delitem(recorder._INSTEAD, torch.ops.aten._safe_softmax.default)
+    monkeypatch.delitem(recorder._REPLACEMENTS, torch.ops.aten._safe_softmax.default)
 
 
 @cache
