@@ -105,7 +105,7 @@ JOB_FILES: dict[str, tuple[str, Arrange]] = {
     "job is a picture": ("not UTF-8 text", lambda place: ["train", str(place.pictures / "astronaut.png")]),
     "job is a model": ("larger than 1 MiB", lambda place: ["train", str(place.base)]),
     "job in UTF-16": ("saved as UTF-16", lambda place: place.train_bytes("schema = 1".encode("utf-16"))),
-    "job in Latin-1": ("line 1 holds a byte", lambda place: place.train_bytes('name = "Größe"'.encode("latin-1"))),
+    "job in Latin-1": ("line 1 contains an invalid byte", lambda place: place.train_bytes('name = "Größe"'.encode("latin-1"))),
     "job empty": ("base: ", lambda place: place.train_bytes(b"")),
     "TOML without closing quote": ("not valid TOML", lambda place: place.train_bytes(b'name = "a\n')),
     "TOML key twice": ("line 2", lambda place: place.train_bytes(b"schema = 1\nschema = 1\n")),
@@ -442,7 +442,7 @@ RUNS: dict[str, tuple[str, Arrange]] = {
         "history in .*run.json",
         lambda place: place.resume(lambda run: run.run.write_text("{", encoding="utf-8")),
     ),
-    "run's job gone": ("cannot be read", lambda place: place.resume(lambda run: run.job.unlink())),
+    "run's job gone": ("Could not read the job file", lambda place: place.resume(lambda run: run.job.unlink())),
     "run's job changed": (
         "alpha",
         lambda place: place.resume(lambda run: replace(run.job, "alpha = 2.0", "alpha = 4.0")),
