@@ -251,6 +251,6 @@ def _progress(turn: Turn, device: torch.device) -> Callable[[Phase, int, int], N
 def _not_written(folder: str, error: OSError) -> RunError:
     return RunError(
         "render.folder",
-        f"Could not write the images to {folder}: {error.strerror or error}.",
+        f"Could not write images to {folder}: {error.strerror or error}.",
         write_remedy(error),
     )

@@ -54,7 +54,7 @@ def linear_with_lora(
     `source` says how backward recomputes x.
     """
     if torch.compiler.is_compiling():
-        return _eager_sum(base(x), x @ down.t(), up, scale)
+        return _plain_sum(base(x), x @ down.t(), up, scale)
     result: Tensor = _LinearWithLora.apply(x, down, up, scale, base, None, source)  # type: ignore[no-untyped-call]
     return result
 
@@ -64,7 +64,7 @@ def quantised_with_lora(
 ) -> Tensor:
     """Return a quantized linear layer of x plus its LoRA; the layer computes its forward and backward GEMM itself."""
     if torch.compiler.is_compiling():
-        return _eager_sum(base(x), x @ down.t(), up, scale)
+        return _plain_sum(base(x), x @ down.t(), up, scale)
     result: Tensor = _LinearWithLora.apply(x, down, up, scale, None, base, source)  # type: ignore[no-untyped-call]
     return result
 
@@ -76,7 +76,7 @@ def add_up(base: Tensor, hidden: Tensor, up: Tensor, scale: float, *, in_place: 
     (B, rank, h, w), up (outputs, rank, 1, 1) for convolutions. With `in_place` no other backward may need `base`.
     """
     if torch.compiler.is_compiling() and up.ndim == 2:
-        return _eager_sum(base, hidden, up, scale)
+        return _plain_sum(base, hidden, up, scale)
     result: Tensor = _AddUp.apply(base, hidden, up, scale, in_place)  # type: ignore[no-untyped-call]
     return result
 
@@ -99,7 +99,7 @@ def projections_with_lora(
     return results
 
 
-def _eager_sum(base: Tensor, hidden: Tensor, up: Tensor, scale: float) -> Tensor:
+def _plain_sum(base: Tensor, hidden: Tensor, up: Tensor, scale: float) -> Tensor:
     """Return base + scale · up · hidden in plain operations: torch.compile fuses them and rejects writes to views."""
     return base + hidden @ up.t() * scale
 
@@ -119,6 +119,7 @@ class _LinearWithLora(Function):
         source: Source | None,
     ) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
+        # Grad mode is off in here, so a quantized layer's own autograd function records and saves nothing.
         result = _product(x, rows, full) if full is not None else cast(QuantisedLinear, quantised)(x)
         out = result.view(-1, len(up))
         hidden = rows @ down.t()
@@ -135,6 +136,7 @@ class _LinearWithLora(Function):
         grad_output = gradient.reshape(-1, gradient.shape[-1])
         grad_hidden, grad_up = _scaled(grad_output, up, ctx.scale), _scaled(grad_output.t(), hidden, ctx.scale)
         grad_x = None
+        # False for the projections of the text if no text encoder is trained, and before the first trained layer.
         if ctx.needs_input_grad[0]:
             grad_x = (
                 grad_output @ ctx.full.weight if ctx.full is not None else ctx.quantised.input_gradient(grad_output)
@@ -182,6 +184,7 @@ class _ProjectionsWithLora(Function):
         flat = out.view(count, -1, len(up))
         for weight, piece in zip(frozen, flat, strict=True):
             torch.mm(rows, weight.t(), out=piece)
+        # One GEMM of width count · rank: each of rank alone would be too narrow to use the GPU well.
         hidden = _parts(rows @ _together(down, count).flatten(0, 1).t(), count)
         torch.baddbmm(flat, hidden, _together(up, count).transpose(1, 2), alpha=scale, out=flat)
         _save(ctx, source, rows, hidden, down, up, *frozen)
@@ -198,7 +201,7 @@ class _ProjectionsWithLora(Function):
         grad_outputs = torch.stack([gradient.reshape(len(rows), -1) for gradient in gradients])
         unused = grad_outputs.new_empty(())  # placeholder that is never read, as in _scaled
         grad_hidden = grad_outputs.new_empty(len(rows), count * len(down))
-        grad_parts = _parts(grad_hidden, count)
+        grad_parts = _parts(grad_hidden, count)  # a view, so that the batched GEMM fills the layout of the next two
         torch.baddbmm(unused, grad_outputs, _together(up, count), beta=0, alpha=ctx.scale, out=grad_parts)
         grad_ups = torch.baddbmm(unused, grad_outputs.transpose(1, 2), hidden, beta=0, alpha=ctx.scale)
         grad_downs = (grad_hidden.t() @ rows).view(downs.shape)

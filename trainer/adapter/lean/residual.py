@@ -97,6 +97,7 @@ class FrozenConv(nn.Conv2d):
 
 def lean_residuals(unet: nn.Module) -> None:
     """Make a UNet's standard residual blocks, last norm and frozen convolutions lean; leave others unchanged."""
+    # Only the class changes: parameters, hooks and module paths stay, so PEFT and saving still find them.
     for module in unet.modules():
         if type(module) is nn.Conv2d and _is_standard_convolution(module):
             module.__class__ = FrozenConv
@@ -144,6 +145,7 @@ class _Residual(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, time: Tensor, block: FrozenResidual) -> Tensor:
         active, *first = block.norm1.normed(x)
+        # In place is safe here: a frozen convolution saves neither its input nor its output.
         hidden = block.conv1.convolved(active).add_(time[:, :, None, None])
         active, *second = block.norm2.normed(hidden)
         result: Tensor = block.conv2.convolved(active)
@@ -156,6 +158,7 @@ class _Residual(Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         block = ctx.block
         x, mean, rstd, hidden, *second = ctx.saved_tensors
+        # `hidden` and `x` also stand for the inputs of the convolutions, which have their shapes and layouts.
         grad = block.norm2.gradient(block.conv2.gradient(gradient, hidden), hidden, *second)
         grad_time = grad.sum((2, 3)) if ctx.needs_input_grad[1] else None
         if not ctx.needs_input_grad[0]:

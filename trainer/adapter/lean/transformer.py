@@ -77,6 +77,7 @@ def projected(layers: Sequence[nn.Module], x: Tensor, source: Source | None = No
         active = [lora for lora in loras if lora is not None]
         if len(active) == len(layers) and all(lora.strength == active[0].strength for lora in active):
             downs, ups = [_weight(lora.down) for lora in active], [lora.up for lora in active]
+            # Checked in every call: moving the model, as between devices, gives each weight memory of its own.
             if _are_consecutive(downs) and _are_consecutive(ups):
                 frozen = [_weight(cast(nn.Module, layer.base_layer)) for layer in layers]
                 return projections_with_lora(x, frozen, downs, ups, active[0].strength, source)
@@ -215,6 +216,7 @@ def install(unet: nn.Module) -> None:
             lean_attention(module)
         elif isinstance(module, FeedForward):
             lean_feed_forward(module)
+    # After the loop above, because a block is only replaced if its attention and feed-forward were.
     for module in unet.modules():
         if isinstance(module, BasicTransformerBlock) and _is_plain_block(module):
             module.__class__ = LeanBlock

@@ -152,7 +152,7 @@ class RecordedSteps:
         self._recorder: Recorder | None = None
         self._graphs: dict[Shape, _Graph] = {}
         self._seen: set[Shape] = set()
-        self._refused: set[Shape] = set()
+        self._refused: set[Shape] = set()  # graphs of these shapes gave wrong gradients
         self._enabled = True
         self._reported: set[str] = set()
         self._weights: list[tuple[Tensor, int]] = []
@@ -161,6 +161,7 @@ class RecordedSteps:
     def learn(self, engine: Engine, micro: MicroBatch) -> Tensor:
         """See trainer.training.loop.StepRecorder."""
         shape = tuple(tensor.shape for tensor in micro.tensors())
+        # Checked before every replay; costs a comparison per weight on the host, without waiting for the GPU.
         if self._graphs and not self._is_unmoved(engine):
             self.forget()
         if shape in self._graphs:
@@ -193,6 +194,7 @@ class RecordedSteps:
         return self._enabled or bool(self._graphs)
 
     def _should_capture(self, engine: Engine, shape: Shape) -> bool:
+        # The first micro-batch of a run allocates the gradients; before that they have no fixed address.
         wanted = self._enabled and shape in self._seen and shape not in self._refused
         return wanted and len(self._graphs) < MOST_GRAPHS and bool(engine.masters.gradients())
 

@@ -135,6 +135,7 @@ def linears(
         x, (outputs, inputs) = args[0], tuple(linear.weight.shape)  # type: ignore[arg-type]
         counts[Linear(x.numel() // inputs, inputs, outputs, x.requires_grad)] += 1
 
+    # The latents require a gradient in place of the first LoRA layer, so that all later inputs need one as in training.
     hooks = [linear.register_forward_pre_hook(count) for linear in quantisable(unet).values()]
     config = unet.config
     meta_tensor = partial(torch.empty, device="meta")
@@ -187,6 +188,7 @@ def _timing(
 def worthwhile(timings: Iterable[Timing]) -> tuple[ProductConfig, ...]:
     """Return the layers to compute in int8, each with the row count above which int8 won in every timing."""
     by_size: dict[tuple[int, int, Direction], list[Timing]] = defaultdict(list)
+    # Sorted by falling rows: int8 is used down to the last size before it stops paying.
     for timing in sorted(timings, key=lambda timing: -timing.linear.rows):
         by_size[timing.linear.inputs, timing.linear.outputs, timing.direction].append(timing)
     minimum_rows: dict[tuple[int, int], dict[str, int]] = defaultdict(dict)
