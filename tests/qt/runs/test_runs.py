@@ -200,7 +200,7 @@ def test_several_runs_are_laid_over_each_other_with_what_differs(page, qtbot, tm
     table = page.progress.difference.table
     qtbot.waitUntil(table.isVisible)
     texts = [[table.item(row, place).text() for place in range(3)] for row in range(table.rowCount())]
-    assert sorted(texts) == [["Rank", "32", "8"], ["Steps", "80", "120"]]
+    assert sorted(texts) == [["Max steps", "80", "120"], ["Rank", "32", "8"]]
     one = page.list.runs.index(1)
     page.list.selectionModel().select(one, QItemSelectionModel.SelectionFlag.ClearAndSelect)
     drawn(page, qtbot)
