@@ -1,4 +1,4 @@
-"""Plans: the fit that trains a recipe fastest on a card without changing what is learned, and what stands beside it."""
+"""Find the fit that trains a recipe fastest on a GPU without changing what is learned, and its alternatives."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from trainer.protocol.forecast import SEARCHED, Forecast, ForecastPhase, PhaseFo
 
 Quality = Literal["exact", "int8", "int8_products", "nf4"]
 
-# A "smaller" plan may take this share of what the pick does, over the whole run: it leaves room for other programs.
+# A "smaller" plan may reserve at most this share of the pick's memory, to leave some to other programs.
 SMALLER = 0.85
-# Beside the pick, no more than so many are looked at for each of its companions: they are hints.
+# Fits evaluated at most for each alternative to the pick: alternatives are only suggestions.
 LOOKED_AT = 3
 BEFORE_TRAINING: tuple[ForecastPhase, ...] = ("cache_pictures", "cache_texts", "load", "quantise")
-"""These take the same however training and previews are fitted; loading, with a base in as many bits."""
+"""Phases whose memory does not depend on the fit of training and previews; loading depends on the base's bits."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,14 @@ class Plan:
 
     @property
     def quality(self) -> Quality:
-        """How the base is kept: "exact" is unquantised."""
+        """Return the precision of the base: "exact" is unquantized."""
         quantise = self.fit.quantise or "none"
         return "exact" if quantise == "none" else quantise
 
 
 @dataclass(frozen=True)
 class ReducedRecipe:
-    """The smallest change of the recipe with which a plan fits."""
+    """The smallest change of a recipe that fits, with its plan."""
 
     change: RecipeChange
     plan: Plan
@@ -54,30 +54,30 @@ class ReducedRecipe:
 
 @dataclass(frozen=True)
 class Planned:
-    """What to do, and what else there is; each but the pick may be absent."""
+    """The pick of a search with its alternatives, each of which may be absent."""
 
     situation: DeviceState
     pick: Plan | None
     """None where nothing fits."""
     quicker: Plan | None = None
-    """Quicker than the pick, but it needs more than there is."""
+    """Faster than the pick, but too large."""
     missing: int = 0
-    """Bytes that ``quicker`` lacks; without a pick, bytes that the smallest fit lacks."""
+    """Bytes by which ``quicker`` is too large; without a pick, the smallest fit."""
     smaller: Plan | None = None
-    """Leaves room for other programs; without a pick, the smallest fit there is."""
+    """Leaves memory to other programs; without a pick, the smallest fit there is."""
     smallest: bool = False
-    """Whether no other fit was found that takes much less than the pick."""
+    """Whether no other fit was found that needs much less than the pick."""
     floor: PhaseForecast | None = None
-    """Why: a phase that takes about as much in every fit."""
+    """The reason: a phase that needs about as much in every fit."""
     quantised: Plan | None = None
-    """Quicker with a base in fewer bits, at a cost in fidelity."""
+    """Faster with a base in fewer bits, at a cost in fidelity."""
     lighter: ReducedRecipe | None = None
-    """Where nothing fits: what would."""
+    """Where nothing fits: a changed recipe that does."""
     ladder: tuple[FallbackStep, ...] = ()
     complete: bool = True
-    """False where time ran out before every fit had been looked at: a quicker one may exist."""
+    """False where time ran out before every fit was evaluated: a faster one may exist."""
     complete_beside: bool = True
-    """False where time ran out before all had been looked at that may stand beside the pick."""
+    """False where time ran out before every alternative was evaluated."""
 
 
 def plan(
@@ -95,18 +95,17 @@ def plan(
     on_soon: Callable[[Planned], None] | None = None,
     on_pick: Callable[[Planned], None] = lambda _: None,
 ) -> Planned:
-    """The plan for ``subject`` in ``situation``; keys that the user has ``written`` into the fit stay as they are.
+    """Return the plan for ``subject`` in ``situation``; keys ``written`` into the fit by the user stay as they are.
 
-    Among the fits that end within the budget in a replay, the order of preference is: unquantised before int8 before
-    nf4 (unless the fit allows quantising), the least time of training, the fewest changes from what is usual, the least
-    time of previews, the least memory. Training takes the time of its work and, where a fit ends within the budget only
-    because the cache is given back to the driver in every step, the time of that: such a fit may still be the pick, but
-    not where another that is as quick does without.
-    With ``until`` (of time.monotonic) nothing is traced after that moment but what it takes to find one that fits, or
-    that none does, before the base is rounded. With ``others`` the plans beside the pick are worked out too, for which
-    nothing is traced after ``until_beside``; ``on_pick`` is told the pick before that. Where a search has to trace,
-    ``on_soon`` is told before it of one that fits and takes fewer traces: ``likely``, such as a former plan's pick, or
-    one that saves most. ``runs`` are those of other questions on cards with like workspaces.
+    Fits whose simulation stays within the budget rank by: unquantized before int8 before nf4 (unless the fit allows
+    quantization), least training time, fewest changes from the defaults, least preview time, least memory. Where a fit
+    stays within the budget only because every step returns cached blocks to the driver, its training time includes
+    that: it may still be the pick, but not where another fit is as fast without.
+    After ``until`` (of time.monotonic) nothing more is traced, except to find one fit that works, or that none does,
+    before the base is quantized. With ``others`` the alternatives are searched too, for which nothing is traced after
+    ``until_beside``; ``on_pick`` is called with the pick before that. If the search has to trace, ``on_soon`` is called
+    first with a fit that works and needs fewer traces: ``likely``, such as the pick of an earlier plan, or the fit that
+    saves the most. ``runs`` keeps simulations from earlier requests on GPUs with the same workspaces.
 
     Raises JobError when none of the GPU's memory can be used.
     """
@@ -114,12 +113,12 @@ def plan(
     planning = _Planning(subject, written, situation, traces, occasions, until, runs)
     traces.foresee(lambda: planning.foreseen)
 
-    def tell(soon: Plan) -> None:
+    def report(soon: Plan) -> None:
         assert on_soon
         on_soon(Planned(situation, soon, complete=False))
 
-    told = on_soon and likely is not None and planning.tell_likely(likely, tell)
-    pick = planning.best(planning.choices, None if told or not on_soon else tell)
+    reported = on_soon and likely is not None and planning.report_likely(likely, report)
+    pick = planning.best(planning.choices, None if reported or not on_soon else report)
     if pick is None:
         return planning.nothing_fits(look_for_change=others)
     chosen = planning.plan_of(pick, brief=False)
@@ -135,7 +134,7 @@ def plan(
     planning.appraisal.until, planning.appraisal.left_out = until_beside, False
     quicker = planning.quicker(pick)
     most = int(SMALLER * min(chosen.forecast.reserved, situation.budget))
-    # Caches that are filled between epochs too take what lies beside them, which is another fit's matter.
+    # Caches filled between epochs are encoded beside the model, so their memory depends on the fit and sets no floor.
     floor = _floor(chosen.forecast, most) if not occasions.later.portions else None
     smaller = planning.smaller(pick, most) if floor is None else None
     smallest = smaller is None and (floor is not None or not planning.appraisal.left_out)
@@ -153,7 +152,7 @@ def plan(
 
 
 class _Planning:
-    """One search, with what it finds out on the way."""
+    """One search, with what it has evaluated so far."""
 
     def __init__(
         self,
@@ -178,14 +177,14 @@ class _Planning:
 
     @property
     def qualities(self) -> tuple[str, ...]:
-        """How the base may be kept."""
+        """Return the quantizations that the base may have."""
         return (self.written.quantise,) if self.written.quantise else ("none", "int8", "nf4")
 
     @property
     def foreseen(self) -> list[TraceRequest]:
-        """What a search may ask for beside one picture without checkpointing: the optimizer, and what saves memory.
+        """Return traces to prefetch: the optimizer, and the fits that save the most memory.
 
-        Of two ways to keep the base, as a card that is too small for the first needs figures of both.
+        They cover two quantizations of the base, because a GPU that is too small for the first needs both.
         """
         base, bucket = self.subject.fit, bounding_buckets(self.subject)[0]
         plain = base.changed(micro_batch=1, checkpointing="none")
@@ -196,27 +195,27 @@ class _Planning:
             preview_offload=True,
         )
 
-        def wish(fit: FitConfig, part: TracePart, *more: object) -> TraceRequest:
+        def request(fit: FitConfig, part: TracePart, *more: object) -> TraceRequest:
             return TraceRequest(replace(self.subject, fit=fit), part, more)
 
         looked_at = self.qualities[:2]
         fits = [fit.changed(quantise=quantise) for quantise in looked_at for fit in (plain, saving)]
-        steps = [wish(fit, "micro", bucket, fit.micro_batch) for fit in fits[1:]]
+        steps = [request(fit, "micro", bucket, fit.micro_batch) for fit in fits[1:]]
         last = plain.changed(quantise=looked_at[-1])
         parts: tuple[TracePart, ...] = ("load", "quantise", "validate")
-        previews = [wish(fits[-1], "preview")] if self.occasions.previews else []
-        return [wish(plain, "optimizer"), *steps, *previews, *(wish(last, part) for part in parts)]
+        previews = [request(fits[-1], "preview")] if self.occasions.previews else []
+        return [request(plain, "optimizer"), *steps, *previews, *(request(last, part) for part in parts)]
 
     @cached_property
     def sets(self) -> tuple[Checkpointing, ...]:
-        """What may be checkpointed; the blocks are ranked by one picture without any."""
+        """Return the block sets to checkpoint; blocks are ranked by a single image without checkpointing."""
         if self.written.checkpointing is not None:
             return (self.written.checkpointing,)
         return nested_sets(self.appraisal.anchor(self.qualities[0]).blocks)
 
     @cached_property
     def choices(self) -> list[FitConfig]:
-        """Every fit that may be chosen."""
+        """Return every fit of the search space."""
         return candidates(
             self.written,
             self.subject.fit,
@@ -226,33 +225,32 @@ class _Planning:
             previews=bool(self.subject.previews),
         )
 
-    def best(self, choices: Sequence[FitConfig], tell_soon: Callable[[Plan], None] | None = None) -> FitConfig | None:
-        """The best that fits; a base is rounded only where none fits that is rounded less, however late it is.
+    def best(self, choices: Sequence[FitConfig], report: Callable[[Plan], None] | None = None) -> FitConfig | None:
+        """Return the best fit that works; quantize the base further only if nothing fits otherwise, however late it is.
 
-        ``tell_soon`` is told of one that fits before those are traced that may be better.
+        ``report`` is called with a fit that works before better ones are traced.
         """
         for alike in self._by_quality(choices):
-            if tell_soon is not None and self._has_to_trace(alike):
-                tell_soon = None if self._tell(max(alike, key=self._saving), tell_soon) else tell_soon
+            if report is not None and self._has_to_trace(alike):
+                report = None if self._report(max(alike, key=self._saving), report) else report
             found = best(alike, self.appraisal)
             if found is None:
-                found = self._past_its_time([fit for fit in alike if self.appraisal.late_for(fit)])
+                found = self._first_fit_after_deadline([fit for fit in alike if self.appraisal.late_for(fit)])
             if found is not None:
                 return found
         return None
 
     def _by_quality(self, choices: Sequence[FitConfig]) -> list[list[FitConfig]]:
-        """Those that are searched together, the most wanted first."""
+        """Return the groups of fits that are searched together, the most preferred first."""
         if self.written.allow_quantised:
             return [list(choices)]
         return [[fit for fit in choices if fit.quantise == quantise] for quantise in self.qualities]
 
-    def _past_its_time(self, left_out: Sequence[FitConfig]) -> FitConfig | None:
-        """Of those that time did not allow to look at, the first that fits.
+    def _first_fit_after_deadline(self, left_out: Sequence[FitConfig]) -> FitConfig | None:
+        """Return the first fit that works of those that there was no time to evaluate.
 
-        The quickest of which only previews are unknown come first: they take few traces more, and what saves most would
-        be slow for the whole run. Then what saves most: where its tensors alone are too many, so are those of nearly
-        all others, which then need no look.
+        The fastest fits that lack only preview traces come first, because the fit that saves the most would be slow for
+        the whole run. Then that one: if its tensors alone exceed the budget, nearly all others are ruled out too.
         """
         self.appraisal.until = None
         saving_first = sorted(left_out, key=self._saving, reverse=True)
@@ -264,48 +262,48 @@ class _Planning:
         self.appraisal.left_out = found is not None
         return found
 
-    def tell_likely(self, likely: FitConfig, tell: Callable[[Plan], None]) -> bool:
-        """Tells of a fit that may do, changed to what is stated, if it fits; not where a search is as quick."""
+    def report_likely(self, likely: FitConfig, report: Callable[[Plan], None]) -> bool:
+        """Report a likely fit, with the stated keys, if it works and a search would have to trace first."""
         stated = {name: value for name in SEARCHED if (value := getattr(self.written, name)) is not None}
         fit = self.subject.fit.changed(**{name: getattr(likely, name) for name in SEARCHED} | stated)
         fit = fit.changed(micro_batch=min(fit.micro_batch or 1, self.subject.recipe.effective_batch or 1))
-        return not self.appraisal.is_traced(fit) and self._tell(fit, tell)
+        return not self.appraisal.is_traced(fit) and self._report(fit, report)
 
-    def _tell(self, fit: FitConfig, tell: Callable[[Plan], None]) -> bool:
-        """Tells of a fit, if it fits."""
+    def _report(self, fit: FitConfig, report: Callable[[Plan], None]) -> bool:
+        """Report a fit if it works; return whether it does."""
         if self.appraisal.hopeless(fit) or not self._fits(fit):
             return False
-        tell(self.plan_of(fit, brief=False))
+        report(self.plan_of(fit, brief=False))
         return True
 
     def _has_to_trace(self, choices: Sequence[FitConfig]) -> bool:
-        """Whether the first of these that may do has to be traced."""
+        """Return whether the most preferred of the fits that may work has to be traced."""
         if all(map(self.appraisal.hopeless, choices)):
             return False
         self.appraisal.anchor(choices[0].quantise or "none")
-        may_do = [fit for fit in choices if not self.appraisal.hopeless(fit)]
-        return bool(may_do) and not self.appraisal.is_traced(min(may_do, key=self.appraisal.preference))
+        possible = [fit for fit in choices if not self.appraisal.hopeless(fit)]
+        return bool(possible) and not self.appraisal.is_traced(min(possible, key=self.appraisal.preference))
 
     def plan_of(self, fit: FitConfig, *, brief: bool = True) -> Plan:
-        """A fit with its forecast; the pick's is told at length."""
-        return Plan(fit, forecast_of(self._course(fit), self.situation, runs=self._runs, brief=brief))
+        """Return a fit with its forecast, with timeline and peaks unless `brief`."""
+        return Plan(fit, forecast_of(self._schedule(fit), self.situation, runs=self._runs, brief=brief))
 
     def quicker(self, pick: FitConfig) -> Plan | None:
-        """Of the fits of like quality that are quicker than the pick, the one that needs least."""
+        """Return the smallest of the fits that are faster than the pick with a base of the same precision."""
         preference = self.appraisal.preference
-        for fit in sorted(self._quicker_ones(pick), key=lambda fit: preference(fit).bytes)[:LOOKED_AT]:
+        for fit in sorted(self._faster_fits(pick), key=lambda fit: preference(fit).bytes)[:LOOKED_AT]:
             if self._known_exactly(fit) and preference(fit).time < preference(pick).time:
                 return self.plan_of(fit)
         return None
 
-    def _quicker_ones(self, pick: FitConfig) -> list[FitConfig]:
-        """Those with the base in as many bits that are, or may be, quicker: the search has ruled them all out."""
+    def _faster_fits(self, pick: FitConfig) -> list[FitConfig]:
+        """Return fits of the same precision that are or may be faster, all of which the search has ruled out."""
         time = self.appraisal.preference(pick).time
         alike = [fit for fit in self.choices if fit.quantise == pick.quantise]
         return [fit for fit in alike if self.appraisal.preference(fit).time < time]
 
     def _known_exactly(self, fit: FitConfig) -> bool:
-        """Looks at a fit as closely as time allows."""
+        """Evaluate a fit exactly; return False if there is no time to trace it."""
         while not self.appraisal.exact(fit):
             if self.appraisal.late_for(fit):
                 self.appraisal.left_out = True
@@ -314,9 +312,9 @@ class _Planning:
         return True
 
     def smaller(self, pick: FitConfig, most: int) -> Plan | None:
-        """Of the fits of like quality whose whole run takes no more than ``most`` bytes, the best of the first few.
+        """Return the best fit of the same precision that reserves at most ``most`` bytes, of the first few candidates.
 
-        What turns out to be too large in one, its steps or its previews, is not looked at again in others.
+        Steps or previews that turn out too large in one fit rule out other fits that share them.
         """
         alike = [fit for fit in self.choices if fit.quantise == pick.quantise]
         looked_at: list[Plan] = []
@@ -331,30 +329,30 @@ class _Planning:
         return None
 
     def _may_take(self, fit: FitConfig, most: int) -> bool:
-        """Whether a fit's tensors are no more than ``most``, as far as time allows to find out."""
+        """Return whether the tensors of a fit take at most ``most`` bytes; False if there is no time to find out."""
 
-        def within() -> bool:
+        def is_within() -> bool:
             return self.appraisal.preference(fit).bytes <= most
 
-        return within() and self._known_exactly(fit) and within()
+        return is_within() and self._known_exactly(fit) and is_within()
 
     def quantised(self, pick: FitConfig) -> Plan | None:
-        """The best with a base in fewer bits, where it is quicker than an unquantised pick.
+        """Return the best fit with a base in fewer bits, if it is faster than an unquantized pick.
 
-        Bringing weights back to 16 bits only takes time, so it can only be one that would be quicker unquantised.
+        Dequantizing only costs time, so the fit must be one that would be faster than the pick unquantized too.
         """
         if pick.quantise != "none" or self.written.quantise is not None:
             return None
         preference = self.appraisal.preference
-        ahead = {_but_quantise(fit) for fit in self._quicker_ones(pick)}
-        quantised = [fit for fit in self.choices if fit.quantise != "none" and _but_quantise(fit) in ahead]
+        ahead = {_without_quantization(fit) for fit in self._faster_fits(pick)}
+        quantised = [fit for fit in self.choices if fit.quantise != "none" and _without_quantization(fit) in ahead]
         found = best(quantised, self.appraisal)
         if found is None or preference(found).time >= preference(pick).time:
             return None
         return self.plan_of(found)
 
     def ladder(self, pick: FitConfig) -> tuple[FallbackStep, ...]:
-        """The rungs below a fit."""
+        """Return the fallback steps from a fit."""
         looked_at = self.qualities if pick.allow_quantised else (pick.quantise or "none",)
         for quantise in looked_at:
             self.appraisal.anchor(quantise)
@@ -368,7 +366,7 @@ class _Planning:
         )
 
     def nothing_fits(self, *, look_for_change: bool) -> Planned:
-        """By how much the smallest fit is too large, and the smallest change of the recipe with which one fits."""
+        """Return by how much the smallest fit is too large, and the smallest change of the recipe that fits."""
         smallest = self.plan_of(self.smallest, brief=False)
         missing = max(smallest.forecast.reserved - self.situation.budget, 1)
         found = self._lighter(self._within(self.smallest).failed_in) if look_for_change else None
@@ -377,7 +375,7 @@ class _Planning:
     def _lighter(self, failed_in: ForecastPhase | None) -> ReducedRecipe | None:
         for change in lighter(self.subject):
             if failed_in == "cache_pictures" and "resolution" not in change.keys:
-                continue  # encoding pictures depends on nothing else of a recipe
+                continue  # encoding images depends on nothing else in a recipe
             subject = change.applied_to(self.subject)
             other = _Planning(
                 subject, self.written, self.situation, self.traces, self.occasions, self.until, self._runs
@@ -388,11 +386,11 @@ class _Planning:
 
     @property
     def smallest(self) -> FitConfig:
-        """The choice that saves wherever it can."""
+        """Return the choice that saves the most memory."""
         return max(self.choices, key=self._saving)
 
     def _saving(self, fit: FitConfig) -> tuple[int, ...]:
-        """How much a choice saves, the first difference decides."""
+        """Return a sort key: how much memory a choice saves, the first difference decides."""
         return (
             self.qualities.index(fit.quantise or "none"),
             self.sets.index(fit.checkpointing or "none"),
@@ -403,7 +401,7 @@ class _Planning:
 
     @property
     def smallest_fits(self) -> bool:
-        """Whether that choice fits; its tensors are added up first, which costs less."""
+        """Return whether that choice fits; its tensors are added up before the costlier simulation."""
         if not self._known_exactly(self.smallest):
             return False
         return not self.appraisal.hopeless(self.smallest) and self._fits(self.smallest)
@@ -424,17 +422,17 @@ class _Planning:
     def _seconds(self, work: Iterable[Work]) -> float:
         return roofline.seconds(work, self.situation.rate)
 
-    def _course(self, fit: FitConfig) -> RunSchedule:
-        """The course of a fit, which is about to be played."""
+    def _schedule(self, fit: FitConfig) -> RunSchedule:
+        """Return the run schedule of a fit, and prefetch the traces that its simulation needs."""
         course = RunSchedule(replace(self.subject, fit=fit), self.traces, self.occasions, self.situation.rate)
         self.traces.foresee(course.foreseen)
         return course
 
     def _within(self, fit: FitConfig) -> BudgetCheck:
-        return self._runs.within(self._course(fit), self.situation.budget)
+        return self._runs.within(self._schedule(fit), self.situation.budget)
 
     def _fits(self, fit: FitConfig) -> bool:
-        """Whether a run ends within the budget; a phase that fails rules out every fit that is alike up to there."""
+        """Return whether a run stays within the budget; a failing phase rules out all fits that share that phase."""
         failed_in, seconds = self._within(fit)
         if failed_in in ("cache_pictures", "cache_texts"):
             self.appraisal.rule_out(lambda _: True)
@@ -448,16 +446,16 @@ class _Planning:
 
 
 def _floor(forecast: Forecast, most: int) -> PhaseForecast | None:
-    """The phase that takes most of those that no fit makes smaller, where that is more than ``most`` bytes."""
+    """Return the largest phase that no fit makes smaller; None if all of them take at most ``most`` bytes."""
     fixed = [phase for phase in forecast.phases if phase.phase in BEFORE_TRAINING and phase.reserved > most]
     return max(fixed, key=lambda phase: phase.reserved, default=None)
 
 
 def _too_large_alike(fit: FitConfig, former: Plan, most: int) -> bool:
-    """Whether a fit does the same as a former one in a phase that took more than ``most`` bytes there.
+    """Return whether a fit shares a phase with a former one that took more than ``most`` bytes in it.
 
-    What previews reserve includes what training left cached. So where steps took too much already, only what previews
-    allocate counts against them.
+    Memory reserved in previews includes blocks cached by training. So where the steps are too large already, only what
+    previews allocate counts against them.
     """
     found = former.forecast
     steps = any(phase.reserved > most for name in ("first_step", "train") if (phase := found.of(name)))
@@ -477,5 +475,5 @@ def _of_previews(fit: FitConfig) -> tuple[object, ...]:
     return fit.quantise, fit.vae_tiling, fit.preview_offload
 
 
-def _but_quantise(fit: FitConfig) -> tuple[object, ...]:
+def _without_quantization(fit: FitConfig) -> tuple[object, ...]:
     return fit.checkpointing, fit.micro_batch, fit.vae_tiling, fit.preview_offload

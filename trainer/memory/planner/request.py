@@ -1,4 +1,4 @@
-"""What a plan is asked for: a job file or a recipe, on a card; what cannot be read is assumed, and said. No torch."""
+"""Build plan requests: a job or a recipe on a GPU, with assumptions for what cannot be read. Needs no torch."""
 
 from __future__ import annotations
 
@@ -48,55 +48,55 @@ _WEIGHTS = {
     "sd15": {"attention": 199_296, "linear": 224_640, "conv": 626_880},
     "sdxl": {"attention": 1_451_520, "linear": 1_208_320, "conv": 414_400},
 }
-# As trainer.training.checkpoint keeps for events and logs: with less, no checkpoint is written.
+# Space that trainer.training.checkpoint reserves for events and logs: with less, it writes no checkpoint.
 _SPARE_BYTES = 64 << 20
 _CHECKPOINT_BYTES = 4
 _FILE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
 _NAMED_BY = {"run.room": "with output.runs in the job", "cache.room": "in the environment variable IMPASTO_CACHE"}
-# Before there are pictures and prompts: as many as a first LoRA usually has.
+# Assumed before there are images and prompts: as many as a first LoRA usually has.
 PICTURES_AHEAD = 20
 PROMPTS_AHEAD = 2
 
 
 def require_room(job: Job, subject: Workload, encoded: PhaseCounts | None) -> None:
-    """Raise RunError where a disk lacks room for what a run surely writes.
+    """Raise RunError if a disk is too small for what a run writes at least.
 
-    ``job`` is resolved; ``encoded`` tells what goes into the cache, where that is known.
+    ``job`` is resolved; ``encoded`` holds what goes into the cache, or None if that is not known.
     """
     for error in lacking_room(job, subject, encoded):
         raise error
 
 
 def lacking_room(job: Job, subject: Workload, encoded: PhaseCounts | None) -> Iterator[RunError]:
-    """Yield an error for each disk that lacks room for what a run surely writes; see `require_room`."""
+    """Yield an error for each disk that is too small for what a run writes at least; see `require_room`."""
     runs, cache = Path(job.output.runs), cache_folder()
     needs = [("run.room", runs, _run_bytes(job, subject) + _SPARE_BYTES, "LoRA files and checkpoints")]
     entries = _cache_bytes(subject, encoded) if encoded else 0
     try:
         if entries and existing(runs).stat().st_dev == existing(cache).stat().st_dev:
-            what = "LoRA files, checkpoints, encoded pictures and captions"
+            what = "LoRA files, checkpoints, encoded images and captions"
             needs = [("run.room", runs, needs[0][2] + entries, what)]
         elif entries:
-            needs.append(("cache.room", cache, entries + _SPARE_BYTES, "encoded pictures and captions"))
+            needs.append(("cache.room", cache, entries + _SPARE_BYTES, "encoded images and captions"))
         for code, folder, need, what in needs:
             if (free := free_bytes(folder)) < need:
                 yield _too_little(code, folder, free, need, what)
     except OSError:
-        return  # a disk that is not there: `require_place` has the words
+        return  # the disk is not connected, which `require_place` reports
 
 
 def _too_little(code: str, folder: Path, free: int, need: int, what: str) -> RunError:
     return RunError(
         code,
-        f"The disk of {folder} has {size(free)} free, and this run writes at least {size(need)} there: {what}.",
-        f"Make room on that disk, or name a folder on another one {_NAMED_BY[code]}.",
+        f"The disk of {folder} has {size(free)} free, but this run writes at least {size(need)} there ({what}).",
+        f"Free space on that disk, or choose a folder on another one {_NAMED_BY[code]}.",
     )
 
 
 def _run_bytes(job: Job, subject: Workload) -> int:
-    """Bytes of the LoRA files and checkpoints, without what the optimizer remembers: at least that comes."""
+    """Return the least bytes of LoRA files and checkpoints, without optimizer state."""
     if not subject.has_published_unet:
-        return 0  # a base of another size, whose layers are not counted here
+        return 0  # a base of another size, whose layers are not in the table
     saving, steps = job.report.saving, job.recipe.steps or 1
     files = min(-(-steps // (saving.every_steps or steps)), saving.keep or steps)
     checkpoints = min(-(-steps // (saving.checkpoint_every or steps)), saving.checkpoint_keep)
@@ -104,7 +104,7 @@ def _run_bytes(job: Job, subject: Workload) -> int:
 
 
 def _weights(subject: Workload) -> int:
-    """How many weights the LoRA has on the UNet."""
+    """Return the number of LoRA weights on the UNet."""
     recipe, counts = subject.recipe, _WEIGHTS[subject.family]
     if not recipe.learning_rate:
         return 0
@@ -122,7 +122,7 @@ def _rank(recipe: RecipeConfig, kind: str) -> int:
 
 
 def _cache_bytes(subject: Workload, encoded: PhaseCounts) -> int:
-    """Bytes of what is encoded before the first step."""
+    """Return the bytes of what is encoded before the first step."""
     shown = sum(bucket.pictures for bucket in subject.buckets) or 1
     latents = sum(latent_bytes(bucket.size, masked=False) * bucket.pictures for bucket in subject.buckets) / shown
     widths = () if subject.trained_texts else (int(config["hidden_size"]) for config in subject.text_configs)
@@ -131,27 +131,27 @@ def _cache_bytes(subject: Workload, encoded: PhaseCounts) -> int:
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """A job on a card, as far as a plan depends on it."""
+    """A job on a GPU, as far as a plan depends on it."""
 
     name: str
     subject: Workload
     written: FitConfig
-    """What of the fit the user states."""
+    """The fit as the user wrote it; absent keys are planned."""
     situation: DeviceState
     occasions: PhaseCounts
     remarks: tuple[Remark, ...] = ()
     """Assumptions behind the request."""
     obstacles: tuple[ImpastoError, ...] = ()
-    """What would end a training of the job as it is, though a plan can be made."""
+    """Errors that would stop a run of the job, though it can be planned."""
     findings: tuple[Finding, ...] = ()
-    """What is wrong or doubtful with the pictures, where they were read."""
+    """Problems of the dataset, if it could be read."""
     resolved: Job | None = None
-    """The job with every setting filled in, where it is to be planned for the CPU."""
+    """The job with every setting filled in, for a plan on the CPU."""
 
 
 @dataclass
 class _BaseFacts:
-    """The facts of a base that lies here, or that are assumed of one that does not."""
+    """Facts of a base on this PC, or assumed for one that is not."""
 
     family: Family
     prediction: Prediction
@@ -160,14 +160,14 @@ class _BaseFacts:
     vae_config: Config
     text_configs: tuple[Config, ...]
     hashes: tuple[str, str] | None = None
-    """Of its VAE's content and its encoders', where its files were read before; see trainer.dataset.cache_keys."""
+    """Hashes of its VAE and text encoders, if its files were hashed before; see trainer.dataset.cache_keys."""
 
 
 def situation_of(card: str | None, fit: FitConfig | None = None) -> DeviceState:
-    """Return the GPU that a user means: by name or size as it would be bought; "here" or None: this computer's.
+    """Return the state of a GPU by name or memory size as sold, or of this PC's GPU for "here" or None.
 
-    Without an NVIDIA GPU that works, and for a ``fit`` that names the CPU, "here" is the CPU, as it is for a run.
-    Raises ImpastoError when there is no such GPU.
+    "Here" is the CPU without a working NVIDIA GPU and for a ``fit`` on the CPU, as it is for a run. Raises ImpastoError
+    if there is no such GPU.
     """
     deterministic, device = bool(fit and fit.deterministic), fit.device if fit else None
     if card is not None and not _is_here(card):
@@ -190,23 +190,23 @@ def situation_of(card: str | None, fit: FitConfig | None = None) -> DeviceState:
 def question_of_job(
     path: Path, overrides: Sequence[str], card: str | None, progress: Progress | None = None
 ) -> PlanRequest:
-    """The job in ``path`` on a card; without its base or pictures it is answered from what is known.
+    """Return the request for a job on a GPU, with assumptions where its base or images cannot be read.
 
-    On the card here a run encodes nothing anew that it finds encoded, as far as the base's files were read before.
+    For this PC's GPU, images and captions that are in the cache already are not counted as encoded, if the base's files
+    were hashed before. ``progress`` is called for each image that is read; an exception that it raises stops the
+    reading.
 
-    ``progress`` hears of each picture that is read; what it raises ends that.
-
-    Raises ImpastoError for a job that cannot be used, or a base whose family nothing tells.
+    Raises ImpastoError for a job that cannot be used, or a base of unknown family.
     """
     job = load_job(path, overrides)
     situation = situation_of(card, job.fit)
-    # Whatever device the job names, the question is about this one.
+    # The request is about this device, whichever the job names.
     job = job.changed(fit=job.fit.changed(device=None))
     remarks = [Remark("fit.experiment", {"key": key}) for key, _ in unforeseen(job)]
     obstacles: list[ImpastoError] = []
-    source = _source_of(job.base, remarks, obstacles)
+    source = _base_facts(job.base, remarks, obstacles)
     resolved = _resolved(job, source, situation, PICTURES_AHEAD)
-    pictures, findings = _pictures_of(resolved, remarks, obstacles, progress)
+    pictures, findings = _images_of(resolved, remarks, obstacles, progress)
     here = card is None or _is_here(card)
     if pictures:
         resolved = _resolved(job, source, situation, samples_per_epoch(pictures))
@@ -215,7 +215,7 @@ def question_of_job(
         occasions = occasions_of(resolved, source, pictures, cached)
     else:
         subject, occasions = _ahead(resolved, source)
-    obstacles += _ground(resolved, subject, occasions if here and pictures else None)
+    obstacles += _disk_errors(resolved, subject, occasions if here and pictures else None)
     return PlanRequest(
         job.name, subject, job.fit, situation, occasions, tuple(remarks), tuple(obstacles), findings, resolved
     )
@@ -224,9 +224,9 @@ def question_of_job(
 def question_ahead(
     family: Family, recipe: RecipeConfig | None, card: str | None, name: str = "", fit: FitConfig | None = None
 ) -> PlanRequest:
-    """A recipe on a card before there is a job: published architecture, square pictures, two prompts.
+    """Return the request for a recipe on a GPU before there is a job: published base, square images, two prompts.
 
-    What ``fit`` states stays as it is.
+    The keys of ``fit`` stay as they are.
     """
     situation = situation_of(card)
     prompts = (PromptConfig(prompt="preview"),) * PROMPTS_AHEAD
@@ -263,14 +263,14 @@ def _resolved(job: Job, source: _BaseFacts, situation: DeviceState, showings: in
 
 
 def _ahead(job: Job, source: _BaseFacts) -> tuple[Workload, PhaseCounts]:
-    """Without pictures: the subject of square ones."""
+    """Return the workload and counts for square images, for a job whose images are not known."""
     square = subject_ahead(source.family, job.recipe, job.fit).buckets
     subject = replace(subject_of_job(job, source, ()), buckets=square)
     return subject, replace(occasions_of(job, source, ()), pictures=PICTURES_AHEAD, texts=PICTURES_AHEAD, measured=8)
 
 
-def _source_of(base: BaseConfig, remarks: list[Remark], obstacles: list[ImpastoError]) -> _BaseFacts:
-    """The base if it lies here, else the published architecture of its family."""
+def _base_facts(base: BaseConfig, remarks: list[Remark], obstacles: list[ImpastoError]) -> _BaseFacts:
+    """Return the facts of the base if it is on this PC, else those of its family as published."""
     path = Path(base.model)
     try:
         identity = identify_base(path)
@@ -280,16 +280,16 @@ def _source_of(base: BaseConfig, remarks: list[Remark], obstacles: list[ImpastoE
         if base.family == "auto":
             raise JobError(
                 "plan.family",
-                f"The base cannot be read ({error.sentence.rstrip('.')}), and the job does not say what it is.",
-                'State base.family = "sd15" or "sdxl" in the job, or add --set base.family=sdxl.',
+                f"Could not read the base ({error.sentence.rstrip('.')}), and the job does not state its family.",
+                'Set base.family = "sd15" or "sdxl" in the job, or add --set base.family=sdxl.',
             ) from error
-        if path.is_absolute():  # else it is a Hub id, which a training gets
+        if path.is_absolute():  # else it is a Hub id, which a run downloads
             obstacles.append(error)
         remarks.append(Remark("base.assumed", {"family": base.family}))
         return _assumed(base.family, base)
     try:
         prediction, zero_snr = decide_process(base, identity)
-    except ImpastoError as error:  # a training would ask; memory and time are nearly the same for both
+    except ImpastoError as error:  # a run stops here; memory and time are nearly the same for both
         obstacles.append(error)
         prediction, zero_snr = "epsilon", False
     configs = identity.configs
@@ -307,8 +307,8 @@ def _source_of(base: BaseConfig, remarks: list[Remark], obstacles: list[ImpastoE
     )
 
 
-def _ground(job: Job, subject: Workload, encoded: PhaseCounts | None) -> list[ImpastoError]:
-    """What the disks would refuse; without what is ``encoded`` the room for it is left out."""
+def _disk_errors(job: Job, subject: Workload, encoded: PhaseCounts | None) -> list[ImpastoError]:
+    """Return the errors of disks that cannot take the run; without ``encoded`` the cache is not counted."""
     try:
         require_place(Path(job.output.runs))
     except ImpastoError as error:
@@ -322,7 +322,7 @@ def _hashes_of(base: BaseConfig, identity: BaseIdentity) -> tuple[str, str] | No
         vae = vae_files(path, identity, Path(base.vae) if base.vae is not None else None)
         texts = [part_files(path, identity, part) for part in encoders]
         known = known_hashes([vae, *texts])
-    except (ImpastoError, OSError, KeyError):  # a model that a training would miss: it is told elsewhere
+    except (ImpastoError, OSError, KeyError):  # an incomplete model, which is reported elsewhere
         return None
     return (vae.digest(known), joint_digest(texts, known)) if known else None
 
@@ -340,10 +340,10 @@ def _assumed(family: Family, base: BaseConfig | None = None) -> _BaseFacts:
     )
 
 
-def _pictures_of(
+def _images_of(
     job: Job, remarks: list[Remark], obstacles: list[ImpastoError], progress: Progress | None
 ) -> tuple[Sequence[Picture], tuple[Finding, ...]]:
-    """The dataset's pictures and what was found; no pictures where it cannot be read, which is said."""
+    """Return the images and findings of the dataset; add a remark if there are no images to plan for."""
     try:
         dataset = read_dataset(job.dataset, job.recipe, progress)
     except ImpastoError as error:

@@ -1,4 +1,4 @@
-"""What a planner may choose among: micro-batches, block sets to checkpoint, and their product with the other keys."""
+"""Build the search space of a planner: micro-batches, block sets to checkpoint and the other keys; and the ladder."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from trainer.training.active_plan import encoding_ladder
 
 Checkpointing = Literal["none", "full"] | tuple[str, ...]
 
-# Micro-batches closer together than this make no difference worth a trace.
+# Sizes of micro-batches that differ by less than this ratio are not worth a trace each.
 CLOSE = 0.8
 
-# A block that holds less than this share of what all hold is not worth a set of its own.
+# A block that saves less than this share of all bytes saved for backward gets no set of its own.
 WORTH_A_SET = 0.02
-# A rung that saves less than this share is not worth the repeated step that it costs.
+# A fallback step that saves less than this share is not worth the training step that it repeats.
 WORTH_A_STEP = 0.03
 QUANTISED: tuple[Literal["int8", "nf4"], ...] = ("int8", "nf4")
 
 
 def micro_batches(effective_batch: int) -> tuple[int, ...]:
-    """Sizes that cut an effective batch into parts as even as can be, the largest first, 1 last."""
+    """Return sizes that split an effective batch as evenly as possible, the largest first, 1 last."""
     sizes: list[int] = []
     for parts in range(1, effective_batch + 1):
         size = -(-effective_batch // parts)
@@ -36,9 +36,9 @@ def micro_batches(effective_batch: int) -> tuple[int, ...]:
 
 
 def nested_sets(ordered: Sequence[UnetBlock]) -> tuple[Checkpointing, ...]:
-    """No block, the first, the first two, ..., all: each holds less than the one before and computes more again.
+    """Return nested block sets from none to all: each saves more memory and recomputes more than the one before.
 
-    Blocks that hold next to nothing come last; a set that differs from all blocks in such ones alone is left out.
+    Blocks that hold next to nothing are checkpointed only together with all others.
     """
     least = WORTH_A_SET * sum(block.held for block in ordered)
     names = [block.name for block in ordered if block.held >= least]
@@ -55,7 +55,7 @@ def candidates(
     quantise: Iterable[str],
     previews: bool,
 ) -> list[FitConfig]:
-    """Every fit that keeps what the user wrote; what is not searched stays as ``start`` has it."""
+    """Return every fit that keeps the keys of the user; keys that are not searched stay as in ``start``."""
     every: tuple[Sequence[Any], ...] = (
         tuple(quantise),
         tuple(checkpointing),
@@ -71,14 +71,14 @@ def candidates(
 
 
 def within(inner: Checkpointing, outer: Checkpointing) -> bool:
-    """Whether all that ``inner`` checkpoints is checkpointed by ``outer`` too."""
+    """Return whether ``outer`` checkpoints every block that ``inner`` does."""
     if inner == "none" or outer == "full":
         return True
     return outer != "none" and inner != "full" and set(inner) <= set(outer)
 
 
 Need = Callable[[str, Checkpointing, int], int]
-"""The bytes that training takes at the least with a base in these bits, a set, and a micro-batch."""
+"""Return the least bytes of training for a quantization, a block set and a micro-batch."""
 
 
 def ladder(
@@ -90,30 +90,30 @@ def ladder(
     previews: bool,
     need: Need,
 ) -> tuple[FallbackStep, ...]:
-    """The rungs below ``fit``, each of which needs less than the one before; keys that the user wrote stay.
+    """Return the fallback steps below ``fit``, each of which needs less memory; keys of the user stay.
 
-    First those that leave the result as it is bit for bit, then smaller micro-batches, which only round otherwise,
-    then, where the job allows it, a quantised base, at last those of encoding. Each is taken only by phases that it
-    helps. ``sets`` are nested.
+    First steps with a bit-for-bit equal result, then smaller micro-batches, which differ by rounding, then, if the job
+    allows it, a quantized base, and last those of encoding. A phase takes only the steps that help it. ``sets`` are
+    nested.
     """
-    rungs: list[FallbackStep] = []
+    steps: list[FallbackStep] = []
     if previews:
-        rungs += _of_previews(fit, written)
+        steps += _preview_steps(fit, written)
     quantise, checkpointing, size = fit.quantise or "none", fit.checkpointing or "none", fit.micro_batch or 1
     if written.checkpointing is None:
         for more in _worthwhile(checkpointing, sets, lambda chosen: need(quantise, chosen, size)):
-            rungs.append(FallbackStep(exact=True, checkpointing=more))
+            steps.append(FallbackStep(exact=True, checkpointing=more))
             checkpointing = more
     if written.micro_batch is None:
         for fewer in [fewer for fewer in micro_batches(effective_batch) if fewer < size]:
-            rungs.append(FallbackStep(exact=False, micro_batch=fewer))
+            steps.append(FallbackStep(exact=False, micro_batch=fewer))
             size = fewer
     if fit.allow_quantised and written.quantise is None:
-        rungs += _of_quantising(quantise, lambda bits: need(bits, checkpointing, size))
-    return (*rungs, *encoding_ladder(fit, written))
+        steps += _quantization_steps(quantise, lambda bits: need(bits, checkpointing, size))
+    return (*steps, *encoding_ladder(fit, written))
 
 
-def _of_previews(fit: FitConfig, written: FitConfig) -> Iterator[FallbackStep]:
+def _preview_steps(fit: FitConfig, written: FitConfig) -> Iterator[FallbackStep]:
     if not fit.vae_tiling and written.vae_tiling is None:
         yield FallbackStep(exact=True, vae_tiling=True)
     if not fit.preview_offload and written.preview_offload is None:
@@ -123,7 +123,7 @@ def _of_previews(fit: FitConfig, written: FitConfig) -> Iterator[FallbackStep]:
 def _worthwhile(
     now: Checkpointing, sets: Sequence[Checkpointing], need: Callable[[Checkpointing], int]
 ) -> Iterator[Checkpointing]:
-    """Larger sets that save enough against the one before; all blocks are always the last."""
+    """Yield larger sets that save enough over the one before; all blocks always come last."""
     least = need(now)
     for more in sets:
         if more == now or not within(now, more):
@@ -134,8 +134,8 @@ def _worthwhile(
             yield more
 
 
-def _of_quantising(now: str, need: Callable[[str], int]) -> Iterator[FallbackStep]:
-    """Fewer bits, where they save anything: of a small model only few weights are quantised at all."""
+def _quantization_steps(now: str, need: Callable[[str], int]) -> Iterator[FallbackStep]:
+    """Yield fewer bits where they save memory: in a small model few weights are quantized at all."""
     least = need(now)
     for bits in QUANTISED[QUANTISED.index(now) + 1 if now in QUANTISED else 0 :]:
         if (needed := need(bits)) < least:

@@ -1,4 +1,4 @@
-"""What to change in a plan or recipe to need less memory, how much that gains, and what time it costs."""
+"""Suggest changes of a fit or recipe that save memory, with bytes saved and time lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainer.memory.trace.workload import BucketUse, Workload
 
 LOWEST_RANK = 4
 SMALLEST_SIDE = 256
-# Resolutions are offered in these shares of the one asked for.
+# Suggested resolutions, as shares of the one in the recipe.
 SHARES = (0.875, 0.75, 0.625, 0.5)
 
 
@@ -26,10 +26,10 @@ class RecipeChange:
     """Keys of a recipe with other values."""
 
     keys: Mapping[str, Any]
-    """By their names below ``recipe``, such as "text_encoder.learning_rate"."""
+    """Values by key below ``recipe``, such as "text_encoder.learning_rate"."""
 
     def applied_to(self, subject: Workload) -> Workload:
-        """The subject with the change; its shapes follow the resolution."""
+        """Return the workload with the change; its buckets scale with the resolution."""
         recipe = changed(subject.recipe, self.keys)
         share = (recipe.resolution or 1) / (subject.recipe.resolution or 1)
         buckets = subject.buckets if share == 1.0 else _scaled(subject, share)
@@ -37,7 +37,7 @@ class RecipeChange:
 
 
 def lighter(subject: Workload) -> Iterator[RecipeChange]:
-    """Changes in the order of what they cost the result: one alone first, then all of them with less resolution."""
+    """Yield changes in the order of their cost to the result: single ones first, then all with a lower resolution."""
     recipe = subject.recipe
     kept: dict[str, Any] = {}
     for single in _singles(recipe):
@@ -50,7 +50,7 @@ def lighter(subject: Workload) -> Iterator[RecipeChange]:
 
 
 def changed(recipe: RecipeConfig, keys: Mapping[str, Any]) -> RecipeConfig:
-    """The recipe with some keys replaced; those of inner tables by their dotted names."""
+    """Return the recipe with some keys replaced; keys of inner tables are dotted."""
     values = recipe.model_dump(exclude_unset=True)
     for key, value in keys.items():
         *tables, name = key.split(".")
@@ -69,13 +69,13 @@ def _singles(recipe: RecipeConfig) -> Iterator[dict[str, Any]]:
         yield {f"{name}.learning_rate": 0.0 for name in trained}
     rank = recipe.rank // 2
     while rank >= LOWEST_RANK:
-        # The strength alpha/rank stays as it was.
+        # alpha/rank, the strength of the LoRA, stays the same.
         yield {"rank": rank, "alpha": recipe.alpha * rank / recipe.rank}
         rank //= 2
 
 
 def _sides(recipe: RecipeConfig) -> Iterator[int]:
-    """Lower resolutions in whole steps of the buckets."""
+    """Yield lower resolutions in multiples of the bucket step."""
     step, side = recipe.pictures.bucket_step, recipe.resolution or 0
     for share in SHARES:
         lower = int(side * share) // step * step
@@ -84,7 +84,7 @@ def _sides(recipe: RecipeConfig) -> Iterator[int]:
 
 
 def _scaled(subject: Workload, share: float) -> tuple[BucketUse, ...]:
-    """Shapes about as the pictures would fall into them: their own, smaller, in whole steps."""
+    """Return buckets scaled by `share`, about as the images would fall into them."""
     step = subject.recipe.pictures.bucket_step
     uses: dict[tuple[int, int], int] = {}
     for bucket in subject.buckets:
@@ -96,19 +96,19 @@ def _scaled(subject: Workload, share: float) -> tuple[BucketUse, ...]:
 
 @dataclass(frozen=True)
 class Suggestion:
-    """One key of a fit or recipe changed, everything else as planned."""
+    """Change of one key of a fit or recipe, with everything else as planned."""
 
     key: str
-    """As in a job, such as "fit.micro_batch"."""
+    """Key in a job, such as "fit.micro_batch"."""
     value: Any
     saved: int
-    """Bytes that training then needs less, at its highest moment."""
+    """Bytes saved at the peak of training."""
     slower: float
-    """By which factor a step then takes longer; below 1: shorter."""
+    """Factor of the time per step; below 1 is faster."""
 
 
 def levers(subject: Workload, fit: FitConfig, situation: DeviceState, traces: TraceLibrary) -> Iterator[Suggestion]:
-    """The levers that save something, those of the fit first; traces what is not known."""
+    """Yield the suggestions that save memory, those for the fit first; record missing traces."""
     planned = replace(subject, fit=fit)
     now = training_figures(planned, situation, traces)
     for key, value, other in _changed(planned):
@@ -121,12 +121,12 @@ def _changed(subject: Workload) -> Iterator[tuple[str, Any, Workload]]:
     fit = subject.fit
     for key, value in _of_fit(fit):
         yield f"fit.{key}", value, replace(subject, fit=fit.changed(**{key: value}))
-    told: set[str] = set()
+    seen: set[str] = set()
     for change in lighter(subject):
         (key, value), *more = change.keys.items()
-        if (more and key != "rank") or key in told:  # each key once, by its first step down
+        if (more and key != "rank") or key in seen:  # suggest only the first step down of each key
             continue
-        told.add(key)
+        seen.add(key)
         yield f"recipe.{key}", value, change.applied_to(subject)
 
 
@@ -142,7 +142,7 @@ def _of_fit(fit: FitConfig) -> Iterable[tuple[str, Any]]:
 
 
 def training_figures(subject: Workload, situation: DeviceState, traces: TraceLibrary) -> tuple[int, float]:
-    """Bytes at the highest moment of training, and seconds a step; traces what is not known."""
+    """Return peak bytes of training and seconds per step; record missing traces."""
 
     def seconds(work: Iterable[Work]) -> float:
         return roofline.seconds(work, situation.rate)

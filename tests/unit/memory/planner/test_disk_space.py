@@ -105,7 +105,7 @@ def test_what_is_encoded_counts_where_it_goes(job: Path) -> None:
     assert not list(lacking_room(load_job(job), found.subject, found.occasions))
     many = replace(found.occasions, pictures=10**12)
     (error,) = lacking_room(load_job(job), found.subject, many)
-    assert "encoded pictures and captions" in error.sentence
+    assert "encoded images and captions" in error.sentence
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs a second disk that is known")
