@@ -1,4 +1,4 @@
-"""What the planner answered, as the app reads it; see trainer/cli/planning.py for how it comes."""
+"""Plans as the app reads them from the plan server (trainer/cli/planning.py), and the checks of a job."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from app.core.jobs.draft import Draft
 
 _ORDER: Mapping[str, int] = {"error": 0, "warning": 1, "info": 2}
-_SET_RIGHT = QT_TRANSLATE_NOOP("Preflight", "Fix this before you start.")
+_FIX_FIRST = QT_TRANSLATE_NOOP("Preflight", "Fix this before you start.")
 _CHOOSE_BASE = QT_TRANSLATE_NOOP("Preflight", "Choose a base: the model that the LoRA will change.")
-_ADD_PICTURES = QT_TRANSLATE_NOOP("Preflight", "Add the images to train on.")
+_ADD_IMAGES = QT_TRANSLATE_NOOP("Preflight", "Add the images to train on.")
 _TO_CHOOSE: Mapping[str, tuple[str, str]] = {
     "base": ("base.model", _CHOOSE_BASE),
     "base.model": ("base.model", _CHOOSE_BASE),
-    "dataset": ("dataset.folders", _ADD_PICTURES),
-    "dataset.folders": ("dataset.folders", _ADD_PICTURES),
+    "dataset": ("dataset.folders", _ADD_IMAGES),
+    "dataset.folders": ("dataset.folders", _ADD_IMAGES),
 }
-"""What a new job lacks is no fault of the user's: it is asked for."""
-_STILL_TO_COME = QT_TRANSLATE_NOOP(
+"""Keys that a new job leaves empty: the window asks for them instead of reporting an error."""
+_NOT_DOWNLOADED = QT_TRANSLATE_NOOP(
     "Preflight",
     "The base is known once it is downloaded. Until then, choose a recipe for its family to see what it needs.",
 )
@@ -40,27 +40,27 @@ _IN_THE_APP: Mapping[str, tuple[str, str]] = {
         QT_TRANSLATE_NOOP("Preflight", "Free space on that disk, or choose a folder on another one."),
     ),
     "gpu.none": ("", QT_TRANSLATE_NOOP("Preflight", "Choose another GPU above to plan for.")),
-    "job.invalid": ("", _SET_RIGHT),
-    "job.toml": ("", _SET_RIGHT),
+    "job.invalid": ("", _FIX_FIRST),
+    "job.toml": ("", _FIX_FIRST),
     "job.unreadable": ("", QT_TRANSLATE_NOOP("Preflight", "Choose another job on the left, or create a new one.")),
 }
-"""Errors by their codes whose remedies speak of commands and keys: the setting concerned, and what to do here."""
-_THINK_OVER = QT_TRANSLATE_NOOP("Preflight", "Unusual value; please check.")
+"""Setting and remedy in the window, by the code of an error whose own remedy names commands and keys."""
+_UNUSUAL = QT_TRANSLATE_NOOP("Preflight", "Unusual value; please check.")
 
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """What would end a training of the job as it is."""
+    """An error that would stop a run of the job."""
 
     code: str
-    """By which the app knows it, where it has a remedy of its own."""
+    """Error code; the app has remedies of its own for some."""
     sentence: str
     remedy: str
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedCard:
-    """The card that was planned for, in bytes."""
+    """The GPU that was planned for; memory in bytes."""
 
     name: str
     total: int
@@ -74,26 +74,26 @@ class AnsweredPlan:
 
     fit: Mapping[str, Any]
     quality: str
-    """How the base is kept: "exact", "int8" or "nf4"."""
+    """Precision of the base: "exact", "int8", "int8_products" or "nf4"."""
     forecast: Forecast
 
     @property
     def keys(self) -> dict[str, Any]:
-        """The planned keys of a job that make it this plan."""
+        """Return the keys and values that turn a job into this plan."""
         return {f"fit.{name}": self.fit[name] for name in SEARCHED if name in self.fit}
 
     @property
     def decisive(self) -> PhaseForecast:
-        """The phase that needs most."""
+        """Return the phase that needs the most memory."""
         return self.forecast.decisive
 
     def taken(self, reserved: int) -> int:
-        """Bytes taken from the card: a run that fits gives back what is free before it passes the budget."""
+        """Return the bytes reserved on the GPU: a run that fits returns cached blocks before it exceeds the budget."""
         return min(reserved, self.forecast.budget) if self.forecast.fits else reserved
 
     @property
     def needed(self) -> int:
-        """Bytes of the GPU that go to the run, with what CUDA itself takes; on a CPU, bytes of main memory."""
+        """Return the GPU memory of the run in bytes, with CUDA itself; on a CPU, bytes of main memory."""
         if self.forecast.on_cpu:
             return self.forecast.host
         return self.taken(self.forecast.reserved) + self.forecast.outside
@@ -101,13 +101,13 @@ class AnsweredPlan:
 
 @dataclass(frozen=True, slots=True)
 class PlanAnswer:
-    """A plan, as far as it is known."""
+    """The plan for a request, as far as it is known."""
 
     card: PlannedCard
     family: str
     effective_batch: int
     pick: AnsweredPlan | None
-    """None where nothing fits."""
+    """None if nothing fits."""
     quicker: AnsweredPlan | None
     missing: int
     """Bytes by which `quicker` is too large; without a pick, the smallest fit."""
@@ -116,12 +116,12 @@ class PlanAnswer:
     smaller: AnsweredPlan | None
     quantised: AnsweredPlan | None
     lighter: AnsweredPlan | None
-    """Where nothing fits: the plan with the smallest change that would."""
+    """If nothing fits: the plan with the smallest change that fits."""
     changes: Mapping[str, Any]
-    """That change, as keys below `recipe`."""
+    """That change: values by key below `recipe`."""
     ladder: tuple[Mapping[str, Any], ...]
     complete: bool
-    """False where a better fit may exist."""
+    """False if a better fit may exist."""
     remarks: tuple[Remark, ...]
     obstacles: tuple[Obstacle, ...]
     findings: tuple[Finding, ...]
@@ -131,17 +131,17 @@ class PlanAnswer:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether the job will train on the CPU."""
+        """Return whether the job will train on the CPU."""
         return self.card.name == CPU
 
     @property
     def best(self) -> AnsweredPlan | None:
-        """What is shown: the pick, or the smallest there is."""
+        """Return the plan to show: the pick, or the smallest fit if none fits."""
         return self.pick or self.smaller
 
 
 def answer_from(found: Mapping[str, Any], *, whole: bool) -> PlanAnswer:
-    """Return an answer from its JSON; raises ValueError for anything else."""
+    """Build an answer from JSON; raises ValueError for anything else."""
     try:
         card, lighter = found["card"], found["lighter"] or {}
         return PlanAnswer(
@@ -173,7 +173,7 @@ def _plan(found: Mapping[str, Any] | None) -> AnsweredPlan | None:
 
 @dataclass(frozen=True, slots=True)
 class PreflightCheck:
-    """One thing, with what to do about it."""
+    """One problem or remark, with what to do about it."""
 
     severity: Literal["error", "warning", "info"]
     """error: the run would not start or not fit."""
@@ -188,7 +188,7 @@ class PreflightCheck:
 
 
 def preflight(draft: Draft, answer: PlanAnswer | None, error: ImpastoError | None) -> tuple[PreflightCheck, ...]:
-    """Return all checks that have something to say, the worst first."""
+    """Return all problems and remarks of a job, the worst first."""
     failed = [_of_error(draft, error)] if error else []
     found = [*_of_draft(draft), *failed, *(_of_answer(answer) if answer else ())]
     return tuple(sorted(dict.fromkeys(found), key=lambda check: _ORDER[check.severity]))
@@ -197,30 +197,32 @@ def preflight(draft: Draft, answer: PlanAnswer | None, error: ImpastoError | Non
 def _of_draft(draft: Draft) -> Iterator[PreflightCheck]:
     for key, reason in draft.problems:
         if reason.startswith("is missing") and key in _TO_CHOOSE:
-            setting, wish = _TO_CHOOSE[key]
-            yield PreflightCheck("error", "", wish, setting)
+            setting, request = _TO_CHOOSE[key]
+            yield PreflightCheck("error", "", request, setting)
         else:
-            yield PreflightCheck("error", sentence_of(reason), _SET_RIGHT, key)
+            yield PreflightCheck("error", sentence_of(reason), _FIX_FIRST, key)
     for key, reason in draft.doubts.items():
-        yield PreflightCheck("warning", sentence_of(reason), _THINK_OVER, key)
+        yield PreflightCheck("warning", sentence_of(reason), _UNUSUAL, key)
 
 
 def _of_error(draft: Draft, error: ImpastoError) -> PreflightCheck:
     if error.code == "plan.family":
         if Path(draft.base).is_absolute():
             return PreflightCheck("error", error.sentence, _CHOOSE_ANOTHER, "base.model")
-        return PreflightCheck("warning", "", _STILL_TO_COME, "base.family")  # a Hub id or a link: no fault of the job's
-    return _told(error)
+        return PreflightCheck(
+            "warning", "", _NOT_DOWNLOADED, "base.family"
+        )  # a Hub id or a link: no fault of the job's
+    return _of_obstacle(error)
 
 
-def _told(error: ImpastoError | Obstacle) -> PreflightCheck:
+def _of_obstacle(error: ImpastoError | Obstacle) -> PreflightCheck:
     key, remedy = _IN_THE_APP.get(error.code, ("", error.remedy))
     return PreflightCheck("error", error.sentence, remedy, key)
 
 
 def _of_answer(answer: PlanAnswer) -> Iterator[PreflightCheck]:
     for obstacle in answer.obstacles:
-        yield _told(obstacle)
+        yield _of_obstacle(obstacle)
     for remark in answer.remarks:
         yield PreflightCheck("info", "", remark=remark)
     from app.core.health.findings import remedy_of  # with the edits that a remedy offers: not before the first answer

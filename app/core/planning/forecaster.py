@@ -1,4 +1,4 @@
-"""Asks the resident planner about the job that is being set up; the newest question wins."""
+"""Request forecasts from the plan server for the job that is being set up; the newest request wins."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
 
 HERE = "here"
 NAMED = "RTX 3060"
-"""A GPU to compare with: what most people who train at home have."""
+"""The GPU to compare with that most people who train at home have."""
 GIGABYTES = (6, 8, 10, 12, 16, 24, 32)
-"""Of cards that may be planned for in the place of this PC's."""
+"""Memory sizes of GPUs to compare with."""
 _MOST_DEATHS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class ForecastRequest:
-    """A job on a card."""
+    """A job on a GPU."""
 
     job: Path
     card: str
-    """`HERE`, or a card by name or memory."""
+    """`HERE`, or a GPU by name or memory size."""
     overrides: tuple[str, ...] = ()
-    """What holds in place of what the job says, as `--set` takes it."""
+    """Settings that override the job, as `--set` takes them."""
 
     @classmethod
     def of(cls, draft: Draft, card: str) -> ForecastRequest:
-        """A job as its file says; the family of a base that is still to be downloaded is that of its recipe."""
+        """Return the request for a draft; a base that is not downloaded yet is assumed to be of its recipe's family."""
         family = str(draft.get("preset") or "").partition("/")[0]
         unknown = draft.family is None and family in NAMES
         return cls(draft.path, card, (f"base.family={family}",) if unknown else ())
@@ -47,60 +47,60 @@ State = Literal["idle", "asked", "reading", "tracing", "picked", "done", "failed
 
 
 class Forecaster:
-    """Belongs to the thread of `tasks`. Its child lives from the first question to `rest` or `close`."""
+    """Client of the plan server, for the thread of `tasks`; its process lives from the first request to `rest`."""
 
     def __init__(self, tasks: Tasks, post: Post) -> None:
         self.changed: Emitter[None] = Emitter()
-        """Something below is another."""
+        """Emitted when an attribute below changes."""
         self.seen: Emitter[None] = Emitter()
-        """`cards` has been looked at."""
+        """Emitted when `cards` has been read."""
         self.answer: PlanAnswer | None = None
-        """The last forecast for the device that training will use, also while a newer one is awaited."""
+        """The last forecast for the device that training will use, kept while a newer one is computed."""
         self.compared: PlanAnswer | None = None
         """The last forecast for another GPU, to compare with."""
         self.stale = False
-        """Whether `answer` or `compared` is of another question than the last."""
+        """Whether `answer` or `compared` belongs to an earlier request than the last."""
         self.settled = False
-        """Whether the last question has its `answer`, or has failed."""
+        """Whether the last request was answered or failed."""
         self.state: State = "idle"
         self.error: ImpastoError | None = None
-        """Why the last question has no answer."""
+        """Why the last request failed."""
         self.cards: tuple[Card, ...] | None = None
-        """The cards of this PC; None until they have been looked at."""
+        """The GPUs of this PC; None until they have been read."""
         self.card_error: ImpastoError | None = None
-        """Why they cannot be looked at."""
+        """Why they cannot be read."""
         self._looking = Single(tasks)
         self._served = ServedProcess(["plan", "--serve"], post)
         self._served.answered.connect(self._take)
         self._served.ended.connect(self._lost)
         self._question: ForecastRequest | None = None
         self._compare: str | None = None
-        """The GPU to ask about next."""
+        """The GPU to request next, to compare with."""
         self._comparing = False
-        """Whether the question under way is about another GPU."""
+        """Whether the current request is for another GPU."""
         self._number = 0
         self._outdated = False
         self._deaths = 0
 
     @property
     def waiting(self) -> bool:
-        """Whether more is to come of the last question."""
+        """Return whether the last request is still being answered."""
         return self.state in ("asked", "reading", "tracing", "picked")
 
     @property
     def here(self) -> Card | None:
-        """This PC's card, of several the one that the planner takes: that with most free memory."""
+        """Return this PC's GPU; of several the one with the most free memory, which the planner uses too."""
         return max(self.cards or (), key=lambda card: card.free_bytes, default=None)
 
     def outdate(self) -> None:
-        """Mark the answer as old, also one that is still to come, before a new question can be asked."""
+        """Mark the answer as outdated, including one that is still being computed, before a new request is possible."""
         self._outdated, self.settled = True, False
         if self.answer is not None and not self.stale:
             self.stale = True
             self.changed.emit(None)
 
     def ask(self, question: ForecastRequest, compare: str | None = None) -> None:
-        """Ask about a job, then about the same job on another GPU, if any; drop what was asked before."""
+        """Request a job, then the same job on another GPU, if any; drop earlier requests."""
         self._deaths, self._outdated, self.settled = 0, False, False
         if compare is None:
             self.compared = None
@@ -109,7 +109,7 @@ class Forecaster:
         self._send()
 
     def rest(self) -> None:
-        """End the child until the next question; one under way is given up."""
+        """Stop the server until the next request; the current one is dropped."""
         self._number += 1
         self._question = None
         self._served.rest()
@@ -117,17 +117,17 @@ class Forecaster:
             self._be("idle")
 
     def forget(self) -> None:
-        """Have no answer, since there is no job."""
+        """Drop the answer, because there is no job."""
         self.rest()
         self.answer, self.compared, self.stale, self.settled = None, None, False, False
         self._be("idle")
 
     def close(self) -> None:
-        """End the child."""
+        """Stop the server."""
         self._served.close()
 
     def look(self) -> None:
-        """Look at this PC's cards on a worker; `seen` says when that is done."""
+        """Read this PC's GPUs on a worker; emits `seen` when done."""
         self._looking.run(_cards, self._see, only(ImpastoError, self._fail_to_see))
 
     # --- inside
@@ -179,7 +179,7 @@ class Forecaster:
         self._send()
 
     def _lost(self, words: str) -> None:
-        """The child died: the question is asked once more, and given up when that ends likewise."""
+        """Repeat the request after the server died; fail if it dies again."""
         if self._question is None or not self.waiting:
             return
         self._deaths += 1
@@ -219,23 +219,23 @@ def _cards() -> tuple[Card, ...]:
 def _cannot_start(reason: str) -> ImpastoError:
     return ImpastoError(
         "forecast.start",
-        f"The planner could not be started: {reason}.",
-        "Restart Impasto; if that does not help, install it again.",
+        f"Could not start the planner: {reason}.",
+        "Restart Impasto; if that does not help, reinstall it.",
     )
 
 
 def _died(words: str) -> ImpastoError:
-    last = words.splitlines()[-1] if words else "it said nothing"
+    last = words.splitlines()[-1] if words else "no message"
     return ImpastoError(
         "forecast.died",
-        f"The planner ended unexpectedly ({last[:200]}).",
-        "Change a setting to ask again; if memory is short, close other programs.",
+        f"The planner stopped unexpectedly ({last[:200]}).",
+        "Change a setting to try again; if memory is low, close other programs.",
     )
 
 
 def _not_understood(reason: str) -> ImpastoError:
     return ImpastoError(
         "forecast.answer",
-        f"The planner's answer could not be read ({reason[:200]}).",
-        "Restart Impasto: it may have been updated while it ran.",
+        f"Could not read the planner's answer ({reason[:200]}).",
+        "Restart Impasto, which may have been updated while it ran.",
     )

@@ -1,4 +1,4 @@
-"""A run's memory over its phases, with the named peaks; what lives at one is told when it is pointed at."""
+"""Charts of the forecast panel: memory over the phases of a run, and memory at the peak."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from app.qt.widgets import plain_tip
 from trainer.protocol.forecast import Peak, PhaseForecast
 
 _HEIGHT, _NUMBERS, _MARGIN, _DOT = 132, 18, 4, 3
-# Training is what the run is for; what takes no memory of its own needs no room.
+# Relative widths: training is widest, and phases without memory of their own are narrow.
 _WEIGHTS = {"train": 3.0, "first_step": 2.0, "checkpoint": 0.5, "save": 0.5}
 
-# A limit beyond this many times what is needed is left out: it would press a small job's course to the ground.
+# A limit above this multiple of the needed memory is not drawn, because it would flatten the curve of a small job.
 _NEAR = 4.0
 _ROOM = 1.15
-# A kind that holds less than this share of a peak is not told.
+# Kinds of memory below this share of a peak are not listed.
 _TOO_SMALL = 0.02
 KINDS = {
     "weights": "series1",
@@ -42,12 +42,12 @@ KINDS = {
     "gradients": "series5",
     "temporary": "series6",
 }
-"""Kinds of storage in the order in which they are stacked, and their colours."""
+"""Kinds of memory in stacking order, with their color roles."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeakMark:
-    """A named peak, and where it stands in its phase's samples."""
+    """Named peak with its index in the samples of its phase."""
 
     phase: PhaseForecast
     peak: Peak
@@ -55,7 +55,7 @@ class PeakMark:
 
 
 class Timeline(QWidget):
-    """Arrow keys and the pointer go from peak to peak; `pointed` tells which one."""
+    """Memory over time; arrow keys and the pointer select a peak, which `pointed` reports."""
 
     pointed = Signal(object)
 
@@ -67,10 +67,10 @@ class Timeline(QWidget):
         self.setMouseTracking(True)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-        self.setAccessibleName(self.tr("Memory over the run; arrow keys go through the peaks"))
+        self.setAccessibleName(self.tr("Memory over the run; arrow keys move between peaks"))
 
     def show_plan(self, plan: AnsweredPlan) -> None:
-        """Show a plan's phases; its highest peak is pointed at."""
+        """Show the phases of a plan and select its highest peak."""
         self._plan = plan
         self.spots = [spot for phase in plan.forecast.phases for spot in _spots(phase)]
         highest = [i for i, spot in enumerate(self.spots) if spot.phase is plan.decisive]
@@ -79,11 +79,11 @@ class Timeline(QWidget):
 
     @property
     def shows_limit(self) -> bool:
-        """Whether the most that may be taken is drawn; much smaller jobs are shown alone."""
+        """Return whether the limit is drawn, which it is not for much smaller jobs."""
         return self._plan is not None and self._plan.forecast.budget <= _NEAR * self._plan.forecast.reserved
 
     def point(self, index: int | None) -> None:
-        """Point at a peak, and tell it."""
+        """Select a peak and report it."""
         self.current = index
         spot = None if index is None else self.spots[index]
         self.setAccessibleDescription(spot.peak.name if spot else "")
@@ -91,17 +91,17 @@ class Timeline(QWidget):
         self.update()
 
     def sizeHint(self) -> QSize:  # noqa: N802
-        """A strip."""
+        """Return the size of a wide strip."""
         return QSize(320, _HEIGHT)
 
     def minimumSizeHint(self) -> QSize:  # noqa: N802
-        """Narrower, as high."""
+        """Return a narrower size of the same height."""
         return QSize(200, _HEIGHT)
 
     # --- Qt's events
 
     def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
-        """Go to the next peak, or the one before."""
+        """Select the next or previous peak with the arrow keys."""
         move = {Qt.Key.Key_Left: -1, Qt.Key.Key_Right: 1}.get(Qt.Key(event.key()))
         if move is None or not self.spots:
             super().keyPressEvent(event)
@@ -109,20 +109,20 @@ class Timeline(QWidget):
         self.point(max(0, min(len(self.spots) - 1, (self.current or 0) + move)))
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:  # noqa: N802
-        """Point at the nearest peak."""
+        """Select the nearest peak."""
         self._point_near(event.position())
 
     def mousePressEvent(self, event: QMouseEvent) -> None:  # noqa: N802
-        """Likewise, where nothing hovers."""
+        """Select the nearest peak on screens without hover."""
         self._point_near(event.position())
 
     def focusInEvent(self, event: QFocusEvent) -> None:  # noqa: N802
-        """Show the ring."""
+        """Show the focus ring."""
         super().focusInEvent(event)
         self.update()
 
     def focusOutEvent(self, event: QFocusEvent) -> None:  # noqa: N802
-        """Take the ring away."""
+        """Hide the focus ring."""
         super().focusOutEvent(event)
         self.update()
 
@@ -163,7 +163,7 @@ class Timeline(QWidget):
         return field.bottom() - size / self._top() * (field.height() - 2 * _MARGIN)
 
     def _columns(self) -> list[tuple[PhaseForecast, float, float]]:
-        """Each phase with where it begins and how wide it is."""
+        """Return each phase with its left edge and width in pixels."""
         assert self._plan is not None
         phases, field = self._plan.forecast.phases, self._field()
         every = sum(_WEIGHTS.get(phase.phase, 1.0) for phase in phases)
@@ -175,7 +175,7 @@ class Timeline(QWidget):
         return found
 
     def _paint_phase(self, painter: QPainter, phase: PhaseForecast, left: float, width: float) -> None:
-        """What is taken behind, what is in use before it."""
+        """Paint reserved memory, and memory in use in front of it."""
         now = colours()
         painter.setPen(Qt.PenStyle.NoPen)
         for column, role in ((1, "pressed"), (0, "series1")):
@@ -216,7 +216,7 @@ class Timeline(QWidget):
 
 
 def _spots(phase: PhaseForecast) -> list[PeakMark]:
-    """The peaks, which are in the order of time, each at the sample from the last one on that comes nearest to it."""
+    """Place each peak at the sample closest to it, in order of time and never before the previous peak."""
     found, start = [], 0
     for peak in phase.peaks:
         rest = range(start, len(phase.timeline))
@@ -226,7 +226,7 @@ def _spots(phase: PhaseForecast) -> list[PeakMark]:
 
 
 def described(spot: PeakMark) -> str:
-    """Return what lives at a peak, the largest first."""
+    """Return the kinds of memory at a peak, the largest first."""
     kinds = sorted(spot.peak.by_kind.items(), key=lambda item: -item[1])
     least = _TOO_SMALL * spot.peak.allocated
     return ", ".join(f"{words.kind_name(kind)} {words.gigabytes(size)}" for kind, size in kinds if size > least)
@@ -237,18 +237,18 @@ _BAR, _LINE, _SWATCH, _GAP, _MARK = 26, 20, 10, 14, 7
 
 @dataclass(frozen=True, slots=True)
 class BarSegment:
-    """A stretch of the bar."""
+    """Segment of the memory bar."""
 
     name: str
     bytes: int
     colour: str
-    """A role of the theme's colours."""
+    """Color role of the theme."""
     ours: bool = True
-    """Whether the run takes it; else it is hatched."""
+    """Whether the run uses it; other segments are hatched."""
 
 
 def pieces(answer: PlanAnswer, plan: AnsweredPlan) -> list[BarSegment]:
-    """Return what fills the card at the highest moment of a plan, from the left."""
+    """Return what fills the GPU at the peak of a plan, from the left."""
     found = [
         BarSegment(
             QCoreApplication.translate("Forecast", "Other programs"),
@@ -269,7 +269,7 @@ def pieces(answer: PlanAnswer, plan: AnsweredPlan) -> list[BarSegment]:
 
 
 class MemoryBar(QWidget):
-    """Paints the pieces against the whole card, with a mark at what may be taken; a legend stands below."""
+    """Bar of GPU memory at the peak, with a mark at the limit and a legend below."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -278,10 +278,10 @@ class MemoryBar(QWidget):
         policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         policy.setHeightForWidth(True)
         self.setSizePolicy(policy)
-        self.setAccessibleName(self.tr("Memory of the card at the peak"))
+        self.setAccessibleName(self.tr("GPU memory at the peak"))
 
     def show_plan(self, answer: PlanAnswer, plan: AnsweredPlan) -> None:
-        """Show what a plan does to the card."""
+        """Show the GPU memory of a plan."""
         card = answer.card
         self.pieces = pieces(answer, plan)
         self._limit = card.total - card.free + plan.forecast.outside + card.budget
@@ -292,24 +292,24 @@ class MemoryBar(QWidget):
         self.update()
 
     def sizeHint(self) -> QSize:  # noqa: N802
-        """Leave room for the legend as it breaks in this width."""
+        """Return a size with space for the legend at this width."""
         return QSize(240, self.heightForWidth(self.width()))
 
     def minimumSizeHint(self) -> QSize:  # noqa: N802
-        """As high as it is wide enough for."""
+        """Return the least width, with the height at the current width."""
         return QSize(160, self.heightForWidth(self.width()))
 
     def heightForWidth(self, width: int) -> int:  # noqa: N802
-        """Bar, mark and the legend's lines."""
+        """Return the height of bar, mark and legend lines."""
         return _BAR + 2 * _MARK + (self._legend(width)[-1][1] + _LINE if self.pieces else _LINE)
 
     def resizeEvent(self, event: object) -> None:  # noqa: N802
-        """Let the legend break anew."""
+        """Lay out the legend again."""
         super().resizeEvent(event)  # type: ignore[arg-type]
         self.updateGeometry()
 
     def event(self, event: QEvent) -> bool:
-        """Tell the piece under the pointer."""
+        """Show the segment under the pointer as a tooltip."""
         if isinstance(event, QHelpEvent):
             piece = self._at(event.pos().x())
             text = f"{piece.name}: {words.gigabytes(piece.bytes)}" if piece else ""
@@ -358,7 +358,7 @@ class MemoryBar(QWidget):
         painter.drawText(text, Qt.AlignmentFlag.AlignVCenter, label)
 
     def _legend(self, width: int) -> list[tuple[int, int]]:
-        """Where the label of each piece begins, and last that of the limit."""
+        """Return the positions of the labels of all segments, then of the limit."""
         places, left, top = [], 0, 0
         for label in (*map(self._label, self.pieces), self._limit_label()):
             needed = self.fontMetrics().horizontalAdvance(label) + _SWATCH + 6

@@ -1,4 +1,4 @@
-"""The plans beside each other: what each takes, how long it runs, how it is done; a button puts one into the job."""
+"""Lists of the forecast panel: plans to apply, phases, and problems of the job."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SHOWN = 12
 
 
 def clear(layout: QLayout) -> None:
-    """Remove all widgets of a layout; they go when the event that runs now is over."""
+    """Remove all widgets of a layout; they are deleted after the current event."""
     while (item := layout.takeAt(0)) is not None:
         widget = item.widget()
         if widget is not None:
@@ -43,17 +43,17 @@ def clear(layout: QLayout) -> None:
 
 
 class PlanRow(NamedTuple):
-    """One plan as it is offered."""
+    """One plan in the table."""
 
     title: str
     plan: AnsweredPlan
     note: str
     keys: Mapping[str, Any]
-    """What the button puts into the job."""
+    """Keys that the button writes into the job."""
 
 
 class PlanTable(QWidget):
-    """`taken` with the keys of a plan that the user wants, and with its title."""
+    """Table of plans; emits `taken` with the keys and title of the plan that the user applies."""
 
     taken = Signal(object, str)
 
@@ -71,17 +71,17 @@ class PlanTable(QWidget):
         for row in self._rows(answer):
             self._column.addWidget(self._line(row, answer))
         if answer.best is not None and not answer.whole:
-            waiting = QLabel(self.tr("Its neighbours are being worked out…"))
+            waiting = QLabel(self.tr("Computing alternatives…"))
             waiting.setProperty("role", "muted")
             self._column.addWidget(waiting)
 
     def _rows(self, answer: PlanAnswer) -> Iterator[PlanRow]:
         if answer.pick is not None:
             found = [
-                (self.tr("Pick"), answer.pick, ""),
-                (self.tr("Quicker"), answer.quicker, words.too_large(answer.missing, answer.room)),
-                (self.tr("Smaller"), answer.smaller, self.tr("leaves room for other programs")),
-                (self.tr("Quantised"), answer.quantised, ""),
+                (self.tr("Recommended"), answer.pick, ""),
+                (self.tr("Faster"), answer.quicker, words.too_large(answer.missing, answer.room)),
+                (self.tr("Uses less memory"), answer.smaller, self.tr("leaves memory for other programs")),
+                (self.tr("Quantized"), answer.quantised, ""),
             ]
             yield from (PlanRow(title, plan, note, plan.keys) for title, plan, note in found if plan is not None)
             return
@@ -103,8 +103,8 @@ class PlanTable(QWidget):
         head.addWidget(figures, 1)
         if row.keys:
             head.addWidget(self._button(row))
-        told = [words.fit(row.plan.fit, answer.effective_batch), words.cost(row.plan), row.note]
-        how = QLabel("; ".join(text for text in told if text))
+        parts = [words.fit(row.plan.fit, answer.effective_batch), words.cost(row.plan), row.note]
+        how = QLabel("; ".join(text for text in parts if text))
         how.setTextFormat(Qt.TextFormat.PlainText)
         how.setWordWrap(True)
         how.setProperty("role", "muted")
@@ -130,7 +130,7 @@ class PlanTable(QWidget):
 
 
 class ShareBar(QWidget):
-    """A thin bar that is filled by a share."""
+    """Thin bar filled to a share of its width."""
 
     def __init__(self, share: float, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -138,18 +138,18 @@ class ShareBar(QWidget):
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
 
     def sizeHint(self) -> QSize:  # noqa: N802
-        """As high as a small letter."""
+        """Return the height of a lowercase letter."""
         return QSize(60, 10)
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
-        """Paint ground and share."""
+        """Paint the background and the filled share."""
         now, painter = colours(), QPainter(self)
         painter.fillRect(self.rect(), QColor(now.base))
         painter.fillRect(QRectF(0, 0, max(self.width() * self._share, 2), self.height()), QColor(now.series3))
 
 
 class PhaseTable(QWidget):
-    """A row a phase."""
+    """Table of the phases of a plan, with time and memory."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -168,18 +168,18 @@ class PhaseTable(QWidget):
             number, name = QLabel(str(row + 1)), QLabel(words.phase_name(phase.phase))
             number.setProperty("role", "muted")
             name.setProperty("role", "heading" if decides else "")
-            time = QLabel(words.duration(phase.seconds) if phase.seconds >= 0.5 else self.tr("moments"))
+            time = QLabel(words.duration(phase.seconds) if phase.seconds >= 0.5 else self.tr("under 1 s"))
             memory = QLabel(words.gigabytes(phase.host if on_cpu else plan.taken(phase.reserved)))
             if decides:
                 memory.setProperty("role", "heading")
-                memory.setToolTip(self.tr("This phase decides whether it fits."))
+                memory.setToolTip(self.tr("This phase needs the most memory."))
             for column, part in enumerate((number, name, ShareBar(phase.seconds / whole), time, memory)):
                 side = Qt.AlignmentFlag.AlignRight if column in (0, 3, 4) else Qt.AlignmentFlag(0)
                 self._grid.addWidget(part, row, column, side | Qt.AlignmentFlag.AlignVCenter)
 
 
 class PreflightList(QWidget):
-    """`wanted` with the key of a setting that the user wants to see."""
+    """List of problems and remarks; emits `wanted` with the key of a setting that the user wants to see."""
 
     wanted = Signal(str)
 
@@ -191,13 +191,13 @@ class PreflightList(QWidget):
         self._column.setSpacing(6)
 
     def show_checks(self, checks: Sequence[PreflightCheck]) -> None:
-        """Show these, the worst first."""
+        """Show checks, which are sorted with the worst first."""
         if checks == self.checks and self._column.count():
             return
         self.checks = checks
         clear(self._column)
         if not checks:
-            fine = QLabel(self.tr("Nothing stands in the way."))
+            fine = QLabel(self.tr("Ready to train."))
             fine.setProperty("role", "good")
             self._column.addWidget(fine)
         for check in checks[:_SHOWN]:
@@ -222,7 +222,7 @@ class PreflightList(QWidget):
             mark.setFocusPolicy(Qt.FocusPolicy.NoFocus)
             mark.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
         remedy = QCoreApplication.translate("Preflight", check.remedy) if check.remedy else ""
-        text = QLabel(joined(_told(check), remedy))
+        text = QLabel(joined(_sentence(check), remedy))
         text.setToolTip(plain_tip(check.key))
         text.setTextFormat(Qt.TextFormat.PlainText)
         text.setWordWrap(True)
@@ -233,7 +233,7 @@ class PreflightList(QWidget):
         return line
 
 
-def _told(check: PreflightCheck) -> str:
+def _sentence(check: PreflightCheck) -> str:
     """Return the sentence of a check, behind the title of the setting that it is about: "Rank: must be ..."."""
     if check.remark is not None:
         return words.remark(check.remark)

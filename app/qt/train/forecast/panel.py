@@ -1,4 +1,4 @@
-"""The forecast of the job that is being set up: a sentence, the card's memory, the run over time, other plans."""
+"""Forecast panel of the Train page: headline, GPU memory, timeline, problems and alternative plans."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 _NAMES = 4
-# Free memory goes up and down by a little all the time; a forecast asked anew for that would never stand still.
+# Free memory changes slightly all the time; a forecast for each change would never settle.
 _WORTH_ASKING = 256 << 20
 ACTIONS = (
     Action(
@@ -46,7 +46,7 @@ ACTIONS = (
         "ask_again",
         enabled="has_job",
         icon="refresh",
-        tip=QT_TRANSLATE_NOOP("Action", "Looks at pictures, captions and the card anew."),
+        tip=QT_TRANSLATE_NOOP("Action", "Reads images, captions and the GPU again."),
     ),
     Action(
         "forecast.plan_again",
@@ -54,13 +54,13 @@ ACTIONS = (
         "train",
         "plan_again",
         enabled="has_planned_keys",
-        tip=QT_TRANSLATE_NOOP("Action", "Takes what was chosen out of the job, so that the best fit is found anew."),
+        tip=QT_TRANSLATE_NOOP("Action", "Removes the chosen memory settings from the job and plans them again."),
     ),
 )
 
 
 class CardChooser(QWidget):
-    """`chosen` with `HERE`, or a GPU as the planner takes it: a name or an amount of memory."""
+    """Chooser of the device that the details are for; emits `chosen` with `HERE`, a GPU name or a memory size."""
 
     chosen = Signal(str)
 
@@ -78,7 +78,7 @@ class CardChooser(QWidget):
 
     @property
     def card(self) -> str:
-        """What is planned for."""
+        """Return the chosen device."""
         text = self.box.currentText().strip()
         known = self.box.findText(text)
         return str(self.box.itemData(known)) if known >= 0 else text or HERE
@@ -111,7 +111,7 @@ class CardChooser(QWidget):
         column.addWidget(self.uses)
 
     def _fill(self) -> None:
-        """List this PC's device first; what was chosen stays."""
+        """List this PC's device first; keep the choice."""
         former = self.card if self.box.count() else HERE
         self.box.clear()
         self.box.addItem(self._here(), HERE)
@@ -129,7 +129,7 @@ class CardChooser(QWidget):
         return self.tr("This PC: {card}").format(card=_short(card.name))
 
     def _uses(self) -> str:
-        """Return what is to be said of this PC's GPU."""
+        """Return a note on this PC's GPU: free memory and programs that use it, or why it is not used."""
         forecaster = self._forecaster
         if forecaster.cards is None:
             return ""
@@ -139,7 +139,7 @@ class CardChooser(QWidget):
         if card is None:
             return self.tr("No NVIDIA GPU was found, so training uses the CPU.")
         if self._on_cpu:
-            return self.tr("The job says to train on the CPU.")
+            return self.tr("This job trains on the CPU.")
         if self.card != HERE:
             return ""
         free = self.tr("{free} of {total} free.").format(
@@ -154,18 +154,18 @@ def _short(name: str) -> str:
     return name.removeprefix("NVIDIA ").removeprefix("GeForce ")
 
 
-# A pause in typing, and how often this PC's card is looked at while the panel is seen.
+# Pause in typing before a request, and interval of reading this PC's GPU while the panel is visible.
 _PAUSE_MS, _LOOK_MS = 250, 5000
 
 
 class ForecastPanel(QWidget):
-    """Asks the planner whenever the job changes, and shows the last answer marked as old until the new one is there."""
+    """Panel that requests a forecast when the job changes; meanwhile the last one is marked as outdated."""
 
     said = Signal(str)
     told = Signal(str, str, object)
     failed = Signal(object)
     wanted = Signal(str)
-    """The user wants to see the setting with this key."""
+    """Emitted with the key of a setting that the user wants to see."""
 
     def __init__(self, session: Session, commands: Commands, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -184,9 +184,9 @@ class ForecastPanel(QWidget):
         self.again = QPushButton()
         self.comparison, self.course = QLabel(), QLabel()
         self._of_gpu: list[QWidget] = []
-        """The details that only a GPU has."""
+        """Widgets that are shown for a GPU only."""
         self.key = QLabel()
-        """What the timeline's colours say."""
+        """Legend of the timeline."""
         self.figures = QWidget()
         self._shown: PlanAnswer | None = None
         self._build()
@@ -209,7 +209,7 @@ class ForecastPanel(QWidget):
         self._renew()
 
     def has_job(self) -> bool:
-        """Whether there is something to forecast."""
+        """Return whether there is a job to forecast."""
         return self._draft is not None and self._draft.job is not None
 
     def cpu_seconds(self, draft: Draft) -> float | None:
@@ -225,28 +225,28 @@ class ForecastPanel(QWidget):
         return asks and self._on_cpu() and not self.forecaster.settled
 
     def ask_again(self) -> None:
-        """Ask the same question once more."""
+        """Request the forecast again."""
         self._choose()
 
     def has_planned_keys(self) -> bool:
-        """Whether the job states something that is planned otherwise."""
+        """Return whether the job sets a key that is otherwise planned."""
         draft = self._draft
         return draft is not None and any(draft.get(f"fit.{name}") is not None for name in SEARCHED)
 
     def plan_again(self) -> None:
-        """Take the planned keys out of the job."""
+        """Remove the planned keys from the job."""
         if self._draft is not None:
 
             def work(values: dict[str, Any]) -> None:
                 for name in SEARCHED:
                     drop(values, f"fit.{name}")
 
-            self._draft.edit(self.tr("Let it be planned"), work)
+            self._draft.edit(self.tr("Plan memory settings again"), work)
 
     # --- Qt's events
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
-        """Look at the card, and ask what could not be asked meanwhile."""
+        """Read the GPU's state, and request the forecast if it is outdated."""
         super().showEvent(event)
         self.forecaster.look()
         self._looks.start(_LOOK_MS)
@@ -254,7 +254,7 @@ class ForecastPanel(QWidget):
             self._ask_soon()
 
     def hideEvent(self, event: QHideEvent) -> None:  # noqa: N802
-        """Let the planner end: it holds memory that a training may need."""
+        """Stop the planner, which holds memory that training may need."""
         super().hideEvent(event)
         self._looks.stop()
         self._soon.stop()
@@ -264,7 +264,7 @@ class ForecastPanel(QWidget):
     # --- asking
 
     def _outdate(self) -> None:
-        """The job is another one now."""
+        """Mark the forecast as outdated because the job changed."""
         self._fresh = False
         self.forecaster.outdate()
         self._renew()
@@ -278,12 +278,12 @@ class ForecastPanel(QWidget):
     def _ask(self) -> None:
         draft = self._draft
         if draft is None or draft.job is None or draft.file.unsaved or self.forecaster.cards is None:
-            return  # each of these, when it changes, asks again
+            return  # a change of any of these requests the forecast again
         self._fresh = True
         self.forecaster.ask(ForecastRequest.of(draft, HERE), self._compared_gpu())
 
     def _on_cpu(self) -> bool:
-        """Whether training will use the CPU: the job says so, or this PC has no GPU that works."""
+        """Return whether training will use the CPU: the job says so, or this PC has no working GPU."""
         by_job = self._draft is not None and self._draft.get("fit.device") == "cpu"
         return by_job or self.forecaster.cards == ()
 
@@ -292,11 +292,11 @@ class ForecastPanel(QWidget):
         return None if self.chooser.card == HERE else self.chooser.card
 
     def _detailed(self) -> PlanAnswer | None:
-        """Return the answer that the details are of."""
+        """Return the answer that the details show."""
         return self.forecaster.answer if self._compared_gpu() is None else self.forecaster.compared
 
     def _see_cards(self) -> None:
-        """This PC's cards are known anew: programs may have taken or freed memory of them."""
+        """Request the forecast again if other programs took or freed much GPU memory."""
         self.chooser.renew(on_cpu=self._on_cpu())
         answer, card = self.forecaster.answer, self.forecaster.here
         if card and answer and not answer.on_cpu and not self.forecaster.waiting:
@@ -306,7 +306,7 @@ class ForecastPanel(QWidget):
             self._ask_soon()
 
     def _see_pictures(self) -> None:
-        """Pictures or captions changed, on another page: asked when this one is shown."""
+        """Request the forecast when this page is shown next, because images or captions changed on another page."""
         self._fresh = self._fresh and self.isVisible()
 
     def _choose(self) -> None:
@@ -318,7 +318,7 @@ class ForecastPanel(QWidget):
     # --- changing the job
 
     def _take(self, keys: Mapping[str, Any], title: str) -> None:
-        """Put a plan's keys into the job, as one step that can be undone."""
+        """Write a plan's keys into the job as one step that can be undone."""
         if self._draft is not None:
 
             def work(values: dict[str, Any]) -> None:
@@ -326,7 +326,7 @@ class ForecastPanel(QWidget):
                     put(values, key, value)
 
             self._draft.edit(self.tr("Plan: {title}").format(title=title), work)
-            self.said.emit(self.tr("The plan is in the job now; Undo takes it out again."))
+            self.said.emit(self.tr("Plan applied to the job. Undo removes it."))
 
     # --- showing
 
@@ -352,7 +352,7 @@ class ForecastPanel(QWidget):
         self._renew_checks()
 
     def _show_figures(self, answer: PlanAnswer, best: AnsweredPlan) -> None:
-        """Show an answer's details; on the CPU there is no GPU memory to show, and no plan to choose."""
+        """Show the details of an answer; on the CPU there is no GPU memory and no plan to choose."""
         for part in self._of_gpu:
             part.setVisible(not answer.on_cpu)
         self.course.setText(self.tr("Time and main memory") if answer.on_cpu else self.tr("Memory over the run"))
@@ -375,28 +375,28 @@ class ForecastPanel(QWidget):
 
     def _headline(self, answer: PlanAnswer | None) -> str:
         if self._draft is None:
-            return self.tr("Set up a job to see what it needs.")
+            return self.tr("Set up a job to see its time and memory.")
         if answer is not None:
             return words.headline(answer, here=True)
         if self._draft.job is None:
-            return self.tr("Set right what is listed below to see what it needs.")
-        return self.tr("Working out what it needs…") if self.forecaster.error is None else ""
+            return self.tr("Fix the items below to see time and memory.")
+        return self.tr("Forecasting time and memory…") if self.forecaster.error is None else ""
 
     def _stale_words(self) -> str:
-        """How old the answer is, and whether another is on its way."""
+        """Return that the forecast is outdated, and whether a new one is coming."""
         if self._draft is None or self._draft.job is None or self.forecaster.state == "failed":
-            return self.tr("From before the last change.")
-        return self.tr("From before the last change; the new answer is on its way.")
+            return self.tr("This forecast is from before the last change.")
+        return self.tr("This forecast is from before the last change; updating…")
 
     def _state_words(self) -> str:
         return {
-            "reading": self.tr("Looking at the pictures…"),
-            "tracing": self.tr("Trying out a step with these settings, which takes some seconds…"),
-            "asked": self.tr("Working it out…"),
+            "reading": self.tr("Reading the images…"),
+            "tracing": self.tr("Computing new settings (up to half a minute, once)…"),
+            "asked": self.tr("Forecasting…"),
         }.get(self.forecaster.state, "")
 
     def _tell_spot(self, spot: PeakMark | None) -> None:
-        """Say what lives at a peak."""
+        """Show what a peak consists of."""
         if spot is None:
             self.spot.setText("")
             return
@@ -416,9 +416,9 @@ class ForecastPanel(QWidget):
         self.bar.setRange(0, 0)
         self.bar.setTextVisible(False)
         self.bar.setFixedHeight(6)
-        self.bar.setAccessibleName(self.tr("The forecast is being worked out"))
+        self.bar.setAccessibleName(self.tr("The forecast is being computed"))
         self.again.setText(self.tr("Plan memory settings again"))
-        self.again.setToolTip(self.tr("Takes what was chosen here out of the job, so that the best fit is found anew."))
+        self.again.setToolTip(self.tr("Removes the memory settings chosen here from the job and plans them again."))
         self.spot.setMinimumHeight(self.spot.fontMetrics().lineSpacing() * 3)
         self.spot.setAlignment(Qt.AlignmentFlag.AlignTop)
         self.key.setProperty("role", "muted")
@@ -452,7 +452,7 @@ class ForecastPanel(QWidget):
             (QLabel(self.tr("Memory at the peak")), (self.memory,)),
             (self.course, (self.timeline, self.key, self.spot, self.phases)),
             (QLabel(self.tr("Plans")), (self.plans,)),
-            (QLabel(self.tr("If memory runs out all the same")), (self.ladder,)),
+            (QLabel(self.tr("If memory still runs out")), (self.ladder,)),
         ):
             heading.setProperty("role", "heading")
             heading.setContentsMargins(0, 8, 0, 0)
@@ -463,12 +463,12 @@ class ForecastPanel(QWidget):
         return self.figures
 
     def _key_words(self, plan: AnsweredPlan) -> str:
-        """Return what the timeline's colours say."""
-        colours = self.tr("Coloured: in use. Grey: taken from the card for it.")
+        """Return the legend of the timeline."""
+        colors = self.tr("Colored: in use. Gray: reserved.")
         if self.timeline.shows_limit:
-            return f"{colours} {self.tr('Dashed: the most that may be taken.')}"
-        limit = self.tr("The most that may be taken, {size}, is far above.")
-        return f"{colours} {limit.format(size=words.gigabytes(plan.forecast.budget))}"
+            return f"{colors} {self.tr('Dashed: limit.')}"
+        limit = self.tr("The limit, {size}, is far above.")
+        return f"{colors} {limit.format(size=words.gigabytes(plan.forecast.budget))}"
 
     def _connect(self) -> None:
         self._soon.timeout.connect(self._ask)

@@ -64,7 +64,7 @@ def test_a_job_is_forecast_and_a_plan_goes_into_it_and_out_again(qtbot, session,
     assert "The base is not on this PC, so SD 1.5 as published is assumed." in shown
     assert any(text.startswith("The images could not be read, so 20 square image") for text in shown)
     # Another plan goes into the job file by one click, and the old answer is marked until the new one is there.
-    button = panel.plans.buttons["Smaller"]
+    button = panel.plans.buttons["Uses less memory"]
     qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
     assert panel.stale.isVisible() and not panel.plans.isEnabled()
     assert draft.get("fit.micro_batch") == answer.smaller.fit["micro_batch"]
@@ -116,7 +116,7 @@ def test_what_is_wrong_is_listed_with_its_remedy_and_nothing_is_asked(qtbot, pan
     assert draft.job is None
     assert [check.key for check in panel.checks.checks] == ["recipe.rank"]
     assert any(label.text().startswith("Rank: must be ") for label in panel.checks.findChildren(QLabel))
-    assert "Set right" in panel.headline.text()
+    assert "Fix the items below" in panel.headline.text()
     draft.set("base.model", None)
     draft.set("recipe.rank", 16)
     assert [check.key for check in panel.checks.checks] == ["base.model"]  # the folder of pictures is there
@@ -143,7 +143,7 @@ def test_a_base_of_the_hub_is_foreseen_as_the_family_of_the_recipe(qtbot, panel,
     qtbot.waitUntil(lambda: panel.forecaster.state == "failed")
     (check,) = (check for check in panel.checks.checks if check.severity != "error")  # the pictures are not there
     assert (check.severity, check.key) == ("warning", "base.family")
-    assert check.remedy.startswith("What the base is will be known once it is downloaded.")
+    assert check.remedy.startswith("The base is known once it is downloaded.")
     assert not panel.headline.isVisible(), "no empty line above it"
     draft.set("preset", "sd15/style")
     qtbot.waitUntil(lambda: panel.forecaster.state == "done")

@@ -121,7 +121,7 @@ def test_a_killed_planner_is_started_again_and_one_that_dies_again_is_told(desk:
         child = desk.child()
         os.kill(child, signal.SIGKILL)
         desk.wait(lambda child=child: desk.forecaster.state == "failed" or desk.child() != child)  # type: ignore[misc]
-    assert desk.forecaster.error is not None and "ended unexpectedly" in desk.forecaster.error.sentence
+    assert desk.forecaster.error is not None and "stopped unexpectedly" in desk.forecaster.error.sentence
     desk.forecaster.ask(ForecastRequest(job, "12GB"))  # and the next question finds a new one
     desk.wait(desk.ended)
     assert desk.forecaster.state == "done"
