@@ -265,7 +265,7 @@ def test_check_names_files_as_the_dataset_does_and_counts_where_all_are_meant(he
     out = capsys.readouterr().out
     assert out.startswith("Assuming SDXL: training at 1024 × 1024. For SD 1.5, add --resolution 512.\n")
     assert "\nResolution: 1024 × 1024" in out
-    _, _, finding = out.partition("Warning: 12 of 12 pictures without a caption")
+    _, _, finding = out.partition("Warning: 12 of 12 images without a caption")
     assert ".jpg" not in finding.partition("\n\n")[0], "a list of all images says nothing"
     assert str(here) not in out
     assert "cats/3.txt" in out.replace("\\", "/")

@@ -251,7 +251,7 @@ def test_a_caption_without_a_picture_is_named_and_a_click_filters_nothing(qtbot,
     choose(qtbot, panel, "caption.orphan")
     assert panel.list.finding.sentence.endswith("with no image of that name: lost.txt.")
     assert panel.list.currentIndex().data(Qt.ItemDataRole.ToolTipRole).startswith(str(folder / "lost.txt"))
-    assert panel.remedy.text().startswith("Rename or remove them") and panel.remedy.isVisible()
+    assert panel.remedy.text().startswith("Rename them if they belong") and panel.remedy.isVisible()
     assert len(session.view.ids) == 7
     session.datasets.close(folder)
     qtbot.waitUntil(lambda: "caption.orphan" not in codes(session.health))
