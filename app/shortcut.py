@@ -44,7 +44,9 @@ def menu_entry() -> str:
         target.write_text(desktop_entry(sys.executable, ROOT), encoding="utf-8")
     except OSError as error:
         raise ImpastoError(
-            "shortcut.written", f"Could not write {target}: {error}", "Start Impasto with start.sh instead"
+            "shortcut.written",
+            f"Could not write {target}: {error.strerror or error}.",
+            "Start Impasto with start.sh instead",
         ) from error
     return f"an entry in your application menu ({target})"
 

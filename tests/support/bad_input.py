@@ -105,7 +105,10 @@ JOB_FILES: dict[str, tuple[str, Arrange]] = {
     "job is a picture": ("not UTF-8 text", lambda place: ["train", str(place.pictures / "astronaut.png")]),
     "job is a model": ("larger than 1 MiB", lambda place: ["train", str(place.base)]),
     "job in UTF-16": ("saved as UTF-16", lambda place: place.train_bytes("schema = 1".encode("utf-16"))),
-    "job in Latin-1": ("line 1 contains an invalid byte", lambda place: place.train_bytes('name = "Größe"'.encode("latin-1"))),
+    "job in Latin-1": (
+        "line 1 contains an invalid byte",
+        lambda place: place.train_bytes('name = "Größe"'.encode("latin-1")),
+    ),
     "job empty": ("base: ", lambda place: place.train_bytes(b"")),
     "TOML without closing quote": ("not valid TOML", lambda place: place.train_bytes(b'name = "a\n')),
     "TOML key twice": ("line 2", lambda place: place.train_bytes(b"schema = 1\nschema = 1\n")),

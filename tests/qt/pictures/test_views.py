@@ -164,7 +164,7 @@ def test_training_only_what_is_shown_is_one_edit(qtbot: QtBot, views: Views, ses
     assert views.has_hidden()
     views.train_only_shown()
     assert sum(not one.excluded for one in session.library.pictures.values()) == 7
-    assert session.history.undo_name == f"Train only what is shown: exclude {COUNT - 7} pictures"
+    assert session.history.undo_name == f"Train only what is shown: exclude {COUNT - 7} images"
     session.history.undo()
     assert not any(one.excluded for one in session.library.pictures.values())
 

@@ -193,7 +193,7 @@ def test_pruning_deletes_nothing_when_a_runs_need_is_unknown(job, capsys):
     run.listing.write_text("", encoding="utf-8")
     assert cli.main(["prune"]) == 2
     said = capsys.readouterr().err
-    assert 'What the run "lost" still needs' in said
+    assert 'cache entries the run "lost" still needs' in said
     assert str(run.path) in said
     assert len(entries()) == 1
 

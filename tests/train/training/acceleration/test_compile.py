@@ -275,7 +275,7 @@ def test_a_killed_run_is_resumed_to_the_same_lora(place: SharedPlace, compiler: 
     assert trial.resume().code == 0 and compiler.runs and not notices(trial)
     assert trial.lora() == undisturbed.lora()
     doubts = [event.sentence for event in undisturbed.of(events.Notice) if event.code == "doubtful"]
-    assert len(doubts) == 1 and doubts[0].startswith("fit.compile: forecasts count blocks that are not compiled")
+    assert len(doubts) == 1 and doubts[0].startswith("fit.compile: forecasts assume blocks that are not compiled")
 
 
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows' SIGTERM ends a process as hard

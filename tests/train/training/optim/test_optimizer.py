@@ -316,9 +316,9 @@ def test_adafactor_says_its_relative_step() -> None:
     [
         (
             {"optimizer": {"name": "prodigy"}, "learning_rate": 1.0, "text_encoder": {"learning_rate": 0.5}},
-            "learning_rate: must be that of the trained text encoders",
+            "learning_rate: must be equal for UNet and text encoders",
         ),
-        ({"optimizer": {"name": "adafactor", "warmup_init": True}}, "warmup_init: works only together with"),
+        ({"optimizer": {"name": "adafactor", "warmup_init": True}}, "warmup_init: requires relative_step = true"),
         ({"optimizer": {"name": "schedulefree", "beta1": 0.0}}, "beta1: must be above 0"),
     ],
 )
