@@ -145,7 +145,7 @@ def swarm(place: Path) -> Path:
         root / "Data" / "Settings.fds",
         "#IsInstalled\nIsInstalled: true\nPaths:\n\t#Root path for model files.\n"
         f"\tModelRoot: Models;{place / 'more'}\n\tSDModelFolder: Stable-Diffusion;checkpoints\n\tSDLoraFolder: Lora\n"
-        "Network:\n\tHost: localhost\n",
+        "Network:\n\tHost: *\n\tModelRoot: not/this/one\n",
     )
     inner = root / "dlbackend" / "comfy" / "ComfyUI"
     sd15(inner / "models" / "checkpoints" / "inner.safetensors")

@@ -249,7 +249,7 @@ FILE_FAULTS: Mapping[str, Rule] = {
 
 def rule_of(code: str) -> Rule:
     """Return the words of a finding with this code; raises KeyError for an unknown code."""
-    return (RULES.get(code) or COPIES.get(code)) or FILE_FAULTS[code]
+    return RULES.get(code) or COPIES.get(code) or FILE_FAULTS[code]
 
 
 def sentence_of(code: str, values: Mapping[str, Any]) -> str:
@@ -285,10 +285,9 @@ def word_copies(groups: Sequence[Sequence[Path]], *, exact: bool) -> list[Findin
     if len(groups) > _NAMED_GROUPS:
         paths = tuple(path for group in groups for path in group)
         return [Finding(code, {"groups": len(groups), "count": len(paths)}, paths)]
-    named = ([path.name for path in (group[:_NAMED] if len(group) > _NAMED else group)] for group in groups)
     return [
-        Finding(code, {"names": names, "count": len(group)}, tuple(group))
-        for names, group in zip(named, groups, strict=True)
+        Finding(code, {"names": [path.name for path in group[:_NAMED]], "count": len(group)}, tuple(group))
+        for group in groups
     ]
 
 
@@ -326,5 +325,4 @@ def worded(rule: Rule, count: int) -> str:
     """Return a rule's sentence for ``count`` images, files or folders."""
     plural = "" if count == 1 else "s"
     counts = {noun + "s": f"{count} {noun}{plural}" for noun in ("image", "file", "folder")}
-    counts["pictures"] = counts["images"]
     return rule.sentence.format(**counts)

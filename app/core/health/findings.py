@@ -21,32 +21,32 @@ Action = Literal["crop", "mask", "convert", "look", "write"]
 OURS: Mapping[str, Rule] = {
     "picture.unusable": Rule(
         "error",
-        "{pictures} cannot be used: damaged, empty, too large or unreadable.",
+        "{images} cannot be used: damaged, empty, too large or unreadable.",
         "Save them again from their source, or exclude them.",
     ),
     "duplicate.exact": Rule(
         "warning",
-        "{pictures} identical to another one.",
+        "{images} identical to another one.",
         "Keep one of each; use repeats to show an image more often.",
     ),
     "duplicate.near": Rule(
         "warning",
-        "{pictures} almost identical to another one.",
+        "{images} almost identical to another one.",
         "Keep one of each pair: duplicates are memorized.",
     ),
     "tag.one_letter": Rule(
         "warning",
-        "{pictures} with a tag of a single character, usually a typo.",
+        "{images} with a tag of a single character, usually a typo.",
         "Remove or correct these tags.",
     ),
     "tag.rare": Rule(
         "info",
-        "{pictures} with a tag that no other image has.",
+        "{images} with a tag that no other image has.",
         "Look for other spellings: a tag that appears once is hardly learned.",
     ),
     "folder.unbalanced": Rule(
         "warning",
-        "{pictures} in folders that are shown far less often than another folder.",
+        "{images} in folders that are shown far less often than another folder.",
         "Increase the repeats of these folders so that all are learned equally.",
     ),
 }

@@ -209,9 +209,8 @@ def _of_error(draft: Draft, error: ImpastoError) -> PreflightCheck:
     if error.code == "plan.family":
         if Path(draft.base).is_absolute():
             return PreflightCheck("error", error.sentence, _CHOOSE_ANOTHER, "base.model")
-        return PreflightCheck(
-            "warning", "", _NOT_DOWNLOADED, "base.family"
-        )  # a Hub id or a link: no fault of the job's
+        # A Hub id or a link: the job is right.
+        return PreflightCheck("warning", "", _NOT_DOWNLOADED, "base.family")
     return _of_obstacle(error)
 
 

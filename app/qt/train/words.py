@@ -169,7 +169,7 @@ def peak(plan: AnsweredPlan) -> str:
     name = max(phase.peaks, key=lambda one: one.allocated).name.replace(" through ", " of ")
     if name.startswith(("forward", "backward", "VAE")):
         return QCoreApplication.translate("Forecast", "peak in the {place}").format(place=name)
-    if name.startswith(("end", "the cent")):
+    if name.startswith(("end", "the center", "the centre")):
         return QCoreApplication.translate("Forecast", "peak at {place}").format(place=name)
     return QCoreApplication.translate("Forecast", "peak while {doing}").format(doing=name)
 

@@ -37,7 +37,7 @@ SIZES_OF_A_KIND = 12  # at most so many sizes for each kind and dtype
 LEAST_KERNEL = 3e-6  # seconds per empty kernel on a GPU, launched back to back
 _TRIES = 12
 _CACHE = 1 << 21  # bytes: twice the L2 cache of a core, so that a pass over them evicts all of it
-_COLD_TRIES = 11  # pairs of steps; together they take about 0.12 s
+_COLD_TRIES = 11  # pairs of steps, each pair about 0.12 s
 _TOGETHER = 1 << 30  # bytes of host memory that the example tensors may take at once
 # A UNet with every kind of block and next to no arithmetic, so that a step costs only Python and dispatch.
 _MINIATURE: dict[str, Any] = {

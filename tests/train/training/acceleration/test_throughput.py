@@ -157,8 +157,8 @@ def test_what_is_passed_over_before_each_operation_does_not_count(monkeypatch):
 def test_one_slow_try_does_not_change_what_the_passes_cost(monkeypatch):
     """Nor a quick one: of eleven pairs the middle difference counts, here three seconds."""
     waits = {
-        throughput._CACHE: itertools.chain([90, 9], itertools.repeat(8)),
-        0: itertools.chain([1], itertools.repeat(5)),
+        throughput._CACHE: itertools.chain([90], itertools.repeat(8)),
+        0: itertools.chain([1, 8], itertools.repeat(5)),
     }
     monkeypatch.setattr(throughput, "_seconds_after_passes", lambda size, took: next(waits[size]))
     assert throughput._eviction_seconds(lambda: 0.0) == 3
