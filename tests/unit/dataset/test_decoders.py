@@ -18,7 +18,6 @@ from PIL import Image
 from tests.support.pictures import photograph
 from tests.support.processes import no_process_starts
 from trainer.dataset import decoders
-from trainer.dataset import decoders as facts
 from trainer.dataset.decoders import Decoders, inspect_pictures
 from trainer.dataset.inspection import Inspection, PictureFacts
 from trainer.errors import DatasetError, JobError
@@ -156,7 +155,8 @@ def test_after_such_an_error_they_are_used_again_with_nothing_of_before_in_their
 def test_no_process_is_left_and_none_is_started_for_what_is_remembered(
     good: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(facts, "Decoders", Decoders)
+    # The suite shares processes among its tests (tests/conftest.py), which would be there before and after.
+    monkeypatch.setattr(decoders, "_started", lambda: Decoders(1))
     os.utime(good, (1, 1))
     before = children()
     first = inspect_pictures([good], 100)
