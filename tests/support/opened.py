@@ -37,7 +37,7 @@ class Open:
     def settle(self) -> None:
         """Until no look and no reading of headers is on its way."""
         datasets = self.datasets._open.values()
-        self.desk.until(lambda: not any(each.looking or each.sizing for each in datasets))
+        self.desk.until(lambda: not any(each.scanning or each.sizing for each in datasets))
 
     def names(self) -> list[str]:
         return [picture.name for picture in self.library.pictures.values()]

@@ -1,1 +1,1 @@
-"""What comes after a run, without Qt: its candidates, pictures drawn with them, and the file that goes out."""
+"""Results of a run, without Qt: saved steps to compare, images rendered with them, and export."""

@@ -1,4 +1,4 @@
-"""Pictures that the engine draws with a run's LoRAs: one to try something, or a grid of steps and strengths."""
+"""Render images with a run's LoRAs: a single one, or a grid of steps and strengths."""
 
 from __future__ import annotations
 
@@ -23,69 +23,69 @@ _REMEDY = "Try again. If it happens again, please report this message."
 
 @dataclass(frozen=True, slots=True)
 class GridCell:
-    """One picture to draw: a LoRA at a strength (None: the base alone), and a prompt's settings as a job has them."""
+    """One image to render: a LoRA at a strength (None: the base alone) and prompt settings as in a job."""
 
     lora: Path | None
     strength: float
     prompt: dict[str, Any]
 
     def request(self) -> dict[str, Any]:
-        """Return it as trainer/render/serve.py takes it."""
+        """Return the cell in the request format of trainer/render/serve.py."""
         loras = [{"file": str(self.lora), "strength": self.strength}] if self.lora else []
         return {"loras": loras, "prompt": self.prompt}
 
 
 def grid(loras: Sequence[Path], strengths: Sequence[float], prompts: Sequence[dict[str, Any]]) -> list[GridCell]:
-    """Return the cells of a grid in the order in which they are drawn soonest: LoRAs change as rarely as can be."""
+    """Return the cells of a grid, ordered to load each LoRA as rarely as possible."""
     return [GridCell(lora, strength, prompt) for lora, strength, prompt in product(loras, strengths, prompts)]
 
 
 @dataclass
 class RenderJob:
-    """What was asked of the engine, and how far it is. The events belong to the thread of the window."""
+    """A render request and its progress. Its events are emitted on the window's thread."""
 
     cells: tuple[GridCell, ...]
     files: dict[int, Path] = field(default_factory=dict)
-    """What is drawn, by the cell's place."""
+    """Rendered files by cell index."""
     stage: str = "starting"
-    """starting, loading, drawing, done, cancelled or failed."""
+    """One of starting, loading, drawing, done, cancelled and failed."""
     share: float = 0.0
-    """How much of the stage is done, 0 to 1; over all cells while they are drawn."""
+    """Fraction of the stage that is done, 0 to 1; while drawing, over all cells."""
     changed: Emitter[None] = field(default_factory=Emitter)
-    """It is further, or over."""
+    """Emitted when stage or progress changes."""
     drawn: Emitter[int] = field(default_factory=Emitter)
-    """The cell of this place has its picture."""
+    """Emitted with a cell's index when its image is ready."""
     noticed: Emitter[str] = field(default_factory=Emitter)
-    """A sentence that should be known and hinders nothing."""
+    """Emitted with a notice that does not stop the rendering."""
     failed: Emitter[ImpastoError] = field(default_factory=Emitter)
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will come."""
+        """Return whether the job is done, canceled or failed."""
         return self.stage in ("done", "cancelled", "failed")
 
 
 class RenderClient:
-    """The resident renderer, one drawing at a time: a new one cancels that before.
+    """Client of the resident renderer process, which runs one job at a time: a new job cancels the previous one.
 
-    It starts with the first drawing and keeps the base in memory until nothing was asked for a while, the app ends, or
-    a training wants the card.
+    The process starts with the first job and keeps the base in memory until it has been idle for a while, the app
+    ends, or a training run needs the GPU.
     """
 
     def __init__(self, post: Post) -> None:
         self._served = ServedProcess(("render", "--serve"), post)
-        self._served.answered.connect(self._hear)
-        self._served.ended.connect(self._lose)
+        self._served.answered.connect(self._on_answered)
+        self._served.ended.connect(self._on_ended)
         self._numbers = count(1)
         self._number = 0
         self._drawing: RenderJob | None = None
         self._warm = self._on_cpu = False
 
     def draw(self, job: Job, cells: Sequence[GridCell], folder: Path) -> RenderJob:
-        """Draw cells into a folder with the base of a job; the pictures come as `RenderJob.drawn`."""
+        """Render cells into a folder with the base of a job; each finished image emits `RenderJob.drawn`."""
         self._end("cancelled")
         self._number = next(self._numbers)
-        drawing = self._drawing = RenderJob(tuple(cells))
+        current = self._drawing = RenderJob(tuple(cells))
         self._ask(
             {
                 "id": self._number,
@@ -95,29 +95,29 @@ class RenderClient:
                 "pictures": [cell.request() for cell in cells],
             }
         )
-        return drawing
+        return current
 
     def cancel(self) -> None:
-        """Draw no more; what is drawn stays."""
+        """Cancel the current job; finished images stay."""
         if self._drawing and not self._drawing.over:
             self._ask({"id": next(self._numbers), "do": "cancel"})
             self._end("cancelled")
 
     def free(self) -> None:
-        """Give up the card at once, to the last byte: the process ends, the next drawing starts another."""
+        """End the process to free all GPU memory at once; the next job starts a new one."""
         self._end("cancelled")
         self._warm = self._on_cpu = False
         self._served.rest()
 
     def make_way(self, queue: Look) -> None:
-        """Give up the card where something waits in the queue for its turn now; on the CPU there is room for both."""
+        """Free the GPU if a queued run is ready to start; on the CPU both can run."""
         if self._warm and not self._on_cpu and queue.presses(time.time()):
-            sentence = "A training that waits in the queue was given the memory that drawing needs."
-            self._fail(RunError("render.way", sentence, "Draw again when it is done, or pause it."))
+            sentence = "Could not finish rendering: a queued training run needs the GPU memory."
+            self._fail(RunError("render.way", sentence, "Render again when the run has ended, or pause the run."))
             self.free()
 
     def close(self) -> None:
-        """End the engine's process."""
+        """End the renderer process."""
         self._drawing = None
         self._served.close()
 
@@ -126,45 +126,45 @@ class RenderClient:
         try:
             self._served.ask(request)
         except OSError as error:
-            self._fail(RunError("render.start", f"The engine cannot be started: {error.strerror or error}.", _REMEDY))
+            self._fail(RunError("render.start", f"Could not start the renderer: {error.strerror or error}.", _REMEDY))
 
-    def _hear(self, answer: dict[str, Any]) -> None:
-        drawing = self._drawing
-        if drawing is None or drawing.over or answer.get("id") != self._number:
+    def _on_answered(self, answer: dict[str, Any]) -> None:
+        current = self._drawing
+        if current is None or current.over or answer.get("id") != self._number:
             return
         match answer["state"]:
             case "loading":
                 self._on_cpu = answer["device"] == "cpu"
-                drawing.stage, drawing.share = "loading", answer["done"] / max(1, answer["total"])
+                current.stage, current.share = "loading", answer["done"] / max(1, answer["total"])
             case "drawing":
-                drawing.stage = "drawing"
-                drawing.share = (answer["picture"] + answer["step"] / answer["steps"]) / len(drawing.cells)
+                current.stage = "drawing"
+                current.share = (answer["picture"] + answer["step"] / answer["steps"]) / len(current.cells)
             case "drawn":
-                drawing.files[answer["picture"]] = Path(answer["file"])
-                drawing.drawn.emit(answer["picture"])
+                current.files[answer["picture"]] = Path(answer["file"])
+                current.drawn.emit(answer["picture"])
             case "notice":
-                drawing.noticed.emit(answer["sentence"])
+                current.noticed.emit(answer["sentence"])
             case "done" | "cancelled" as stage:
                 self._end(stage)
                 return
             case "error":
                 self._fail(ImpastoError(answer["code"], answer["sentence"], answer["remedy"]))
                 return
-        drawing.changed.emit(None)
+        current.changed.emit(None)
 
-    def _lose(self, words: str) -> None:
-        last = words.splitlines()[-1] if words else "it said nothing"
+    def _on_ended(self, output: str) -> None:
+        last = output.splitlines()[-1] if output else "no output"
         self._warm = self._on_cpu = False
-        self._fail(RunError("render.ended", f"The engine that draws has ended: {last}.", _REMEDY))
+        self._fail(RunError("render.ended", f"Could not render: the renderer stopped unexpectedly ({last}).", _REMEDY))
 
     def _fail(self, error: ImpastoError) -> None:
-        drawing = self._drawing
-        if drawing and not drawing.over:
+        current = self._drawing
+        if current and not current.over:
             self._end("failed")
-            drawing.failed.emit(error)
+            current.failed.emit(error)
 
     def _end(self, stage: str) -> None:
-        drawing = self._drawing
-        if drawing and not drawing.over:
-            drawing.stage = stage
-            drawing.changed.emit(None)
+        current = self._drawing
+        if current and not current.over:
+            current.stage = stage
+            current.changed.emit(None)

@@ -1,4 +1,4 @@
-"""Sends a saved LoRA out: a copy with title, author, picture and trigger words, where other programs look for it."""
+"""Export a saved LoRA with title, author, preview image and trigger words where other programs expect them."""
 
 from __future__ import annotations
 
@@ -26,38 +26,38 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|])")
 
 @dataclass(frozen=True, slots=True)
 class LoraSummary:
-    """What a file says of itself; what is empty is not said."""
+    """Metadata of a LoRA file for people; empty fields are left out."""
 
     title: str
     author: str = ""
     licence: str = ""
     description: str = ""
     triggers: str = ""
-    """Trigger words, with commas between them."""
+    """Trigger words, separated by commas."""
     picture: Path | None = None
-    """A picture of what it does."""
+    """Example image made with the LoRA."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What an export wrote."""
+    """Files that an export wrote."""
 
     file: Path
     beside: tuple[Path, ...]
 
 
 class TakenError(LoraFileError):
-    """Files that an export would overwrite; it asks first."""
+    """An export would overwrite files, so the user has to confirm it."""
 
     def __init__(self, files: list[Path]) -> None:
         names = ", ".join(file.name for file in files)
-        sentence = f"There is already {names} in {files[0].parent}."
-        super().__init__("export.taken", sentence, "Choose another name, or replace what is there.")
+        sentence = f"Could not export: {files[0].parent} already contains {names}."
+        super().__init__("export.taken", sentence, "Choose another name, or replace the existing files.")
         self.files = files
 
 
 def about(lora: Path) -> LoraSummary:
-    """Return what a LoRA file says of itself now; raises LoraFileError."""
+    """Return the current metadata of a LoRA file; raises LoraFileError."""
     from trainer.files.header import read_header
 
     said = read_header(lora, "lora").metadata
@@ -67,82 +67,86 @@ def about(lora: Path) -> LoraSummary:
     return LoraSummary(title, author, licence, description, triggers)
 
 
-def export(lora: Path, folder: Path, name: str, told: LoraSummary, *, replace: bool = False) -> Exported:
-    """Write a copy of a LoRA into a folder as NAME.safetensors, with its picture and its words beside it.
+def export(lora: Path, folder: Path, name: str, summary: LoraSummary, *, replace: bool = False) -> Exported:
+    """Write a copy of a LoRA into a folder as NAME.safetensors, with a preview image and description beside it.
 
-    NAME.png and NAME.json are what ComfyUI, A1111, Forge, InvokeAI and SwarmUI show of a LoRA; the picture is in the
-    file as well. Raises TakenError where one of them exists and `replace` is not given, LoraFileError when the LoRA is
-    no good file, the picture none or the folder cannot be written.
+    ComfyUI, A1111, Forge, InvokeAI and SwarmUI show NAME.png and NAME.json with a LoRA; the image is also embedded in
+    the file. Raises TakenError if one of the files exists and `replace` is not set, and LoraFileError if the LoRA or
+    the image is unusable or the folder cannot be written to.
     """
     name = safe_name(name, "lora")
     target = folder / f"{name}.safetensors"
     if target.absolute() == lora.absolute():
-        raise LoraFileError("export.itself", f"{target} is the run's own file.", "Choose another folder or name.")
-    beside = [target.with_suffix(".json"), *([target.with_suffix(".png")] if told.picture else [])]
+        raise LoraFileError(
+            "export.itself",
+            f"Could not export to {target}: it is the run's own file.",
+            "Choose another folder or name.",
+        )
+    beside = [target.with_suffix(".json"), *([target.with_suffix(".png")] if summary.picture else [])]
     taken = [path for path in (target, *beside) if long_path(path).exists()]
     if taken and not replace:
         raise TakenError(taken)
     try:
         long_path(folder).mkdir(parents=True, exist_ok=True)
-        _write(lora, target, name, told)
+        _write(lora, target, name, summary)
     except OSError as error:
         raise LoraFileError(
             "export.folder",
-            f"The LoRA cannot be written into {folder}: {error.strerror or error}.",
+            f"Could not write the LoRA to {folder}: {error.strerror or error}.",
             write_remedy(error),
         ) from error
     return Exported(target, tuple(beside))
 
 
-def _write(lora: Path, target: Path, name: str, told: LoraSummary) -> None:
-    """Write the small files first: where the LoRA is, the others are."""
+def _write(lora: Path, target: Path, name: str, summary: LoraSummary) -> None:
+    """Write the small files first, so that a LoRA never appears without them."""
     from trainer.files.header import read_header
     from trainer.files.rewriting import UnusablePictureError, rewrite_metadata, thumbnail
 
     header = read_header(lora, "lora")
     changes: dict[str, str | None] = {
-        "ss_output_name": name,  # the name by which A1111's and Forge's prompts call it
-        "modelspec.title": told.title or name,
-        "modelspec.author": told.author or None,
-        "modelspec.license": told.licence or None,
-        "modelspec.description": told.description or None,
-        "modelspec.trigger_phrase": told.triggers or None,
+        "ss_output_name": name,  # A1111 and Forge use this name in prompts
+        "modelspec.title": summary.title or name,
+        "modelspec.author": summary.author or None,
+        "modelspec.license": summary.licence or None,
+        "modelspec.description": summary.description or None,
+        "modelspec.trigger_phrase": summary.triggers or None,
     }
-    if told.picture:
+    if summary.picture:
         try:
-            changes["modelspec.thumbnail"] = thumbnail(told.picture)
-            picture = _as_png(told.picture)
+            changes["modelspec.thumbnail"] = thumbnail(summary.picture)
+            image = _as_png(summary.picture)
         except UnusablePictureError as fault:
-            sentence = f"{told.picture} cannot be used as the preview image: {fault}."
+            sentence = f"Could not use {summary.picture} as the preview image: {fault}."
             raise LoraFileError("export.picture", sentence, "Choose another image, or none.") from None
-        write_bytes(target.with_suffix(".png"), picture)
-    write_json(target.with_suffix(".json"), _words(header, told))
+        write_bytes(target.with_suffix(".png"), image)
+    write_json(target.with_suffix(".json"), _description(header, summary))
     rewrite_metadata(lora, target, changes)
 
 
-def _words(header: Header, told: LoraSummary) -> dict[str, object]:
-    """Return the contents of NAME.json, as A1111, Forge and InvokeAI read it."""
+def _description(header: Header, summary: LoraSummary) -> dict[str, object]:
+    """Return the contents of NAME.json in the format of A1111, Forge and InvokeAI."""
     from trainer.config.base import ARCHITECTURES, SIDE_FILE_VERSIONS
 
     versions = {name: SIDE_FILE_VERSIONS[family] for family, name in ARCHITECTURES.items()}
     architecture = header.metadata.get("modelspec.architecture", "").partition("/")[0]
     return {
-        "description": told.description,
+        "description": summary.description,
         "sd version": versions.get(architecture, "Unknown"),
-        "activation text": told.triggers,
+        "activation text": summary.triggers,
         "preferred weight": 1.0,
         "negative text": "",
-        "notes": f"By {told.author}." if told.author else "",
+        "notes": f"By {summary.author}." if summary.author else "",
     }
 
 
-def _as_png(picture: Path) -> bytes:
-    """Return a picture as a PNG without anything but pixels: what was drawn with it is the artist's to tell."""
+def _as_png(image: Path) -> bytes:
+    """Return an image as a PNG without metadata, which could reveal the artist's prompts."""
     from io import BytesIO
 
     from PIL import Image
 
-    with open_file(picture, "image") as file, Image.open(file) as opened:
+    with open_file(image, "image") as file, Image.open(file) as opened:
         plain = opened.convert("RGB")
     plain.info.clear()
     data = BytesIO()
@@ -152,23 +156,23 @@ def _as_png(picture: Path) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A saved LoRA."""
+    """A saved LoRA of a run, with its validation loss and previews."""
 
     step: int
     file: Path
     held_out: float | None = None
-    """The loss on held-out pictures at that step; None where it was not measured."""
+    """Validation loss on held-out images at that step; None if it was not measured."""
     best: bool = False
-    """Whether no other has a lower one."""
+    """Whether its validation loss is the lowest."""
     last: bool = False
-    """Whether it is the result of the whole run."""
+    """Whether it is the final result of the run."""
     pictures: dict[int, Path] = field(default_factory=dict)
-    """The previews of that step, by the number of their prompt."""
+    """Preview images of that step by prompt index."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedSteps:
-    """What the events of a run say of its saved steps; a copy, to be looked at on a worker."""
+    """Snapshot of a run's events about saved steps, safe to use on a worker thread."""
 
     folder: Path
     saved: tuple[events.Saved, ...]
@@ -177,51 +181,51 @@ class SavedSteps:
 
     @classmethod
     def of(cls, run: Run) -> SavedSteps:
-        """Copy what is known of a run."""
+        """Return a snapshot of a run."""
         return cls(run.directory.path, tuple(run.saved), tuple(run.validations), tuple(run.previews))
 
 
-def candidates(told: SavedSteps) -> list[Candidate]:
-    """Return the saved steps whose files are there, by step; looks at the disk."""
-    files = _files(told)
-    losses = {one.step: one.loss for one in told.validations if one.held_out}
+def candidates(snapshot: SavedSteps) -> list[Candidate]:
+    """Return the saved steps whose files exist, by step; accesses the disk."""
+    files = _files(snapshot)
+    losses = {one.step: one.loss for one in snapshot.validations if one.held_out}
     measured = {step: loss for step in files if (loss := losses.get(step)) is not None and math.isfinite(loss)}
     best = lowest(measured)
-    pictures: dict[int, dict[int, Path]] = {}
-    for preview in told.previews:
-        pictures.setdefault(preview.step, {})[preview.index] = told.folder / preview.file
+    images: dict[int, dict[int, Path]] = {}
+    for preview in snapshot.previews:
+        images.setdefault(preview.step, {})[preview.index] = snapshot.folder / preview.file
     return [
-        Candidate(step, file, measured.get(step), step == best, last, dict(sorted(pictures.get(step, {}).items())))
+        Candidate(step, file, measured.get(step), step == best, last, dict(sorted(images.get(step, {}).items())))
         for step, (file, last) in sorted(files.items())
     ]
 
 
-def _files(told: SavedSteps) -> dict[int, tuple[Path, bool]]:
-    """The file of each step that is there, and whether it is the run's result, whose name does not end in its step."""
+def _files(snapshot: SavedSteps) -> dict[int, tuple[Path, bool]]:
+    """Return the existing file of each step, and whether it is the final result (whose name has no step number)."""
     files: dict[int, tuple[Path, bool]] = {}
-    for saved in told.saved:
-        path, last = told.folder / saved.file, not Path(saved.file).stem.endswith(step_ending(saved.step))
+    for saved in snapshot.saved:
+        path, last = snapshot.folder / saved.file, not Path(saved.file).stem.endswith(step_ending(saved.step))
         if path.is_file() and (last or saved.step not in files):
             files[saved.step] = path, last
     results = [step for step, (_, last) in files.items() if last]
-    for step in results[:-1]:  # a run that went on after its end wrote its result again: the latest holds
+    for step in results[:-1]:  # an extended run writes its result again: only the latest is final
         files[step] = files[step][0], False
     return files
 
 
 def named(found: Iterable[Candidate], step: int) -> Candidate | None:
-    """Return the candidate of a step."""
+    """Return the candidate with this step number, or None."""
     return next((one for one in found if one.step == step), None)
 
 
-def model_card(job: Job, told: LoraSummary, candidate: Candidate, name: str, pictures: int) -> str:
-    """Return the card of one saved step of a run of `job`; `pictures` is how many were trained on."""
+def model_card(job: Job, summary: LoraSummary, candidate: Candidate, name: str, pictures: int) -> str:
+    """Return the model card of one saved step; `pictures` is the number of training images."""
     recipe = job.recipe
     base = _plain(job.base.name)
     sections = [
-        f"# {_plain(told.title or name)}",
-        _plain(told.description),
-        _use(told, name, base),
+        f"# {_plain(summary.title or name)}",
+        _plain(summary.description),
+        _use(summary, name, base),
         _table(
             {
                 "Base": base,
@@ -235,29 +239,35 @@ def model_card(job: Job, told: LoraSummary, candidate: Candidate, name: str, pic
                 **({"Validation loss": f"{candidate.held_out:.4f}"} if candidate.held_out is not None else {}),
             }
         ),
-        _credits(told),
+        _credits(summary),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _use(told: LoraSummary, name: str, base: str) -> str:
-    lines = ["## How to use it", "", f"Made for {base}. Begin with a strength of 1 and go lower where it is too much."]
-    if told.triggers:
-        lines += ["", f"Trigger words: `{told.triggers.replace('`', '')}`"]
+def _use(summary: LoraSummary, name: str, base: str) -> str:
+    lines = [
+        "## How to use it",
+        "",
+        f"Made for {base}. Start with a strength of 1; lower it if the effect is too strong.",
+    ]
+    if summary.triggers:
+        lines += ["", f"Trigger words: `{summary.triggers.replace('`', '')}`"]
     lines += ["", f"In A1111 and Forge: `<lora:{name}:1>`. In ComfyUI: a Load LoRA node with `{name}.safetensors`."]
     return "\n".join(lines)
 
 
 def _table(rows: dict[str, str]) -> str:
-    lines = ["## How it was made", "", "| | |", "|---|---|"]
+    lines = ["## Training details", "", "| | |", "|---|---|"]
     return "\n".join([*lines, *(f"| {key} | {value} |" for key, value in rows.items()), "", "Trained with Impasto."])
 
 
-def _credits(told: LoraSummary) -> str:
-    lines = [f"{title}: {_plain(text)}" for title, text in (("Author", told.author), ("Licence", told.licence)) if text]
+def _credits(summary: LoraSummary) -> str:
+    lines = [
+        f"{title}: {_plain(text)}" for title, text in (("Author", summary.author), ("License", summary.licence)) if text
+    ]
     return "\n\n".join(lines)
 
 
 def _plain(text: str) -> str:
-    """Text of people as Markdown that shows it as it is."""
+    """Return user text escaped, so that Markdown shows it unchanged."""
     return _SPECIAL.sub(r"\\\1", " ".join(text.split()))

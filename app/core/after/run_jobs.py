@@ -1,4 +1,4 @@
-"""Whether a run's pictures and captions were changed since it began: it trains from what it froze then."""
+"""Compare a finished run with its dataset as it is now, and its job with other jobs."""
 
 from __future__ import annotations
 
@@ -17,56 +17,56 @@ if TYPE_CHECKING:
     from trainer.config.job import Job
 
 _SAME_MEANING = ("name",)
-# What a machine, not an artist, decided; it is told apart because it changes no result beyond rounding.
-_OF_THE_MACHINE = "fit."
+# The fit depends on the PC, not on the artist's choices: it changes results only by rounding, so it is listed apart.
+_FIT_PREFIX = "fit."
 
 
 @dataclass(frozen=True, slots=True)
 class Edited:
-    """How many pictures are another matter now."""
+    """Numbers of images that changed since a run started; the run trains on the versions of its start."""
 
     captions: int = 0
-    """Whose captions are others."""
+    """Images whose captions changed."""
     added: int = 0
     removed: int = 0
-    """Taken away, or excluded."""
+    """Images that were deleted or excluded."""
 
     def __bool__(self) -> bool:
-        """Whether anything was changed."""
+        """Return whether anything changed."""
         return bool(self.captions or self.added or self.removed)
 
 
 def edited(run: RunDirectory, job: Job) -> Edited:
-    """Compare a run's frozen listing with the folders of its dataset; opens no picture.
+    """Compare the listing saved with a run with its dataset folders, without opening images.
 
-    A folder that is gone or cannot be read now tells nothing, and neither does a listing that is damaged.
+    Returns no changes if a folder is missing or unreadable, or the listing is damaged.
     """
     from trainer.dataset.dataset import read_listing
     from trainer.dataset.folders import scan_folders
 
     try:
-        frozen = {picture.path: picture.captions for picture in read_listing(run.listing)}
+        frozen = {image.path: image.captions for image in read_listing(run.listing)}
         now = {candidate.path: candidate.captions for candidate in scan_folders(job.dataset, {}).candidates}
     except DatasetError:
         return Edited()
     captions = sum(now[path] != texts for path, texts in frozen.items() if path in now)
-    added = sum(_could_be_used(path, run) for path in now.keys() - frozen.keys())
+    added = sum(_is_newer(path, run) for path in now.keys() - frozen.keys())
     return Edited(captions, added, len(frozen.keys() - now.keys()))
 
 
-def _could_be_used(picture: Path, run: RunDirectory) -> bool:
-    """Whether a picture that the run does not have is newer than it; an older one was left out for a fault."""
+def _is_newer(image: Path, run: RunDirectory) -> bool:
+    """Return whether an image is newer than the run; the run skipped older ones as unusable."""
     try:
-        return picture.stat().st_mtime > run.listing.stat().st_mtime
+        return image.stat().st_mtime > run.listing.stat().st_mtime
     except OSError:
         return False
 
 
 def new_job(jobs: Path, run: RunDirectory) -> Path:
-    """Write a job with what a run was to learn into the folder of jobs, and return its file; on a worker.
+    """Write a new job with a run's settings into the jobs folder and return its file; call it on a worker.
 
-    How it is made to fit is planned anew. Raises JobError when the run's job cannot be read or the new one not be
-    written.
+    The fit is left out, so that it is planned again. Raises JobError if the run's job cannot be read or the new one
+    cannot be written.
     """
     from app.core.jobs.job_file import read_values
 
@@ -78,20 +78,20 @@ def new_job(jobs: Path, run: RunDirectory) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A key whose values are not all the same; a value that a job does not have is None."""
+    """A key whose values differ between jobs; None where a job does not set it."""
 
     key: str
     values: tuple[object, ...]
     fit: bool
-    """Whether it only says how the run was made to fit its machine."""
+    """Whether the key belongs to the fit and so only reflects the PC."""
 
 
 def differences(jobs: Sequence[Job]) -> list[Difference]:
-    """Return the keys in which jobs differ, in the order of the file, those of the fit last."""
+    """Return the keys in which jobs differ, in file order, with those of the fit last."""
     tables = [dict(flat(job.model_dump(mode="json", by_alias=True), "")) for job in jobs]
     keys = dict.fromkeys(key for table in tables for key in table)
     found = [
-        Difference(key, values, key.startswith(_OF_THE_MACHINE))
+        Difference(key, values, key.startswith(_FIT_PREFIX))
         for key in keys
         if key not in _SAME_MEANING and not _equal(values := tuple(table.get(key) for table in tables))
     ]

@@ -1,1 +1,1 @@
-"""Datasets on disk: finding their pictures, hearing of changes, thumbnails, and copying pictures in."""
+"""Datasets on disk: scanning folders, watching for changes, thumbnails, and importing images."""

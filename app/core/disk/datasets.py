@@ -1,4 +1,4 @@
-"""The open datasets: enters what workers find on disk into the library, at once and whenever it changes."""
+"""Open datasets: keep the library up to date with what workers find on disk."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from app.core.library import Altered, Fact, Field, Folder, FolderField, Library,
 from app.core.tasks import Tasks, in_turns, raise_again
 from trainer.errors import ImpastoError
 
-if TYPE_CHECKING:  # brings numpy, Pillow and pydantic: a window without a dataset does not wait for them
+if TYPE_CHECKING:  # imports numpy, Pillow and pydantic, which would delay the start of a window without a dataset
     from app.core.disk.scanner import FolderScanner, News, NotesRead, OrphanFiles, Stage
     from trainer.dataset.folders import FolderMarks
 
-_AHEAD = 2
-"""Batches that wait for the library's thread; more would keep it from answering the user."""
+_MAX_QUEUED = 2
+"""Maximum batches queued for the library's thread; more would make the window unresponsive."""
 _HEADERS = 400
-"""Headers read in one go, about a fifth of a second: other work comes between."""
+"""Image headers read per task, about 0.2 s, so that other work gets its turn."""
 _SILENT = 15.0
-"""Seconds without an answer after which a disk is said not to answer; one that has to start turning takes ten."""
-_USERS: frozenset[Field] = frozenset({"caption", "rating", "excluded", "crop"})
-_KNOWN = [attribute.name for attribute in fields(Picture) if attribute.name not in ("id", "folder", "name")]
+"""Seconds after which a disk counts as not responding; a sleeping hard disk takes ten to spin up."""
+_USER_FIELDS: frozenset[Field] = frozenset({"caption", "rating", "excluded", "crop"})
+_KNOWN_FIELDS = [attribute.name for attribute in fields(Picture) if attribute.name not in ("id", "folder", "name")]
 _FACTS: tuple[FolderField, ...] = ("repeats", "regularisation", "trigger")
-_KINDS: Mapping[str, Fact | Field] = {
+_FIELD_OF_KEY: Mapping[str, Fact | Field] = {
     "caption": "caption",
     "rating": "rating",
     "excluded": "excluded",
@@ -50,14 +50,14 @@ _KINDS: Mapping[str, Fact | Field] = {
 
 
 class OpenedDataset(NamedTuple):
-    """A dataset whose pictures are all listed now."""
+    """A dataset whose images are all listed."""
 
     folder: Path
     pictures: int
 
 
 class ReadingProgress(NamedTuple):
-    """How far the reading of a dataset has come."""
+    """Progress of reading a dataset."""
 
     folder: Path
     stage: Stage
@@ -66,7 +66,7 @@ class ReadingProgress(NamedTuple):
 
 
 class OnDisk(NamedTuple):
-    """A value that differs on disk from an edit that has not been saved yet; the edit stays."""
+    """A value on disk that differs from an unsaved edit; the edit is kept."""
 
     picture: int
     field: Field
@@ -75,94 +75,94 @@ class OnDisk(NamedTuple):
 
 @dataclass(eq=False)
 class _Dataset:
-    """One open folder, as the library's thread knows it."""
+    """State of one open dataset, kept by the library's thread."""
 
     root: Path
     others: tuple[_Dataset, ...] = ()
-    """Those that were open before, one of which may be the same folder by another path."""
+    """Datasets opened earlier, one of which may be the same folder by another path."""
     stop: threading.Event = field(default_factory=threading.Event)
-    slots: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(_AHEAD))
-    looker: FolderScanner | None = None
-    looking: bool = False
+    slots: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(_MAX_QUEUED))
+    scanner: FolderScanner | None = None
+    scanning: bool = False
     listed: bool = False
     known: bool = False
     whole: bool = False
-    """Whether the next look is to be a thorough one."""
+    """Whether the next scan checks every file."""
     lost: ImpastoError | None = None
     identity: tuple[int, int] | None = None
-    """Device and number of the folder, once its disk has told them."""
+    """Device and inode of the folder, once its disk has responded."""
     answered: float = math.inf
-    """When its disk was asked for something or answered last; from workers, by the monotonic clock."""
+    """Monotonic time of the last sign of life of its disk; set by workers."""
     silent: bool = False
-    """Whether it is lost for not answering."""
+    """Whether it counts as lost because its disk does not respond."""
     ids: dict[Folder, dict[str, int]] = field(default_factory=dict)
     touched: set[int] = field(default_factory=set)
-    """Pictures that the user changed since the look that runs began: what it read may be older."""
+    """Images the user changed since the running scan began: the scan may have read older values."""
     again: dict[Path, set[str]] = field(default_factory=dict)
-    """Pictures whose captions and notes the next look has to read again, by folders whose facts it tells again."""
+    """Images whose captions and notes the next scan reads again, by folder; it reports their facts too."""
     dropped: dict[Path, set[str]] = field(default_factory=dict)
-    """Pictures that the next look is to forget."""
+    """Images that the next scan forgets, and reports as new if they still exist."""
     unsized: dict[int, None] = field(default_factory=dict)
     sizing: bool = False
     sized: int = 0
 
     def answer(self) -> None:
-        """Note that the disk answers; from any thread."""
+        """Record that the disk responds; may be called from any thread."""
         self.answered = time.monotonic()
 
 
 class Datasets:
-    """Opens folders as datasets and keeps the library equal to what lies in them. Nothing is copied, nothing written.
+    """Opens folders as datasets and keeps the library in sync with them, without copying or writing files.
 
-    Belongs to the library's thread. `refresh` is called every few seconds by whoever has a clock; a look at the disk
-    runs on a worker, and a dataset whose disk does not answer holds up no other.
+    Belongs to the library's thread. A timer calls `refresh` every few seconds. Each dataset is scanned on a worker, so
+    one whose disk does not respond delays no other.
     """
 
     def __init__(self, library: Library, tasks: Tasks) -> None:
         self.opened: Emitter[OpenedDataset] = Emitter()
         self.known: Emitter[OpenedDataset] = Emitter()
-        """All that is cheap to know of a dataset is known: now is the time for work that takes long."""
+        """Emitted when a dataset's captions and sizes are all read, so that slow work may start."""
         self.closed: Emitter[Path] = Emitter()
         self.looked: Emitter[Path] = Emitter()
-        """A look at that dataset is over, and all that it found is told."""
+        """Emitted when a scan of a dataset has ended and all its results are in the library."""
         self.progress: Emitter[ReadingProgress] = Emitter()
         self.problems: Emitter[ImpastoError] = Emitter()
         self.found: Emitter[ImpastoError] = Emitter()
-        """What was told by `problems` is over: the dataset can be reached again, or is closed."""
+        """Emitted when a dataset's problem is over: it can be reached again, or is closed."""
         self.reworded: Emitter[Collection[int]] = Emitter()
-        """Other captions than before stand in the files of these pictures, of which all was known."""
+        """Emitted with images whose captions changed on disk after the dataset was fully read."""
         self.notes: Emitter[NotesRead] = Emitter()
-        """The notes of a folder cannot be read, or can again."""
+        """Emitted when the notes of a folder become unreadable, or readable again."""
         self.strays: Emitter[OrphanFiles] = Emitter()
-        """Files of a folder have no picture, or others than before have none."""
+        """Emitted when the set of files without an image changes in a folder."""
         self.differs: Emitter[OnDisk] = Emitter()
-        """The disk shows another value than an unsaved edit."""
+        """Emitted when a value on disk differs from an unsaved edit."""
         self.unsaved: Callable[[Folder, str], Mapping[Field, Value]] = lambda folder, name: {}
-        """Returns the edits of an image that are not on disk; they are shown, whatever is there. Set by the session."""
+        """Returns the unsaved edits of an image, which take precedence over the disk. Set by the session."""
         self.unsaved_of_folder: Callable[[Folder], Mapping[FolderField, Value]] = lambda folder: {}
-        """Returns those of a folder, likewise."""
+        """Returns the unsaved edits of a folder. Set by the session."""
         self._library, self._tasks = library, tasks
         self._forgetting = Forgetting(library, tasks.post)
         self._open: dict[Path, _Dataset] = {}
         self._leaving: set[tuple[Folder, str]] = set()
-        """Pictures whose files are being moved away: a look finds them still, and they are none."""
+        """Images whose files the app is moving away: a scan may still find them and must ignore them."""
         self._learning = False
         library.altered.connect(self._note_edits)
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """The open datasets, in the order in which they were opened."""
+        """Return the open datasets in the order they were opened."""
         return tuple(self._open)
 
     @property
     def lost(self) -> Mapping[Path, ImpastoError]:
-        """Why datasets cannot be reached now."""
+        """Return the errors of datasets that cannot be reached now."""
         return {root: dataset.lost for root, dataset in self._open.items() if dataset.lost}
 
     def open(self, folder: Path) -> None:
-        """Open a folder with all folders inside; pictures appear in the library as they are found.
+        """Open a folder and its subfolders; images appear in the library as they are found.
 
-        What stands against it is told by `problems`.
+        Errors are emitted by `problems`.
         """
         root = folder.absolute()
         if root in self._open:
@@ -171,13 +171,13 @@ class Datasets:
         if other:
             self._tasks.run(lambda: overlapping(root, other), self.problems.emit, raise_again, kept=False)
             return
-        self._forgetting.finish(root)  # those of this folder that are on their way out come back as what they were
+        self._forgetting.finish(root)  # else the removal of a dataset closed just before would remove the new images
         self._library.expect(root)
         self._open[root] = _Dataset(root, others=tuple(self._open.values()))
-        self._look(self._open[root], {})
+        self._scan(self._open[root], {})
 
     def close(self, folder: Path) -> None:
-        """Forget a dataset; its files are not touched. A large one's pictures leave the library by and by."""
+        """Close a dataset without touching its files; a large one's images leave the library in batches."""
         dataset = self._open.pop(folder.absolute(), None)
         if dataset:
             dataset.stop.set()
@@ -187,42 +187,42 @@ class Datasets:
             self.closed.emit(dataset.root)
 
     def stop(self) -> None:
-        """Let all looks end soon; the library stays as it is."""
+        """Stop all scans; the library stays unchanged."""
         for dataset in self._open.values():
             dataset.stop.set()
 
     def refresh(self, near: Iterable[int] = (), whole: bool = False) -> None:
-        """Look for what other programs changed, first at the pictures in `near`; `whole`: ask for every single file.
+        """Scan for changes by other programs, images in `near` first; with `whole`, check every file.
 
-        Cheap enough for every other second; a thorough look is for the moment at which the user comes back. A dataset
-        whose disk has not answered for long is said to be lost until it does.
+        A scan is cheap enough to run every two seconds; use `whole` when the user returns to the window. A dataset
+        whose disk has not responded for `_SILENT` seconds counts as lost until it responds.
         """
         names: dict[Path, dict[Path, set[str]]] = {}
         for number in near:
-            if picture := self._library.pictures.get(number):
-                stem = picture.path.stem
-                beside = {picture.name, f"{stem}.txt", f"{stem}.caption"}
-                names.setdefault(picture.folder.root, {}).setdefault(picture.folder.path, set()).update(beside)
+            if image := self._library.pictures.get(number):
+                stem = image.path.stem
+                beside = {image.name, f"{stem}.txt", f"{stem}.caption"}
+                names.setdefault(image.folder.root, {}).setdefault(image.folder.path, set()).update(beside)
         for root, dataset in self._open.items():
             dataset.whole |= whole
             self._watch(dataset)
-            self._look(dataset, names.get(root, {}))
+            self._scan(dataset, names.get(root, {}))
 
     def _watch(self, dataset: _Dataset) -> None:
-        """Say once that a disk does not answer."""
-        waits = dataset.looking or dataset.sizing
+        """Report once that a disk does not respond."""
+        waits = dataset.scanning or dataset.sizing
         if waits and not dataset.lost and time.monotonic() > dataset.answered + _SILENT:
             dataset.silent = True
-            self._lose(dataset, silence(dataset.root))
+            self._set_lost(dataset, silence(dataset.root))
 
-    def _hear(self, dataset: _Dataset) -> None:
-        """Take it that the disk answers, if need be again."""
+    def _mark_responding(self, dataset: _Dataset) -> None:
+        """Mark the disk as responding, and the dataset as found again if it was silent."""
         if dataset.silent:
             dataset.silent = False
-            self._lose(dataset, None)
+            self._set_lost(dataset, None)
 
     def drop(self, ids: Iterable[int]) -> None:
-        """Forget pictures whose files this app itself moves away; `moved` says when that is over."""
+        """Remove images whose files the app is about to move away; call `moved` when that has ended."""
         gone = set(ids)
         for dataset in self._open.values():
             for folder, names in dataset.ids.items():
@@ -232,7 +232,7 @@ class Datasets:
         self._library.remove(gone)
 
     def moved(self, pictures: Iterable[Picture]) -> None:
-        """Take what lies where these were for pictures again, from the next look on: none of their files is moved."""
+        """Stop ignoring files at these images' paths: from the next scan on they count as new images."""
         for one in pictures:
             self._leaving.discard((one.folder, one.name))
             for dataset in self._open.values():
@@ -240,20 +240,20 @@ class Datasets:
                     dataset.dropped.setdefault(one.folder.path, set()).add(one.name)
 
     def take_back(self, pictures: Iterable[Picture]) -> None:
-        """Enter pictures again that were dropped, with all that was known of them, now that their files are back."""
+        """Add dropped images again with all their known values, now that their files are back."""
         names = {folder: ids for dataset in self._open.values() for folder, ids in dataset.ids.items()}
         back = [one for one in pictures if one.name not in names.get(one.folder, {one.name})]
-        known = [{name: getattr(one, name) for name in _KNOWN} for one in back]
+        known = [{name: getattr(one, name) for name in _KNOWN_FIELDS} for one in back]
         ids = self._library.add((one.folder, one.name, facts) for one, facts in zip(back, known, strict=True))
         for one, number in zip(back, ids, strict=True):
             names[one.folder][one.name] = number
 
-    # Looking
+    # Scanning
 
-    def _look(self, dataset: _Dataset, near: Mapping[Path, set[str]]) -> None:
-        if dataset.looking:
+    def _scan(self, dataset: _Dataset, near: Mapping[Path, set[str]]) -> None:
+        if dataset.scanning:
             return
-        dataset.looking, dataset.answered = True, math.inf
+        dataset.scanning, dataset.answered = True, math.inf
         dataset.touched.clear()
         again, dataset.again = dataset.again, {}
         dropped, dataset.dropped = dataset.dropped, {}
@@ -266,82 +266,84 @@ class Datasets:
             dataset.answer()
             dataset.identity = identity_of(dataset.root)
             if dataset.identity and any(other.identity == dataset.identity for other in dataset.others):
-                raise _OpenAlready
+                raise _AlreadyOpenError
 
-            if dataset.looker is None:
+            if dataset.scanner is None:
                 links = Links([dataset.root, *(other.root for other in dataset.others)])
-                dataset.looker = FolderScanner(
-                    dataset.root, lambda news: self._hand(dataset, news), dataset.answer, links
+                dataset.scanner = FolderScanner(
+                    dataset.root, lambda news: self._send(dataset, news), dataset.answer, links
                 )
-            dataset.looker.look(whole, near, again, dropped)
+            dataset.scanner.look(whole, near, again, dropped)
 
-        self._tasks.run(look, lambda _: self._looked(dataset), lambda fault: self._failed(dataset, fault), kept=False)
+        self._tasks.run(
+            look, lambda _: self._on_scanned(dataset), lambda fault: self._on_scan_failed(dataset, fault), kept=False
+        )
 
-    def _hand(self, dataset: _Dataset, news: News) -> None:
-        """Send news to the library's thread, from a worker; waits while that has enough to do."""
+    def _send(self, dataset: _Dataset, news: News) -> None:
+        """Send a change to the library's thread from a worker; blocks while its queue is full."""
         while not dataset.slots.acquire(timeout=0.1):
             if dataset.stop.is_set():
-                raise _Stopped
+                raise _StoppedError
         if dataset.stop.is_set():
-            raise _Stopped
+            raise _StoppedError
 
         def take() -> None:
             dataset.slots.release()
             if not dataset.stop.is_set():
-                self._take(dataset, news)
+                self._apply(dataset, news)
 
         self._tasks.post(take)
 
-    def _looked(self, dataset: _Dataset) -> None:
-        dataset.looking = False
+    def _on_scanned(self, dataset: _Dataset) -> None:
+        dataset.scanning = False
         if dataset.stop.is_set():
             return
-        self._hear(dataset)
+        self._mark_responding(dataset)
         if not dataset.listed and not dataset.lost:
             dataset.listed = True
             self.opened.emit(OpenedDataset(dataset.root, sum(map(len, dataset.ids.values()))))
-        self._size_more(dataset)
+        self._read_sizes(dataset)
         self.looked.emit(dataset.root)
-        if dataset.whole:  # asked for while this look ran, which may have passed what has changed since
-            self._look(dataset, {})
+        if dataset.whole:  # requested during this scan, which may have missed later changes
+            self._scan(dataset, {})
 
-    def _failed(self, dataset: _Dataset, fault: BaseException) -> None:
-        dataset.looking = False
+    def _on_scan_failed(self, dataset: _Dataset, fault: BaseException) -> None:
+        dataset.scanning = False
         if dataset.stop.is_set():
             return
-        if isinstance(fault, _OpenAlready):
+        if isinstance(fault, _AlreadyOpenError):
             self._drop_twin(dataset)
-        elif not isinstance(fault, _Stopped):
-            self._hear(dataset)
-            logging.getLogger(__name__).error("A look at %s ended early", dataset.root, exc_info=fault)
+        elif not isinstance(fault, _StoppedError):
+            self._mark_responding(dataset)
+            logging.getLogger(__name__).error("Scanning %s failed", dataset.root, exc_info=fault)
 
     def _drop_twin(self, dataset: _Dataset) -> None:
-        """Close what is open by another path too; look anew where that one may have been closed meanwhile."""
+        """Close a dataset that is already open by another path; scan it again if the other one was closed meanwhile."""
         before, dataset.others = dataset.others, tuple(filter(self._is_open, dataset.others))
         if not self._is_open(dataset):
             return
         if len(dataset.others) == len(before):
             self.close(dataset.root)
         else:
-            self._look(dataset, {})
+            self._scan(dataset, {})
 
     def _is_open(self, dataset: _Dataset) -> bool:
-        """Tell whether it is this one that is open, not one opened later by the same path."""
+        """Return whether this dataset is still open, and not another one opened later by the same path."""
         return self._open.get(dataset.root) is dataset
 
-    # Taking in
+    # Applying changes
 
-    def _take(self, dataset: _Dataset, news: News) -> None:
+    def _apply(self, dataset: _Dataset, news: News) -> None:
         from app.core.disk import scanner
 
-        self._hear(dataset)
+        self._mark_responding(dataset)
         match news:
             case scanner.FilesFound():
-                self._enter(dataset, news.folder, news.pictures)
+                self._add_found(dataset, news.folder, news.pictures)
             case scanner.Facts():
-                self._learn(dataset, news.folder, news.pictures)
+                self._update(dataset, news.folder, news.pictures)
             case scanner.Gone():
-                self._forget(dataset, news.folder, news.names)
+                self._remove_gone(dataset, news.folder, news.names)
             case scanner.Marked():
                 self._mark(dataset, news.folder, news.marks)
             case scanner.OrphanFiles():
@@ -351,62 +353,63 @@ class Datasets:
             case scanner.ScanProblem():
                 self.problems.emit(news.error)
             case scanner.Lost():
-                self._lose(dataset, news.error)
+                self._set_lost(dataset, news.error)
             case scanner.ScanProgress():
                 self.progress.emit(ReadingProgress(dataset.root, news.stage, news.done, news.total))
 
-    def _enter(self, dataset: _Dataset, folder: Folder, pictures: Mapping[str, Mapping[str, Any]]) -> None:
+    def _add_found(self, dataset: _Dataset, folder: Folder, images: Mapping[str, Mapping[str, Any]]) -> None:
         if folder not in dataset.ids:
             for fact, value in self.unsaved_of_folder(folder).items():
                 setattr(folder, fact, value)
         ids = dataset.ids.setdefault(folder, {})
-        pictures = {name: facts for name, facts in pictures.items() if (folder, name) not in self._leaving}
-        kept = {name: {**facts, "problem": None} for name, facts in pictures.items() if name in ids}
-        new = {name: facts for name, facts in pictures.items() if name not in ids}
+        images = {name: facts for name, facts in images.items() if (folder, name) not in self._leaving}
+        kept = {name: {**facts, "problem": None} for name, facts in images.items() if name in ids}
+        new = {name: facts for name, facts in images.items() if name not in ids}
         shown = ((folder, name, {**facts, **self.unsaved(folder, name)}) for name, facts in new.items())
         ids.update(zip(new, self._library.add(shown), strict=True))
         dataset.unsized.update(dict.fromkeys(ids[name] for name in new))
-        self._learn(dataset, folder, kept)
+        self._update(dataset, folder, kept)
         self.progress.emit(ReadingProgress(dataset.root, "listing", sum(map(len, dataset.ids.values())), 0))
-        self._size_more(dataset)
+        self._read_sizes(dataset)
 
-    def _learn(self, dataset: _Dataset, folder: Folder, pictures: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take over what differs from the library, but for edits that the disk does not show yet."""
+    def _update(self, dataset: _Dataset, folder: Folder, images: Mapping[str, Mapping[str, Any]]) -> None:
+        """Update the library with values read from disk, except where the user has unsaved edits."""
         ids, learned, changed, reworded = dataset.ids.get(folder, {}), {}, set[Fact | Field](), list[int]()
-        for name, facts in pictures.items():
-            picture = self._library.pictures.get(ids.get(name, 0))
-            if picture is None:
+        for name, facts in images.items():
+            image = self._library.pictures.get(ids.get(name, 0))
+            if image is None:
                 continue
-            values = {key: value for key, value in facts.items() if getattr(picture, key) != value}
-            values = self._without_edited(dataset, picture, values)
+            values = {key: value for key, value in facts.items() if getattr(image, key) != value}
+            values = self._without_edited(dataset, image, values)
             if values:
-                learned[picture.id] = values
-                changed.update(_KINDS[key] for key in values)
-                reworded += [picture.id] if "caption" in values else []
+                learned[image.id] = values
+                changed.update(_FIELD_OF_KEY[key] for key in values)
+                reworded += [image.id] if "caption" in values else []
             if "width" in facts and facts["width"] is None:
-                dataset.unsized[picture.id] = None
-        self._tell(learned, changed)
+                dataset.unsized[image.id] = None
+        self._update_library(learned, changed)
         if reworded and dataset.known:
             self.reworded.emit(reworded)
 
-    def _without_edited(self, dataset: _Dataset, picture: Picture, values: dict[str, Any]) -> dict[str, Any]:
-        """Leave out what the user changed meanwhile: read again later where the look is too old, else reported.
+    def _without_edited(self, dataset: _Dataset, image: Picture, values: dict[str, Any]) -> dict[str, Any]:
+        """Return values without those the user edited meanwhile.
 
-        Of an edit that is not on disk it is the edit that is shown.
+        If the edit was made during this scan, the value is read again by the next one; otherwise the difference is
+        reported. The library keeps showing the unsaved edit.
         """
-        if _USERS.isdisjoint(values):
+        if _USER_FIELDS.isdisjoint(values):
             return values
-        kept, edits = dict(values), self.unsaved(picture.folder, picture.name)
-        for key in _USERS & values.keys():
-            if key in edits or picture.id in dataset.touched:
+        kept, edits = dict(values), self.unsaved(image.folder, image.name)
+        for key in _USER_FIELDS & values.keys():
+            if key in edits or image.id in dataset.touched:
                 del kept[key]
-                dataset.again.setdefault(picture.folder.path, set()).add(picture.name)
-            if key in edits and picture.id not in dataset.touched:
-                self.differs.emit(OnDisk(picture.id, key, values[key]))
-        kept.update((key, value) for key, value in edits.items() if picture.value(key) != value)
+                dataset.again.setdefault(image.folder.path, set()).add(image.name)
+            if key in edits and image.id not in dataset.touched:
+                self.differs.emit(OnDisk(image.id, key, values[key]))
+        kept.update((key, value) for key, value in edits.items() if image.value(key) != value)
         return kept
 
-    def _tell(self, learned: Mapping[int, Mapping[str, Any]], changed: Iterable[Fact | Field]) -> None:
+    def _update_library(self, learned: Mapping[int, Mapping[str, Any]], changed: Iterable[Fact | Field]) -> None:
         self._learning = True
         try:
             self._library.learn(learned, *changed)
@@ -414,23 +417,23 @@ class Datasets:
             self._learning = False
 
     def _note_edits(self, altered: Altered) -> None:
-        if not self._learning and not altered.what.isdisjoint({*_USERS, "folder"}):
+        if not self._learning and not altered.what.isdisjoint({*_USER_FIELDS, "folder"}):
             for dataset in self._open.values():
-                if dataset.looking:
+                if dataset.scanning:
                     dataset.touched |= altered.altered
 
-    def _forget(self, dataset: _Dataset, folder: Folder, names: Iterable[str]) -> None:
-        """Let pictures go that are gone on disk, but for those whose edits are not saved."""
+    def _remove_gone(self, dataset: _Dataset, folder: Folder, names: Iterable[str]) -> None:
+        """Remove images that are gone from disk, except those with unsaved edits."""
         ids = dataset.ids.get(folder, {})
         gone = [name for name in names if name in ids and not self._has_unsaved(ids[name])]
         self._library.remove([ids.pop(name) for name in gone])
 
-    def _has_unsaved(self, picture: int) -> bool:
-        found = self._library.pictures.get(picture)
+    def _has_unsaved(self, image: int) -> bool:
+        found = self._library.pictures.get(image)
         return found is not None and bool(self.unsaved(found.folder, found.name))
 
     def _mark(self, dataset: _Dataset, folder: Folder, marks: FolderMarks) -> None:
-        """Take over what holds for a folder, but for what the user changed: that is told again by the next look."""
+        """Update the facts of a folder, except those the user changed: the next scan reports these again."""
         ids = dataset.ids.get(folder, {}).values()
         new = {fact for fact in _FACTS if getattr(folder, fact) != getattr(marks, fact)}
         edited = new if not dataset.touched.isdisjoint(ids) else new.intersection(self.unsaved_of_folder(folder))
@@ -439,26 +442,26 @@ class Datasets:
         for fact in new - edited:
             setattr(folder, fact, getattr(marks, fact))
         if new - edited:
-            self._tell({number: {} for number in ids}, ["folder"])
+            self._update_library({number: {} for number in ids}, ["folder"])
 
-    def _lose(self, dataset: _Dataset, error: ImpastoError | None) -> None:
-        """Say of every picture why it cannot be reached, or that it can be again."""
+    def _set_lost(self, dataset: _Dataset, error: ImpastoError | None) -> None:
+        """Set the problem of every image of a lost dataset, or clear it when the dataset is back."""
         lost, dataset.lost = dataset.lost, error
-        pictures = [self._library.pictures[number] for ids in dataset.ids.values() for number in ids.values()]
+        images = [self._library.pictures[number] for ids in dataset.ids.values() for number in ids.values()]
         if error:
-            self._tell({one.id: {"problem": error.sentence} for one in pictures}, ["problem"])
+            self._update_library({one.id: {"problem": error.sentence} for one in images}, ["problem"])
             self.problems.emit(error)
         elif lost:
-            back = [one for one in pictures if one.problem == lost.sentence]
-            # What was said of a file before may have been that it had gone with its folder.
+            back = [one for one in images if one.problem == lost.sentence]
+            # A file's earlier problem may have been caused by its missing folder, so its size is read again.
             dataset.unsized.update(dict.fromkeys(one.id for one in back if one.width is None))
-            self._tell({one.id: {"problem": None} for one in back}, ["problem"])
+            self._update_library({one.id: {"problem": None} for one in back}, ["problem"])
             self.found.emit(lost)
 
     # Sizes
 
-    def _size_more(self, dataset: _Dataset) -> None:
-        """Read the headers of some pictures whose size is unknown, and go on until all are known."""
+    def _read_sizes(self, dataset: _Dataset) -> None:
+        """Read the headers of some images whose size is unknown, and go on until all are known."""
         if dataset.sizing or dataset.stop.is_set() or dataset.lost:
             return
         if not dataset.unsized:
@@ -469,8 +472,8 @@ class Datasets:
         some = list(islice(dataset.unsized, _HEADERS))
         for number in some:
             del dataset.unsized[number]
-        pictures = [self._library.pictures[number] for number in some if number in self._library.pictures]
-        asked = [(picture.id, picture.folder.path, picture.name, picture.changed_ns) for picture in pictures]
+        images = [self._library.pictures[number] for number in some if number in self._library.pictures]
+        asked = [(image.id, image.folder.path, image.name, image.changed_ns) for image in images]
         dataset.sizing, dataset.answered = True, math.inf
 
         def read() -> list[Mapping[str, Any]]:
@@ -482,35 +485,35 @@ class Datasets:
 
         def failed(fault: BaseException) -> None:
             dataset.sizing = False
-            logging.getLogger(__name__).error("Reading headers in %s ended early", dataset.root, exc_info=fault)
+            logging.getLogger(__name__).error("Reading image headers in %s failed", dataset.root, exc_info=fault)
 
-        self._tasks.run(read, lambda sizes: self._sized(dataset, asked, sizes), failed, kept=False)
+        self._tasks.run(read, lambda sizes: self._on_sizes_read(dataset, asked, sizes), failed, kept=False)
 
-    def _sized(
+    def _on_sizes_read(
         self, dataset: _Dataset, asked: list[tuple[int, Path, str, int]], sizes: list[Mapping[str, Any]]
     ) -> None:
         dataset.sizing = False
         if dataset.stop.is_set():
             return
-        self._hear(dataset)
-        if dataset.lost:  # they tell of the folder, not of its pictures
+        self._mark_responding(dataset)
+        if dataset.lost:  # the errors are about the folder, not its images
             dataset.unsized.update(dict.fromkeys(number for number, *_ in asked))
             return
         facts = {}
         for (number, *_, changed_ns), size in zip(asked, sizes, strict=True):
-            picture = self._library.pictures.get(number)
-            if picture and picture.changed_ns == changed_ns:
+            image = self._library.pictures.get(number)
+            if image and image.changed_ns == changed_ns:
                 facts[number] = size
-        self._tell(facts, ["size", "problem"])
+        self._update_library(facts, ["size", "problem"])
         dataset.sized = dataset.sized + len(asked) if dataset.unsized else 0
         total = dataset.sized + len(dataset.unsized)
         self.progress.emit(ReadingProgress(dataset.root, "sizes" if dataset.unsized else "done", dataset.sized, total))
-        self._size_more(dataset)
+        self._read_sizes(dataset)
 
 
-class _Stopped(Exception):
-    """The dataset was closed while a worker looked at it."""
+class _StoppedError(Exception):
+    """The dataset was closed during a scan."""
 
 
-class _OpenAlready(Exception):
-    """The folder is open by another path: one of the two leads through a link."""
+class _AlreadyOpenError(Exception):
+    """The folder is already open by another path; one of the two is a link."""

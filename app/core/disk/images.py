@@ -1,4 +1,4 @@
-"""Makes a thumbnail of a picture: small, upright, sRGB, transparency on a checkerboard. For worker threads."""
+"""Make thumbnails: small, upright, sRGB, with transparency on a checkerboard. For worker threads."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _LIGHT, _DARK = (255, 255, 255), (205, 205, 205)
 
 
 def make_thumbnail(path: Path, pixels: int) -> tuple[Pixels, bytes]:
-    """Return a picture scaled to fit a square of `pixels`, raw and as JPEG; smaller pictures stay as they are.
+    """Return an image scaled down to fit a square of `pixels`, raw and as JPEG; smaller images keep their size.
 
-    Raises DatasetError when it is missing, damaged, no picture, or larger than is allowed.
+    Raises DatasetError if the file is missing, damaged, not an image, or over the size limit.
     """
     with open_picture(path, MOST_MEGAPIXELS) as image:
         stand_back()
@@ -32,7 +32,7 @@ def make_thumbnail(path: Path, pixels: int) -> tuple[Pixels, bytes]:
 
 
 def unpack(data: bytes) -> Pixels | None:
-    """Return the pixels of a kept thumbnail, None when it is damaged."""
+    """Return the pixels of a cached thumbnail, or None if it is damaged."""
     try:
         with Image.open(BytesIO(data), formats=["JPEG"]) as image:
             return _raw(image.convert("RGB"))
@@ -41,7 +41,7 @@ def unpack(data: bytes) -> Pixels | None:
 
 
 def load_whole(path: Path, longest: int) -> tuple[Pixels, Pixels]:
-    """Return all pixels of a picture as it is meant to be seen, and the same no longer than `longest` either way.
+    """Return an image upright at full size, and a copy whose longest side is at most `longest` pixels.
 
     Raises DatasetError as `make_thumbnail` does.
     """
@@ -53,7 +53,7 @@ def load_whole(path: Path, longest: int) -> tuple[Pixels, Pixels]:
 
 
 def _upright(image: ImageFile.ImageFile, pixels: int) -> Image.Image:
-    # A JPEG is decoded at an eighth, quarter or half of its size, twice what is needed so that scaling stays smooth.
+    # Decode a JPEG at 1/8, 1/4 or 1/2 of its size; asking for twice the target keeps the final scaling smooth.
     image.draft(None, (2 * pixels, 2 * pixels))
     whole = _on_checkerboard(image)
     stand_back()
@@ -65,13 +65,13 @@ def _on_checkerboard(image: ImageFile.ImageFile) -> Image.Image:
     layers = decode(image)
     if layers.alpha is None:
         return layers.colours
-    # Squares of one size on screen, whatever the picture's: about 32 of them across.
+    # About 32 squares across, so that they look the same size on screen for every image.
     side = max(_SQUARE, max(layers.colours.size) // 32)
     return Image.composite(layers.colours, _checkerboard(layers.colours.size, side), layers.alpha)
 
 
 def _checkerboard(size: tuple[int, int], side: int) -> Image.Image:
-    """Return squares of two light greys."""
+    """Return a checkerboard of two light grays."""
     columns, rows = -(-size[0] // side), -(-size[1] // side)
     cells = Image.new("RGB", (columns, rows), _LIGHT)
     cells.putdata([(_DARK, _LIGHT)[(x + y) % 2] for y in range(rows) for x in range(columns)])

@@ -1,4 +1,4 @@
-"""Copies pictures into a dataset's folder, with captions and masks beside them; overwrites nothing. For workers."""
+"""Import images with their captions and masks into a dataset folder; never overwrites. For worker threads."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from trainer.errors import DatasetError
 from trainer.protocol.files import long_path, staged, write_bytes
 from trainer.protocol.places import is_disk_full
 
-_LONGEST = 255
-"""Bytes that common file systems allow for a name."""
+_MAX_NAME_BYTES = 255
+"""Maximum bytes of a file name on common file systems."""
 
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What came of an import."""
+    """Result of an import."""
 
     copied: tuple[Path, ...]
-    """The new pictures."""
+    """Files of the new images."""
     problems: tuple[DatasetError, ...]
     passed_over: int
-    """Files that are no pictures, or lie in the folder already."""
+    """Number of files that are not images or are already in the folder."""
 
 
 def copy_in(sources: Iterable[Path], target: Path) -> Imported:
-    """Copy pictures, and those of whole folders, into `target`; captions and masks beside them come along.
+    """Copy image files and folders of images into `target`, with the captions and masks beside them.
 
-    A name that is taken gets -2, -3 and so on. What fails is told and the rest goes on; a full disk ends it.
+    A taken name gets -2, -3 and so on. A failed file is reported and skipped; a full disk ends the import.
     """
     copied, problems, passed_over = list[Path](), list[DatasetError](), 0
     taken = _stems(target)
@@ -54,7 +54,7 @@ def copy_in(sources: Iterable[Path], target: Path) -> Imported:
 
 
 def keep_pasted(data: bytes, target: Path, stem: str) -> Imported:
-    """Write a picture that was pasted, given as PNG, into `target` under a name that is not taken."""
+    """Save a pasted image, given as PNG data, in `target` under a free name."""
     path = target / f"{_free(stem, _stems(target))}.png"
     try:
         write_bytes(path, data)
@@ -64,7 +64,7 @@ def keep_pasted(data: bytes, target: Path, stem: str) -> Imported:
 
 
 def _pictures(sources: Iterable[Path], problems: list[DatasetError]) -> Iterator[tuple[Path, Path]]:
-    """Yield each file with the folder inside the target that it goes to."""
+    """Yield each source file with its destination folder relative to the target."""
     for source in sources:
         if not source.is_dir():
             yield source, Path()
@@ -79,7 +79,7 @@ def _pictures(sources: Iterable[Path], problems: list[DatasetError]) -> Iterator
 
 
 def _copy_one(source: Path, folder: Path, taken: set[str]) -> Path:
-    """Copy a picture and what belongs to it; the picture last, so that it is never seen without its caption."""
+    """Copy an image with its caption and mask; the image last, so that it never appears without its caption."""
     long_path(folder).mkdir(parents=True, exist_ok=True)
     stem = _free(source.stem, taken)
     for companion, ending in _companions(source):
@@ -107,12 +107,12 @@ def _stems(folder: Path) -> set[str]:
 
 
 def _free(stem: str, taken: set[str]) -> str:
-    """Return the stem, or with a number that makes it free, and take it; captions and masks go by stems."""
+    """Reserve a free stem, numbered if taken, and return it; captions and masks share an image's stem."""
     name, number = stem, 1
     while name.casefold() in taken:
         number += 1
         ending = f"-{number}"
-        room = _LONGEST - len(f"{MASK}.png") - len(ending)
+        room = _MAX_NAME_BYTES - len(f"{MASK}.png") - len(ending)
         name = stem.encode()[:room].decode(errors="ignore") + ending if len(stem.encode()) > room else stem + ending
     taken.add(name.casefold())
     return name
@@ -120,7 +120,7 @@ def _free(stem: str, taken: set[str]) -> str:
 
 def _failed(source: Path, target: Path, fault: OSError) -> DatasetError:
     if is_disk_full(fault):
-        sentence = f"{source.name} could not be copied: the disk of {target} is full."
-        return DatasetError("import.disk_full", sentence, "Make room there and import the rest again.")
-    sentence = f"{source.name} could not be copied into {target} ({fault.strerror or fault})."
-    return DatasetError("import.failed", sentence, "Check that the file can be read and the folder written to.")
+        sentence = f"Could not copy {source.name}: the disk of {target} is full."
+        return DatasetError("import.disk_full", sentence, "Free disk space, then import the remaining files again.")
+    sentence = f"Could not copy {source.name} to {target}: {fault.strerror or fault}."
+    return DatasetError("import.failed", sentence, "Check that you can read the file and write to the folder.")

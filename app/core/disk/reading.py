@@ -1,4 +1,4 @@
-"""Reads what lies in and beside pictures: captions, notes, and sizes from their headers. For worker threads."""
+"""List directories and read captions, notes and image sizes. For worker threads."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from trainer.protocol.files import long_name, long_path
 from trainer.protocol.reading import open_file
 
 _UNSETTLED_NS = 3_000_000_000
-"""Disks keep times as coarsely as two seconds (FAT): what changed just before a look may change again unseen."""
+"""Timestamps can be as coarse as two seconds (FAT), so a file changed just before a scan may change again unnoticed."""
 MOST_MEGAPIXELS: float = DatasetConfig.model_fields["max_megapixels"].default
-"""Larger pictures are refused, as the trainer does unless a job says otherwise."""
-# Only these chunks of a PNG can tell how it is turned.
-_TELLING = (b"eXIf", b"zTXt", b"tEXt", b"iTXt")
+"""Default size limit of the trainer in megapixels; larger images are refused."""
+# Only these PNG chunks can hold the EXIF orientation.
+_EXIF_CHUNKS = (b"eXIf", b"zTXt", b"tEXt", b"iTXt")
 
 
 class State(NamedTuple):
-    """A file's size in bytes and when it was last written."""
+    """A file's size in bytes and modification time in nanoseconds."""
 
     bytes: int
     changed_ns: int
@@ -43,35 +43,35 @@ class State(NamedTuple):
 
 @dataclass(slots=True)
 class Listing:
-    """The files of a directory that matter to a dataset, at one moment."""
+    """Dataset files of a directory at one moment."""
 
     pictures: dict[str, State] = field(default_factory=dict)
-    """In natural order."""
+    """Image files in natural order."""
     texts: dict[str, State] = field(default_factory=dict)
     """Caption files, impasto.jsonl and metadata.jsonl."""
     masks: dict[str, State] = field(default_factory=dict)
-    """Mask files by the stems of their pictures."""
+    """Mask files by image stem."""
     inside: tuple[str, ...] = ()
-    """Folders in it, in natural order, hidden ones and links aside."""
+    """Subfolders in natural order, without hidden ones and links."""
     identity: tuple[int, int] | None = None
-    """Device and number of the directory, where the system gives one."""
+    """Device and inode of the directory, if the system has them."""
     changed_ns: int = -1
     settled: bool = False
-    """Whether the directory had been left alone long enough for its time to tell of the next change."""
+    """Whether the directory's timestamp is old enough that any later change alters it."""
     sources: dict[str, list[str]] = field(default_factory=dict)
-    """By stem its caption files, the one that counts first."""
+    """Caption files by stem, in order of precedence."""
     outside: tuple[str, ...] = ()
-    """Links that lead out of the dataset: not read, only reported."""
+    """Links that point outside the dataset; they are reported, never read."""
 
     def captions_of(self, name: str) -> list[str]:
-        """Return the caption files of a picture, the one that counts first."""
+        """Return the caption files of an image in order of precedence."""
         return self.sources.get(stem_of(name), [])
 
     def strays(self, besides: Iterable[str]) -> dict[str, tuple[str, ...]]:
-        """Return files that are not used, by the code of their kind: links to elsewhere, and those without an image.
+        """Return unused files by issue code: links that point outside, and captions and masks without an image.
 
-        Captions and masks belong to no image that is here or in `besides`. Where there is no image at all they are not
-        reported: such a folder is not for training.
+        Images in `besides` count as present. A folder without any image is not for training, so its captions and masks
+        are not reported.
         """
         stems = {stem_of(name) for names in (self.pictures, besides) for name in names}
         found = {"file.outside": list(self.outside)}
@@ -82,25 +82,24 @@ class Listing:
         return {code: tuple(sorted(names, key=natural_key)) for code, names in found.items() if names}
 
     def is_other(self, folder: Path, name: str) -> bool:
-        """Tell whether a picture or caption file of this listing is another on disk by now, or gone."""
+        """Return whether an image or caption file of this listing has changed on disk, or is gone."""
         known = self.pictures.get(name) or self.texts.get(name)
         return known is not None and _state_of(f"{folder}{os.sep}{name}") != known
 
     def mask_of(self, name: str) -> State | None:
-        """Return the mask beside a picture, None where there is none."""
+        """Return the state of an image's mask file, or None if it has none."""
         return self.masks.get(stem_of(name))
 
 
 def list_directory(path: Path, links: Links, alive: Callable[[], None] = lambda: None) -> Listing:
-    """Look at a directory: one read of its names and one question a file, with `alive` as `in_turns` takes it.
+    """List a directory with one scan and one stat call per file; raises OSError.
 
-    Raises OSError.
-
-    Links to folders are not followed, as the trainer does not, so that links in circles end; links to files only where
-    `links` allows it. A file that vanishes meanwhile, or a link that leads nowhere or in a circle, counts as not there.
+    `alive` is called as in `in_turns`. Links to folders are not followed, as in the trainer, so that circular links
+    end; links to files are followed only where `links` allows it. A file that vanishes meanwhile and a broken or
+    circular link count as absent.
     """
     facts = long_path(path).stat()
-    pictures: dict[str, State] = {}
+    images: dict[str, State] = {}
     texts: dict[str, State] = {}
     masks: dict[str, State] = {}
     inside, outside = list[str](), list[str]()
@@ -110,10 +109,10 @@ def list_directory(path: Path, links: Links, alive: Callable[[], None] = lambda:
             if name.startswith("."):
                 continue
             if name in (FILE_NAME, METADATA_NAME) and not entry.is_symlink() and (state := _state_of(entry.path)):
-                texts[name] = state  # a folder or pipe too: reading it reports what is wrong, as training does
+                texts[name] = state  # even if it is a folder or pipe: reading it reports the fault, as training does
                 continue
             if entry.is_dir(follow_symlinks=False):
-                # To Python 3.11 Windows' junctions are plain folders.
+                # Python 3.11 reports Windows junctions as plain folders.
                 (inside if sys.platform != "win32" or links.allow(path / name) else outside).append(name)
                 continue
             stem, suffix = _split(name)
@@ -124,9 +123,9 @@ def list_directory(path: Path, links: Links, alive: Callable[[], None] = lambda:
                 if kind == "mask":
                     masks[stem.removesuffix(MASK)] = state
                 else:
-                    (pictures if kind == "picture" else texts)[name] = state
+                    (images if kind == "picture" else texts)[name] = state
     return Listing(
-        pictures={name: pictures[name] for name in in_natural_order(pictures)},
+        pictures={name: images[name] for name in in_natural_order(images)},
         texts=texts,
         masks=masks,
         inside=tuple(sorted(inside, key=natural_key)),
@@ -139,9 +138,9 @@ def list_directory(path: Path, links: Links, alive: Callable[[], None] = lambda:
 
 
 def look_again(path: Path, known: Listing, names: Iterable[str]) -> bool:
-    """Tell whether a directory, or one of some files in it, is another than is known; raises OSError.
+    """Return whether a directory, or one of these files in it, has changed since its listing; raises OSError.
 
-    The directory's own time tells of files that came, went or were replaced, not of those written in place.
+    The directory's timestamp shows files that were added, removed or replaced, but not those written in place.
     """
     if not known.settled or long_path(path).stat().st_mtime_ns != known.changed_ns:
         return True
@@ -149,12 +148,12 @@ def look_again(path: Path, known: Listing, names: Iterable[str]) -> bool:
 
 
 def file_state(path: Path) -> State | None:
-    """Return a file's state now, None when it is not there."""
+    """Return a file's current state, or None if it does not exist."""
     return _state_of(str(path))
 
 
 def _state_of(file: str) -> State | None:
-    # With pathlib this takes six times as long, and of a large dataset thousands are asked for at every look.
+    # pathlib takes six times as long, and a scan of a large dataset makes thousands of these calls.
     try:
         facts = os.stat(long_name(file))  # noqa: PTH116
     except OSError:
@@ -163,7 +162,7 @@ def _state_of(file: str) -> State | None:
 
 
 def is_settled(state: State) -> bool:
-    """Tell whether a file was left alone long enough for its time to tell of the next change."""
+    """Return whether a file's timestamp is old enough that any later change alters it."""
     return time.time_ns() - state.changed_ns > _UNSETTLED_NS
 
 
@@ -172,7 +171,7 @@ def _state(entry: os.DirEntry[str]) -> State | None:
         if not entry.is_file():
             return None
         facts = entry.stat()
-    except OSError:  # a link in a circle, or a file that went meanwhile
+    except OSError:  # a circular link, or a file that vanished meanwhile
         return None
     return State(facts.st_size, facts.st_mtime_ns)
 
@@ -196,41 +195,41 @@ def _sources(texts: Iterable[str]) -> dict[str, list[str]]:
 
 
 def stem_of(name: str) -> str:
-    """Return a name without its ending."""
+    """Return a file name without its suffix."""
     return _split(name)[0]
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Return stem and ending of a name, much faster than Path does."""
+    """Return stem and suffix of a file name, much faster than Path does."""
     stem, dot, ending = name.rpartition(".")
     return (stem, dot + ending) if stem else (name, "")
 
 
 class CaptionRead(NamedTuple):
-    """A picture's caption as it stands, whether another of its captions differs, and what is wrong with the files."""
+    """An image's caption, whether another of its caption sources differs, and the faults of its caption files."""
 
     caption: str | None
     clash: bool
     faults: list[DatasetError]
     whole: bool = True
-    """Whether all files were still there; else they, or the disk, went while they were read."""
+    """Whether all files still existed; otherwise they or the disk disappeared during the read."""
 
 
 def read_caption(folder: Path, sources: Sequence[str], listed: str | None) -> CaptionRead:
-    """Return what a picture's captions are.
+    """Read the caption of an image from its sources.
 
-    `sources` are its caption files, the one that counts first, `listed` what metadata.jsonl says. The first that is
-    not blank counts, as in training; blank ones give an empty caption, none at all gives None.
+    `sources` are its caption files in order of precedence, `listed` is its caption in metadata.jsonl. As in training,
+    the first one that is not blank counts. Blank sources give an empty caption, no sources give None.
     """
     texts, faults, whole = list[str](), [], True
     for name in sources:
         try:
             texts.append(read_caption_file(folder / name).text)
         except NotACaptionError as fault:
-            if _has_gone(folder / name, fault):
+            if _is_gone(folder / name, fault):
                 whole = False
             else:
-                faults.append(_no_caption(folder / name, fault))
+                faults.append(_unreadable(folder / name, fault))
     if listed is not None:
         texts.append(listed)
     read = [split_caption(text, "caption") for text in texts]
@@ -239,12 +238,12 @@ def read_caption(folder: Path, sources: Sequence[str], listed: str | None) -> Ca
 
 
 def noted(notes: PictureNotes) -> dict[str, Any]:
-    """Return what notes say of a picture, as the library keeps it."""
+    """Return the notes of an image as library fields."""
     return {"excluded": notes.excluded, "rating": notes.rating, "crop": notes.crop}
 
 
 def read_size(path: Path) -> Mapping[str, Any]:
-    """Return what a picture's header tells: its upright size, or the problem that it has, as the library keeps them."""
+    """Return an image's upright size from its header, or its problem, as library fields."""
     try:
         with open_picture(path, MOST_MEGAPIXELS) as image:
             width, height = _size(path, image)
@@ -254,23 +253,23 @@ def read_size(path: Path) -> Mapping[str, Any]:
 
 
 def _size(path: Path, image: ImageFile.ImageFile) -> tuple[int, int]:
-    if image.format != "PNG" or _tells_later(path):
+    if image.format != "PNG" or _has_late_exif(path):
         return upright_size(image)
-    # Pillow would decode all of a PNG to see whether EXIF comes after the pixels. Here it does not.
+    # Pillow would decode the whole PNG to look for EXIF after the pixels, where this file has none.
     image.info.setdefault("exif", None)
     width, height = image.size
     return (height, width) if exif_orientation(image) >= 5 else (width, height)
 
 
-def _tells_later(path: Path) -> bool:
-    """Tell whether a PNG has chunks after its pixels that could hold EXIF, without reading pixels."""
+def _has_late_exif(path: Path) -> bool:
+    """Return whether a PNG has chunks after its pixels that could hold EXIF, without reading the pixels."""
     pixels = False
     with open_file(path, "image") as file:
         file.seek(8)
         while len(head := file.read(8)) == 8:
             length, kind = struct.unpack(">I4s", head)
             pixels |= kind == b"IDAT"
-            if pixels and kind in _TELLING:
+            if pixels and kind in _EXIF_CHUNKS:
                 return True
             if kind == b"IEND":
                 return False
@@ -278,12 +277,12 @@ def _tells_later(path: Path) -> bool:
     return False
 
 
-def _has_gone(path: Path, fault: NotACaptionError) -> bool:
-    """Tell whether a file could not be read for not being there any more, or its disk."""
+def _is_gone(path: Path, fault: NotACaptionError) -> bool:
+    """Return whether a file could not be read because it or its disk is gone."""
     cause = fault.__cause__
     return isinstance(cause, FileNotFoundError) or (isinstance(cause, OSError) and file_state(path) is None)
 
 
-def _no_caption(path: Path, fault: NotACaptionError) -> DatasetError:
-    sentence = f"{path} is not used as a caption: {fault}."
-    return DatasetError("caption.unreadable", sentence, "Write the caption again as plain text.")
+def _unreadable(path: Path, fault: NotACaptionError) -> DatasetError:
+    sentence = f"Could not read the caption {path}: {fault}."
+    return DatasetError("caption.unreadable", sentence, "Save the caption as a plain text file.")

@@ -1,4 +1,4 @@
-"""What can be told of a dataset's own folder: which one it is, and why it cannot be opened or reached."""
+"""Identify dataset folders, explain why one cannot be opened or reached, and remove closed ones from the library."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from app.core.tasks import Post
 from trainer.errors import DatasetError
 from trainer.protocol.files import long_path
 
-_AT_ONCE = 4000
-"""Pictures forgotten in one go, some 15 ms for all who hear of it; a closed dataset of 100,000 took half a second."""
+_BATCH = 4000
+"""Images removed per batch, about 15 ms with all listeners; 100,000 at once blocked the window for half a second."""
 
 
 def told_apart(root: Path, others: Iterable[Path]) -> str:
-    """Return a folder's name, with as many of the folders above it as tell it from others of that name."""
-    besides = [other.parts for other in others if other != root]
+    """Return a folder's name with as many parent folders as it takes to be unique among `others`."""
+    other_parts = [other.parts for other in others if other != root]
     for count in range(1, len(root.parts)):
         parts = root.parts[-count:]
-        if all(other[-count:] != parts for other in besides):
+        if all(other[-count:] != parts for other in other_parts):
             return "/".join(parts)
     return str(root)
 
 
 def identity_of(folder: Path) -> tuple[int, int] | None:
-    """Return what two paths to one folder share, also where one of them is a link; None where nothing is."""
+    """Return a folder's device and inode, equal for all paths to it, links included; None if it does not exist."""
     try:
         facts = long_path(folder).stat()
     except OSError:
@@ -35,47 +35,49 @@ def identity_of(folder: Path) -> tuple[int, int] | None:
 
 
 def overlapping(root: Path, other: Path) -> DatasetError:
-    """Return why a folder is not opened besides another that it lies in, or that lies in it; asks the disk."""
+    """Return the error for opening a folder that contains an open dataset or is inside one; accesses the disk."""
     if root.is_relative_to(other):
         if not os.path.lexists(long_path(root)):
-            sentence = f"There is nothing at {root}."
-            return DatasetError("dataset.folder_lost", sentence, "It was moved or renamed, or the path has a typo.")
-        sentence = f"{root} is inside {other}, which is already open."
-        return DatasetError("dataset.open_already", sentence, "Find its images there.")
-    sentence = f"{root} contains {other}, which is already open."
+            sentence = f"Could not open {root}: it does not exist."
+            return DatasetError(
+                "dataset.folder_lost", sentence, "Check whether it was moved or renamed, or the path has a typo."
+            )
+        sentence = f"Could not open {root}: it is inside {other}, which is already open."
+        return DatasetError("dataset.open_already", sentence, f"Its images are listed in {other.name}.")
+    sentence = f"Could not open {root}: it contains {other}, which is already open."
     return DatasetError("dataset.open_already", sentence, f"Close {other.name} first to open all of {root.name}.")
 
 
 def silence(folder: Path) -> DatasetError:
-    """Return what is said of a folder whose disk does not answer."""
-    sentence = f"The folder {folder} does not answer."
-    remedy = "Check its drive or network. Its images stay listed until you close it."
+    """Return the error for a folder whose disk does not respond."""
+    sentence = f"The folder {folder} does not respond."
+    remedy = "Check its drive or network connection. Its images stay listed until you close the dataset."
     return DatasetError("dataset.silent", sentence, remedy)
 
 
 class Forgetting:
-    """Pictures on their way out of the library; it belongs to the library's thread."""
+    """Removes the images of closed datasets from the library in batches; belongs to the library's thread."""
 
     def __init__(self, library: Library, post: Post) -> None:
         self._library, self._post = library, post
-        self._left: list[int] = []
+        self._remaining: list[int] = []
 
     def begin(self, ids: Sequence[int]) -> None:
-        """Forget these, the last ones first, as those in sight are mostly the first; at once where they are few."""
-        self._left = [*ids, *self._left]
-        if len(self._left) == len(ids):
-            self._go_on()
+        """Remove these, the last first because the visible ones are mostly first; a single batch is removed at once."""
+        self._remaining = [*ids, *self._remaining]
+        if len(self._remaining) == len(ids):
+            self._remove_batch()
 
     def finish(self, root: Path) -> None:
-        """Forget now what is left of that folder, and of those that lie in it or that it lies in."""
+        """Remove now all remaining images of this folder, its subfolders and its parents."""
         known = self._library.pictures
-        left = {number: known[number].folder.root for number in self._left if number in known}
+        left = {number: known[number].folder.root for number in self._remaining if number in known}
         here = {one for one in set(left.values()) if one.is_relative_to(root) or root.is_relative_to(one)}
-        self._left = [number for number, of in left.items() if of not in here]
+        self._remaining = [number for number, of in left.items() if of not in here]
         self._library.remove([number for number, of in left.items() if of in here])
 
-    def _go_on(self) -> None:
-        some, self._left = self._left[-_AT_ONCE:], self._left[:-_AT_ONCE]
+    def _remove_batch(self) -> None:
+        some, self._remaining = self._remaining[-_BATCH:], self._remaining[:-_BATCH]
         self._library.remove(some)
-        if self._left:
-            self._post(self._go_on)
+        if self._remaining:
+            self._post(self._remove_batch)

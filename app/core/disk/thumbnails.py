@@ -1,4 +1,4 @@
-"""Thumbnails for what is on screen: made by workers, the newest wish first, kept in bounded memory and on disk."""
+"""Thumbnails, made by worker threads with the newest request first, cached in bounded memory and on disk."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from trainer.errors import DatasetError
 from trainer.host import usable_cores
 from trainer.protocol.row_store import RowStore, key_of
 
-if TYPE_CHECKING:  # brings numpy and Pillow, for which the window does not wait
+if TYPE_CHECKING:  # imports numpy and Pillow, which would delay the window
     from app.core.pixels import Pixels
 
 Edge = Literal[256, 512]
-"""Sides in pixels of the squares that thumbnails are made for."""
+"""Side in pixels of the square that a thumbnail fits."""
 EDGES: tuple[Edge, Edge] = (256, 512)
 FILE_NAME = "thumbnails.sqlite"
-_LONG = 10.0
-"""Seconds after which a thumbnail is taken to be stuck at a disk that does not answer; enormous pictures take five."""
-_MORE = 8
-"""Threads more than are wanted, at most."""
-_PATIENCE = 2.0
-"""Seconds that the end waits for what is being made."""
+_STUCK_SECONDS = 10.0
+"""Seconds after which a thread counts as stuck at a disk that does not respond; enormous images take five."""
+_MAX_EXTRA = 8
+"""Maximum extra threads to replace stuck ones."""
+_CLOSE_TIMEOUT = 2.0
+"""Seconds that `close` waits for running threads."""
 
 
-class _Wish(NamedTuple):
-    """A picture's file as it was when somebody wished for it."""
+class _Request(NamedTuple):
+    """A requested thumbnail: image id, side, and the file's state at the time of the request."""
 
     picture: int
     pixels: int
@@ -43,19 +43,19 @@ class _Wish(NamedTuple):
 
 
 class _ThumbnailJob(NamedTuple):
-    """What a thread is to make."""
+    """A thumbnail for a thread to make."""
 
-    wish: _Wish
+    request: _Request
     path: Path
     shown: bool = True
-    """Whether somebody waits for it."""
+    """Whether it is for the screen; otherwise only for the disk cache."""
     reachable: bool = True
-    """Whether its file may be asked for; else there is what the disk's cache has, or nothing."""
+    """Whether the file may be read; otherwise only the disk cache is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Thumbnail:
-    """A small picture, three bytes a pixel, or the reason why there is none."""
+    """A small image with three bytes per pixel, or the reason why there is none."""
 
     picture: int
     pixels: int
@@ -66,11 +66,11 @@ class Thumbnail:
 
 
 class Thumbnails:
-    """Belongs to the library's thread; its own threads make what it is asked for.
+    """Thumbnail service; belongs to the library's thread and makes thumbnails on its own threads.
 
-    `ready` tells of each thumbnail that was wished for. Of wishes that wait the newest comes first; `show` replaces
-    all that wait, so that what was scrolled past costs nothing. `prepare` fills the disk's cache in idle time: when the
-    user has done nothing for `quiet` seconds, as workers take turns with the window's thread.
+    `ready` is emitted for each requested thumbnail. The newest waiting request comes first, and `show` replaces all
+    waiting ones, so that images scrolled past cost nothing. `prepare` fills the disk cache in idle time, when the user
+    has done nothing for `quiet` seconds, because the threads share the GIL with the window's thread.
     """
 
     def __init__(
@@ -83,109 +83,109 @@ class Thumbnails:
         quiet: float = 1.0,
     ) -> None:
         self.ready: Emitter[Thumbnail] = Emitter()
-        self.reachable: Callable[[Picture], bool] = lambda picture: True
-        """Tells whether a picture's disk can be reached; whoever watches it says it here."""
+        self.reachable: Callable[[Picture], bool] = lambda image: True
+        """Returns whether an image's disk can be reached. Set by the owner."""
         self._post = post
         self._store = RowStore(file, disk)
-        self._kept: OrderedDict[_Wish, Thumbnail] = OrderedDict()
-        self._failed: dict[int, _Wish] = {}
-        self._weight, self._memory = 0, memory
+        self._kept: OrderedDict[_Request, Thumbnail] = OrderedDict()
+        self._failed: dict[int, _Request] = {}
+        self._memory_used, self._memory_limit = 0, memory
         self._change = threading.Condition()
-        self._wishes: dict[_Wish, _ThumbnailJob] = {}
-        self._later: tuple[deque[Picture], int] = (deque(), EDGES[0])
+        self._requests: dict[_Request, _ThumbnailJob] = {}
+        self._idle_queue: tuple[deque[Picture], int] = (deque(), EDGES[0])
         self._quiet, self._idle_from = quiet, 0.0
-        self._done: deque[tuple[_Wish, Thumbnail]] = deque()
-        self._running: set[_Wish] = set()
-        self._ends = False
+        self._done: deque[tuple[_Request, Thumbnail]] = deque()
+        self._running: set[_Request] = set()
+        self._closing = False
         count = threads or max(1, min(4, usable_cores() - 1))
         self._count, self._threads = count, 0
-        self._hired: list[threading.Thread] = []
+        self._all_threads: list[threading.Thread] = []
         self._busy: dict[threading.Thread, float] = {}
-        """Who makes something and since when, by the monotonic clock."""
+        """Busy threads with the monotonic time at which their current job began."""
 
     def get(self, picture: Picture, pixels: int) -> Thumbnail | None:
-        """Return a thumbnail of the file as it is now, if memory has it."""
-        wish = _wish(picture, pixels)
-        thumbnail = self._kept.get(wish)
+        """Return the thumbnail of the file's current state if it is in memory."""
+        request = _request_for(picture, pixels)
+        thumbnail = self._kept.get(request)
         if thumbnail:
-            self._kept.move_to_end(wish)
+            self._kept.move_to_end(request)
         return thumbnail
 
     def request(self, picture: Picture, pixels: int) -> None:
-        """Wish for a thumbnail, before all others that wait."""
-        self._wait_for([picture], pixels, keep=True)
+        """Request a thumbnail before all waiting ones."""
+        self._enqueue([picture], pixels, keep=True)
 
     def show(self, pictures: Iterable[Picture], pixels: int) -> None:
-        """Wish for these thumbnails, the first of them first, and for no others."""
-        self._wait_for(pictures, pixels, keep=False)
+        """Request these thumbnails in their order, dropping all waiting requests."""
+        self._enqueue(pictures, pixels, keep=False)
 
     def forget(self, ids: Iterable[int]) -> None:
-        """Drop the wishes for these pictures."""
+        """Drop the waiting requests for these images."""
         gone = set(ids)
         with self._change:
-            self._wishes = {wish: job for wish, job in self._wishes.items() if wish.picture not in gone}
+            self._requests = {request: job for request, job in self._requests.items() if request.picture not in gone}
 
     def prepare(self, pictures: Iterable[Picture], pixels: int) -> None:
-        """Make these thumbnails for the disk's cache in idle time; they replace those asked for so before."""
+        """Make these thumbnails for the disk cache in idle time; this replaces an earlier call."""
         with self._change:
-            self._later = deque(pictures), pixels
+            self._idle_queue = deque(pictures), pixels
             self._start()
             self._change.notify()
 
     def give_way(self) -> None:
-        """Leave idle work for later: the user does something."""
+        """Postpone idle work because the user is active."""
         self._idle_from = time.monotonic() + self._quiet
 
     def retry(self, ids: Iterable[int]) -> None:
-        """Forget that these pictures could not be shown: their disk may be there again."""
+        """Clear the failures of these images because their disk may be back."""
         for number in self._failed.keys() & set(ids):
             self._kept.pop(self._failed.pop(number), None)
         self.look()
 
     def look(self) -> None:
-        """Go on with what waits though all threads are stuck; called every few seconds by whoever has a clock."""
+        """Start extra threads if all are stuck and requests wait; call every few seconds."""
         with self._change:
-            if self._wishes:
+            if self._requests:
                 self._start()
 
     def close(self) -> None:
-        """End the threads after what they make now, and write what waits for the disk."""
+        """End the threads after their current job, and flush the disk cache."""
         with self._change:
-            self._ends = True
+            self._closing = True
             self._change.notify_all()
-            self._change.wait_for(lambda: not self._threads, _PATIENCE)
-            ending = [thread for thread in self._hired if thread not in self._busy]
+            self._change.wait_for(lambda: not self._threads, _CLOSE_TIMEOUT)
+            ending = [thread for thread in self._all_threads if thread not in self._busy]
         for thread in ending:
             thread.join()
         self._store.close()
 
-    def _wait_for(self, pictures: Iterable[Picture], pixels: int, keep: bool) -> None:
+    def _enqueue(self, images: Iterable[Picture], pixels: int, keep: bool) -> None:
         self.give_way()
-        jobs = [_ThumbnailJob(_wish(one, pixels), one.path, reachable=self.reachable(one)) for one in pictures]
-        missing = [job for job in reversed(jobs) if job.wish not in self._kept]
+        jobs = [_ThumbnailJob(_request_for(one, pixels), one.path, reachable=self.reachable(one)) for one in images]
+        missing = [job for job in reversed(jobs) if job.request not in self._kept]
         with self._change:
-            waiting = self._wishes if keep else {}
+            waiting = self._requests if keep else {}
             for job in missing:
-                waiting.pop(job.wish, None)
-                if job.wish not in self._running:
-                    waiting[job.wish] = job
-            self._wishes = waiting
+                waiting.pop(job.request, None)
+                if job.request not in self._running:
+                    waiting[job.request] = job
+            self._requests = waiting
             if missing:
                 self._start()
                 self._change.notify_all()
 
     def _start(self) -> None:
-        """See to it that there are threads, others for those that are stuck at a disk that does not answer."""
-        while self._threads < min(self._count + self._stuck(), self._count + _MORE):
+        """Start missing threads, with replacements for those stuck at a disk that does not respond."""
+        while self._threads < min(self._count + self._stuck(), self._count + _MAX_EXTRA):
             thread = threading.Thread(target=self._work, name=f"thumbnails-{self._threads}", daemon=True)
-            self._hired = [*filter(threading.Thread.is_alive, self._hired), thread]
+            self._all_threads = [*filter(threading.Thread.is_alive, self._all_threads), thread]
             self._threads += 1
             thread.start()
 
     def _stuck(self) -> int:
-        return sum(begun + _LONG <= time.monotonic() for begun in self._busy.values())
+        return sum(begun + _STUCK_SECONDS <= time.monotonic() for begun in self._busy.values())
 
-    # On the threads
+    # On the worker threads
 
     def _work(self) -> None:
         step_back()
@@ -193,35 +193,35 @@ class Thumbnails:
             stand_back()
             try:
                 if job.shown:
-                    self._hand(job, self._make(job))
+                    self._finish(job, self._make(job))
                 elif not self._store.has(_key(job)):
                     self._draw(job)
-            except Exception as fault:  # a thread that died would leave the window without thumbnails
+            except Exception as fault:  # a dead thread would leave the window without thumbnails
                 if not isinstance(fault, DatasetError):
-                    logging.getLogger(__name__).exception("No thumbnail of %s", job.path)
+                    logging.getLogger(__name__).exception("Could not make a thumbnail of %s", job.path)
                 if job.shown:
-                    self._hand(job, Thumbnail(job.wish.picture, job.wish.pixels, 0, 0, b"", str(fault)))
+                    self._finish(job, Thumbnail(job.request.picture, job.request.pixels, 0, 0, b"", str(fault)))
 
     def _next(self) -> _ThumbnailJob | None:
-        """Return the newest of what somebody waits for, or something for later; None at the end."""
+        """Wait for and return the newest request, or idle work; None when the thread should end."""
         me = threading.current_thread()
         with self._change:
             self._busy.pop(me, None)
-            while not self._ends and self._threads <= self._count + self._stuck():
+            while not self._closing and self._threads <= self._count + self._stuck():
                 self._busy[me] = time.monotonic()
-                if self._wishes:
-                    wish, job = self._wishes.popitem()
-                    if job.reachable:  # else it may be wished for once more when its disk is back
-                        self._running.add(wish)
+                if self._requests:
+                    request, job = self._requests.popitem()
+                    if job.reachable:  # otherwise it can be requested again when its disk is back
+                        self._running.add(request)
                     return job
-                later, pixels = self._later
+                idle, pixels = self._idle_queue
                 patience = self._idle_from - time.monotonic()
-                rests = later and len(self._running) <= self._stuck()
+                rests = idle and len(self._running) <= self._stuck()
                 if rests and patience <= 0:
-                    # Only here, as it would take the window's thread half a second for 100,000 pictures. What is read
-                    # of a picture may be about to change: then its thumbnail is made under a name nobody asks for.
-                    picture = later.popleft()
-                    return _ThumbnailJob(_wish(picture, pixels), picture.path, shown=False)
+                    # The request is built here because building 100,000 takes the window's thread half a second. If
+                    # the image changes meanwhile, its thumbnail is stored under a key that is never requested.
+                    image = idle.popleft()
+                    return _ThumbnailJob(_request_for(image, pixels), image.path, shown=False)
                 del self._busy[me]
                 self._change.wait(max(0.0, patience) if rests else None)
             self._threads -= 1
@@ -236,56 +236,56 @@ class Thumbnails:
         if pixels is None and not job.reachable:
             return None
         pixels = pixels or self._draw(job)
-        return Thumbnail(job.wish.picture, job.wish.pixels, pixels.width, pixels.height, pixels.rgb)
+        return Thumbnail(job.request.picture, job.request.pixels, pixels.width, pixels.height, pixels.rgb)
 
     def _draw(self, job: _ThumbnailJob) -> Pixels:
         from app.core.disk.images import make_thumbnail
 
-        pixels, packed = make_thumbnail(job.path, job.wish.pixels)
+        pixels, packed = make_thumbnail(job.path, job.request.pixels)
         stand_back()
         self._store.put(_key(job), packed)
         return pixels
 
-    def _hand(self, job: _ThumbnailJob, thumbnail: Thumbnail | None) -> None:
+    def _finish(self, job: _ThumbnailJob, thumbnail: Thumbnail | None) -> None:
         if thumbnail is None:
             return
         with self._change:
             if job.reachable:
-                self._running.discard(job.wish)
+                self._running.discard(job.request)
             first = not self._done
-            self._done.append((job.wish, thumbnail))
+            self._done.append((job.request, thumbnail))
             self._change.notify()
-        if first:  # one call for all that are done by then
+        if first:  # one call delivers all thumbnails that are done by then
             self._post(self._deliver)
 
-    # At home again
+    # On the library's thread
 
     def _deliver(self) -> None:
         with self._change:
             done, self._done = self._done, deque()
-        for wish, thumbnail in done:
-            self._keep(wish, thumbnail)
+        for request, thumbnail in done:
+            self._store_in_memory(request, thumbnail)
             self.ready.emit(thumbnail)
 
-    def _keep(self, wish: _Wish, thumbnail: Thumbnail) -> None:
-        former = self._kept.pop(wish, None)
-        self._kept[wish] = thumbnail
-        self._weight += len(thumbnail.rgb) - (len(former.rgb) if former else 0)
+    def _store_in_memory(self, request: _Request, thumbnail: Thumbnail) -> None:
+        former = self._kept.pop(request, None)
+        self._kept[request] = thumbnail
+        self._memory_used += len(thumbnail.rgb) - (len(former.rgb) if former else 0)
         if thumbnail.problem is not None:
-            self._failed[wish.picture] = wish
-        while self._weight > self._memory and len(self._kept) > 1:
+            self._failed[request.picture] = request
+        while self._memory_used > self._memory_limit and len(self._kept) > 1:
             _, oldest = self._kept.popitem(last=False)
-            self._weight -= len(oldest.rgb)
+            self._memory_used -= len(oldest.rgb)
 
 
 def edge_for(side: float) -> Edge:
-    """Return the smaller edge that is sharp at `side` device pixels."""
+    """Return the smallest edge that is sharp at `side` device pixels."""
     return 256 if side <= 256 else 512
 
 
-def _wish(picture: Picture, pixels: int) -> _Wish:
-    return _Wish(picture.id, pixels, picture.changed_ns, picture.bytes)
+def _request_for(image: Picture, pixels: int) -> _Request:
+    return _Request(image.id, pixels, image.changed_ns, image.bytes)
 
 
 def _key(job: _ThumbnailJob) -> bytes:
-    return key_of(job.path, job.wish.changed_ns, job.wish.size, job.wish.pixels)
+    return key_of(job.path, job.request.changed_ns, job.request.size, job.request.pixels)

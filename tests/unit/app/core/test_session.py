@@ -30,7 +30,7 @@ class Sitting:
     def look(self) -> None:
         self.session.datasets.refresh(whole=True)
         datasets = self.session.datasets._open.values()
-        self.desk.until(lambda: not any(each.looking or each.sizing for each in datasets))
+        self.desk.until(lambda: not any(each.scanning or each.sizing for each in datasets))
 
     def value(self, field: Field) -> Value:
         return self.session.library.pictures[self.number].value(field)
@@ -93,7 +93,7 @@ def test_a_fact_edited_during_a_look_wins_over_what_the_look_read(sitting: Sitti
     session.datasets.refresh(whole=True)
     session.library.apply_to_folders([FolderChange(folder, "trigger", None, "mine")])
     datasets = session.datasets._open.values()
-    sitting.desk.until(lambda: not any(each.looking for each in datasets))
+    sitting.desk.until(lambda: not any(each.scanning for each in datasets))
     assert folder.trigger == "mine"
     sitting.look()
     assert (folder.trigger, folder.repeats) == ("theirs", 4)  # nobody said that the edit is still to be saved

@@ -211,4 +211,4 @@ def test_the_model_card_tells_what_the_run_knows_and_shows_texts_as_they_are(tmp
     )
     for part in (*parts, "Author: Ä"):
         assert part in card, part
-    assert "Licence" not in card and "/models" not in card
+    assert "License" not in card and "/models" not in card

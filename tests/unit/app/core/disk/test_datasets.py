@@ -165,7 +165,7 @@ def test_a_large_dataset_is_forgotten_in_portions_and_comes_back_as_it_was(
     opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At 100,000 pictures all who hear of it took half a second."""
-    monkeypatch.setattr(forgetting, "_AT_ONCE", 2)
+    monkeypatch.setattr(forgetting, "_BATCH", 2)
     for number in range(5):
         picture(tmp_path / f"{number}.png")
     opened.open(tmp_path)
@@ -187,7 +187,7 @@ def test_a_large_dataset_is_forgotten_in_portions_and_comes_back_as_it_was(
 def test_opening_a_folder_ends_only_the_forgetting_of_what_lies_there(
     opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forgetting, "_AT_ONCE", 1)
+    monkeypatch.setattr(forgetting, "_BATCH", 1)
     roots = [tmp_path / name for name in ("a", "b")]
     for root in roots:
         for number in range(3):

@@ -96,7 +96,7 @@ def test_an_edit_in_place_of_a_picture_in_sight_is_found_without_a_thorough_look
 def test_an_edit_in_place_out_of_sight_is_found_when_its_turn_comes(
     opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scanner, "_TURN", 0.0)  # one file at each look
+    monkeypatch.setattr(scanner, "_CHECK_SECONDS", 0.0)  # one file at each look
     paths = [picture(tmp_path / f"{n}.png") for n in range(3)] + [write(tmp_path / f"{n}.txt", "one") for n in range(3)]
     for path in (*paths, tmp_path):
         os.utime(path, ns=(10**18, 10**18))
@@ -133,7 +133,7 @@ def test_a_directory_that_takes_long_rests_until_a_thorough_look(
 ) -> None:
     ticks = count()
     monkeypatch.setattr("time.thread_time", lambda: next(ticks))  # every listing takes a second
-    monkeypatch.setattr(scanner, "_REST", 1e9)
+    monkeypatch.setattr(scanner, "_REST_FACTOR", 1e9)
     picture(tmp_path / "1.png")
     opened.open(tmp_path)
     seen = []
@@ -223,11 +223,11 @@ def test_headers_that_were_asked_for_while_a_dataset_was_gone_are_read_when_it_i
     picture(root / "1.png")
     opened.datasets.open(root)
     dataset = opened.datasets._open[root]
-    opened.desk.until(lambda: opened.names() and dataset.sizing and not dataset.looking)
+    opened.desk.until(lambda: opened.names() and dataset.sizing and not dataset.scanning)
     root.rename(away)
     if told == "after":
         opened.datasets.refresh(whole=True)
-        opened.desk.until(lambda: dataset.lost and not dataset.looking)
+        opened.desk.until(lambda: dataset.lost and not dataset.scanning)
     gone.set()
     opened.desk.until(lambda: not dataset.sizing)
     opened.look()

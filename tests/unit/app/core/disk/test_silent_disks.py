@@ -56,7 +56,7 @@ def silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Silent]:
     ):
         monkeypatch.setattr(module, name, silent.reader(getattr(module, name)))
     for module in (datasets, tasks, thumbnails, saver):  # no test waits for seconds
-        for name in ("_SILENT", "_LONG", "_PATIENCE"):
+        for name in ("_SILENT", "_STUCK_SECONDS", "_CLOSE_TIMEOUT", "_PATIENCE"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, 0.0)
     yield silent
@@ -95,13 +95,13 @@ def test_a_dataset_that_falls_silent_stays_listed_and_goes_on_by_itself(
     path = picture(silent.place / "a.png")
     silent.only = asked
     opened.datasets.open(silent.place)
-    opened.desk.until(lambda: opened.names() and not opened.datasets._open[silent.place].looking)
+    opened.desk.until(lambda: opened.names() and not opened.datasets._open[silent.place].scanning)
     if asked == "look_again":
         opened.settle()
         opened.datasets.refresh()
     assert silent.asked.acquire(timeout=60)
     opened.datasets.refresh()
-    assert opened["a.png"].problem == f"The folder {path.parent} does not answer."
+    assert opened["a.png"].problem == f"The folder {path.parent} does not respond."
     assert opened.problems[0].sentence == opened["a.png"].problem
     silent.answers.set()
     opened.settle()
@@ -130,7 +130,7 @@ def test_of_a_silent_dataset_that_was_closed_nothing_is_heard_any_more(
     assert dataset.lost
     opened.datasets.close(silent.place)
     silent.answers.set()
-    opened.desk.until(lambda: not dataset.looking)
+    opened.desk.until(lambda: not dataset.scanning)
     assert opened.names() == []
 
 
@@ -151,7 +151,7 @@ def test_where_all_threads_are_stuck_what_waits_is_made_at_the_next_look(
 ) -> None:
     far, near = picture(silent.place / "far.png"), picture(tmp_path / "near" / "near.png")
     one, other = (Picture(n, Folder(path.parent, path.parent), path.name) for n, path in enumerate((far, near)))
-    monkeypatch.setattr(thumbnails, "_LONG", 3600.0)  # not stuck yet when the second is wished for
+    monkeypatch.setattr(thumbnails, "_STUCK_SECONDS", 3600.0)  # not stuck yet when the second is wished for
     with a_desk() as desk:
         made = Thumbnails(desk.post, tmp_path / "t.sqlite", threads=1)
         made.request(one, 256)
@@ -159,7 +159,7 @@ def test_where_all_threads_are_stuck_what_waits_is_made_at_the_next_look(
         made.request(other, 256)
         made.look()
         assert made._threads == 1
-        monkeypatch.setattr(thumbnails, "_LONG", 0.0)
+        monkeypatch.setattr(thumbnails, "_STUCK_SECONDS", 0.0)
         made.look()
         desk.until(lambda: made.get(other, 256))
         made.close()

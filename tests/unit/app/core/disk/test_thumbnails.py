@@ -150,7 +150,7 @@ def test_idle_time_fills_the_disk_without_telling_anybody(desk: Desk, tmp_path: 
     told: list[Thumbnail] = []
     made.ready.connect(told.append)
     made.prepare(pictures[:5], 256)
-    while made._later[0]:  # each wish that is seen lets one more be prepared after it at least
+    while made._idle_queue[0]:  # each wish that is seen lets one more be prepared after it at least
         one(desk, made, pictures[5])
         made._kept.clear()
     one(desk, made, pictures[5])
@@ -171,7 +171,7 @@ def test_idle_time_is_none_while_the_user_does_something(desk: Desk, tmp_path: P
         one(desk, made, pictures[2])
         made._kept.clear()
     made.close()
-    assert len(made._later[0]) == 2
+    assert len(made._idle_queue[0]) == 2
 
 
 def test_a_picture_that_could_not_be_shown_is_tried_again_when_its_disk_is_back(

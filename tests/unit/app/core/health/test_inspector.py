@@ -61,7 +61,7 @@ class Watched:
 
     def idle(self) -> bool:
         state = self.health.state()
-        looks = any(each.looking or each.sizing for each in self.datasets._open.values())
+        looks = any(each.scanning or each.sizing for each in self.datasets._open.values())
         return bool(self.health.judge) and not (looks or state.judging or state.inspecting or self.health._soon)
 
     def found(self) -> dict[str, list[str]]:

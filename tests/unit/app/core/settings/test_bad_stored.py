@@ -117,7 +117,7 @@ def test_notes_that_cannot_be_read_are_a_finding_until_they_can(what: str, tmp_p
 
     def look() -> None:
         session.datasets.refresh(whole=True)
-        desk.until(lambda: not any(each.looking or each.sizing for each in session.datasets._open.values()))
+        desk.until(lambda: not any(each.scanning or each.sizing for each in session.datasets._open.values()))
         desk.until(lambda: bool(session.health.judge))
 
     def damaged() -> list[str]:
