@@ -163,8 +163,8 @@ class World:
         """End the session as the operating system ends a process: its lock is let go, nothing else happens."""
         FAULTS.clear()
         self.posted.clear()
-        self.journal._shut()
-        self.journal._owned.close()
+        self.journal._close_file()
+        self.journal._lock.close()
 
     def close(self) -> None:
         """End the session as quitting does."""
@@ -214,8 +214,8 @@ def a_world(base: Path) -> Iterator[World]:
     yield made
     FAULTS.clear()
     FAULTS.inside = ""
-    made.journal._shut()
-    made.journal._owned.close()
+    made.journal._close_file()
+    made.journal._lock.close()
 
 
 def change(world: World, place: int, value: Value, field: Field = "caption") -> ValueChange:

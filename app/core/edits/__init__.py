@@ -1,1 +1,1 @@
-"""What the user changes: edits with undo, a journal that outlives crashes, and the writer that brings them to disk."""
+"""User edits: undo history, a crash-safe journal, and the writer that saves them to disk."""

@@ -1,9 +1,9 @@
-"""Keeps every content of a user's file that is about to be overwritten and that we did not write ourselves.
+"""Back up every version of a user's file that Impasto is about to overwrite and did not write itself.
 
-One SQLite file a dataset in the per-user folder: contents by their SHA-256, so that equal ones are stored once, and
-which file held which, when. The first one kept of a file is its original and is never dropped; later ones, written by
-other programs in between, go, oldest first, when the whole passes a limit. A damaged database is renamed and never
-deleted: what it holds may exist nowhere else.
+Each dataset has one SQLite file in the per-user folder. It stores contents by SHA-256, so that equal ones are stored
+once, and records which file held which content when. The first version of a file is its original and is never dropped.
+Later versions, written by other programs in between, are dropped oldest first when the database exceeds a size limit.
+A damaged database is renamed, never deleted, because its contents may exist nowhere else.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import sqlite3
 
 MOST_BYTES = 512_000_000
-"""What the backups of one dataset may take before versions that are no originals are dropped."""
+"""Maximum bytes of one dataset's backups before versions other than originals are dropped."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS contents (hash BLOB PRIMARY KEY, bytes BLOB NOT NULL) WITHOUT ROWID;
@@ -34,43 +34,43 @@ CREATE TABLE IF NOT EXISTS versions (
     UNIQUE (file, hash));
 CREATE INDEX IF NOT EXISTS originals ON versions (file) WHERE original;
 """
-# A file that was not there has no content; this hash distinguishes it from an empty one.
+# Stands for an absent file, as opposed to an empty one.
 _ABSENT = b""
-# What SQLite calls a file that it cannot use: damaged, not a database, or one with other tables.
-_DAMAGE = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_FORMAT", "SQLITE_ERROR")  # also begin extended names
+# SQLite errors for an unusable file: damaged, not a database, or a database with other tables.
+_DAMAGE = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_FORMAT", "SQLITE_ERROR")  # also prefixes of extended names
 
 
 class _DamagedError(OSError):
-    """A database that SQLite cannot use, now or ever."""
+    """SQLite cannot use the database, and trying again will not help."""
 
 
 class BackupVersion(NamedTuple):
-    """One content of one file."""
+    """One version of one file."""
 
     file: str
-    """Within the dataset, parts divided by slashes."""
+    """Path within the dataset, with slashes."""
     kept: float
-    """When, in seconds since 1970."""
+    """Time of the backup in seconds since 1970."""
     original: bool
     data: bytes | None
-    """None: there was no file."""
+    """Contents; None if the file did not exist."""
 
 
 class Written(NamedTuple):
-    """What a file held before and after it was written; None where there was no file."""
+    """Contents of a file before and after a write; None where the file did not exist."""
 
     file: Path
     before: bytes | None
     after: bytes | None
 
     def inverse(self) -> Written:
-        """Return the writing that takes this one back."""
+        """Return the write that undoes this one."""
         return Written(self.file, self.after, self.before)
 
     def write(self, *, durable: bool = True) -> bool:
-        """Write it, unless the file holds something else than `before` by now; return whether it was written.
+        """Write the file if it still holds `before`; return whether it was written.
 
-        What it replaces has to be kept before. Raises OSError.
+        The caller must back up the old contents first. Raises OSError.
         """
         try:
             if self.after is None:
@@ -83,24 +83,24 @@ class Written(NamedTuple):
 
 
 class Backups:
-    """All backups in one folder; every call opens and closes its file, so any thread may use it."""
+    """Backup databases in one folder; each call opens and closes its database, so any thread may use it."""
 
     def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
         self._folder, self._most = folder, most_bytes
         self.damaged: Callable[[str, Path], None] = lambda root, file: None
-        """Called on the thread that found the database of a dataset damaged, with its new name. Set by the session."""
+        """Called with the new name of a damaged database, on the thread that found the damage. Set by the session."""
         self._repairing = threading.Lock()
 
     def path(self, root: str) -> Path:
-        """Return where the backups of a dataset lie, by its folder: a name to read and a hash to tell apart."""
+        """Return the path of a dataset's backups: a readable name plus a hash that makes it unique."""
         name = re.sub(r"[^\w-]+", "-", Path(root).name)[:40].strip("-") or "dataset"
         return self._folder / f"{name}-{hashlib.sha256(root.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}.sqlite"
 
     def keep(self, root: str, files: Iterable[tuple[str, bytes | None]]) -> None:
-        """Keep what files hold now, None where there is none; on the disk when this returns, or nothing is.
+        """Back up the current contents of files (None: no file); all are on disk when this returns, or none.
 
-        Without a backup nothing may be overwritten, so a damaged database is set aside and a new one begun: otherwise
-        nothing in that dataset could ever be saved again. Raises OSError, saying what the database said.
+        A damaged database is renamed and a new one created: since nothing may be overwritten without a backup, the
+        dataset could otherwise never be saved again. Raises OSError with the database's error.
         """
         rows = [(file, _ABSENT if data is None else hashlib.sha256(data).digest(), data) for file, data in files]
         if not rows:
@@ -112,22 +112,22 @@ class Backups:
                 self._enter_after_repair(root, rows)
 
     def _enter_after_repair(self, root: str, rows: Sequence[tuple[str, bytes, bytes | None]]) -> None:
-        with contextlib.suppress(_DamagedError):  # another thread may have been first
+        with contextlib.suppress(_DamagedError):  # another thread may have repaired it first
             self._enter(root, rows)
             return
-        aside = self._set_aside(self.path(root))
+        renamed = self._rename_damaged(self.path(root))
         self._enter(root, rows)
-        self.damaged(root, aside)
+        self.damaged(root, renamed)
 
     @staticmethod
-    def _set_aside(path: Path) -> Path:
-        """Rename a damaged database to a free name, and return that; raises OSError."""
+    def _rename_damaged(path: Path) -> Path:
+        """Rename a damaged database to a free name and return the new path; raises OSError."""
         names = (path.with_suffix(f"{ending}{path.suffix}") for ending in numbered(".damaged"))
-        aside = next(name for name in names if not name.exists())
-        with contextlib.suppress(FileNotFoundError):  # left behind, it would be rolled back into the new database
-            replace(Path(f"{path}-journal"), Path(f"{aside}-journal"))
-        replace(path, aside)
-        return aside
+        renamed = next(name for name in names if not name.exists())
+        with contextlib.suppress(FileNotFoundError):  # SQLite would apply a leftover journal to the new database
+            replace(Path(f"{path}-journal"), Path(f"{renamed}-journal"))
+        replace(path, renamed)
+        return renamed
 
     def _enter(self, root: str, rows: Sequence[tuple[str, bytes, bytes | None]]) -> None:
         now = time.time()
@@ -145,21 +145,21 @@ class Backups:
                 _drop_oldest(database, self._bytes(database) - self._most * 3 // 4)
 
     def originals(self, root: str) -> list[BackupVersion]:
-        """Return what each file of a dataset held before we first wrote it, by name; raises OSError.
+        """Return the original of each file of a dataset, sorted by name; raises OSError.
 
-        Without the temporary files of killed writers, which are kept only so that nothing in them is lost.
+        Leaves out temporary files of killed writers, which are backed up only so that nothing in them is lost.
         """
         return [one for one in self._versions(root, "original") if not STRAY.fullmatch(one.file.rpartition("/")[2])]
 
     def versions(self, root: str, file: str) -> list[BackupVersion]:
-        """Return all that is kept of one file, oldest first; raises OSError."""
+        """Return all versions of one file, oldest first; raises OSError."""
         return [version for version in self._versions(root, "file = ?", _stored(file)) if version.file == file]
 
     def restore(self, root: str, names: Sequence[str] | None = None) -> list[Written]:
-        """Write originals back, byte for byte, of all files or of these; what is there now is kept first.
+        """Restore the originals of all files or of `names`, byte for byte, after backing up the current versions.
 
-        Files that were absent then are removed. What another program writes at that moment stays. Returns what
-        changed; raises OSError.
+        Files that did not exist originally are removed. A file that another program writes meanwhile is left alone.
+        Returns the changes; raises OSError.
         """
         wanted = [version for version in self.originals(root) if names is None or version.file in names]
         present = {version.file: _read(Path(root, version.file)) for version in wanted}
@@ -187,7 +187,7 @@ class Backups:
 
         path = self.path(root)
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and not path.is_file():  # SQLite would wait forever at a pipe
+        if path.exists() and not path.is_file():  # SQLite would block forever on a pipe
             raise _DamagedError(None, "it is not a file", str(path))
         try:
             with contextlib.closing(sqlite3.connect(path, timeout=30.0)) as database, database:
@@ -206,7 +206,7 @@ class Backups:
 
 
 def _drop_oldest(database: sqlite3.Connection, surplus: int) -> None:
-    """Drop versions that are no originals, oldest first, until so many bytes are free or none is left."""
+    """Drop versions other than originals, oldest first, until `surplus` bytes are freed or none is left."""
     dropped = []
     for number, size in database.execute(
         "SELECT versions.id, length(bytes) FROM versions JOIN contents USING (hash)"
@@ -221,7 +221,7 @@ def _drop_oldest(database: sqlite3.Connection, surplus: int) -> None:
 
 
 def _stored(file: str) -> str | bytes:
-    """Return a file's name as SQLite takes it: bytes where it is no Unicode, which Linux allows."""
+    """Return a file name for SQLite: as bytes if it is not valid Unicode, which Linux allows."""
     try:
         file.encode("utf-8")
     except UnicodeEncodeError:

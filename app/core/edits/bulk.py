@@ -1,8 +1,8 @@
-"""Changes of many captions at once: pure functions from pictures and options to an edit, whose changes are the preview.
+"""Bulk caption edits: pure functions that return an edit, whose changes also serve as the preview.
 
-Each takes the pictures in their order, so what it is done to is the caller's choice, and leaves every character alone
-that it is not asked to change. Pictures without a caption file get one only where words are added. They may run on a
-worker: a caption that changes meanwhile is left out when the edit is done.
+The caller chooses the images. Characters that an edit does not concern stay unchanged, and images without a caption
+file get one only if text is added. The functions may run on a worker: a caption that changes meanwhile is skipped when
+the edit is applied.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ from app.core.tags.splitting import (
 from trainer.errors import ImpastoError
 
 PATIENCE = 1.0
-"""Seconds that a pattern may take for one caption; an ordinary one needs a few microseconds."""
+"""Time limit of a pattern in seconds per caption; an ordinary one takes a few microseconds."""
 PATIENCE_IN_ALL = 60.0
 
 Order = Literal["alphabet", "frequency"]
 _Rewrite = Callable[[str], str]
 _FOLDER: tuple[FolderField, ...] = ("repeats", "regularisation", "trigger")
 _WORDS = re.compile(r"\w+|\s+|[^\w\s]")
-# Comparing takes time by the product of both lengths: past this, all between what both begin and end with differs.
+# Comparing takes time proportional to the product of both lengths. Longer texts are compared only at both ends.
 _MOST_WORDS = 1500
 
 
 class CaptionSnapshot(Protocol):
-    """A picture, as far as it matters here."""
+    """Id and caption of an image."""
 
     @property
     def id(self) -> int:
-        """Its number in this session."""
+        """Return the image's id in this session."""
 
     @property
     def caption(self) -> str | None:
-        """Its caption file's text, None where there is none."""
+        """Return the caption, or None if the image has no caption file."""
 
 
 class PatternError(ImpastoError):
-    """A pattern that cannot be used; `position` is where in it, counted from 0, or None where it is no one place."""
+    """A search pattern is unusable; `position` is the 0-based index of the fault, or None if it has no one place."""
 
     def __init__(self, code: str, sentence: str, remedy: str, position: int | None = None) -> None:
         super().__init__(code, sentence, remedy)
@@ -65,7 +65,7 @@ class PatternError(ImpastoError):
 def add_tags(
     pictures: Iterable[CaptionSnapshot], tags: Sequence[str], at: int | None = None, lines: Lines = "caption"
 ) -> Edit:
-    """Put tags before the one at place `at`, counted from 0, or behind the last; those that are there already stay."""
+    """Insert tags before index `at`, or append them if it is None; tags already present are not added again."""
 
     def rewrite(row: str) -> str:
         present = set(split_tags(row))
@@ -76,7 +76,7 @@ def add_tags(
 
 
 def remove_tags(pictures: Iterable[CaptionSnapshot], tags: Iterable[str], lines: Lines = "caption") -> Edit:
-    """Take tags away, each with the comma that parted it."""
+    """Remove tags, each with its comma."""
     gone = list(dict.fromkeys(tags))
 
     def rewrite(row: str) -> str:
@@ -89,7 +89,7 @@ def remove_tags(pictures: Iterable[CaptionSnapshot], tags: Iterable[str], lines:
 
 
 def rename_tag(pictures: Iterable[CaptionSnapshot], old: str, new: str, lines: Lines = "caption") -> Edit:
-    """Write a tag differently; where the new one stands already, the old one goes."""
+    """Rename a tag; captions that already have the new one just lose the old one."""
 
     def rewrite(row: str) -> str:
         present = new in split_tags(row)
@@ -106,12 +106,11 @@ def rename_tag(pictures: Iterable[CaptionSnapshot], old: str, new: str, lines: L
 def replace_text(
     pictures: Iterable[CaptionSnapshot], find: str, replacement: str, *, pattern: bool = False, capitals: bool = True
 ) -> Edit:
-    r"""Replace text wherever it stands; with `pattern` both are a regular expression and its template (\1, \g<name>).
+    r"""Replace all matches of a text; with `pattern`, of a regular expression by a template (\1, \g<name>).
 
-    With `capitals` off, A matches a. Raises PatternError: for a pattern or template that is none, with the place, and
-    for one that takes longer than PATIENCE over a caption. The `regex` library ends a search at a deadline and lets
-    other threads run meanwhile; the standard one can do neither, and a process for it would cost tenths of a second
-    at every key of a live preview.
+    Without `capitals`, case is ignored. Raises PatternError for an invalid pattern or template, with the position, and
+    for one that takes longer than PATIENCE on a caption. The `regex` library has timeouts and releases the GIL; the
+    `re` module has neither, and running it in a process would cost tenths of a second per keystroke of the preview.
     """
     if not find:
         return Edit("Replace nothing", ())
@@ -119,15 +118,15 @@ def replace_text(
         rewrite: _Rewrite = lambda text: text.replace(find, replacement)  # noqa: E731 (one of two)
     else:
         rewrite = _substitution(find, replacement, pattern=pattern, capitals=capitals)
-    return _edit(f"Replace {find} by {replacement or 'nothing'} in {{}}", pictures, rewrite)
+    return _edit(f"Replace {find} with {replacement or 'nothing'} in {{}}", pictures, rewrite)
 
 
 def sort_tags(
     pictures: Sequence[CaptionSnapshot], order: Order | Sequence[str], keep: int = 0, lines: Lines = "caption"
 ) -> Edit:
-    """Sort tags by the alphabet, the commonest among these pictures first, or as given, those not given last.
+    """Sort tags alphabetically, by descending frequency in these images, or as listed, with unlisted ones last.
 
-    The first `keep` of each caption stay where they are, such as a trigger word.
+    The first `keep` tags of each caption, such as a trigger word, stay in place.
     """
     place = _placing(pictures, order, lines)
 
@@ -143,7 +142,7 @@ def sort_tags(
 
 
 def remove_repeated(pictures: Iterable[CaptionSnapshot], lines: Lines = "caption") -> Edit:
-    """Take away tags that stand in a caption already, further in front."""
+    """Remove repeated tags from captions, keeping the first of each."""
 
     def rewrite(row: str) -> str:
         found = pieces(row)
@@ -156,17 +155,17 @@ def remove_repeated(pictures: Iterable[CaptionSnapshot], lines: Lines = "caption
 
 
 def underscores_to_spaces(pictures: Iterable[CaptionSnapshot], lines: Lines = "caption") -> Edit:
-    """Write spaces for the underscores of tags, but in faces such as ^_^."""
-    return _edit("Write spaces for underscores in {}", pictures, _by_row(_by_tag("_", " "), lines))
+    """Replace underscores in tags with spaces, except in emoticons such as ^_^."""
+    return _edit("Replace underscores with spaces in {}", pictures, _by_row(_by_tag("_", " "), lines))
 
 
 def spaces_to_underscores(pictures: Iterable[CaptionSnapshot], lines: Lines = "caption") -> Edit:
-    """Write underscores for the spaces within tags."""
-    return _edit("Write underscores for spaces in {}", pictures, _by_row(_by_tag(" ", "_"), lines))
+    """Replace spaces in tags with underscores."""
+    return _edit("Replace spaces with underscores in {}", pictures, _by_row(_by_tag(" ", "_"), lines))
 
 
 def tidy(pictures: Iterable[CaptionSnapshot], lines: Lines = "caption") -> Edit:
-    """Part tags by one comma and one space; remove empty ones, needless spaces, and line breaks that mean nothing."""
+    """Separate tags with ", " and remove empty tags, extra spaces and meaningless line breaks."""
 
     def rewrite(text: str) -> str:
         rows = text.splitlines() if lines == "variants" else [text]
@@ -177,35 +176,35 @@ def tidy(pictures: Iterable[CaptionSnapshot], lines: Lines = "caption") -> Edit:
 
 
 def set_caption(pictures: Iterable[CaptionSnapshot], text: str) -> Edit:
-    """Give all the same caption."""
-    return _edit("Write the same caption to {}", pictures, lambda _: text, makes=True)
+    """Set the same caption on all images."""
+    return _edit("Set the same text in {}", pictures, lambda _: text, makes=True)
 
 
-def _edit(name: str, pictures: Iterable[CaptionSnapshot], rewrite: _Rewrite, *, makes: bool = False) -> Edit:
-    """Return the edit of all captions that the function changes; the braces in its name become their number.
+def _edit(name: str, images: Iterable[CaptionSnapshot], rewrite: _Rewrite, *, makes: bool = False) -> Edit:
+    """Return the edit of all captions that `rewrite` changes; "{}" in its name becomes their number.
 
-    `makes`: pictures without a caption count as having an empty one.
+    With `makes`, images without a caption are treated as having an empty one.
     """
     changes = []
-    for picture in pictures:
-        before = picture.caption
+    for image in images:
+        before = image.caption
         if before is not None or makes:
             after = rewrite(before or "")
             if after != (before or "") or (makes and before is None):
-                changes.append(ValueChange(picture.id, "caption", before, after))
+                changes.append(ValueChange(image.id, "caption", before, after))
     count = f"{len(changes):,} caption" + "s" * (len(changes) != 1)
     return Edit(count.join(name.rsplit("{}", 1)), tuple(changes))
 
 
 def _by_row(rewrite: _Rewrite, lines: Lines) -> _Rewrite:
-    """Return the function for a whole caption: each alternative for itself, or all of it."""
+    """Return `rewrite` for whole captions: applied to each line if lines are variants, else to all of the text."""
     if lines == "caption":
         return rewrite
 
     def whole(text: str) -> str:
         rows = text.splitlines(keepends=True) or [text]
         bare = [row.rstrip("\r\n\v\f\x1c\x1d\x1e\x85\u2028\u2029") for row in rows]
-        # An empty line is no alternative, unless it is all there is.
+        # An empty line is not a variant, unless it is the whole caption.
         return "".join(
             (rewrite(row) if row.strip() or len(rows) == 1 else row) + whole[len(row) :]
             for row, whole in zip(bare, rows, strict=True)
@@ -215,7 +214,7 @@ def _by_row(rewrite: _Rewrite, lines: Lines) -> _Rewrite:
 
 
 def _quoted(tags: Sequence[str]) -> str:
-    """Return tags for the name of an edit, which has to fit a menu."""
+    """Return tags for an edit's name, short enough for a menu."""
     return ", ".join(tags) if len(tags) <= 3 else f"{len(tags)} tags"
 
 
@@ -244,12 +243,12 @@ def _by_tag(old: str, new: str) -> _Rewrite:
 
 
 def _placing(
-    pictures: Sequence[CaptionSnapshot], order: Order | Sequence[str], lines: Lines
+    images: Sequence[CaptionSnapshot], order: Order | Sequence[str], lines: Lines
 ) -> Callable[[str], tuple[int, str, str]]:
-    """Return what tags are sorted by: a rank, then the alphabet, capitals or not."""
+    """Return the sort key of tags: rank, then alphabetical regardless of case."""
     ranks: dict[str, int] = {}
     if order == "frequency":
-        counts = Counter(tag for picture in pictures for tag in split_tags(picture.caption, lines))
+        counts = Counter(tag for image in images for tag in split_tags(image.caption, lines))
         ranks = {tag: -count for tag, count in counts.items()}
     elif not isinstance(order, str):
         ranks = {tag: number - len(order) for number, tag in enumerate(order)}
@@ -263,8 +262,8 @@ def _substitution(find: str, replacement: str, *, pattern: bool, capitals: bool)
     try:
         compiled = regex.compile(find if pattern else regex.escape(find), flags)
     except regex.error as fault:
-        sentence = f"The pattern is not complete or not correct: {fault.msg}, at character {(fault.pos or 0) + 1}."
-        raise PatternError("bulk.pattern", sentence, "Correct it there.", fault.pos or 0) from fault
+        sentence = f"Could not read the pattern: {fault.msg}, at character {(fault.pos or 0) + 1}."
+        raise PatternError("bulk.pattern", sentence, "Fix it there.", fault.pos or 0) from fault
     template = replacement if pattern else replacement.replace("\\", "\\\\")
     deadline = time.monotonic() + PATIENCE_IN_ALL
 
@@ -276,10 +275,10 @@ def _substitution(find: str, replacement: str, *, pattern: bool, capitals: bool)
             raise _slow(text) from fault
         except (regex.error, IndexError) as fault:
             place = getattr(fault, "pos", None)
-            sentence = f"What to write instead is not correct: {fault}."
-            raise PatternError("bulk.template", sentence, r"Groups are written \1 or \g<name>.", place) from fault
+            sentence = f"Could not read the replacement: {fault}."
+            raise PatternError("bulk.template", sentence, r"Write groups as \1 or \g<name>.", place) from fault
 
-    rewrite("")  # a template is read even where nothing matches
+    rewrite("")  # checks the template even if nothing matches
     return rewrite
 
 
@@ -287,20 +286,20 @@ def _slow(text: str) -> PatternError:
     start = text if len(text) <= 60 else text[:60] + "..."
     return PatternError(
         "bulk.slow_pattern",
-        f'The pattern takes too long, at the caption "{start}": repetitions within repetitions try countless ways.',
-        "Write it without one repetition inside another, such as a+ for (a+)+.",
+        f'The pattern takes too long at the caption "{start}": nested repetitions can match in too many ways.',
+        "Avoid a repetition inside another: write a+ instead of (a+)+.",
     )
 
 
 def rate(pictures: Iterable[Picture], rating: int | None) -> Edit:
-    """Give pictures a rating, 1 to 5, or take it from them."""
+    """Rate images from 1 to 5, or remove their rating with None."""
     changes = tuple(ValueChange(one.id, "rating", one.rating, rating) for one in pictures if one.rating != rating)
     verb = f"Rate {rating} of 5" if rating else "Remove the rating"
     return Edit(f"{verb}: {_counted(changes)}", changes)
 
 
 def exclude(pictures: Iterable[Picture], excluded: bool) -> Edit:
-    """Leave pictures out of training, or take them in again."""
+    """Exclude images from training, or include them again."""
     changes = tuple(
         ValueChange(one.id, "excluded", one.excluded, excluded) for one in pictures if one.excluded != excluded
     )
@@ -308,14 +307,14 @@ def exclude(pictures: Iterable[Picture], excluded: bool) -> Edit:
 
 
 def exclude_others(pictures: Iterable[Picture], kept: Collection[int]) -> Edit:
-    """Leave out all pictures but those kept, so that training sees what a filter shows; excluded ones stay so."""
+    """Exclude all images but `kept`, to train only what a filter shows; excluded ones in `kept` stay excluded."""
     kept = frozenset(kept)
     edit = exclude((one for one in pictures if one.id not in kept), True)
     return Edit(f"Train only what is shown: {edit.name.lower()}", edit.changes)
 
 
 def mark_folder(folder: Folder, **facts: str | int | bool | None) -> Edit:
-    """Change what holds for all pictures of a folder: repeats, regularisation, trigger."""
+    """Change facts of a folder: repeats, regularization, trigger."""
     changes = tuple(
         FolderChange(folder, field, getattr(folder, field), facts[field])
         for field in _FOLDER
@@ -336,14 +335,14 @@ class Span(NamedTuple):
 
 
 class Differences(NamedTuple):
-    """The parts that only the first text has, and those that only the second has."""
+    """Parts of the first text that were removed, and parts of the second text that are new."""
 
     gone: tuple[Span, ...]
     new: tuple[Span, ...]
 
 
 def differences(before: str, after: str) -> Differences:
-    """Compare by words; each difference is as short as whole words allow."""
+    """Compare two texts word by word; return the shortest differences in whole words."""
     first, second = _WORDS.findall(before), _WORDS.findall(after)
     front = _alike(zip(first, second, strict=False))
     longest = min(len(first), len(second)) - front
@@ -357,7 +356,7 @@ def _alike(pairs: Iterable[tuple[str, str]]) -> int:
 
 
 def _compare(first: list[str], second: list[str]) -> tuple[list[Span], list[Span]]:
-    """Return the runs of words that only one of both has, by their places among the words."""
+    """Return the runs of words that differ, as word indices in each text."""
     if len(first) > _MOST_WORDS or len(second) > _MOST_WORDS:
         return [Span(0, len(first))], [Span(0, len(second))]
     codes = SequenceMatcher(None, first, second, autojunk=False).get_opcodes()
@@ -366,7 +365,7 @@ def _compare(first: list[str], second: list[str]) -> tuple[list[Span], list[Span
 
 
 def _spans(words: list[str], front: int, runs: list[Span]) -> tuple[Span, ...]:
-    """Return runs of words as parts of the text."""
+    """Convert runs of words to character spans of the text."""
     return tuple(_places(words, front, [run for run in runs if run.end > run.start]))
 
 
@@ -381,40 +380,40 @@ def _places(words: list[str], front: int, runs: list[Span]) -> Iterator[Span]:
 
 
 class SnapshotCaption(NamedTuple):
-    """A picture's caption at that moment."""
+    """Id and caption of an image at the time of the snapshot."""
 
     id: int
     caption: str | None
 
 
 class CalledOffError(Exception):
-    """Nobody wants the result any more."""
+    """The operation was canceled."""
 
 
 class CaptionSnapshots(Sequence[SnapshotCaption]):
-    """Taken on the library's thread, some 5 ms for 100,000 pictures; then any thread may read it.
+    """Snapshot of captions, taken on the library's thread (about 5 ms for 100,000 images) and readable on any.
 
-    After `call_off` whoever goes through it is thrown out by CalledOffError, so that a worker is soon free again.
+    After `call_off`, iterating raises CalledOffError, so that a worker stops soon.
     """
 
-    def __init__(self, pictures: Iterable[Picture]) -> None:
-        # Two lists, as a pair for each picture takes four times as long.
-        self._pictures = list(pictures)
-        self._captions = [picture.caption for picture in self._pictures]
+    def __init__(self, images: Iterable[Picture]) -> None:
+        # Two lists are four times as fast to make as a list of pairs.
+        self._pictures = list(images)
+        self._captions = [image.caption for image in self._pictures]
         self._off = False
 
     def call_off(self) -> None:
-        """End whatever is made of it; from any thread."""
+        """Cancel all work on this snapshot; may be called from any thread."""
         self._off = True
 
     def __len__(self) -> int:
         return len(self._pictures)
 
     def __iter__(self) -> Iterator[SnapshotCaption]:
-        for picture, caption in zip(self._pictures, self._captions, strict=True):
+        for image, caption in zip(self._pictures, self._captions, strict=True):
             if self._off:
                 raise CalledOffError
-            yield SnapshotCaption(picture.id, caption)
+            yield SnapshotCaption(image.id, caption)
 
     @overload
     def __getitem__(self, place: int) -> SnapshotCaption: ...
@@ -423,5 +422,5 @@ class CaptionSnapshots(Sequence[SnapshotCaption]):
     def __getitem__(self, place: int | slice) -> SnapshotCaption | Sequence[SnapshotCaption]:
         if isinstance(place, slice):
             chosen = zip(self._pictures[place], self._captions[place], strict=True)
-            return [SnapshotCaption(picture.id, caption) for picture, caption in chosen]
+            return [SnapshotCaption(image.id, caption) for image, caption in chosen]
         return SnapshotCaption(self._pictures[place].id, self._captions[place])

@@ -1,4 +1,4 @@
-"""Files beside pictures that were written whole, as steps of the history: a mask painted, originals restored."""
+"""Undoable writes of whole files beside images, such as a painted mask or restored originals."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ from trainer.errors import DatasetError
 
 
 class Rewriting:
-    """A step of the history: files of one dataset that were written."""
+    """A history step that wrote files of one dataset."""
 
     def __init__(self, rewriter: Rewriter, name: str, root: Path, files: Sequence[Written]) -> None:
         self.name, self._rewriter, self._root, self._files = name, rewriter, root, files
 
     def undo(self, ended: Ended) -> None:
-        """Let the files hold what they held before."""
+        """Write the earlier contents back."""
         self._rewriter.write(self._root, [file.inverse() for file in self._files], ended)
 
     def redo(self, ended: Ended) -> None:
-        """Let them hold again what was written."""
+        """Write the new contents again."""
         self._rewriter.write(self._root, self._files, ended)
 
 
 class Rewriter:
-    """Takes such writings back and does them again on a worker; belongs to the library's thread."""
+    """Undoes and redoes file writes on a worker; belongs to the library's thread."""
 
     def __init__(self, library: Library, history: History, saver: Saver, backups: Backups, tasks: Tasks) -> None:
         self._library, self._history, self._saver = library, history, saver
         self._backups, self._tasks = backups, tasks
 
     def record(self, name: str, root: Path, files: Sequence[Written]) -> None:
-        """Enter files that were written into the history."""
+        """Add a write that has happened to the history."""
         if files:
             self._history.record(Rewriting(self, name, root, files))
 
     def write(self, root: Path, files: Sequence[Written], ended: Ended) -> None:
-        """Write files that still hold what they are known to; the others stay, and `ended` is told of them."""
-        pictures = self._beside(files)
+        """Write the files that are unchanged since the last write; report the others to `ended`."""
+        images = self._images_beside(files)
 
         def work() -> tuple[list[Path], Mapping[int, Mapping[str, Any]]]:
-            self._saver.flush()  # what was undone just before may lead to what they are known to hold
-            return _write(self._backups, root, files), _facts(root, pictures)
+            self._saver.flush()  # an undo just before may still be writing the contents that are expected here
+            return _write(self._backups, root, files), _facts(root, images)
 
         def done(result: tuple[list[Path], Mapping[int, Mapping[str, Any]]]) -> None:
             left, facts = result
@@ -66,42 +66,42 @@ class Rewriter:
 
         self._tasks.run(work, done, failed)
 
-    def _beside(self, files: Sequence[Written]) -> list[Picture]:
-        from trainer.dataset.folders import MASK  # late: it brings numpy and Pillow
+    def _images_beside(self, files: Sequence[Written]) -> list[Picture]:
+        from trainer.dataset.folders import MASK  # late: imports numpy and Pillow
 
         stems = {(written.file.parent, written.file.stem.removesuffix(MASK)) for written in files}
         folders = {folder for folder, _ in stems}
-        pictures = [one for one in self._library.pictures.values() if one.folder.path in folders]
-        return [one for one in pictures if (one.folder.path, one.path.stem) in stems]
+        images = [one for one in self._library.pictures.values() if one.folder.path in folders]
+        return [one for one in images if (one.folder.path, one.path.stem) in stems]
 
     def _learn(self, facts: Mapping[int, Mapping[str, Any]]) -> None:
         learned = {}
         for number, values in facts.items():
-            picture = self._library.pictures.get(number)
-            unsaved = self._saver.unsaved(picture) if picture else ()
+            image = self._library.pictures.get(number)
+            unsaved = self._saver.unsaved(image) if image else ()
             learned[number] = {name: value for name, value in values.items() if name not in unsaved}
         self._library.learn(learned, "caption", "mask")
 
 
 def _write(backups: Backups, root: Path, files: Sequence[Written]) -> list[Path]:
-    """Write files, keeping what they hold; return those that hold something else by now. Raises OSError."""
+    """Back up and write files; return those that changed on disk meanwhile. Raises OSError."""
     backups.keep(str(root), [(file.relative_to(root).as_posix(), before) for file, before, _ in files])
     left = [written.file for written in files if not written.write(durable=not SYNCS_FILE_SYSTEM)]
     sync_file_system(str(root))
     return left
 
 
-def _facts(root: Path, pictures: Sequence[Picture]) -> dict[int, dict[str, Any]]:
-    """Return what stands beside pictures now, by their ids; what cannot be read waits for the next look at the disk."""
+def _facts(root: Path, images: Sequence[Picture]) -> dict[int, dict[str, Any]]:
+    """Return caption and mask state on disk by image id; unreadable ones are left to the next scan."""
     from app.core.edits.masks import mask_path  # late, as above
     from trainer.protocol.files import long_path
 
     around, facts = Neighbours(root), {}
-    for picture in pictures:
+    for image in images:
         try:
-            facts[picture.id] = {
-                "caption": writer.look(str(picture.path), around).text,
-                "mask": os.path.lexists(long_path(mask_path(picture.path))),
+            facts[image.id] = {
+                "caption": writer.look(str(image.path), around).text,
+                "mask": os.path.lexists(long_path(mask_path(image.path))),
             }
         except (OSError, DatasetError):
             continue
@@ -112,6 +112,6 @@ def _changed(left: Sequence[Path]) -> DatasetError:
     names = first_names(left)
     return DatasetError(
         "undo.changed",
-        f"{len(left)} of the files were written by another program meanwhile and stay as they are: {names}.",
-        "Look at them: nothing of theirs was overwritten, and what they held before is kept as a backup.",
+        f"{len(left)} of the files were changed by another program and were left alone: {names}.",
+        "Check them: nothing was overwritten, and their earlier versions are kept as backups.",
     )

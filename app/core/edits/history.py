@@ -1,4 +1,4 @@
-"""What the user does to pictures as operations that can be taken back, and the history of them."""
+"""Edits of images as undoable operations, and their history."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from app.core.library import Field, Folder, FolderChange, FolderField, Library, 
 from trainer.errors import ImpastoError
 
 AT_ONCE = 500
-"""Changes that are made in one go, some 5 ms; more are made in portions, the window alive between them."""
+"""Changes applied at once, about 5 ms; larger edits are applied in batches, so that the window stays responsive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Something that the user does; its name says what, in English with its count."""
+    """An edit of the user, named in English with its count."""
 
     name: str
     changes: tuple[ValueChange, ...]
     folders: tuple[FolderChange, ...] = ()
 
     def inverse(self) -> Edit:
-        """Return the edit that takes this one back, under the same name: "Undo" and "Redo" are put before it."""
+        """Return the edit that undoes this one, with the same name; callers prefix "Undo" or "Redo"."""
         return Edit(
             self.name,
             tuple(change.inverse() for change in reversed(self.changes)),
@@ -34,80 +34,80 @@ class Edit:
         )
 
     def __bool__(self) -> bool:
-        """Tell whether it changes anything."""
+        """Return whether the edit changes anything."""
         return bool(self.changes or self.folders)
 
 
 Ended = Callable[[ImpastoError | None], None]
-"""Is called once when files are written, with what stood against it."""
+"""Callback for the end of a file action, with the error or None."""
 
 
 class FileAction(Protocol):
-    """Something that the user did to files and that is no change of values: pictures thrown away, a mask painted."""
+    """An undoable action on files instead of values, such as deleting images or painting a mask."""
 
     name: str
-    """What, as an edit says it."""
+    """Name of the action, in the style of an edit's name."""
 
     def undo(self, ended: Ended) -> None:
-        """Take it back; what other programs did to the files meanwhile stays."""
+        """Undo the action; changes that other programs made to the files meanwhile stay."""
 
     def redo(self, ended: Ended) -> None:
-        """Do it again, likewise."""
+        """Redo the action; changes that other programs made to the files meanwhile stay."""
 
 
 class History:
-    """All edits of this session: does them, takes them back and does them again, without limit.
+    """Unlimited undo history of this session; belongs to the library's thread.
 
-    It belongs to the library's thread. An edit is in the journal, and so outlives a crash, when `do` returns, or for
-    more than AT_ONCE changes when `done` is emitted. Changes of pictures that hold something else than `before` by
-    now, because another program wrote meanwhile, are left out: `done` tells what was really done.
+    An edit is in the journal, and so survives a crash, when `do` returns, or for more than AT_ONCE changes when `done`
+    is emitted. Changes whose value is no longer `before`, because another program wrote the file meanwhile, are
+    skipped: `done` is emitted with the changes that were made.
     """
 
     def __init__(self, library: Library, journal: Journal, saver: Saver) -> None:
         self.done: Emitter[Edit] = Emitter()
         self.changed: Emitter[None] = Emitter()
-        """The names below, or `busy`, may be different now."""
+        """Emitted when `undo_name`, `redo_name` or `busy` may have changed."""
         self.failed: Emitter[ImpastoError] = Emitter()
-        """A deed could not be taken back or done again, and is no step any more."""
+        """Emitted when a file action could not be undone or redone; it is no longer in the history."""
         self._library, self._journal, self._saver = library, journal, saver
         self._undo: list[Edit | FileAction] = []
         self._redo: list[Edit | FileAction] = []
-        self._under_way: FileAction | None = None
-        self._asked: list[tuple[Edit | FileAction, list[Edit | FileAction]]] = []
-        """What is to be undone or done, once the files that are under way are written, and where it lies already."""
+        self._running_action: FileAction | None = None
+        self._queued: list[tuple[Edit | FileAction, list[Edit | FileAction]]] = []
+        """Steps to undo or redo once the running file action ends, with the stack that already holds them."""
         self._running: Iterator[None] | None = None
         self._inside: dict[Folder, str] = {}
         saver.learned.connect(self._learn)
 
     @property
     def undo_name(self) -> str | None:
-        """Return what undoing would take back."""
+        """Return the name of the step that `undo` would undo."""
         return self._undo[-1].name if self._undo else None
 
     @property
     def redo_name(self) -> str | None:
-        """Return what redoing would do again."""
+        """Return the name of the step that `redo` would redo."""
         return self._redo[-1].name if self._redo else None
 
     @property
     def depths(self) -> tuple[int, int]:
-        """Return how many steps can be taken back, and how many done again."""
+        """Return the numbers of steps that can be undone and redone."""
         return len(self._undo), len(self._redo)
 
     @property
     def busy(self) -> bool:
-        """Tell whether a large edit is still being made; whatever is asked meanwhile ends it first."""
+        """Return whether a large edit is still being applied; any other call completes it first."""
         return self._running is not None
 
     @property
     def writing(self) -> Edit | FileAction | None:
-        """Return the first of those that still have files to write, or wait for one that has, of deeds and undos."""
-        return self._under_way or (self._asked[0][0] if self._asked else None)
+        """Return the step whose files are being written, or the next one waiting for that."""
+        return self._running_action or (self._queued[0][0] if self._queued else None)
 
     def do(self, edit: Edit, *, joins: bool = False) -> None:
-        """Make an edit. With `joins` it is one step with the one before, if both are of the same single value: typing.
+        """Make an edit. With `joins`, merge it into the previous step if both change the same single value (typing).
 
-        Words typed should come here at every key: that is what makes them safe. The file is written after a pause.
+        Call it on every keystroke, so that typed text is in the journal at once. The file is written after a pause.
         """
         self.finish()
 
@@ -121,34 +121,34 @@ class History:
 
         self._start(edit, edit.name, remember, typing=joins)
 
-    def record(self, deed: FileAction) -> None:
-        """Enter something that was done to files: it is the next step to be taken back."""
+    def record(self, action: FileAction) -> None:
+        """Add a file action that has already happened, as the next step to undo."""
         self.finish()
         self._redo.clear()
-        self._undo.append(deed)
+        self._undo.append(action)
         self.changed.emit(None)
 
-    def perform(self, deed: FileAction) -> None:
-        """Do a deed, when the files of those before are written: it is the next step to be taken back, at once."""
-        self.settle(lambda: self._perform(deed))
+    def perform(self, action: FileAction) -> None:
+        """Run a file action after those before it; it is the next step to undo at once."""
+        self.settle(lambda: self._perform(action))
 
-    def _perform(self, deed: FileAction) -> None:
+    def _perform(self, action: FileAction) -> None:
         self._redo.clear()
-        self._move(deed, self._undo)
+        self._move(action, self._undo)
         self.changed.emit(None)
 
     def settle(self, then: Callable[[], object]) -> None:
-        """Call `then` when no large edit is being made, at once if none is."""
+        """Call `then` when no large edit is being applied, or at once if none is."""
         if self.busy:
             self._saver.post(lambda: self.settle(then))
         else:
             then()
 
     def resolve(self, choices: Iterable[tuple[Conflict, Value]], name: str) -> None:
-        """End conflicts, each with the value that the user chose, as one step: undoing it gives the other value back.
+        """Resolve conflicts with the values the user chose, as one step; undoing it restores the other values.
 
-        What the user has changed since, or something else is on disk of by now, is judged again and may be a conflict
-        again.
+        Conflicts whose value was edited meanwhile are skipped. If the disk changed meanwhile, the value may become a
+        conflict again.
         """
         self.finish()
         changes: list[ValueChange] = []
@@ -159,16 +159,16 @@ class History:
             if not (self._shows(conflict) and self._saver.is_open(conflict)):
                 continue
             before = conflict.mine if value == conflict.theirs else conflict.theirs
-            picture, folder = self._library.at(conflict.path), self._library.folder_at(conflict.path)
+            image, folder = self._library.at(conflict.path), self._library.folder_at(conflict.path)
             if value == conflict.theirs:
                 theirs.append(conflict)
             else:
-                number = picture.id if picture and not conflict.key.of_folder else None
+                number = image.id if image and not conflict.key.of_folder else None
                 requests.append(SaveRequest(conflict.key, (conflict.theirs,), value, number, shown=True))
             if conflict.key.of_folder and folder:
                 folders.append(FolderChange(folder, cast(FolderField, conflict.field), before, value))  # type: ignore[arg-type]
-            elif picture:
-                changes.append(ValueChange(picture.id, cast(Field, conflict.field), before, value))
+            elif image:
+                changes.append(ValueChange(image.id, cast(Field, conflict.field), before, value))
         self._library.apply(changes)
         self._library.apply_to_folders(folders)
         if requests:
@@ -186,29 +186,29 @@ class History:
         if conflict.key.of_folder:
             folder = self._library.folder_at(conflict.path)
             return folder is None or getattr(folder, conflict.field) == conflict.mine
-        picture = self._library.at(conflict.path)
-        return picture is None or picture.value(cast(Field, conflict.field)) == conflict.mine
+        image = self._library.at(conflict.path)
+        return image is None or image.value(cast(Field, conflict.field)) == conflict.mine
 
-    def forget(self, deed: FileAction) -> None:
-        """Let a deed be no step any more."""
+    def forget(self, action: FileAction) -> None:
+        """Remove a file action from the history."""
         for steps in (self._undo, self._redo):
-            _put(steps, deed, [])
-        self._asked = [(step, onto) for step, onto in self._asked if step is not deed]
+            _put(steps, action, [])
+        self._queued = [(step, onto) for step, onto in self._queued if step is not action]
         self.changed.emit(None)
 
     def undo(self, above: int = 0) -> Edit | FileAction | None:
-        """Take the last step back; return it, or None where none lies above so many others.
+        """Undo the last step and return it, or None if the stack has no more than `above` steps.
 
-        While files of another step are still being written it waits its turn.
+        If files of another step are still being written, the step waits for them.
         """
         return self._back(self._undo, self._redo, above)
 
     def redo(self, above: int = 0) -> Edit | FileAction | None:
-        """Make again what was last taken back, as `undo` does."""
+        """Redo the step undone last, as `undo` does."""
         return self._back(self._redo, self._undo, above)
 
     def finish(self) -> None:
-        """Bring a large edit to its end now, instead of in portions."""
+        """Complete a large edit now instead of in batches."""
         while self._running is not None:
             self._step()
 
@@ -219,8 +219,8 @@ class History:
         step = None
         while step is None and len(taken) > above:
             step = taken.pop()
-            if self._has_not_begun(step, taken):  # so nothing is to be written for either
-                self._asked.pop()
+            if self._has_not_begun(step, taken):  # the two cancel out, so nothing has to be written
+                self._queued.pop()
                 onto.append(step)
             elif not self._move(step, onto):
                 step = None
@@ -228,28 +228,28 @@ class History:
         return step
 
     def _has_not_begun(self, step: Edit | FileAction, taken: list[Edit | FileAction]) -> bool:
-        """Tell whether a step is what was asked for last, and still waits to come where it is taken from."""
-        return bool(self._asked) and self._asked[-1][0] is step and self._asked[-1][1] is taken
+        """Return whether a step is the last one requested and still waits to be moved onto stack `taken`."""
+        return bool(self._queued) and self._queued[-1][0] is step and self._queued[-1][1] is taken
 
     def _move(self, step: Edit | FileAction, onto: list[Edit | FileAction]) -> bool:
-        """Undo or do a step when its turn comes; return False where that is now and nothing of it can be.
+        """Undo or redo a step, now or when its turn comes; return False if it is now and nothing can be changed.
 
-        It lies in its new place at once, below what the user does until then.
+        The step moves to its new stack at once, below anything the user does until its turn.
         """
-        if not self._under_way and isinstance(step, Edit) and not self._can_go_back(step):
+        if not self._running_action and isinstance(step, Edit) and not self._can_go_back(step):
             return False
         onto.append(step)
-        if self._under_way:
-            self._asked.append((step, onto))
+        if self._running_action:
+            self._queued.append((step, onto))
         else:
             self._begin(step, onto)
         return True
 
     def _begin(self, step: Edit | FileAction, onto: list[Edit | FileAction]) -> None:
-        """Undo or do a step that lies in its new place; out of it where other programs wrote meanwhile."""
+        """Undo or redo a step that is on its new stack; remove it if other programs changed all of its values."""
         undoing = onto is self._redo
         if not isinstance(step, Edit):
-            self._under_way = step
+            self._running_action = step
             (step.undo if undoing else step.redo)(self._ended)
         elif self._can_go_back(step):
             title = ("Undo: " if undoing else "Redo: ") + step.name
@@ -258,13 +258,13 @@ class History:
             _put(onto, step, [])
 
     def _ended(self, error: ImpastoError | None) -> None:
-        deed, self._under_way = self._under_way, None
-        if error and deed:
-            self.forget(deed)
+        action, self._running_action = self._running_action, None
+        if error and action:
+            self.forget(action)
             self.failed.emit(error)
-        while self._asked and self._under_way is None:
+        while self._queued and self._running_action is None:
             self.finish()
-            self._begin(*self._asked.pop(0))
+            self._begin(*self._queued.pop(0))
         self.changed.emit(None)
 
     def _start(
@@ -274,12 +274,12 @@ class History:
         if len(edit.changes) <= AT_ONCE:
             self.finish()
         else:
-            self._go_on()
+            self._continue()
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         if self._running is not None:
             self._step()
-            self._saver.post(self._go_on)
+            self._saver.post(self._continue)
 
     def _step(self) -> None:
         if self._running is not None and next(self._running, self) is self:
@@ -289,41 +289,41 @@ class History:
     def _make(
         self, edit: Edit, title: str, remember: Callable[[Edit], None], typing: bool, back: bool
     ) -> Iterator[None]:
-        """Make an edit by portions: journal, library; the writer hears of it at last, so all of it or nothing."""
+        """Apply an edit in batches to journal and library; the saver gets it at the end, so all of it or nothing."""
         made: list[ValueChange] = []
-        wishes: list[SaveRequest] = []
-        for portion in _portions(edit.changes, back):
+        requests: list[SaveRequest] = []
+        for batch in _batches(edit.changes, back):
             if made:
                 yield
-            part = [change for change in portion if self._holds(change)]
-            wishes += self._enter(title, [self._wish(change) for change in part])
+            part = [change for change in batch if self._holds(change)]
+            requests += self._write_journal(title, [self._request(change) for change in part])
             self._library.apply(part)
             made += part
         wanted = edit.inverse().folders if back and edit.folders else edit.folders
         folders = tuple(change for change in wanted if getattr(change.folder, change.field) == change.before)
-        wishes += self._enter(title, [self._folder_wish(change) for change in folders])
+        requests += self._write_journal(title, [self._folder_request(change) for change in folders])
         self._library.apply_to_folders(folders)
         whole = Edit(edit.name, tuple(made), folders)
         if whole:
             self._journal.end()
-            self._saver.take(wishes, typing=typing)
+            self._saver.take(requests, typing=typing)
             remember(whole)
             self.done.emit(whole)
 
-    def _enter(self, title: str, wishes: list[SaveRequest]) -> list[SaveRequest]:
-        return self._journal.append(title, wishes) if wishes else wishes
+    def _write_journal(self, title: str, requests: list[SaveRequest]) -> list[SaveRequest]:
+        return self._journal.append(title, requests) if requests else requests
 
-    def _wish(self, change: ValueChange) -> SaveRequest:
-        picture = self._library.pictures[change.picture]
-        key = Key(str(picture.folder.root), self._prefix(picture.folder) + picture.name, change.field)
+    def _request(self, change: ValueChange) -> SaveRequest:
+        image = self._library.pictures[change.picture]
+        key = Key(str(image.folder.root), self._prefix(image.folder) + image.name, change.field)
         return SaveRequest(key, (change.before,), change.after, change.picture, shown=True)
 
-    def _folder_wish(self, change: FolderChange) -> SaveRequest:
+    def _folder_request(self, change: FolderChange) -> SaveRequest:
         name = self._prefix(change.folder).removesuffix("/")
         return SaveRequest(Key(str(change.folder.root), name, change.field), (change.before,), change.after, shown=True)
 
     def _prefix(self, folder: Folder) -> str:
-        """Return the folder's place in its dataset, ending in a slash; a hundred thousand pictures ask for it."""
+        """Return a folder's path in its dataset with a trailing slash; cached, as each of 100,000 images needs it."""
         if folder not in self._inside:
             inside = folder.path.relative_to(folder.root).as_posix()
             self._inside[folder] = "" if inside == "." else inside + "/"
@@ -335,27 +335,27 @@ class History:
         )
 
     def _holds(self, change: ValueChange) -> bool:
-        picture = self._library.pictures.get(change.picture)
-        return picture is not None and picture.value(change.field) == change.before and change.before != change.after
+        image = self._library.pictures.get(change.picture)
+        return image is not None and image.value(change.field) == change.before and change.before != change.after
 
     def _learn(self, learned: DiskValue) -> None:
-        """Take over what stands on disk, unless the user went on meanwhile: it is no edit of his to be undone."""
-        if self.busy:  # only at its end is it known of which pictures he did
+        """Update the library with a value from disk, not as an undoable edit, unless the user edited it meanwhile."""
+        if self.busy:  # only a completed edit shows which images the user changed
             self._saver.post(lambda: self._learn(learned))
             return
-        picture = self._library.at(learned.key.path)
-        if picture and not self._saver.wants_more(learned):
+        image = self._library.at(learned.key.path)
+        if image and not self._saver.wants_more(learned):
             field = cast(Field, learned.key.field)
-            self._library.apply([ValueChange(picture.id, field, picture.value(field), learned.found)])
+            self._library.apply([ValueChange(image.id, field, image.value(field), learned.found)])
 
 
 def _put(steps: list[Edit | FileAction], place: Edit | FileAction, instead: Sequence[Edit]) -> None:
-    """Put something else in the place of a step, or nothing; where it is there no more, all stays."""
+    """Replace a step with other steps; do nothing if it is not on the stack."""
     steps[:] = [one for step in steps for one in (instead if step is place else (step,))]
 
 
-def _portions(changes: Sequence[ValueChange], back: bool) -> Iterator[Sequence[ValueChange]]:
-    """Give changes in portions, or from the last to the first what takes each back."""
+def _batches(changes: Sequence[ValueChange], back: bool) -> Iterator[Sequence[ValueChange]]:
+    """Yield changes in batches; with `back`, yield their inverses from last to first."""
     for start in range(0, len(changes), AT_ONCE):
         if back:
             end = len(changes) - start
@@ -365,7 +365,7 @@ def _portions(changes: Sequence[ValueChange], back: bool) -> Iterator[Sequence[V
 
 
 def _joined(first: Edit, second: Edit) -> Edit | None:
-    """Return both as one edit, if each is one change and the second goes on where the first ended."""
+    """Return both edits as one if each is a single change and the second continues the first; else None."""
     if len(first.changes) != 1 or len(second.changes) != 1 or first.folders or second.folders:
         return None
     (earlier,), (later,) = first.changes, second.changes
@@ -375,7 +375,7 @@ def _joined(first: Edit, second: Edit) -> Edit | None:
 
 
 class UndoScope:
-    """It begins when it is made; what lies before it in the history is out of reach."""
+    """Undo and redo limited to steps made after the scope was created."""
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -383,23 +383,23 @@ class UndoScope:
 
     @property
     def can_undo(self) -> bool:
-        """Tell whether there is a step of this stretch to take back."""
+        """Return whether a step of this scope can be undone."""
         return self._history.depths[0] > self._done
 
     @property
     def can_redo(self) -> bool:
-        """Tell whether one was taken back within it."""
+        """Return whether a step undone in this scope can be redone."""
         return self._history.depths[1] > self._undone
 
     def do(self, edit: Edit) -> None:
         """Make an edit."""
         self._history.do(edit)
-        self._undone = min(self._undone, self._history.depths[1])  # it ended what could be done again
+        self._undone = min(self._undone, self._history.depths[1])  # a new edit clears the redo stack
 
     def undo(self) -> None:
-        """Take the last step back, if it is one of this stretch."""
+        """Undo the last step if it belongs to this scope."""
         self._history.undo(above=self._done)
 
     def redo(self) -> None:
-        """Make it again."""
+        """Redo the step undone last, if it belongs to this scope."""
         self._history.redo(above=self._undone)

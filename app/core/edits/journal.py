@@ -1,7 +1,7 @@
-r"""Keeps every edit on disk from the moment it is made until its files are written, so that no crash loses one.
+r"""Journal of edits that are not in their files yet, so that a crash loses none.
 
-A journal is a text file of JSON lines in the per-user folder, one a session, held by a lock as long as its process
-lives. It says paths, not ids::
+A journal is a JSON Lines file in the per-user folder, one per session, locked while its process lives. It stores paths,
+not ids::
 
     {"impasto": "journal", "version": 1, "closed": false}
     {"edit": 7, "part": 0, "name": "Rename red to blue in 2 captions", "root": "/pictures/cats",
@@ -9,12 +9,12 @@ lives. It says paths, not ids::
     {"end": 7}
     {"saved": 7, "root": "/pictures/cats", "values": [["a.jpg", "caption"], ["b.jpg", "caption"]]}
 
-An edit whose end is missing was being made when the process died: its files were not touched, and it counts as never
-made. A last line that is torn is cut. What is saved is no longer needed, so the file is rewritten from time to time.
+An edit without its "end" line was being made when the process died: its files were not touched, so it is ignored. An
+incomplete last line is cut off. Saved values are no longer needed, so the file is rewritten from time to time.
 
-Of each value only the newest edit counts. Edits made on top of each other are one request, which may replace whatever
-any of them may have written; an edit that was not made on top of the one before it replaces that, as the user then saw
-something else on disk. So an edit that was overtaken by a newer one does not come back after a kill.
+Only the newest edit of each value counts. Edits made on top of each other form one request, which may replace anything
+that one of them may have written. An edit that was not made on top of the previous one supersedes it, because the user
+then saw something else on disk. So an edit superseded by a newer one does not come back after a kill.
 """
 
 from __future__ import annotations
@@ -49,36 +49,36 @@ _LARGE = 1_000_000  # bytes; read in some 20 ms at the next start
 class Journal:
     """The journal of this session. `append` and `end` belong to the library's thread, the rest to the writer's.
 
-    Where it cannot be written, edits go on without it and straight to their files: `fault` says so until `roll` mends
-    it. Once it is closed, what a thread still does that the end did not wait for changes nothing.
+    If it cannot be written, edits are saved without it, and `fault` is set until `roll` succeeds. After `close`, calls
+    from a writer thread that is still running have no effect.
     """
 
     def __init__(self, folder: Path) -> None:
         self.fault: OSError | None = None
         self._folder = folder
-        # By time, so that the journals of several crashed sessions are read in the order of their edits.
+        # Named by time, so that journals of several crashed sessions are read in order.
         self._path = folder / f"{time.time_ns():020d}-{secrets.token_hex(4)}.jsonl"
         self._access = threading.Lock()
-        self._owned = contextlib.ExitStack()
+        self._lock = contextlib.ExitStack()
         self._file: BinaryIO | None = None
         self._closed = False
         self._number = 0
         self._part = 0
-        self._owed: list[dict[str, Any]] = []
-        """Lines that wait for the end of the edit that is being entered: they would be cut with it if it fails."""
+        self._deferred: list[dict[str, Any]] = []
+        """Lines held back until the current edit ends: if writing it fails, they would be cut off with it."""
         self._start = 0
-        """Where the edit that is being entered begins in the file."""
+        """File offset at which the current edit begins."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._owned.enter_context(locks.held(_lock_of(self._path), patience=5.0))
-            self._renew([])
+            self._lock.enter_context(locks.held(_lock_of(self._path), patience=5.0))
+            self._rewrite([])
         except OSError as fault:
             self.fault = fault
 
     def append(self, name: str, requests: Sequence[SaveRequest]) -> list[SaveRequest]:
-        """Enter changes of the edit that `end` will complete; return them with its number.
+        """Append changes of the edit that `end` will complete; return them with its number.
 
-        They reach the operating system at once, which keeps them whatever happens to this process.
+        They are passed to the operating system at once, so they survive a crash of this process.
         """
         with self._access:
             number = self._number + 1
@@ -90,15 +90,15 @@ class Journal:
         return entered
 
     def end(self) -> None:
-        """Complete the edit: from here on it is made."""
+        """Complete the current edit; only then does it count."""
         with self._access:
             self._number += 1
             self._write([{"end": self._number}])
             self._part = 0
-            self._write_owed()
+            self._write_deferred()
 
     def sync(self) -> None:
-        """Wait until all entries are on the disk itself, where they outlive a power cut too."""
+        """Flush all entries to the disk itself, so that they survive a power cut."""
         try:
             if file := self._file:
                 os.fsync(file.fileno())
@@ -108,20 +108,21 @@ class Journal:
             self.fault = fault
 
     def saved(self, requests: Iterable[SaveRequest]) -> None:
-        """Note that these are in their files."""
+        """Record that these requests are saved in their files."""
         lines = [
             {"saved": number, "root": root, "values": [request.key[1:] for request in group]}
             for (number, root), group in groupby(requests, lambda request: (request.number, request.key.root))
         ]
         with self._access:
-            self._owed += lines
+            self._deferred += lines
             if self._part == 0:
-                self._write_owed()
+                self._write_deferred()
 
     def roll(self, requests: Sequence[SaveRequest], taken: int) -> None:
-        """Begin the file anew with what is not saved yet, if it has grown large or is at fault.
+        """Rewrite the file with only the unsaved `requests` if it has grown large or could not be written.
 
-        Not while an edit is being entered, or made but unknown to `requests`: `taken` is the last that they know of.
+        Does nothing while an edit is being appended, or if there is one that `requests` do not include: `taken` is the
+        number of the last one they do.
         """
         with self._access:
             if self._closed:
@@ -129,16 +130,16 @@ class Journal:
             grown = self._file is None or self._file.tell() > max(_LARGE, 1000 * len(requests))
             if self._part == 0 and self._number == taken and (grown or self.fault):
                 try:
-                    self._renew(requests)
+                    self._rewrite(requests)
                     self.fault = None
                 except OSError as fault:
                     self.fault = fault
 
     def adopt(self) -> Left:
-        """Take over what journals of sessions that ended without saving all hold.
+        """Take over the unsaved edits in journals of earlier sessions.
 
-        They are removed once this journal holds it all on the disk; a kill at any moment leaves one or both. On the
-        library's thread, and not while an edit is being made.
+        Those journals are removed once this one is on disk with all of their edits, so a kill at any moment leaves at
+        least one copy. Call it on the library's thread, and not during an edit.
         """
         found: dict[Key, SaveRequest] = {}
         crashed: set[Key] = set()
@@ -156,31 +157,31 @@ class Journal:
         self.sync()
         if not self.fault:
             for path, damaged in left:
-                if damaged:  # behind the damage there may be edits that can be saved by hand
-                    _log.info("the journal %s is damaged; it is kept with the ending .damaged", path)
+                if damaged:  # edits after the damage might still be recovered by hand
+                    _log.info("The journal %s is damaged; it is kept with the suffix .damaged", path)
                     replace_file(path, path.with_suffix(".damaged"))
                 path.unlink(missing_ok=True)
                 _lock_of(path).unlink(missing_ok=True)
         return Left(adopted, crashed)
 
     def close(self, requests: Sequence[SaveRequest]) -> None:
-        """End the session, leaving only what could not be saved for the next start; no file where that is nothing."""
+        """End the session and keep only the unsaved `requests` for the next start, or no file if there are none."""
         with self._access:
             self._closed = True
             try:
-                self._renew(requests, closed=True)
-                self._shut()
+                self._rewrite(requests, closed=True)
+                self._close_file()
                 if not requests:
                     self._path.unlink()
-            except OSError as fault:  # it stays as it is, which holds more than is needed
+            except OSError as fault:  # the old file stays, which holds more than is needed
                 self.fault = fault
-            self._shut()
-            self._owned.close()
+            self._close_file()
+            self._lock.close()
             if not requests:
                 _lock_of(self._path).unlink(missing_ok=True)
 
-    def _renew(self, requests: Sequence[SaveRequest], *, closed: bool = False) -> None:
-        """Rewrite the file in one step; on an error the old one stays in use."""
+    def _rewrite(self, requests: Sequence[SaveRequest], *, closed: bool = False) -> None:
+        """Rewrite the file atomically; on an error the old one stays in use."""
         head = {"impasto": "journal", "version": 1, "closed": closed}
         lines: list[dict[str, Any]] = [
             head,
@@ -188,7 +189,7 @@ class Journal:
         ]
         if requests:
             lines.append({"end": self._number})
-        self._shut()  # Windows replaces no file that is open
+        self._close_file()  # Windows cannot replace an open file
         try:
             write_bytes(self._path, b"".join(map(_encoded, lines)))
         finally:
@@ -196,19 +197,19 @@ class Journal:
                 self._file = self._path.open("r+b", buffering=0)
                 self._file.seek(0, os.SEEK_END)
 
-    def _shut(self) -> None:
+    def _close_file(self) -> None:
         if self._file:
             self._file.close()
             self._file = None
 
-    def _write_owed(self) -> None:
-        if self._owed:
+    def _write_deferred(self) -> None:
+        if self._deferred:
             self._start = self._file.tell() if self._file else 0
-            self._write(self._owed)
-            self._owed = []
+            self._write(self._deferred)
+            self._deferred = []
 
     def _write(self, lines: Iterable[dict[str, Any]]) -> None:
-        """Append lines; where that fails, cut the edit that they belong to: all of it is there, or nothing."""
+        """Append lines; if that fails, cut off their whole edit, so that an edit is never there in part."""
         if self.fault or self._file is None:
             return
         data = b"".join(map(_encoded, lines))
@@ -217,29 +218,29 @@ class Journal:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
         except OSError as fault:
             self.fault = fault
-            with contextlib.suppress(OSError):  # then it stays without an end, and counts as never made
+            with contextlib.suppress(OSError):  # otherwise it stays without its end line and is ignored
                 self._file.truncate(self._start)
                 self._file.seek(self._start)
 
 
 class Left(NamedTuple):
-    """What earlier sessions left unwritten."""
+    """Unsaved edits of earlier sessions."""
 
     requests: list[SaveRequest]
-    """One for each value."""
+    """One request per value."""
     crashed: Collection[Key]
-    """The values among them whose session was not closed, but stopped."""
+    """Keys among them whose session crashed instead of being closed."""
 
 
 def read(path: Path) -> tuple[dict[Key, SaveRequest], bool, bool]:
-    """Return what a journal holds that may not be on disk yet, whether its session was closed, whether it is damaged.
+    """Return the edits of a journal that may not be saved, whether its session was closed, and whether it is damaged.
 
-    Only complete edits count. A torn last line, and whatever follows a damaged one, is skipped. Raises OSError.
+    Incomplete edits, an incomplete last line and anything after a damaged line are skipped. Raises OSError.
     """
     found: dict[Key, list[SaveRequest]] = {}
     open_edit: list[SaveRequest] = []
     closed = damaged = False
-    # The part after the last line end is empty, or torn.
+    # The part after the last line break is empty or incomplete.
     for line in read_bytes(path, "listing").split(b"\n")[:-1]:
         try:
             entry = _checked(parse_json(line))
@@ -250,7 +251,7 @@ def read(path: Path) -> tuple[dict[Key, SaveRequest], bool, bool]:
             case {"impasto": "journal", "closed": bool(value)}:
                 closed = value
             case {"edit": int(number), "part": int(part), "root": str(root), "changes": list(changes)}:
-                if part == 0:  # what came before has no end
+                if part == 0:  # the edit before it has no end line
                     open_edit = []
                 open_edit += (_request(root, number, change) for change in changes)
             case {"end": int()}:
@@ -266,7 +267,7 @@ def read(path: Path) -> tuple[dict[Key, SaveRequest], bool, bool]:
 
 
 def _checked(entry: Any) -> Any:
-    """Return a parsed line; raises ValueError and TypeError for values that would fail whoever writes them later."""
+    """Return a parsed line; raises ValueError or TypeError for values that could not be written later."""
     match entry:
         case {"changes": list(changes)}:
             keys = [(name, field) for name, field, _, _ in changes]
@@ -305,7 +306,7 @@ def _edit_lines(name: str, requests: Iterable[SaveRequest], part: int) -> Iterab
 
 
 def _encoded(line: dict[str, Any]) -> bytes:
-    # Escapes carry what UTF-8 cannot, such as half of a pair from a damaged file name.
+    # ASCII escapes can hold what UTF-8 cannot, such as a lone surrogate from a damaged file name.
     return json.dumps(line, separators=(",", ":")).encode("ascii") + b"\n"
 
 

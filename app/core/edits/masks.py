@@ -1,7 +1,7 @@
-"""Masks as one paints them: 8-bit grey in the picture's upright pixels, white trains, black is left out.
+"""Paint training masks: 8-bit gray in the image's upright pixels, white is trained, black is left out.
 
-`Mask` paints and takes back, `read_mask`, `write_mask` and `remove_mask` are the file NAME-masklabel.png, which the
-trainer reads unless dataset.masks is "none" or "alpha". Imports numpy, so the app loads it when the painter opens.
+`Mask` paints with undo. `read_mask`, `write_mask` and `remove_mask` access the file NAME-masklabel.png, which the
+trainer reads unless dataset.masks is "none" or "alpha". The module imports numpy, so load it when the painter opens.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Grey = npt.NDArray[np.uint8]
 
 
 class Box(NamedTuple):
-    """Rows and columns of a part, the last ones not included."""
+    """Rows and columns of a region; `bottom` and `right` are exclusive."""
 
     top: int
     bottom: int
@@ -48,7 +48,7 @@ class _Step:
 
 
 class Mask:
-    """One mask of shape (height, width), and everything that was done to it since it was opened."""
+    """A mask of shape (height, width) with its undo history."""
 
     def __init__(self, pixels: Grey) -> None:
         self.pixels = pixels
@@ -60,18 +60,18 @@ class Mask:
 
     @property
     def can_undo(self) -> bool:
-        """Tell whether there is something to take back."""
+        """Return whether there is a step to undo."""
         return bool(self._undo)
 
     @property
     def can_redo(self) -> bool:
-        """Tell whether there is something to do again."""
+        """Return whether there is a step to redo."""
         return bool(self._redo)
 
     # Strokes
 
     def begin(self) -> None:
-        """Begin a stroke; until `end`, where it crosses itself it covers no more than once."""
+        """Begin a stroke; until `end`, crossing itself adds no more paint."""
         self.end()
         self._base = self.pixels.copy()
         self._cover = np.zeros(self.pixels.shape, np.float32)
@@ -79,9 +79,9 @@ class Mask:
     def stroke(
         self, start: tuple[float, float], end: tuple[float, float], radius: float, hardness: float, value: int
     ) -> None:
-        """Draw a piece of the stroke from `start` to `end`, (x, y) in pixels, with a round brush.
+        """Paint a segment of the stroke from `start` to `end`, (x, y) in pixels, with a round brush.
 
-        Within `hardness` (0 to 1) of the radius it covers wholly, from there to the rim less and less.
+        Coverage is full within `hardness` (0 to 1) times the radius and falls to zero at the rim.
         """
         assert self._base is not None, "a stroke needs a beginning"
         box = self._clipped(start, end, radius)
@@ -97,7 +97,7 @@ class Mask:
         self._touched = box if self._touched is None else _joined(self._touched, box)
 
     def end(self) -> None:
-        """End the stroke: it is one step to be taken back."""
+        """End the stroke and add it to the undo history."""
         base, box, self._base, self._touched = self._base, self._touched, None, None
         if base is not None and box is not None:
             self._remember(box, base)
@@ -114,18 +114,18 @@ class Mask:
         )
         return box if box.top < box.bottom and box.left < box.right else None
 
-    # All at once
+    # Whole mask
 
     def fill(self, value: int) -> None:
-        """Fill all of it."""
+        """Fill the whole mask with `value`."""
         self._change(lambda pixels: np.full_like(pixels, value))
 
     def invert(self) -> None:
-        """Train what was left out, and the other way round."""
+        """Swap trained and left-out areas."""
         self._change(lambda pixels: 255 - pixels)
 
     def flood(self, x: int, y: int, value: int) -> None:
-        """Fill the area around a pixel that has the same grey as it, to within a few steps."""
+        """Fill the connected area of almost the same gray around a pixel."""
         height, width = self.pixels.shape
         if 0 <= x < width and 0 <= y < height:
             alike = np.abs(self.pixels.astype(np.int16) - int(self.pixels[y, x])) <= _ALIKE
@@ -139,10 +139,10 @@ class Mask:
         if len(rows):
             self._remember(Box(int(rows[0]), int(rows[-1]) + 1, int(columns[0]), int(columns[-1]) + 1), before)
 
-    # Taking back
+    # Undo and redo
 
     def undo(self) -> None:
-        """Take the last step back."""
+        """Undo the last step."""
         self.end()
         if self._undo:
             step = self._undo.pop()
@@ -150,7 +150,7 @@ class Mask:
             self._redo.append(step)
 
     def redo(self) -> None:
-        """Do again what was taken back last."""
+        """Redo the step undone last."""
         self.end()
         if self._redo:
             step = self._redo.pop()
@@ -169,14 +169,14 @@ class Mask:
         self.pixels[box.top : box.bottom, box.left : box.right] = pixels.reshape(shape)
 
 
-# Greys that a flood takes for the same: the rim of a soft brush ends in steps of one.
+# Gray levels that a flood fill treats as equal, because the rim of a soft brush changes in steps of one.
 _ALIKE = 8
 
 
 def connected_area(alike: npt.NDArray[np.bool_], x: int, y: int) -> npt.NDArray[np.bool_]:
-    """Return the True pixels that hang together with (x, y) by their sides.
+    """Return the True pixels that are 4-connected to (x, y).
 
-    Sweeps down and up the rows, each row at once, until nothing is added: two or three sweeps for what people paint.
+    Sweeps down and up over whole rows until nothing is added; painted masks take two or three sweeps.
     """
     area = np.zeros_like(alike)
     area[y, x] = True
@@ -196,7 +196,7 @@ def connected_area(alike: npt.NDArray[np.bool_], x: int, y: int) -> npt.NDArray[
 
 
 def _spans(row: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Return where the runs of True in a row begin and end."""
+    """Return the starts and exclusive ends of the runs of True in a row."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], row, [False]))))
     return edges[::2], edges[1::2]
 
@@ -204,7 +204,7 @@ def _spans(row: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.intp], npt.NDArra
 def _whole_spans(
     seeds: npt.NDArray[np.bool_], spans: tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]
 ) -> npt.NDArray[np.bool_]:
-    """Return the runs that hold a seed."""
+    """Return the runs that contain a seed, as a row of booleans."""
     filled = np.zeros_like(seeds)
     if seeds.any():
         sums = np.concatenate(([0], np.cumsum(seeds)))
@@ -216,7 +216,7 @@ def _whole_spans(
 
 
 def _distance(box: Box, start: tuple[float, float], end: tuple[float, float]) -> npt.NDArray[np.float32]:
-    """Return the distance of each pixel's centre in a box from a line between two points."""
+    """Return the distance in pixels of each pixel center in a box from a line segment."""
     y = np.arange(box.top, box.bottom, dtype=np.float32)[:, None] + np.float32(0.5 - start[1])
     x = np.arange(box.left, box.right, dtype=np.float32)[None, :] + np.float32(0.5 - start[0])
     across, down = end[0] - start[0], end[1] - start[1]
@@ -243,36 +243,34 @@ def _packed(pixels: Grey, box: Box) -> bytes:
 
 
 class OpenedMask(NamedTuple):
-    """A mask as it was read: `state` is the hash of its file, None where there was none."""
+    """A mask read from disk; `state` is the hash of its file, None if there was none."""
 
     pixels: Grey
     state: str | None
     stretched: bool
-    """Whether it had another size than its picture."""
+    """Whether the mask was resized because its size differed from the image's."""
 
 
 class MaskChanged(DatasetError):
-    """Another program wrote the mask while it was painted."""
+    """Another program changed the mask file while the user painted."""
 
 
 def mask_path(picture: Path) -> Path:
-    """Return where the mask of a picture lies."""
+    """Return the path of an image's mask."""
     return picture.with_name(f"{picture.stem}{MASK}.png")
 
 
 def read_mask(picture: Path, width: int, height: int) -> OpenedMask:
-    """Return a picture's mask in its upright size, all trained where there is none.
+    """Return an image's mask at the image's upright size, fully trained if there is no file; for workers.
 
-    Raises DatasetError where the file is no picture that can be read; it is left as it is. For a worker.
+    Raises DatasetError if the file cannot be read as an image; it stays unchanged.
     """
     path = mask_path(picture)
     try:
         state = state_of(_content(path))
     except OSError as fault:
         sentence = f"Could not read the mask {path}: {reason_of(fault)}."
-        raise DatasetError(
-            "mask.unreadable", sentence, "Replace it with a copy that can be read, or remove it."
-        ) from fault
+        raise DatasetError("mask.unreadable", sentence, "Replace it with a readable copy, or delete it.") from fault
     if state is None:
         return OpenedMask(np.full((height, width), TRAINED, np.uint8), None, False)
     image = load_upright(path, "#000000", MOST_MEGAPIXELS).convert("L")
@@ -285,10 +283,10 @@ def read_mask(picture: Path, width: int, height: int) -> OpenedMask:
 def write_mask(
     picture: Path, root: Path, pixels: Grey, state: str | None, backups: Backups, *, over: bool = False
 ) -> Written:
-    """Write a mask in one step, keeping what was there; return both. For a worker.
+    """Write a mask atomically after backing up the old file, and return the write; for workers.
 
-    Raises MaskChanged, and leaves the file, where it is no longer in `state`, unless it is to be written `over`;
-    DatasetError where the disk refuses.
+    Raises MaskChanged without writing if the file is no longer in `state` and `over` is not set, and DatasetError if
+    writing fails.
     """
     return _write(mask_path(picture), root, _png(pixels), state, backups, over)
 
@@ -300,20 +298,20 @@ def _png(pixels: Grey) -> bytes:
 
 
 def remove_mask(picture: Path, root: Path, state: str | None, backups: Backups, *, over: bool = False) -> Written:
-    """Remove a mask's file, keeping what was there; raises like `write_mask`. For a worker."""
+    """Remove a mask file after backing it up; raises like `write_mask`. For workers."""
     return _write(mask_path(picture), root, None, state, backups, over)
 
 
 def _write(path: Path, root: Path, after: bytes | None, state: str | None, backups: Backups, over: bool) -> Written:
-    """Write a mask's file, or remove it; what is there is kept first, and stays if another program wrote it."""
+    """Back up a mask file, then write or remove it, unless another program changed it."""
     while True:
         try:
             before = _content(path)
             if not over and state_of(before) != state:
                 raise MaskChanged(
                     "mask.changed",
-                    f"{path.name} was written or removed by another program while you painted.",
-                    "Save over it: the current version is kept as a backup. Or close without saving to see it.",
+                    f"Could not save {path.name}: another program changed it while you painted.",
+                    "Overwrite it (the current version is kept as a backup), or close without saving to see it.",
                 )
             backups.keep(str(root), [(path.relative_to(root).as_posix(), before)])
             written = Written(path, before, after)
@@ -324,13 +322,15 @@ def _write(path: Path, root: Path, after: bytes | None, state: str | None, backu
 
 
 def state_of(data: bytes | None) -> str | None:
-    """Return the state of a mask's file, the hash of what it holds; None where there is none."""
+    """Return the state of a mask file: the hash of its contents, or None if it does not exist."""
     return None if data is None else hashlib.sha256(data).hexdigest()
 
 
 def _content(path: Path) -> bytes | None:
-    if not Links([path.parent]).allow_file(path):  # it could show any image of the user's, and put it into the backups
-        raise PermissionError(errno.EPERM, "it is a link that leads out of its folder", str(path))
+    if not Links([path.parent]).allow_file(
+        path
+    ):  # a link could expose any of the user's images and copy it to the backups
+        raise PermissionError(errno.EPERM, "it is a link to outside its folder", str(path))
     try:
         return read_bytes(path, "image")
     except FileNotFoundError:
@@ -340,11 +340,11 @@ def _content(path: Path) -> bytes | None:
 def _refused(path: Path, fault: OSError) -> DatasetError:
     return DatasetError(
         "mask.unwritten",
-        f"{path} cannot be written ({fault.strerror or fault}).",
-        "Make the folder writable and the disk free, then save again; what you painted stays here.",
+        f"Could not write {path}: {fault.strerror or fault}.",
+        "Check that the folder is writable and the disk has space, then save again. Your painting stays open.",
     )
 
 
 def shrunk(pixels: Grey, rows: Sequence[int] | npt.NDArray[np.intp], columns: npt.NDArray[np.intp]) -> Grey:
-    """Return the pixels of these rows and columns, as memory that Qt can paint: a mask at the screen's own size."""
+    """Return the pixels of these rows and columns as contiguous memory for Qt: a mask sampled at screen resolution."""
     return np.ascontiguousarray(pixels[np.ix_(np.asarray(rows), columns)])

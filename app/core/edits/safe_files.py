@@ -1,10 +1,10 @@
-"""Replace or remove a file only if it is still what was read, whatever other programs write at that moment.
+"""Replace or remove a file only if it still holds what was read, even if other programs write it at that moment.
 
-A check before a rename leaves some microseconds in which another program's words would be overwritten unseen. So the
-new file and the one in its place exchange their names in one step, and only what comes out is judged: if that is not
-what was read, the two exchange their names back. Linux does it with renameat2. Windows, and file systems that cannot
-exchange, first rename the existing file and then give its name to the new one, which fails if the name is taken again;
-for some microseconds there is no file then.
+A check before a rename leaves microseconds in which another program's write would be overwritten unnoticed. So the new
+file and the existing one swap names atomically, and then the file that came out is checked: if it is not what was
+read, the two are swapped back. Linux does this with renameat2. Windows, and file systems that cannot swap, first rename
+the existing file and then give its name to the new one, which fails if the name was taken again; for some microseconds
+no file has the name.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from trainer.protocol.places import is_disk_full
 from trainer.protocol.reading import open_file, read_bytes
 
 # ruff: noqa: PTH114, PTH118, PTH120, PTH108, PTH116, PTH105, PTH104
-# Paths are strings here, and the system's own calls are used: with pathlib a caption takes twice as long.
+# Paths are strings passed to system calls here, because pathlib doubles the time per caption.
 
 STRAY = re.compile(r"\.impasto-[0-9a-f]{16}\.tmp")
 """Names of temporary files."""
 SYNCS_FILE_SYSTEM = sys.platform != "win32"
-"""Whether the system can wait for all files at once. Windows cannot: there each file is waited for by itself."""
-_BINARY = getattr(os, "O_BINARY", 0)  # Windows translates line ends without it
-_SETTLED = 3_000_000_000  # nanoseconds; longer than the step of any file system's clock (FAT: two seconds)
+"""Whether all files can be flushed to disk with one call; on Windows each file is flushed by itself."""
+_BINARY = getattr(os, "O_BINARY", 0)  # without it, Windows translates line endings
+_SETTLED = 3_000_000_000  # nanoseconds; longer than any file system's timestamp resolution (FAT: two seconds)
 _ABANDONED = 600.0  # seconds; a write takes milliseconds
 _NO_REPLACE, _EXCHANGE = 1, 2  # flags of renameat2
 _AT_FDCWD = -100  # paths are relative to the working directory
@@ -45,24 +45,24 @@ _UNSUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNO
 
 
 class ChangedMeanwhileError(Exception):
-    """A file is not what it was when it was read."""
+    """A file has changed since it was read."""
 
 
 Mark = tuple[int, int, int, int]
-"""By which the system tells one state of a file from another: number, size, times of the last changes."""
+"""Fingerprint of a file's state: inode, size, modification time and status change time."""
 
 
 class FileSeen(NamedTuple):
-    """What a file held."""
+    """Contents of a file when it was read."""
 
     data: bytes | None
-    """None: there was no file."""
+    """None if the file did not exist."""
     mark: Mark | None = None
-    """If that tells a later change for sure: not where the last one was so recent that another has the same time."""
+    """Fingerprint, or None if the last change was so recent that a later one could have the same timestamp."""
 
 
 def look_at(file: str, most: int) -> FileSeen:
-    """Read a file, at most so many bytes; raises OSError, FileNotFoundError among them."""
+    """Read up to `most` bytes of a file; raises OSError, including FileNotFoundError."""
     with open_file(Path(file), "stream") as opened:
         about = os.fstat(opened.fileno())
         data = opened.read(most)
@@ -71,13 +71,13 @@ def look_at(file: str, most: int) -> FileSeen:
 
 
 def replace_file(file: str, seen: FileSeen, data: bytes, *, durable: bool, within: str | None = None) -> None:
-    """Write a file in one step in place of what was seen, and read it back.
+    """Atomically replace a file if it still is as seen, and read the result back.
 
-    A link's target is written if it is in the folder `within`, by default the link's own; else PermissionError.
-    Raises ChangedMeanwhileError, and OSError; unless it did not read back, the file is then what it was. Without
-    `durable` a power cut may bring back what was seen, or leave an empty file (ext4 does not flush a file whose name is
-    exchanged, as it does one that replaces another). So of a large edit no file is waited for, which on a hard disk
-    would cost 50 ms each, but `sync_file_system` is called for all of them before anything relies on them.
+    For a link, its target is written if it is in folder `within`, by default the link's own folder; otherwise
+    PermissionError is raised. Raises ChangedMeanwhileError and OSError, after which the file is unchanged unless the
+    read-back failed. Without `durable`, a power cut may bring back the old contents or leave an empty file: ext4 does
+    not flush a file whose name is swapped, as it does for one that replaces another. Flushing costs 50 ms per file on
+    a hard disk, so large edits call `sync_file_system` once for all files instead.
     """
     target = _target(file, within or os.path.dirname(file)) if os.path.islink(_system(file)) else file
     temporary = _beside(target)
@@ -90,7 +90,7 @@ def replace_file(file: str, seen: FileSeen, data: bytes, *, durable: bool, withi
             _exchange(temporary, target, seen, data)
         _read_back(target, data, written)
     finally:
-        # What goes wrong above is what the caller needs to know; a temporary file that resists is swept later.
+        # Do not hide an error from above; a temporary file that cannot be removed now is swept later.
         with contextlib.suppress(OSError):
             os.unlink(_system(temporary))
     if durable:
@@ -99,12 +99,12 @@ def replace_file(file: str, seen: FileSeen, data: bytes, *, durable: bool, withi
 
 def _target(link: str, within: str) -> str:
     if not Links([within]).allow(Path(link)):
-        raise PermissionError(errno.EPERM, "it is a link that leads out of the dataset", link)
+        raise PermissionError(errno.EPERM, "it is a link to outside the dataset", link)
     return os.path.realpath(link)
 
 
 def remove_file(file: str, seen: FileSeen) -> None:
-    """Remove a file that still is what was seen; raises ChangedMeanwhileError and OSError."""
+    """Remove a file if it still is as seen; raises ChangedMeanwhileError and OSError."""
     _check(file, seen)
     if seen.data is None:
         return
@@ -120,7 +120,7 @@ def remove_file(file: str, seen: FileSeen) -> None:
 
 
 def sync_file_system(folder: str) -> None:
-    """Wait until all files written to a file system are on the disk; does nothing unless SYNCS_FILE_SYSTEM."""
+    """Flush all written files of a file system to disk; does nothing unless SYNCS_FILE_SYSTEM."""
     if not SYNCS_FILE_SYSTEM:
         return
     call = _libc_call("syncfs", ctypes.c_int)
@@ -137,10 +137,10 @@ def sync_file_system(folder: str) -> None:
 
 
 def sweep(folder: str, keep: Callable[[str, bytes], None]) -> None:
-    """Remove the temporary files of killed writers from a folder: only those named as ours, and older than any write.
+    """Remove temporary files of killed writers from a folder: only those with our names that are older than any write.
 
-    `keep` takes the name and content of each first: a kill in the middle of an exchange may have left the only copy of
-    another program's words there.
+    `keep` receives the name and contents of each one first, because a kill in the middle of a swap may have left the
+    only copy of another program's text there.
     """
     with contextlib.suppress(OSError), os.scandir(_system(folder)) as entries:
         for entry in entries:
@@ -150,41 +150,41 @@ def sweep(folder: str, keep: Callable[[str, bytes], None]) -> None:
 
 
 def refusal(fault: OSError, place: Path) -> DatasetError:
-    """Return the error for a place that cannot be written to; the changes are kept and tried again."""
+    """Return the error for a place that cannot be written to; its text says that changes are kept and retried."""
     reason = fault.strerror or str(fault)
     if is_disk_full(fault):
         return DatasetError(
             "save.disk_full",
-            f"The disk of {place} is full.",
-            "Free some disk space: your changes are kept and saved as soon as there is enough.",
+            f"Could not save to {place}: the disk is full.",
+            "Free some disk space. Your changes are kept and saved as soon as there is enough.",
         )
     if isinstance(fault, PermissionError) or fault.errno == errno.EROFS:
         return DatasetError(
             "save.read_only",
-            f"{place} cannot be written to ({reason}).",
-            "Allow writing there, or close the program that has the files open. Your changes are kept until then.",
+            f"Could not save to {place}: {reason}.",
+            "Make it writable, or close the program that has the files open. Your changes are kept until then.",
         )
     if isinstance(fault, FileNotFoundError | NotADirectoryError):
         return DatasetError(
             "save.folder_gone",
-            f"{place} no longer exists.",
+            f"Could not save to {place}: it no longer exists.",
             "Restore the folder or connect its drive. Your changes are kept until then.",
         )
     return DatasetError(
         "save.failed",
-        f"{place} cannot be written to: {reason}.",
-        "Check its disk. Your changes are kept, and saving is tried again.",
+        f"Could not save to {place}: {reason}.",
+        "Check its disk. Your changes are kept, and saving is retried.",
     )
 
 
 def _check(file: str, seen: FileSeen) -> None:
-    """Raise ChangedMeanwhileError if a file is not what was seen: cheaper than an exchange and its way back."""
+    """Raise ChangedMeanwhileError if a file has changed: cheaper than a swap and its reversal."""
     if not _is(file, seen):
         raise ChangedMeanwhileError(file)
 
 
 def _is(file: str, seen: FileSeen) -> bool:
-    """Return whether a file is what was seen, also under another name: renaming changes only the fourth mark."""
+    """Return whether a file is as seen, even after a rename, which changes only the status change time."""
     try:
         if seen.mark and _mark(os.stat(_system(file)))[:3] == seen.mark[:3]:
             return True
@@ -203,11 +203,11 @@ def _beside(file: str) -> str:
 
 
 def _write(file: str, data: bytes, durable: bool) -> int:
-    """Write a new file; return the number by which its file system knows it."""
+    """Write a new file and return its inode."""
     handle = os.open(_system(file), os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
     try:
         left = memoryview(data)
-        while left:  # a full disk takes a part first, then nothing
+        while left:  # a filling disk accepts a part before it fails
             left = left[os.write(handle, left) :]
         if durable:
             os.fsync(handle)
@@ -217,7 +217,7 @@ def _write(file: str, data: bytes, durable: bool) -> int:
 
 
 def _read_back(file: str, data: bytes, number: int) -> None:
-    # At once: what another program writes while the disk is waited for comes later, and is no fault of the disk.
+    # Read back before flushing: what another program writes during the flush is not a disk fault.
     try:
         if look_at(file, len(data) + 1).data == data:
             return
@@ -226,11 +226,11 @@ def _read_back(file: str, data: bytes, number: int) -> None:
         ours = False
     if not ours:
         raise ChangedMeanwhileError(file)
-    raise OSError(errno.EIO, "it reads differently from what was written", file)
+    raise OSError(errno.EIO, "it does not read back as it was written", file)
 
 
 def _exchange(temporary: str, target: str, seen: FileSeen, data: bytes) -> None:
-    """Give a temporary file the target's name, and it that of the temporary, provided that it is what was seen."""
+    """Swap the names of a temporary file and the target; swap back and raise if the target is not as seen."""
     try:
         _swap(temporary, target)
     except FileNotFoundError as fault:
@@ -240,19 +240,19 @@ def _exchange(temporary: str, target: str, seen: FileSeen, data: bytes) -> None:
             return
         _exchange_back(temporary, target, data)
     except OSError:
-        with contextlib.suppress(OSError):  # it may hold another program's words, and is not to be removed with ours
+        with contextlib.suppress(OSError):  # it may hold another program's text, so it must not be removed with ours
             os.rename(_system(temporary), _system(_beside(target)))
         raise
     raise ChangedMeanwhileError(target)
 
 
 def _exchange_back(temporary: str, target: str, inside: bytes) -> None:
-    """Give what another program wrote since the check its name back.
+    """Give a file that another program wrote since the check its name back.
 
-    What comes out has to be `inside`, what went in before; else it is a third version, the newest, and the two exchange
-    their names in turn.
+    The file that comes out must hold `inside`, which was put in before. Otherwise it is a third, newer version, and
+    the two are swapped again.
     """
-    with contextlib.suppress(FileNotFoundError):  # the target was removed, which ends it whoever wrote it
+    with contextlib.suppress(FileNotFoundError):  # another program removed the target, so there is nothing to give back
         while True:
             goes_in = _content(temporary)
             _swap(temporary, target)
@@ -266,7 +266,7 @@ def _content(file: str) -> bytes:
 
 
 def _swap(one: str, two: str) -> None:
-    """Let two files exchange their names, in one step where the system can."""
+    """Swap the names of two files, atomically where the system can."""
     if _renamed(one, two, _EXCHANGE):
         return
     aside = _beside(two)
@@ -274,7 +274,7 @@ def _swap(one: str, two: str) -> None:
     try:
         _place(one, two)
     except ChangedMeanwhileError:
-        # The name was taken in between, by something newer than what was moved aside.
+        # Another program took the name meanwhile; its file is newer than the one moved aside.
         os.unlink(_system(aside))
         raise
     except BaseException:
@@ -284,7 +284,7 @@ def _swap(one: str, two: str) -> None:
 
 
 def _give_back(aside: str, file: str) -> None:
-    """Give a file that was moved aside its name again, unless another program wrote there since."""
+    """Give a file that was moved aside its name back, unless another program has taken it."""
     try:
         _place(aside, file)
     except ChangedMeanwhileError:
@@ -292,10 +292,10 @@ def _give_back(aside: str, file: str) -> None:
 
 
 def _place(source: str, target: str) -> None:
-    """Give a file a name that no file may have; raises ChangedMeanwhileError where one has it, and OSError."""
+    """Rename a file without overwriting; raises ChangedMeanwhileError if the name is taken, and OSError."""
     try:
         if sys.platform == "win32":
-            _rename(source, target)  # replaces nothing there
+            _rename(source, target)  # never overwrites on Windows
         elif not _renamed(source, target, _NO_REPLACE):
             _link(source, target)
     except FileExistsError as fault:
@@ -303,13 +303,13 @@ def _place(source: str, target: str) -> None:
 
 
 def _link(source: str, target: str) -> None:
-    """Give a file another name on systems without renameat2; raises FileExistsError."""
+    """Rename a file without overwriting on systems without renameat2; raises FileExistsError."""
     try:
         os.link(source, target)
     except OSError as fault:
         if fault.errno not in _UNSUPPORTED:
             raise
-        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))  # holds the name, for file systems
+        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))  # reserves the name on file systems
         os.replace(source, target)  # without hard links
     else:
         os.unlink(source)
@@ -318,12 +318,12 @@ def _link(source: str, target: str) -> None:
 def _rename(source: str, target: str) -> None:
     try:
         os.rename(_system(source), _system(target))
-    except PermissionError:  # on Windows while another program has it open, seldom for long
+    except PermissionError:  # on Windows, while another program briefly has it open
         rename(Path(source), Path(target))
 
 
 def _renamed(source: str, target: str, flag: int) -> bool:
-    """Rename by Linux' renameat2; return False where the system or the file system has no such thing."""
+    """Rename with Linux's renameat2; return False if the system or file system does not support it."""
     call = _libc_call("renameat2", ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
     if call is None:
         return False
@@ -338,7 +338,7 @@ def _renamed(source: str, target: str, flag: int) -> bool:
 
 @cache
 def _libc_call(name: str, *arguments: type[ctypes._SimpleCData[Any]]) -> Callable[..., int] | None:
-    """Return one of Linux' own calls, or None elsewhere and where the C library is too old to have it."""
+    """Return a Linux-only C library function, or None on other systems and with an older C library."""
     if sys.platform != "linux":
         return None
     call = getattr(ctypes.CDLL(None, use_errno=True), name, None)

@@ -1,4 +1,4 @@
-"""What the saver is asked to write, how far that is, and what stops it."""
+"""Data types of saving: requests, problems, conflicts, notices and progress."""
 
 from __future__ import annotations
 
@@ -14,78 +14,78 @@ _FOLDER_FIELDS = frozenset(get_args(FolderField))
 
 
 class Key(NamedTuple):
-    """One value on disk: of an image, or of a folder where the field is a folder's. It outlives a session."""
+    """Session-independent key of a value on disk: a field of an image or of a folder."""
 
     root: str
     """The folder that the user opened."""
     name: str
-    """The image or folder within it, parts divided by slashes; empty for the root itself."""
+    """Path of the image or folder within the root, with slashes; empty for the root itself."""
     field: AnyField
 
     @property
     def path(self) -> Path:
-        """The path of the image or folder."""
+        """Return the path of the image or folder."""
         return Path(self.root, self.name)
 
     @property
     def text(self) -> str:
-        """The path as a string: ten times as fast to make, for a hundred thousand of them."""
+        """Return the path as a string, ten times as fast as `path`; it matters for 100,000 images."""
         return os.path.join(self.root, self.name)  # noqa: PTH118 (ten times as fast)
 
     @property
     def of_folder(self) -> bool:
-        """Return whether it is a fact of a folder."""
+        """Return whether the field belongs to a folder."""
         return self.field in _FOLDER_FIELDS
 
     @property
     def folder(self) -> Path:
-        """The folder, or the one that holds the image."""
+        """Return the folder, or the folder of the image."""
         return self.path if self.of_folder else self.path.parent
 
 
 @dataclass(frozen=True, slots=True)
 class SaveRequest:
-    """One value that is to be on disk, in place of one of those that we know of."""
+    """A value to write to disk if it holds one of the known earlier values."""
 
     key: Key
     bases: tuple[Value, ...]
-    """What may be replaced: the value last seen, and those that we may have written since. Anything else on disk was
-    written by another program."""
+    """Values that may be replaced: the one last seen on disk, and those Impasto may have written since. Anything else
+    was written by another program."""
     desired: Value
     picture: int | None = None
-    """The image's id, where the edit was made in this session and is not a folder's."""
+    """Id of the image if the edit is of an image and from this session."""
     number: int = 0
-    """Number of the latest edit in the journal that is part of it."""
+    """Journal number of the latest edit in this request."""
     shown: bool = False
-    """Whether it was made in this session, so that the library holds it; not what an earlier session left."""
+    """Whether it was made in this session, so that the library already holds its value."""
     first: int = 0
-    """Number of the earliest edit that is part of it."""
+    """Journal number of the earliest edit in this request."""
 
     def leads_to(self, later: SaveRequest) -> bool:
         """Return whether the later edit was made on top of this one."""
         return later.bases[:1] == (self.desired,)
 
     def followed_by(self, later: SaveRequest) -> SaveRequest:
-        """Return one request for both values, of which only the later is written; the earlier may be on disk."""
+        """Return one request for both edits: it writes the later value, and may replace the earlier one."""
         return replace(later, bases=tuple(dict.fromkeys((*self.bases, self.desired, *later.bases))), first=self.first)
 
     def then(self, later: SaveRequest) -> SaveRequest:
-        """Return what is to be written after a later edit: that alone, where it was not made on top of this one.
+        """Return the request after a later edit: both combined, or the later one alone if not made on top of this one.
 
-        The user then saw something else on disk and edited that, so this value is no longer wanted.
+        In the latter case the user edited something else that was on disk, so this value is superseded.
         """
         return self.followed_by(later) if self.leads_to(later) else later
 
 
 @dataclass(frozen=True, slots=True)
 class SaveProblem:
-    """Why values wait to be written: what and why, what to do, and how many there are."""
+    """Why values cannot be saved: what happened, what to do, and how many values wait."""
 
     code: str
     sentence: str
     remedy: str
     waiting: int
-    """Values that wait for this reason."""
+    """Number of values that wait for this reason."""
     pictures: frozenset[int]
     """Ids of this session's images among them."""
 
@@ -97,35 +97,35 @@ class Conflict:
     key: Key
     mine: Value
     theirs: Value
-    """What is on disk; None: no caption file, or nothing noted."""
+    """Value on disk; None if there is no caption file or note."""
 
     @property
     def path(self) -> Path:
-        """The image or the folder."""
+        """Return the path of the image or folder."""
         return self.key.path
 
     @property
     def field(self) -> AnyField:
-        """What of it."""
+        """Return the field in conflict."""
         return self.key.field
 
 
 class DiskValue(NamedTuple):
-    """What is on disk for an image, where the library may hold something else."""
+    """A value on disk that may differ from the library's."""
 
     key: Key
     number: int
-    """The latest edit that was settled with it: edits after that take precedence."""
+    """Journal number of the latest edit it settles; later edits take precedence."""
     found: Value
 
 
 @dataclass(frozen=True, slots=True)
 class SaveNotice:
-    """Something about saving that the user is shown once a session for each dataset.
+    """A message about saving that is shown once per session and dataset.
 
     `notice.converted`: files in other encodings became UTF-8. `notice.beside_list`: captions of metadata.jsonl were
     changed in .txt files, which take precedence. `notice.recovered`: a session that stopped unexpectedly left edits.
-    `notice.left`: a session that was closed left edits. The last two are sent when each edit has been tried again.
+    `notice.left`: a session that was closed left edits. The last two are sent after all their edits have been retried.
     `notice.backups_damaged`: the database of backups was damaged and is now `file`; a new one is in its place.
     """
 
@@ -133,23 +133,23 @@ class SaveNotice:
     root: str
     count: int
     in_conflict: int = 0
-    """How many of them need the user's choice."""
+    """Number of values in conflict, which need the user's choice."""
     refused: int = 0
-    """How many of them could not be written."""
+    """Number of values that could not be written."""
     file: str = ""
-    """The file that was set aside, with its path."""
+    """Path of the damaged file under its new name."""
 
 
 @dataclass(frozen=True, slots=True)
 class SaveState:
-    """How far saving is. "All changes saved, originals backed up" holds when it is `clean`."""
+    """Progress of saving; all changes are saved and originals backed up when it is `clean`."""
 
     pending: int = 0
-    """Values not on disk yet, those of problems and conflicts included."""
+    """Number of values not on disk yet, including those with problems and conflicts."""
     saved: int = 0
-    """Values settled in this session: written, or given up for what is on disk."""
+    """Number of values settled in this session: written, or given up for the value on disk."""
     backed_up: bool = True
-    """Whether an original was kept of all that was written."""
+    """Whether every file was backed up before it was overwritten."""
     problems: tuple[SaveProblem, ...] = ()
     conflicts: tuple[Conflict, ...] = ()
 

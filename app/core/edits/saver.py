@@ -1,4 +1,4 @@
-"""Writes edits to disk in the background, and reports how far that is and what stops it."""
+"""Save edits to disk in the background, and report progress and problems."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from app.core.tasks import Post, stand_back, step_back
 from trainer.errors import DatasetError
 
 PAUSE = 0.7
-"""Seconds without a key after which typed words are written."""
+"""Seconds after the last keystroke at which typed text is written."""
 RETRY = 20.0
-"""Seconds after which what could not be written is tried again by itself."""
+"""Seconds after which failed writes are retried automatically."""
 _PATIENCE = 10.0
-"""Seconds in which the disk has to answer once when the app ends."""
+"""Seconds without any finished write after which closing the app gives up on a disk."""
 _BATCH = 2000
 _NEVER = math.inf
 _Name = TypeVar("_Name", Field, FolderField)
@@ -37,64 +37,63 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _UnsavedValue:
-    """One value that is not known to be on disk. There is at most one for each value.
+    """A value that is not known to be on disk; at most one per key.
 
-    The states, and what ends them:
+    States and transitions:
 
     * `waiting`: the writer takes it at `due`.
-    * `writing`: the writer has it. The outcome "saved" removes the entry, unless `later` is there, which then waits in
-      its place; "refused" and "conflict" become its state.
-    * `refused`: the disk refused it, for the reason in `outcome`. It is tried again at `due`, if that is set, or with
-      all others at the saver's next attempt.
-    * `conflict`: something on disk that the user has not seen stands in its way; `outcome` holds it. Only the user's
-      choice ends this, or a look at `due` that finds the obstacle gone. Nothing is written until then.
+    * `writing`: the writer has it. The outcome "saved" removes the entry, or replaces it by `later` if that is set;
+      "refused" and "conflict" become its state.
+    * `refused`: writing failed for the reason in `outcome`. It is retried at `due` if that is set, or with all others
+      at the saver's next attempt.
+    * `conflict`: the disk holds a value that the user has not seen, kept in `outcome`. It ends only by the user's
+      choice, or by a retry at `due` that finds the obstacle gone. Nothing is written until then.
 
-    What holds at every moment, with the lock held:
+    Invariants while the lock is held:
 
-    * `newest` is the newest acknowledged edit of the value. An earlier one is never written after it: it is either part
-      of `request.bases`, as something that may be on disk, or was given up when the user edited what stood there
-      instead.
-    * The library shows `newest.desired`, so that the next edit is made on top of it.
-    * `later` is set only while `writing`; `outcome` always in `refused` and `conflict`, and kept while those are looked
-      at again, in which `writing` reports them as what they were.
-    * The journal holds `newest` until "saved" is entered for it, so a kill in any state leads back to `waiting`.
+    * `newest` is the newest acknowledged edit of the value. An earlier edit is never written after it: it is either
+      part of `request.bases`, as a value that may be on disk, or was dropped when the user edited the value on disk.
+    * The library shows `newest.desired`, so the next edit is made on top of it.
+    * `later` is set only in `writing`. `outcome` is set in `refused` and `conflict`, and stays set during a retry, so
+      that a retried entry is still reported as refused or in conflict.
+    * The journal holds `newest` until it records it as saved, so a kill in any state leads back to `waiting`.
     """
 
     request: SaveRequest
     due: float
-    """When the writer is to take it, by the monotonic clock."""
+    """Monotonic time at which the writer takes it."""
     state: Literal["waiting", "writing", "refused", "conflict"] = "waiting"
     later: SaveRequest | None = None
-    """An edit made since the writer took it."""
+    """Edit made after the writer took the request."""
     later_due: float = _NEVER
     outcome: Outcome | None = None
 
     @property
     def newest(self) -> SaveRequest:
-        """The latest edit."""
+        """Return the newest edit of the value."""
         return self.later or self.request
 
     @property
     def is_conflict(self) -> bool:
-        """Whether the user has to choose, also while the disk is looked at again."""
+        """Return whether the user has to choose, even while a retry is running."""
         return self.outcome is not None and self.outcome.kind == "conflict"
 
     def add(self, request: SaveRequest, due: float, now: float) -> None:
-        """Take in a later edit."""
+        """Add a later edit of the value."""
         if self.state == "writing":
             self.later = self.later.then(request) if self.later else request
             self.later_due = due
         elif self.state == "waiting":
             self.request = self.request.then(request)
-            if self.due > now:  # what is due stays so: a caller may wait for it
+            if self.due > now:  # an entry already due is not postponed, because a caller may wait for it
                 self.due = due
         elif self.request.leads_to(request):
             self.request, self.due = self.request.followed_by(request), due
-        else:  # the user chose, or edited what is on disk
+        else:  # the user resolved the conflict, or edited the value on disk
             self.request, self.due, self.state, self.outcome = request, due, "waiting", None
 
     def settle(self, outcome: Outcome) -> bool:
-        """Take in what came of writing; return whether the entry is done with."""
+        """Apply the outcome of a write; return whether the entry can be removed."""
         later, self.later, due = self.later, None, self.later_due
         self.later_due = _NEVER
         if outcome.kind == "saved":
@@ -109,38 +108,38 @@ class _UnsavedValue:
         return False
 
     def unwritten(self) -> SaveRequest:
-        """Return what is still to be written if nothing comes of writing."""
+        """Return the request that remains if the current write fails."""
         return self.request.then(self.later) if self.later else self.request
 
 
 @dataclass
 class _Arrived:
-    """Requests of one edit that are still to be entered, which takes some hundred milliseconds for 100,000."""
+    """Requests of one edit on their way into the entries, which takes some 100 ms for 100,000 of them."""
 
     requests: Sequence[SaveRequest]
     due: float
 
     @cached_property
     def first(self) -> int:
-        """The number of the first edit among them."""
+        """Return the lowest edit number among them."""
         return min((request.number for request in self.requests), default=0)
 
     @cached_property
     def latest(self) -> int:
-        """The number of the latest."""
+        """Return the highest edit number among them."""
         return max((request.number for request in self.requests), default=0)
 
     @cached_property
     def by_key(self) -> dict[Key, SaveRequest]:
-        """Each by its value; 25 ms for 100,000. Some may have been entered since this was first asked for."""
+        """Return the requests by key (25 ms for 100,000); cached, so it may include some already moved to entries."""
         return {request.key: request for request in self.requests}
 
 
 class Saver:
-    """Writes captions and notes in a thread of its own, each file once a pause of typing; see `Writer` for how.
+    """Saves captions and notes on its own thread, after a pause in typing; `Writer` does the file access.
 
-    Its events come on the library's thread, and its methods belong there. Without `threaded` nothing happens until
-    `flush`, in the caller's thread: for programs without a window.
+    Methods and events belong to the library's thread. Without `threaded`, everything is written by `flush` in the
+    caller's thread, for programs without a window.
     """
 
     def __init__(
@@ -149,34 +148,34 @@ class Saver:
         self.post = post
         self.state: Emitter[SaveState] = Emitter()
         self.learned: Emitter[DiskValue] = Emitter()
-        """Emitted where the user's edit is void, or an earlier session's was written after all, for `History`."""
+        """Emitted for `History` when the disk's value wins over an edit, or an earlier session's edit was written."""
         self.notices: Emitter[SaveNotice] = Emitter()
         self.recovered: tuple[SaveRequest, ...] = ()
-        """What sessions that stopped unexpectedly had left unwritten at the start of this one."""
+        """Unsaved edits of crashed sessions, found at the start of this one."""
         self.now = SaveState()
-        """The last state that was emitted."""
+        """Last state that was emitted."""
         self._journal, self._writer, self._pause = journal, writer, pause
         self._inbox: list[_Arrived] = []
-        """Edits on their way into `_entries`: a queue and no state. What is in it is newer than any entry."""
+        """Queue of edits on their way into `_entries`; they are newer than any entry."""
         self._entries: dict[Key, _UnsavedValue] = {}
         self._untried: dict[SaveNotice, set[Key]] = {}
-        """What earlier sessions left and nothing has come of yet, by what is to be said when something has."""
+        """Keys of earlier sessions' edits that have not been tried yet, by the notice to send when all have."""
         self._saved = self._taken = 0
         self._states = self._emitted = 0
-        """How many states were made, and the number of the last one that was emitted."""
-        self._places: dict[Folder, str] = {}
+        """Number of states computed, and number of the last one emitted."""
+        self._path_in_dataset: dict[Folder, str] = {}
         self._noticed: set[tuple[str, str]] = set()
         self._retry_at = _NEVER
-        self._closing = self._left = False
-        self._came = 0.0
-        """When the writer last finished something, by the monotonic clock."""
+        self._closing = self._abandoned = False
+        self._last_finished = 0.0
+        """Monotonic time at which the writer last finished a value."""
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="app-saver", daemon=True) if threaded else None
         if self._thread:
             self._thread.start()
 
     def take(self, requests: Sequence[SaveRequest], *, typing: bool = False) -> None:
-        """Write these soon: at once, or after a pause where they come from typing. They are in the journal already."""
+        """Schedule requests that are already in the journal: at once, or after a pause if they come from typing."""
         with self._changed:
             self._inbox.append(_Arrived(requests, time.monotonic() + self._pause * typing))
             self._changed.notify_all()
@@ -184,9 +183,9 @@ class Saver:
         self._emit(state)
 
     def recover(self) -> None:
-        """Take over what earlier sessions left unwritten; notices say what came of it.
+        """Take over unsaved edits of earlier sessions; notices report the result.
 
-        What is still on disk as it was seen is replaced, all else becomes a conflict.
+        They are written where the disk still holds the value they were based on; the others become conflicts.
         """
         left = self._journal.adopt()
         self.recovered = tuple(one for one in left.requests if one.key in left.crashed)
@@ -199,11 +198,11 @@ class Saver:
         self.take(left.requests)
 
     def unsaved(self, picture: Picture) -> Mapping[Field, Value]:
-        """Return the edits of an image that are not on disk: the library shows them, whatever is on disk."""
+        """Return the unsaved edits of an image, which the library shows instead of the values on disk."""
         return self.unsaved_at(picture.folder, picture.name)
 
     def unsaved_at(self, folder: Folder, name: str) -> Mapping[Field, Value]:
-        """Return what `unsaved` does, by the image's folder and name; a hundred thousand images are asked about."""
+        """Return the unsaved edits of an image by folder and name; fast enough for 100,000 images."""
         if not self._entries and not self._inbox:
             return {}
         fields: tuple[Field, ...] = ("caption", "rating", "excluded", "crop")
@@ -211,7 +210,7 @@ class Saver:
         return self._unsaved(folder, f"{within}/{name}" if within else name, fields)
 
     def unsaved_of_folder(self, folder: Folder) -> Mapping[FolderField, Value]:
-        """Return which facts of a folder are not on disk yet, as `unsaved` does for an image."""
+        """Return the unsaved facts of a folder."""
         fields: tuple[FolderField, ...] = ("repeats", "regularisation", "trigger")
         return self._unsaved(folder, self._within(folder), fields)
 
@@ -222,11 +221,11 @@ class Saver:
         return {field: request.desired for field, request in newest.items() if request}
 
     def _within(self, folder: Folder) -> str:
-        """Return a folder's place in its dataset, empty for the dataset itself."""
-        if folder not in self._places:
+        """Return a folder's path in its dataset; empty for the root."""
+        if folder not in self._path_in_dataset:
             inside = folder.path.relative_to(folder.root).as_posix()
-            self._places[folder] = "" if inside == "." else inside
-        return self._places[folder]
+            self._path_in_dataset[folder] = "" if inside == "." else inside
+        return self._path_in_dataset[folder]
 
     def _newest(self, key: Key) -> SaveRequest | None:
         for arrived in reversed(self._inbox):
@@ -236,29 +235,29 @@ class Saver:
         return entry.newest if entry else None
 
     def wants_more(self, learned: DiskValue) -> bool:
-        """Return whether a later edit of the same value waits."""
+        """Return whether a later edit of the same value is unsaved."""
         with self._changed:
             newest = self._newest(learned.key)
         return newest is not None and newest.number > learned.number
 
     def hurry(self) -> None:
-        """Write now what waits for a pause of typing, and try again what was refused or in conflict; does not wait."""
+        """Write pending edits now and retry refused and conflicting ones, without waiting for the result."""
         with self._changed:
             now = time.monotonic()
             for entry in self._entries.values():
                 if entry.state == "writing":
                     entry.later_due = now
                 else:
-                    entry.due = now  # in a conflict the other program may have gone back, or further
+                    entry.due = now  # conflicts too: the other program may have reverted or changed its value
             for arrived in self._inbox:
                 arrived.due = now
             self._retry_at = _NEVER
             self._changed.notify_all()
 
     def flush(self, patience: float = math.inf) -> None:
-        """Wait until all that was asked for by now is on disk or refused, or in conflict; workers may wait too.
+        """Wait until all edits made so far are on disk, refused or in conflict; may be called on workers.
 
-        Not for what is typed meanwhile, for hours maybe; nor where nothing comes of it for `patience` seconds.
+        Does not wait for edits made meanwhile, and gives up if no write finishes for `patience` seconds.
         """
         self.hurry()
         if self._thread is None:
@@ -267,13 +266,13 @@ class Saver:
             return
         with self._changed:
             latest = max((self._taken, *(arrived.latest for arrived in self._inbox)))
-            while self._thread.is_alive() and self._owes(latest):
-                if self._is_writing() and time.monotonic() > self._came + patience:
+            while self._thread.is_alive() and self._has_pending(latest):
+                if self._is_writing() and time.monotonic() > self._last_finished + patience:
                     return
                 self._changed.wait(1.0)
 
-    def _owes(self, latest: int) -> bool:
-        """Return whether something is on its way that was asked for up to that edit."""
+    def _has_pending(self, latest: int) -> bool:
+        """Return whether an edit up to number `latest` is still to be written."""
         if any(arrived.first <= latest for arrived in self._inbox):
             return True
         entries = self._entries.values()
@@ -283,7 +282,7 @@ class Saver:
         return any(entry.state == "writing" for entry in self._entries.values())
 
     def is_open(self, conflict: Conflict) -> bool:
-        """Return whether the user's choice ends a conflict: not after a later edit or an earlier choice."""
+        """Return whether a conflict can still be resolved: there was no later edit and no earlier choice."""
         with self._changed:
             self._absorb_of(conflict.key)
             self._changed.wait_for(lambda: not self._is_in_flight(conflict.key), timeout=2.0)
@@ -291,19 +290,19 @@ class Saver:
             return entry is not None and entry.state == "conflict" and entry.request.desired == conflict.mine
 
     def refresh(self) -> SaveState:
-        """Emit the state of this moment, not of when the writer last reported, and return it."""
+        """Compute and emit the current state, and return it."""
         with self._changed:
             number, state = self._numbered_state()
         self._emit(state, number)
         return state
 
     def choose(self, theirs: Sequence[Conflict], others: Sequence[SaveRequest]) -> None:
-        """End open conflicts: give up the user's value for those in `theirs`, and write these requests of the others.
+        """Resolve conflicts: drop the user's value for those in `theirs`, and write the requests in `others`.
 
-        The requests are in the journal already.
+        The requests must be in the journal already.
         """
         with self._changed:
-            for request in others:  # past the inbox, in which `is_open` left nothing older of these
+            for request in others:  # the inbox can be bypassed: `is_open` has moved older edits of these keys out of it
                 self._add(request, time.monotonic())
             given_up = [self._entries.pop(conflict.key).request for conflict in theirs]
             self._saved += len(given_up)
@@ -317,13 +316,13 @@ class Saver:
         return entry is not None and entry.state == "writing"
 
     def close(self) -> None:
-        """Write what can be written and end; what cannot, or no disk answers for, stays for the next start."""
+        """Write all that can be written and stop; the rest stays in the journal for the next start."""
         self.flush(_PATIENCE)
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-            self._left = self._is_writing()
-        if self._thread and not self._left:
+            self._abandoned = self._is_writing()
+        if self._thread and not self._abandoned:
             self._thread.join()
         with self._changed:
             self._absorb(None)
@@ -336,7 +335,7 @@ class Saver:
             pass
 
     def _step(self) -> bool:
-        """Write one batch of what is due, waiting for it; return False when it is time to end."""
+        """Wait for a batch of due requests and write it; return False when the thread should end."""
         batch = self._next()
         if batch is None:
             return False
@@ -345,14 +344,14 @@ class Saver:
             self._journal.sync()
             outcomes = self._write(batch)
             with self._changed:
-                if self._left:  # it answers when nobody waits any more: the next start will see
+                if self._abandoned:  # `close` has given up waiting: the next start handles these
                     return False
         saved = [outcome for outcome in outcomes if outcome.kind == "saved"]
         self._journal.saved(outcome.request for outcome in saved)
         while self._inbox:
-            with self._changed:  # and not for all of a large edit: the window may want it meanwhile
+            with self._changed:  # for one batch at a time, because the window may need the lock meanwhile
                 self._absorb(_BATCH)
-            stand_back()  # else it would have the lock again before the window has woken up
+            stand_back()  # otherwise this thread takes the lock again before the window's thread wakes up
         with self._changed:
             self._absorb(None)
             requests = list(self._unwritten({outcome.request.key for outcome in saved}))
@@ -373,23 +372,23 @@ class Saver:
 
     def _write(self, batch: Sequence[SaveRequest]) -> list[Outcome]:
         try:
-            return list(map(self._note, self._writer.write(batch)))
-        except Exception as fault:  # noqa: BLE001 (the edge of a thread that has to live as long as the window)
-            _log.exception("Could not write: an unforeseen error")
+            return list(map(self._on_finished, self._writer.write(batch)))
+        except Exception as fault:  # noqa: BLE001 (this thread has to live as long as the window)
+            _log.exception("Could not save: unexpected error")
             error = DatasetError(
                 "save.fault",
-                f"Could not write your changes: an unforeseen error ({fault}).",
-                "They are kept and tried again; the log has details.",
+                f"Could not save your changes: unexpected error ({fault}).",
+                "They are kept and saving is retried. See the log for details.",
             )
             return [Outcome(request, "refused", error=error) for request in batch]
 
-    def _note(self, outcome: Outcome) -> Outcome:
-        self._came = time.monotonic()
+    def _on_finished(self, outcome: Outcome) -> Outcome:
+        self._last_finished = time.monotonic()
         stand_back()
         return outcome
 
     def _next(self) -> list[SaveRequest] | None:
-        """Wait for work; return what is due, or nothing where only a state is to be emitted, or None at the end."""
+        """Wait for and return due requests; empty if only the state changed, None when the thread should end."""
         with self._changed:
             while True:
                 self._absorb(_BATCH)
@@ -405,7 +404,7 @@ class Saver:
                     self._changed.wait(self._until_due(now))
             if not due:
                 return None if self._closing else []
-            self._came = time.monotonic()
+            self._last_finished = time.monotonic()
             for entry in due:
                 entry.state, entry.due = "writing", _NEVER
             return [entry.request for entry in due]
@@ -415,7 +414,7 @@ class Saver:
         return None if first == _NEVER else max(0.0, first - now)
 
     def _absorb(self, most: int | None) -> None:
-        """Enter what is in the inbox, of a large edit only so many, so that nobody waits for the lock."""
+        """Move the inbox into the entries, at most `most` requests of a large edit to keep the lock only briefly."""
         while self._inbox:
             arrived = self._inbox[0]
             for request in arrived.requests[:most]:
@@ -426,7 +425,7 @@ class Saver:
             del self._inbox[0]
 
     def _absorb_of(self, key: Key) -> None:
-        """Enter what is in the inbox for one value, before all else."""
+        """Move the requests for one key from the inbox into the entries."""
         for arrived in self._inbox:
             if key in arrived.by_key:
                 for request in arrived.requests:
@@ -444,18 +443,18 @@ class Saver:
             entry.add(request, due, time.monotonic())
 
     def _settle(self, outcomes: Sequence[Outcome]) -> list[SaveNotice]:
-        """Take in what came of a batch; return what the user is to be shown of it."""
+        """Apply the outcomes of a batch; return the notices to show."""
         for outcome in outcomes:
             self._saved += outcome.kind == "saved"
             entry = self._entries.get(outcome.request.key)
-            if entry and entry.state == "writing" and entry.settle(outcome):  # else the user chose meanwhile
+            if entry and entry.state == "writing" and entry.settle(outcome):  # otherwise the user resolved it meanwhile
                 del self._entries[outcome.request.key]
         if any(outcome.kind == "refused" for outcome in outcomes):
             self._retry_at = time.monotonic() + RETRY
-        return [*self._tried(outcomes), *self._worth_saying(outcomes)]
+        return [*self._recovery_notices(outcomes), *self._new_notices(outcomes)]
 
-    def _tried(self, outcomes: Sequence[Outcome]) -> Iterator[SaveNotice]:
-        """Give what came of earlier sessions' edits, once all of a dataset's were tried."""
+    def _recovery_notices(self, outcomes: Sequence[Outcome]) -> Iterator[SaveNotice]:
+        """Yield a notice for each dataset whose edits from earlier sessions have all been tried."""
         for notice, keys in list(self._untried.items()):
             kinds = [outcome.kind for outcome in outcomes if outcome.request.key in keys]
             rest = keys.difference(outcome.request.key for outcome in outcomes)
@@ -470,7 +469,7 @@ class Saver:
             else:
                 yield notice
 
-    def _worth_saying(self, outcomes: Sequence[Outcome]) -> Iterator[SaveNotice]:
+    def _new_notices(self, outcomes: Sequence[Outcome]) -> Iterator[SaveNotice]:
         counts: defaultdict[tuple[str, str], int] = defaultdict(int)
         for outcome in outcomes:
             if outcome.notice:
@@ -490,7 +489,7 @@ class Saver:
         self._emit(state, number)
 
     def _unwritten(self, written: Collection[Key]) -> Iterator[SaveRequest]:
-        """Give what is to be written still, once what the writer has just written is settled."""
+        """Yield the requests that remain once the keys in `written` are settled."""
         for key, entry in self._entries.items():
             if key not in written:
                 yield entry.unwritten()
@@ -527,7 +526,7 @@ class Saver:
         return self._states, self._state()
 
     def _emit(self, state: SaveState, number: int | None = None) -> None:
-        """Emit a state, unless a later one was emitted while this one was on its way from the writer."""
+        """Emit a state, unless a newer one was emitted before this one arrived from the writer's thread."""
         if number is not None and number < self._emitted:
             return
         self._emitted = number or self._emitted
@@ -537,8 +536,8 @@ class Saver:
 
 
 def _problem(error: DatasetError, requests: Sequence[SaveRequest]) -> SaveProblem:
-    pictures = frozenset(request.picture for request in requests if request.picture is not None)
-    return SaveProblem(error.code, error.sentence, error.remedy, len(requests), pictures)
+    images = frozenset(request.picture for request in requests if request.picture is not None)
+    return SaveProblem(error.code, error.sentence, error.remedy, len(requests), images)
 
 
 def _no_journal(fault: OSError) -> DatasetError:
@@ -546,6 +545,6 @@ def _no_journal(fault: OSError) -> DatasetError:
     reason = refusal(fault, place)
     return DatasetError(
         "save.no_journal",
-        f"{reason.sentence} Changes go straight to their files, but a crash could lose those of the last moment.",
+        f"{reason.sentence} Changes still go to their files, but a crash could lose the latest ones.",
         reason.remedy,
     )

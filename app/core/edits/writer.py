@@ -1,4 +1,4 @@
-"""Writes requests to disk, without thread or clock: reads, judges, backs up, replaces, reads back."""
+"""Write requests to disk without threads or timers: read, judge, back up, replace, read back."""
 
 from __future__ import annotations
 
@@ -41,29 +41,29 @@ from trainer.protocol.files import long_name, long_path
 from trainer.protocol.places import write_remedy
 from trainer.protocol.reading import read_bytes
 
-# A picture's name of 250 letters leaves room for .txt but not for .caption: no file has such a name.
-_IMPOSSIBLE = (errno.EINVAL if sys.platform == "win32" else errno.ENAMETOOLONG,)
+# A file name of 250 letters has room for .txt but not for .caption, so the system rejects the latter.
+_INVALID_NAME = (errno.EINVAL if sys.platform == "win32" else errno.ENAMETOOLONG,)
 _NO_TEXT = (None, "")
 
 
 @dataclass(frozen=True, slots=True)
 class Caption:
-    """What training reads for a picture, and where it stands."""
+    """Caption that training reads for an image, and its source."""
 
     text: str | None
-    """None where there is no caption at all."""
+    """None if the image has no caption."""
     file: str
-    """The file that is read; where there is none, or another program's list is, the one to make."""
+    """Caption file; if the image has none, or its caption is in metadata.jsonl, the file to create."""
     seen: FileSeen
-    """What it holds."""
+    """Contents of the caption file."""
     listed: str | None = None
-    """What metadata.jsonl says, if it was looked at: only where no caption file counts."""
+    """Caption in metadata.jsonl, which is read only if no caption file takes precedence."""
     encoding: str = "utf-8"
 
 
 @dataclass
 class Neighbours:
-    """What lies in folders beside the pictures, looked up once for a batch."""
+    """Per-batch cache of caption file names and metadata.jsonl captions in image folders."""
 
     root: Path
     links: Links = field(init=False)
@@ -74,15 +74,15 @@ class Neighbours:
         self.links = Links([self.root])
 
     def require_inside(self, file: str) -> None:
-        """Raise DatasetError for a link that leads out of the dataset, such as to the user's own files."""
+        """Raise DatasetError for a link that points outside the dataset, such as to the user's private files."""
         if os.path.islink(long_name(file)) and not self.links.allow(Path(file)):  # noqa: PTH114 (five times as fast)
             raise link_outside(file)
 
     def spelled(self, file: str) -> str | None:
-        """Return the file whose ending is this one's in capitals, or partly so; for systems that tell them apart."""
+        """Return the existing file whose suffix differs from `file` only in case, for case-sensitive systems."""
         folder, wanted = os.path.split(file)
         if folder not in self._odd:
-            # Where the folder itself is gone this raises: a caption in it is not missing, it cannot be known.
+            # Raises if the folder is gone: then it is unknown whether the caption exists.
             names = [path.name for path in long_path(Path(folder)).iterdir()]
             odd = [name for name in names if name.lower().endswith(SUFFIXES) and not name.endswith(SUFFIXES)]
             self._odd[folder] = {Path(name).stem + Path(name).suffix.lower(): name for name in odd}
@@ -90,7 +90,7 @@ class Neighbours:
         return os.path.join(folder, name) if name else None  # noqa: PTH118 (ten times as fast)
 
     def listed(self, picture: Path) -> str | None:
-        """Return the caption that metadata.jsonl beside the picture, or at the dataset's root, gives it."""
+        """Return an image's caption in metadata.jsonl beside it or at the dataset root."""
         own = self._metadata(picture.parent).get(picture.name)
         if own is not None or picture.parent == self.root:
             return own
@@ -104,16 +104,16 @@ class Neighbours:
 
 
 def link_outside(file: str) -> DatasetError:
-    """Return the refusal to read or write through a link."""
+    """Return the error for reading or writing through a link to outside the dataset."""
     return DatasetError(
         "save.outside",
-        f"{file} is a link that leads out of the dataset, so it is neither read nor written.",
-        "Replace the link with a copy of the file; what you changed is kept until then.",
+        f"Could not use {file}: it is a link to outside the dataset.",
+        "Replace the link with a copy of the file. Your changes are kept until then.",
     )
 
 
 def plain(text: str | None) -> str | None:
-    r"""Return a caption as it can stand in a file: line ends as "\n", no byte order mark; a blank one is empty."""
+    r"""Return a caption normalized for a file: "\n" line endings, no byte order mark, empty if blank."""
     if text is None:
         return None
     text = text.lstrip("\ufeff")
@@ -123,9 +123,9 @@ def plain(text: str | None) -> str | None:
 
 
 def look(picture: str, around: Neighbours) -> Caption:
-    """Return a picture's caption as training reads it: the first of .txt, .caption and metadata.jsonl not blank.
+    """Return an image's caption as training reads it: the first of .txt, .caption and metadata.jsonl that is not blank.
 
-    Raises OSError, and DatasetError where the file that counts is no text.
+    Raises OSError, and DatasetError if the file that takes precedence is not text.
     """
     first: Caption | None = None
     stem = os.path.splitext(picture)[0]  # noqa: PTH122 (ten times as fast)
@@ -145,7 +145,7 @@ def _read(file: str, around: Neighbours) -> Caption | None:
         around.require_inside(file)
         seen = look_at(file, LARGEST + 1)
     except OSError as fault:
-        if fault.errno in _IMPOSSIBLE:
+        if fault.errno in _INVALID_NAME:
             return None
         if not isinstance(fault, FileNotFoundError):
             raise
@@ -159,30 +159,30 @@ def _read(file: str, around: Neighbours) -> Caption | None:
     except NotACaptionError as fault:
         raise DatasetError(
             "caption.unreadable",
-            f"{file} is not used as a caption: {fault}.",
-            "Move that file away if it is not needed; the caption waits here until then.",
+            f"Could not read the caption {file}: {fault}.",
+            "Move that file away if you do not need it. Your caption is kept until then.",
         ) from fault
     return Caption(plain(decoded.text), file, seen, encoding=decoded.encoding)
 
 
 def encode(text: str) -> bytes:
-    """Return a caption's bytes for its file; raises DatasetError where training could not read them again."""
+    """Return a caption's bytes for its file; raises DatasetError if training could not read them."""
     try:
         data = text.encode("utf-8")
     except UnicodeEncodeError as fault:
-        raise _unwritable(f"character {fault.start + 1} is half of one and has no form in UTF-8") from fault
+        raise _unwritable(f"character {fault.start + 1} is incomplete and cannot be encoded as UTF-8") from fault
     if len(data) > LARGEST:
         raise _unwritable(f"it is longer than {LARGEST:,} bytes")
     if "\0" in text:
-        raise _unwritable(f"character {text.index(chr(0)) + 1} is a zero, which stands in no text")
+        raise _unwritable(f"character {text.index(chr(0)) + 1} is a null character")
     return data
 
 
 def _unwritable(reason: str) -> DatasetError:
     return DatasetError(
         "caption.unwritable",
-        f"A caption cannot be written: {reason}.",
-        "Correct the caption; it waits here until then.",
+        f"Could not save a caption: {reason}.",
+        "Fix the caption. It is kept until then.",
     )
 
 
@@ -191,15 +191,15 @@ _Verdict = Literal["there", "write", "theirs", "conflict"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a request."""
+    """Result of a save request."""
 
     request: SaveRequest
     kind: Literal["saved", "conflict", "refused"]
     found: Value = None
-    """What is on disk now; where it is saved and yet differs from what was asked for, the library has to learn it."""
+    """Value on disk now. If it is saved but differs from the requested one, the library has to be updated."""
     error: DatasetError | None = None
     notice: str | None = None
-    """Code of something that the user should hear once: notice.converted, notice.beside_list."""
+    """Code of a notice to show once: notice.converted or notice.beside_list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,26 +207,26 @@ class _Plan:
     request: SaveRequest
     found: Caption
     data: bytes | None
-    """What the file shall hold; None: it is to be removed."""
+    """New contents of the file; None to remove it."""
 
 
 class Writer:
-    """Writes captions and notes; belongs to the writer's thread."""
+    """Writes captions and notes to files; belongs to the saver's thread."""
 
     def __init__(self, backups: Backups) -> None:
         self._backups = backups
         self._ours: dict[str, int] = {}
-        """What we wrote last into each file, by a hash of its bytes: all else is kept before it is overwritten."""
+        """Hash of what we last wrote to each file; any other contents are backed up before they are overwritten."""
         self._made: set[str] = set()
-        """Files that this session saw absent and made: only those are ever removed."""
+        """Files that this session created; only those are ever removed."""
         self._swept: set[str] = set()
-        """Folders that were looked through for what killed writers left."""
+        """Folders already swept of temporary files of killed writers."""
 
     def write(self, requests: Sequence[SaveRequest]) -> Iterator[Outcome]:
-        """Write these, each value once; give what became of each, as soon as it is known.
+        """Write requests, at most one per value, and yield the outcome of each as soon as it is known.
 
-        A single one is safe from power cuts when it is given, many are when the last one was given and this has ended:
-        until then the journal must not call them saved.
+        A few requests are each safe from power cuts when their outcome is yielded. Many are safe only when the
+        iteration has ended, so the journal must not record them as saved before.
         """
         durable = len(requests) < 10 or not SYNCS_FILE_SYSTEM
         for root, group in groupby(sorted(requests, key=lambda request: request.key), lambda request: request.key.root):
@@ -235,7 +235,7 @@ class Writer:
                 root, [request for request in mine if request.key.field == "caption"], durable
             )
             if not durable:
-                with contextlib.suppress(OSError):  # a folder that is gone is reported by its files
+                with contextlib.suppress(OSError):  # a missing folder is reported with its files
                     sync_file_system(root)
             others = sorted(
                 (request for request in mine if request.key.field != "caption"), key=lambda request: request.key.folder
@@ -276,32 +276,33 @@ class Writer:
         return Outcome(request, kind, request.desired if verdict == "there" else found.text)
 
     def _data(self, request: SaveRequest, found: Caption, around: Neighbours) -> bytes | None:
-        """Return what the file is to hold, None to remove it: if no caption is wanted, or its list's caption again.
+        """Return the new contents of the file, or None to remove it.
 
-        A file that was there before is emptied instead, which means the same to training: it may be another program's.
+        It is removed if there should be no caption, or metadata.jsonl holds the same one. A file we did not create may
+        belong to another program, so it is emptied instead, which means the same in training.
         """
         text = plain(_text(request.desired))
         if found.seen.data is not None and not self._is_ours(found):
-            self._made.discard(found.file)  # another program wrote it since
+            self._made.discard(found.file)  # another program has written it since
         if found.file in self._made and (text is None or plain(around.listed(request.key.path)) == text):
             return None
         return encode(text or "")
 
     def _unknown(self, root: str, plans: Iterable[_Plan]) -> Iterator[tuple[str, bytes | None]]:
-        """Give what is to be overwritten and is not our own writing, or is to be removed."""
+        """Yield name and contents of files to back up: those to be removed, or overwritten and not written by us."""
         for plan in plans:
             data = plan.found.seen.data
             if plan.data is None or data is None or not self._is_ours(plan.found):
                 yield _within(plan.found.file, root), data
 
     def _is_ours(self, found: Caption) -> bool:
-        """Return whether a file holds what we wrote last."""
+        """Return whether a file still holds what we wrote last."""
         return self._ours.get(found.file) == hash(found.seen.data)
 
     def _carry_out(self, plan: _Plan, around: Neighbours, closed: dict[str, DatasetError], durable: bool) -> Outcome:
         request, file = plan.request, plan.found.file
         folder = os.path.dirname(file)  # noqa: PTH120 (ten times as fast)
-        if folder in closed:  # each further try could take seconds
+        if folder in closed:  # each further attempt could take seconds
             return Outcome(request, "refused", error=closed[folder])
         self._sweep(request.key.root, folder)
         try:
@@ -313,7 +314,7 @@ class Writer:
                 self._ours[file] = hash(plan.data)
                 if plan.found.seen.data is None:
                     self._made.add(file)
-            # Another file, or the list, may count where this one is empty.
+            # If this file is empty now, another file or metadata.jsonl may take precedence.
             true = request.desired if plan.data else look(request.key.text, around).text
         except ChangedMeanwhileError:
             return self._again(request, around, closed, durable)
@@ -332,7 +333,7 @@ class Writer:
     def _again(
         self, request: SaveRequest, around: Neighbours, closed: dict[str, DatasetError], durable: bool
     ) -> Outcome:
-        """Judge once more what another program changed while we were about to write it."""
+        """Judge and write again after another program changed the file in between."""
         judged = self._plan(request, around, closed)
         if isinstance(judged, Outcome):
             return judged
@@ -383,7 +384,7 @@ class Writer:
 
 
 def _judge(desired: Value, bases: Sequence[Value], found: Value) -> _Verdict:
-    """Return what is to be done where `found` is on disk: only what we know of is ever replaced."""
+    """Return what to do if `found` is on disk: only known values are ever replaced."""
     if found == desired:
         return "there"
     if found in bases or (found in _NO_TEXT and any(base in _NO_TEXT for base in bases)):
@@ -392,7 +393,7 @@ def _judge(desired: Value, bases: Sequence[Value], found: Value) -> _Verdict:
 
 
 def _note_bases(request: SaveRequest) -> Sequence[Value]:
-    # A folder's facts may come from its name, as 10_cat does; then its notes say nothing of them yet.
+    # A folder's facts may come from its name, such as 10_cat, and be absent from its notes.
     return (*request.bases, None, False) if request.bases and request.key.of_folder else request.bases
 
 
@@ -418,43 +419,43 @@ def _closed(fault: OSError, folder: str, closed: dict[str, DatasetError]) -> Dat
 def _no_backup(fault: OSError, root: str) -> DatasetError:
     return DatasetError(
         "save.no_backup",
-        f"Originals of {root} cannot be backed up ({fault.strerror or fault}); nothing is overwritten without that.",
-        f"{write_remedy(fault)} It is Impasto's own folder; what you changed is kept until then.",
+        f"Could not back up {root}: {fault.strerror or fault}. Nothing is overwritten without a backup.",
+        f"{write_remedy(fault)} It is Impasto's own folder. Your changes are kept until then.",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class NotesFile:
-    """The notes of one folder, and the bytes that they were read from."""
+    """Notes of one folder, and the file contents they were read from."""
 
     file: Path
     data: bytes | None
-    """None where there is no file."""
+    """None if the file does not exist."""
     sidecar: Sidecar
 
-    def value(self, wish: SaveRequest) -> Value:
-        """Return what stands there for a wish's value."""
-        holder = self.sidecar.folder if wish.key.of_folder else self.sidecar.of(wish.key.path.name)
-        value: Value = getattr(holder, wish.key.field)
+    def value(self, request: SaveRequest) -> Value:
+        """Return the current value for a request's key."""
+        holder = self.sidecar.folder if request.key.of_folder else self.sidecar.of(request.key.path.name)
+        value: Value = getattr(holder, request.key.field)
         return value
 
-    def with_values(self, wishes: Sequence[SaveRequest]) -> bytes:
-        """Return the bytes that hold what is wished, all else as it is; raises DatasetError for impossible values."""
-        pictures: dict[str, dict[str, object]] = {}
+    def with_values(self, requests: Sequence[SaveRequest]) -> bytes:
+        """Return new file contents with only the requested values changed; raises DatasetError for invalid values."""
+        images: dict[str, dict[str, object]] = {}
         facts: dict[str, object] = {}
-        for wish in wishes:
-            whose = facts if wish.key.of_folder else pictures.setdefault(wish.key.path.name, {})
-            whose[wish.key.field] = wish.desired
-        return sidecar_text(_changed(self.sidecar, facts, pictures)).encode("utf-8")
+        for request in requests:
+            whose = facts if request.key.of_folder else images.setdefault(request.key.path.name, {})
+            whose[request.key.field] = request.desired
+        return sidecar_text(_changed(self.sidecar, facts, images)).encode("utf-8")
 
 
 def read_notes(folder: Path, around: Neighbours) -> NotesFile:
-    """Return a folder's notes; raises DatasetError when they are damaged or lead out of the dataset, and OSError."""
+    """Return a folder's notes; raises OSError, and DatasetError if damaged or a link to outside the dataset."""
     file = folder / FILE_NAME
     around.require_inside(str(file))
     data = _bytes(file)
     sidecar = read_sidecar(folder)
-    while (now := _bytes(file)) != data:  # written between the two looks
+    while (now := _bytes(file)) != data:  # written between the two reads
         data, sidecar = now, read_sidecar(folder)
     return NotesFile(file, data, sidecar)
 
@@ -466,10 +467,10 @@ def _bytes(file: Path) -> bytes | None:
         return None
 
 
-def _changed(sidecar: Sidecar, facts: Mapping[str, object], pictures: Mapping[str, Mapping[str, object]]) -> Sidecar:
+def _changed(sidecar: Sidecar, facts: Mapping[str, object], images: Mapping[str, Mapping[str, object]]) -> Sidecar:
     try:
-        return (sidecar.with_folder(**facts) if facts else sidecar).with_pictures(pictures)
+        return (sidecar.with_folder(**facts) if facts else sidecar).with_pictures(images)
     except ValueError as fault:  # pydantic's errors are ValueErrors
         raise DatasetError(
-            "save.value", f"A note cannot be kept: {plain_reason(fault)}.", "Undo that change, or choose another value."
+            "save.value", f"Could not save a note: {plain_reason(fault)}.", "Undo that change, or choose another value."
         ) from fault

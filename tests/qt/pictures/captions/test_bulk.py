@@ -113,7 +113,7 @@ def test_a_bad_pattern_shows_its_sentence_and_nothing_can_be_applied(dialog, ses
     form.pattern.click()
     qtbot.keyClicks(form.sought, "(cat")
     qtbot.waitUntil(dialog.fault.isVisible)
-    assert "The pattern is not complete or not correct" in dialog.fault.text()
+    assert "Could not read the pattern" in dialog.fault.text()
     assert not dialog.apply_button.isEnabled()
     qtbot.keyClicks(form.sought, ")")
     qtbot.keyClicks(form.replacement, r"big \1")

@@ -65,7 +65,7 @@ def faults(folder, per_user_folder):
     FAULTS.inside = ""
 
 
-@pytest.mark.parametrize(("fault", "words"), [(DISK_FULL, "is full"), (READ_ONLY, "cannot be written to")])
+@pytest.mark.parametrize(("fault", "words"), [(DISK_FULL, "is full"), (READ_ONLY, "[Errno 30]")])
 def test_a_disk_that_refuses_is_told_and_tried_again(window, editor, session, folder, faults, fault, words, qtbot):
     faults.fault = fault
     write(session, "a", "kept")
@@ -234,8 +234,8 @@ def test_what_a_crash_left_is_saved_at_the_next_start_and_shown(qtbot, qapp, fol
     key = Key(str(folder), "a.png", "caption")
     journal.append("Typed", [SaveRequest(key, (CAPTIONS["a"],), "typed before the crash")])
     journal.end()
-    journal._shut()  # as the system does when a process is gone
-    journal._owned.close()
+    journal._close_file()  # as the system does when a process is gone
+    journal._lock.close()
     session = Session(MainThreadQueue(qapp).post)
     window = Window(session)
     qtbot.addWidget(window)
@@ -370,7 +370,7 @@ def test_originals_are_restored_by_picture_and_all(window, editor, session, fold
     (folder / "d.txt").write_text("another program's", encoding="utf-8")
     window.undo()
     qtbot.waitUntil(lambda: bool(window.notices.sentences()))
-    assert "another program meanwhile and stay as they are: d.txt" in window.notices.sentences()[-1]
+    assert "another program and were left alone: d.txt" in window.notices.sentences()[-1]
     assert session.history.undo_name == "Restore 1 original caption"
     window.undo()
     qtbot.waitUntil(lambda: captions(session)["b"] == "new b")

@@ -197,7 +197,7 @@ def rewritten(tmp_path: Path) -> Iterator[tuple[Live, Tasks]]:
 
 def settle(live: Live, tasks: Tasks) -> list[str]:
     """Let all that is under way come to its end; return what the files hold then."""
-    while live.history._under_way:
+    while live.history._running_action:
         live.posted.get(timeout=60)()
     live.saver.flush()
     live.deliver()

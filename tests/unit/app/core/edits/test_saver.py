@@ -328,7 +328,9 @@ def test_a_folder_that_vanished_keeps_its_edits_until_it_is_back(world: World) -
     assert read_sidecar(world.data).of("b.jpg").rating == 4
 
 
-@pytest.mark.parametrize(("text", "words"), [("x" * 100_001, "longer than"), ("a\0b", "a zero"), ("\ud800", "half")])
+@pytest.mark.parametrize(
+    ("text", "words"), [("x" * 100_001, "longer than"), ("a\0b", "a null character"), ("\ud800", "is incomplete")]
+)
 def test_a_caption_that_training_could_not_read_waits(world: World, text: str, words: str) -> None:
     set_to(world, 0, text)
     world.settle()
@@ -515,7 +517,7 @@ def test_a_file_that_does_not_read_back_is_not_saved(world: World) -> None:
     FAULTS.touched = None
     world.deliver()
     (problem,) = world.saver.now.problems
-    assert "reads differently" in problem.sentence
+    assert "does not read back" in problem.sentence
     assert world.saver.unsaved(world.picture(0)).keys() == {"caption"}
 
 
@@ -670,5 +672,5 @@ def test_a_picture_of_the_longest_name_gets_its_caption(tmp_path: Path) -> None:
     set_to(world, 0, "cat")
     world.saver.flush()
     assert (world.data / ("x" * 250 + ".txt")).read_text(encoding="utf-8") == "cat"
-    world.journal._shut()
-    world.journal._owned.close()
+    world.journal._close_file()
+    world.journal._lock.close()
