@@ -65,7 +65,7 @@ def faults(folder, per_user_folder):
     FAULTS.inside = ""
 
 
-@pytest.mark.parametrize(("fault", "words"), [(DISK_FULL, "is full"), (READ_ONLY, "[Errno 30]")])
+@pytest.mark.parametrize(("fault", "words"), [(DISK_FULL, "is full"), (READ_ONLY, "Make it writable")])
 def test_a_disk_that_refuses_is_told_and_tried_again(window, editor, session, folder, faults, fault, words, qtbot):
     faults.fault = fault
     write(session, "a", "kept")
