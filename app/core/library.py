@@ -51,7 +51,7 @@ Crop = tuple[float, float, float, float]
 Field = Literal["caption", "rating", "excluded", "crop"]
 """What the user can change of a picture."""
 Value = str | int | bool | Crop | None
-FolderField = Literal["repeats", "regularisation", "trigger"]
+FolderField = Literal["repeats", "regularization", "trigger"]
 """What the user can change of a folder."""
 Fact = Literal["size", "file", "problem", "mask", "inspection", "folder"]
 """What a look at the disk can show of a picture."""
@@ -64,7 +64,7 @@ class Folder:
     path: Path
     root: Path
     repeats: int | None = None
-    regularisation: bool = False
+    regularization: bool = False
     trigger: str | None = None
 
 

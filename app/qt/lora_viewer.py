@@ -191,7 +191,7 @@ class LoraViewer(QDialog):
         details = (
             self.tr("Made for {base}").format(base=about["base"]) if "base" in about else "",
             self.tr("by {author}").format(author=about["author"]) if "author" in about else "",
-            self.tr("license: {license}").format(license=about["licence"]) if "licence" in about else "",
+            self.tr("license: {license}").format(license=about["license"]) if "license" in about else "",
         )
         return "\n".join(
             text for text in (" · ".join(part for part in details if part), about.get("description", "")) if text

@@ -23,9 +23,9 @@ from trainer.memory.trace.workload import Workload, subject_ahead
 
 MIB = 2**20
 FITS = (
-    {"checkpointing": "none"},
-    {"checkpointing": ["down_blocks.1", "mid_block"]},
-    {"checkpointing": "full"},
+    {"gradient_checkpointing": "none"},
+    {"gradient_checkpointing": ["down_blocks.1", "mid_block"]},
+    {"gradient_checkpointing": "full"},
 )
 
 

@@ -101,7 +101,12 @@ class Row:
 def cases() -> Iterator[Case]:
     """The demo in several fits and recipes, and tiny bases of both families."""
     yield Case("demo", _demo)
-    for override in ("fit.micro_batch=1", "fit.micro_batch=2", "recipe.effective_batch=8", "fit.checkpointing=full"):
+    for override in (
+        "fit.micro_batch=1",
+        "fit.micro_batch=2",
+        "recipe.effective_batch=8",
+        "fit.gradient_checkpointing=full",
+    ):
         yield Case(f"demo, {override.replace('=', ' = ')}", _demo, (override,))
     for override in ("recipe.rank=64", "recipe.layers=attention", "recipe.layers=all", "fit.dtype=bf16"):
         yield Case(f"demo, {override.replace('=', ' = ')}", _demo, (override,))

@@ -1,6 +1,6 @@
 """Loads a full-size SDXL single file and says how much private memory that took at its peak.
 
-    python -m tests.benchmarks.full_size /scratch/sdxl.safetensors [--dtype bf16] [--quantise nf4] [--train] [--keep]
+    python -m tests.benchmarks.full_size /scratch/sdxl.safetensors [--dtype bf16] [--quantize nf4] [--train] [--keep]
 
 Writes the file first (7 GB of random fp16 weights), unless it is there. Exits with 1 when the peak is past 1.2 times
 the bytes kept plus 1 GB. With --train a whole job follows: caches, two real steps at 64 pixels, an exported LoRA.
@@ -97,21 +97,21 @@ def _full_tensors() -> dict[str, Tensor]:
 
 
 def load_everything(
-    path: Path, dtype: torch.dtype, quantise: Literal["none", "int8", "nf4"] = "none"
+    path: Path, dtype: torch.dtype, quantize: Literal["none", "int8", "nf4"] = "none"
 ) -> list[nn.Module]:
     """Load all models of a base: the VAE in fp32, the others in `dtype`."""
     source = open_base(BaseConfig(model=str(path)))
     return [
-        source.load_unet(dtype, "cpu", quantise),
+        source.load_unet(dtype, "cpu", quantize),
         source.load_vae(torch.float32, "cpu"),
         *source.load_text_encoders(dtype, "cpu"),
     ]
 
 
-def train_two_steps(base: Path, dtype: str, quantise: str, folder: Path) -> Path:
+def train_two_steps(base: Path, dtype: str, quantize: str, folder: Path) -> Path:
     """Run a whole job on the base and return the LoRA it exported."""
     job = write_job(folder, base, photographs(folder / "pictures", 3))
-    settings = [f"fit.dtype={dtype}", f"fit.quantise={quantise}", "recipe.steps=2", "report.previews.prompts=[]"]
+    settings = [f"fit.dtype={dtype}", f"fit.quantize={quantize}", "recipe.steps=2", "report.previews.prompts=[]"]
     if start(job, settings, lambda event: None) != 0:
         raise RuntimeError("the job did not end well")
     return folder / "runs" / "test" / "output" / "test.safetensors"
@@ -122,7 +122,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("--dtype", choices=_DTYPES, default="bf16")
-    parser.add_argument("--quantise", choices=("none", "int8", "nf4"), default="none")
+    parser.add_argument("--quantize", choices=("none", "int8", "nf4"), default="none")
     parser.add_argument("--train", action="store_true", help="also run a whole job of two steps")
     parser.add_argument("--keep", action="store_true", help="do not delete the file afterwards")
     options = parser.parse_args()
@@ -131,7 +131,7 @@ def main() -> int:
     _say(f"{options.file}: {options.file.stat().st_size / 1e9:.2f} GB")
     before, start = psutil.Process().memory_full_info().uss, time.perf_counter()
     with watched_memory() as peak:
-        models = load_everything(options.file, _DTYPES[options.dtype], options.quantise)
+        models = load_everything(options.file, _DTYPES[options.dtype], options.quantize)
     kept = sum(parameter.nbytes for model in models for parameter in model.parameters())
     limit = 1.2 * kept + 1e9
     _say(f"loaded in {time.perf_counter() - start:.1f} s, {kept / 1e9:.2f} GB kept")
@@ -140,7 +140,7 @@ def main() -> int:
         del models
         start_time = time.perf_counter()
         with TemporaryDirectory() as folder, watched_memory() as trained:
-            lora = train_two_steps(options.file, options.dtype, options.quantise, Path(folder))
+            lora = train_two_steps(options.file, options.dtype, options.quantize, Path(folder))
             size, seconds = lora.stat().st_size / 1e6, time.perf_counter() - start_time
             _say(f"two steps and a LoRA of {size:.1f} MB in {seconds:.0f} s")
         _say(f"private memory of the whole job at its peak: {trained.bytes / 1e9:.2f} GB")

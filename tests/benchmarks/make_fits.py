@@ -68,16 +68,16 @@ class Reasons:
         return f"16 bits, half the bytes of fp32. {abilities[self._fit.dtype or 'bf16']}"
 
     @property
-    def _quantise(self) -> str:
+    def _quantize(self) -> str:
         if self.chosen.quality == "exact":
-            return f"The base unrounded. In 8 bits it would {self._cost(quantise='int8')}, and round weights."
+            return f"The base unrounded. In 8 bits it would {self._cost(quantize='int8')}, and round weights."
         rounding = ROUNDING[self.chosen.quality]
         return f"{self._why_rounded()} This rounds weights by {rounding} on average."
 
     def _why_rounded(self) -> str:
         better = {"int8": "none", "nf4": "int8"}[self.chosen.quality]
         question = self.question
-        written = question.written.changed(quantise=better)
+        written = question.written.changed(quantize=better)
         other = plan(question.subject, written, question.situation, self.traces, question.occasions, others=False)
         name = "unrounded" if better == "none" else "in 8 bits"
         return f"{name.capitalize()} nothing fits: with all that saves memory it lacks {words.size(other.missing)}."
@@ -94,11 +94,11 @@ class Reasons:
         return f"{told.capitalize()}. One at a time would {self._cost(micro_batch=1)}."
 
     @property
-    def _checkpointing(self) -> str:
-        if self._fit.checkpointing == "none":
-            return f"Activations stay until backward. To compute all twice would {self._cost(checkpointing='full')}."
+    def _gradient_checkpointing(self) -> str:
+        if self._fit.gradient_checkpointing == "none":
+            return f"Activations stay in memory. Recomputing all would {self._cost(gradient_checkpointing='full')}."
         told = plan_text.checkpointed(self._fit).capitalize()
-        return f"{told}: their activations are computed twice. Without, it would {self._cost(checkpointing='none')}."
+        return f"{told}: activations are recomputed. Without, it would {self._cost(gradient_checkpointing='none')}."
 
     @property
     def _vae_tiling(self) -> str:
@@ -163,7 +163,7 @@ def preset_text(family: Family, gigabytes: int, traces: TraceLibrary) -> str:
         "schema = 1",
         f'name = "{gigabytes}gb"',
         'author = "Impasto"',
-        'licence = "Apache-2.0"',
+        'license = "Apache-2.0"',
         f'notes = "Planned for the recipe preset \\"{RECIPE}\\" with pictures of {largest.width} x {largest.height}."',
         "",
         "[base]",

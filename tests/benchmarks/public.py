@@ -36,7 +36,7 @@ GIB = 2**30
 RESULTS = Path(__file__).parent / "results" / "public.md"
 Measure = Literal["allocated", "reserved", "total"]
 _TEXT = {"text_encoder": {"learning_rate": 1e-5}}
-_FULL = {"checkpointing": "full"}
+_FULL = {"gradient_checkpointing": "full"}
 _ADAM8 = {"optimizer": {"name": "adamw8bit"}}
 
 
@@ -130,7 +130,7 @@ def _decodes() -> Iterator[Published]:
 
 
 def _totals() -> Iterator[Published]:
-    cached = training("sdxl", 1024, fit={**_FULL, "quantise": "int8"}, recipe=_ADAM8)
+    cached = training("sdxl", 1024, fit={**_FULL, "quantize": "int8"}, recipe=_ADAM8)
     differs = "fp8 for the whole base there; int8 for its blocks' linear layers here"
     yield Published("B1 SDXL 1024, fp8 base, checkpointing", "sd-scripts#1057", cached, differs, 4.10, 4.4, "total")
     rest = "autocast, VAE and text encoder on the card, a context of about 1.2 GiB there"

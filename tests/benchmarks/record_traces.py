@@ -75,9 +75,9 @@ class RecordedJob:
 
 
 def recorded_jobs() -> list[RecordedJob]:
-    """About ten: both families, caching, previews, quantisation, small optimizer state, a cap, growing segments."""
+    """About ten: both families, caching, previews, quantization, small optimizer state, a cap, growing segments."""
     small = TruthJob("sd15", "sd15", (512, 512), other_phases=True)
-    large = TruthJob("sdxl", "sdxl", (1024, 1024), fit={"checkpointing": "full"}, other_phases=True)
+    large = TruthJob("sdxl", "sdxl", (1024, 1024), fit={"gradient_checkpointing": "full"}, other_phases=True)
     pair = replace(small, pictures=2)
     return [
         RecordedJob("sd15_lora", small),
@@ -87,7 +87,7 @@ def recorded_jobs() -> list[RecordedJob]:
         RecordedJob("sd15_expandable", pair, other_size=(640, 384), expandable=True),
         RecordedJob("sdxl_lora", large),
         RecordedJob("sdxl_8bit_adam", replace(large, recipe={"optimizer": {"name": "adamw8bit"}})),
-        RecordedJob("sdxl_nf4", replace(large, fit={"checkpointing": "full", "quantise": "nf4"})),
+        RecordedJob("sdxl_nf4", replace(large, fit={"gradient_checkpointing": "full", "quantize": "nf4"})),
         RecordedJob("sdxl_cache", large, ("cache_pictures", "cache_texts")),
         RecordedJob("sdxl_preview", large, ("load", "preview")),
     ]

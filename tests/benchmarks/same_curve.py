@@ -50,8 +50,10 @@ class Technique:
 
 TECHNIQUES = {
     "lean": Technique("LoRA layers of our own, against PEFT's", lean=True),
-    "checkpointing": Technique(
-        "all activations computed twice, against none", on=("fit.checkpointing=full",), off=("fit.checkpointing=none",)
+    "gradient_checkpointing": Technique(
+        "all activations computed twice, against none",
+        on=("fit.gradient_checkpointing=full",),
+        off=("fit.gradient_checkpointing=none",),
     ),
     "micro_batches": Technique(
         "pictures one at a time, against all four at once", on=("fit.micro_batch=1",), off=("fit.micro_batch=4",)
@@ -60,18 +62,18 @@ TECHNIQUES = {
         "maps of the UNet channels-last with norms that keep them so, against as usual", on=("fit.channels_last=true",)
     ),
     "compile": Technique("transformer blocks compiled, against plain", on=("fit.compile=true",)),
-    "int8": Technique("weights of the base in int8, against bf16", on=("fit.quantise=int8",)),
-    "nf4": Technique("weights of the base in NF4, against bf16", on=("fit.quantise=nf4",)),
+    "int8": Technique("weights of the base in int8, against bf16", on=("fit.quantize=int8",)),
+    "nf4": Technique("weights of the base in NF4, against bf16", on=("fit.quantize=nf4",)),
     "together": Technique(
         "our own LoRA layers and blocks, maps channels-last, all activations computed twice, pictures one at a time, "
         "against PEFT's layers and none of it",
-        on=("fit.channels_last=true", "fit.checkpointing=full", "fit.micro_batch=1"),
-        off=("fit.checkpointing=none", "fit.micro_batch=4"),
+        on=("fit.channels_last=true", "fit.gradient_checkpointing=full", "fit.micro_batch=1"),
+        off=("fit.gradient_checkpointing=none", "fit.micro_batch=4"),
         lean=True,
     ),
     "int8_products": Technique(
         "linear layers of the base in int8 with their products, both ways, against bf16",
-        on=("fit.quantise=int8_products",),
+        on=("fit.quantize=int8_products",),
     ),
 }
 

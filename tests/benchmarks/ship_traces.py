@@ -227,7 +227,7 @@ def ship(store: TraceStore, folder: Path, questions: Iterable[PlanRequest]) -> N
 
 def archive_name(note: Mapping[str, Any]) -> str:
     """The file that holds an entry: with those that one plan asks for, and that are much alike."""
-    name = f"{note['family']}-{note['recipe']}-{note['fit']['quantise'] or 'none'}{SUFFIX}"
+    name = f"{note['family']}-{note['recipe']}-{note['fit']['quantize'] or 'none'}{SUFFIX}"
     return f"{OF_OTHERS}/{name}" if "rank" in note else name
 
 
@@ -239,7 +239,7 @@ def _likeness(note: Mapping[str, Any]) -> tuple[str, ...]:
         str(note.get("rank")),
         str(fit["dtype"]),
         str(note["more"]),
-        str(fit["checkpointing"]),
+        str(fit["gradient_checkpointing"]),
         json.dumps(note),
     )
 

@@ -161,13 +161,27 @@ def _engine(subject: Workload, adapters: Adapters) -> Engine:
 def subject_of(options: argparse.Namespace) -> Workload:
     """What is to be counted."""
     recipe = {"layers": options.layers, "rank": options.rank, "resolution": options.resolution}
-    fit = {"dtype": options.dtype, "checkpointing": options.checkpointing, "quantise": options.quantise}
+    fit = {
+        "dtype": options.dtype,
+        "gradient_checkpointing": options.checkpointing,
+        "quantize": options.quantize,
+    }
     return subject_ahead(options.family, RecipeConfig.model_validate(recipe), FitConfig.model_validate(fit))
 
 
 def report(options: argparse.Namespace, counts: Iterable[tuple[Adapters, Count]]) -> list[dict[str, Any]]:
     """What was counted and of what, as JSON."""
-    asked = ("family", "resolution", "batch", "layers", "rank", "dtype", "quantise", "checkpointing", "technique")
+    asked = (
+        "family",
+        "resolution",
+        "batch",
+        "layers",
+        "rank",
+        "dtype",
+        "quantize",
+        "checkpointing",
+        "technique",
+    )
     of_what = {name: getattr(options, name) for name in asked}
     return [
         {
@@ -214,7 +228,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--layers", choices=("attention", "linear", "all"), default="attention")
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--dtype", choices=("bf16", "fp16", "fp32"), default="bf16")
-    parser.add_argument("--quantise", choices=("none", "int8", "int8_products", "nf4"), default="none")
+    parser.add_argument("--quantize", choices=("none", "int8", "int8_products", "nf4"), default="none")
     parser.add_argument("--checkpointing", choices=("none", "full"), default="none")
     parser.add_argument("--technique", choices=("none", "channels_last"), default="none", help="of --count")
     words = "; ".join(f"{name}: {what}" for name, what in ADAPTERS.items())

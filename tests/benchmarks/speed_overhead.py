@@ -108,7 +108,7 @@ def run_tiny(
     settings = {
         "recipe.steps": steps,
         "recipe.resolution": resolution,
-        "recipe.pictures.bucket_max": 2 * resolution,
+        "recipe.images.bucket_max": 2 * resolution,
         "recipe.effective_batch": 1,
         "fit.micro_batch": 1,
         "report.validation.every": RARE,

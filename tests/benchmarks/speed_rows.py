@@ -32,12 +32,12 @@ class Base:
     family: Family
     adapters: Adapters = "lean"
     dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
-    quantise: Literal["none", "int8", "int8_products", "nf4"] = "none"
+    quantize: Literal["none", "int8", "int8_products", "nf4"] = "none"
     deterministic: bool = False
 
     def subject(self, resolution: int, *, small: bool) -> Workload:
         """What is trained: LoRA r16 on attention."""
-        fit = {"quantise": self.quantise}
+        fit = {"quantize": self.quantize}
         recipe = {"layers": "attention", "rank": 16}
         job = TruthJob("speed", self.family, (resolution, resolution), recipe=recipe, fit=fit)
         return job.subject(tiny=small, dtype=self.dtype)
@@ -172,10 +172,18 @@ class Bench:
     def _name(self, row: Row) -> str:
         """The row in words: what is unlike the usual is named."""
         base, case = row.base, row.case
-        usual = {"adapters": "lean", "dtype": "bf16", "quantise": "none", "checkpointing": "none", "attention": "auto"}
+        usual = {
+            "adapters": "lean",
+            "dtype": "bf16",
+            "quantize": "none",
+            "gradient_checkpointing": "none",
+            "attention": "auto",
+        }
         usual["technique"] = "none"
         values = {**asdict(base), **asdict(case)}
-        special = [f"{values[key]}" if key != "checkpointing" else f"{values[key]} checkpointing" for key in usual]
+        special = [
+            f"{values[key]}" if key != "gradient_checkpointing" else f"{values[key]} checkpointing" for key in usual
+        ]
         told = [text for text, key in zip(special, usual, strict=True) if values[key] != usual[key]]
         told += ["deterministic"] if base.deterministic else []
         return ", ".join([f"{base.family} {case.resolution} b{case.batch}", *told])

@@ -4,7 +4,7 @@
 - `compiled`: torch.compile fuses the transformer blocks as with `fit.compile = true`
   (trainer.training.acceleration.compile).
 - `fp16_accumulation`: products in fp16 add up in fp16 as with `fit.fp16_accumulation = true`.
-- `graphs`: steps are recorded and replayed as with `fit.graphs = true` (trainer.training.acceleration.cuda_graphs).
+- `graphs`: steps are captured and replayed as with `fit.cuda_graphs` (trainer.training.acceleration.cuda_graphs).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _compiled(engine: Engine) -> Iterator[None]:
 
 @contextmanager
 def _with_graphs(engine: Engine) -> Iterator[None]:
-    """Inside, the engine replays its steps as with fit.graphs; what hinders that is raised, for the row to tell."""
+    """Replay the steps of the engine as with fit.cuda_graphs; raise what prevents that."""
     recorders = {"cpu": Replayer, **RECORDERS}
     engine.graphs = RecordedSteps(lambda: recorders[engine.device.type](engine.device), _raise)
     try:

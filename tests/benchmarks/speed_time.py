@@ -104,9 +104,9 @@ def groups(family: Family) -> list[Group]:
                 *(Case(size, 8, "full") for size in other_sides),
             ),
         ),
-        (Base(family, quantise="nf4"), (Case(side, 1), Case(side, 1, "full"))),
-        (Base(family, quantise="int8"), (Case(side, 1), Case(side, 1, "full"))),
-        (Base(family, quantise="int8_products"), (Case(side, 1), Case(side, 4))),
+        (Base(family, quantize="nf4"), (Case(side, 1), Case(side, 1, "full"))),
+        (Base(family, quantize="int8"), (Case(side, 1), Case(side, 1, "full"))),
+        (Base(family, quantize="int8_products"), (Case(side, 1), Case(side, 4))),
         (Base(family, deterministic=True), (Case(side, 1), Case(side, 4))),
         (main, (Case(side, 1, technique="channels_last"), Case(side, 4, technique="channels_last"))),
         (Base(family, dtype="fp16"), (Case(side, 1), Case(side, 1, technique="fp16_accumulation"))),
@@ -135,7 +135,7 @@ def time_group(base: Base, cases: Sequence[Case], seconds: float, small: bool) -
                 yield Row(base, case, failure="no time was left")
                 continue
             try:
-                if base.quantise == "int8_products":
+                if base.quantize == "int8_products":
                     _choose_products(run, run.engine, case, small=small)
                 yield Row(base, case, Stopwatch(run, run.engine, case, small=small).time(limit))
             except Exception as error:  # noqa: BLE001 (whatever it was, it is named in the table)
@@ -172,7 +172,7 @@ def _install_attention(unet: nn.Module) -> None:
 def _choose_products(run: RealRun, engine: Engine, case: Case, *, small: bool) -> None:
     """As a run does when it starts: layers multiply in int8 where that is quicker here. Says what was measured."""
     side = case.resolution // (TINY if small else 1)
-    empty, _ = bare_unet(replace(run.subject, fit=run.subject.fit.changed(quantise="none")))
+    empty, _ = bare_unet(replace(run.subject, fit=run.subject.fit.changed(quantize="none")))
     layers = linears(empty, (side, side), case.batch, TOKENS, live_text=False)
     timings = time_all(layers, run.device, dtype_of(run.subject))
     for one in timings:
@@ -206,7 +206,11 @@ class Stopwatch:
         unet = engine.models.unet
         blocks = list(checkpointing_blocks(unet))
         middle = blocks.index("mid_block")
-        chosen = tuple(blocks[middle - 1 : middle + 2]) if case.checkpointing == "selective" else case.checkpointing
+        chosen = (
+            tuple(blocks[middle - 1 : middle + 2])
+            if case.gradient_checkpointing == "selective"
+            else case.gradient_checkpointing
+        )
         set_checkpointing(unet, engine.models.text_encoders, chosen, dropouts=False)
 
     def time(self, limit: float) -> Timing:

@@ -69,9 +69,9 @@ def test_all_are_told_the_same(place: Place, tmp_path: Path) -> None:
     here = replace(place, folder=tmp_path)
     job = load_job(Path(ours("linear").command(SETTINGS, here, tmp_path)[-1]))
     assert (job.recipe.rank, job.recipe.layers, job.recipe.effective_batch) == (16, "linear", 2)
-    assert (job.fit.checkpointing, job.fit.micro_batch, job.recipe.resolution) == ("none", 2, 64)
-    assert not job.fit.graphs
-    assert load_job(Path(ours("linear", graphs=True).command(SETTINGS, here, tmp_path)[-1])).fit.graphs
+    assert (job.fit.gradient_checkpointing, job.fit.micro_batch, job.recipe.resolution) == ("none", 2, 64)
+    assert not job.fit.cuda_graphs
+    assert load_job(Path(ours("linear", graphs=True).command(SETTINGS, here, tmp_path)[-1])).fit.cuda_graphs
     for key in ("diffusers", "sd_scripts", "unsloth"):
         words = RIVALS["sdxl"][key].command(SETTINGS, here, tmp_path)
         values = [word.partition("=")[2] for word in words]

@@ -83,8 +83,8 @@ CASES: Mapping[str, tuple[str, ...]] = {
     "adamw8bit, bf16": ("recipe.optimizer.name=adamw8bit", "fit.dtype=bf16", *LIVE),
     # At this strength of the adapter gradients overflow until the scale is a sixteenth.
     "int8 products, channels last, checkpointed, bf16": (
-        *("recipe.optimizer.name=adamw8bit", "fit.dtype=bf16", "fit.quantise=int8_products"),
-        *("fit.channels_last=true", "fit.checkpointing=full", "fit.micro_batch=1", *LIVE),
+        *("recipe.optimizer.name=adamw8bit", "fit.dtype=bf16", "fit.quantize=int8_products"),
+        *("fit.channels_last=true", "fit.gradient_checkpointing=full", "fit.micro_batch=1", *LIVE),
     ),
     "adamw, fp16": ("recipe.optimizer.name=adamw", "fit.dtype=fp16", *LIVE, "recipe.rank=8", "recipe.alpha=4096"),
 }

@@ -6,8 +6,8 @@ Each trial trains a real tiny job in this process and raises torch.OutOfMemoryEr
 third trial, at a random operation of the optimizer) after a randomly chosen event, one to four times. In every fourth
 trial the run is killed at a later event and resumed. What comes out is compared by SHA-256 of the tensors and by all
 metadata but the time keys with a run that knows nothing of recovery and is paused, edited and resumed where the first
-one stepped down; where only exact rungs were taken, with the undisturbed run too. A run whose ladder ends must end in
-words with exit 75, and its resumption is compared in the same way.
+one stepped down; where only exact fallbacks were taken, with the undisturbed run too. A run that has no fallback left
+must end with an error and exit 75, and its resumption is compared in the same way.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from trainer.protocol.run_directory import RunDirectory
 
 OPTIMIZERS = ("adamw", "adamw8bit", "lion", "adafactor", "prodigy", "schedulefree")
 LADDER = (
-    'ladder=[{exact=true, vae_tiling=true}, {exact=true, preview_offload=true}, {exact=true, checkpointing="full"}, '
-    "{exact=false, micro_batch=1}]"
+    "fallbacks=[{exact=true, vae_tiling=true}, {exact=true, preview_offload=true}, "
+    '{exact=true, gradient_checkpointing="full"}, {exact=false, micro_batch=1}]'
 )
 STEPS = 5
 MOST_ALLOCATIONS = 4000
@@ -53,10 +53,13 @@ def kept(run: RunDirectory) -> Changes:
     newest = max(run.checkpoints.glob("step-*"), default=None)
     if newest is None:
         return []
-    rungs = json.loads((newest / "state.json").read_text(encoding="utf-8"))["rungs"]
+    fallbacks = json.loads((newest / "state.json").read_text(encoding="utf-8"))["fallbacks"]
     return [
-        (rung["step"], {key: value for key, value in rung["rung"].items() if value is not None and key != "exact"})
-        for rung in rungs
+        (
+            fallback["step"],
+            {key: value for key, value in fallback["fallback"].items() if value is not None and key != "exact"},
+        )
+        for fallback in fallbacks
     ]
 
 

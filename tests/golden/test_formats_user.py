@@ -147,7 +147,7 @@ def test_edits_that_were_not_saved() -> None:
         Key(root, "1.png", "excluded"): ((False,), True),
         Key(root, "1.png", "crop"): ((None,), (0.1, 0.2, 0.9, 0.8)),
         Key(root, "", "repeats"): ((None,), 3),
-        Key(root, "", "regularisation"): ((False,), True),
+        Key(root, "", "regularization"): ((False,), True),
         Key(root, "", "trigger"): ((None,), "sks"),
     }
     found = {request.key: (request.bases, request.desired) for request in left.requests}

@@ -113,7 +113,7 @@ JOB_FILES: dict[str, tuple[str, Arrange]] = {
     "TOML without closing quote": ("not valid TOML", lambda place: place.train_bytes(b'name = "a\n')),
     "TOML key twice": ("line 2", lambda place: place.train_bytes(b"schema = 1\nschema = 1\n")),
     "Windows path in double quotes": ("path", lambda place: place.train_bytes(b'[base]\nmodel = "C:\\new\\m.ckpt"')),
-    "schema of the future": ("99", lambda place: place.train_text(lambda job: job.replace("schema = 2", "schema=99"))),
+    "schema of the future": ("99", lambda place: place.train_text(lambda job: job.replace("schema = 3", "schema=99"))),
     "unknown key": (
         "did you mean .*rank",
         lambda place: place.train_text(lambda job: job.replace("rank = 4", "rnak = 4")),

@@ -15,7 +15,7 @@ from app.core.jobs.job_file import read_values
 from app.core.tasks import Tasks
 
 BARE = """# an artist's own words
-schema = 2
+schema = 3
 name = "höhle"
 [base]
 model = "owner/name"

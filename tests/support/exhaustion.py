@@ -257,11 +257,11 @@ def told_in_advance(job: Path, settings: Sequence[str], changes: Sequence[tuple[
 
 def edit(run: RunDirectory, changed: Mapping[str, Any]) -> None:
     """Change the fit that a paused run resumes with: in its frozen job, or in its checkpoint what no job may change."""
-    if {"quantise", *FIT_NUMERICS} & changed.keys():
+    if {"quantize", *FIT_NUMERICS} & changed.keys():
         newest = max(run.checkpoints.glob("step-*"))
         state = json.loads((newest / "state.json").read_text(encoding="utf-8"))
-        rung = {"exact": False, **changed}
-        state["rungs"].append({"step": state["progress"]["step"], "number": 99, "rung": rung})
+        fallback = {"exact": False, **changed}
+        state["rungs"].append({"step": state["progress"]["step"], "number": 99, "rung": fallback})
         data = json.dumps(state).encode("utf-8")
         (newest / "state.json").write_bytes(data)
         manifest = json.loads((newest / "manifest.json").read_text(encoding="utf-8"))

@@ -121,8 +121,8 @@ class Exhaustive:
     def order(self, fit: FitConfig, retrying: float, *, free_choice: bool) -> tuple[int, ...]:
         """What a plan prefers is less; ``retrying`` is the time that giving memory back costs, in seconds."""
         seconds, drawing, need = self.figures(fit)
-        quality = 0 if free_choice else ("none", "int8", "nf4").index(fit.quantise or "none")
-        usual = (fit.quantise == "none", fit.checkpointing == "none", fit.vae_tiling is True)
+        quality = 0 if free_choice else ("none", "int8", "nf4").index(fit.quantize or "none")
+        usual = (fit.quantize == "none", fit.gradient_checkpointing == "none", fit.vae_tiling is True)
         usual += (fit.preview_offload is False, fit.micro_batch == self.subject.recipe.effective_batch)
         return quality, time_step(seconds + retrying), len(usual) - sum(usual), time_step(drawing), need
 
@@ -130,7 +130,7 @@ class Exhaustive:
 def every_fit(subject: Workload, written: FitConfig, sets: tuple[object, ...]) -> list[FitConfig]:
     """All that leave what is written as it is, with these choices of checkpointing."""
     batch = subject.recipe.effective_batch
-    start = subject.fit.changed(dtype=written.dtype or "bf16", allow_quantised=written.allow_quantised)
+    start = subject.fit.changed(dtype=written.dtype or "bf16", allow_quantized=written.allow_quantized)
 
     def values(name: str, free: tuple[object, ...]) -> tuple[object, ...]:
         stated = getattr(written, name)
@@ -139,10 +139,14 @@ def every_fit(subject: Workload, written: FitConfig, sets: tuple[object, ...]) -
     previews = bool(subject.previews)
     return [
         start.changed(
-            quantise=quantise, checkpointing=chosen, micro_batch=size, vae_tiling=tiling, preview_offload=offload
+            quantize=quantize,
+            gradient_checkpointing=chosen,
+            micro_batch=size,
+            vae_tiling=tiling,
+            preview_offload=offload,
         )
-        for quantise in values("quantise", ("none", "int8", "nf4"))
-        for chosen in values("checkpointing", sets)
+        for quantize in values("quantize", ("none", "int8", "nf4"))
+        for chosen in values("gradient_checkpointing", sets)
         for size in values("micro_batch", tuple({-(-batch // part): None for part in range(1, batch + 1)}))
         for tiling in values("vae_tiling", (True, False) if previews else (True,))
         for offload in values("preview_offload", (False, True) if previews else (False,))

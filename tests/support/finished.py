@@ -51,7 +51,7 @@ def write_finished_run(parent: Path, pictures: Path = DEMO / "pictures") -> RunD
     prompts = ", ".join(
         f"{{prompt = '{text}', width = 128, height = 128, steps = 2, guidance = 2.0}}" for text in PROMPTS
     )
-    text = f"""schema = 2
+    text = f"""schema = 3
 name = "neon"
 base = {{model = '{DEMO / "base"}'}}
 [[dataset.folders]]

@@ -8,7 +8,7 @@ from trainer.config.base import Family
 from trainer.files.assets import asset_path
 
 _JOB = """
-schema = 2
+schema = 3
 name = "Kätzchen"
 
 [base]

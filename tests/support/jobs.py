@@ -39,7 +39,7 @@ def write_job(folder: Path, base: Path, pictures: Path, name: str = "test", extr
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "job.toml"
     path.write_text(
-        f"""schema = 2
+        f"""schema = 3
 name = "{name}"
 [base]
 model = '{base}'
@@ -53,7 +53,7 @@ resolution = 64
 rank = 4
 alpha = 2.0
 learning_rate = 1e-3
-pictures = {{bucket_step = 16, bucket_min = 32, bucket_max = 128}}
+images = {{bucket_step = 16, bucket_min = 32, bucket_max = 128}}
 [fit]
 device = "cpu"
 micro_batch = 2

@@ -5,7 +5,7 @@ from typing import Any
 from trainer.config.presets.preset import Preset
 from trainer.config.resolve import flat
 
-JOB = """schema = 2
+JOB = """schema = 3
 name = "mine"
 [base]
 model = "owner/name"
@@ -15,7 +15,7 @@ path = "pictures"
 
 
 def preset(**values: Any) -> Preset:
-    data = {"schema": 1, "name": "gouache", "base": {"family": "sdxl"}, "recipe": {"rank": 8}} | values
+    data = {"schema": 2, "name": "gouache", "base": {"family": "sdxl"}, "recipe": {"rank": 8}} | values
     return Preset.model_validate(data)
 
 

@@ -89,7 +89,7 @@ def write_run(
     run.begin_attempt({"device": "cuda:0"})
     values = {"steps": steps, "rank": 16, "alpha": 16.0, "learning_rate": 1e-4, **recipe}
     lines = "\n".join(f"{key} = {value!r}" for key, value in values.items())
-    text = f"schema = 2\nname = \"{name}\"\n[base]\nmodel = 'base.safetensors'\n"
+    text = f"schema = 3\nname = \"{name}\"\n[base]\nmodel = 'base.safetensors'\n"
     text += f"[[dataset.folders]]\npath = 'pictures'\n[recipe]\n{lines}\n"
     run.job.write_text(dump_job(parse_job(text, "job.toml", parent), comments=False), encoding="utf-8")
     write_forecast(run.forecast, forecast(steps))

@@ -51,7 +51,7 @@ def _told(engine: Teller) -> None:
             phase="train", step=640, requested=400 << 20, stage="backward", module="unet.up_blocks.1",
             allocated=8 << 30, reserved=9 << 30, forecast=8 << 30,
         ),
-        events.SteppedDown(step=640, rung=1, changes={"micro_batch": 1}, exact=True),
+        events.SteppedDown(step=640, fallback=1, changes={"micro_batch": 1}, exact=True),
     )  # fmt: skip
     lines = (f"step {step}  loss {0.1 + 1 / (step + 9):.4f}" for step in range(1, 1001))
     engine.run.console.write_text("Loading the base\n" + "\n".join(lines) + "\n", encoding="utf-8")

@@ -41,15 +41,15 @@ def _keep_some() -> None:
         return
     pictures = sorted(path for path in DEMO.rglob("*.png"))
     built_in = library.find_preset("style", "sdxl").preset
-    mine = revised(built_in, {"name": "soft gouache", "author": "Zoë", "licence": "CC-BY-4.0", "notes": _NOTES})
-    mine = revised(mine, {"preview": {"picture": make_picture(pictures[0])}, "trigger_words": ("gch", "soft light")})
+    mine = revised(built_in, {"name": "soft gouache", "author": "Zoë", "license": "CC-BY-4.0", "notes": _NOTES})
+    mine = revised(mine, {"preview": {"image": make_picture(pictures[0])}, "trigger_words": ("gch", "soft light")})
     path, _ = library.keep_preset(mine)
     library.rewrite_preset(path, revised(mine, {"notes": "Soft gouache landscapes."}))
     library.rewrite_preset(path, mine)
     theirs = revised(
         library.find_preset("character", "sd15").preset, {"name": "mika", "author": "Ana", "notes": "A face."}
     )
-    library.keep_preset(revised(theirs, {"preview": {"picture": make_picture(pictures[1])}}), "received")
+    library.keep_preset(revised(theirs, {"preview": {"image": make_picture(pictures[1])}}), "received")
 
 
 @screen("presets")
@@ -66,7 +66,7 @@ def presets(window: Window) -> QWidget:
 def arriving(window: Window) -> QWidget:
     page = shown_presets(window)
     sent = library.find_preset("soft gouache").preset
-    changes = {"rank": 16, "alpha": 8.0, "steps": 1200, "pictures_seen": None}
+    changes = {"rank": 16, "alpha": 8.0, "steps": 1200, "images_seen": None}
     recipe = sent.recipe.changed(**changes) if sent.recipe else None
     folder = Path(tempfile.mkdtemp())
     path = folder / "soft gouache.toml"

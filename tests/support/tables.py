@@ -71,15 +71,15 @@ def tables(section: type[Section]) -> st.SearchStrategy[dict[str, Any]]:
 def recipes(draw: st.DrawFn) -> dict[str, Any]:
     """What a [recipe] may hold, made to keep the rules between keys that chance rarely keeps."""
     recipe = draw(tables(RecipeConfig))
-    lengths = [key for key in ("steps", "epochs", "pictures_seen") if key in recipe]
+    lengths = [key for key in ("steps", "epochs", "images_seen") if key in recipe]
     for key in lengths[1:]:
         del recipe[key]
     recipe["schedule"] = {key: value for key, value in recipe["schedule"].items() if key != "warmup"}
     if recipe["optimizer"]["name"] in ("schedulefree", "adafactor"):
         recipe["schedule"].pop("kind", None)
         recipe["optimizer"].pop("warmup_init", None)
-    for section, low, high in (("objective", "timestep_min", "timestep_max"), ("pictures", "bucket_min", "bucket_max")):
+    for section, low, high in (("objective", "timestep_min", "timestep_max"), ("images", "bucket_min", "bucket_max")):
         if recipe[section].keys() >= {low, high}:
             recipe[section].update(zip((low, high), sorted((recipe[section][low], recipe[section][high])), strict=True))
-    recipe["objective"].pop("debiased", None)
+    recipe["objective"].pop("debiased_estimation", None)
     return recipe

@@ -23,7 +23,7 @@ def write_frozen_job(run: RunDirectory, prompts: Iterable[str] = PROMPTS, steps:
     """Write a job as far as the app reads it."""
     listed = ",\n".join(f'{{prompt = "{prompt}", width = 256, height = 320}}' for prompt in prompts)
     run.job.write_text(
-        f"""schema = 2
+        f"""schema = 3
 name = "{run.name}"
 [base]
 model = 'base.safetensors'

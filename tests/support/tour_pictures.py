@@ -70,7 +70,7 @@ def move_in(home: Path) -> Wish:
             "recipe.learning_rate": "0.0015",
             "recipe.captions.dropout": "0",
             "recipe.objective.min_snr_gamma": "",
-            "recipe.objective.debiased": "true",
+            "recipe.objective.debiased_estimation": "true",
             "recipe.objective.noise_offset": "0.25",
             "dataset.validation_share": "0.2",
             "fit.threads": "1",

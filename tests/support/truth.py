@@ -100,8 +100,8 @@ def measure(job: TruthJob, subject: Workload, meter: Meter) -> Iterator[tuple[Fo
     if job.other_phases:
         yield "cache_pictures", meter.measure(run.cache_pictures)
         yield "cache_texts", meter.measure(run.cache_texts)
-    quantised = subject.fit.quantise in ("int8", "nf4")
-    yield "quantise" if quantised else "load", meter.measure(run.load)
+    quantized = subject.fit.quantize in ("int8", "nf4")
+    yield "quantise" if quantized else "load", meter.measure(run.load)
     yield "first_step", meter.measure(partial(train, steps=1))
     yield "train", meter.measure(partial(train, steps=LATER_STEPS))
     if job.other_phases:

@@ -56,13 +56,13 @@ class TruthJob:
 
 def _shrunk(subject: Workload) -> Workload:
     configs = tiny_configs(subject.family)
-    some = isinstance(subject.fit.checkpointing, tuple)
+    some = isinstance(subject.fit.gradient_checkpointing, tuple)
     return replace(
         subject,
         unet_config=configs["unet"],
         vae_config=configs["vae"],
         text_configs=tuple(config for name, config in configs.items() if name.startswith("text_encoder")),
-        fit=subject.fit.changed(checkpointing=_TINY_BLOCKS) if some else subject.fit,
+        fit=subject.fit.changed(gradient_checkpointing=_TINY_BLOCKS) if some else subject.fit,
     )
 
 
@@ -75,7 +75,7 @@ def truth_jobs() -> list[TruthJob]:
 
 def _jobs_of(family: Family) -> list[TruthJob]:
     side = 512 if family == "sd15" else 1024
-    full = {"checkpointing": "full"}
+    full = {"gradient_checkpointing": "full"}
     square, tall, small = (side, side), (side * 3 // 4, side * 5 // 4), (side * 3 // 4, side * 3 // 4)
     texts = _LEARNED if family == "sd15" else _BOTH
     plain = TruthJob(f"{family} r16", family, square)
@@ -97,16 +97,16 @@ def _jobs_of(family: Family) -> list[TruthJob]:
         variant("b4", tight, pictures=4),
         optimizer("adamw8bit", tight),
         variant("texts", tight, recipe=texts),
-        variant("nf4", tight, fit={"quantise": "nf4"}),
+        variant("nf4", tight, fit={"quantize": "nf4"}),
         variant("2 micro-batches", micro_batches=2),
         variant("fp16", tight, fit={"dtype": "fp16"}),
         variant("attention layers", recipe={"layers": "attention"}),
         variant("convolutions", recipe={"layers": "all"}),
         variant("r128", tight, recipe={"rank": 128}),
-        variant("blocks", fit={"checkpointing": _BLOCKS}),
+        variant("blocks", fit={"gradient_checkpointing": _BLOCKS}),
         variant("tall", tight, size=tall),
         variant("small", size=small),
-        variant("int8", tight, fit={"quantise": "int8"}),
+        variant("int8", tight, fit={"quantize": "int8"}),
         variant("b2", pictures=2),
         variant("fp32", tight, fit={"dtype": "fp32"}),
         optimizer("adafactor", tight),
@@ -115,8 +115,8 @@ def _jobs_of(family: Family) -> list[TruthJob]:
         optimizer("schedulefree", tight),
         variant("r4 convolutions b2", tight, pictures=2, recipe={"rank": 4, "layers": "all"}),
         variant("texts b2", pictures=2, recipe=texts),
-        variant("nf4 b2", pictures=2, fit={"quantise": "nf4"}),
-        optimizer("adamw8bit", variant("r64 nf4", tight, recipe={"rank": 64}, fit={"quantise": "nf4"})),
+        variant("nf4 b2", pictures=2, fit={"quantize": "nf4"}),
+        optimizer("adamw8bit", variant("r64 nf4", tight, recipe={"rank": 64}, fit={"quantize": "nf4"})),
         variant("225 tokens", tight, recipe={"token_chunks": 225}),
         variant("efficient", fit={"attention": "efficient"}),
         variant("min-SNR huber", tight, recipe={"objective": {"min_snr_gamma": 5.0, "loss": "huber"}}),

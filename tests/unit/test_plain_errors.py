@@ -31,12 +31,13 @@ JARGON = re.compile(
 ODD: list[Any] = [3, -1, 2.5, math.inf, 10**30, "x", "", "a\x00b", True, [], [3], ["x"], {}, {"x": 1}, None]
 LAYER = "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn2_to_k"
 
-JOB = {"schema": 1, "name": "a", "base": {"model": "own/er", "vae": "v"}, "fit": {"dtype": "bf16", "checkpointing": []},
+JOB = {"schema": 3, "name": "a", "base": {"model": "own/er", "vae": "v"},
+       "fit": {"dtype": "bf16", "gradient_checkpointing": []},
        "dataset": {"folders": [{"path": "p", "repeats": 2, "trigger": "t"}], "validation_share": 0.1},
        "recipe": {"rank": 4, "optimizer": {"name": "adamw", "beta1": 0.9}, "schedule": {"kind": "linear"}},
        "report": {"previews": {"prompts": [{"prompt": "p", "sampler": "euler"}]}}, "output": {"runs": "r"}}  # fmt: skip
-PRESET = {"schema": 1, "name": "a", "base": {"family": "sdxl"}, "recipe": {"rank": 4}, "trigger_words": ["a"],
-          "examples": [{"prompt": "a"}], "preview": {"picture": "AAAA"}}  # fmt: skip
+PRESET = {"schema": 2, "name": "a", "base": {"family": "sdxl"}, "recipe": {"rank": 4}, "trigger_words": ["a"],
+          "examples": [{"prompt": "a"}], "preview": {"image": "AAAA"}}  # fmt: skip
 KOHYA = {"general": {"shuffle_caption": True},
          "datasets": [{"resolution": [512, 512], "batch_size": 2, "subsets": [{
              "image_dir": "p", "num_repeats": 2, "class_tokens": "cat", "metadata_file": "m.json", "keep_tokens": 1,
@@ -47,7 +48,7 @@ CONCEPTS = [{"name": "n", "path": "p", "type": "STANDARD", "balancing": 2, "bala
                       "keep_tags_count": 1, "tag_delimiter": ","}}]  # fmt: skip
 METADATA = {"a.png": {"caption": "a cat", "tags": "cat"}}
 NOTES = {"file": "a.png", "excluded": True, "rating": 3, "crop": [0.1, 0.1, 0.9, 0.9]}
-FOLDER = {"impasto": 1, "repeats": 3, "trigger": "t", "regularisation": False}
+FOLDER = {"impasto": 1, "repeats": 3, "trigger": "t", "regularization": False}
 HEADER = {
     "__metadata__": {"a": "b"},
     f"{LAYER}.lora_down.weight": {"dtype": "F16", "shape": [1, 1], "data_offsets": [0, 2]},

@@ -174,7 +174,7 @@ class ExportFacts:
     """Epochs started by the end of the run."""
     pictures: int
     """Number of training images, without repeats and regularization images."""
-    regularisation_pictures: int
+    regularization_pictures: int
     """Number of regularization images."""
     started_at: float
     """Unix time in seconds when the job was frozen."""
@@ -184,7 +184,7 @@ class ExportFacts:
     """Number of images per bucket (width, height in pixels)."""
     author: str = ""
     """Author; empty if not given."""
-    licence: str = ""
+    license: str = ""
     """License; empty if not given."""
     description: str = ""
     """Description; empty if not given."""
@@ -257,7 +257,7 @@ def _training(facts: ExportFacts) -> dict[str, str]:
         "ss_new_sd_model_hash": facts.base_sha256,
         "ss_resolution": f"({recipe.resolution}, {recipe.resolution})",
         "ss_num_train_images": facts.pictures,
-        "ss_num_reg_images": facts.regularisation_pictures,
+        "ss_num_reg_images": facts.regularization_pictures,
         "ss_num_epochs": facts.epochs,
         "ss_epoch": facts.epoch,
         "ss_steps": facts.step,
@@ -269,7 +269,7 @@ def _training(facts: ExportFacts) -> dict[str, str]:
         "ss_optimizer": recipe.optimizer.name,
         "ss_lr_scheduler": recipe.schedule.kind,
         "ss_lr_warmup_steps": recipe.schedule.warmup,
-        "ss_max_grad_norm": recipe.clip_gradient,
+        "ss_max_grad_norm": recipe.max_grad_norm,
         "ss_mixed_precision": "no" if facts.dtype == "fp32" else facts.dtype,
         "ss_clip_skip": recipe.clip_skip,
         "ss_max_token_length": recipe.token_chunks,
@@ -277,10 +277,10 @@ def _training(facts: ExportFacts) -> dict[str, str]:
         "ss_loss_type": "l2" if objective.loss == "mse" else "huber",
         "ss_noise_offset": objective.noise_offset or None,
         "ss_multires_noise_discount": objective.multires_discount or None,
-        "ss_multires_noise_iterations": objective.multires_levels if objective.multires_discount else None,
+        "ss_multires_noise_iterations": objective.multires_iterations if objective.multires_discount else None,
         "ss_ip_noise_gamma": objective.input_perturbation or None,
         "ss_min_snr_gamma": objective.min_snr_gamma,
-        "ss_debiased_estimation": objective.debiased,
+        "ss_debiased_estimation": objective.debiased_estimation,
         "ss_zero_terminal_snr": facts.zero_terminal_snr,
         "ss_prior_loss_weight": objective.prior_weight,
         "ss_training_started_at": facts.started_at,
@@ -312,7 +312,7 @@ def _model_spec(facts: ExportFacts) -> dict[str, str]:
         "resolution": f"{recipe.resolution}x{recipe.resolution}",
         "date": datetime.fromtimestamp(int(facts.started_at), UTC).isoformat(),
         "author": facts.author,
-        "license": facts.licence,
+        "license": facts.license,
         "description": facts.description,
         "trigger_phrase": ", ".join(facts.trigger_words),
         "prediction_type": facts.prediction,

@@ -115,7 +115,7 @@ if torch.ops.aten._int_mm not in flop_registry:  # PyTorch 2.13 has no FLOP form
     register_flop_formula(torch.ops.aten._int_mm)(_flops)
 
 
-Quantisation = Literal["int8", "int8_products", "nf4"]
+Quantization = Literal["int8", "int8_products", "nf4"]
 
 
 class FrozenInt8Linear(Linear8bitLt):
@@ -127,7 +127,7 @@ class FrozenInt8Linear(Linear8bitLt):
     """
 
     directions = NEVER
-    """When to use int8 GEMMs, which also quantize inputs and gradients (fit.quantise = "int8_products")."""
+    """When to use int8 GEMMs, which also quantize inputs and gradients (fit.quantize = "int8_products")."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x (..., inputs) · Wᵀ + bias; only x receives a gradient."""
@@ -197,7 +197,7 @@ class FrozenNF4Linear(Linear4bit):
         return gradient @ dequantize_4bit(weight, weight.quant_state).to(gradient.dtype)
 
 
-def quantisable(model: nn.Module) -> dict[str, nn.Linear]:
+def quantizable(model: nn.Module) -> dict[str, nn.Linear]:
     """Return the linear layers inside transformer blocks by name: the layers that get quantized."""
     return {
         name: module
@@ -206,12 +206,12 @@ def quantisable(model: nn.Module) -> dict[str, nn.Linear]:
     }
 
 
-def quantise_linears(model: nn.Module, kind: Quantisation, dtype: torch.dtype, device: torch.device) -> Placer:
+def quantize_linears(model: nn.Module, kind: Quantization, dtype: torch.dtype, device: torch.device) -> Placer:
     """Replace the empty linear layers in transformer blocks; return a placer that quantizes weights as they load.
 
     Also sets the attributes by which PEFT chooses its layers for quantized weights.
     """
-    for name, linear in quantisable(model).items():
+    for name, linear in quantizable(model).items():
         model.set_submodule(name, _empty(linear, kind, dtype))
     setattr(model, "is_loaded_in_4bit" if kind == "nf4" else "is_loaded_in_8bit", True)
     # bitsandbytes caches this map when it quantizes its first weight. If that one were on the meta device, as in a
@@ -255,7 +255,7 @@ def _return_freed_memory() -> None:
         _MALLOC_TRIM(0)
 
 
-def _empty(linear: nn.Linear, kind: Quantisation, dtype: torch.dtype) -> nn.Module:
+def _empty(linear: nn.Linear, kind: Quantization, dtype: torch.dtype) -> nn.Module:
     bias = linear.bias is not None
     if kind == "nf4":
         return FrozenNF4Linear(linear.in_features, linear.out_features, bias=bias, dtype=dtype, device="meta")

@@ -18,7 +18,7 @@ from transformers import CLIPTextConfig
 
 from trainer.base.families import FAMILIES, TextEncoder
 from trainer.base.fetch import fetch_base
-from trainer.base.quantized import Quantisation, quantise_linears
+from trainer.base.quantized import Quantization, quantize_linears
 from trainer.base.weights import (
     Stored,
     StoredWeights,
@@ -176,11 +176,11 @@ class BaseSource:
                 require_fitting(model, part.named(stored, model), part.source)
 
     def load_unet(
-        self, dtype: torch.dtype, device: torch.device | str, quantise: Literal["none"] | Quantisation = "none"
+        self, dtype: torch.dtype, device: torch.device | str, quantize: Literal["none"] | Quantization = "none"
     ) -> UNet2DConditionModel:
-        """Load the UNet, frozen and in eval mode; `quantise` applies to the linear layers in transformer blocks."""
+        """Load the UNet, frozen and in eval mode; `quantize` applies to the linear layers in transformer blocks."""
         unet = self.empty_unet()
-        placer = None if quantise == "none" else quantise_linears(unet, quantise, dtype, torch.device(device))
+        placer = None if quantize == "none" else quantize_linears(unet, quantize, dtype, torch.device(device))
         return self._filled(unet, self._unet, dtype, device, placer)
 
     def load_vae(self, dtype: torch.dtype, device: torch.device | str) -> AutoencoderKL:

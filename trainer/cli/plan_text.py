@@ -79,7 +79,7 @@ _TOO_SMALL = 0.05
 
 def fit(chosen: FitConfig, effective_batch: int) -> str:
     """Return a fit in a phrase: "bf16 base, micro-batches of 2, all blocks checkpointed"."""
-    parts = [f"{chosen.dtype} base{BITS[chosen.quantise or 'none']}", batches(chosen, effective_batch)]
+    parts = [f"{chosen.dtype} base{BITS[chosen.quantize or 'none']}", batches(chosen, effective_batch)]
     parts.append(checkpointed(chosen))
     if chosen.preview_offload:
         parts.append("UNet offloaded while previews are decoded")
@@ -102,11 +102,11 @@ def batches(chosen: FitConfig, effective_batch: int) -> str:
 
 def checkpointed(chosen: FitConfig) -> str:
     """Return which blocks use gradient checkpointing."""
-    if chosen.checkpointing in (None, "none"):
+    if chosen.gradient_checkpointing in (None, "none"):
         return "no checkpointing"
-    if chosen.checkpointing == "full":
+    if chosen.gradient_checkpointing == "full":
         return "all blocks checkpointed"
-    return f"{words.counted(len(chosen.checkpointing or ()), 'block', 'blocks')} checkpointed"
+    return f"{words.counted(len(chosen.gradient_checkpointing or ()), 'block', 'blocks')} checkpointed"
 
 
 def taken(found: Forecast) -> int:
@@ -264,7 +264,7 @@ def neighbors(planned: Planned, effective_batch: int) -> Iterator[str]:
     found: list[tuple[str, Plan | None, str]] = [
         ("Faster", planned.quicker, f"; {words.size(planned.missing)} too large: {way}"),
         ("Smaller", planned.smaller, ""),
-        ("Quantized", planned.quantised, ""),
+        ("Quantized", planned.quantized, ""),
     ]
     for name, plan, note in found:
         if plan is not None:
@@ -370,7 +370,7 @@ def _suggestion_row(suggestion: Suggestion) -> tuple[str, str, str]:
     value = toml_value(suggestion.value)
     percent = round(100 * (suggestion.slower - 1))
     time = f"{percent} % slower" if percent > 0 else f"{-percent} % faster" if percent < 0 else "same speed"
-    rounding = ROUNDING.get(str(suggestion.value)) if suggestion.key == "fit.quantise" else None
+    rounding = ROUNDING.get(str(suggestion.value)) if suggestion.key == "fit.quantize" else None
     cost = f"{time}, rounds by {rounding}" if rounding else time
     if suggestion.key.startswith("recipe."):
         cost += "; different result"

@@ -65,7 +65,7 @@ IDLE = 3.0
 def plan_run(
     job: Job, written: FitConfig, source: BaseSource, pictures: Sequence[Picture], machine: Machine
 ) -> PlannedFit:
-    """Return the fit for a resolved job, its ladder and its forecast; see trainer.training.run.start.Planner.
+    """Return the fit for a resolved job, its fallbacks and its forecast; see trainer.training.run.start.Planner.
 
     On the CPU the fit has the default values, and only time and main memory are forecast. Raises JobError if the
     smallest fit is too large even without the safety margin, RunError if a disk is too small for what the run writes.
@@ -112,8 +112,8 @@ def plan_run(
     chosen = planned.pick or planned.smaller
     assert chosen is not None  # if nothing fits, there is the smallest fit
     fit = job.fit.changed(**{name: getattr(chosen.fit, name) for name in PLANNED})
-    ladder = planned.ladder if planned.pick else None
-    return PlannedFit(fit, ladder, chosen.forecast, tuple(_notices(planned, job)))
+    fallbacks = planned.fallbacks if planned.pick else None
+    return PlannedFit(fit, fallbacks, chosen.forecast, tuple(_notices(planned, job)))
 
 
 def _notices(planned: Planned, job: Job) -> Sequence[str]:
@@ -300,9 +300,9 @@ def as_json(question: PlanRequest, planned: Planned, *, whole: bool = True) -> d
         "missing": planned.missing,
         "room": to_record(memory_advice(planned.missing, situation)) if planned.missing else None,
         "smaller": record(planned.smaller),
-        "quantised": record(planned.quantised),
+        "quantized": record(planned.quantized),
         "lighter": lighter and {"changes": dict(lighter.change.keys), **(record(lighter.plan) or {})},
-        "ladder": [rung.model_dump(mode="json", exclude_none=True) for rung in planned.ladder],
+        "fallbacks": [fallback.model_dump(mode="json", exclude_none=True) for fallback in planned.fallbacks],
         "complete": planned.complete,
         "complete_beside": planned.complete_beside,
         "remarks": [to_record(remark) for remark in remarks_of(question, planned, whole=whole)],

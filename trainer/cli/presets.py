@@ -57,7 +57,7 @@ def add_commands(commands: Commands) -> None:
     share.add_argument("--out", type=Path, required=True, metavar="FILE", help="the .toml file to write")
     share.add_argument("--name", help="the preset's name")
     share.add_argument("--author", help="the preset's author")
-    share.add_argument("--licence", help="the license under which it may be used")
+    share.add_argument("--license", help="the license under which it may be used")
     share.add_argument("--notes", help="what it is good for, and what to watch out for")
     share.add_argument("--preview", type=Path, metavar="IMAGE", help="an image that shows the result")
     share.add_argument("--fit", action="store_true", help="with a job or run: include its fit")
@@ -253,10 +253,10 @@ def _details(options: argparse.Namespace) -> dict[str, object]:
     """Return the details that the command line sets for a shared preset."""
     from trainer.config.presets.picture import make_picture
 
-    given = {key: getattr(options, key) for key in ("name", "author", "licence", "notes")}
+    given = {key: getattr(options, key) for key in ("name", "author", "license", "notes")}
     details: dict[str, object] = {key: value for key, value in given.items() if value is not None}
     if options.preview is not None:
-        details["preview"] = {"picture": make_picture(options.preview)}
+        details["preview"] = {"image": make_picture(options.preview)}
     return details
 
 
@@ -283,7 +283,7 @@ def _summary(preset: Preset) -> str:
     parts = [
         f'"{preset.name}": {_carries(preset)} for {NAMES[preset.base.family]}',
         f"by {preset.author}" if preset.author else "",
-        f"license: {preset.licence}" if preset.licence else "no license given",
+        f"license: {preset.license}" if preset.license else "no license given",
         f"made for {preset.base.name}" if preset.base.name else "",
         f"trigger words: {', '.join(preset.trigger_words)}" if preset.trigger_words else "",
         words.counted(len(preset.examples), "example prompt", "example prompts") if preset.examples else "",

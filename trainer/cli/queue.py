@@ -26,11 +26,9 @@ _EDITS: dict[str, tuple[str, Callable[[Queue, str], object]]] = {
     "pause": ("pause a running or waiting entry; it keeps its place", Queue.pause),
     "stop": ("stop a running entry, saving its LoRA as it is; a waiting entry leaves the queue", Queue.stop),
     "withdraw": ("take back a pause or stop that the run has not read yet", Queue.withdraw),
-    "resume": ("put a paused, interrupted, stopped or failed entry back in line", Queue.resume),
 }
 _WHOLE: dict[str, tuple[str, Callable[[Queue], object]]] = {
-    "hold": ("start no new jobs until `queue go-on`; running jobs continue", Queue.hold),
-    "go-on": ("release the hold and restart interrupted jobs", Queue.go_on),
+    "hold": ("start no new jobs until `queue resume`; running jobs continue", Queue.hold),
     "clear": ("remove all done, stopped and failed entries", Queue.clear),
 }
 _DELAY = re.compile(r"\+(?:(\d+)h)?(?:(\d+)m)?")
@@ -67,8 +65,12 @@ def add_commands(commands: Commands) -> None:
         edit.set_defaults(name=name)
     for name, (what, _) in _WHOLE.items():
         add_command(inner, name, what, run_whole).set_defaults(name=name)
+    resume = add_command(inner, "resume", "release the hold, or put one entry back in line", run_resume)
+    resume.add_argument(
+        "entry", metavar="ID", nargs="?", help="a paused, interrupted, stopped or failed entry (default: the whole queue)"
+    )
     failing = add_command(inner, "on-failure", "choose whether the queue continues after a failed job", run_on_failure)
-    failing.add_argument("what", choices=("hold", "go-on"), help="hold: start no new jobs; go-on: start the next one")
+    failing.add_argument("what", choices=("hold", "continue"), help="hold: start no new jobs; continue: start the next one")
 
 
 def run_worker(options: argparse.Namespace) -> int:
@@ -162,6 +164,16 @@ def run_whole(options: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
+def run_resume(options: argparse.Namespace) -> int:
+    """Release the hold and restart interrupted jobs, or put one entry back in line."""
+    queue = Queue()
+    if options.entry is None:
+        queue.release()
+    else:
+        queue.resume(_named(queue, options.entry))
+    return EXIT_DONE
+
+
 def run_on_failure(options: argparse.Namespace) -> int:
     """Set whether the queue continues after a failed job."""
     Queue().set_hold_on_failure(options.what == "hold")
@@ -220,7 +232,7 @@ def _plain(value: Any) -> Any:
 
 def _report_hold(reading: Reading) -> None:
     why = f" {reading.reason}" if reading.reason else ""
-    note(f"The queue is on hold: no new jobs start.{why} Release the hold with `queue go-on`.")
+    note(f"The queue is on hold: no new jobs start.{why} Release the hold with `queue resume`.")
 
 
 def _add_entry(parser: argparse.ArgumentParser) -> None:

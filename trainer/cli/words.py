@@ -149,7 +149,7 @@ def settings(changes: Mapping[str, object]) -> str:
 
 def cost(event: events.SteppedDown) -> str:
     """Return what a fallback step changes in the result."""
-    if "quantise" in event.changes:
+    if "quantize" in event.changes:
         return "a base with fewer bits costs some fidelity"
     if "vae_encode_tiling" in event.changes:
         return "latents of images encoded in tiles differ by about 5 %"

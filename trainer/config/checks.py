@@ -44,7 +44,7 @@ def _is_set(section: Section, key: str) -> bool:
 
 def _recipe_without_effect(job: Job, family: Family) -> Iterator[_Candidate]:
     recipe = job.recipe
-    objective, captions, schedule, pictures = recipe.objective, recipe.captions, recipe.schedule, recipe.pictures
+    objective, captions, schedule, pictures = recipe.objective, recipe.captions, recipe.schedule, recipe.images
     at = "recipe."
     yield at + "clip_skip", recipe, family == "sdxl", "SDXL always uses the penultimate layer"
     for key in ("conv_rank", "conv_alpha"):
@@ -57,7 +57,7 @@ def _recipe_without_effect(job: Job, family: Family) -> Iterator[_Candidate]:
         "Adafactor chooses the learning rate itself (relative_step)",
     )
     yield at + "objective.huber_c", objective, objective.loss != "huber", 'it is used only with loss = "huber"'
-    yield at + "objective.multires_levels", objective, not objective.multires_discount, "multires_discount is 0"
+    yield at + "objective.multires_iterations", objective, not objective.multires_discount, "multires_discount is 0"
     yield at + "objective.unmasked_weight", objective, job.dataset.masks == "none", 'dataset.masks is "none"'
     fixed_tags = not (captions.shuffle or captions.tag_dropout)
     yield at + "captions.keep_tokens", captions, fixed_tags, "tags are neither shuffled nor dropped"
@@ -70,7 +70,7 @@ def _recipe_without_effect(job: Job, family: Family) -> Iterator[_Candidate]:
     yield at + "schedule.cycles", schedule, schedule.kind != "restarts", 'it is used only with kind = "restarts"'
     yield at + "schedule.power", schedule, schedule.kind != "polynomial", 'it is used only with kind = "polynomial"'
     for key in ("bucket_min", "bucket_max"):
-        yield at + f"pictures.{key}", pictures, not pictures.buckets, "buckets are off"
+        yield at + f"images.{key}", pictures, not pictures.buckets, "buckets are off"
 
 
 def _text_encoders_without_effect(job: Job, family: Family) -> Iterator[_Candidate]:
@@ -89,12 +89,17 @@ def _rest(job: Job) -> Iterator[_Candidate]:
     yield "fit.vae_tiling", job.fit, not previews.prompts, "there are no preview prompts to decode"
     on_cpu = job.fit.device == "cpu" and job.fit.deterministic is False
     yield "fit.deterministic", job.fit, on_cpu, "the CPU is always deterministic"
-    other_base = job.fit.quantise != "int8_products"
-    yield "fit.int8_products", job.fit, other_base, 'it is used only with fit.quantise = "int8_products"'
-    yield "fit.graphs", job.fit, job.fit.device == "cpu", "CUDA graphs need an NVIDIA GPU"
-    yield "fit.compile", job.fit, job.fit.graphs, "CUDA graphs record steps that are not compiled (fit.graphs)"
+    other_base = job.fit.quantize != "int8_products"
+    yield "fit.int8_products", job.fit, other_base, 'it is used only with fit.quantize = "int8_products"'
+    yield "fit.cuda_graphs", job.fit, job.fit.device == "cpu", "CUDA graphs need an NVIDIA GPU"
+    yield (
+        "fit.compile",
+        job.fit,
+        job.fit.cuda_graphs,
+        "CUDA graphs record steps that are not compiled (fit.cuda_graphs)",
+    )
     dropouts = job.recipe.has_dropouts
-    yield "fit.compile", job.fit, dropouts and not job.fit.graphs, "blocks with dropout are not compiled"
+    yield "fit.compile", job.fit, dropouts and not job.fit.cuda_graphs, "blocks with dropout are not compiled"
     on_convolutions = job.recipe.layers == "all"
     yield (
         "fit.channels_last",
@@ -134,9 +139,9 @@ def unforeseen(job: Job) -> Iterator[tuple[str, str]]:
 def doubtful(job: Job, *, zero_terminal_snr: bool) -> Iterator[tuple[str, str]]:
     """Yield doubtful settings as (key, reason); ``zero_terminal_snr`` is the detected or configured value."""
     yield from unforeseen(job)
-    if job.recipe.objective.debiased and zero_terminal_snr and job.recipe.objective.timestep_max == 999:
+    if job.recipe.objective.debiased_estimation and zero_terminal_snr and job.recipe.objective.timestep_max == 999:
         yield (
-            "recipe.objective.debiased",
+            "recipe.objective.debiased_estimation",
             "this base has zero terminal SNR: pure noise would be weighted a thousand times as much as the cleanest "
             "images, although it contains nothing of an image; min_snr_gamma gives it no weight",
         )

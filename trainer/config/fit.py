@@ -10,7 +10,7 @@ from trainer.config.schema import Section
 
 LEAST_ROWS = 17
 """Minimum rows of an int8 GEMM: torch._int_mm refuses fewer on CUDA."""
-PLANNED = ("dtype", "quantise", "micro_batch", "checkpointing", "vae_tiling", "preview_offload")
+PLANNED = ("dtype", "quantize", "micro_batch", "gradient_checkpointing", "vae_tiling", "preview_offload")
 """Keys that the planner chooses where a job does not set them."""
 TEXTS_AT_ONCE = 8
 """Default captions per encoding batch: with one, most GPUs wait for the CPU (docs/decisions/0023)."""
@@ -43,9 +43,7 @@ EVERYWHERE = (ProductConfig(forward=LEAST_ROWS, backward=LEAST_ROWS),)
 
 BlockName = Annotated[
     str,
-    Field(
-        pattern=r"^(down_blocks\.\d|mid_block|up_blocks\.\d)$", examples=["down_blocks.1", "mid_block", "up_blocks.0"]
-    ),
+    Field(pattern=r"^(down_blocks\.\d|mid_block|up_blocks\.\d)$", examples=["down_blocks.1", "mid_block"]),
 ]
 BlockNames = Annotated[tuple[BlockName, ...], Field(strict=False, min_length=1)]
 
@@ -57,10 +55,10 @@ class FitConfig(Section):
     """Device to train on: cpu, cuda or cuda:1; default: the best GPU, or the CPU if there is none."""
     dtype: Literal["bf16", "fp16", "fp32"] | None = Field(default=None, title="Precision")
     """Precision of the base (kohya: mixed_precision); default: bf16, fp16 on GPUs without it, or fp32 on the CPU."""
-    quantise: Literal["none", "int8", "int8_products", "nf4"] | None = Field(default=None, title="Quantization")
+    quantize: Literal["none", "int8", "int8_products", "nf4"] | None = Field(default=None, title="Quantization")
     """Keep the base in 8 or 4 bits: less memory, less precise. int8_products also computes in int8."""
     int8_products: tuple[ProductConfig, ...] | None = Field(default=None, strict=False)
-    """Layers that multiply in int8 with quantise = "int8_products"; default: measured when the run starts."""
+    """Layers that multiply in int8 with quantize = "int8_products"; default: measured when the run starts."""
     vae_dtype: Literal["fp32", "bf16"] | None = Field(default=None, title="VAE precision")
     """Precision of the VAE (kohya: no_half_vae keeps it in fp32); fp32 is safest."""
     vae_encode_tiling: bool | None = Field(default=None, title="VAE encoder tiling")
@@ -69,7 +67,9 @@ class FitConfig(Section):
     """Captions encoded at once; default: 8, or 1 on the CPU and with deterministic = true."""
     micro_batch: int | None = Field(default=None, ge=1, le=512, title="Micro-batch size")
     """Images computed at once; gradients are accumulated to the effective batch size, so results stay the same."""
-    checkpointing: Literal["none", "full"] | BlockNames | None = Field(default=None, title="Gradient checkpointing")
+    gradient_checkpointing: Literal["none", "full"] | BlockNames | None = Field(
+        default=None, title="Gradient checkpointing"
+    )
     """Gradient checkpointing: none (fast), full (least memory), or a list of UNet blocks such as "down_blocks.1"."""
     attention: Literal["auto", "flash", "efficient", "math", "cudnn"] | None = Field(
         default=None, title="Attention backend"
@@ -79,11 +79,11 @@ class FitConfig(Section):
     """Decode previews in tiles: needs less memory."""
     preview_offload: bool | None = None
     """Move the UNet off the GPU while previews are decoded: needs less memory, takes seconds per preview."""
-    allow_quantised: bool = Field(default=False, title="Allow quantization")
+    allow_quantized: bool = Field(default=False, title="Allow quantization")
     """Allow quantizing the base for speed even if it fits unquantized, and when memory runs out during a run."""
     threads: int | None = Field(default=None, ge=1, le=256, title="CPU threads")
     """CPU threads for computation; default: the number of cores."""
-    graphs: bool = Field(default=False, title="CUDA graphs")
+    cuda_graphs: bool = Field(default=False, title="CUDA graphs")
     """Experimental: record the training step once per image shape and replay it as a CUDA graph."""
     compile: bool = Field(default=False, title="torch.compile")
     """Experimental: compile the UNet's transformer blocks with torch.compile; takes minutes and needs a compiler."""
@@ -99,7 +99,7 @@ class FitConfig(Section):
     @property
     def products(self) -> tuple[ProductConfig, ...]:
         """Return the layers that multiply in int8: none without int8_products, all before they are measured."""
-        if self.quantise != "int8_products":
+        if self.quantize != "int8_products":
             return ()
         return EVERYWHERE if self.int8_products is None else self.int8_products
 
@@ -109,7 +109,7 @@ class FallbackStep(Section):
 
     exact: bool
     """Whether the result stays bit-identical (on the CPU or with deterministic = true)."""
-    checkpointing: Literal["none", "full"] | BlockNames | None = None
+    gradient_checkpointing: Literal["none", "full"] | BlockNames | None = None
     """Same as in [fit]."""
     micro_batch: int | None = Field(default=None, ge=1, le=512)
     """Same as in [fit]."""
@@ -123,5 +123,5 @@ class FallbackStep(Section):
     """Same as in [fit]."""
     preview_offload: bool | None = None
     """Same as in [fit]."""
-    quantise: Literal["int8", "nf4"] | None = None
+    quantize: Literal["int8", "nf4"] | None = None
     """Same as in [fit]; only if the job allows it."""

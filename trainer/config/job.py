@@ -16,7 +16,7 @@ from trainer.protocol.files import LONGEST_NAME
 
 Text = Annotated[str, Field(min_length=1)]
 HeldOut = Annotated[float, Field(ge=0.0, le=0.5)]
-SCHEMA = 2
+SCHEMA = 3
 
 
 class FolderConfig(Section):
@@ -24,7 +24,7 @@ class FolderConfig(Section):
 
     path: Text
     """Folder, relative to the job file."""
-    kind: Literal["train", "regularisation", "validation"] = Field(default="train", title="Used for")
+    kind: Literal["train", "regularization", "validation"] = Field(default="train", title="Used for")
     """Use of the images: training, regularization (keeps what the base knows of the class), or validation loss only."""
     repeats: int | None = Field(default=None, ge=1, le=10_000)
     """Repeats per epoch (kohya: num_repeats); default: from impasto.jsonl, a folder name such as 10_cat, or 1."""
@@ -82,7 +82,7 @@ class OutputConfig(Section):
     """Save a second file with diffusers key names."""
     author: str = ""
     """Author name in the LoRA's metadata."""
-    licence: str = Field(default="", title="License")
+    license: str = Field(default="", title="License")
     """License in the LoRA's metadata."""
     description: str = ""
     """Description in the LoRA's metadata."""
@@ -191,7 +191,7 @@ class Job(Section):
     """What the LoRA learns and how."""
     fit: FitConfig = FitConfig()
     """How the job runs on this machine."""
-    ladder: tuple[FallbackStep, ...] = Field(default=(), strict=False)
+    fallbacks: tuple[FallbackStep, ...] = Field(default=(), strict=False)
     """Fallback steps in order, one for each time memory runs out; written by the planner into a run's frozen job."""
     report: ReportConfig = ReportConfig()
     """Previews, validation, saving and logging."""

@@ -19,6 +19,7 @@ from trainer.config.toml_file import FileKind, parse_toml, read_text
 from trainer.errors import JobError
 from trainer.protocol import files, reading
 from trainer.protocol.reading import UnusableFileError
+from trainer.protocol.records import renamed, renamed_key
 
 Data = dict[str, Any]
 OLDEST = 1
@@ -41,7 +42,7 @@ def _state_unused_masks(data: Data) -> Data:
     return {**data, "dataset": {"masks": "none", **dataset}} if isinstance(dataset, dict) else data
 
 
-MIGRATIONS: dict[int, Callable[[Data], Data]] = {1: _state_unused_masks}
+MIGRATIONS: dict[int, Callable[[Data], Data]] = {1: _state_unused_masks, 2: renamed}
 """For each older schema, the function that converts its data to the next one; it need not set ``schema``."""
 
 
@@ -76,12 +77,12 @@ def apply_overrides(data: Data, overrides: Sequence[str]) -> list[str]:
     """Set each ``key=value`` in ``data`` in order, and return one message for each that could not be set.
 
     List indexes start at 0 (``dataset.folders.0.repeats=3``). Validation checks keys and values afterwards. A length
-    of the run (steps, epochs or pictures_seen) replaces the length in the file.
+    of the run (steps, epochs or images_seen) replaces the length in the file.
     """
     faults = []
     for text in overrides:
         key, equals, value = text.partition("=")
-        key = key.strip()
+        key = renamed_key(key.strip())  # a queue entry of an earlier version may hold former names
         if not equals or not all(key.split(".")):
             faults.append(f"--set {text}: must have the form key=value, such as recipe.rank=32")
         elif reason := _set(data, key.split("."), _value(value.strip())):

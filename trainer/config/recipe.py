@@ -11,7 +11,7 @@ from trainer.config.optimizer import AdafactorConfig, AdamWConfig, OptimizerConf
 from trainer.config.schema import Section
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
-LENGTH_KEYS = ("steps", "epochs", "pictures_seen")
+LENGTH_KEYS = ("steps", "epochs", "images_seen")
 
 
 class CaptionConfig(Section):
@@ -46,13 +46,13 @@ class ObjectiveConfig(Section):
     """Error above which the huber loss grows linearly (kohya: huber_c); lower: less effect of outliers."""
     min_snr_gamma: float | None = Field(default=None, gt=0.0, le=100.0, title="Min-SNR gamma")
     """Balances easy and hard timesteps (kohya: min_snr_gamma, diffusers: snr_gamma); 5 is usual; default: off."""
-    debiased: bool = Field(default=False, title="Debiased estimation")
+    debiased_estimation: bool = Field(default=False, title="Debiased estimation")
     """Weights the loss by 1/sqrt(SNR) (kohya: debiased_estimation_loss); cannot be combined with min_snr_gamma."""
     noise_offset: float = Field(default=0.0, ge=0.0, le=1.0)
     """Random brightness shift of the noise, for darker darks and brighter brights; 0.03 to 0.1 is usual; 0: off."""
     multires_discount: float = Field(default=0.0, ge=0.0, lt=1.0, title="Multires noise discount")
     """Adds coarse noise; each level counts this much less (kohya: multires_noise_discount); 0.3 is usual; 0: off."""
-    multires_levels: int = Field(default=6, ge=1, le=10, title="Multires noise levels")
+    multires_iterations: int = Field(default=6, ge=1, le=10, title="Multires noise levels")
     """Number of coarse noise levels (kohya: multires_noise_iterations); 6 to 10 is usual."""
     input_perturbation: float = Field(default=0.0, ge=0.0, le=1.0)
     """Extra noise on the input but not in the target (kohya: ip_noise_gamma); 0.05 to 0.1 is usual; 0: off."""
@@ -69,16 +69,16 @@ class ObjectiveConfig(Section):
 
     def rules(self) -> Iterator[tuple[str, str]]:
         """Yield an error for two loss weightings at once, and for an empty timestep range."""
-        if self.debiased and self.min_snr_gamma is not None:
+        if self.debiased_estimation and self.min_snr_gamma is not None:
             yield (
-                "debiased",
+                "debiased_estimation",
                 "cannot be combined with min_snr_gamma: both weight the timesteps; use only one of them",
             )
         if self.timestep_min > self.timestep_max:
             yield "timestep_min", f"is {self.timestep_min}, which is above timestep_max = {self.timestep_max}"
 
 
-class PictureConfig(Section):
+class ImagesConfig(Section):
     """Cropping, flipping and aspect ratio buckets."""
 
     buckets: bool = Field(default=True, title="Aspect ratio buckets")
@@ -173,14 +173,14 @@ class RecipeConfig(Section):
     schedule: ScheduleConfig = Field(default=ScheduleConfig(), title="Learning rate schedule")
     """How the learning rate changes during the run."""
     steps: int | None = Field(default=None, ge=1, le=10_000_000, title="Max steps")
-    """Length in optimizer steps (kohya: max_train_steps). Set only one of steps, epochs and pictures_seen."""
+    """Length in optimizer steps (kohya: max_train_steps). Set only one of steps, epochs and images_seen."""
     epochs: int | None = Field(default=None, ge=1, le=1_000_000, title="Max epochs")
     """Length in passes over the dataset (kohya: max_train_epochs)."""
-    pictures_seen: int | None = Field(default=None, ge=1, le=100_000_000, title="Images seen")
+    images_seen: int | None = Field(default=None, ge=1, le=100_000_000, title="Images seen")
     """Length as the number of images seen, repeats included: about steps times batch size."""
     effective_batch: int = Field(default=4, ge=1, le=4096, title="Effective batch size")
     """Images per optimizer step (kohya: train_batch_size x gradient_accumulation_steps); fit.micro_batch splits it."""
-    clip_gradient: float = Field(default=1.0, ge=0.0, le=1e6, title="Max gradient norm")
+    max_grad_norm: float = Field(default=1.0, ge=0.0, le=1e6, title="Max gradient norm")
     """Gradients with a larger norm are scaled down to it (kohya: max_grad_norm); 0: off."""
     clip_skip: int | None = Field(default=None, ge=1, le=12)
     """Text encoder layer to use, counted as in kohya: 1 = last, 2 = penultimate; default: the last. SD 1.5 only."""
@@ -188,7 +188,7 @@ class RecipeConfig(Section):
     """Maximum caption length in tokens (kohya: max_token_length); longer captions are truncated."""
     resolution: int | None = Field(default=None, ge=64, le=4096, multiple_of=8)
     """Training resolution in pixels: buckets have about this area (1024 = 1024x1024); default: 512, SDXL 1024."""
-    pictures: PictureConfig = Field(default=PictureConfig(), title="Images")
+    images: ImagesConfig = Field(default=ImagesConfig(), title="Images")
     """How images are cropped, flipped and sorted into buckets."""
     captions: CaptionConfig = CaptionConfig()
     """How captions are processed before they are encoded."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from trainer.config.base import NATIVE_RESOLUTION, BaseConfig, Family, Prediction
 from trainer.config.fit import TEXTS_AT_ONCE, FitConfig
 from trainer.config.job import Job, ReportConfig, SavingConfig
-from trainer.config.recipe import LENGTH_KEYS, PictureConfig, RecipeConfig
+from trainer.config.recipe import LENGTH_KEYS, ImagesConfig, RecipeConfig
 from trainer.config.toml_file import toml_value
 from trainer.errors import JobError
 from trainer.files.architecture import NAMES
@@ -21,7 +21,7 @@ MOST_PICTURES = 8_000
 CACHE_GIGABYTES = 40.0
 CHECKPOINT_AT_LEAST_EVERY = 500
 # Other fit keys change results only by rounding: a run may resume with a smaller micro-batch or more checkpointing.
-FIT_NUMERICS = ("dtype", "quantise", "int8_products", "vae_dtype", "vae_encode_tiling")
+FIT_NUMERICS = ("dtype", "quantize", "int8_products", "vae_dtype", "vae_encode_tiling")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,8 @@ def default_pictures(samples: int) -> int:
 def _steps(recipe: RecipeConfig, samples: int, per_epoch: int) -> int:
     if recipe.epochs is not None:
         return recipe.epochs * per_epoch
-    if recipe.pictures_seen is not None:
-        return _steps_to_see(recipe.pictures_seen, samples, per_epoch, recipe.effective_batch)
+    if recipe.images_seen is not None:
+        return _steps_to_see(recipe.images_seen, samples, per_epoch, recipe.effective_batch)
     return _steps_to_see(default_pictures(samples), samples, per_epoch, recipe.effective_batch)
 
 
@@ -136,13 +136,13 @@ def _faults(
     if family == "sd15" and not (recipe.learning_rate or recipe.text_encoder.learning_rate):
         yield "recipe.text_encoder_2.learning_rate: SD 1.5 has no second text encoder, so nothing would be trained"
     side = recipe.resolution or NATIVE_RESOLUTION[family]
-    shortest, longest = recipe.pictures.bucket_min, recipe.pictures.bucket_max
-    if recipe.pictures.buckets and shortest is not None and shortest > side:
-        yield f"recipe.pictures.bucket_min: is {shortest}, more than the resolution of {side}; no bucket is left"
-    if recipe.pictures.buckets and longest is not None and longest < side:
-        yield f"recipe.pictures.bucket_max: is {longest}, less than the resolution of {side}; no bucket is left"
-    if recipe.pictures.bucket_step > side:
-        yield f"recipe.pictures.bucket_step: is {recipe.pictures.bucket_step}, more than the resolution of {side}"
+    shortest, longest = recipe.images.bucket_min, recipe.images.bucket_max
+    if recipe.images.buckets and shortest is not None and shortest > side:
+        yield f"recipe.images.bucket_min: is {shortest}, more than the resolution of {side}; no bucket is left"
+    if recipe.images.buckets and longest is not None and longest < side:
+        yield f"recipe.images.bucket_max: is {longest}, less than the resolution of {side}; no bucket is left"
+    if recipe.images.bucket_step > side:
+        yield f"recipe.images.bucket_step: is {recipe.images.bucket_step}, more than the resolution of {side}"
     yield from _machine_faults(job.fit, machine)
 
 
@@ -181,14 +181,14 @@ def _resolve_recipe(recipe: RecipeConfig, family: Family, samples_per_epoch: int
         conv_alpha=recipe.conv_alpha or recipe.alpha,
         steps=resolve_length(recipe, samples_per_epoch).steps,
         epochs=None,
-        pictures_seen=None,
+        images_seen=None,
         clip_skip=recipe.clip_skip or (1 if family == "sd15" else None),
         resolution=resolution,
-        pictures=_resolve_buckets(recipe.pictures, resolution),
+        images=_resolve_buckets(recipe.images, resolution),
     )
 
 
-def _resolve_buckets(pictures: PictureConfig, resolution: int) -> PictureConfig:
+def _resolve_buckets(pictures: ImagesConfig, resolution: int) -> ImagesConfig:
     """Set missing limits to half and twice the resolution: at 1024 this allows 832x1216 but not 256x4096."""
     step = pictures.bucket_step
     return pictures.changed(
@@ -224,11 +224,11 @@ def _device(fit: FitConfig, machine: Machine) -> str:
 def _cpu_fit(recipe: RecipeConfig, machine: Machine) -> FitConfig:
     return FitConfig(
         dtype="fp32",
-        quantise="none",
+        quantize="none",
         vae_dtype="fp32",
         vae_encode_tiling=False,
         micro_batch=min(recipe.effective_batch, 4),
-        checkpointing="none",
+        gradient_checkpointing="none",
         attention="auto",
         vae_tiling=False,
         preview_offload=False,
@@ -242,11 +242,11 @@ def _gpu_fit(machine: Machine) -> FitConfig:
     """Return the fit with the least memory that does not quantize the base."""
     return FitConfig(
         dtype="bf16" if machine.bf16 else "fp16",
-        quantise="none",
+        quantize="none",
         vae_dtype="fp32",
         vae_encode_tiling=False,
         micro_batch=1,
-        checkpointing="full",
+        gradient_checkpointing="full",
         attention="auto",
         vae_tiling=True,
         preview_offload=False,

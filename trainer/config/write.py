@@ -22,7 +22,7 @@ from trainer.config.toml_file import toml_value
 from trainer.files.assets import asset_path
 
 WIDTH = 110
-_PLANNERS = ("ladder.", "fit.int8_products")  # written by the planner and measurements, not by users
+_PLANNERS = ("fallbacks.", "fit.int8_products")  # written by the planner and measurements, not by users
 
 
 def dump_job(job: Job, *, comments: bool) -> str:
@@ -129,7 +129,7 @@ def _first_recipe(family: Family | None, count: int | None) -> dict[str, Any]:
         "alpha": 16.0,
         "learning_rate": 1e-4,
         "effective_batch": 4,
-        "pictures_seen": default_pictures(count or 1),
+        "images_seen": default_pictures(count or 1),
     }
     if family is not None:
         recipe["resolution"] = NATIVE_RESOLUTION[family]
@@ -141,7 +141,7 @@ def _preset_recipe(recipe: RecipeConfig, count: int | None) -> dict[str, Any]:
     """Return the keys that a preset sets, and a default length for ``count`` images where it sets none."""
     stated = recipe.model_dump(by_alias=True, exclude_unset=True)
     if not any(stated.get(key) for key in LENGTH_KEYS):
-        stated["pictures_seen"] = default_pictures(count or 1)
+        stated["images_seen"] = default_pictures(count or 1)
     return stated
 
 

@@ -33,7 +33,7 @@ from trainer.errors import DatasetError
 from trainer.files.tokens import ClipTokens
 from trainer.protocol.files import write_text
 from trainer.protocol.reading import UnusableFileError, decoded, parse_json, read_text, reason_of
-from trainer.protocol.records import build, to_record
+from trainer.protocol.records import build, renamed, to_record
 
 _ENDINGS = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
@@ -51,7 +51,7 @@ _ENLARGED = 1.02
 _SMALL_BUCKET = 0.5
 AUTO_SHARE = 0.05
 _AUTO_LEAST = 40
-_KINDS = {"train": "for training", "regularisation": "for regularization", "validation": "held out for validation"}
+_KINDS = {"train": "for training", "regularization": "for regularization", "validation": "held out for validation"}
 
 
 def doubts_of_shape(size: tuple[int, int], bucket: tuple[int, int], recipe: RecipeConfig) -> list[str]:
@@ -291,7 +291,7 @@ def _picture(facts: Mapping[str, Any]) -> Picture:
         "crop": None if crop is None else tuple(crop),
         "bucket": tuple(facts["bucket"]),
     }
-    return build(Picture, {**facts, **typed})
+    return build(Picture, {**facts, **typed, "kind": renamed(facts["kind"], "dataset.folders.kind")})
 
 
 def describe(dataset: Dataset, recipe: RecipeConfig, *, show_captions: bool = False) -> list[str]:
@@ -300,7 +300,7 @@ def describe(dataset: Dataset, recipe: RecipeConfig, *, show_captions: bool = Fa
     side = recipe.resolution
     training = (
         [f"Resolution: {side} × {side}, or other aspect ratios of the same area"]
-        if side and recipe.pictures.buckets
+        if side and recipe.images.buckets
         else []
     )
     lines = [*_counts(pictures), *training, *_buckets(pictures), _epoch(pictures, recipe)]

@@ -59,7 +59,7 @@ RULES: Mapping[str, Rule] = {
     "picture.tiny": Rule(
         "error",
         "{images} left out: too small for the smallest bucket.",
-        "Use larger images, or raise recipe.pictures.max_upscale.",
+        "Use larger images, or raise recipe.images.max_upscale.",
     ),
     "picture.small": Rule(
         "warning",
@@ -69,7 +69,7 @@ RULES: Mapping[str, Rule] = {
     "picture.cropped": Rule(
         "warning",
         f"{{images}} cropped by more than {CROP_LOSS:.0%} to fit a bucket.",
-        "Crop them yourself so that the subject is not cut off, or raise recipe.pictures.bucket_max.",
+        "Crop them yourself so that the subject is not cut off, or raise recipe.images.bucket_max.",
     ),
     "picture.held_out_near": Rule(
         "warning",

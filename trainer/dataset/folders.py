@@ -51,7 +51,7 @@ class FolderMarks(NamedTuple):
     repeats: int | None
     named: int | None
     """Repeats from the nearest kohya folder name, whatever the sidecars say."""
-    regularisation: bool
+    regularization: bool
     trigger: str | None
     class_words: str | None
 
@@ -239,7 +239,7 @@ def _folder_facts(config: FolderConfig, root: Path, path: Path, scan: Scan, link
     class_words = _first(config.class_words, marks.class_words).strip()
     _require_unicode(class_words, path)
     return FolderFacts(
-        kind="regularisation" if config.kind == "train" and marks.regularisation else config.kind,
+        kind="regularization" if config.kind == "train" and marks.regularization else config.kind,
         repeats=config.repeats or marks.repeats or 1,
         weight=config.weight,
         trigger=_first(config.trigger, marks.trigger).strip(),
@@ -273,7 +273,7 @@ def folder_marks(chain: Sequence[tuple[str, FolderNotes]]) -> FolderMarks:
     return FolderMarks(
         repeats=next((number for number in repeats if number), None),
         named=int(named[1]) if named else None,
-        regularisation=any(note.regularisation for _, note in chain),
+        regularization=any(note.regularization for _, note in chain),
         trigger=next((note.trigger for _, note in chain if note.trigger is not None), None),
         class_words=named[2] if named else None,
     )

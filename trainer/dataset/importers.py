@@ -48,7 +48,7 @@ _KOHYA_SETTINGS: Mapping[str, Callable[[Any], object]] = {
     "caption_tag_dropout_rate": float,
 }
 _MOST_NOTES = 100
-_CONCEPT_KINDS: Mapping[str, Kind] = {"VALIDATION": "validation", "PRIOR_PREDICTION": "regularisation"}
+_CONCEPT_KINDS: Mapping[str, Kind] = {"VALIDATION": "validation", "PRIOR_PREDICTION": "regularization"}
 _KOHYA_FOLDER = {"image_dir", "metadata_file", "num_repeats", "class_tokens", "is_reg", "caption_extension"}
 _KOHYA_DATASET = {"alpha_mask", "validation_split"}
 _KOHYA_HARMLESS = {"cache_info", "network_multiplier", "resize_interpolation", "validation_seed", "subsets"}
@@ -121,7 +121,7 @@ def _read_subset(table: Table, folder: Path, imported: ImportedDataset) -> None:
     imported.folders.append(
         FolderConfig(
             path=str(images),
-            kind="regularisation" if table.get("is_reg") else "train",
+            kind="regularization" if table.get("is_reg") else "train",
             repeats=table.get("num_repeats"),
             class_words=table.get("class_tokens"),
         )
@@ -215,9 +215,9 @@ def _read_concept(concept: Table, folder: Path, imported: ImportedDataset) -> No
     image, text = concept.get("image", {}), concept.get("text", {})
     # OneTrainer reads each line of a caption file as an alternative.
     imported.dataset["lines"] = "variants"
-    imported.state("recipe.pictures.flip", bool(image.get("enable_random_flip", True)), "enable_random_flip")
+    imported.state("recipe.images.flip", bool(image.get("enable_random_flip", True)), "enable_random_flip")
     crop = "random" if image.get("enable_crop_jitter", True) else "center"
-    imported.state("recipe.pictures.crop", crop, "enable_crop_jitter")
+    imported.state("recipe.images.crop", crop, "enable_crop_jitter")
     for key, value in image.items():
         if value and key.startswith("enable_") and key not in ("enable_random_flip", "enable_crop_jitter"):
             imported.note(f"{key} is not supported.")

@@ -8,10 +8,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from trainer.config.recipe import PictureConfig, RecipeConfig
+from trainer.config.recipe import ImagesConfig, RecipeConfig
 from trainer.protocol.records import json_keys
 
-Kind = Literal["train", "regularisation", "validation"]
+Kind = Literal["train", "regularization", "validation"]
 Crop = tuple[float, float, float, float]
 MaskSource = Literal["none", "file", "alpha"]
 
@@ -72,11 +72,11 @@ def choose_bucket(width: int, height: int, recipe: RecipeConfig) -> Size | None:
     """
     if recipe.resolution is None:
         raise ValueError("the recipe's resolution must be resolved before buckets are chosen")
-    return _choose(width, height, recipe.resolution, recipe.pictures)
+    return _choose(width, height, recipe.resolution, recipe.images)
 
 
 @lru_cache(maxsize=4096)
-def _choose(width: int, height: int, resolution: int, pictures: PictureConfig) -> Size | None:
+def _choose(width: int, height: int, resolution: int, pictures: ImagesConfig) -> Size | None:
     step = pictures.bucket_step
     widest = int(width * pictures.max_upscale) // step * step
     tallest = int(height * pictures.max_upscale) // step * step
@@ -88,7 +88,7 @@ def _choose(width: int, height: int, resolution: int, pictures: PictureConfig) -
     return min(shapes, key=lambda shape: (round(crop_loss(width, height, shape), 9), shape), default=None)
 
 
-def _shapes(widest: int, tallest: int, resolution: int, pictures: PictureConfig) -> Iterator[Size]:
+def _shapes(widest: int, tallest: int, resolution: int, pictures: ImagesConfig) -> Iterator[Size]:
     """Yield the tallest shape for each width and the widest for each height, within area and limits."""
     step = pictures.bucket_step
     shortest = -(-pictures.bucket_min // step) * step if pictures.bucket_min else resolution // 2 // step * step

@@ -151,8 +151,8 @@ def draw_sample(picture: Picture, recipe: RecipeConfig, epoch: int, repeat: int)
     caption = compose_caption(
         picture.captions, picture.trigger, picture.class_words, recipe.captions, stream("caption")
     )
-    across, down = stream("crop").random(2) if recipe.pictures.crop == "random" else (0.5, 0.5)
-    flip = recipe.pictures.flip and bool(stream("flip").random() < 0.5)
+    across, down = stream("crop").random(2) if recipe.images.crop == "random" else (0.5, 0.5)
+    flip = recipe.images.flip and bool(stream("flip").random() < 0.5)
     return Sample(picture, epoch, repeat, caption, crop_window(picture, across, down), flip)
 
 
@@ -213,7 +213,7 @@ def epoch_showings(pictures: Iterable[Picture], epoch: int) -> list[tuple[Pictur
     """
     ordered = sorted(pictures, key=_content_order)
     shown = [picture for picture in ordered if picture.kind == "train" for _ in range(picture.repeats)]
-    ring = [picture for picture in ordered if picture.kind == "regularisation" for _ in range(picture.repeats)]
+    ring = [picture for picture in ordered if picture.kind == "regularization" for _ in range(picture.repeats)]
     if ring:
         start = epoch * len(shown)
         shown += [ring[place % len(ring)] for place in range(start, start + len(shown))]
@@ -230,7 +230,7 @@ def samples_per_epoch(pictures: Iterable[Picture]) -> int:
     """Return the samples per epoch, including regularization images."""
     kept = [picture for picture in pictures if picture.kind != "validation"]
     trained = sum(picture.repeats for picture in kept if picture.kind == "train")
-    return trained * (2 if any(picture.kind == "regularisation" for picture in kept) else 1)
+    return trained * (2 if any(picture.kind == "regularization" for picture in kept) else 1)
 
 
 def steps_per_epoch(pictures: Iterable[Picture], recipe: RecipeConfig) -> int:

@@ -40,8 +40,16 @@ class FolderNotes(_Line):
 
     impasto: Literal[1] = 1
     repeats: int | None = Field(default=None, ge=1, le=10_000)
-    regularisation: bool = False
+    regularization: bool = False
     trigger: Annotated[str, AfterValidator(_whole)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rename(cls, data: Any) -> Any:
+        """Take what 0.1.0 wrote as `regularisation`."""
+        if isinstance(data, dict) and "regularisation" in data and "regularization" not in data:
+            return {("regularization" if key == "regularisation" else key): value for key, value in data.items()}
+        return data
 
 
 class PictureNotes(_Line):

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal
 from trainer.protocol import files
 from trainer.protocol.forecast import ForecastPhase
 from trainer.protocol.reading import open_file, parse_json
-from trainer.protocol.records import build, json_keys, to_record
+from trainer.protocol.records import build, json_keys, renamed, to_record
 
 Phase = Literal["download", "load", "check", "cache_pictures", "cache_texts", "train", "preview", "validate", "save"]
 Outcome = Literal["done", "paused", "stopped", "failed"]
@@ -251,8 +251,8 @@ class SteppedDown(Event):
 
     type: ClassVar[str] = "stepped_down"
     step: int
-    rung: int
-    """Number of the fallback step on the ladder, from 1."""
+    fallback: int
+    """Number of the fallback step among the fallbacks, from 1."""
     changes: Mapping[str, Any]
     """Changed keys of the fit with their new values."""
     exact: bool
@@ -404,6 +404,8 @@ def from_line(line: str) -> Event:
     try:
         fields = parse_json(line)
         kind = TYPES[fields["type"]]
+        if kind is SteppedDown:
+            fields["changes"] = renamed(fields["changes"], "fit")
         return build(kind, fields, null_floats=True)
     except (ValueError, LookupError, TypeError, AttributeError):
         return UnknownEvent(line)

@@ -11,7 +11,7 @@ from trainer.protocol import files
 from trainer.protocol.reading import read_record
 from trainer.protocol.records import build, json_keys, to_record
 
-SEARCHED = ("quantise", "checkpointing", "micro_batch", "vae_tiling", "preview_offload")
+SEARCHED = ("quantize", "gradient_checkpointing", "micro_batch", "vae_tiling", "preview_offload")
 """Keys of a fit that the planner searches if the job does not set them."""
 ROUNDING: Mapping[str, str] = {"int8": "0.8 %", "int8_products": "0.8 %", "nf4": "9 %"}
 """Mean relative error of a weight by quantization: measured on normally distributed weights with bitsandbytes 0.50;

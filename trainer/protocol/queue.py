@@ -72,7 +72,7 @@ class Reading:
     """All entries in order, ended ones included."""
     faults: tuple[QueueFault, ...] = ()
     held: bool = False
-    """Whether no new entry starts until `go_on`."""
+    """Whether no new entry starts until `release`."""
     reason: str = ""
     """Sentence that says why the queue is on hold; empty if the user put it on hold."""
     hold_on_failure: bool = False
@@ -252,11 +252,11 @@ class Queue:
         return self.change(name, wait)
 
     def hold(self, reason: str = "") -> None:
-        """Put the queue on hold: no new entry starts until `go_on`; running ones continue."""
+        """Put the queue on hold: no new entry starts until `release`; running ones continue."""
         with self.editing():
             self._change_settings(held=True, reason=reason)
 
-    def go_on(self) -> None:
+    def release(self) -> None:
         """Release the hold and put interrupted entries back in line."""
         with self.editing():
             self._change_settings(held=False, reason="")

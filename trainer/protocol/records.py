@@ -135,3 +135,67 @@ def _check_items(inner: tuple[Any, ...]) -> Check:
         and len(value) == len(checks)
         and all(check(item) for check, item in zip(checks, value, strict=True))
     )
+
+
+RENAMED_KEYS: Mapping[str, str] = {
+    # 0.1.0
+    "recipe.clip_gradient": "max_grad_norm",
+    "recipe.pictures": "images",
+    "recipe.pictures_seen": "images_seen",
+    "recipe.objective.debiased": "debiased_estimation",
+    "recipe.objective.multires_levels": "multires_iterations",
+    "fit.quantise": "quantize",
+    "fit.allow_quantised": "allow_quantized",
+    "fit.checkpointing": "gradient_checkpointing",
+    "fit.graphs": "cuda_graphs",
+    "ladder": "fallbacks",
+    "ladder.quantise": "quantize",
+    "ladder.checkpointing": "gradient_checkpointing",
+    "output.licence": "license",
+    "licence": "license",
+    "card": "gpu",
+    "preview.picture": "image",
+}
+"""The present last part of each renamed key of a job or preset, by the dotted key that it had (no list indices)."""
+RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {"dataset.folders.kind": {"regularisation": "regularization"}}
+"""Present values of keys, by the dotted key that they had and the value that they had."""
+
+
+def renamed(data: Any, path: str = "") -> Any:
+    """Return the data of a job, preset, or part of one under the present names.
+
+    `path` is the dotted key of that part in its file: "recipe" for a recipe alone. Where data has the old and the new
+    name of a key, the old one stays, for validation to complain about.
+    """
+    if isinstance(data, list):
+        return [renamed(item, path) for item in data]
+    if not isinstance(data, dict):
+        return RENAMED_VALUES.get(path, {}).get(data, data) if isinstance(data, str) else data
+    found: dict[str, Any] = {}
+    for key, value in data.items():
+        here = f"{path}.{key}".lstrip(".")
+        name = RENAMED_KEYS.get(here, key)
+        found[key if name in data else name] = renamed(value, here)
+    return found
+
+
+def renamed_key(key: str) -> str:
+    """Return the present name of a dotted key, which may hold list indices ("dataset.folders.0.kind")."""
+    former: list[str] = []
+    present: list[str] = []
+    for part in key.split("."):
+        if part.isdigit():
+            present.append(part)
+            continue
+        former.append(part)
+        present.append(RENAMED_KEYS.get(".".join(former), part))
+    return ".".join(present)
+
+
+def renamed_flat(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return flat facts of a job, by dotted key, under the present names."""
+    return {renamed_key(key): renamed(value, _without_indices(key)) for key, value in facts.items()}
+
+
+def _without_indices(key: str) -> str:
+    return ".".join(part for part in key.split(".") if not part.isdigit())

@@ -22,7 +22,7 @@ from trainer.protocol.commands import unread, void
 from trainer.protocol.events import Phase, cut_torn_line
 from trainer.protocol.files import long_path, numbered, safe_name
 from trainer.protocol.reading import UnusableFileError, parse_json, path_of, read_record, read_text, reason_of, table
-from trainer.protocol.records import build, json_keys, moment, to_record
+from trainer.protocol.records import build, json_keys, moment, renamed, to_record
 
 State = Literal["running", "paused", "stopped", "done", "failed"]
 
@@ -168,7 +168,7 @@ class RunDirectory:
     def read_typed(self) -> dict[str, object] | None:
         """Return the recipe as the user wrote it; None for a run of an earlier version."""
         typed = self._record().get("typed")
-        return typed if isinstance(typed, dict) else None
+        return renamed(typed, "recipe") if isinstance(typed, dict) else None
 
     def write_status(self, status: Status) -> bool:
         """Replace status.json and return whether it worked; a failed heartbeat must not end a run."""

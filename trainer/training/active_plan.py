@@ -12,10 +12,11 @@ from trainer.config.job import Job
 from trainer.config.resolve import FIT_NUMERICS
 from trainer.dataset.cache_keys import texts_at_once
 from trainer.protocol.forecast import ForecastPhase
+from trainer.protocol.records import renamed
 
-QUANTISATION = ("none", "int8_products", "int8", "nf4")
+QUANTIZATION = ("none", "int8_products", "int8", "nf4")
 
-_TRAINING = frozenset({"checkpointing", "micro_batch", "quantise"})
+_TRAINING = frozenset({"gradient_checkpointing", "micro_batch", "quantize"})
 # The keys that can lower the peak of each phase. A fallback step with none of them would cost speed or precision for
 # nothing.
 HELPS: Mapping[ForecastPhase, frozenset[str]] = {
@@ -23,12 +24,12 @@ HELPS: Mapping[ForecastPhase, frozenset[str]] = {
     "cache_texts": frozenset({"text_encoder_batch_size"}),
     "first_step": _TRAINING,
     "train": _TRAINING,
-    "validate": frozenset({"micro_batch", "quantise"}),
-    "preview": frozenset({"vae_tiling", "preview_offload", "quantise"}),
-    "load": frozenset({"quantise"}),
-    "quantise": frozenset({"quantise"}),
-    "checkpoint": frozenset({"quantise"}),
-    "save": frozenset({"quantise"}),
+    "validate": frozenset({"micro_batch", "quantize"}),
+    "preview": frozenset({"vae_tiling", "preview_offload", "quantize"}),
+    "load": frozenset({"quantize"}),
+    "quantise": frozenset({"quantize"}),
+    "checkpoint": frozenset({"quantize"}),
+    "save": frozenset({"quantize"}),
 }
 
 
@@ -39,16 +40,16 @@ class AppliedFallback:
     step: int
     """First optimizer step (from 0) that it applies to."""
     number: int
-    """Position on the ladder, from 1."""
-    rung: FallbackStep
+    """Position among the fallbacks, from 1."""
+    fallback: FallbackStep
 
 
 @dataclass(slots=True)
 class ActivePlan:
-    """The fit that a run began with, its fallback steps (the ladder), and those applied so far."""
+    """The fit that a run began with, its fallback steps (the fallbacks), and those applied so far."""
 
     frozen: FitConfig
-    ladder: tuple[FallbackStep, ...]
+    fallbacks: tuple[FallbackStep, ...]
     taken: list[AppliedFallback] = field(default_factory=list)
     """Applied fallback steps by optimizer step; the list is replaced, never modified, so earlier copies stay valid."""
 
@@ -58,14 +59,14 @@ class ActivePlan:
     @classmethod
     def of(cls, job: Job) -> ActivePlan:
         """Return the plan of a frozen job, whose fallback steps were chosen when it started."""
-        return cls(job.fit, job.ladder)
+        return cls(job.fit, job.fallbacks)
 
     def at(self, step: int) -> FitConfig:
         """Return the fit in force at optimizer step ``step`` (from 0); a replayed step gets the fit it had."""
         fit = self.frozen
         for taken in self.taken:
             if taken.step <= step:
-                fit = fit.changed(**lowered(fit, taken.rung))
+                fit = fit.changed(**lowered(fit, taken.fallback))
         return fit
 
     def step_down(self, step: int, phase: ForecastPhase) -> tuple[AppliedFallback, Mapping[str, Any]] | None:
@@ -76,10 +77,10 @@ class ActivePlan:
         """
         fit = self.at(step)
         past = {taken.number for taken in self.taken if taken.step <= step}
-        for number, rung in enumerate(self.ladder, 1):
-            changes = lowered(fit, rung)
+        for number, fallback in enumerate(self.fallbacks, 1):
+            changes = lowered(fit, fallback)
             if number not in past and HELPS.get(phase, frozenset()) & changes.keys():
-                taken = AppliedFallback(step, number, rung)
+                taken = AppliedFallback(step, number, fallback)
                 others = [other for other in self.taken if other.number != number]
                 self.taken = sorted([*others, taken], key=lambda one: one.step)
                 return taken, changes
@@ -91,10 +92,10 @@ class ActivePlan:
         Holds the smallest change of each key, and only keys that a resume may change in the run's job: a base in fewer
         bits needs a new run.
         """
-        fit, helps = self.at(step).changed(allow_quantised=False), HELPS.get(phase, frozenset())
+        fit, helps = self.at(step).changed(allow_quantized=False), HELPS.get(phase, frozenset())
         changes: dict[str, Any] = {}
-        for rung in implied_ladder(fit, FitConfig()):
-            for key, value in lowered(fit, rung).items():
+        for fallback in implied_fallbacks(fit, FitConfig()):
+            for key, value in lowered(fit, fallback).items():
                 if key in helps and key not in FIT_NUMERICS:
                     changes.setdefault(key, value)
         return changes
@@ -102,21 +103,23 @@ class ActivePlan:
     def state(self) -> list[dict[str, object]]:
         """Return the applied fallback steps as a checkpoint stores them."""
         return [
-            {"step": taken.step, "number": taken.number, "rung": taken.rung.model_dump(mode="json")}
+            {"step": taken.step, "number": taken.number, "rung": taken.fallback.model_dump(mode="json")}
             for taken in self.taken
         ]
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore the plan from a checkpoint's state; checkpoints of older versions have no fallback steps."""
         self.taken = self.saved = [
-            AppliedFallback(entry["step"], entry["number"], FallbackStep.model_validate(entry["rung"]))
+            AppliedFallback(
+                entry["step"], entry["number"], FallbackStep.model_validate(renamed(entry["rung"], "ladder"))
+            )
             for entry in state.get("rungs", ())
         ]
 
 
-def lowered(fit: FitConfig, rung: FallbackStep) -> dict[str, Any]:
-    """Return the keys and values that ``rung`` changes in ``fit``, without those that need more memory."""
-    changes = {name: value for name, value in rung if name != "exact" and value is not None}
+def lowered(fit: FitConfig, fallback: FallbackStep) -> dict[str, Any]:
+    """Return the keys and values that ``fallback`` changes in ``fit``, without those that need more memory."""
+    changes = {name: value for name, value in fallback if name != "exact" and value is not None}
     return {name: value for name, value in changes.items() if _needs_less(fit, name, value)}
 
 
@@ -125,19 +128,19 @@ def _needs_less(fit: FitConfig, name: str, value: Any) -> bool:
     match name:
         case "micro_batch":
             return bool(value < (current or 1))
-        case "checkpointing":
+        case "gradient_checkpointing":
             return current != "full" and value not in ("none", current)
         case "vae_dtype":
             return bool(current != value)
         case "text_encoder_batch_size":
             return bool(value < texts_at_once(fit))
-        case "quantise":
-            return fit.allow_quantised and QUANTISATION.index(value) > QUANTISATION.index(current or "none")
+        case "quantize":
+            return fit.allow_quantized and QUANTIZATION.index(value) > QUANTIZATION.index(current or "none")
         case _:
             return bool(value) and not current
 
 
-def implied_ladder(fit: FitConfig, written: FitConfig) -> Iterator[FallbackStep]:
+def implied_fallbacks(fit: FitConfig, written: FitConfig) -> Iterator[FallbackStep]:
     """Yield the fallback steps of a fit that has no plan.
 
     Exact ones come first, then halved micro-batches, then a quantized base.
@@ -149,19 +152,19 @@ def implied_ladder(fit: FitConfig, written: FitConfig) -> Iterator[FallbackStep]
         yield FallbackStep(exact=True, vae_tiling=True)
     if written.preview_offload is None and fit.device != "cpu":
         yield FallbackStep(exact=True, preview_offload=True)
-    if written.checkpointing is None:
-        yield FallbackStep(exact=True, checkpointing="full")
+    if written.gradient_checkpointing is None:
+        yield FallbackStep(exact=True, gradient_checkpointing="full")
     size = fit.micro_batch or 1
     while size > 1 and written.micro_batch is None:
         size = math.ceil(size / 2)
         yield FallbackStep(exact=False, micro_batch=size)
-    if fit.allow_quantised and written.quantise is None:
-        yield FallbackStep(exact=False, quantise="int8")
-        yield FallbackStep(exact=False, quantise="nf4")
-    yield from encoding_ladder(fit, written)
+    if fit.allow_quantized and written.quantize is None:
+        yield FallbackStep(exact=False, quantize="int8")
+        yield FallbackStep(exact=False, quantize="nf4")
+    yield from encoding_fallbacks(fit, written)
 
 
-def encoding_ladder(fit: FitConfig, written: FitConfig) -> Iterator[FallbackStep]:
+def encoding_fallbacks(fit: FitConfig, written: FitConfig) -> Iterator[FallbackStep]:
     """Yield the fallback steps of encoding.
 
     Images are encoded in bf16, then in tiles, which changes them more; captions one at a time. bf16 is offered only if

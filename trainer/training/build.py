@@ -58,7 +58,7 @@ def build_engine(job: Job, parts: RunParts, segments: Sequence[Segment], *, fres
     """
     source, device = parts.source, parts.device
     dtype = DTYPES[job.fit.dtype or "fp32"]
-    unet = source.load_unet(dtype, device, job.fit.quantise or "none")
+    unet = source.load_unet(dtype, device, job.fit.quantize or "none")
     choose_products(unet, job.fit.products)
     encoders = tuple(source.load_text_encoders(dtype, device)) if live_text(job) else ()
     adapter, first = attach_adapter(job, source, unet, encoders, dtype, fresh=fresh)
@@ -74,7 +74,7 @@ def put_together(
     job: Job, parts: RunParts, segments: Sequence[Segment], models: StepModels, adapter: Adapter
 ) -> Engine:
     """Return an engine at step 0 for ``models``, whose adapter is attached."""
-    choice, dropouts = job.fit.checkpointing or "none", job.recipe.has_dropouts
+    choice, dropouts = job.fit.gradient_checkpointing or "none", job.recipe.has_dropouts
     set_checkpointing(models.unet, models.text_encoders, choice, dropouts=dropouts)
     masters = MasterWeights(adapter.parameters)
     source, device = parts.source, parts.device

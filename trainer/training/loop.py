@@ -226,7 +226,7 @@ class Engine:
         """Clip the gradients and update the weights; if loss or norm is not finite, return why it was skipped."""
         reason = self.reason_to_skip(loss, norm)
         if reason is None:
-            clip(self.masters, norm, self.job.recipe.clip_gradient, self.loss_scale)
+            clip(self.masters, norm, self.job.recipe.max_grad_norm, self.loss_scale)
             self.optimizer.step()
             self.masters.refresh()
         # Recorded graphs add gradients at fixed addresses, so those are zeroed in place while graphs are in use.

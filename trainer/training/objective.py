@@ -114,7 +114,7 @@ def timestep_weights(schedule: NoiseSchedule, objective: ObjectiveConfig, timest
         gamma = objective.min_snr_gamma
         # min(snr, g) / snr is min(1, g / snr), which a zero does not turn into 0 / 0.
         weights = weights * (torch.clamp(gamma / snr, max=1.0) if epsilon else torch.clamp(snr, max=gamma) / (snr + 1))
-    if objective.debiased:
+    if objective.debiased_estimation:
         capped = snr.clamp(max=MOST_DEBIASED_SNR)
         positive = torch.where(snr > 0.0, capped, schedule.snr[-2])
         weights = weights * (torch.rsqrt(positive) if epsilon else 1.0 / (capped + 1.0))
@@ -163,7 +163,7 @@ def _add_coarser_noise(
     """
     channels, height, width = noise.shape
     total = torch.from_numpy(noise)
-    for level in range(objective.multires_levels):
+    for level in range(objective.multires_iterations):
         shrink = (2.0 + 2.0 * generator.random()) ** level
         size = max(1, int(height / shrink)), max(1, int(width / shrink))
         coarse = torch.from_numpy(generator.standard_normal((1, channels, *size), dtype=np.float32))

@@ -30,7 +30,7 @@ class LoraSummary:
 
     title: str
     author: str = ""
-    licence: str = ""
+    license: str = ""
     description: str = ""
     triggers: str = ""
     """Trigger words, separated by commas."""
@@ -61,10 +61,10 @@ def about(lora: Path) -> LoraSummary:
     from trainer.files.header import read_header
 
     said = read_header(lora, "lora").metadata
-    title, author, licence, description, triggers = (
+    title, author, license, description, triggers = (
         said.get(f"modelspec.{key}", "") for key in ("title", "author", "license", "description", "trigger_phrase")
     )
-    return LoraSummary(title, author, licence, description, triggers)
+    return LoraSummary(title, author, license, description, triggers)
 
 
 def export(lora: Path, folder: Path, name: str, summary: LoraSummary, *, replace: bool = False) -> Exported:
@@ -108,7 +108,7 @@ def _write(lora: Path, target: Path, name: str, summary: LoraSummary) -> None:
         "ss_output_name": name,  # A1111 and Forge use this name in prompts
         "modelspec.title": summary.title or name,
         "modelspec.author": summary.author or None,
-        "modelspec.license": summary.licence or None,
+        "modelspec.license": summary.license or None,
         "modelspec.description": summary.description or None,
         "modelspec.trigger_phrase": summary.triggers or None,
     }
@@ -263,7 +263,7 @@ def _table(rows: dict[str, str]) -> str:
 
 def _credits(summary: LoraSummary) -> str:
     lines = [
-        f"{title}: {_plain(text)}" for title, text in (("Author", summary.author), ("License", summary.licence)) if text
+        f"{title}: {_plain(text)}" for title, text in (("Author", summary.author), ("License", summary.license)) if text
     ]
     return "\n\n".join(lines)
 

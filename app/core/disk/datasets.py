@@ -30,7 +30,7 @@ _SILENT = 15.0
 """Seconds after which a disk counts as not responding; a sleeping hard disk takes ten to spin up."""
 _USER_FIELDS: frozenset[Field] = frozenset({"caption", "rating", "excluded", "crop"})
 _KNOWN_FIELDS = [attribute.name for attribute in fields(Picture) if attribute.name not in ("id", "folder", "name")]
-_FACTS: tuple[FolderField, ...] = ("repeats", "regularisation", "trigger")
+_FACTS: tuple[FolderField, ...] = ("repeats", "regularization", "trigger")
 _FIELD_OF_KEY: Mapping[str, Fact | Field] = {
     "caption": "caption",
     "rating": "rating",

@@ -36,7 +36,7 @@ PATIENCE_IN_ALL = 60.0
 
 Order = Literal["alphabet", "frequency"]
 _Rewrite = Callable[[str], str]
-_FOLDER: tuple[FolderField, ...] = ("repeats", "regularisation", "trigger")
+_FOLDER: tuple[FolderField, ...] = ("repeats", "regularization", "trigger")
 _WORDS = re.compile(r"\w+|\s+|[^\w\s]")
 # Comparing takes time proportional to the product of both lengths. Longer texts are compared only at both ends.
 _MOST_WORDS = 1500

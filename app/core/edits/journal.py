@@ -270,12 +270,14 @@ def _checked(entry: Any) -> Any:
     """Return a parsed line; raises ValueError or TypeError for values that could not be written later."""
     match entry:
         case {"changes": list(changes)}:
+            entry["changes"] = changes = [[name, _present(field), *more] for name, field, *more in changes]
             keys = [(name, field) for name, field, _, _ in changes]
             values = [value for _, _, bases, desired in changes for value in (*bases, desired)]
             if not all(bases for _, _, bases, _ in changes):
                 raise ValueError("a change replaces nothing")
         case {"values": list(pairs)}:
-            keys, values = [(name, field) for name, field in pairs], []
+            entry["values"] = keys = [(name, _present(field)) for name, field in pairs]
+            values = []
         case _:
             return entry
     if any(not isinstance(name, str) or "\0" in name or field not in _FIELDS for name, field in keys):
@@ -286,6 +288,11 @@ def _checked(entry: Any) -> Any:
         elif not isinstance(value, str | int | None):
             raise TypeError("it has a value of another type")
     return entry
+
+
+def _present(field: str) -> str:
+    """Return the present name of a field that 0.1.0 wrote."""
+    return "regularization" if field == "regularisation" else field
 
 
 def _request(root: str, number: int, change: list[Any]) -> SaveRequest:

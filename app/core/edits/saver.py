@@ -211,7 +211,7 @@ class Saver:
 
     def unsaved_of_folder(self, folder: Folder) -> Mapping[FolderField, Value]:
         """Return the unsaved facts of a folder."""
-        fields: tuple[FolderField, ...] = ("repeats", "regularisation", "trigger")
+        fields: tuple[FolderField, ...] = ("repeats", "regularization", "trigger")
         return self._unsaved(folder, self._within(folder), fields)
 
     def _unsaved(self, folder: Folder, name: str, fields: Sequence[_Name]) -> Mapping[_Name, Value]:

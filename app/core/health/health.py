@@ -397,7 +397,7 @@ class Health:
 
     def _unbalanced(self) -> frozenset[int]:
         """Return the pictures of folders that an epoch shows far less often than the one it shows most."""
-        folders = [(folder, ids) for folder, ids in self.files.all("folder").items() if not folder.regularisation]  # type: ignore[attr-defined]
+        folders = [(folder, ids) for folder, ids in self.files.all("folder").items() if not folder.regularization]  # type: ignore[attr-defined]
         shown = [(len(ids) * (folder.repeats or 1), ids) for folder, ids in folders]  # type: ignore[attr-defined]
         most = max((count for count, _ in shown), default=0)
         return frozenset().union(*(ids for count, ids in shown if count * _UNBALANCED < most))

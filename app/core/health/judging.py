@@ -82,7 +82,7 @@ class Judge:
         if bucket is None:
             return [cell, ("mark", "picture.tiny")]
         doubts = doubts_of_shape((width, height), bucket, self.recipe)
-        shape: list[Key] = [] if picture.folder.regularisation else [("shape", bucket)]
+        shape: list[Key] = [] if picture.folder.regularization else [("shape", bucket)]
         return [cell, ("bucket", bucket), *shape, *(("mark", code) for code in doubts)]
 
     def _caption(self, picture: Picture) -> list[Key]:

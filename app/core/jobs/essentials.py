@@ -68,7 +68,7 @@ def new_values(name: str, pictures: Sequence[Pictures], folder: Path, stated: Ma
 
 def recipes() -> tuple[PresetEntry, ...]:
     """Return every preset at hand that holds a recipe, the user's own first; reads files."""
-    return tuple(each for each in read_shelf().presets if each.preset.recipe is not None and each.preset.card is None)
+    return tuple(each for each in read_shelf().presets if each.preset.recipe is not None and each.preset.gpu is None)
 
 
 def preset_of(draft: Draft, shelf: Iterable[PresetEntry]) -> Preset | None:
@@ -185,7 +185,7 @@ def samples(draft: Draft, pictures: Iterable[Pictures]) -> int | None:
 def measure(values: Values) -> tuple[str, Any]:
     """Return in which measure the length is stated and how long it is; None where the job leaves it open."""
     recipe = value_at(values, "recipe") or {}
-    return next(((key, recipe[key]) for key in LENGTH_KEYS if key in recipe), ("pictures_seen", None))
+    return next(((key, recipe[key]) for key in LENGTH_KEYS if key in recipe), ("images_seen", None))
 
 
 def change_measure(draft: Draft, key: str, showings: int | None) -> None:
@@ -193,7 +193,7 @@ def change_measure(draft: Draft, key: str, showings: int | None) -> None:
     former, value = measure(draft.values)
     if draft.sound is not None and showings:
         length = resolve_length(draft.sound.recipe, showings)
-        value = {"steps": length.steps, "epochs": max(1, round(length.epochs)), "pictures_seen": length.pictures}[key]
+        value = {"steps": length.steps, "epochs": max(1, round(length.epochs)), "images_seen": length.pictures}[key]
     if former != key and value is not None:
         draft.set(f"recipe.{key}", value)
 

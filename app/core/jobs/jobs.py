@@ -371,7 +371,7 @@ def _copied(folder: Path, path: Path, values: Mapping[str, Any] | None, names: s
 
     copied = with_absolute_paths(read_values(path) if values is None else values, path.parent)
     if _is_frozen(path):
-        for table in ("fit", "ladder", "output.runs"):
+        for table in ("fit", "fallbacks", "output.runs"):
             drop(copied, table)
     name = str(copied.get("name") or path.parent.name)
     copied["name"] = _free_name(folder, name, names | {name})

@@ -153,7 +153,7 @@ def _is_table(found: Described) -> bool:
 
 def _is_internal(key: str) -> bool:
     """The file's form, where its recipe came from, and what only the planner and measurements write."""
-    return key in ("schema", "preset") or key.startswith(("ladder", "fit.int8_products"))
+    return key in ("schema", "preset") or key.startswith(("fallbacks", "fit.int8_products"))
 
 
 def _parts(annotation: Any) -> Iterator[Any]:

@@ -80,7 +80,7 @@ def about(metadata: Mapping[str, str]) -> dict[str, str]:
     keys = {
         "title": ("modelspec.title", "ss_output_name"),
         "author": ("modelspec.author",),
-        "licence": ("modelspec.license",),
+        "license": ("modelspec.license",),
         "description": ("modelspec.description",),
         "base": ("ss_sd_model_name", "ss_base_model_version", "modelspec.architecture"),
     }
@@ -176,7 +176,7 @@ class LoraFile:
     parts: Mapping[str, int]
     """How many layers of each part it adapts: "UNet", "text encoder", "text encoder 2"."""
     about: Mapping[str, str]
-    """What it says of title, author, licence, description and base, where it does."""
+    """What it says of title, author, license, description and base, where it does."""
     triggers: str
     triggers_stated: bool
     """Otherwise they are the names of the training folders."""
@@ -227,5 +227,5 @@ def _kind(kind: str, layers: Iterable[Layer]) -> str:
 
 def _pictures(path: Path, metadata: Mapping[str, str]) -> Iterator[Pixels]:
     """Yield the pictures in the metadata, else the one beside the file."""
-    sources = list(pictures_of(metadata)) or [beside["picture"] for beside in (picture_beside(path),) if beside]
+    sources = list(pictures_of(metadata)) or [beside["image"] for beside in (picture_beside(path),) if beside]
     yield from (pixels for text in sources if (pixels := pixels_of(text, SIDE)))

@@ -114,12 +114,12 @@ class PlanAnswer:
     room: MemoryAdvice | None
     """How to free these bytes; None where nothing is missing."""
     smaller: AnsweredPlan | None
-    quantised: AnsweredPlan | None
+    quantized: AnsweredPlan | None
     lighter: AnsweredPlan | None
     """If nothing fits: the plan with the smallest change that fits."""
     changes: Mapping[str, Any]
     """That change: values by key below `recipe`."""
-    ladder: tuple[Mapping[str, Any], ...]
+    fallbacks: tuple[Mapping[str, Any], ...]
     complete: bool
     """False if a better fit may exist."""
     remarks: tuple[Remark, ...]
@@ -153,10 +153,10 @@ def answer_from(found: Mapping[str, Any], *, whole: bool) -> PlanAnswer:
             missing=found["missing"],
             room=found["room"] and build(MemoryAdvice, found["room"]),
             smaller=_plan(found["smaller"]),
-            quantised=_plan(found["quantised"]),
+            quantized=_plan(found["quantized"]),
             lighter=_plan(lighter),
             changes=lighter.get("changes", {}),
-            ladder=tuple(found["ladder"]),
+            fallbacks=tuple(found["fallbacks"]),
             complete=found["complete"],
             remarks=tuple(build(Remark, remark) for remark in found["remarks"]),
             obstacles=tuple(Obstacle(**obstacle) for obstacle in found["obstacles"]),

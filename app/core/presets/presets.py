@@ -107,7 +107,7 @@ class Presets:
             changed = dict(details)
             if "picture" in changed:
                 picture = changed.pop("picture")
-                changed["preview"] = {"picture": make_picture(picture)} if isinstance(picture, Path) else None
+                changed["preview"] = {"image": make_picture(picture)} if isinstance(picture, Path) else None
             preset = revised(shelved.preset, changed)
             require_free(preset, but=shelved.path)
             rewrite_preset(shelved.path, preset)

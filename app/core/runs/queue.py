@@ -153,12 +153,12 @@ class QueueKeeper:
         self._ask(lambda: self.queue.start_after(name, after), works=self.now.working)
 
     def hold(self) -> None:
-        """Begin nothing more until `go_on`; what runs is not touched."""
+        """Begin nothing more until `release`; what runs is not touched."""
         self._ask(self.queue.hold)
 
     def go_on(self) -> None:
         """Begin again, also with what was interrupted."""
-        self._ask(self.queue.go_on, works=True)
+        self._ask(self.queue.release, works=True)
 
     def set_hold_on_failure(self, hold: bool) -> None:
         """Hold the queue after each failure, or go on with the next entry."""

@@ -4,7 +4,7 @@ Lists of tags that people use elsewhere, with how popular each is and its other 
 
 A list is a file in the folder `lists_folder()`. Either it is CSV as taggers ship it for danbooru and e621, without or
 with a line of titles: name, category, count and, in quotes, aliases, of which all but the name may be missing; or it
-is plain text, one tag a line. Impasto ships none: the well-known ones come under no licence that lets it.
+is plain text, one tag a line. Impasto ships none: the well-known ones come under no license that lets it.
 """
 
 from __future__ import annotations

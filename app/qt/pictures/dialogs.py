@@ -23,14 +23,14 @@ class FolderDialog(QDialog):
     def __init__(self, folder: Folder, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setWindowTitle(self.tr("Folder {name}").format(name=folder.path.name))
-        self.repeats, self.regularisation, self.trigger = SpinBox(), QCheckBox(), QLineEdit()
+        self.repeats, self.regularization, self.trigger = SpinBox(), QCheckBox(), QLineEdit()
         self.repeats.setRange(0, _MAX_REPEATS)
         self.repeats.setSpecialValueText(self.tr("not set"))
         self.repeats.setValue(folder.repeats or 0)
         self.repeats.lineEdit().setTextMargins(5, 0, 0, 0)  # Qt ignores the style sheet's padding here
-        self.regularisation.setText(self.tr("These are regularization images"))
-        self.regularisation.setChecked(folder.regularisation)
-        self.regularisation.setToolTip(
+        self.regularization.setText(self.tr("These are regularization images"))
+        self.regularization.setChecked(folder.regularization)
+        self.regularization.setToolTip(
             self.tr("Images of the general class, which keep the base from forgetting it (kohya: reg images)")
         )
         self.trigger.setText(folder.trigger or "")
@@ -44,7 +44,7 @@ class FolderDialog(QDialog):
         form = QFormLayout(self)
         form.addRow(words)
         form.addRow(self.tr("Repeats per epoch"), self.repeats)
-        form.addRow(self.tr("Regularization"), self.regularisation)
+        form.addRow(self.tr("Regularization"), self.regularization)
         form.addRow(self.tr("Trigger word"), self.trigger)
         form.addRow(buttons)
         self.setMinimumWidth(460)
@@ -54,7 +54,7 @@ class FolderDialog(QDialog):
         """Return the settings under the library's keys."""
         return {
             "repeats": self.repeats.value() or None,
-            "regularisation": self.regularisation.isChecked(),
+            "regularization": self.regularization.isChecked(),
             "trigger": self.trigger.text().strip() or None,
         }
 

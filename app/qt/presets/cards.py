@@ -68,7 +68,7 @@ def by(preset: Preset) -> str:
         if preset.author
         else QCoreApplication.translate("Presets", "author unknown")
     )
-    license_name = preset.licence or QCoreApplication.translate("Presets", "no license given")
+    license_name = preset.license or QCoreApplication.translate("Presets", "no license given")
     return f"{author} · {license_name}"
 
 
@@ -269,7 +269,7 @@ class CardDelegate(QStyledItemDelegate):
         painter.restore()
 
     def _pixmap(self, each: PresetEntry, ratio: float) -> QPixmap | None:
-        text = each.preset.preview.picture if each.preset.preview else ""
+        text = each.preset.preview.image if each.preset.preview else ""
         pixels = self.pictures.get(text)
         if pixels is None:
             return None
@@ -384,7 +384,7 @@ class PresetHeading(QWidget):
             if preset.trigger_words
             else "",
             self.tr("Made for {base}").format(base=preset.base.name) if preset.base.name else "",
-            self.tr("Made for a GPU with {size:g} GB").format(size=preset.card.gigabytes) if preset.card else "",
+            self.tr("Made for a GPU with {size:g} GB").format(size=preset.gpu.gigabytes) if preset.gpu else "",
             self.tr("%n example prompt(s)", "", len(preset.examples)) if preset.examples else "",
         ]
         say(self.more, "\n".join(word for word in words if word))

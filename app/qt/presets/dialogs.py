@@ -49,8 +49,8 @@ class EditDialog(QDialog):
         self.setWindowTitle(self.tr("Edit preset"))
         self.setModal(True)
         self.resize(560, 420)
-        self.name, self.author, self.licence = (
-            QLineEdit(text) for text in (preset.name, preset.author, preset.licence)
+        self.name, self.author, self.license = (
+            QLineEdit(text) for text in (preset.name, preset.author, preset.license)
         )
         self.words = QLineEdit(", ".join(preset.trigger_words))
         self.notes = QPlainTextEdit(preset.notes)
@@ -77,14 +77,14 @@ class EditDialog(QDialog):
         rows = (
             (self.tr("&Name"), self.name),
             (self.tr("&Author"), self.author),
-            (self.tr("&License"), self.licence),
+            (self.tr("&License"), self.license),
             (self.tr("&Trigger words"), self.words),
             (self.tr("&Description"), self.notes),
         )
         for title, widget in rows:
             form.addRow(title, widget)
             widget.setAccessibleName(title.replace("&", ""))
-        self.licence.setPlaceholderText(self.tr("for example CC0-1.0 or CC-BY-4.0"))
+        self.license.setPlaceholderText(self.tr("for example CC0-1.0 or CC-BY-4.0"))
         self.words.setPlaceholderText(self.tr("separated by commas"))
         picture.addWidget(self.pictured, 1)
         picture.addWidget(self.choose)
@@ -114,7 +114,7 @@ class EditDialog(QDialog):
         details: dict[str, object] = {
             "name": self.name.text().strip(),
             "author": self.author.text().strip(),
-            "licence": self.licence.text().strip(),
+            "license": self.license.text().strip(),
             "notes": self.notes.toPlainText().strip(),
             "trigger_words": words,
         }

@@ -424,7 +424,7 @@ class PresetsPage(Page):
         details = (
             preset.name,
             preset.author,
-            preset.licence,
+            preset.license,
             preset.notes,
             preset.base.name,
             NAMES[preset.base.family],
@@ -456,7 +456,7 @@ class PresetsPage(Page):
     def _load_images(self) -> None:
         """Decode new preview images on a worker."""
         shelf = self.session.presets.shelf
-        texts = [each.preset.preview.picture for each in shelf.presets if each.preset.preview] if shelf else []
+        texts = [each.preset.preview.image for each in shelf.presets if each.preset.preview] if shelf else []
         new = [text for text in texts if text not in self.list.painter.pictures]
         if new:
             work = lambda: {text: pixels for text in new if (pixels := pixels_of(text, PICTURE * 2))}  # noqa: E731
@@ -468,11 +468,11 @@ class PresetsPage(Page):
         self._show_chosen()
 
     def _pixmap(self, preset: Preset) -> QPixmap | None:
-        pixels = self.list.painter.pictures.get(preset.preview.picture) if preset.preview else None
+        pixels = self.list.painter.pictures.get(preset.preview.image) if preset.preview else None
         return pixmap_of(pixels, PICTURE, self.devicePixelRatioF()) if pixels else None
 
     def _on_received(self, received: Received) -> None:
-        text = received.preset.preview.picture if received.preset.preview else ""
+        text = received.preset.preview.image if received.preset.preview else ""
         show = while_there(self, lambda pixels: self._show_received(received, pixels))
         self.session.tasks.run(lambda: pixels_of(text, PICTURE * 2) if text else None, show, raise_again)
 

@@ -204,7 +204,7 @@ def _exhausted(event: events.MemoryExhausted) -> str:
 
 def _stepped_down(event: events.SteppedDown) -> str:
     keys = ", ".join(f"fit.{key} = {json.dumps(value)}" for key, value in event.changes.items())
-    if "quantise" in event.changes:
+    if "quantize" in event.changes:
         cost = translate("Remarks", "A base with fewer bits loses some quality.")
     elif "vae_encode_tiling" in event.changes:
         cost = translate("Remarks", "Latents of images encoded in tiles differ by about 5 %.")

@@ -27,7 +27,7 @@ from trainer.config.presets.preset import Preset
 from trainer.config.resolve import resolve_length
 
 _MEASURES = {
-    "pictures_seen": QT_TRANSLATE_NOOP("Train", "images shown"),
+    "images_seen": QT_TRANSLATE_NOOP("Train", "images shown"),
     "epochs": QT_TRANSLATE_NOOP("Train", "epochs"),
     "steps": QT_TRANSLATE_NOOP("Train", "steps"),
 }
@@ -69,7 +69,7 @@ class LengthRow(QWidget):
     def show_draft(self, draft: Draft | None, samples: int | None) -> None:
         """Show this job's length; `samples` is the count per epoch, None if unknown."""
         self._draft, self._samples = draft, samples
-        key, value = essentials.measure(draft.values) if draft is not None else ("pictures_seen", None)
+        key, value = essentials.measure(draft.values) if draft is not None else ("images_seen", None)
         if value is not None:
             self.measure.setCurrentIndex(max(0, self.measure.findData(key)))
         if self._typed(self.number.text()) != value:
@@ -262,7 +262,7 @@ class Essentials(QWidget):
             (self.tr("Images"), self.pictures, "dataset.folders"),
             (self.tr("Recipe"), self.cards, "preset"),
             (self.tr("Trigger word"), self.trigger, ""),
-            (self.tr("Length"), self.length, "recipe.steps recipe.epochs recipe.pictures_seen"),
+            (self.tr("Length"), self.length, "recipe.steps recipe.epochs recipe.images_seen"),
             (self.tr("Previews"), self.prompts, "report.previews.prompts"),
             (self.tr("Output"), self.output, "output.runs"),
         )

@@ -29,7 +29,7 @@ from app.qt.widgets import QT_TRANSLATE_NOOP, ComboBox, Elided, SpinBox, plain_t
 
 _KINDS = {
     "train": QT_TRANSLATE_NOOP("Train", "training"),
-    "regularisation": QT_TRANSLATE_NOOP("Train", "regularization"),
+    "regularization": QT_TRANSLATE_NOOP("Train", "regularization"),
     "validation": QT_TRANSLATE_NOOP("Train", "validation"),
 }
 _MAX_REPEATS = 10_000

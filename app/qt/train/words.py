@@ -169,7 +169,7 @@ def peak(plan: AnsweredPlan) -> str:
     name = max(phase.peaks, key=lambda one: one.allocated).name.replace(" through ", " of ")
     if name.startswith(("forward", "backward", "VAE")):
         return QCoreApplication.translate("Forecast", "peak in the {place}").format(place=name)
-    if name.startswith(("end", "the center", "the centre")):
+    if name.startswith(("end", "the center")):
         return QCoreApplication.translate("Forecast", "peak at {place}").format(place=name)
     return QCoreApplication.translate("Forecast", "peak while {doing}").format(doing=name)
 
@@ -202,7 +202,7 @@ def cost(plan: AnsweredPlan) -> str:
     )
 
 
-def rung(changes: Mapping[str, Any]) -> str:
+def fallback(changes: Mapping[str, Any]) -> str:
     """Return a fallback step: what a run changes when memory runs out."""
     if "vae_tiling" in changes:
         return QCoreApplication.translate("Forecast", "Decode previews in tiles")
@@ -216,8 +216,8 @@ def rung(changes: Mapping[str, Any]) -> str:
         return QCoreApplication.translate("Forecast", "Encode captions one at a time")
     if "micro_batch" in changes:
         return Counts().at_a_time(changes["micro_batch"])
-    if "quantise" in changes:
-        return QCoreApplication.translate("Forecast", "Quantize the base to {bits}").format(bits=changes["quantise"])
+    if "quantize" in changes:
+        return QCoreApplication.translate("Forecast", "Quantize the base to {bits}").format(bits=changes["quantize"])
     words = _checkpointed(changes)
     return words[:1].upper() + words[1:]
 
@@ -263,9 +263,9 @@ def _value(name: str, value: Any) -> str:
 
 def base_precision(chosen: Mapping[str, Any]) -> str:
     """Return the precision of the base in a fit, such as "8-bit base"."""
-    if chosen.get("quantise") in ("int8", "int8_products"):
+    if chosen.get("quantize") in ("int8", "int8_products"):
         return QCoreApplication.translate("Forecast", "8-bit base")
-    if chosen.get("quantise") == "nf4":
+    if chosen.get("quantize") == "nf4":
         return QCoreApplication.translate("Forecast", "4-bit base")
     return QCoreApplication.translate("Forecast", "{dtype} base").format(dtype=chosen.get("dtype", ""))
 
@@ -282,7 +282,7 @@ def _batches(size: int, effective_batch: int) -> str:
 
 
 def _checkpointed(chosen: Mapping[str, Any]) -> str:
-    blocks = chosen.get("checkpointing") or "none"
+    blocks = chosen.get("gradient_checkpointing") or "none"
     if blocks == "none":
         return QCoreApplication.translate("Forecast", "no gradient checkpointing")
     if blocks == "full":

@@ -76,7 +76,7 @@ class_words = "person"
 weight = 0.5
 [[dataset.folders]]
 path = "others"
-kind = "regularisation"
+kind = "regularization"
 [recipe]
 adapter = "lora"
 layers = "all"
@@ -88,9 +88,9 @@ learning_rate = 2e-4
 dropout = 0.1
 rank_dropout = 0.2
 module_dropout = 0.3
-pictures_seen = 120
+images_seen = 120
 effective_batch = 5
-clip_gradient = 0.5
+max_grad_norm = 0.5
 clip_skip = 2
 token_chunks = 150
 resolution = 512
@@ -99,7 +99,7 @@ text_encoder = {learning_rate = 1e-5, rank = 4, alpha = 2.0}
 text_encoder_2 = {learning_rate = 2e-5, rank = 5, alpha = 2.5}
 optimizer = {name = "adamw", beta1 = 0.8, beta2 = 0.99, eps = 1e-7, weight_decay = 0.02}
 schedule = {kind = "restarts", warmup = 10, end = 0.1, cycles = 3, power = 2.0}
-[recipe.pictures]
+[recipe.images]
 buckets = false
 bucket_step = 32
 bucket_min = 256
@@ -123,7 +123,7 @@ huber_c = 0.2
 min_snr_gamma = 5.0
 noise_offset = 0.04
 multires_discount = 0.3
-multires_levels = 4
+multires_iterations = 4
 input_perturbation = 0.1
 prior_weight = 0.9
 unmasked_weight = 0.2
@@ -133,18 +133,18 @@ timestep_max = 980
 [fit]
 device = "cuda:1"
 dtype = "bf16"
-quantise = "int8_products"
+quantize = "int8_products"
 vae_dtype = "bf16"
 vae_encode_tiling = true
 text_encoder_batch_size = 2
 micro_batch = 2
-checkpointing = ["down_blocks.1", "mid_block"]
+gradient_checkpointing = ["down_blocks.1", "mid_block"]
 attention = "efficient"
 vae_tiling = true
 preview_offload = true
-allow_quantised = true
+allow_quantized = true
 threads = 3
-graphs = true
+cuda_graphs = true
 compile = true
 channels_last = true
 fp16_accumulation = true
@@ -155,18 +155,18 @@ inputs = 320
 outputs = 640
 forward = 4096
 backward = 1024
-[[ladder]]
+[[fallbacks]]
 exact = true
-checkpointing = "full"
+gradient_checkpointing = "full"
 vae_tiling = true
 preview_offload = true
-[[ladder]]
+[[fallbacks]]
 exact = false
 micro_batch = 1
 vae_dtype = "bf16"
 vae_encode_tiling = true
 text_encoder_batch_size = 1
-quantise = "nf4"
+quantize = "nf4"
 [report]
 tensorboard = true
 max_skipped = 11
@@ -188,15 +188,15 @@ runs = "elsewhere/runs"
 dtype = "bf16"
 diffusers = true
 author = "Ada"
-licence = "CC-BY-4.0"
+license = "CC-BY-4.0"
 description = "Gouache on rough paper."
 tag_frequency = true
 """
 
 # What a job states in other ways than EVERY_KEY does: each replaces a line of it or follows on its table.
 VARIANTS: dict[str, tuple[str, ...]] = {
-    "epochs": ("recipe.epochs=12", "report.saving.every_epochs=2", 'fit.checkpointing="full"'),
-    "steps": ("recipe.steps=900", "recipe.objective.debiased=true", 'fit.attention="math"'),
+    "epochs": ("recipe.epochs=12", "report.saving.every_epochs=2", 'fit.gradient_checkpointing="full"'),
+    "steps": ("recipe.steps=900", "recipe.objective.debiased_estimation=true", 'fit.attention="math"'),
     "adamw8bit": ('recipe.optimizer={name="adamw8bit", beta1=0.8, beta2=0.99, eps=1e-7, weight_decay=0.02}',),
     "paged_adamw8bit": (
         'recipe.optimizer={name="paged_adamw8bit", beta1=0.8, beta2=0.99, eps=1e-7, weight_decay=0.02}',
@@ -222,7 +222,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
         "recipe.schedule.warmup=0",
     ),
 }
-LENGTH = "pictures_seen = 120\n"
+LENGTH = "images_seen = 120\n"
 
 RUN_JOB = f"""
 schema = 2
@@ -256,12 +256,12 @@ prompts = [{{prompt = "sks, a lighthouse", negative = "blurry", seed = 9, steps 
 [output]
 dtype = "fp32"
 author = "Ada"
-licence = "CC-BY-4.0"
+license = "CC-BY-4.0"
 description = "Gouache."
 tag_frequency = true
-[[ladder]]
+[[fallbacks]]
 exact = true
-checkpointing = "full"
+gradient_checkpointing = "full"
 """
 
 EVENTS: tuple[events.Event, ...] = (
@@ -285,7 +285,9 @@ EVENTS: tuple[events.Event, ...] = (
         phase="first_step", step=3, requested=20971520, stage="backward", module="unet.mid_block", allocated=8000000000,
         reserved=8100000000, forecast=7900000000,
     ),
-    events.SteppedDown(step=3, rung=2, changes={"micro_batch": 1, "checkpointing": ["mid_block"]}, exact=True),
+    events.SteppedDown(
+        step=3, fallback=2, changes={"micro_batch": 1, "gradient_checkpointing": ["mid_block"]}, exact=True
+    ),
     events.Slow(step=40, seconds=3.0, median=1.0, reason="others", detail="chrome.exe 1.1 GiB"),
     events.PhaseMemory(phase="train", seconds=60.0, allocated=1000, reserved=2000, device=3000, host=4000),
     events.ErrorEvent(code="disk.full", sentence="There is no room.", remedy="Free disk space."),
@@ -363,7 +365,7 @@ REPORT = RunReport(
 PRESETS: dict[str, dict[str, object]] = {
     "recipe": {"recipe": {"rank": 8, "learning_rate": 2e-4, "objective": {"min_snr_gamma": 5.0}}},
     "fit": {
-        "fit": {"quantise": "int8", "allow_quantised": True, "micro_batch": 2, "checkpointing": ["mid_block"]},
+        "fit": {"quantize": "int8", "allow_quantized": True, "micro_batch": 2, "gradient_checkpointing": ["mid_block"]},
         "card": {"gigabytes": 12.0, "name": "NVIDIA GeForce RTX 3060", "bf16": True},
     },
     "both": {
@@ -446,7 +448,7 @@ def write_presets(folder: Path) -> None:
         "schema": 1,
         "name": "soft-gouache",
         "author": "Ada",
-        "licence": "CC-BY-4.0",
+        "license": "CC-BY-4.0",
         "notes": "Flat colors.",
         "trigger_words": ["sks", "gouache"],
         "base": {"family": "sdxl", "name": "model.safetensors", "sha256": "cd" * 32},
@@ -478,7 +480,7 @@ def write_records(folder: Path) -> None:
         folder / "dataset.jsonl",
         [
             Picture(
-                id="ef" * 32, path=ROOT / "pictures" / "0.png", width=64, height=72, kind="regularisation", repeats=3,
+                id="ef" * 32, path=ROOT / "pictures" / "0.png", width=64, height=72, kind="regularization", repeats=3,
                 weight=0.5, captions=("wave, blue", "a wave"), trigger="sks", class_words="water", mask="file",
                 mask_path=ROOT / "pictures" / "0-masklabel.png", mask_id="12" * 32, crop=(0.1, 0.2, 0.9, 0.8),
                 bucket=(64, 80),
@@ -490,12 +492,12 @@ def write_records(folder: Path) -> None:
             ),
         ],
     )  # fmt: skip
-    notes = Sidecar().with_folder(repeats=3, regularisation=True, trigger="sks")
+    notes = Sidecar().with_folder(repeats=3, regularization=True, trigger="sks")
     write_sidecar(folder, notes.with_picture("0.png", excluded=True, rating=4, crop=(0.1, 0.2, 0.9, 0.8)))
     facts = ExportFacts(
         title="Gouache", family="sdxl", prediction="epsilon", zero_terminal_snr=False, recipe=RecipeConfig(),
         dtype="fp16", base_name="model.safetensors", base_sha256="cd" * 32, step=90, epoch=2, epochs=3, pictures=20,
-        regularisation_pictures=1, started_at=1_760_000_000.0, trigger_words=("sks",), description="Flat colors.",
+        regularization_pictures=1, started_at=1_760_000_000.0, trigger_words=("sks",), description="Flat colors.",
     )  # fmt: skip
     write_side_files(folder / "lora.safetensors", facts, None)
 

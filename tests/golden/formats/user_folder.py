@@ -161,7 +161,7 @@ def _write_captions(root: Path) -> None:
             request("1.png", "excluded", False, True),
             request("1.png", "crop", None, (0.1, 0.2, 0.9, 0.8)),
             request("", "repeats", None, 3),
-            request("", "regularisation", False, True),
+            request("", "regularization", False, True),
             request("", "trigger", None, "sks"),
         ],
     )

@@ -239,10 +239,10 @@ def test_the_kind_of_a_folder(opened: Window, session: Session, folder: Path, tm
     opened.open([others])
     qtbot.waitUntil(lambda: len(session.library.pictures) == 4)
     select(session, "z")
-    change_folder(opened, qtbot, lambda dialog: dialog.regularisation.click())
+    change_folder(opened, qtbot, lambda dialog: dialog.regularization.click())
     marks_saved(session, others, qtbot)
     dealt = trained(opened, qtbot)
-    assert {sample.picture.kind for sample in dealt["z"]} == {"regularisation"}
+    assert {sample.picture.kind for sample in dealt["z"]} == {"regularization"}
     assert len(dealt["z"]) == 3  # as often as all others together
 
 

@@ -305,13 +305,13 @@ def test_what_holds_for_a_folder_is_asked_saved_and_undone(
     (dialog,) = views.findChildren(FolderDialog)
     dialog.repeats.setValue(3)
     qtbot.mouseClick(
-        dialog.regularisation, Qt.MouseButton.LeftButton, pos=QPoint(8, dialog.regularisation.height() // 2)
+        dialog.regularization, Qt.MouseButton.LeftButton, pos=QPoint(8, dialog.regularization.height() // 2)
     )
     qtbot.keyClicks(dialog.trigger, "zwx")
     qtbot.keyClick(dialog, Qt.Key.Key_Return)
     session.saver.flush()
     notes = read_sidecar(folder).folder
-    assert (notes.repeats, notes.regularisation, notes.trigger) == (3, True, "zwx")
+    assert (notes.repeats, notes.regularization, notes.trigger) == (3, True, "zwx")
     session.history.undo()
     session.saver.flush()
     assert (read_sidecar(folder).folder.repeats, session.library.pictures[session.view.ids[0]].folder.repeats) == (

@@ -21,14 +21,14 @@ from trainer.config.presets.preset import Preset, dump_preset
 from trainer.errors import ImpastoError
 
 DATA = {
-    "schema": 1,
+    "schema": 2,
     "name": "gouache",
     "author": "Zoë",
-    "licence": "CC0-1.0",
+    "license": "CC0-1.0",
     "notes": "Soft <b>light</b>.\nSecond line.",
     "base": {"family": "sdxl"},
     "recipe": {"rank": 8, "alpha": 0.1, "learning_rate": 1e-4, "steps": 40},
-    "preview": {"picture": TINY},
+    "preview": {"image": TINY},
 }
 
 
@@ -269,13 +269,13 @@ def test_edited_it_keeps_what_it_was_and_goes_back(page, qtbot):
     dialog.buttons.accepted.emit()
     wait(qtbot, lambda: "cannot be a file name" in dialog.fault.text())
     dialog.name.setText("watercolour")
-    dialog.licence.setText("CC-BY-4.0")
+    dialog.license.setText("CC-BY-4.0")
     dialog.words.setText("wtc, , soft ")
     dialog.show_picture(None)
     dialog.buttons.accepted.emit()
     wait(qtbot, lambda: page.chosen.preset.name == "watercolour")
     changed = load_preset(path)
-    assert (changed.licence, changed.trigger_words, changed.preview) == ("CC-BY-4.0", ("wtc", "soft"), None)
+    assert (changed.license, changed.trigger_words, changed.preview) == ("CC-BY-4.0", ("wtc", "soft"), None)
     assert changed.recipe == preset().recipe
     page.versions()
     versions = page.findChild(VersionsDialog)

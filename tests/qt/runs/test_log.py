@@ -139,7 +139,7 @@ def test_remarks_stand_above_in_words_and_as_plain_text(qtbot, session, view, en
             phase="train", step=12, requested=1 << 29, stage="backward", module="unet.up_blocks.1",
             allocated=None, reserved=None, forecast=None,
         ),
-        events.SteppedDown(step=12, rung=1, changes={"micro_batch": 1}, exact=True),
+        events.SteppedDown(step=12, fallback=1, changes={"micro_batch": 1}, exact=True),
         events.Slow(step=40, seconds=4.0, median=1.0, reason="hot", detail="91 °C"),
         events.ErrorEvent(code="a", sentence="The base <b>x</b> is damaged.", remedy="Choose another."),
     )  # fmt: skip

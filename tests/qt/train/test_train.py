@@ -178,8 +178,8 @@ def test_the_search_finds_settings_by_name_key_and_help(page: TrainPage, qtbot: 
 
     page.commands["train.search"].trigger()
     qtbot.waitUntil(lambda: page.window().focusWidget() is page.sheet.search)  # whichever window is active
-    assert found("min_snr") == {"recipe.objective.min_snr_gamma", "recipe.objective.debiased"}
-    assert "recipe.pictures.flip" in found("mirror")
+    assert found("min_snr") == {"recipe.objective.min_snr_gamma", "recipe.objective.debiased_estimation"}
+    assert "recipe.images.flip" in found("mirror")
     assert found("weight decay") == {"recipe.optimizer.weight_decay"}  # of the one optimizer that is chosen
     assert found("sprocket") == set() and form.nothing.isVisible() and "sprocket" in form.nothing.text()
     assert len(found("")) > 80
@@ -209,7 +209,7 @@ def test_folders_are_told_what_they_are_for(page: TrainPage, qtbot: QtBot, tmp_p
         qtbot,
         page,
         lambda values: (
-            [each.get("kind") for each in values["dataset"]["folders"]] == [None, "regularisation"]
+            [each.get("kind") for each in values["dataset"]["folders"]] == [None, "regularization"]
             and values["dataset"]["folders"][0]["repeats"] == 5
         ),
     )

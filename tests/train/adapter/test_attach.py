@@ -17,7 +17,7 @@ from tests.support.ldm import unet_to_ldm
 from tests.support.loras import EVERYTHING, Models, full_size, golden_rows, random_weights
 from trainer.adapter.attach import Adapter, attach, initial_weights
 from trainer.adapter.names import slots
-from trainer.base.quantized import FrozenInt8Linear, FrozenNF4Linear, quantise_linears
+from trainer.base.quantized import FrozenInt8Linear, FrozenNF4Linear, quantize_linears
 from trainer.config.base import Family
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.sampling import generator
@@ -201,7 +201,7 @@ def test_quantised_bases_carry_adapters_in_the_stated_dtype(kind: Any) -> None:
     models = Models.copies("sdxl", torch.bfloat16)
     exact = models.predict()
     weights = dict(models.unet.named_parameters())
-    place = quantise_linears(models.unet, kind, torch.bfloat16, torch.device("cpu"))
+    place = quantize_linears(models.unet, kind, torch.bfloat16, torch.device("cpu"))
     for path, weight in weights.items():
         parent, _, leaf = path.rpartition(".")
         if place(module := models.unet.get_submodule(parent), leaf, weight.detach()):

@@ -35,7 +35,7 @@ def facts(family: Family = "sdxl", **changes: Any) -> ExportFacts:
         "epoch": 5,
         "epochs": 10,
         "pictures": 40,
-        "regularisation_pictures": 0,
+        "regularization_pictures": 0,
         "started_at": 1_700_000_000.25,
     }
     return ExportFacts(**values | changes)
@@ -158,7 +158,7 @@ def test_only_the_named_keys_know_the_time() -> None:
 
 def test_credits_are_left_out_or_said() -> None:
     assert not {"modelspec.author", "modelspec.license", "modelspec.trigger_phrase"} & metadata(facts()).keys()
-    found = metadata(facts(author="Zoë", licence="CC-BY-4.0", description="Flat colours", trigger_words=("gch", "cat")))
+    found = metadata(facts(author="Zoë", license="CC-BY-4.0", description="Flat colours", trigger_words=("gch", "cat")))
     assert found["modelspec.author"] == "Zoë"
     assert found["modelspec.license"] == "CC-BY-4.0"
     assert found["modelspec.description"] == "Flat colours"

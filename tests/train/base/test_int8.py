@@ -18,7 +18,7 @@ from trainer.base.quantized import (
     directions_of,
     input_gradient,
     product,
-    quantise_linears,
+    quantize_linears,
     rounded,
 )
 from trainer.config.fit import EVERYWHERE, LEAST_ROWS, ProductConfig
@@ -167,9 +167,9 @@ def test_the_first_entry_of_a_size_holds_and_sizes_that_cards_refuse_stay() -> N
 
 
 def frozen(products: tuple[ProductConfig, ...], dtype: torch.dtype, *, bias: bool = True) -> FrozenInt8Linear:
-    """A layer as a base of `fit.quantise = "int8_products"` has it."""
+    """A layer as a base of `fit.quantize = "int8_products"` has it."""
     model = nn.ModuleDict({"transformer_blocks": nn.ModuleDict({"layer": nn.Linear(INPUTS, OUTPUTS, bias=bias)})})
-    place = quantise_linears(model, "int8_products", dtype, torch.device("cpu"))
+    place = quantize_linears(model, "int8_products", dtype, torch.device("cpu"))
     choose_products(model, products)
     layer: Any = model.get_submodule("transformer_blocks.layer")
     place(layer, "weight", normal(OUTPUTS, INPUTS, seed=1))

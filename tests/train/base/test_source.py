@@ -1,4 +1,4 @@
-"""Bases loaded from every form: the same weights, nothing missing, wrong ones refused, quantised ones right."""
+"""Bases loaded from every form: the same weights, nothing missing, wrong ones refused, quantized ones right."""
 
 from __future__ import annotations
 
@@ -289,7 +289,7 @@ def run_unet(unet: nn.Module, family: Family) -> Tensor:
 
 
 def dequantised_twin(unet: nn.Module, plain: nn.Module) -> nn.Module:
-    """The plain UNet with each quantised layer's weight set to the values that layer stands for."""
+    """The plain UNet with each quantized layer's weight set to the values that layer stands for."""
     import bitsandbytes.functional as bnb
 
     for name, module in unet.named_modules():
@@ -310,14 +310,14 @@ def dequantised_twin(unet: nn.Module, plain: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("kind", ["nf4", "int8"])
 def test_lora_gradients_on_a_quantised_base_are_those_on_its_values(bases: Path, family: Family, kind: Any) -> None:
     source = opened(tiny_base(family, bases, form="single"))
-    quantised = source.load_unet(torch.float32, "cpu", kind)
-    twin = dequantised_twin(quantised, source.load_unet(torch.float32, "cpu"))
-    changed = sum(type(m).__name__.startswith("Frozen") for m in quantised.modules())
+    quantized = source.load_unet(torch.float32, "cpu", kind)
+    twin = dequantised_twin(quantized, source.load_unet(torch.float32, "cpu"))
+    changed = sum(type(m).__name__.startswith("Frozen") for m in quantized.modules())
     assert changed == sum(isinstance(m, nn.Linear) and "transformer_blocks" in n for n, m in twin.named_modules())
     with torch.no_grad():  # a preview before training must not change what training computes
-        before = run_unet(quantised, family)
+        before = run_unet(quantized, family)
     gradients = []
-    for unet in (quantised, twin):
+    for unet in (quantized, twin):
         config = LoraConfig(
             r=4, target_modules=["to_q", "to_k", "to_v", "to_out.0", "proj_in"], init_lora_weights=False
         )
@@ -329,8 +329,8 @@ def test_lora_gradients_on_a_quantised_base_are_those_on_its_values(bases: Path,
         loss.backward()
         gradients.append({n: p.grad for n, p in unet.named_parameters() if p.grad is not None})
     assert set(gradients[0]) == set(gradients[1])
-    assert len(gradients[0]) == sum("lora_" in name for name, _ in quantised.named_parameters())
-    chosen = {type(module).__name__ for module in quantised.modules() if "peft" in type(module).__module__}
+    assert len(gradients[0]) == sum("lora_" in name for name, _ in quantized.named_parameters())
+    chosen = {type(module).__name__ for module in quantized.modules() if "peft" in type(module).__module__}
     assert {"nf4": "Linear4bit", "int8": "Linear8bitLt"}[kind] in chosen  # PEFT's own layers for such weights
     first, second = (torch.cat([g[name].flatten() for name in sorted(g)]) for g in gradients)
     assert ((first - second).norm() / second.norm()).item() < 1e-5

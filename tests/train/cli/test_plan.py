@@ -17,7 +17,7 @@ from tests.support.tiny import tiny_base
 from trainer import cli
 from trainer.cli import planning
 
-ONE_SIZE = ("recipe.pictures.buckets=false", "recipe.layers=attention")
+ONE_SIZE = ("recipe.images.buckets=false", "recipe.layers=attention")
 # So much is trained at once that training decides the peak, not the segments in which the base is loaded.
 TRAINING_DECIDES = (
     *ONE_SIZE,

@@ -23,18 +23,18 @@ SETTINGS = (
     "recipe.objective.input_perturbation=0.1",
     "recipe.objective.prior_weight=0.25",
     "recipe.objective.unmasked_weight=0.2",
-    "recipe.pictures.buckets=false",
-    "recipe.pictures.crop=random",
+    "recipe.images.buckets=false",
+    "recipe.images.crop=random",
 )
 
 
 def prepare(folder: Path, *more: str) -> tuple[Job, list[Sample], RunParts]:
-    """Two training pictures, one with a mask, that count half, and one for regularisation: all in one bucket."""
+    """Two training pictures, one with a mask, that count half, and one for regularization: all in one bucket."""
     photographs(folder / "pictures", count=2)
     photographs(folder / "others", count=1)
     Image.linear_gradient("L").resize((96, 96)).save(folder / "pictures" / "astronaut-masklabel.png")
     folders = [f"path='{folder / 'pictures'}', trigger='sks', weight=0.5", f"path='{folder / 'others'}'"]
-    listed = f"dataset.folders=[{{{folders[0]}}}, {{{folders[1]}, kind='regularisation'}}]"
+    listed = f"dataset.folders=[{{{folders[0]}}}, {{{folders[1]}, kind='regularization'}}]"
     job, pictures, parts = prepared(folder, (listed, *SETTINGS, *more))
     samples = [draw_sample(picture, job.recipe, epoch=3, repeat=1) for picture in pictures]
     parts.cache.ensure_pictures([*samples, *(plain_sample(picture, job.recipe) for picture in pictures)], quiet)
@@ -63,14 +63,14 @@ def one(batch: MicroBatch, place: int) -> dict[str, torch.Tensor]:
 
 def test_each_picture_is_drawn_from_its_own_streams(tmp_path: Path) -> None:
     job, samples, parts = prepare(tmp_path)
-    assert sorted(sample.picture.kind for sample in samples) == ["regularisation", "train", "train"]
+    assert sorted(sample.picture.kind for sample in samples) == ["regularization", "train", "train"]
     batch = parts.assembler.assemble(samples, 8)
     whole = torch.ones(1, 8, 8)
     for place, sample in enumerate(samples):
         entry = parts.cache.latents(sample)
         noise = numbers(job, sample, "noise")
         stream = generator(job.recipe.seed, "timestep", epoch=3, sample=sample.picture.id, repeat=1)
-        weight = 0.25 if sample.picture.kind == "regularisation" else 0.5
+        weight = 0.25 if sample.picture.kind == "regularization" else 0.5
         expected = {
             "latents": (entry["mean"] + entry["std"] * numbers(job, sample, "posterior")) * SCALING,
             "noise": noise,
@@ -91,7 +91,7 @@ def test_each_picture_is_drawn_from_its_own_streams(tmp_path: Path) -> None:
 
 
 def test_a_mask_is_the_mean_of_what_a_latent_pixel_covers(tmp_path: Path) -> None:
-    _, samples, parts = prepare(tmp_path, "recipe.pictures.crop=center")
+    _, samples, parts = prepare(tmp_path, "recipe.images.crop=center")
     (masked,) = (sample for sample in samples if sample.picture.mask_path)
     with Image.open(tmp_path / "pictures" / "astronaut-masklabel.png") as mask:
         small = np.asarray(mask.resize((64, 64), Image.Resampling.BOX), np.float32) / 255

@@ -37,8 +37,8 @@ SHUFFLED = (
     "recipe.captions.shuffle=true",
     "recipe.captions.tag_dropout=0.3",
     "recipe.captions.dropout=0.2",
-    "recipe.pictures.crop=random",
-    "recipe.pictures.flip=true",
+    "recipe.images.crop=random",
+    "recipe.images.flip=true",
 )
 
 
@@ -227,7 +227,7 @@ def test_only_a_changed_picture_is_encoded_again(tmp_path: Path) -> None:
     "setting",
     [
         "recipe.resolution=96",
-        "recipe.pictures.flip=true",
+        "recipe.images.flip=true",
         "dataset.background='#102030'",
         "fit.vae_dtype=bf16",
         "fit.vae_encode_tiling=true",

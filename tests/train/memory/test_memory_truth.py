@@ -36,7 +36,7 @@ def test_there_are_sixty_configurations_that_all_differ() -> None:
     assert len({repr(subject) for subject in subjects}) == len(jobs)
     assert len({subject.recipe.optimizer.name for subject in subjects}) >= 6
     assert {subject.fit.dtype for subject in subjects} == {"bf16", "fp16", "fp32"}
-    assert {subject.fit.quantise for subject in subjects} == {"none", "int8", "nf4"}
+    assert {subject.fit.quantize for subject in subjects} == {"none", "int8", "nf4"}
 
 
 def test_what_recomputing_training_asks_for_is_forecast_to_a_ten_thousandth(tmp_path: Path) -> None:

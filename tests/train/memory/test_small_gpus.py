@@ -26,12 +26,19 @@ FOUR_BLOCKS = ("down_blocks.1", "down_blocks.2", "up_blocks.0", "up_blocks.1")
 # Of what PyTorch's allocator may take, as torch.cuda.set_per_process_memory_fraction limits it.
 # What the planner finds, and the MiB that it takes, are golden: docs/performance.md tells them.
 GOALS = [
-    ("sdxl", 1024, 6 * GIB, {}, {"quantise": "int8", "checkpointing": FOUR_BLOCKS}, 5540.0),
+    ("sdxl", 1024, 6 * GIB, {}, {"quantize": "int8", "gradient_checkpointing": FOUR_BLOCKS}, 5540.0),
     pytest.param(
-        *("sdxl", 1024, 8 * GIB, {"dtype": "bf16", "quantise": "none"}, {"checkpointing": FOUR_BLOCKS}, 7674.0),
+        *(
+            "sdxl",
+            1024,
+            8 * GIB,
+            {"dtype": "bf16", "quantize": "none"},
+            {"gradient_checkpointing": FOUR_BLOCKS},
+            7674.0,
+        ),
         marks=pytest.mark.slow,
     ),
-    ("sd15", 512, 4 * GIB, {"quantise": "none"}, {"checkpointing": "none"}, 3678.0),
+    ("sd15", 512, 4 * GIB, {"quantize": "none"}, {"gradient_checkpointing": "none"}, 3678.0),
 ]
 
 

@@ -1,4 +1,4 @@
-"""How a run comes down its ladder: what each rung changes, which one is next, and what a checkpoint keeps of it."""
+"""How a run falls back: what each fallback changes, which one is next, and what a checkpoint keeps of it."""
 
 from __future__ import annotations
 
@@ -7,52 +7,56 @@ import json
 import pytest
 
 from trainer.config.fit import FallbackStep, FitConfig
-from trainer.training.active_plan import ActivePlan, implied_ladder, lowered
+from trainer.training.active_plan import ActivePlan, implied_fallbacks, lowered
 
-FIT = FitConfig(device="cuda:0", micro_batch=5, checkpointing="none", quantise="none", vae_tiling=True)
+FIT = FitConfig(device="cuda:0", micro_batch=5, gradient_checkpointing="none", quantize="none", vae_tiling=True)
 
 
-def test_the_implied_ladder_goes_from_exact_to_rounding_to_quantised() -> None:
-    fit = FIT.changed(allow_quantised=True)
-    rungs = [rung.model_dump(exclude_none=True) for rung in implied_ladder(fit, FitConfig())]
-    assert rungs == [
+def test_the_implied_ladder_goes_from_exact_to_rounding_to_quantized() -> None:
+    fit = FIT.changed(allow_quantized=True)
+    fallbacks = [fallback.model_dump(exclude_none=True) for fallback in implied_fallbacks(fit, FitConfig())]
+    assert fallbacks == [
         {"exact": True, "vae_tiling": True},
         {"exact": True, "preview_offload": True},
-        {"exact": True, "checkpointing": "full"},
+        {"exact": True, "gradient_checkpointing": "full"},
         {"exact": False, "micro_batch": 3},
         {"exact": False, "micro_batch": 2},
         {"exact": False, "micro_batch": 1},
-        {"exact": False, "quantise": "int8"},
-        {"exact": False, "quantise": "nf4"},
+        {"exact": False, "quantize": "int8"},
+        {"exact": False, "quantize": "nf4"},
         {"exact": False, "vae_encode_tiling": True},
         {"exact": False, "text_encoder_batch_size": 1},
     ]
-    assert not any(rung.quantise for rung in implied_ladder(FIT, FitConfig()))
+    assert not any(fallback.quantize for fallback in implied_fallbacks(FIT, FitConfig()))
     in_bf16 = FIT.changed(dtype="bf16")  # where the base is in bf16, the GPU is known to compute in it
-    assert [rung.vae_dtype for rung in implied_ladder(in_bf16, FitConfig()) if rung.vae_dtype] == ["bf16"]
+    assert [fallback.vae_dtype for fallback in implied_fallbacks(in_bf16, FitConfig()) if fallback.vae_dtype] == [
+        "bf16"
+    ]
 
 
 @pytest.mark.parametrize(
     "written",
     [
-        {"checkpointing": "none"},
+        {"gradient_checkpointing": "none"},
         {"micro_batch": 5},
         {"vae_tiling": True, "preview_offload": False},
-        {"quantise": "none"},
+        {"quantize": "none"},
         {"vae_encode_tiling": False, "text_encoder_batch_size": 8},
     ],
 )
 def test_no_rung_of_the_implied_ladder_changes_what_the_user_wrote(written: dict[str, object]) -> None:
-    fit = FIT.changed(allow_quantised=True)
-    free = [rung.model_dump(exclude_none=True) for rung in implied_ladder(fit, FitConfig())]
-    left = [rung.model_dump(exclude_none=True) for rung in implied_ladder(fit, FitConfig.model_validate(written))]
-    assert left == [rung for rung in free if not written.keys() & rung.keys()] != free
+    fit = FIT.changed(allow_quantized=True)
+    free = [fallback.model_dump(exclude_none=True) for fallback in implied_fallbacks(fit, FitConfig())]
+    left = [
+        fallback.model_dump(exclude_none=True) for fallback in implied_fallbacks(fit, FitConfig.model_validate(written))
+    ]
+    assert left == [fallback for fallback in free if not written.keys() & fallback.keys()] != free
 
 
 def test_at_the_end_of_the_ladder_it_names_what_the_user_holds_fast() -> None:
-    bound = ActivePlan(FIT.changed(allow_quantised=True), ())
+    bound = ActivePlan(FIT.changed(allow_quantized=True), ())
     assert bound.step_down(4, "train") is None
-    assert bound.forbidden(4, "train") == {"checkpointing": "full", "micro_batch": 3}
+    assert bound.forbidden(4, "train") == {"gradient_checkpointing": "full", "micro_batch": 3}
     assert bound.forbidden(4, "preview") == {"preview_offload": True}
     assert bound.forbidden(4, "load") == {}
     assert bound.forbidden(4, "cache_texts") == {"text_encoder_batch_size": 1}
@@ -64,39 +68,43 @@ def test_at_the_end_of_the_ladder_it_names_what_the_user_holds_fast() -> None:
 
 
 @pytest.mark.parametrize(
-    ("present", "rung", "changes"),
+    ("present", "fallback", "changes"),
     [
         ({"micro_batch": 2}, {"micro_batch": 2}, {}),
         ({"micro_batch": 2}, {"micro_batch": 4}, {}),
         ({"micro_batch": 4}, {"micro_batch": 2}, {"micro_batch": 2}),
-        ({"checkpointing": "full"}, {"checkpointing": ["mid_block"]}, {}),
-        ({"checkpointing": ["mid_block"]}, {"checkpointing": "none"}, {}),
-        ({"checkpointing": ["mid_block"]}, {"checkpointing": "full"}, {"checkpointing": "full"}),
+        ({"gradient_checkpointing": "full"}, {"gradient_checkpointing": ["mid_block"]}, {}),
+        ({"gradient_checkpointing": ["mid_block"]}, {"gradient_checkpointing": "none"}, {}),
+        (
+            {"gradient_checkpointing": ["mid_block"]},
+            {"gradient_checkpointing": "full"},
+            {"gradient_checkpointing": "full"},
+        ),
         ({"vae_tiling": True}, {"vae_tiling": True, "preview_offload": True}, {"preview_offload": True}),
         ({"vae_dtype": "bf16"}, {"vae_dtype": "bf16"}, {}),
         ({"vae_dtype": "fp32"}, {"vae_dtype": "bf16"}, {"vae_dtype": "bf16"}),
         ({"deterministic": True}, {"text_encoder_batch_size": 1}, {}),
-        ({}, {"quantise": "int8"}, {}),
-        ({"allow_quantised": True}, {"quantise": "int8"}, {"quantise": "int8"}),
-        ({"allow_quantised": True, "quantise": "nf4"}, {"quantise": "int8"}, {}),
+        ({}, {"quantize": "int8"}, {}),
+        ({"allow_quantized": True}, {"quantize": "int8"}, {"quantize": "int8"}),
+        ({"allow_quantized": True, "quantize": "nf4"}, {"quantize": "int8"}, {}),
     ],
 )
 def test_a_rung_never_leads_back_up(
-    present: dict[str, object], rung: dict[str, object], changes: dict[str, object]
+    present: dict[str, object], fallback: dict[str, object], changes: dict[str, object]
 ) -> None:
     fit = FitConfig.model_validate(present)
-    assert lowered(fit, FallbackStep.model_validate({"exact": False, **rung})) == changes
+    assert lowered(fit, FallbackStep.model_validate({"exact": False, **fallback})) == changes
 
 
 def plan() -> ActivePlan:
-    return ActivePlan(FIT, tuple(implied_ladder(FIT, FitConfig())))
+    return ActivePlan(FIT, tuple(implied_fallbacks(FIT, FitConfig())))
 
 
 def test_a_phase_takes_the_next_rung_that_helps_it() -> None:
     down = plan()
     for phase, expected in [
         ("preview", {"preview_offload": True}),
-        ("train", {"checkpointing": "full"}),
+        ("train", {"gradient_checkpointing": "full"}),
         ("validate", {"micro_batch": 3}),
         ("train", {"micro_batch": 2}),
         ("cache_pictures", {"vae_encode_tiling": True}),
@@ -110,7 +118,11 @@ def test_a_phase_takes_the_next_rung_that_helps_it() -> None:
         assert (taken and taken[1]) == expected
     assert down.at(3) == FIT
     assert down.at(4) == FIT.changed(
-        preview_offload=True, checkpointing="full", micro_batch=2, vae_encode_tiling=True, text_encoder_batch_size=1
+        preview_offload=True,
+        gradient_checkpointing="full",
+        micro_batch=2,
+        vae_encode_tiling=True,
+        text_encoder_batch_size=1,
     )
 
 
@@ -119,7 +131,7 @@ def test_a_rung_may_be_needed_earlier_when_steps_are_replayed() -> None:
     down.step_down(8, "train")
     before = down.taken
     assert down.step_down(6, "train") is not None
-    assert down.at(5) == FIT and down.at(6).checkpointing == "full" and len(down.taken) == 1
+    assert down.at(5) == FIT and down.at(6).gradient_checkpointing == "full" and len(down.taken) == 1
     assert before[0].step == 8, "a list that somebody compares with has changed"
 
 

@@ -31,7 +31,7 @@ def sample(step: int, size: int = 8) -> Checkpoint:
 def state_of(step: int) -> Checkpoint:
     """A checkpoint with a state as runs have it."""
     optimizer = {"optimizer": "AdamW", "state": [{"exp_avg": {"tensor": "0.exp_avg"}}], "groups": [{"lr": 1e-4}]}
-    state = {"progress": {"step": step}, "optimizer": optimizer, "scaler": None, "rungs": []}
+    state = {"progress": {"step": step}, "optimizer": optimizer, "scaler": None, "fallbacks": []}
     return dataclasses.replace(sample(step), state=state)
 
 

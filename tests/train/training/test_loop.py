@@ -93,7 +93,7 @@ def test_what_a_smaller_scale_can_save_is_counted_apart_and_halves_it(engine: En
 
 def test_the_scale_of_the_loss_leaves_the_step_as_it_was(engine: Engine, tmp_path: Path) -> None:
     """A power of two shifts no digit: the norm told, the clipping and the weights are those without it."""
-    engine.job = engine.job.changed(recipe=engine.job.recipe.changed(clip_gradient=1e-3))
+    engine.job = engine.job.changed(recipe=engine.job.recipe.changed(max_grad_norm=1e-3))
     start, state = snapshot(engine), copy.deepcopy(engine.optimizer.state_dict())
     plain = engine.train_step()
     moved = snapshot(engine)

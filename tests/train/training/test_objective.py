@@ -87,7 +87,7 @@ def test_min_snr_weights(zero_terminal_snr: bool) -> None:
 @pytest.mark.parametrize("zero_terminal_snr", [False, True])
 def test_debiased_weights(zero_terminal_snr: bool) -> None:
     snr = np.minimum(independent_snr(zero_terminal_snr), 1000.0)
-    objective = ObjectiveConfig(debiased=True)
+    objective = ObjectiveConfig(debiased_estimation=True)
     velocity = timestep_weights(NoiseSchedule.create("v", zero_terminal_snr), objective, ALL)
     np.testing.assert_allclose(velocity.numpy(), 1.0 / (snr + 1.0), rtol=1e-6)
     epsilon = timestep_weights(NoiseSchedule.create("epsilon", zero_terminal_snr), objective, ALL)
@@ -102,7 +102,7 @@ def test_debiased_weights(zero_terminal_snr: bool) -> None:
 @pytest.mark.parametrize("prediction", ["epsilon", "v"])
 def test_weights_are_finite_everywhere_and_one_by_default(prediction: str, dtype: torch.dtype) -> None:
     schedule = NoiseSchedule.create(prediction, True).to("cpu", dtype)
-    for objective in (ObjectiveConfig(min_snr_gamma=5.0), ObjectiveConfig(debiased=True)):
+    for objective in (ObjectiveConfig(min_snr_gamma=5.0), ObjectiveConfig(debiased_estimation=True)):
         weights = timestep_weights(schedule, objective, ALL)
         assert weights.dtype == dtype
         assert weights.isfinite().all()
@@ -172,7 +172,7 @@ def test_multires_noise_against_a_second_implementation() -> None:
         np.add.at(weights, (np.arange(large), upper), places - lower)
         return weights
 
-    objective = ObjectiveConfig(multires_discount=0.5, multires_levels=3)
+    objective = ObjectiveConfig(multires_discount=0.5, multires_iterations=3)
     generator = np.random.default_rng(8)
     total = generator.standard_normal((4, 40, 24), dtype=np.float32).astype(np.float64)
     for level in range(3):

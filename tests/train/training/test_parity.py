@@ -26,7 +26,7 @@ OBJECTIVES = {
     "mse": ObjectiveConfig(),
     "huber": ObjectiveConfig(loss="huber", huber_c=0.2),
     "min_snr": ObjectiveConfig(min_snr_gamma=5.0),
-    "debiased": ObjectiveConfig(debiased=True),
+    "debiased_estimation": ObjectiveConfig(debiased_estimation=True),
 }
 SCHEDULES: dict[str, tuple[Prediction, bool]] = {
     "epsilon": ("epsilon", False),
@@ -36,7 +36,7 @@ SCHEDULES: dict[str, tuple[Prediction, bool]] = {
 }
 # Every objective with either prediction, and the rescaled schedules; test_objective.py tests weights at all timesteps.
 PAIRS = [(schedule, objective) for schedule in ("epsilon", "v") for objective in OBJECTIVES]
-PAIRS += [("v zero terminal", "min_snr"), ("v zero terminal", "debiased"), ("epsilon zero terminal", "mse")]
+PAIRS += [("v zero terminal", "min_snr"), ("v zero terminal", "debiased_estimation"), ("epsilon zero terminal", "mse")]
 
 Material = tuple[Models, Adapter]
 
@@ -107,7 +107,7 @@ def reference_loss(
         weight = float(batch.weights[index])
         if objective.min_snr_gamma is not None:
             weight *= min(snr, objective.min_snr_gamma) / (snr if epsilon else snr + 1)
-        if objective.debiased:
+        if objective.debiased_estimation:
             weight *= 1 / math.sqrt(min(snr, 1000)) if epsilon else 1 / (min(snr, 1000) + 1)
         losses.append(masked.mean() * weight)
     return torch.stack(losses)

@@ -61,7 +61,7 @@ class Waits(TorchDispatchMode):
 def test_nothing_is_read_from_the_device(family: Family) -> None:
     models, _ = adapted(family, torch.float32)
     batch = make_batch(family, (10, 500), dtype=torch.float32)
-    objective = ObjectiveConfig(min_snr_gamma=5.0, debiased=False, loss="huber")
+    objective = ObjectiveConfig(min_snr_gamma=5.0, debiased_estimation=False, loss="huber")
     with Waits() as mode:
         loss = training_step(step_models(models), schedule(), objective, batch, torch.tensor(1024.0))
     assert mode.seen == []

@@ -214,8 +214,8 @@ def test_json_lines_are_the_events_themselves_with_the_past_first():
         ),
         (events.MemoryExhausted("first_step", 0, None, "", "", None, None, None), "Out of memory: first step."),
         (
-            events.SteppedDown(7, 1, {"checkpointing": "full", "micro_batch": 2}, False),
-            'Continuing from step 8 with fit.checkpointing = "full", fit.micro_batch = 2; '
+            events.SteppedDown(7, 1, {"gradient_checkpointing": "full", "micro_batch": 2}, False),
+            'Continuing from step 8 with fit.gradient_checkpointing = "full", fit.micro_batch = 2; '
             "the result differs by rounding.",
         ),
         (
@@ -223,8 +223,8 @@ def test_json_lines_are_the_events_themselves_with_the_past_first():
             "Continuing from step 8 with fit.vae_tiling = true; the result stays the same.",
         ),
         (
-            events.SteppedDown(7, 1, {"quantise": "nf4"}, False),
-            'Continuing from step 8 with fit.quantise = "nf4"; a base with fewer bits costs some fidelity.',
+            events.SteppedDown(7, 1, {"quantize": "nf4"}, False),
+            'Continuing from step 8 with fit.quantize = "nf4"; a base with fewer bits costs some fidelity.',
         ),
         (
             events.Slow(9, 40.0, 1.5, "spilled", "7.9 of 8.0 GiB"),

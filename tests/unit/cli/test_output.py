@@ -72,9 +72,8 @@ COMMANDS = {
     "queue pause": [(["queue", "pause", "{text}"], True)],
     "queue stop": [(["queue", "stop", "{text}"], True)],
     "queue withdraw": [(["queue", "withdraw", "{text}"], True)],
-    "queue resume": [(["queue", "resume", "{text}"], True)],
+    "queue resume": [(["queue", "resume"], False), (["queue", "resume", "{text}"], True)],
     "queue hold": [(["queue", "hold"], False)],
-    "queue go-on": [(["queue", "go-on"], False)],
     "queue clear": [(["queue", "clear"], False)],
     "queue on-failure": [(["queue", "on-failure", "hold"], False)],
 }  # fmt: skip

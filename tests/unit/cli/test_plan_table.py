@@ -35,7 +35,7 @@ def phase(name: str, allocated: float, reserved: float, peaks: tuple[Peak, ...] 
 def forecast(decisive: str = "train") -> Forecast:
     names = [f"backward through down block {number} of a UNet with many of them" for number in range(9)]
     peaks = tuple(peak(name, 3.0 + number / 10) for number, name in enumerate(names))
-    preview = (peak("VAE decode of a 1024x1024 preview", 3.0), peak("drawing a preview: the UNet", 2.9))
+    preview = (peak("VAE decode of a 1024x1024 preview", 3.0), peak("rendering a preview: the UNet", 2.9))
     train, drawn = (5.0, 3.2) if decisive == "train" else (4.0, 6.9)
     phases = (
         phase("cache_pictures", 0.5, 0.6, (peak("VAE encode", 2.6),)),

@@ -92,12 +92,12 @@ def test_holding_is_told_with_its_reason(job, capsys):
     capsys.readouterr()
     do("run")  # has nothing to do
     assert "The queue is on hold: no new jobs start. cat: The base is gone." in capsys.readouterr().err
-    do("on-failure", "go-on")
-    do("go-on")
+    do("on-failure", "continue")
+    do("resume")
     assert not Queue().read().held
     do("hold")
     do("list")
-    assert "`queue go-on`" in capsys.readouterr().err
+    assert "`queue resume`" in capsys.readouterr().err
 
 
 def test_a_second_worker_leaves_it_to_the_first(capsys):

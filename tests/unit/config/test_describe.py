@@ -24,7 +24,7 @@ def test_every_key_is_documented(found: Described) -> None:
         ("recipe.dropout", "a number of at least 0 and below 1"),
         ("recipe.resolution", "a whole number from 64 to 4096, a multiple of 8"),
         ("recipe.schedule.warmup", "a number of at least 0"),
-        ("recipe.pictures.flip", "true or false"),
+        ("recipe.images.flip", "true or false"),
         ("recipe.layers", '"attention", "linear" or "all"'),
         ("recipe.adapter", '"lora"'),
         ("recipe.token_chunks", "75, 150 or 225"),

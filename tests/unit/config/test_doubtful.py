@@ -13,16 +13,16 @@ MINIMAL = 'name = "x"\n[base]\nmodel = "owner/name"\n[[dataset.folders]]\npath =
 @pytest.mark.parametrize(
     ("settings", "zero_terminal_snr", "told"),
     [
-        (["recipe.objective.debiased=true"], True, True),
-        (["recipe.objective.debiased=true"], False, False),
-        (["recipe.objective.debiased=true", "recipe.objective.timestep_max=998"], True, False),
+        (["recipe.objective.debiased_estimation=true"], True, True),
+        (["recipe.objective.debiased_estimation=true"], False, False),
+        (["recipe.objective.debiased_estimation=true", "recipe.objective.timestep_max=998"], True, False),
         (["recipe.objective.min_snr_gamma=5"], True, False),
     ],
 )
 def test_debiased_weights_on_a_base_that_knows_pure_noise(settings, zero_terminal_snr, told):
     job = parse_job(MINIMAL, "job.toml", Path("/jobs"), settings)
     keys = [key for key, _ in doubtful(job, zero_terminal_snr=zero_terminal_snr)]
-    assert keys == (["recipe.objective.debiased"] if told else [])
+    assert keys == (["recipe.objective.debiased_estimation"] if told else [])
 
 
 @pytest.mark.parametrize("settings", [[], ["fit.compile=true"], ["fit.compile=true", "fit.channels_last=true"]])

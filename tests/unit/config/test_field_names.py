@@ -19,7 +19,7 @@ OURS = {
     "recipe.text_encoder_2.rank", "recipe.text_encoder_2.alpha", "recipe.rank_dropout", "recipe.module_dropout",
     *(f"recipe.optimizer.{name}" for name in ("relative_step", "scale_parameter", "warmup_init", "clip_threshold",
                                               "decay_rate", "d0", "growth_rate", "warmup_steps")),
-    "fit.allow_quantised", "fit.graphs", "fit.channels_last", "fit.fp16_accumulation", "fit.deterministic",
+    "fit.allow_quantized", "fit.cuda_graphs", "fit.channels_last", "fit.fp16_accumulation", "fit.deterministic",
     "fit.vae_encode_tiling",
     *(f"report.previews.prompts.*.{name}" for name in ("prompt", "width", "height", "seed")),
     "report.validation.timesteps", "report.max_skipped", "output.tag_frequency",
@@ -35,7 +35,7 @@ def complaint(text: str, *overrides: str) -> str:
 def test_every_setting_has_its_names_or_needs_none():
     settings = {
         key for key, found in KEYS.items()
-        if found.values not in ("a table",) and not key.startswith(("ladder", "fit.int8_products"))
+        if found.values not in ("a table",) and not key.startswith(("fallbacks", "fit.int8_products"))
     } - {"report.previews", "recipe.optimizer"}  # fmt: skip
     assert settings - set(FIELD_NAMES) == OURS
     assert set(FIELD_NAMES) - set(KEYS) == set()
@@ -62,7 +62,7 @@ def test_no_name_elsewhere_is_one_of_ours_in_another_place():
         ("[recipe]\ntext_encoder_lr = 1e-4", "(did you mean recipe.text_encoder.learning_rate?)"),
         ("[recipe]\nmax_train_epochs = 4", "(did you mean epochs?)"),
         ("[fit]\nmixed_precision = 'bf16'", "(did you mean dtype?)"),
-        ("[fit]\ngradient_checkpointing = true", "(did you mean checkpointing?)"),
+        ("[fit]\nactivation_checkpointing = true", "(did you mean gradient_checkpointing?)"),
         ("[recipe]\nip_noise_gamma = 0.1", "(did you mean recipe.objective.input_perturbation?)"),
         ("[recipe]\nnum_repeats = 3", "(did you mean repeats in [[dataset.folders]]?)"),
         ("[recipe]\nnetwork_args = ['conv_dim=4']", "set these as keys of [recipe]"),

@@ -29,13 +29,13 @@ def frozen(*overrides: str) -> Job:
     ("override", "sentence"),
     [
         ("recipe.rank=32", "recipe.rank was 16 and is now 32"),
-        ("recipe.pictures.flip=true", "recipe.pictures.flip was false and is now true"),
+        ("recipe.images.flip=true", "recipe.images.flip was false and is now true"),
         ("recipe.objective.min_snr_gamma=5", "recipe.objective.min_snr_gamma was not set and is now 5.0"),
         ("base.revision=v2", 'base.revision was not set and is now "v2"'),
         ("dataset.folders.0.repeats=2", "dataset.folders.0.repeats was not set and is now 2"),
         ("recipe.optimizer.name=lion", 'recipe.optimizer.name was "adamw" and is now "lion"'),
         ("fit.dtype=bf16", 'fit.dtype was "fp32" and is now "bf16"'),
-        ("fit.quantise=nf4", 'fit.quantise was "none" and is now "nf4"'),
+        ("fit.quantize=nf4", 'fit.quantize was "none" and is now "nf4"'),
     ],
 )
 def test_changes_of_what_is_learned_are_told(override: str, sentence: str) -> None:
@@ -48,7 +48,7 @@ def test_changes_of_what_is_learned_are_told(override: str, sentence: str) -> No
         "recipe.steps=9",
         "recipe.epochs=3",
         "fit.micro_batch=1",
-        "fit.checkpointing=full",
+        "fit.gradient_checkpointing=full",
         "report.tensorboard=true",
         "name=y",
     ],

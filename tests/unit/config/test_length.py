@@ -20,9 +20,9 @@ def test_the_three_measures_in_one_sentence() -> None:
         (RecipeConfig(steps=100), 10, Length(100, 100 / 3, 334)),
         (RecipeConfig(epochs=2), 10, Length(6, 2.0, 20)),
         (RecipeConfig(epochs=2, effective_batch=16), 10, Length(2, 2.0, 20)),
-        (RecipeConfig(pictures_seen=20), 10, Length(6, 2.0, 20)),
-        (RecipeConfig(pictures_seen=21), 10, Length(7, 7 / 3, 24)),
-        (RecipeConfig(pictures_seen=1), 10, Length(1, 1 / 3, 4)),
+        (RecipeConfig(images_seen=20), 10, Length(6, 2.0, 20)),
+        (RecipeConfig(images_seen=21), 10, Length(7, 7 / 3, 24)),
+        (RecipeConfig(images_seen=1), 10, Length(1, 1 / 3, 4)),
     ],
 )
 def test_stated_lengths(recipe: RecipeConfig, samples: int, expected: Length) -> None:
@@ -46,6 +46,6 @@ def test_pictures_are_those_of_the_batches_dealt(samples: int, batch: int, steps
 
 @given(samples=st.integers(1, 300), batch=st.integers(1, 40), wanted=st.integers(1, 5000))
 def test_the_fewest_steps_that_show_enough(samples: int, batch: int, wanted: int) -> None:
-    steps = resolve_length(RecipeConfig(pictures_seen=wanted, effective_batch=batch), samples).steps
+    steps = resolve_length(RecipeConfig(images_seen=wanted, effective_batch=batch), samples).steps
     assert length_of(steps, samples, batch).pictures >= wanted
     assert steps == 1 or length_of(steps - 1, samples, batch).pictures < wanted

@@ -23,7 +23,7 @@ model = "models/base.safetensors"
 path = "pictures"
 [[dataset.folders]]
 path = "../häuser und wälder"
-kind = "regularisation"
+kind = "regularization"
 [recipe]
 epochs = 4
 alpha = 8
@@ -118,26 +118,26 @@ def test_overrides_win_over_the_file(tmp_path: Path) -> None:
         [
             "recipe.rank=32",
             "recipe.learning_rate = 5e-5",
-            "recipe.pictures.flip=true",
+            "recipe.images.flip=true",
             "recipe.layers=all",
             "recipe.captions.prefix='a, b'",
             "dataset.folders.1.repeats=3",
-            'fit.checkpointing=["down_blocks.0", "mid_block"]',
+            'fit.gradient_checkpointing=["down_blocks.0", "mid_block"]',
             "report.validation.timesteps=[10]",
             "name=new name",
         ],
     )
-    assert (job.recipe.rank, job.recipe.learning_rate, job.recipe.pictures.flip) == (32, 5e-5, True)
+    assert (job.recipe.rank, job.recipe.learning_rate, job.recipe.images.flip) == (32, 5e-5, True)
     assert (job.recipe.layers, job.recipe.captions.prefix) == ("all", "a, b")
     assert [folder.repeats for folder in job.dataset.folders] == [None, 3]
-    assert job.fit.checkpointing == ("down_blocks.0", "mid_block")
+    assert job.fit.gradient_checkpointing == ("down_blocks.0", "mid_block")
     assert job.report.validation.timesteps == (10,)
     assert job.name == "new name"
 
 
 def test_an_overriding_length_replaces_the_one_of_the_file(tmp_path: Path) -> None:
     recipe = parse_job(GOOD, "job.toml", tmp_path, ["recipe.steps=100"]).recipe
-    assert (recipe.steps, recipe.epochs, recipe.pictures_seen) == (100, None, None)
+    assert (recipe.steps, recipe.epochs, recipe.images_seen) == (100, None, None)
 
 
 def test_an_override_may_change_the_optimizer(tmp_path: Path) -> None:

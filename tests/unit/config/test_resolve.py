@@ -42,7 +42,7 @@ MEANS_SOMETHING_ABSENT = {
     "base.revision",
     "base.continue_from",
     "recipe.epochs",
-    "recipe.pictures_seen",
+    "recipe.images_seen",
     "recipe.objective.min_snr_gamma",
     "report.saving.every_epochs",
     "report.saving.keep",
@@ -73,7 +73,7 @@ def test_nothing_is_left_open(family: Any, machine: Machine) -> None:
 
 @pytest.mark.parametrize("family", ["sd15", "sdxl"])
 @pytest.mark.parametrize("machine", [CPU, card(6), card(24)], ids=["cpu", "6 GB", "24 GB"])
-@pytest.mark.parametrize("length", ["recipe.epochs=7", "recipe.pictures_seen=301", "recipe.steps=3", "recipe.rank=8"])
+@pytest.mark.parametrize("length", ["recipe.epochs=7", "recipe.images_seen=301", "recipe.steps=3", "recipe.rank=8"])
 def test_resolving_twice_changes_nothing(family: Any, machine: Machine, length: str) -> None:
     once = resolved(job(length, "report.saving.every_epochs=2"), family=family, machine=machine, samples=21)
     assert resolved(once, family=family, machine=machine, samples=21) == once
@@ -88,19 +88,19 @@ def test_base_facts_are_frozen() -> None:
 def test_resolution_and_buckets_follow_the_family(family: Any, side: int, limits: tuple[int, int]) -> None:
     recipe = resolved(job(), family=family).recipe
     assert recipe.resolution == side
-    assert (recipe.pictures.bucket_min, recipe.pictures.bucket_max) == limits
+    assert (recipe.images.bucket_min, recipe.images.bucket_max) == limits
 
 
 def test_bucket_limits_are_multiples_of_the_step_and_never_nothing() -> None:
-    pictures = resolved(job("recipe.resolution=136", "recipe.pictures.bucket_step=64")).recipe.pictures
+    pictures = resolved(job("recipe.resolution=136", "recipe.images.bucket_step=64")).recipe.images
     assert (pictures.bucket_min, pictures.bucket_max) == (64, 256)
-    pictures = resolved(job("recipe.resolution=96", "recipe.pictures.bucket_step=64")).recipe.pictures
+    pictures = resolved(job("recipe.resolution=96", "recipe.images.bucket_step=64")).recipe.images
     assert (pictures.bucket_min, pictures.bucket_max) == (64, 192)
 
 
 def test_bucket_limits_may_be_the_resolution_itself() -> None:
-    limits = ("recipe.pictures.bucket_min=512", "recipe.pictures.bucket_max=512", "recipe.pictures.bucket_step=512")
-    pictures = resolved(job(*limits)).recipe.pictures
+    limits = ("recipe.images.bucket_min=512", "recipe.images.bucket_max=512", "recipe.images.bucket_step=512")
+    pictures = resolved(job(*limits)).recipe.images
     assert (pictures.bucket_min, pictures.bucket_max) == (512, 512)
 
 
@@ -133,14 +133,14 @@ def test_previews_take_the_resolution() -> None:
 
 def test_cpu_is_exact() -> None:
     fit = resolved(job("recipe.effective_batch=6", "fit.deterministic=false")).fit
-    assert (fit.device, fit.dtype, fit.quantise, fit.checkpointing) == ("cpu", "fp32", "none", "none")
+    assert (fit.device, fit.dtype, fit.quantize, fit.gradient_checkpointing) == ("cpu", "fp32", "none", "none")
     assert (fit.micro_batch, fit.threads, fit.deterministic) == (4, 6, True)
     assert resolved(job("recipe.effective_batch=2")).fit.micro_batch == 2
 
 
 def test_without_a_plan_a_card_gets_what_needs_least_unrounded() -> None:
     fit = resolved(job(), family="sdxl", machine=card(8)).fit
-    assert (fit.quantise, fit.checkpointing, fit.micro_batch) == ("none", "full", 1)
+    assert (fit.quantize, fit.gradient_checkpointing, fit.micro_batch) == ("none", "full", 1)
     assert (fit.device, fit.dtype, fit.deterministic) == ("cuda:0", "bf16", False)
 
 
@@ -149,8 +149,8 @@ def test_cards_without_bf16_compute_in_fp16() -> None:
 
 
 def test_stated_fit_is_kept() -> None:
-    fit = resolved(job("fit.quantise=nf4", "fit.micro_batch=3", "fit.dtype=fp32"), machine=card(24)).fit
-    assert (fit.quantise, fit.micro_batch, fit.dtype) == ("nf4", 3, "fp32")
+    fit = resolved(job("fit.quantize=nf4", "fit.micro_batch=3", "fit.dtype=fp32"), machine=card(24)).fit
+    assert (fit.quantize, fit.micro_batch, fit.dtype) == ("nf4", 3, "fp32")
     assert resolved(job("fit.device=cuda"), machine=card(24)).fit.device == "cuda:0"
     assert resolved(job("fit.device=cpu"), machine=card(24)).fit.dtype == "fp32"
 
@@ -171,9 +171,9 @@ UNSUITABLE = {
         {},
         "recipe.text_encoder_2.learning_rate: SD 1.5 has no second text encoder",
     ),
-    "smallest bucket": (["recipe.pictures.bucket_min=1024"], {}, "recipe.pictures.bucket_min: is 1024, more than"),
-    "largest bucket": (["recipe.pictures.bucket_max=256"], {}, "recipe.pictures.bucket_max: is 256, less than"),
-    "bucket step": (["recipe.pictures.bucket_step=128", "recipe.resolution=64"], {}, "recipe.pictures.bucket_step: is"),
+    "smallest bucket": (["recipe.images.bucket_min=1024"], {}, "recipe.images.bucket_min: is 1024, more than"),
+    "largest bucket": (["recipe.images.bucket_max=256"], {}, "recipe.images.bucket_max: is 256, less than"),
+    "bucket step": (["recipe.images.bucket_step=128", "recipe.resolution=64"], {}, "recipe.images.bucket_step: is"),
     "no card": (["fit.device=cuda"], {}, 'fit.device: is "cuda", but PyTorch finds no NVIDIA GPU'),
     "no bf16": (["fit.dtype=bf16"], {"machine": card(8, bf16=False)}, "fit.dtype: Test Card does not support bf16"),
     "no bf16 VAE": (["fit.vae_dtype=bf16"], {"machine": card(8, bf16=False)}, "fit.vae_dtype: Test Card does not"),

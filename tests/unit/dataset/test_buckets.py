@@ -41,7 +41,7 @@ def test_sd15_gets_its_usual_shapes() -> None:
     step=st.sampled_from([8, 32, 64]),
 )
 def test_every_bucket_keeps_all_limits(width: int, height: int, resolution: int, step: int) -> None:
-    recipe = recipe_of(resolution, pictures={"bucket_step": step})
+    recipe = recipe_of(resolution, images={"bucket_step": step})
     bucket = choose_bucket(width, height, recipe)
     if bucket is None:
         assert min(width, height) * 1.25 < step
@@ -74,21 +74,21 @@ def test_no_other_allowed_shape_loses_less(width: int, height: int) -> None:
 def test_small_pictures_get_smaller_buckets_not_larger_pixels() -> None:
     recipe = recipe_of(1024)
     assert choose_bucket(300, 400, recipe) == (320, 448)
-    assert choose_bucket(300, 400, recipe_of(1024, pictures={"max_upscale": 1.0})) == (256, 384)
-    assert choose_bucket(300, 400, recipe_of(1024, pictures={"max_upscale": 16.0})) == (896, 1152)
+    assert choose_bucket(300, 400, recipe_of(1024, images={"max_upscale": 1.0})) == (256, 384)
+    assert choose_bucket(300, 400, recipe_of(1024, images={"max_upscale": 16.0})) == (896, 1152)
     assert choose_bucket(51, 500, recipe) is None
     assert choose_bucket(52, 52, recipe) == (64, 64)
 
 
 def test_without_buckets_all_is_square() -> None:
-    recipe = recipe_of(512, pictures={"buckets": False})
+    recipe = recipe_of(512, images={"buckets": False})
     assert choose_bucket(3000, 1000, recipe) == (512, 512)
     assert choose_bucket(3000, 300, recipe) == (320, 320)
     assert choose_bucket(3000, 30, recipe) is None
 
 
 def test_stated_limits_hold() -> None:
-    recipe = recipe_of(1024, pictures={"bucket_min": 696, "bucket_max": 1304})
+    recipe = recipe_of(1024, images={"bucket_min": 696, "bucket_max": 1304})
     assert choose_bucket(9000, 1000, recipe) == (1280, 704)
 
 

@@ -77,11 +77,11 @@ def test_recursion_takes_facts_from_the_nearest_folder(tmp_path: Path) -> None:
     fill(tmp_path / "pictures" / "4_dog" / "2_old", b_png="")
     fill(tmp_path / "pictures", c_png="")
     write_sidecar(tmp_path / "pictures", Sidecar().with_folder(trigger="zwx", repeats=7))
-    write_sidecar(tmp_path / "pictures" / "4_dog" / "2_old", Sidecar().with_folder(regularisation=True, trigger=""))
+    write_sidecar(tmp_path / "pictures" / "4_dog" / "2_old", Sidecar().with_folder(regularization=True, trigger=""))
     found = {c.path.name: c.folder for c in scan(tmp_path / "pictures", recursive=True).candidates}
     assert {name: (f.repeats, f.class_words, f.trigger, f.kind) for name, f in found.items()} == {
         "a.png": (4, "dog", "zwx", "train"),
-        "b.png": (2, "old", "", "regularisation"),
+        "b.png": (2, "old", "", "regularization"),
         "c.png": (7, "", "zwx", "train"),
     }
 

@@ -77,16 +77,16 @@ def test_kohya_folders_and_settings(tmp_path: Path) -> None:
     imported = imported_from(tmp_path / "data.toml", KOHYA)
     assert imported.folders == [
         FolderConfig(path=str(tmp_path / "dog"), repeats=5, class_words="sks dog"),
-        FolderConfig(path=str(tmp_path / "reg"), kind="regularisation"),
+        FolderConfig(path=str(tmp_path / "reg"), kind="regularization"),
     ]
     assert imported.dataset == {"masks": "alpha"}
     assert imported.settings == {
         "recipe.resolution": 624,
         "recipe.effective_batch": 3,
-        "recipe.pictures.buckets": True,
-        "recipe.pictures.max_upscale": 1.0,
-        "recipe.pictures.bucket_max": 1536,
-        "recipe.pictures.flip": False,
+        "recipe.images.buckets": True,
+        "recipe.images.max_upscale": 1.0,
+        "recipe.images.bucket_max": 1536,
+        "recipe.images.flip": False,
         "recipe.captions.shuffle": True,
         "recipe.captions.keep_tokens": 2,
         "recipe.captions.prefix": "photo of",
@@ -97,7 +97,7 @@ def test_kohya_folders_and_settings(tmp_path: Path) -> None:
 
 
 def test_the_settings_are_valid_for_a_recipe(tmp_path: Path) -> None:
-    tree: dict[str, dict[str, object]] = {"pictures": {}, "captions": {}}
+    tree: dict[str, dict[str, object]] = {"images": {}, "captions": {}}
     plain = {}
     for key, value in imported_from(tmp_path / "data.toml", KOHYA).settings.items():
         match key.split("."):
@@ -145,13 +145,13 @@ def test_onetrainer_concepts(tmp_path: Path) -> None:
     assert imported.folders == [
         FolderConfig(path=str(tmp_path / "cats"), repeats=2, recursive=True, weight=0.5),
         FolderConfig(path=str(tmp_path / "held"), kind="validation", repeats=2),
-        FolderConfig(path=str(tmp_path / "prior"), kind="regularisation", repeats=1),
+        FolderConfig(path=str(tmp_path / "prior"), kind="regularization", repeats=1),
     ]
     assert imported.dataset == {"lines": "variants"}
     assert imported.captions == {held: ("a red fox",)}
     assert imported.settings == {
-        "recipe.pictures.flip": False,
-        "recipe.pictures.crop": "center",
+        "recipe.images.flip": False,
+        "recipe.images.crop": "center",
         "recipe.captions.shuffle": True,
         "recipe.captions.separator": ";",
         "recipe.captions.keep_tokens": 3,

@@ -94,17 +94,17 @@ def test_a_validation_folder_leaves_all_of_many_training_pictures(tmp_path: Path
 
 def test_the_share_is_taken_from_training_pictures_alone(tmp_path: Path) -> None:
     train, other = mixed_folder(tmp_path / "train"), mixed_folder(tmp_path / "other")
-    folders = (FolderConfig(path=str(train)), FolderConfig(path=str(other), kind="regularisation"))
+    folders = (FolderConfig(path=str(train)), FolderConfig(path=str(other), kind="regularization"))
     dataset = read_dataset(DatasetConfig(folders=folders, validation_share=0.5), recipe_of(128))
     kinds = [picture.kind for picture in dataset.pictures]
-    assert (kinds.count("validation"), kinds.count("train"), kinds.count("regularisation")) == (4, 4, 8)
+    assert (kinds.count("validation"), kinds.count("train"), kinds.count("regularization")) == (4, 4, 8)
 
 
 RECORDS = (
     make_picture(1),
     make_picture(
         2,
-        kind="regularisation",
+        kind="regularization",
         captions=(),
         mask="file",
         mask_path=Path("a b") / "ü-masklabel.png",

@@ -29,7 +29,7 @@ CHANCY = recipe_of(
     128,
     effective_batch=4,
     seed=3,
-    pictures={"crop": "random", "flip": True},
+    images={"crop": "random", "flip": True},
     captions={"shuffle": True, "dropout": 0.1},
 )
 
@@ -123,9 +123,9 @@ def test_micro_batches_split_by_bucket_and_lose_nothing(counts: tuple[int, int, 
         assert len(parts) == sum(-(-number // size) for number in held.values())
 
 
-def test_regularisation_matches_the_training_showings() -> None:
+def test_regularization_matches_the_training_showings() -> None:
     trained = pictures_of(4, repeats=3)
-    few = [make_picture(100 + n, kind="regularisation") for n in range(5)]
+    few = [make_picture(100 + n, kind="regularization") for n in range(5)]
     shown = Counter(picture.id for picture, _ in epoch_showings([*trained, *few], 0) if picture.kind != "train")
     assert sum(shown.values()) == 12
     assert sorted(shown.values()) == [2, 2, 2, 3, 3]
@@ -133,9 +133,9 @@ def test_regularisation_matches_the_training_showings() -> None:
     assert steps_per_epoch([*trained, *few], recipe_of(128, effective_batch=5)) == 5
 
 
-def test_more_regularisation_pictures_than_needed_are_all_used_over_the_epochs() -> None:
+def test_more_regularization_pictures_than_needed_are_all_used_over_the_epochs() -> None:
     trained = pictures_of(4)
-    many = [make_picture(100 + n, kind="regularisation") for n in range(10)]
+    many = [make_picture(100 + n, kind="regularization") for n in range(10)]
     epochs = [
         [picture.id for picture, _ in epoch_showings([*trained, *many], epoch) if picture.kind != "train"]
         for epoch in range(5)
@@ -144,11 +144,11 @@ def test_more_regularisation_pictures_than_needed_are_all_used_over_the_epochs()
     assert Counter(id for shown in epochs for id in shown) == Counter({picture.id: 2 for picture in many})
 
 
-def test_repeats_weigh_regularisation_pictures_in_the_ring() -> None:
+def test_repeats_weigh_regularization_pictures_in_the_ring() -> None:
     pictures = [
         *pictures_of(6),
-        make_picture(7, kind="regularisation", repeats=2),
-        make_picture(8, kind="regularisation"),
+        make_picture(7, kind="regularization", repeats=2),
+        make_picture(8, kind="regularization"),
     ]
     shown = Counter(picture.id for picture, _ in epoch_showings(pictures, 0) if picture.kind != "train")
     assert sorted(shown.values()) == [2, 4]

@@ -22,7 +22,7 @@ def folder_with(tmp_path: Path, text: str) -> Path:
 
 def test_reading(tmp_path: Path) -> None:
     notes = read_sidecar(folder_with(tmp_path, LINES))
-    assert (notes.folder.repeats, notes.folder.trigger, notes.folder.regularisation) == (3, "zwx", False)
+    assert (notes.folder.repeats, notes.folder.trigger, notes.folder.regularization) == (3, "zwx", False)
     assert notes.of("a.png").excluded
     assert notes.of("b.png").crop == (0.0, 0.25, 1.0, 0.75)
     assert (notes.of("c.png").excluded, notes.of("c.png").crop) == (False, None)

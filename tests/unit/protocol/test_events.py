@@ -25,7 +25,7 @@ EXAMPLES = [
     events.CommandEvent("sample", "done", "step000010-0.png"),
     events.Notice("memory.fallback", "Line one\nline two — “quoted” \u2028 大"),
     events.MemoryExhausted("train", 7, 20 << 20, "backward", "unet.mid_block", 5 << 30, 6 << 30, 5 << 30),
-    events.SteppedDown(7, 1, {"checkpointing": "full", "micro_batch": 2}, False),
+    events.SteppedDown(7, 1, {"gradient_checkpointing": "full", "micro_batch": 2}, False),
     events.Slow(9, 40.0, 1.5, "spilled", "7.9 of 8.0 GiB"),
     events.PhaseMemory("first_step", 1.5, 5 << 30, 6 << 30, None, 2 << 30),
     events.ErrorEvent("disk.full", "The disk is full.", "Make room."),

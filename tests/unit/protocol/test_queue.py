@@ -322,7 +322,7 @@ def test_a_failure_holds_the_queue_only_when_asked(queue, asked):
     reading = queue.read()
     assert reading.held == (asked != "by nobody")
     assert ("The base is gone." in reading.reason) == reading.held
-    queue.go_on()
+    queue.release()
     reading = queue.read()
     assert (reading.held, reading.reason, reading.entries[0].state) == (False, "", "failed")
 
@@ -332,7 +332,7 @@ def test_going_on_takes_up_what_was_interrupted(queue):
     queue.hold()
     queue.conclude(first, "interrupted", "Broken off.")
     queue.pause(second)
-    queue.go_on()
+    queue.release()
     assert [(entry.state, entry.problem) for entry in queue.entries()] == [("waiting", ""), ("paused", "")]
 
 

@@ -59,7 +59,7 @@ def linear_with_lora(
     return result
 
 
-def quantised_with_lora(
+def quantized_with_lora(
     x: Tensor, base: QuantisedLinear, down: Tensor, up: Tensor, scale: float, source: Source | None = None
 ) -> Tensor:
     """Return a quantized linear layer of x plus its LoRA; the layer computes its forward and backward GEMM itself."""
@@ -105,7 +105,7 @@ def _plain_sum(base: Tensor, hidden: Tensor, up: Tensor, scale: float) -> Tensor
 
 
 class _LinearWithLora(Function):
-    """One linear layer and its LoRA; exactly one of the two base layers `full` and `quantised` is given."""
+    """One linear layer and its LoRA; exactly one of the two base layers `full` and `quantized` is given."""
 
     @staticmethod
     def forward(
@@ -115,18 +115,18 @@ class _LinearWithLora(Function):
         up: Tensor,
         scale: float,
         full: nn.Linear | None,
-        quantised: QuantisedLinear | None,
+        quantized: QuantisedLinear | None,
         source: Source | None,
     ) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
         # Grad mode is off in here, so a quantized layer's own autograd function records and saves nothing.
-        result = _product(x, rows, full) if full is not None else cast(QuantisedLinear, quantised)(x)
+        result = _product(x, rows, full) if full is not None else cast(QuantisedLinear, quantized)(x)
         out = result.view(-1, len(up))
         hidden = rows @ down.t()
         # Adds into the base's output: no second tensor of its size, and no separate kernels to scale and add.
         torch.addmm(out, hidden, up.t(), alpha=scale, out=out)
         _save(ctx, source, rows, hidden, down, up)
-        ctx.scale, ctx.shape, ctx.full, ctx.quantised = scale, x.shape, full, quantised
+        ctx.scale, ctx.shape, ctx.full, ctx.quantized = scale, x.shape, full, quantized
         return result
 
     @staticmethod
@@ -139,7 +139,7 @@ class _LinearWithLora(Function):
         # False for the projections of the text if no text encoder is trained, and before the first trained layer.
         if ctx.needs_input_grad[0]:
             grad_x = (
-                grad_output @ ctx.full.weight if ctx.full is not None else ctx.quantised.input_gradient(grad_output)
+                grad_output @ ctx.full.weight if ctx.full is not None else ctx.quantized.input_gradient(grad_output)
             )
             torch.addmm(grad_x, grad_hidden, down, out=grad_x)
             grad_x = grad_x.view(ctx.shape)
@@ -305,7 +305,7 @@ class One(NamedTuple):
 class _Lean(LoraLayer):
     """LoRA layer for any base layer: calls base and down as modules, and adds up into the base's output."""
 
-    quantised = False
+    quantized = False
     """Whether the base layer is one of bitsandbytes'.
 
     Whether their output is a view depends on the number of rows and the GPU. It is never overwritten, so that memory
@@ -332,7 +332,7 @@ class _Lean(LoraLayer):
 
     def with_lora(self, x: Tensor, down: nn.Module, up: Tensor, scale: float, source: Source | None) -> Tensor:
         """Return base and LoRA of x. `down` is called as a module, because dropouts are forward hooks on it."""
-        return add_up(self.base_layer(x), down(x), up, scale, in_place=not self.quantised)
+        return add_up(self.base_layer(x), down(x), up, scale, in_place=not self.quantized)
 
 
 class LeanLinear(_Lean, layer.Linear):
@@ -346,13 +346,13 @@ class LeanConv2d(_Lean, layer.Conv2d):
 class LeanInt8(_Lean, bnb.Linear8bitLt):
     """8-bit linear layer whose LoRA may have dropout."""
 
-    quantised = True
+    quantized = True
 
 
 class LeanNF4(_Lean, bnb.Linear4bit):
     """4-bit linear layer whose LoRA may have dropout."""
 
-    quantised = True
+    quantized = True
 
 
 class WholeLinear(_Lean, layer.Linear):
@@ -363,20 +363,20 @@ class WholeLinear(_Lean, layer.Linear):
         return linear_with_lora(x, cast(nn.Linear, self.base_layer), cast(Tensor, down.weight), up, scale, source)
 
 
-class _WholeQuantised(_Lean):
+class _WholeQuantized(_Lean):
     """Quantized linear layer and its LoRA as one autograd function, without dropout."""
 
     def with_lora(self, x: Tensor, down: nn.Module, up: Tensor, scale: float, source: Source | None) -> Tensor:
         """Return base and LoRA of x; calls the base module, but uses only the weight of down."""
         base = cast(QuantisedLinear, self.base_layer)
-        return quantised_with_lora(x, base, cast(Tensor, down.weight), up, scale, source)
+        return quantized_with_lora(x, base, cast(Tensor, down.weight), up, scale, source)
 
 
-class WholeInt8(_WholeQuantised, bnb.Linear8bitLt):
+class WholeInt8(_WholeQuantized, bnb.Linear8bitLt):
     """8-bit linear layer and its LoRA as one autograd function."""
 
 
-class WholeNF4(_WholeQuantised, bnb.Linear4bit):
+class WholeNF4(_WholeQuantized, bnb.Linear4bit):
     """4-bit linear layer and its LoRA as one autograd function."""
 
 

@@ -19,6 +19,7 @@ from trainer.config.toml_file import FileKind, parse_toml, read_text
 from trainer.errors import JobError
 from trainer.protocol.files import long_path, write_bytes
 from trainer.protocol.reading import naming, open_file
+from trainer.protocol.records import renamed
 from trainer.protocol.text import printable
 
 REMEDY = "Ask the author for a valid file, or fix this yourself; `python -m trainer presets share` writes preset files."
@@ -69,6 +70,8 @@ def parse_preset(text: str, source: str) -> Preset:
     data = parse_toml(text, source, PRESET_FILE)
     _require_modest_values(data, source)
     _require_known_schema(data, source)
+    if data.get("schema") == 1 and data["schema"] is not True:
+        data = renamed(data) | {"schema": SCHEMA}
     faults = [*text_faults(data), *_picture_faults(data)]
     try:
         preset = Preset.model_validate(data)
@@ -131,9 +134,9 @@ def _require_known_schema(data: Mapping[str, Any], source: str) -> None:
 
 def _picture_faults(data: Mapping[str, Any]) -> list[str]:
     preview = data.get("preview")
-    picture = preview.get("picture") if isinstance(preview, dict) else None
+    picture = preview.get("image") if isinstance(preview, dict) else None
     reason = picture_fault(picture) if isinstance(picture, str) else None
-    return [f"preview.picture: {reason}"] if reason else []
+    return [f"preview.image: {reason}"] if reason else []
 
 
 def _is_reported(fault: str, faults: list[str]) -> bool:
@@ -173,7 +176,7 @@ def save_in_picture(preset: Preset, path: Path) -> None:
     held = PngImagePlugin.PngInfo()
     held.add_itxt(PICTURE_KEY, dump_preset(preset), zip=False)
     buffer = BytesIO()
-    with Image.open(BytesIO(decode_picture(preset.preview.picture))) as image:
+    with Image.open(BytesIO(decode_picture(preset.preview.image))) as image:
         image.convert("RGB").save(buffer, "PNG", pnginfo=held, optimize=True)
     write_bytes(path, buffer.getvalue())
 

@@ -249,12 +249,12 @@ def _images(values: Mapping[str, str], _: LoraParts, mapped: Conversion) -> None
         if sides[0] != sides[-1]:
             mapped.notes.append(f"ss_resolution: {sides[0]}x{sides[1]} is converted to the square of the same area")
     if values.get("ss_enable_bucket") == "True":
-        mapped.put("pictures.bucket_min", _whole(values.get("ss_min_bucket_reso")))
-        mapped.put("pictures.bucket_max", _whole(values.get("ss_max_bucket_reso")))
+        mapped.put("images.bucket_min", _whole(values.get("ss_min_bucket_reso")))
+        mapped.put("images.bucket_max", _whole(values.get("ss_max_bucket_reso")))
     if values.get("ss_bucket_no_upscale") == "True":
-        mapped.put("pictures.max_upscale", 1.0)
+        mapped.put("images.max_upscale", 1.0)
     if values.get("ss_random_crop") == "True":
-        mapped.put("pictures.crop", "random")
+        mapped.put("images.crop", "random")
     total = _whole(values.get("ss_total_batch_size"))
     single, parts = _whole(values.get("ss_batch_size_per_device")), _whole(values.get("ss_gradient_accumulation_steps"))
     mapped.put("effective_batch", total or (single * (parts or 1) if single else None))
@@ -267,7 +267,7 @@ def _objective(values: Mapping[str, str], _: LoraParts, mapped: Conversion) -> N
     mapped.put("objective.min_snr_gamma", _number(values.get("ss_min_snr_gamma")) or None)
     levels = _whole(values.get("ss_multires_noise_iterations"))
     if levels:
-        mapped.put("objective.multires_levels", levels)
+        mapped.put("objective.multires_iterations", levels)
         mapped.put("objective.multires_discount", _number(values.get("ss_multires_noise_discount")))
     loss = values.get("ss_loss_type", "l2")
     if loss in ("l2", "huber"):

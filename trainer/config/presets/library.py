@@ -31,7 +31,7 @@ from trainer.protocol.reading import read_bytes
 Origin = Literal["yours", "received", "built-in"]
 _VERSION = re.compile(r"-(\d{8}-\d{6})(-\d{1,3})?")
 _STAMP = "%Y%m%d-%H%M%S"
-_PICTURE = "preview.picture"
+_PICTURE = "preview.image"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +116,9 @@ def fit_for(shelf: PresetLibrary, family: Family, total_bytes: int) -> PresetEnt
     """Return the built-in fit for the largest GPU that has at most this much memory."""
     sold = total_bytes / 1024**3 * 1.06  # a GPU reports a few percent less than its nominal memory
     fits = [
-        (each.preset.card.gigabytes, each)
+        (each.preset.gpu.gigabytes, each)
         for each in shelf.presets
-        if each.origin == "built-in" and each.preset.card is not None and each.preset.base.family == family
+        if each.origin == "built-in" and each.preset.gpu is not None and each.preset.base.family == family
     ]
     return max((fit for fit in fits if fit[0] <= sold), key=lambda fit: fit[0], default=(0, None))[1]
 
@@ -221,7 +221,7 @@ def _built_in() -> Iterator[PresetEntry]:
 
 def _family_and_memory(preset: Preset) -> tuple[str, float]:
     """Sort key: fits by GPU memory; recipes have none."""
-    return preset.base.family, preset.card.gigabytes if preset.card else 0
+    return preset.base.family, preset.gpu.gigabytes if preset.gpu else 0
 
 
 def _same_place(one: Preset, other: Preset) -> bool:
@@ -316,7 +316,7 @@ def _flat_preset(preset: Preset) -> Mapping[str, Any]:
     stated = flat(preset.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True), "")
     values = {key: value for key, value in stated if value != ""}
     if preset.preview is not None:
-        values[_PICTURE] = f"an image of {len(decode_picture(preset.preview.picture)):,} bytes"
+        values[_PICTURE] = f"an image of {len(decode_picture(preset.preview.image)):,} bytes"
     return values
 
 

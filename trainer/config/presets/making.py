@@ -34,13 +34,14 @@ from trainer.errors import JobError, LoraFileError
 from trainer.files.identify import LoraIdentity, identify_lora
 from trainer.protocol.files import safe_name
 from trainer.protocol.reading import UnusableFileError, parse_json
+from trainer.protocol.records import renamed
 
 Data = dict[str, Any]
 
 _MOST_EXAMPLES = 8
 _MOST_TRIGGERS = 20
 # Parts that may be left out when they must not be shared; all others are required.
-_OPTIONAL = ("author", "licence", "notes", "trigger_words", "base.name", "base.sha256", "recipe", "fit", "examples")
+_OPTIONAL = ("author", "license", "notes", "trigger_words", "base.name", "base.sha256", "recipe", "fit", "examples")
 
 # Folders of a diffusers base with the models that a LoRA adapts.
 _TRAINABLE = ("text_encoder/", "text_encoder_2/", "unet/")
@@ -48,7 +49,7 @@ _LONGEST = 64 * 1024
 # Suffixes of preview images beside a LoRA in ComfyUI and A1111.
 _IMAGE_SUFFIXES = (".png", ".preview.png", ".jpg", ".webp")
 # Alternative lengths, and keys that follow from others where they are not set.
-_NOT_EXPECTED = re.compile(r"adapter|epochs|pictures_seen|conv_.*|text_encoder(_2)?\.(rank|alpha)|optimizer(\[.*)?")
+_NOT_EXPECTED = re.compile(r"adapter|epochs|images_seen|conv_.*|text_encoder(_2)?\.(rank|alpha)|optimizer(\[.*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +86,14 @@ def preset_of_job(
         {
             "name": job.name,
             "author": job.output.author,
-            "licence": job.output.licence,
+            "license": job.output.license,
             "notes": job.output.description,
             "trigger_words": list(dict.fromkeys([*stated, *triggers])),
             "base": {"family": family, "name": job.base.name, "sha256": base_sha256},
             "recipe": stated_recipe(job.recipe),
             "fit": fit if with_fit else None,
             "examples": examples,
-            "preview": {"picture": picture} if picture else None,
+            "preview": {"image": picture} if picture else None,
         }
     )
 
@@ -207,7 +208,7 @@ def preset_of_lora(path: Path) -> CreatedPreset:
     data = {
         "name": metadata.get("modelspec.title") or metadata.get("ss_output_name") or path.stem,
         "author": metadata.get("modelspec.author"),
-        "licence": metadata.get("modelspec.license"),
+        "license": metadata.get("modelspec.license"),
         "notes": metadata.get("modelspec.description"),
         "trigger_words": [
             word.strip() for word in metadata.get("modelspec.trigger_phrase", "").split(",") if word.strip()
@@ -229,7 +230,7 @@ def picture_beside(lora: Path) -> dict[str, str] | None:
         beside = lora.with_suffix(suffix)
         if beside.is_file():
             try:
-                return {"picture": make_picture(beside)}
+                return {"image": make_picture(beside)}
             except JobError:
                 return None
     return None
@@ -262,7 +263,7 @@ def _own_recipe(metadata: Mapping[str, str]) -> dict[str, Any] | None:
         recipe = parse_json(text)
     except UnusableFileError:
         return None
-    return recipe if isinstance(recipe, dict) else None
+    return renamed(recipe, "recipe") if isinstance(recipe, dict) else None
 
 
 def _expected_keys(family: Family) -> Iterator[str]:

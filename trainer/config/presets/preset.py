@@ -18,7 +18,7 @@ from trainer.config.write import stated_lines
 from trainer.protocol.files import safe_name
 from trainer.protocol.text import printable
 
-SCHEMA = 1
+SCHEMA = 2
 LONGEST_NAME = 80
 RECIPE_KEY = "impasto_recipe"
 """Metadata key of the complete recipe (JSON) in LoRA files made by Impasto."""
@@ -28,7 +28,7 @@ MACHINE_KEYS = ("device", "threads", "cache_gigabytes", "int8_products")
 
 TriggerWord = Annotated[str, Field(min_length=1, max_length=100)]
 _LONGEST = 4000  # characters of any text; some fields have lower limits
-_PICTURE = "preview.picture"
+_PICTURE = "preview.image"
 _SEVERAL_LINES = {"notes"}
 # Characters that reorder text can make it read as something else (CVE-2021-42574), and tag characters spell invisible
 # letters; Zl and Zp are line breaks.
@@ -83,7 +83,7 @@ class ExampleConfig(PromptConfig):
     """Negative prompt: what the image should not show."""
 
 
-class CardConfig(Section):
+class GpuConfig(Section):
     """GPU that the fit was made for."""
 
     gigabytes: float = Field(gt=0.0, le=1024.0)
@@ -94,10 +94,10 @@ class CardConfig(Section):
     """Whether the GPU supports bf16; NVIDIA GPUs do since the RTX 3000 series."""
 
 
-class PictureFileConfig(Section):
+class ImageFileConfig(Section):
     """Small preview image of the result."""
 
-    picture: str
+    image: str
     """PNG, JPEG or WebP file in base64."""
 
 
@@ -110,7 +110,7 @@ class Preset(Section):
     """Name of the preset and of its file."""
     author: str = Field(default="", max_length=100)
     """Author of the preset."""
-    licence: str = Field(default="", max_length=200)
+    license: str = Field(default="", max_length=200)
     """License of the preset."""
     notes: str = Field(default="", max_length=4000)
     """Notes: what the preset is good for, and what to watch out for."""
@@ -122,11 +122,11 @@ class Preset(Section):
     """What the LoRA learns and how; keys not set here keep the job's values."""
     fit: FitConfig | None = None
     """Fit for one GPU; other GPUs get a new plan."""
-    card: CardConfig | None = None
+    gpu: GpuConfig | None = None
     """GPU that the fit was made for."""
     examples: tuple[ExampleConfig, ...] = Field(default=(), strict=False, max_length=8)
     """Example prompts that show the result."""
-    preview: PictureFileConfig | None = None
+    preview: ImageFileConfig | None = None
     """Small preview image of the result."""
 
     def rules(self) -> Iterator[tuple[str, str]]:
@@ -136,8 +136,8 @@ class Preset(Section):
         for key in MACHINE_KEYS:
             if self.fit is not None and key in self.fit.model_fields_set:
                 yield f"fit.{key}", "belongs to one machine and cannot be in a preset; remove it"
-        if self.card is not None and self.fit is None:
-            yield "card", "describes the GPU of a fit, but there is no fit"
+        if self.gpu is not None and self.fit is None:
+            yield "gpu", "describes the GPU of a fit, but there is no fit"
 
 
 def text_faults(data: Mapping[str, Any]) -> list[str]:
@@ -208,7 +208,7 @@ def dump_preset(preset: Preset) -> str:
 def _picture_lines(preset: Preset) -> Iterator[str]:
     """Yield the preview image over many lines: most editors choke on a line of 50,000 characters."""
     if preset.preview is not None:
-        compact = "".join(preset.preview.picture.split())
-        yield from ("", "[preview]", "# Small preview image of the result, in base64.", 'picture = """')
+        compact = "".join(preset.preview.image.split())
+        yield from ("", "[preview]", "# Small preview image of the result, in base64.", 'image = """')
         yield from (compact[start : start + 100] for start in range(0, len(compact), 100))
         yield '"""'

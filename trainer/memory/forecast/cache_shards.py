@@ -136,12 +136,12 @@ def _epochs(job: Job, images: Sequence[Picture]) -> int:
 def _varies_by_epoch(images: Iterable[Picture], recipe: RecipeConfig) -> bool:
     """Return whether an epoch may show something that none before it did."""
     chosen = recipe.captions.wildcards or recipe.captions.shuffle or recipe.captions.dropout > 0
-    cut = recipe.pictures.flip or recipe.pictures.crop == "random"
+    cut = recipe.images.flip or recipe.images.crop == "random"
     return (
         chosen
         or cut
         or recipe.captions.tag_dropout > 0
-        or any(len(image.captions) > 1 or image.kind == "regularisation" for image in images)
+        or any(len(image.captions) > 1 or image.kind == "regularization" for image in images)
     )
 
 

@@ -376,7 +376,7 @@ def forecast_of(
         fits=failed_in is None,
         seconds=sum(phase.seconds for phase in phases),
         step_seconds={f"{w}x{h}": value + retrying for (w, h), value in schedule.step_seconds(seconds).items()},
-        exact=workload.fit.quantise != "int8_products",  # the run decides at its start which layers use int8 products
+        exact=workload.fit.quantize != "int8_products",  # the run decides at its start which layers use int8 products
         time_factor=factor,
         flops=float(steps * _step_flops(schedule)),
         flops_limit=1e12 * device_state.card.tflops.get(TRACE_DTYPES[workload.fit.dtype or "fp32"], 0.0),

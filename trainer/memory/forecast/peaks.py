@@ -35,20 +35,20 @@ _PARTS: Mapping[str, str] = {
 }
 # These names are stored in the shipped forecast results: changing one means making those again.
 _STAGES: Mapping[str, str] = {
-    "": "placing {part}",
-    "load": "placing {part}",
-    "quantise": "quantising {part}",
+    "": "loading {part}",
+    "load": "loading {part}",
+    "quantise": "quantizing {part}",
     "texts": "encoding a text: {part}",
-    "encode": "VAE encode of a {size} picture",
+    "encode": "VAE encode of a {size} image",
     "validate": "validation at {size}: {part}",
-    "draw": "drawing a {size} preview: {part}",
+    "draw": "rendering a {size} preview: {part}",
     "decode": "VAE decode of a {size} preview",
     "forward": "forward through {part}",
     "recompute": "backward through {part}",
     "backward": "backward through {part}",
-    "accumulate": "end of the micro-batch: gradients added up",
-    "optimizer": "end of the batch: the optimizer",
-    "save": "copying to main memory",
+    "accumulate": "end of the micro-batch: gradient accumulation",
+    "optimizer": "end of the batch: optimizer step",
+    "save": "copying to system memory",
 }
 # Common names for the ends of the network.
 _ENDS: Mapping[str, str] = {

@@ -324,7 +324,7 @@ class RunSchedule:
 
     @property
     def _records(self) -> bool:
-        return self.subject.fit.graphs and self.subject.fit.device != "cpu"
+        return self.subject.fit.cuda_graphs and self.subject.fit.device != "cpu"
 
     def _graph_shapes(self) -> int:
         """Return the number of different micro-batches by shape and number of images."""
@@ -423,4 +423,6 @@ def _as_traced(workload: Workload, part: TracePart) -> Workload:
 
     Checkpointing matters only where there is a backward.
     """
-    return replace(workload, fit=workload.fit.changed(checkpointing="none")) if part == "validate" else workload
+    return (
+        replace(workload, fit=workload.fit.changed(gradient_checkpointing="none")) if part == "validate" else workload
+    )

@@ -182,7 +182,7 @@ class Evaluator:
         steps = self._steps.get(_step_key(fit)) or self._step_bound(fit)
         drawn = self._previews_of(fit) or self._previews_bound(fit)
         return Preference(
-            quality=0 if self._free_choice else QUALITIES.index(fit.quantise or "none"),
+            quality=0 if self._free_choice else QUALITIES.index(fit.quantize or "none"),
             time=time_step(steps.seconds + self._retrying.get(_step_key(fit), 0.0)),
             changes=self._changes(fit),
             drawing=time_step(drawn.seconds),
@@ -207,9 +207,9 @@ class Evaluator:
 
     def appraise(self, fit: FitConfig) -> None:
         """Read or record one more missing trace: of the anchor, the fit's steps, or its previews."""
-        quantise = fit.quantise or "none"
-        if quantise not in self._anchors:
-            self.anchor(quantise)
+        quantize = fit.quantize or "none"
+        if quantize not in self._anchors:
+            self.anchor(quantize)
         elif not self.knows_steps(fit):
             first = self._most_telling(fit)
             self._steps[_step_key(first)] = self._step_figures(first)
@@ -237,22 +237,22 @@ class Evaluator:
         subject = replace(self.subject, fit=fit)
         return self._has_steps(fit) and (not self._previews or self.traces.has_phase(subject, "preview"))
 
-    def estimate(self, quantise: str, checkpointing: Checkpointing, size: int) -> int:
+    def estimate(self, quantize: str, checkpointing: Checkpointing, size: int) -> int:
         """Return the least bytes of training, good enough to compare block sets and sizes; 0 without an anchor."""
-        anchor = self._anchors.get(quantise)
+        anchor = self._anchors.get(quantize)
         return 0 if anchor is None else _least_bytes(anchor, checkpointing, size)
 
     def fits(self, fit: FitConfig) -> bool:
         """Return whether a simulation stays within the budget."""
         return self._fits(fit)
 
-    def anchor(self, quantise: str) -> Anchor:
+    def anchor(self, quantize: str) -> Anchor:
         """Return the figures of one image without checkpointing, with the base quantized like this."""
-        if quantise not in self._anchors:
-            fit = _anchored(self.subject.fit.changed(quantise=quantise))
+        if quantize not in self._anchors:
+            fit = _anchored(self.subject.fit.changed(quantize=quantize))
             steps = self._traces(fit)
             summaries = self._summaries(fit)
-            self._anchors[quantise] = Anchor(
+            self._anchors[quantize] = Anchor(
                 lasting=in_a_row([summaries.weights, summaries.micro_first, summaries.optimizer_first]).net,
                 gradients=summaries.micro_first.sums.net,
                 held=held_after_forward(steps.micro_first),
@@ -260,7 +260,7 @@ class Evaluator:
                 steps=summaries,
             )
             self._steps[_step_key(fit)] = self._step_figures(fit)
-        return self._anchors[quantise]
+        return self._anchors[quantize]
 
     def _has_steps(self, fit: FitConfig) -> bool:
         return self.traces.has_steps(replace(self.subject, fit=fit), self.bucket, fit.micro_batch or 1)
@@ -271,8 +271,8 @@ class Evaluator:
         What checkpointed blocks keep of one image nearly determines what every block set takes with any number of
         images, so that sets which are too large need no trace.
         """
-        saving = fit.changed(checkpointing="full", micro_batch=1)
-        if fit.checkpointing in (None, "none") or self.knows_steps(saving) or self._has_steps(fit):
+        saving = fit.changed(gradient_checkpointing="full", micro_batch=1)
+        if fit.gradient_checkpointing in (None, "none") or self.knows_steps(saving) or self._has_steps(fit):
             return fit
         return saving
 
@@ -284,7 +284,7 @@ class Evaluator:
     def _next_request(self, fit: FitConfig) -> TraceRequest:
         if self.knows_steps(fit):
             return TraceRequest(replace(self.subject, fit=fit), "preview")
-        fit = self._most_telling(fit) if (fit.quantise or "none") in self._anchors else _anchored(fit)
+        fit = self._most_telling(fit) if (fit.quantize or "none") in self._anchors else _anchored(fit)
         return TraceRequest(replace(self.subject, fit=fit), "micro", (self.bucket, fit.micro_batch or 1))
 
     def _traces(self, fit: FitConfig) -> Steps[MemoryTrace]:
@@ -299,31 +299,31 @@ class Evaluator:
 
     def _changes(self, fit: FitConfig) -> int:
         """Return how many keys differ from the defaults: nothing saved, the whole effective batch at once."""
-        plain = (OPEN_FIT.quantise, OPEN_FIT.checkpointing, OPEN_FIT.vae_tiling, OPEN_FIT.preview_offload)
-        now = (fit.quantise, fit.checkpointing, fit.vae_tiling, fit.preview_offload)
+        plain = (OPEN_FIT.quantize, OPEN_FIT.gradient_checkpointing, OPEN_FIT.vae_tiling, OPEN_FIT.preview_offload)
+        now = (fit.quantize, fit.gradient_checkpointing, fit.vae_tiling, fit.preview_offload)
         split = fit.micro_batch != self.subject.recipe.effective_batch
         return sum(one != other for one, other in zip(plain, now, strict=True)) + split
 
     def _step_figures(self, fit: FitConfig) -> Figures:
         steps = self._summaries(fit)
         subject = replace(self.subject, fit=fit)
-        if fit.checkpointing == "full" and fit.micro_batch == 1 and (fit.quantise or "none") in self._anchors:
-            self._anchors[fit.quantise or "none"].kept.update(held_after_forward(self._traces(fit).micro_first))
+        if fit.gradient_checkpointing == "full" and fit.micro_batch == 1 and (fit.quantize or "none") in self._anchors:
+            self._anchors[fit.quantize or "none"].kept.update(held_after_forward(self._traces(fit).micro_first))
         seconds = step_seconds(subject, steps, self._seconds)
         return Figures(seconds * (self.subject.recipe.steps or 1), training_sums(subject, steps).peak)
 
     def _step_bound(self, fit: FitConfig) -> Figures:
         """Return bounds from fits that checkpoint less or more, from other micro-batches, and from the anchor."""
-        quantise, checkpointing, size = _step_key(fit)
+        quantize, checkpointing, size = _step_key(fit)
         seconds, needed = 0.0, 0
         for (other, blocks_set, pictures), figures in self._steps.items():
-            if other != quantise:
+            if other != quantize:
                 continue
             if within(blocks_set, checkpointing) and pictures >= size:
                 seconds = max(seconds, figures.seconds)
             if within(checkpointing, blocks_set) and pictures <= size:
                 needed = max(needed, figures.bytes)
-        if (anchor := self._anchors.get(quantise)) is not None:
+        if (anchor := self._anchors.get(quantize)) is not None:
             seconds = max(seconds, self._least_seconds(anchor, checkpointing, fit))
             needed = max(needed, _least_bytes(anchor, checkpointing, size))
         return Figures(SLACK * seconds, int(SLACK * needed))
@@ -345,7 +345,7 @@ class Evaluator:
         return self._seconds(work), self._seconds(item for item in work if item.stage == "forward")
 
     def _preview_figures(self, fit: FitConfig) -> Figures:
-        anchor = self.anchor(fit.quantise or "none")
+        anchor = self.anchor(fit.quantize or "none")
         traces = self.traces.phase_outlines(replace(self.subject, fit=fit), "preview")
         seconds = sum(self._seconds(trace.work) for trace in traces)
         return Figures(seconds * self._previews, anchor.lasting + in_a_row(traces).peak)
@@ -355,26 +355,26 @@ class Evaluator:
 
     def _previews_bound(self, fit: FitConfig) -> Figures:
         """Return bounds from other ways to render previews: tiling and offloading the UNet are slower and need less."""
-        quantise, tiling, offload = _preview_key(fit)
+        quantize, tiling, offload = _preview_key(fit)
         seconds, needed = 0.0, 0
         for (other, tiled, away), figures in self._preview_cache.items():
-            if other == quantise and tiled <= tiling and away <= offload:
+            if other == quantize and tiled <= tiling and away <= offload:
                 seconds = max(seconds, figures.seconds)
-            if other == quantise and tiled >= tiling and away >= offload:
+            if other == quantize and tiled >= tiling and away >= offload:
                 needed = max(needed, figures.bytes)
         return Figures(seconds, needed)
 
 
 def _anchored(fit: FitConfig) -> FitConfig:
-    return fit.changed(checkpointing="none", micro_batch=1)
+    return fit.changed(gradient_checkpointing="none", micro_batch=1)
 
 
 def _step_key(fit: FitConfig) -> tuple[str, Checkpointing, int]:
-    return fit.quantise or "none", fit.checkpointing or "none", fit.micro_batch or 1
+    return fit.quantize or "none", fit.gradient_checkpointing or "none", fit.micro_batch or 1
 
 
 def _preview_key(fit: FitConfig) -> tuple[str, bool, bool]:
-    return fit.quantise or "none", bool(fit.vae_tiling), bool(fit.preview_offload)
+    return fit.quantize or "none", bool(fit.vae_tiling), bool(fit.preview_offload)
 
 
 def _checkpointed(block: str, checkpointing: Checkpointing) -> bool:

@@ -40,10 +40,10 @@ ESTIMATE_ERROR = 0.5
 REFERENCE, REFERENCE_GPU = "style", "24GB"
 REFERENCE_FIT = {
     "dtype": "bf16",
-    "quantise": "none",
+    "quantize": "none",
     "vae_dtype": "fp32",
     "micro_batch": 1,
-    "checkpointing": "none",
+    "gradient_checkpointing": "none",
     "vae_tiling": True,
     "preview_offload": False,
 }
@@ -211,7 +211,7 @@ class _Estimate:
     def _step(self, share: float) -> float:
         """Return the seconds of an optimizer step on images with this share of the reference's pixels."""
         batch, steps = self.subject.recipe.effective_batch, self._steps
-        again = {"none": 0.0, "full": 1.0}.get(str(self.subject.fit.checkpointing), 0.5)
+        again = {"none": 0.0, "full": 1.0}.get(str(self.subject.fit.gradient_checkpointing), 0.5)
         forward = self._time(_forward(steps.micro_more), share)
         return batch * (self._time(steps.micro_more.work, share) + again * forward) + self._time(steps.optimizer.work)
 

@@ -13,7 +13,7 @@ from trainer.memory.device.device_state import DeviceState
 from trainer.memory.forecast.forecast import BudgetCheck, RunSimulator, forecast_of
 from trainer.memory.forecast.schedule import PhaseCounts, RunSchedule, bounding_buckets
 from trainer.memory.planner.evaluator import Evaluator, best
-from trainer.memory.planner.search_space import Checkpointing, candidates, ladder, nested_sets
+from trainer.memory.planner.search_space import Checkpointing, candidates, fallbacks_below, nested_sets
 from trainer.memory.planner.suggestions import RecipeChange, lighter
 from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.memory_trace import Work
@@ -40,8 +40,8 @@ class Plan:
     @property
     def quality(self) -> Quality:
         """Return the precision of the base: "exact" is unquantized."""
-        quantise = self.fit.quantise or "none"
-        return "exact" if quantise == "none" else quantise
+        quantize = self.fit.quantize or "none"
+        return "exact" if quantize == "none" else quantize
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,11 @@ class Planned:
     """Whether no other fit was found that needs much less than the pick."""
     floor: PhaseForecast | None = None
     """The reason: a phase that needs about as much in every fit."""
-    quantised: Plan | None = None
+    quantized: Plan | None = None
     """Faster with a base in fewer bits, at a cost in fidelity."""
     lighter: ReducedRecipe | None = None
     """Where nothing fits: a changed recipe that does."""
-    ladder: tuple[FallbackStep, ...] = ()
+    fallbacks: tuple[FallbackStep, ...] = ()
     complete: bool = True
     """False where time ran out before every fit was evaluated: a faster one may exist."""
     complete_beside: bool = True
@@ -125,7 +125,7 @@ def plan(
     picked = Planned(
         situation,
         chosen,
-        ladder=planning.ladder(pick),
+        fallbacks=planning.fallbacks(pick),
         complete=not planning.appraisal.left_out,
     )
     on_pick(picked)
@@ -138,7 +138,7 @@ def plan(
     floor = _floor(chosen.forecast, most) if not occasions.later.portions else None
     smaller = planning.smaller(pick, most) if floor is None else None
     smallest = smaller is None and (floor is not None or not planning.appraisal.left_out)
-    quantised = planning.quantised(pick)
+    quantized = planning.quantized(pick)
     return replace(
         picked,
         quicker=quicker,
@@ -146,7 +146,7 @@ def plan(
         smaller=smaller,
         smallest=smallest,
         floor=floor,
-        quantised=quantised,
+        quantized=quantized,
         complete_beside=not planning.appraisal.left_out,
     )
 
@@ -178,7 +178,7 @@ class _Planning:
     @property
     def qualities(self) -> tuple[str, ...]:
         """Return the quantizations that the base may have."""
-        return (self.written.quantise,) if self.written.quantise else ("none", "int8", "nf4")
+        return (self.written.quantize,) if self.written.quantize else ("none", "int8", "nf4")
 
     @property
     def foreseen(self) -> list[TraceRequest]:
@@ -187,10 +187,10 @@ class _Planning:
         They cover two quantizations of the base, because a GPU that is too small for the first needs both.
         """
         base, bucket = self.subject.fit, bounding_buckets(self.subject)[0]
-        plain = base.changed(micro_batch=1, checkpointing="none")
+        plain = base.changed(micro_batch=1, gradient_checkpointing="none")
         saving = base.changed(
             micro_batch=self.written.micro_batch or 1,
-            checkpointing=self.written.checkpointing or "full",
+            gradient_checkpointing=self.written.gradient_checkpointing or "full",
             vae_tiling=True,
             preview_offload=True,
         )
@@ -199,9 +199,9 @@ class _Planning:
             return TraceRequest(replace(self.subject, fit=fit), part, more)
 
         looked_at = self.qualities[:2]
-        fits = [fit.changed(quantise=quantise) for quantise in looked_at for fit in (plain, saving)]
+        fits = [fit.changed(quantize=quantize) for quantize in looked_at for fit in (plain, saving)]
         steps = [request(fit, "micro", bucket, fit.micro_batch) for fit in fits[1:]]
-        last = plain.changed(quantise=looked_at[-1])
+        last = plain.changed(quantize=looked_at[-1])
         parts: tuple[TracePart, ...] = ("load", "quantise", "validate")
         previews = [request(fits[-1], "preview")] if self.occasions.previews else []
         return [request(plain, "optimizer"), *steps, *previews, *(request(last, part) for part in parts)]
@@ -209,8 +209,8 @@ class _Planning:
     @cached_property
     def sets(self) -> tuple[Checkpointing, ...]:
         """Return the block sets to checkpoint; blocks are ranked by a single image without checkpointing."""
-        if self.written.checkpointing is not None:
-            return (self.written.checkpointing,)
+        if self.written.gradient_checkpointing is not None:
+            return (self.written.gradient_checkpointing,)
         return nested_sets(self.appraisal.anchor(self.qualities[0]).blocks)
 
     @cached_property
@@ -221,7 +221,7 @@ class _Planning:
             self.subject.fit,
             effective_batch=self.subject.recipe.effective_batch,
             checkpointing=self.sets,
-            quantise=self.qualities,
+            quantize=self.qualities,
             previews=bool(self.subject.previews),
         )
 
@@ -242,9 +242,9 @@ class _Planning:
 
     def _by_quality(self, choices: Sequence[FitConfig]) -> list[list[FitConfig]]:
         """Return the groups of fits that are searched together, the most preferred first."""
-        if self.written.allow_quantised:
+        if self.written.allow_quantized:
             return [list(choices)]
-        return [[fit for fit in choices if fit.quantise == quantise] for quantise in self.qualities]
+        return [[fit for fit in choices if fit.quantize == quantize] for quantize in self.qualities]
 
     def _first_fit_after_deadline(self, left_out: Sequence[FitConfig]) -> FitConfig | None:
         """Return the first fit that works of those that there was no time to evaluate.
@@ -280,7 +280,7 @@ class _Planning:
         """Return whether the most preferred of the fits that may work has to be traced."""
         if all(map(self.appraisal.hopeless, choices)):
             return False
-        self.appraisal.anchor(choices[0].quantise or "none")
+        self.appraisal.anchor(choices[0].quantize or "none")
         possible = [fit for fit in choices if not self.appraisal.hopeless(fit)]
         return bool(possible) and not self.appraisal.is_traced(min(possible, key=self.appraisal.preference))
 
@@ -299,7 +299,7 @@ class _Planning:
     def _faster_fits(self, pick: FitConfig) -> list[FitConfig]:
         """Return fits of the same precision that are or may be faster, all of which the search has ruled out."""
         time = self.appraisal.preference(pick).time
-        alike = [fit for fit in self.choices if fit.quantise == pick.quantise]
+        alike = [fit for fit in self.choices if fit.quantize == pick.quantize]
         return [fit for fit in alike if self.appraisal.preference(fit).time < time]
 
     def _known_exactly(self, fit: FitConfig) -> bool:
@@ -316,7 +316,7 @@ class _Planning:
 
         Steps or previews that turn out too large in one fit rule out other fits that share them.
         """
-        alike = [fit for fit in self.choices if fit.quantise == pick.quantise]
+        alike = [fit for fit in self.choices if fit.quantize == pick.quantize]
         looked_at: list[Plan] = []
         for fit in sorted(alike, key=self.appraisal.preference):
             if len(looked_at) == LOOKED_AT:
@@ -336,27 +336,27 @@ class _Planning:
 
         return is_within() and self._known_exactly(fit) and is_within()
 
-    def quantised(self, pick: FitConfig) -> Plan | None:
+    def quantized(self, pick: FitConfig) -> Plan | None:
         """Return the best fit with a base in fewer bits, if it is faster than an unquantized pick.
 
         Dequantizing only costs time, so the fit must be one that would be faster than the pick unquantized too.
         """
-        if pick.quantise != "none" or self.written.quantise is not None:
+        if pick.quantize != "none" or self.written.quantize is not None:
             return None
         preference = self.appraisal.preference
         ahead = {_without_quantization(fit) for fit in self._faster_fits(pick)}
-        quantised = [fit for fit in self.choices if fit.quantise != "none" and _without_quantization(fit) in ahead]
-        found = best(quantised, self.appraisal)
+        quantized = [fit for fit in self.choices if fit.quantize != "none" and _without_quantization(fit) in ahead]
+        found = best(quantized, self.appraisal)
         if found is None or preference(found).time >= preference(pick).time:
             return None
         return self.plan_of(found)
 
-    def ladder(self, pick: FitConfig) -> tuple[FallbackStep, ...]:
+    def fallbacks(self, pick: FitConfig) -> tuple[FallbackStep, ...]:
         """Return the fallback steps from a fit."""
-        looked_at = self.qualities if pick.allow_quantised else (pick.quantise or "none",)
-        for quantise in looked_at:
-            self.appraisal.anchor(quantise)
-        return ladder(
+        looked_at = self.qualities if pick.allow_quantized else (pick.quantize or "none",)
+        for quantize in looked_at:
+            self.appraisal.anchor(quantize)
+        return fallbacks_below(
             pick,
             self.written,
             sets=self.sets,
@@ -392,8 +392,8 @@ class _Planning:
     def _saving(self, fit: FitConfig) -> tuple[int, ...]:
         """Return a sort key: how much memory a choice saves, the first difference decides."""
         return (
-            self.qualities.index(fit.quantise or "none"),
-            self.sets.index(fit.checkpointing or "none"),
+            self.qualities.index(fit.quantize or "none"),
+            self.sets.index(fit.gradient_checkpointing or "none"),
             -(fit.micro_batch or 1),
             bool(fit.vae_tiling),
             bool(fit.preview_offload),
@@ -414,7 +414,7 @@ class _Planning:
             self.situation.budget,
             fits,
             previews=self.occasions.previews,
-            free_choice=self.written.allow_quantised,
+            free_choice=self.written.allow_quantized,
             until=until,
             later=lambda: self.foreseen,
         )
@@ -437,7 +437,7 @@ class _Planning:
         if failed_in in ("cache_pictures", "cache_texts"):
             self.appraisal.rule_out(lambda _: True)
         elif failed_in in ("load", "quantise"):
-            self.appraisal.rule_out(lambda other: other.quantise == fit.quantise)
+            self.appraisal.rule_out(lambda other: other.quantize == fit.quantize)
         elif failed_in in ("first_step", "train"):
             self.appraisal.rule_out(lambda other: _of_steps(other) == _of_steps(fit))
         if failed_in is None and seconds:
@@ -468,12 +468,12 @@ def _too_large_alike(fit: FitConfig, former: Plan, most: int) -> bool:
 
 
 def _of_steps(fit: FitConfig) -> tuple[object, ...]:
-    return fit.quantise, fit.checkpointing, fit.micro_batch
+    return fit.quantize, fit.gradient_checkpointing, fit.micro_batch
 
 
 def _of_previews(fit: FitConfig) -> tuple[object, ...]:
-    return fit.quantise, fit.vae_tiling, fit.preview_offload
+    return fit.quantize, fit.vae_tiling, fit.preview_offload
 
 
 def _without_quantization(fit: FitConfig) -> tuple[object, ...]:
-    return fit.checkpointing, fit.micro_batch, fit.vae_tiling, fit.preview_offload
+    return fit.gradient_checkpointing, fit.micro_batch, fit.vae_tiling, fit.preview_offload

@@ -1,4 +1,4 @@
-"""Build the search space of a planner: micro-batches, block sets to checkpoint and the other keys; and the ladder."""
+"""Build the search space of a planner (micro-batches, block sets to checkpoint, other keys) and the fallbacks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 from trainer.config.fit import LARGEST_MICRO_BATCH, FallbackStep, FitConfig
 from trainer.memory.trace.memory_trace import UnetBlock, _forward_order
 from trainer.protocol.forecast import SEARCHED
-from trainer.training.active_plan import encoding_ladder
+from trainer.training.active_plan import encoding_fallbacks
 
 Checkpointing = Literal["none", "full"] | tuple[str, ...]
 
@@ -52,12 +52,12 @@ def candidates(
     *,
     effective_batch: int,
     checkpointing: Iterable[Checkpointing],
-    quantise: Iterable[str],
+    quantize: Iterable[str],
     previews: bool,
 ) -> list[FitConfig]:
     """Return every fit that keeps the keys of the user; keys that are not searched stay as in ``start``."""
     every: tuple[Sequence[Any], ...] = (
-        tuple(quantise),
+        tuple(quantize),
         tuple(checkpointing),
         micro_batches(effective_batch),
         (True, False) if previews else (True,),
@@ -81,7 +81,7 @@ Need = Callable[[str, Checkpointing, int], int]
 """Return the least bytes of training for a quantization, a block set and a micro-batch."""
 
 
-def ladder(
+def fallbacks_below(
     fit: FitConfig,
     written: FitConfig,
     *,
@@ -99,18 +99,18 @@ def ladder(
     steps: list[FallbackStep] = []
     if previews:
         steps += _preview_steps(fit, written)
-    quantise, checkpointing, size = fit.quantise or "none", fit.checkpointing or "none", fit.micro_batch or 1
-    if written.checkpointing is None:
-        for more in _worthwhile(checkpointing, sets, lambda chosen: need(quantise, chosen, size)):
-            steps.append(FallbackStep(exact=True, checkpointing=more))
+    quantize, checkpointing, size = fit.quantize or "none", fit.gradient_checkpointing or "none", fit.micro_batch or 1
+    if written.gradient_checkpointing is None:
+        for more in _worthwhile(checkpointing, sets, lambda chosen: need(quantize, chosen, size)):
+            steps.append(FallbackStep(exact=True, gradient_checkpointing=more))
             checkpointing = more
     if written.micro_batch is None:
         for fewer in [fewer for fewer in micro_batches(effective_batch) if fewer < size]:
             steps.append(FallbackStep(exact=False, micro_batch=fewer))
             size = fewer
-    if fit.allow_quantised and written.quantise is None:
-        steps += _quantization_steps(quantise, lambda bits: need(bits, checkpointing, size))
-    return (*steps, *encoding_ladder(fit, written))
+    if fit.allow_quantized and written.quantize is None:
+        steps += _quantization_steps(quantize, lambda bits: need(bits, checkpointing, size))
+    return (*steps, *encoding_fallbacks(fit, written))
 
 
 def _preview_steps(fit: FitConfig, written: FitConfig) -> Iterator[FallbackStep]:
@@ -140,4 +140,4 @@ def _quantization_steps(now: str, need: Callable[[str], int]) -> Iterator[Fallba
     for bits in QUANTISED[QUANTISED.index(now) + 1 if now in QUANTISED else 0 :]:
         if (needed := need(bits)) < least:
             least = needed
-            yield FallbackStep(exact=False, quantise=bits)
+            yield FallbackStep(exact=False, quantize=bits)

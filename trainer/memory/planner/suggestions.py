@@ -76,7 +76,7 @@ def _singles(recipe: RecipeConfig) -> Iterator[dict[str, Any]]:
 
 def _sides(recipe: RecipeConfig) -> Iterator[int]:
     """Yield lower resolutions in multiples of the bucket step."""
-    step, side = recipe.pictures.bucket_step, recipe.resolution or 0
+    step, side = recipe.images.bucket_step, recipe.resolution or 0
     for share in SHARES:
         lower = int(side * share) // step * step
         if lower >= SMALLEST_SIDE:
@@ -85,7 +85,7 @@ def _sides(recipe: RecipeConfig) -> Iterator[int]:
 
 def _scaled(subject: Workload, share: float) -> tuple[BucketUse, ...]:
     """Return buckets scaled by `share`, about as the images would fall into them."""
-    step = subject.recipe.pictures.bucket_step
+    step = subject.recipe.images.bucket_step
     uses: dict[tuple[int, int], int] = {}
     for bucket in subject.buckets:
         width, height = (max(step, int(side * share) // step * step) for side in bucket.size)
@@ -131,14 +131,14 @@ def _changed(subject: Workload) -> Iterator[tuple[str, Any, Workload]]:
 
 
 def _of_fit(fit: FitConfig) -> Iterable[tuple[str, Any]]:
-    if fit.checkpointing != "full":
-        yield "checkpointing", "full"
+    if fit.gradient_checkpointing != "full":
+        yield "gradient_checkpointing", "full"
     if (fit.micro_batch or 1) > 1:
         yield "micro_batch", -(-(fit.micro_batch or 1) // 2)
-    if fit.quantise in (None, "none"):
-        yield "quantise", "int8"
-    if fit.quantise != "nf4":
-        yield "quantise", "nf4"
+    if fit.quantize in (None, "none"):
+        yield "quantize", "int8"
+    if fit.quantize != "nf4":
+        yield "quantize", "nf4"
 
 
 def training_figures(subject: Workload, situation: DeviceState, traces: TraceLibrary) -> tuple[int, float]:

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from trainer.adapter.attach import Adapter, attach, models_by_part
 from trainer.base.encoding import TextConditioning
 from trainer.base.families import FAMILIES, TextEncoder
-from trainer.base.quantized import choose_products, quantise_linears
+from trainer.base.quantized import choose_products, quantize_linears
 from trainer.base.source import BaseSource, empty_clip_model, empty_diffusers_model
 from trainer.base.weights import Placer, StoredTensor, place_weights
 from trainer.config.base import BaseConfig
@@ -43,10 +43,10 @@ Placed = TypeVar("Placed", bound=nn.Module)
 def bare_unet(workload: Workload, device: torch.device = META) -> tuple[UNet2DConditionModel, Placer | None]:
     """Return the UNet before its weights are placed, and the placer that quantizes them, if any."""
     unet: UNet2DConditionModel = empty_diffusers_model(UNet2DConditionModel, workload.unet_config, _SOURCE)
-    kind = workload.fit.quantise
+    kind = workload.fit.quantize
     if kind is None or kind == "none":
         return unet, None
-    placer = quantise_linears(unet, kind, dtype_of(workload), device)
+    placer = quantize_linears(unet, kind, dtype_of(workload), device)
     choose_products(unet, workload.fit.products)
     return unet, placer
 

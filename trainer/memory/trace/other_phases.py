@@ -1,6 +1,6 @@
 """Trace every phase but the training step by running the trainer's own functions on meta tensors.
 
-Each function returns the traces of its phase in order, to be played on what :func:`load` or :func:`quantise` left. At
+Each function returns the traces of its phase in order, to be played on what :func:`load` or :func:`quantize` left. At
 the end of each trace the trainer returns freed memory to the driver (trainer.training.device.offload.release). A trace
 contains each distinct operation once, under a stage such as "encode 1024x768".
 """
@@ -60,12 +60,12 @@ ENCODERS = ("text_encoder", "text_encoder_2")
 
 def load(workload: Workload) -> tuple[MemoryTrace, ...]:
     """Trace placing base, adapter and master weights one tensor at a time; no trace for a quantized base."""
-    return () if _quantised(workload) else (_load_trace(workload, "load"),)
+    return () if _quantized(workload) else (_load_trace(workload, "load"),)
 
 
 def quantise(workload: Workload) -> tuple[MemoryTrace, ...]:
     """Trace :func:`load` for a quantized base: each weight arrives in 16 bits and stays in 8 or 4."""
-    return (_load_trace(workload, "quantise"),) if _quantised(workload) else ()
+    return (_load_trace(workload, "quantise"),) if _quantized(workload) else ()
 
 
 def cache_pictures(workload: Workload) -> tuple[MemoryTrace, ...]:
@@ -167,8 +167,8 @@ def save(workload: Workload) -> tuple[MemoryTrace, ...]:
     return (trace,)
 
 
-def _quantised(workload: Workload) -> bool:
-    return workload.fit.quantise not in (None, "none")
+def _quantized(workload: Workload) -> bool:
+    return workload.fit.quantize not in (None, "none")
 
 
 def _vae_dtype(workload: Workload) -> torch.dtype:

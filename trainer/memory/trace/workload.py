@@ -35,10 +35,10 @@ LIBRARIES = ("torch", "diffusers", "transformers", "peft", "bitsandbytes", "prod
 # Values to trace with where a fit leaves a setting open.
 OPEN_FIT = FitConfig(
     dtype="bf16",
-    quantise="none",
+    quantize="none",
     vae_dtype="fp32",
     micro_batch=1,
-    checkpointing="none",
+    gradient_checkpointing="none",
     attention="auto",
     vae_tiling=True,
     preview_offload=False,
@@ -156,24 +156,24 @@ class Workload:
             "adapter": self._adapter_facts(),
             # "auto" uses flash attention; see trainer.memory.trace.cuda_kernels.attention_kernel.
             "precision": (
-                *(fit.dtype, fit.quantise, "auto" if fit.attention == "flash" else fit.attention),
+                *(fit.dtype, fit.quantize, "auto" if fit.attention == "flash" else fit.attention),
                 *map(_product_facts, fit.products),
             ),
-            "checkpointing": fit.checkpointing,
+            "checkpointing": fit.gradient_checkpointing,
             "masks": self.masks,
             "objective": (
                 _present(
                     {
                         "loss": objective.loss,
                         "min_snr_gamma": objective.min_snr_gamma,
-                        "debiased": objective.debiased,
+                        "debiased": objective.debiased_estimation,
                     }
                 ),
                 objective.input_perturbation > 0,
                 self.prediction,
             ),
             "dtype": fit.dtype,
-            "clipped": recipe.clip_gradient > 0,
+            "clipped": recipe.max_grad_norm > 0,
             "optimizer": _present(recipe.optimizer.model_dump(mode="json")),
             "averaged": isinstance(recipe.optimizer, ScheduleFreeConfig),
             # Tiling is only listed when it is on, so that the keys of shipped traces do not change.
@@ -245,7 +245,7 @@ def subject_ahead(
 ) -> Workload:
     """Return the workload of a recipe without base or images: published configs, one square bucket."""
     configs = bundled_configs(family)
-    step = recipe.pictures.bucket_step
+    step = recipe.images.bucket_step
     side = (recipe.resolution or 0) // step * step
     if not side:
         raise ValueError("the recipe's resolution has to be resolved before its memory is asked for")

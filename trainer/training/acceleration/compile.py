@@ -39,7 +39,7 @@ MOST_WORDS = 200
 
 def compiled_of(job: Job, device: torch.device, tell: Tell) -> CompiledBlocks | None:
     """Return the compiled blocks if the job requests them and a compiler works; report it if none does."""
-    if not job.fit.compile or job.fit.graphs or job.recipe.has_dropouts:
+    if not job.fit.compile or job.fit.cuda_graphs or job.recipe.has_dropouts:
         return None
     if error := compiler_trouble(device):
         _report(tell, f"no working compiler found ({error})")

@@ -103,13 +103,13 @@ RECORDERS: dict[str, Callable[[torch.device], Recorder]] = {"cuda": CudaRecorder
 def graphs_of(fit: FitConfig, device: torch.device, tell: Tell) -> RecordedSteps | None:
     """Return the graphs for a run if its job requests them and its device supports them; None otherwise."""
     recorder = RECORDERS.get(device.type)
-    if not fit.graphs or recorder is None:
+    if not fit.cuda_graphs or recorder is None:
         return None
     if torch.__version__ < MINIMUM:  # a TorchVersion: compares by number, not as text
         tell(
             "graphs",
-            f"fit.graphs needs PyTorch {MINIMUM} or newer, but {torch.__version__} is installed: the run continues "
-            "without CUDA graphs. Install a newer PyTorch to use them.",
+            f"fit.cuda_graphs needs PyTorch {MINIMUM} or newer, but {torch.__version__} is installed: "
+            "the run continues without CUDA graphs. Install a newer PyTorch to use them.",
         )
         return None
     return RecordedSteps(lambda: recorder(device), tell)
@@ -274,7 +274,7 @@ class RecordedSteps:
         """Report each message once."""
         if message not in self._reported:
             self._reported.add(message)
-            self._tell("graphs", f"fit.graphs: {message}. Affected steps run normally, without a CUDA graph.")
+            self._tell("graphs", f"fit.cuda_graphs: {message}. Affected steps run normally, without a CUDA graph.")
 
 
 def _run_eagerly(engine: Engine, micro: MicroBatch, scale: Tensor | None = None) -> Tensor:

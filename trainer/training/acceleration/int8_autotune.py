@@ -18,7 +18,7 @@ import torch
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 from torch import Tensor, nn
 
-from trainer.base.quantized import NEVER, Directions, directions_of, input_gradient, product, quantisable
+from trainer.base.quantized import NEVER, Directions, directions_of, input_gradient, product, quantizable
 from trainer.base.source import BaseSource
 from trainer.config.fit import EVERYWHERE, LEAST_ROWS, ProductConfig
 from trainer.config.job import Job, live_text
@@ -99,7 +99,7 @@ def products_of(
 
     For a deterministic run the layers are tried but not timed, because timings vary.
     """
-    if job.fit.quantise != "int8_products":
+    if job.fit.quantize != "int8_products":
         return None
     if job.fit.int8_products is not None:
         return ProductChoice(job.fit.int8_products, ("int8 GEMMs are used for the layers in fit.int8_products.",))
@@ -136,7 +136,7 @@ def linears(
         counts[Linear(x.numel() // inputs, inputs, outputs, x.requires_grad)] += 1
 
     # The latents require a gradient in place of the first LoRA layer, so that all later inputs need one as in training.
-    hooks = [linear.register_forward_pre_hook(count) for linear in quantisable(unet).values()]
+    hooks = [linear.register_forward_pre_hook(count) for linear in quantizable(unet).values()]
     config = unet.config
     meta_tensor = partial(torch.empty, device="meta")
     added_conditions = None

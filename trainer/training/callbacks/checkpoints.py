@@ -9,7 +9,7 @@ from typing import Any
 from trainer.config.fit import FallbackStep
 from trainer.protocol import events
 from trainer.protocol.forecast import ForecastPhase
-from trainer.protocol.records import build, to_record
+from trainer.protocol.records import build, renamed, to_record
 from trainer.protocol.run_directory import RunDirectory
 from trainer.training import checkpoint
 from trainer.training.active_plan import ActivePlan, AppliedFallback
@@ -29,7 +29,7 @@ class Checkpoints:
         self.run = run
         self.reporter = reporter
         self.plan = plan
-        self.rungs: Sequence[AppliedFallback] = plan.saved
+        self.fallbacks: Sequence[AppliedFallback] = plan.saved
         """Applied fallback steps in the last checkpoint."""
         self._saved: TrainingProgress | None = None
 
@@ -49,12 +49,12 @@ class Checkpoints:
 
         ``captured`` is the training state of the current step, if it was captured before the models were unloaded.
         """
-        if self._saved == progress and self.rungs == self.plan.taken:
+        if self._saved == progress and self.fallbacks == self.plan.taken:
             return
         self.reporter.phase("save", 0, 1)
         now = captured or capture(self.engine, self.plan.state())
         folder = checkpoint.save_checkpoint(self.run.checkpoints, now)
-        self._saved, self.rungs = dataclasses.replace(progress), self.plan.taken
+        self._saved, self.fallbacks = dataclasses.replace(progress), self.plan.taken
         # The new one needs protection: skipped damaged checkpoints of later steps count among the newest.
         protect = {step for step in (progress.step, progress.best_step) if step is not None}
         checkpoint.prune(self.run.checkpoints, self.engine.job.report.saving.checkpoint_keep, protect)
@@ -62,15 +62,15 @@ class Checkpoints:
         self.reporter.phase("save", 1, 1)
 
 
-def capture(engine: Engine, rungs: list[dict[str, object]]) -> checkpoint.Checkpoint:
-    """Return the current training state, with the fit in force and the fallback steps applied (``rungs``)."""
+def capture(engine: Engine, fallbacks: list[dict[str, object]]) -> checkpoint.Checkpoint:
+    """Return the current training state, with the fit in force and the fallback steps applied (``fallbacks``)."""
     tensors, data = pack_state(engine.optimizer)
     state: dict[str, object] = {
         "progress": to_record(engine.progress),
         "optimizer": data,
         "scaler": engine.scaler.state() if engine.scaler else None,
         "fit": engine.job.fit.model_dump(mode="json"),
-        "rungs": rungs,
+        "rungs": fallbacks,
     }
     masters = {key: master.detach() for key, master in engine.masters.masters.items()}
     return checkpoint.Checkpoint(engine.progress.step, masters, tensors, state)
@@ -83,7 +83,8 @@ def is_restorable(saved: checkpoint.Checkpoint) -> bool:
         progress = build(TrainingProgress, state["progress"])
         optimizer = state["optimizer"]
         for each in state.get("rungs", ()):
-            AppliedFallback(int(each["step"]), int(each["number"]), FallbackStep.model_validate(each["rung"]))
+            fallback = FallbackStep.model_validate(renamed(each["rung"], "ladder"))
+            AppliedFallback(int(each["step"]), int(each["number"]), fallback)
         named = list(_tensor_names([optimizer["state"], optimizer["groups"]]))
         sound = isinstance(optimizer["optimizer"], str) and all(name in saved.optimizer for name in named)
     except (ValueError, TypeError, LookupError, AttributeError):

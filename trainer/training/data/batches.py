@@ -232,7 +232,7 @@ class Collator:
         return torch.stack(masks).mul(1.0 - floor).add(floor)
 
     def _weight(self, sample: Sample) -> float:
-        prior = self.job.recipe.objective.prior_weight if sample.picture.kind == "regularisation" else 1.0
+        prior = self.job.recipe.objective.prior_weight if sample.picture.kind == "regularization" else 1.0
         return sample.picture.weight * prior
 
 

@@ -36,8 +36,8 @@ def set_checkpointing(
     unknown = [name for name in chosen if name not in blocks]
     if unknown:
         raise JobError(
-            "job.checkpointing",
-            f"Could not set fit.checkpointing: it names {', '.join(unknown)}, which this base does not have.",
+            "job.gradient_checkpointing",
+            f"Could not set fit.gradient_checkpointing: it names {', '.join(unknown)}, which this base does not have.",
             f"Choose from {', '.join(blocks)}, or write none or full.",
         )
     for encoder in text_encoders:

@@ -38,4 +38,4 @@ PHASES: tuple[ForecastPhase, ...] = (
 
 def load_phase(fit: FitConfig) -> LoadPhase:
     """Return the name of the phase that loads the base: quantizing it takes more memory than loading."""
-    return "load" if fit.quantise in (None, "none") else "quantise"
+    return "load" if fit.quantize in (None, "none") else "quantise"

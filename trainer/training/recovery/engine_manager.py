@@ -196,14 +196,14 @@ class EngineManager:
         fit = self.plan.at(engine.progress.step)
         if fit == engine.job.fit:
             return
-        if fit.quantise != engine.job.fit.quantise:
+        if fit.quantize != engine.job.fit.quantize:
             # The base must be loaded again in the other number format; the training state survives in main memory.
             self._unload()
             self._restore(engine)
         engine.job = self._use(fit)
         if engine.graphs:  # recorded under the former plan, they would replay it
             engine.graphs.forget()
-        choice, dropouts = fit.checkpointing or "none", engine.job.recipe.has_dropouts
+        choice, dropouts = fit.gradient_checkpointing or "none", engine.job.recipe.has_dropouts
         set_checkpointing(engine.models.unet, engine.models.text_encoders, choice, dropouts=dropouts)
 
     def _use(self, fit: FitConfig) -> Job:

@@ -28,11 +28,11 @@ TRIES_OF_A_PLAN = 3
 REMEDIES: dict[ForecastPhase, str] = {
     "cache_pictures": ", or start a new run with fit.vae_encode_tiling = true or at a lower resolution",
     "cache_texts": "",
-    "load": ", or start a new run with fit.allow_quantised = true",
+    "load": ", or start a new run with fit.allow_quantized = true",
     "preview": ", or make the images under report.previews in the run's job.toml smaller, or remove them",
 }
 """What helps besides closing other programs, by phase."""
-OTHER_REMEDY = ", or start a new run at a lower resolution, with a lower rank, or with fit.allow_quantised = true"
+OTHER_REMEDY = ", or start a new run at a lower resolution, with a lower rank, or with fit.allow_quantized = true"
 
 # In these phases the validation of the current step is done. A resume would skip it, so in earlier phases a checkpoint
 # would lose it.
@@ -175,7 +175,7 @@ class Recovery:
         taken, changes = down
         self._tries = 0
         self.reporter.write(
-            events.SteppedDown(step=taken.step, rung=taken.number, changes=changes, exact=taken.rung.exact)
+            events.SteppedDown(step=taken.step, fallback=taken.number, changes=changes, exact=taken.fallback.exact)
         )
 
     def _save_new_plan(self) -> None:
@@ -184,7 +184,7 @@ class Recovery:
         Only called before a step, when all callbacks of the last one are done: a resume would skip its validation.
         """
         engine, checkpoints = self._loaded_engine(), self.checkpoints
-        if checkpoints and checkpoints.rungs != self.plan.taken:
+        if checkpoints and checkpoints.fallbacks != self.plan.taken:
             checkpoints.save(engine.progress)
 
     def _give_up(self, report: events.MemoryExhausted) -> ResumableError:

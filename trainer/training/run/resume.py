@@ -19,7 +19,7 @@ from trainer.errors import (
 from trainer.protocol import files
 from trainer.protocol.places import cache_limit
 from trainer.protocol.reading import read_text
-from trainer.protocol.records import build
+from trainer.protocol.records import build, renamed_flat
 from trainer.protocol.run_directory import RunDirectory, damaged, newest_step
 from trainer.training.data.latent_cache import file_digest
 from trainer.training.device.device import this_machine
@@ -136,8 +136,9 @@ def require_longer(run: RunDirectory, steps: int) -> None:
 def require_same_job(facts: Mapping[str, Any], job: Job) -> None:
     """Raise RunError with every changed key of the frozen job that affects the trained result."""
     # Only keys stated then. A key added by a later version has its default, which is what earlier versions did.
-    now = {key: value for key, value in frozen_identity(job).items() if key in facts["job"]}
-    changed = differences(facts["job"], now)
+    then = renamed_flat(facts["job"])
+    now = {key: value for key, value in frozen_identity(job).items() if key in then}
+    changed = differences(then, now)
     if changed:
         raise RunError(
             "run.job_changed",

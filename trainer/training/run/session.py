@@ -183,7 +183,7 @@ class Attempt:
             self.reporter.notice("report", in_short(report))
         # Runs with an experimental option, or whose forecast was only an estimate, would distort later forecasts.
         fit = self.job.fit
-        is_special = fit.graphs or fit.quantise == "int8_products" or any(unforeseen(self.job))
+        is_special = fit.cuda_graphs or fit.quantize == "int8_products" or any(unforeseen(self.job))
         if not is_special and (problem := self.reporter.learn(report)):
             self.reporter.notice("calibration", problem)
 

@@ -35,7 +35,7 @@ from trainer.protocol.run_directory import RunDirectory
 from trainer.training.acceleration.attention_autotune import race_of
 from trainer.training.acceleration.channels_last import layout_of
 from trainer.training.acceleration.int8_autotune import products_of
-from trainer.training.active_plan import implied_ladder
+from trainer.training.active_plan import implied_fallbacks
 from trainer.training.build import attach_adapter
 from trainer.training.checkpoint import disk_full
 from trainer.training.data.latent_cache import file_digest
@@ -51,7 +51,7 @@ class PlannedFit:
     """The fit chosen for a job on this machine, with its forecast."""
 
     fit: FitConfig
-    ladder: tuple[FallbackStep, ...] | None = None
+    fallbacks: tuple[FallbackStep, ...] | None = None
     """Fallback steps, applied in order when memory runs out; None: every one that the user's keys allow."""
     forecast: Forecast | None = None
     notices: tuple[str, ...] = ()
@@ -103,7 +103,7 @@ def _start(job: Job, reporter: Reporter, planner: Planner | None, made: Callable
         planned = planner(frozen, job.fit, source, dataset.pictures, this_machine(job.fit.device))
     for sentence in planned.notices:
         reporter.notice("plan", sentence)
-    frozen = frozen.changed(fit=planned.fit, ladder=settled_ladder(job, planned))
+    frozen = frozen.changed(fit=planned.fit, fallbacks=settled_fallbacks(job, planned))
     frozen, notices = measured(frozen, job.fit, source, dataset.pictures)
     run = RunDirectory.create(Path(frozen.output.runs), frozen.name)
     made(run.path)
@@ -132,11 +132,11 @@ def measured(
     return job, notices
 
 
-def settled_ladder(job: Job, planned: PlannedFit) -> tuple[FallbackStep, ...]:
+def settled_fallbacks(job: Job, planned: PlannedFit) -> tuple[FallbackStep, ...]:
     """Return the fallback steps of a run of ``job``: those that it states itself, else the planned ones."""
-    if job.ladder:
-        return job.ladder
-    return tuple(implied_ladder(planned.fit, job.fit)) if planned.ladder is None else planned.ladder
+    if job.fallbacks:
+        return job.fallbacks
+    return tuple(implied_fallbacks(planned.fit, job.fit)) if planned.fallbacks is None else planned.fallbacks
 
 
 def freeze(job: Job, source: BaseSource, reporter: Reporter) -> tuple[Job, Dataset]:

@@ -228,7 +228,7 @@ def value_words(field: AnyField, value: Value) -> str | None:
         return _tr("cropped to {left}-{right} % by {top}-{bottom} %").format(
             left=left, top=top, right=right, bottom=bottom
         )
-    if field == "regularisation":
+    if field == "regularization":
         return _tr("for regularization") if value else _tr("for training")
     return str(value)
 

@@ -110,7 +110,7 @@ class ExportDialog(QDialog):
             self.folder_box.addItem(f"{destination_name(one)}   {one.folder}", str(one.folder))
         self.license.setEditable(True)
         self.license.addItems(["", *_LICENSES])
-        self.license.setCurrentText(summary.licence)
+        self.license.setCurrentText(summary.license)
         self.description.setPlainText(summary.description)
         for index, file in candidate.pictures.items():
             self.picture_box.addItem(self.tr("Preview {number}").format(number=index + 1), str(file))

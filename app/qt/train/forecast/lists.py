@@ -81,7 +81,7 @@ class PlanTable(QWidget):
                 (self.tr("Recommended"), answer.pick, ""),
                 (self.tr("Faster"), answer.quicker, words.too_large(answer.missing, answer.room)),
                 (self.tr("Uses less memory"), answer.smaller, self.tr("leaves memory for other programs")),
-                (self.tr("Quantized"), answer.quantised, ""),
+                (self.tr("Quantized"), answer.quantized, ""),
             ]
             yield from (PlanRow(title, plan, note, plan.keys) for title, plan, note in found if plan is not None)
             return

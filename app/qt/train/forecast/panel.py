@@ -180,7 +180,7 @@ class ForecastPanel(QWidget):
         self.bar = QProgressBar()
         self.checks = PreflightList()
         self.memory, self.timeline, self.spot = MemoryBar(), Timeline(), QLabel()
-        self.phases, self.plans, self.ladder = PhaseTable(), PlanTable(), QLabel()
+        self.phases, self.plans, self.fallbacks = PhaseTable(), PlanTable(), QLabel()
         self.again = QPushButton()
         self.comparison, self.course = QLabel(), QLabel()
         self._of_gpu: list[QWidget] = []
@@ -363,7 +363,9 @@ class ForecastPanel(QWidget):
         self.timeline.show_plan(best)
         self.key.setText(self._key_words(best))
         self.plans.show_answer(answer)
-        self.ladder.setText("\n".join(f"{n}. {words.rung(rung)}" for n, rung in enumerate(answer.ladder, start=1)))
+        self.fallbacks.setText(
+            "\n".join(f"{n}. {words.fallback(fallback)}" for n, fallback in enumerate(answer.fallbacks, start=1))
+        )
 
     def _renew_checks(self) -> None:
         draft = self._draft
@@ -423,7 +425,7 @@ class ForecastPanel(QWidget):
         self.spot.setAlignment(Qt.AlignmentFlag.AlignTop)
         self.key.setProperty("role", "muted")
         self.comparison.setProperty("role", "muted")
-        for label in (self.headline, self.comparison, self.state, self.stale, self.key, self.spot, self.ladder):
+        for label in (self.headline, self.comparison, self.state, self.stale, self.key, self.spot, self.fallbacks):
             label.setTextFormat(Qt.TextFormat.PlainText)
             label.setWordWrap(True)
         inner = QWidget()
@@ -452,7 +454,7 @@ class ForecastPanel(QWidget):
             (QLabel(self.tr("Memory at the peak")), (self.memory,)),
             (self.course, (self.timeline, self.key, self.spot, self.phases)),
             (QLabel(self.tr("Plans")), (self.plans,)),
-            (QLabel(self.tr("If memory still runs out")), (self.ladder,)),
+            (QLabel(self.tr("If memory still runs out")), (self.fallbacks,)),
         ):
             heading.setProperty("role", "heading")
             heading.setContentsMargins(0, 8, 0, 0)

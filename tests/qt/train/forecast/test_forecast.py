@@ -184,7 +184,7 @@ def test_the_headline_is_of_the_cpu_that_training_will_use(qtbot, panel, draft, 
     assert panel.headline.text() == f"About {time} on this PC's CPU, {memory} of main memory."
     assert panel.cpu_seconds(draft) == answer.pick.forecast.seconds > 600
     assert panel.phases.isVisible() and not panel.comparison.isVisible()
-    assert not any(part.isVisible() for part in (panel.memory, panel.timeline, panel.plans, panel.ladder))
+    assert not any(part.isVisible() for part in (panel.memory, panel.timeline, panel.plans, panel.fallbacks))
 
     def rows() -> list[str]:
         return [label.text() for label in panel.phases.findChildren(QLabel) if label.isVisible()]

@@ -32,7 +32,7 @@ from trainer.adapter.lean.lora import (
     register,
 )
 from trainer.adapter.lean.transformer import LeanAttention, projected
-from trainer.base.quantized import choose_products, quantise_linears
+from trainer.base.quantized import choose_products, quantize_linears
 from trainer.config.base import Family
 from trainer.config.fit import FitConfig
 from trainer.config.recipe import ObjectiveConfig, RecipeConfig
@@ -166,8 +166,8 @@ def test_quantised_bases_give_what_pefts_layers_give(
 ) -> None:
     """bitsandbytes' layers are linear layers too, and must not be taken for ones of full precision."""
     model = nn.ModuleDict({"transformer_blocks": nn.ModuleDict({"layer": nn.Linear(INPUTS, OUTPUTS, bias=bias)})})
-    place = quantise_linears(model, kind, torch.float32, torch.device("cpu"))
-    choose_products(model, FitConfig(quantise=kind).products)
+    place = quantize_linears(model, kind, torch.float32, torch.device("cpu"))
+    choose_products(model, FitConfig(quantize=kind).products)
     base: Any = model.get_submodule("transformer_blocks.layer")
     place(base, "weight", normal(OUTPUTS, INPUTS).float())
     base.bias = nn.Parameter(normal(OUTPUTS).float()) if bias else None
@@ -341,7 +341,7 @@ def test_what_a_compiler_is_given_comes_to_the_same(monkeypatch: pytest.MonkeyPa
     break."""
     models, adapter = adapted("sdxl", torch.float64, lean=True)
     model = nn.ModuleDict({"transformer_blocks": nn.ModuleDict({"layer": nn.Linear(INPUTS, OUTPUTS, bias=False)})})
-    quantise_linears(model, "nf4", torch.float32, torch.device("cpu"))(
+    quantize_linears(model, "nf4", torch.float32, torch.device("cpu"))(
         model.get_submodule("transformer_blocks.layer"), "weight", normal(OUTPUTS, INPUTS).float()
     )
     layer, x = lora_over(model.get_submodule("transformer_blocks.layer"), torch.float32, lean=True), rows(3, 11).float()

@@ -69,12 +69,12 @@ def test_what_hinders_a_plan_is_told_and_the_preset_is_sound_all_the_same(capsys
 
 
 def test_what_a_fit_holds_is_told_and_planned_with(capsys):
-    fit = {"dtype": "bf16", "micro_batch": 1, "checkpointing": "full"}
+    fit = {"dtype": "bf16", "micro_batch": 1, "gradient_checkpointing": "full"}
     made = Preset.model_validate({"schema": 1, "name": "small", "base": {"family": "sd15"}, "fit": fit})
     Path("fit.toml").write_text(dump_preset(made), encoding="utf-8")
     assert cli.main(["presets", "check", "fit.toml", "--gpu", "GTX 1080"]) == 0
     told = capsys.readouterr().out
-    assert 'Its fit:\n  fit.dtype = "bf16"\n  fit.micro_batch = 1\n  fit.checkpointing = "full"\n' in told
+    assert 'Its fit:\n  fit.dtype = "bf16"\n  fit.micro_batch = 1\n  fit.gradient_checkpointing = "full"\n' in told
     assert 'GTX 1080 8GB does not support bf16; use "fp16"' in told
     assert request.question_ahead("sd15", None, "8GB", fit=made.fit).written == made.fit
 

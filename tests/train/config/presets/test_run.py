@@ -64,17 +64,17 @@ def test_a_run_and_its_lora_give_the_recipe_that_trains_the_same_again(folder, m
     lengths = [int.from_bytes(data[:8], "little") for data in weights]
     assert weights[0][8 + lengths[0] :] == weights[1][8 + lengths[1] :]
 
-    assert cli.main(["train", str(job), "--set", "recipe.pictures_seen=8", "--set", "name=seen"]) == 0
+    assert cli.main(["train", str(job), "--set", "recipe.images_seen=8", "--set", "name=seen"]) == 0
     seen = RunDirectory.open(folder / "job" / "runs" / "seen")
     assert cli.main(["presets", "share", str(seen.path), "--out", "seen.toml"]) == 0
     shared = load_preset(folder / "seen.toml")
     assert shared.recipe is not None
-    assert (shared.recipe.pictures_seen, shared.recipe.steps) == (8, None)
+    assert (shared.recipe.images_seen, shared.recipe.steps) == (8, None)
     assert cli.main(["resume", str(seen.path), "--steps", "9"]) == 0  # then its length is what was asked for last
     assert cli.main(["presets", "share", str(seen.path), "--out", "longer.toml"]) == 0
     shared = load_preset(folder / "longer.toml")
     assert shared.recipe is not None
-    assert (shared.recipe.pictures_seen, shared.recipe.steps) == (None, 9)
+    assert (shared.recipe.images_seen, shared.recipe.steps) == (None, 9)
 
     capsys.readouterr()
     assert cli.main(["train", str(other), "--recipe", str(folder / "sdxl.toml")]) == 2

@@ -84,7 +84,7 @@ def test_portions_are_those_that_a_run_cuts(epochs_together: float, source: Base
     """Where every showing differs, to the last; what was encoded for the portion before lies there still."""
     width = source.text_configs[0]["hidden_size"]
     limit = epochs_together * 10 * (2048 + 77 * width * 4)
-    job = job_of(limit / 1e9, pictures={"crop": "random"}, captions={"shuffle": True, "wildcards": True})
+    job = job_of(limit / 1e9, images={"crop": "random"}, captions={"shuffle": True, "wildcards": True})
     found = later_portions(job, pictures(), source.text_configs)
     portions = cut(job, pictures(), source, tmp_path)
     assert found.portions == len(portions) - 1
@@ -94,8 +94,8 @@ def test_portions_are_those_that_a_run_cuts(epochs_together: float, source: Base
 
 def test_without_chance_nothing_is_encoded_twice_and_with_room_there_is_one_portion() -> None:
     texts = [tiny_configs("sd15")["text_encoder"]]
-    assert later_portions(job_of(1.0, pictures={"crop": "random"}), pictures(), texts) == NOT_LATER
-    plain = later_portions(job_of(1e-9, pictures={"crop": "center"}), pictures(), texts)
+    assert later_portions(job_of(1.0, images={"crop": "random"}), pictures(), texts) == NOT_LATER
+    plain = later_portions(job_of(1e-9, images={"crop": "center"}), pictures(), texts)
     assert (plain.pictures, plain.texts) == (0, 0)
     shuffled = later_portions(job_of(1e-9, captions={"shuffle": True}), pictures(), texts)
     assert shuffled.portions == 7 and shuffled.texts > 0
@@ -106,7 +106,7 @@ def test_without_chance_nothing_is_encoded_twice_and_with_room_there_is_one_port
 
 def test_what_is_listed_at_once_limits_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [tiny_configs("sd15")["text_encoder"]]
-    job = job_of(1.0, pictures={"crop": "random"})
+    job = job_of(1.0, images={"crop": "random"})
     monkeypatch.setattr("trainer.memory.forecast.cache_shards.MOST_SHOWINGS", 30)
     found = later_portions(job, pictures(), texts)
     assert (found.together, found.portions, found.limited) == (3, 2, "listing")
@@ -116,7 +116,7 @@ def test_what_is_listed_at_once_limits_them_too(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_large_dataset_is_known_by_some_of_its_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [tiny_configs("sd15")["text_encoder"]]
-    job = job_of(2e-4, pictures={"crop": "random"}, captions={"shuffle": True})
+    job = job_of(2e-4, images={"crop": "random"}, captions={"shuffle": True})
     shown = [make_picture(n, bucket=(64, 64), width=90, height=300, captions=(f"a {n}, b, c",)) for n in range(40)]
     whole = later_portions(job.changed(recipe=job.recipe.changed(steps=160)), shown, texts)
     monkeypatch.setattr("trainer.memory.forecast.cache_shards._MAX_LISTED", 10)
@@ -131,7 +131,7 @@ def test_a_large_dataset_is_known_by_some_of_its_pictures(monkeypatch: pytest.Mo
 CHANCES: list[dict[str, Any]] = [
     {},
     {"captions": {"shuffle": True}},
-    {"captions": {"shuffle": True, "dropout": 0.2, "wildcards": True}, "pictures": {"crop": "random", "flip": True}},
+    {"captions": {"shuffle": True, "dropout": 0.2, "wildcards": True}, "images": {"crop": "random", "flip": True}},
 ]
 
 
@@ -160,7 +160,7 @@ def test_what_is_encoded_before_the_first_step_is_what_a_run_lists(
 def test_what_much_chance_makes_of_a_large_dataset_is_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three tags have six orders, of which few are left to come; a cut is another one nearly each time."""
     shown = [make_picture(n, bucket=(64, 64), width=90, height=3000, captions=(f"a {n}, b, c",)) for n in range(60)]
-    job = job_of(1.0, steps=900, captions={"shuffle": True}, pictures={"crop": "random"})
+    job = job_of(1.0, steps=900, captions={"shuffle": True}, images={"crop": "random"})
     whole = first_portion(job, shown, NOT_LATER)
     assert whole == (pytest.approx(60 * 30, rel=0.02), pytest.approx(60 * 6, rel=0.02))
     monkeypatch.setattr("trainer.memory.forecast.cache_shards._MAX_LISTED", 200)
@@ -168,7 +168,7 @@ def test_what_much_chance_makes_of_a_large_dataset_is_estimated(monkeypatch: pyt
 
 
 def test_what_lies_in_the_cache_is_not_forecast_to_be_encoded(source: BaseSource, tmp_path: Path) -> None:
-    job = job_of(1e-4, pictures={"crop": "random"}, captions={"shuffle": True})
+    job = job_of(1e-4, images={"crop": "random"}, captions={"shuffle": True})
     cache = Cache(tmp_path, source, job, torch.device("cpu"))
     portions = cut(job, pictures(), source, tmp_path)
 

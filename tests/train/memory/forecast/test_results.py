@@ -39,7 +39,7 @@ def course_of(subject: Workload, traces: TraceLibrary) -> RunSchedule:
 def test_what_came_out_once_is_not_played_again(traces: TraceLibrary) -> None:
     """By another process too: all comes from the disk, and is what playing gives."""
     subject, situation = small_subject(effective_batch=2), situation_with(AMPLE)
-    written = FitConfig(quantise="none", checkpointing="none", vae_tiling=False)
+    written = FitConfig(quantize="none", gradient_checkpointing="none", vae_tiling=False)
     first = plan(subject, written, situation, traces, PhaseCounts())
     again = plan(
         subject,
@@ -142,8 +142,8 @@ def with_workspace(size: int) -> DeviceState:
 def test_outcomes_are_kept_under_all_that_they_depend_on(traces: TraceLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
     subject, runs = small_subject(effective_batch=4), RunSimulator(situation_with(AMPLE))
     fits = [subject.fit.changed(**change) for change in (
-        {}, {"micro_batch": 2}, {"micro_batch": 4}, {"checkpointing": "full"}, {"quantise": "int8"}, {"dtype": "fp32"},
-        {"vae_tiling": False}, {"preview_offload": True}, {"vae_dtype": "bf16"},
+        {}, {"micro_batch": 2}, {"micro_batch": 4}, {"gradient_checkpointing": "full"}, {"quantize": "int8"},
+        {"dtype": "fp32"}, {"vae_tiling": False}, {"preview_offload": True}, {"vae_dtype": "bf16"},
     )]  # fmt: skip
     subjects = [replace(subject, fit=fit) for fit in fits]
     subjects += [small_subject(side=128), small_subject(rank=8)]

@@ -107,7 +107,7 @@ def test_batches_of_other_shapes_or_sizes_count_for_nothing(traces: TraceLibrary
 
 
 def with_graphs(course: RunSchedule, traces: TraceLibrary) -> RunSchedule:
-    subject = replace(course.subject, fit=course.subject.fit.changed(graphs=True))
+    subject = replace(course.subject, fit=course.subject.fit.changed(cuda_graphs=True))
     return RunSchedule(subject, traces, course.occasions, RATE)
 
 

@@ -45,15 +45,15 @@ def searched(traces: TraceLibrary) -> list[Exhaustive]:
 def random_constraints(chance: random.Random, *, free_base: bool) -> FitConfig:
     written: dict[str, object] = {}
     if not free_base or chance.random() < 0.3:
-        written["quantise"] = chance.choice(("none", "nf4")) if free_base else "none"
+        written["quantize"] = chance.choice(("none", "nf4")) if free_base else "none"
     if chance.random() < 0.2:
-        written["checkpointing"] = chance.choice(("none", "full", ("mid_block",)))
+        written["gradient_checkpointing"] = chance.choice(("none", "full", ("mid_block",)))
     if chance.random() < 0.2:
         written["vae_tiling"] = chance.random() < 0.5
     if chance.random() < 0.1:
         written["micro_batch"] = 1
     if chance.random() < 0.2:
-        written["allow_quantised"] = True
+        written["allow_quantized"] = True
     return FitConfig.model_validate(written)
 
 
@@ -61,15 +61,17 @@ def random_constraints(chance: random.Random, *, free_base: bool) -> FitConfig:
 @pytest.mark.parametrize("cases", [80, pytest.param(200, marks=pytest.mark.slow)])
 def test_the_pick_is_that_of_an_exhaustive_search(cases: int, searched: list[Exhaustive], traces: TraceLibrary) -> None:
     chance = random.Random(7)
-    found = {"pick": 0, "nothing": 0, "quantised": 0, "partial": 0, "split": 0, "with retries": 0}
+    found = {"pick": 0, "nothing": 0, "quantized": 0, "partial": 0, "split": 0, "with retries": 0}
     runs = RunSimulator(
         situation_with(AMPLE)
     )  # what was played for one question serves the next, as in the resident planner
     for case in range(cases):
         one = chance.choice(searched)
-        # Quantised bases have tapes of their own, so the one with the most micro-batches goes without.
+        # Quantized bases have tapes of their own, so the one with the most micro-batches goes without.
         written = random_constraints(chance, free_base=one is not searched[1])
-        anchor = one.subject.fit.changed(quantise=written.quantise or "none", checkpointing="none", micro_batch=1)
+        anchor = one.subject.fit.changed(
+            quantize=written.quantize or "none", gradient_checkpointing="none", micro_batch=1
+        )
         steps = traces.steps(replace(one.subject, fit=anchor), one.subject.buckets[0].size, 1)
         choices = every_fit(one.subject, written, nested_sets(blocks(steps.weights, steps.micro_first)))
         # Around what one of them takes, or little more than its tensors sum to: that is where mistakes would be made.
@@ -77,15 +79,15 @@ def test_the_pick_is_that_of_an_exhaustive_search(cases: int, searched: list[Exh
         taken, needed = one.free(aimed_at), one.figures(aimed_at)[2]
         budget = int(chance.choice((taken * chance.uniform(0.85, 1.05), needed * chance.uniform(1.0, 1.2))))
         situation = situation_with(budget)
-        picks = one.picks(choices, situation, free_choice=written.allow_quantised)
+        picks = one.picks(choices, situation, free_choice=written.allow_quantized)
         planned = plan(one.subject, written, situation, traces, OCCASIONS, others=False, runs=runs)
         picked = planned.pick.fit if planned.pick else None
         assert picked == (picks[-1] if picks else None), f"case {case}: {written}"
         found["pick" if picked else "nothing"] += 1
         if picked is not None and planned.pick is not None:
             assert planned.pick.forecast.fits
-            found["quantised"] += picked.quantise != "none"
-            found["partial"] += isinstance(picked.checkpointing, tuple)
+            found["quantized"] += picked.quantize != "none"
+            found["partial"] += isinstance(picked.gradient_checkpointing, tuple)
             found["split"] += picked.micro_batch != one.subject.recipe.effective_batch
             found["with retries"] += planned.pick.forecast.reserved > budget
     assert min(found.values()) > 3, found
@@ -93,13 +95,18 @@ def test_the_pick_is_that_of_an_exhaustive_search(cases: int, searched: list[Exh
 
 @pytest.fixture(scope="module")
 def ample(searched: list[Exhaustive], traces: TraceLibrary) -> Planned:
-    return plan(searched[0].subject, FitConfig(allow_quantised=True), situation_with(AMPLE), traces, OCCASIONS)
+    return plan(searched[0].subject, FitConfig(allow_quantized=True), situation_with(AMPLE), traces, OCCASIONS)
 
 
 def test_with_room_for_everything_nothing_is_saved(ample: Planned) -> None:
     assert ample.pick is not None
     fit = ample.pick.fit
-    assert (fit.quantise, fit.checkpointing, fit.micro_batch, fit.preview_offload) == ("none", "none", 4, False)
+    assert (fit.quantize, fit.gradient_checkpointing, fit.micro_batch, fit.preview_offload) == (
+        "none",
+        "none",
+        4,
+        False,
+    )
     assert (ample.pick.quality, ample.quicker, ample.missing, ample.complete) == ("exact", None, 0, True)
     assert ample.pick.forecast.budget == AMPLE
     assert ample.smaller is not None
@@ -115,33 +122,33 @@ def test_each_rung_of_the_ladder_needs_less_than_the_one_before(searched: list[E
     assert ample.pick is not None
     fit = ample.pick.fit.changed(vae_tiling=False)
     kinds, needs = [], [one.training(fit)]
-    for rung in ample.ladder:
-        changes = rung.model_dump(exclude={"exact"}, exclude_none=True)
+    for fallback in ample.fallbacks:
+        changes = fallback.model_dump(exclude={"exact"}, exclude_none=True)
         (key,) = changes
         fit = fit.changed(**changes)
-        kinds.append((key, rung.exact))
+        kinds.append((key, fallback.exact))
         if key not in ("vae_tiling", "preview_offload", *ENCODING):
             needs.append(one.training(fit))
     assert all(later < former for former, later in pairwise(needs)), needs
     order = [key for key, _ in dict.fromkeys(kinds)]
-    assert order == ["preview_offload", "checkpointing", "micro_batch", "quantise", *ENCODING]
-    assert all(exact == (key in ("preview_offload", "checkpointing")) for key, exact in kinds)
-    # In so small a model the tables of nf4 weigh more than it saves, so that it is no rung.
-    assert (fit.checkpointing, fit.micro_batch, fit.quantise) == ("full", 1, "int8")
+    assert order == ["preview_offload", "gradient_checkpointing", "micro_batch", "quantize", *ENCODING]
+    assert all(exact == (key in ("preview_offload", "gradient_checkpointing")) for key, exact in kinds)
+    # In so small a model the tables of nf4 weigh more than it saves, so that it is no fallback.
+    assert (fit.gradient_checkpointing, fit.micro_batch, fit.quantize) == ("full", 1, "int8")
 
 
 def test_a_quantised_base_is_a_rung_only_where_the_job_allows_it(
     searched: list[Exhaustive], traces: TraceLibrary
 ) -> None:
     planned = plan(searched[0].subject, FitConfig(), situation_with(AMPLE), traces, OCCASIONS, others=False)
-    assert planned.ladder
-    assert all(rung.quantise is None for rung in planned.ladder)
+    assert planned.fallbacks
+    assert all(fallback.quantize is None for fallback in planned.fallbacks)
 
 
 def test_the_ladder_leaves_alone_what_the_user_wrote(searched: list[Exhaustive], traces: TraceLibrary) -> None:
-    written = FitConfig(checkpointing="none", preview_offload=False)
+    written = FitConfig(gradient_checkpointing="none", preview_offload=False)
     planned = plan(searched[0].subject, written, situation_with(AMPLE), traces, OCCASIONS, others=False)
-    assert [rung.model_dump(exclude_none=True) for rung in planned.ladder] == [
+    assert [fallback.model_dump(exclude_none=True) for fallback in planned.fallbacks] == [
         {"exact": False, "micro_batch": 2},
         {"exact": False, "micro_batch": 1},
         *({"exact": False, **changes} for changes in ({"vae_dtype": "bf16"}, {"vae_encode_tiling": True})),
@@ -151,10 +158,10 @@ def test_the_ladder_leaves_alone_what_the_user_wrote(searched: list[Exhaustive],
 
 def test_what_is_just_out_of_reach_is_said_with_what_it_lacks(searched: list[Exhaustive], traces: TraceLibrary) -> None:
     one = searched[1]
-    fastest = plan(one.subject, FitConfig(quantise="none"), situation_with(AMPLE), traces, OCCASIONS, others=False)
+    fastest = plan(one.subject, FitConfig(quantize="none"), situation_with(AMPLE), traces, OCCASIONS, others=False)
     assert fastest.pick is not None
     budget = fastest.pick.forecast.reserved - 8 * MIB
-    planned = plan(one.subject, FitConfig(quantise="none"), situation_with(budget), traces, OCCASIONS)
+    planned = plan(one.subject, FitConfig(quantize="none"), situation_with(budget), traces, OCCASIONS)
     assert planned.pick is not None
     assert planned.quicker is not None
     assert planned.quicker.forecast.seconds < planned.pick.forecast.seconds
@@ -162,7 +169,7 @@ def test_what_is_just_out_of_reach_is_said_with_what_it_lacks(searched: list[Exh
     assert planned.missing == planned.quicker.forecast.reserved - budget > 0
     # With just that much more it fits.
     more = situation_with(budget + planned.missing)
-    again = plan(one.subject, FitConfig(quantise="none"), more, traces, OCCASIONS, others=False)
+    again = plan(one.subject, FitConfig(quantize="none"), more, traces, OCCASIONS, others=False)
     assert again.pick is not None
     assert again.pick.forecast.seconds <= planned.quicker.forecast.seconds
 
@@ -170,7 +177,7 @@ def test_what_is_just_out_of_reach_is_said_with_what_it_lacks(searched: list[Exh
 def test_where_nothing_fits_the_smallest_change_is_offered(traces: TraceLibrary) -> None:
     """The pictures of a larger resolution alone are too much; everything else would fit."""
     subject = small_subject(previews=False, side=512, effective_batch=1)
-    written = FitConfig(quantise="none", checkpointing="none")
+    written = FitConfig(quantize="none", gradient_checkpointing="none")
     smallest = small_subject(previews=False, side=448, effective_batch=1)
     course = RunSchedule(smallest, traces, OCCASIONS, _rate())
     budget = run_through(course, situation_with(AMPLE), None).reserved
@@ -215,13 +222,13 @@ def test_shapes_follow_a_changed_resolution() -> None:
 def test_past_its_time_a_plan_takes_what_is_known(traces: TraceLibrary, tmp_path: Path) -> None:
     """With no tapes and no time left, what the search begins with is taken where it fits, not what saves most."""
     subject = small_subject(effective_batch=4)
-    written = FitConfig(quantise="none")
+    written = FitConfig(quantize="none")
     empty = TraceLibrary(TraceStore(tmp_path))
     hurried = plan(subject, written, situation_with(AMPLE), empty, OCCASIONS, until=0.0, others=False)
     assert hurried.pick is not None
     assert not hurried.complete
     assert hurried.pick.forecast.fits
-    assert (hurried.pick.fit.checkpointing, hurried.pick.fit.micro_batch) == ("none", 1)
+    assert (hurried.pick.fit.gradient_checkpointing, hurried.pick.fit.micro_batch) == ("none", 1)
     patient = plan(subject, written, situation_with(AMPLE), traces, OCCASIONS, others=False)
     assert patient.pick is not None
     assert patient.complete
@@ -232,21 +239,23 @@ def test_what_is_too_large_for_sure_is_not_traced(traces: TraceLibrary, tmp_path
     """Where only the fit that saves most has room, what one picture keeps rules out many that checkpoint nothing."""
     subject = small_subject(previews=False, effective_batch=4, side=1024)
     # The VAE must not be what takes most.
-    saving = FitConfig(quantise="none", vae_dtype="bf16", checkpointing="full", micro_batch=1)
+    saving = FitConfig(quantize="none", vae_dtype="bf16", gradient_checkpointing="full", micro_batch=1)
     least = plan(subject, saving, situation_with(AMPLE), traces, OCCASIONS, others=False).pick
     assert least is not None
-    plain = least.fit.changed(checkpointing="none")
+    plain = least.fit.changed(gradient_checkpointing="none")
     steps = traces.steps(replace(subject, fit=plain), subject.buckets[0].size, 1)
     sets = nested_sets(blocks(steps.weights, steps.micro_first))
-    *_, less, full = (Exhaustive(subject, traces).figures(least.fit.changed(checkpointing=each))[2] for each in sets)
+    *_, less, full = (
+        Exhaustive(subject, traces).figures(least.fit.changed(gradient_checkpointing=each))[2] for each in sets
+    )
     assert full < less
     fresh, few = TraceLibrary(TraceStore(tmp_path)), situation_with(less - 1)
-    written = FitConfig(quantise="none", vae_dtype="bf16")
+    written = FitConfig(quantize="none", vae_dtype="bf16")
     planned = plan(subject, written, few, fresh, OCCASIONS, others=False)
     assert planned.pick is not None
     assert planned.pick.fit == least.fit
     fits = {micro_key(subject, fit): fit for fit in every_fit(subject, written, sets)}
-    traced = [(fits[key].checkpointing, fits[key].micro_batch) for key in fresh.made if key in fits]
+    traced = [(fits[key].gradient_checkpointing, fits[key].micro_batch) for key in fresh.made if key in fits]
     assert traced[:2] == [("none", 1), ("full", 1)]
     assert {size for checkpointing, size in traced if checkpointing == "none"} == {1}
     assert len(traced) < len(fits) - 2
@@ -310,7 +319,7 @@ def test_what_stands_beside_the_pick_has_a_time_of_its_own(traces: TraceLibrary,
 
 def test_in_haste_nothing_smaller_is_not_denied(traces: TraceLibrary, tmp_path: Path) -> None:
     """A smaller plan that time did not allow to look at is not shown, and nobody is told that there is none."""
-    subject, written = small_subject(previews=False, side=512, effective_batch=1), FitConfig(quantise="none")
+    subject, written = small_subject(previews=False, side=512, effective_batch=1), FitConfig(quantize="none")
     whole = plan(subject, written, situation_with(AMPLE), traces, OCCASIONS)
     assert whole.smaller is not None
     empty = TraceLibrary(TraceStore(tmp_path))
@@ -322,11 +331,11 @@ def test_in_haste_nothing_smaller_is_not_denied(traces: TraceLibrary, tmp_path: 
 def test_haste_rounds_no_base(traces: TraceLibrary, tmp_path: Path) -> None:
     """With tapes of rounded bases at hand and no time, an unrounded one that fits is traced and taken all the same."""
     subject = small_subject(previews=False, effective_batch=4, side=1024)
-    smallest = FitConfig(quantise="none", checkpointing="full", micro_batch=1)
+    smallest = FitConfig(quantize="none", gradient_checkpointing="full", micro_batch=1)
     found = plan(subject, smallest, situation_with(AMPLE), traces, OCCASIONS, others=False)
     assert found.pick is not None
     few, known = situation_with(found.pick.forecast.reserved), TraceLibrary(TraceStore(tmp_path))
-    rounded = plan(subject, FitConfig(quantise="int8"), few, known, OCCASIONS, others=False)
+    rounded = plan(subject, FitConfig(quantize="int8"), few, known, OCCASIONS, others=False)
     assert rounded.pick is not None
     hurried = plan(subject, FitConfig(), few, known, OCCASIONS, until=0.0, others=False)
     assert hurried.pick is not None
@@ -336,8 +345,8 @@ def test_haste_rounds_no_base(traces: TraceLibrary, tmp_path: Path) -> None:
 def test_runs_that_begin_alike_are_those_played_apart(searched: list[Exhaustive]) -> None:
     one = searched[0]
     fits = [
-        one.subject.fit.changed(quantise=quantise, micro_batch=size, vae_tiling=tiling, preview_offload=offload)
-        for quantise, size in (("none", 2), ("none", 1), ("int8", 2))
+        one.subject.fit.changed(quantize=quantize, micro_batch=size, vae_tiling=tiling, preview_offload=offload)
+        for quantize, size in (("none", 2), ("none", 1), ("int8", 2))
         for tiling, offload in ((True, False), (False, False), (True, True))
     ]
     need = sorted(one.free(fit) for fit in fits)
@@ -358,7 +367,7 @@ def test_runs_that_begin_alike_are_those_played_apart(searched: list[Exhaustive]
 
 def test_what_gives_memory_back_in_every_step_is_slower_by_that(traces: TraceLibrary) -> None:
     one = Exhaustive(small_subject(previews=False, effective_batch=4, steps=10, side=512), traces)
-    fit = one.subject.fit.changed(micro_batch=4, checkpointing="none")
+    fit = one.subject.fit.changed(micro_batch=4, gradient_checkpointing="none")
     free = forecast_of(one.course(fit), situation_with(AMPLE))
     for share in range(99, 50, -1):  # until a replay gives memory back in steps
         situation = situation_with(one.free(fit) * share // 100)
@@ -372,7 +381,7 @@ def test_what_gives_memory_back_in_every_step_is_slower_by_that(traces: TraceLib
     assert told.seconds == pytest.approx(free.seconds + slowed)
     assert told.step_seconds["512x512"] == pytest.approx(free.step_seconds["512x512"] + slowed / steps)
     # So another that is slower else, but does without, is the pick.
-    written = FitConfig(quantise="none", checkpointing="none")
+    written = FitConfig(quantize="none", gradient_checkpointing="none")
     first, *passed_over_for = one.picks(every_fit(one.subject, written, ()), situation, free_choice=False)
     assert first == fit
     planned = plan(one.subject, written, situation, traces, OCCASIONS, others=False)
@@ -384,14 +393,14 @@ def test_what_gives_memory_back_in_every_step_is_slower_by_that(traces: TraceLib
 def test_tapes_are_traced_once_and_come_from_the_disk_afterwards(traces: TraceLibrary, tmp_path: Path) -> None:
     subject = small_subject(previews=False, effective_batch=1)
     first = TraceLibrary(TraceStore(tmp_path))
-    plan(subject, FitConfig(quantise="none"), situation_with(AMPLE), first, OCCASIONS, others=False)
+    plan(subject, FitConfig(quantize="none"), situation_with(AMPLE), first, OCCASIONS, others=False)
     assert first.made
 
     def never() -> None:
         raise AssertionError("traced again")
 
     again = TraceLibrary(TraceStore(tmp_path), never)
-    planned = plan(subject, FitConfig(quantise="none"), situation_with(AMPLE), again, OCCASIONS, others=False)
+    planned = plan(subject, FitConfig(quantize="none"), situation_with(AMPLE), again, OCCASIONS, others=False)
     assert planned.pick is not None
     assert again.used <= first.used
 

@@ -61,7 +61,7 @@ def test_sdxl_at_1024_without_checkpointing() -> None:
 
     Operations as `tests/benchmarks/speed.py --count --layers linear` counts them in its own way: 2,733 and 4,074.
     """
-    tapes = traced("sdxl", {"checkpointing": "none"}, {})
+    tapes = traced("sdxl", {"gradient_checkpointing": "none"}, {})
     micro = tapes.micro_first[1024, 1024]
     assert operations(micro) == pytest.approx(2_733 + 4_074, abs=9)
     assert max(live(micro)) / GIB == pytest.approx(0.6 * 6.29, rel=0.03)
@@ -76,7 +76,7 @@ def test_sdxl_at_1024_without_checkpointing() -> None:
 
 def test_sdxl_at_1024_with_checkpointing() -> None:
     """Blocks keep their inputs and are computed again: a forward more, a tenth of the memory (0.45 GiB kept, A4)."""
-    micro = traced("sdxl", {"checkpointing": "full"}, {}).micro_more[1024, 1024]
+    micro = traced("sdxl", {"gradient_checkpointing": "full"}, {}).micro_more[1024, 1024]
     assert 0.85 * 2_733 < operations(micro) - (2_733 + 4_074) < 2_733
     assert 0.45 < max(live(micro)) / GIB < 0.65
     assert {storage.stage for storage in micro.storages} == {"forward", "backward", "recompute", "accumulate"}
@@ -95,7 +95,7 @@ def test_sd15_with_its_text_encoder_through_whole_steps() -> None:
 
 def test_every_storage_is_told_by_its_module() -> None:
     """Forward, backward and recomputation of a layer are found under its path."""
-    micro = traced("sd15", {"checkpointing": ["up_blocks.3"]}, {}).micro_more[512, 512]
+    micro = traced("sd15", {"gradient_checkpointing": ["up_blocks.3"]}, {}).micro_more[512, 512]
     block = "unet.up_blocks.3.attentions.2.transformer_blocks.0"
     for module in (f"{block}.ff.net.2", f"{block}.attn1", f"{block}.norm3"):
         told = {storage.stage for storage in micro.storages if storage.module.startswith(module)}
@@ -109,7 +109,7 @@ def test_every_storage_is_told_by_its_module() -> None:
 def test_what_is_computed_again_is_what_checkpointing_says() -> None:
     """Operation by operation, over layers of our own; what checkpointing runs again it says itself."""
     recipe = {"layers": "all", "text_encoder": {"learning_rate": 1e-5}}
-    subject = tiny_subject("sd15", recipe, {"checkpointing": "full", "attention": "efficient"})
+    subject = tiny_subject("sd15", recipe, {"gradient_checkpointing": "full", "attention": "efficient"})
     engine, account = empty_engine(subject), _Account()
     account.watch((engine.models.unet, *engine.models.text_encoders))
     with recording("efficient") as recorder:

@@ -308,9 +308,9 @@ def test_loading_takes_the_weights_and_nothing_else(dtype: Any) -> None:
 
 
 @pytest.mark.parametrize(("kind", "bits"), [("int8", 8.0), ("nf4", 4 + 8 / 64 + 32 / (64 * 256))])
-def test_quantising_needs_one_weight_in_16_bits_at_a_time(kind: Any, bits: float) -> None:
+def test_quantizing_needs_one_weight_in_16_bits_at_a_time(kind: Any, bits: float) -> None:
     """int8 keeps a scale for each row; NF4 a byte for each 64 weights, and a scale for each 256 of those."""
-    wanted = subject("sd15", 512, FitConfig(quantise=kind))
+    wanted = subject("sd15", 512, FitConfig(quantize=kind))
     assert other_phases.load(wanted) == ()
     (tape,) = other_phases.quantise(wanted)
     unet, _ = bare_unet(wanted)
@@ -325,8 +325,8 @@ def test_quantising_needs_one_weight_in_16_bits_at_a_time(kind: Any, bits: float
     assert sums(tape).peak <= sums(tape).net + 2 * max(numbers)
 
 
-def test_tracing_leaves_quantising_intact() -> None:
-    other_phases.quantise(tiny("sdxl", FitConfig(dtype="fp32", quantise="nf4")))
+def test_tracing_leaves_quantizing_intact() -> None:
+    other_phases.quantise(tiny("sdxl", FitConfig(dtype="fp32", quantize="nf4")))
     weight = torch.randn(64, 64)
     restored = dequantize_4bit(*quantize_4bit(weight, quant_type="nf4", compress_statistics=True))
     assert (restored - weight).abs().mean() < 0.1

@@ -1,4 +1,4 @@
-"""The high points of full-size training steps, and that quantising is one."""
+"""The high points of full-size training steps, and that quantizing is one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def names_of_step(
     family: Family, resolution: int, checkpointing: Literal["none", "full"]
 ) -> tuple[list[str], list[str]]:
     """Of a micro-batch with one picture, and of the optimizer's step."""
-    wanted = subject(family, resolution, FitConfig(checkpointing=checkpointing))
+    wanted = subject(family, resolution, FitConfig(gradient_checkpointing=checkpointing))
     steps = trace_steps(wanted, [(resolution, resolution)], 1)
     micro = steps.micro_more[resolution, resolution]
     points = high_points(micro)
@@ -35,14 +35,14 @@ def test_sd15_without_checkpointing_has_its_peak_where_forward_turns() -> None:
         "backward through the last up block (highest layer)",
         "backward through the first down block (lowest layer)",
     ]
-    assert optimizer == ["end of the batch: the optimizer"]
+    assert optimizer == ["end of the batch: optimizer step"]
 
 
 def test_sdxl_with_checkpointing_has_a_peak_in_every_block_there_and_back() -> None:
     micro, _ = names_of_step("sdxl", 1024, "full")
     forward = [name for name in micro if name.startswith("forward")]
     backward = [name for name in micro if name.startswith("backward")]
-    assert micro == [*forward, *backward, "end of the micro-batch: gradients added up"]
+    assert micro == [*forward, *backward, "end of the micro-batch: gradient accumulation"]
     assert forward[-1] == "forward through the last up block (highest layer)"
     assert "forward through the middle block" in forward
     assert backward[:2] == [
@@ -52,6 +52,6 @@ def test_sdxl_with_checkpointing_has_a_peak_in_every_block_there_and_back() -> N
     assert backward[-1] == "backward through the second down block"
 
 
-def test_quantising_is_named() -> None:
-    (tape,) = other_phases.quantise(subject("sd15", 512, FitConfig(quantise="nf4")))
-    assert [point.name for point in high_points(tape)] == ["quantising the last weights"]
+def test_quantizing_is_named() -> None:
+    (tape,) = other_phases.quantise(subject("sd15", 512, FitConfig(quantize="nf4")))
+    assert [point.name for point in high_points(tape)] == ["quantizing the last weights"]

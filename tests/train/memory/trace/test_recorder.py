@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tests.support.cpu_steps import tiny_subject
 from tests.support.traced_steps import trace_steps
-from trainer.base.quantized import quantise_linears
+from trainer.base.quantized import quantize_linears
 from trainer.memory.trace.cuda_kernels import AttentionKernel
 from trainer.memory.trace.memory_trace import MemoryTrace, Storage
 from trainer.memory.trace.recorder import CUBLAS_WORKSPACE, Tracer, recording
@@ -180,7 +180,7 @@ def test_numbers_can_be_read_where_there_are_none() -> None:
 
 def test_a_product_with_4_bit_weights_restores_them() -> None:
     model = nn.ModuleDict({"transformer_blocks": nn.Linear(64, 128, device=META)})
-    place = quantise_linears(model, "nf4", torch.bfloat16, META)
+    place = quantize_linears(model, "nf4", torch.bfloat16, META)
     layer = model["transformer_blocks"]
     assert place(layer, "weight", torch.empty(128, 64, device=META, dtype=torch.bfloat16))
     layer.bias = nn.Parameter(torch.empty(128, device=META, dtype=torch.bfloat16))

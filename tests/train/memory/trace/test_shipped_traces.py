@@ -75,10 +75,10 @@ def test_shipped_keys_are_those_that_are_asked_for(entries: Notes) -> None:
 @pytest.mark.parametrize(
     ("family", "part", "fit"),
     [
-        ("sd15", "micro", {"dtype": "bf16", "quantise": "none", "checkpointing": "none", "micro_batch": 1}),
+        ("sd15", "micro", {"dtype": "bf16", "quantize": "none", "gradient_checkpointing": "none", "micro_batch": 1}),
         ("sd15", "optimizer", {"dtype": "bf16"}),
-        ("sd15", "preview", {"dtype": "bf16", "quantise": "none", "vae_tiling": True}),
-        ("sdxl", "load", {"dtype": "bf16", "quantise": "none"}),
+        ("sd15", "preview", {"dtype": "bf16", "quantize": "none", "vae_tiling": True}),
+        ("sdxl", "load", {"dtype": "bf16", "quantize": "none"}),
         ("sdxl", "cache_pictures", {}),
     ],
 )
@@ -122,7 +122,7 @@ def test_a_recipe_at_another_rank_and_shape_needs_no_trace(entries: Notes, shipp
 
 def is_of_character(note: Mapping[str, Any], family: str) -> bool:
     """Whether the plan of the family's character recipe asked for it, on cards with bf16 and with the base as it is."""
-    asked = (note["family"], note["recipe"], note["fit"]["quantise"], note["fit"]["dtype"])
+    asked = (note["family"], note["recipe"], note["fit"]["quantize"], note["fit"]["dtype"])
     return asked == (family, "character", "none", "bf16") and "rank" not in note
 
 
@@ -168,10 +168,10 @@ def wrong(store: OutcomeStore, notes: Notes, traces: TraceLibrary) -> list[str]:
 
 @pytest.fixture(scope="module")
 def looked_at(index: Mapping[str, Notes]) -> Notes:
-    """Of each family an unquantised and a quantised run."""
+    """Of each family an unquantized and a quantized run."""
     store = OutcomeStore.beside(TraceStore(Path("nowhere"), asset_path("traces")))
     notes = {key: note for key, note in index["outcomes"].items() if store.load(key, brief=True) is not None}
-    kinds = {(note["family"], note["fit"]["quantise"] == "none"): key for key, note in notes.items()}
+    kinds = {(note["family"], note["fit"]["quantize"] == "none"): key for key, note in notes.items()}
     return {key: notes[key] for key in kinds.values()}
 
 

@@ -56,12 +56,12 @@ MASKED = {"objective": {"loss": "huber", "input_perturbation": 0.1}}
 SETTINGS: list[tuple[Family, int, Options, Options]] = [
     ("sd15", 1, {"layers": "attention"}, {}),
     ("sd15", 2, {"layers": "all", "objective": {"min_snr_gamma": 5.0}}, {}),
-    ("sd15", 2, {**TEXT, **MASKED}, {"checkpointing": ["down_blocks.0", "mid_block"]}),
-    ("sd15", 2, {}, {"quantise": "int8"}),
-    ("sd15", 2, {}, {"quantise": "int8_products"}),
-    ("sdxl", 1, {}, {"checkpointing": "full"}),
+    ("sd15", 2, {**TEXT, **MASKED}, {"gradient_checkpointing": ["down_blocks.0", "mid_block"]}),
+    ("sd15", 2, {}, {"quantize": "int8"}),
+    ("sd15", 2, {}, {"quantize": "int8_products"}),
+    ("sdxl", 1, {}, {"gradient_checkpointing": "full"}),
     ("sdxl", 2, {**TEXT, "token_chunks": 150}, {}),
-    ("sdxl", 3, {"clip_gradient": 0.0}, {"checkpointing": ["up_blocks.0"]}),
+    ("sdxl", 3, {"max_grad_norm": 0.0}, {"gradient_checkpointing": ["up_blocks.0"]}),
 ]
 OPTIMIZERS = (
     {"name": "adamw"},
@@ -116,7 +116,7 @@ def test_every_allocation_in_bf16_but_for_statistics() -> None:
 @pytest.mark.usefixtures("plain_kernels")
 def test_every_allocation_with_an_nf4_base() -> None:
     """On CUDA a product with 4-bit weights holds its restored scales to the end, on the CPU not: another order."""
-    for real, traced in both(tiny_subject("sdxl", {}, {"quantise": "nf4"}), 2):
+    for real, traced in both(tiny_subject("sdxl", {}, {"quantize": "nf4"}), 2):
         assert sorted(real) == sorted(traced)
         assert max(accumulate(real)) == pytest.approx(max(accumulate(traced)), abs=256)
 
@@ -241,7 +241,7 @@ def alive_bytes(alive: Mapping[str, int]) -> int:
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 def test_tapes_put_together_are_a_trace_of_the_loops_own_step(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    subject = tiny_subject("sdxl", TEXT, {"dtype": dtype, "checkpointing": ["mid_block"]})
+    subject = tiny_subject("sdxl", TEXT, {"dtype": dtype, "gradient_checkpointing": ["mid_block"]})
     tapes = trace_steps(subject, [BUCKET], 2)
     engine = empty_engine(subject)
     monkeypatch.setattr(loop, "measure", _measured)
@@ -294,7 +294,7 @@ def changes(tape: MemoryTrace) -> list[int]:
 
 
 def test_a_trace_is_the_same_each_time() -> None:
-    subject = tiny_subject("sdxl", TEXT, {"checkpointing": "full", "dtype": "bf16", "attention": "auto"})
+    subject = tiny_subject("sdxl", TEXT, {"gradient_checkpointing": "full", "dtype": "bf16", "attention": "auto"})
     first, second = trace_steps(subject, [BUCKET], 2), trace_steps(subject, [BUCKET], 2)
     for one, other in zip(tapes_of(first), tapes_of(second), strict=True):
         assert (one.name, one.storages, one.work) == (other.name, other.storages, other.work)
@@ -313,7 +313,12 @@ def tapes_of(tapes: StepTapes) -> list[MemoryTrace]:
 
 SCALED: list[tuple[Family, Size, Options, Options]] = [
     ("sd15", (128, 64), {**TEXT, "layers": "all", "dropout": 0.1}, {"attention": "auto"}),
-    ("sdxl", (64, 64), {}, {"dtype": "bf16", "attention": "auto", "quantise": "nf4", "checkpointing": ["mid_block"]}),
+    (
+        "sdxl",
+        (64, 64),
+        {},
+        {"dtype": "bf16", "attention": "auto", "quantize": "nf4", "gradient_checkpointing": ["mid_block"]},
+    ),
 ]
 
 
@@ -354,7 +359,13 @@ def test_the_bucket_of_most_pixels_bounds_all_others(family: Family) -> None:
 ENCODER = {"text_encoder": {"learning_rate": 1e-4}}
 RANKED: list[tuple[Family, Options, Options, Sequence[TracePart], Sequence[int]]] = [
     ("sd15", {**ENCODER, "layers": "linear"}, {"attention": "auto"}, ("load", "validate", "save"), (1, 24)),
-    ("sdxl", {"layers": "all", "rank_dropout": 0.1}, {"quantise": "nf4", "checkpointing": "full"}, ["quantise"], [128]),
+    (
+        "sdxl",
+        {"layers": "all", "rank_dropout": 0.1},
+        {"quantize": "nf4", "gradient_checkpointing": "full"},
+        ["quantise"],
+        [128],
+    ),
 ]
 
 
@@ -391,15 +402,17 @@ def test_micro_batches_and_optimizers_do_not_depend_on_each_other(name: str) -> 
     plain = tiny_subject("sd15", ENCODER, {"dtype": "bf16"})
     optimizer = tiny_subject("sd15", {**ENCODER, "optimizer": {"name": name}}, {"dtype": "bf16"})
     micro = {"objective": {"min_snr_gamma": 5.0}, "optimizer": {"name": name}}
-    both = tiny_subject("sd15", {**ENCODER, **micro}, {"dtype": "bf16", "quantise": "nf4", "checkpointing": "full"})
+    both = tiny_subject(
+        "sd15", {**ENCODER, **micro}, {"dtype": "bf16", "quantize": "nf4", "gradient_checkpointing": "full"}
+    )
     assert_alike(trace_optimizer(both), trace_optimizer(optimizer))
     assert_alike(micro_tapes(optimizer), micro_tapes(plain))
 
 
-@pytest.mark.parametrize("quantise", [pytest.param("int8", marks=pytest.mark.slow), "int8_products", "nf4"])
-def test_models_that_were_traced_before_give_the_same_tapes(quantise: str) -> None:
-    subject = tiny_subject("sd15", ENCODER, {"dtype": "bf16", "quantise": quantise})
-    checkpointed = replace(subject, fit=subject.fit.changed(checkpointing="full"))
+@pytest.mark.parametrize("quantize", [pytest.param("int8", marks=pytest.mark.slow), "int8_products", "nf4"])
+def test_models_that_were_traced_before_give_the_same_tapes(quantize: str) -> None:
+    subject = tiny_subject("sd15", ENCODER, {"dtype": "bf16", "quantize": quantize})
+    checkpointed = replace(subject, fit=subject.fit.changed(gradient_checkpointing="full"))
 
     def unet() -> object:
         return empty_engine(subject).models.unet
@@ -419,11 +432,11 @@ def test_models_that_were_traced_before_give_the_same_tapes(quantise: str) -> No
     assert unet() is once
 
 
-@pytest.mark.parametrize("quantise", [pytest.param("int8", marks=pytest.mark.slow), "int8_products", "nf4"])
-def test_rounded_weights_are_multiplied_as_often_as_plain_ones(quantise: str) -> None:
+@pytest.mark.parametrize("quantize", [pytest.param("int8", marks=pytest.mark.slow), "int8_products", "nf4"])
+def test_rounded_weights_are_multiplied_as_often_as_plain_ones(quantize: str) -> None:
     """However a base is kept, its products are work of the same size, forward, recomputed and backward."""
-    plain = tiny_subject("sdxl", {}, {"dtype": "bf16", "checkpointing": "full"})
-    rounded = replace(plain, fit=plain.fit.changed(quantise=quantise))
+    plain = tiny_subject("sdxl", {}, {"dtype": "bf16", "gradient_checkpointing": "full"})
+    rounded = replace(plain, fit=plain.fit.changed(quantize=quantize))
     assert products_of(rounded) == products_of(plain)
 
 

@@ -44,7 +44,7 @@ from trainer.training.loop import Engine
 pytestmark = pytest.mark.usefixtures("shared_home")
 
 ON = "fit.channels_last=true"
-ONE = ("recipe.pictures.buckets=false", "recipe.effective_batch=2", "fit.micro_batch=2")
+ONE = ("recipe.images.buckets=false", "recipe.effective_batch=2", "fit.micro_batch=2")
 
 
 def lesson(engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,7 +55,7 @@ def lesson(engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize(
     "settings",
-    [("recipe.layers=all",), ("fit.checkpointing=full",), ("recipe.layers=linear", "recipe.dropout=0.3")],
+    [("recipe.layers=all",), ("fit.gradient_checkpointing=full",), ("recipe.layers=linear", "recipe.dropout=0.3")],
     ids=["where convolutions learn", "checkpointed", "with dropouts"],
 )
 def test_a_step_learns_the_same_and_its_norms_keep_the_layout(

@@ -35,7 +35,7 @@ from trainer.training.recovery.engine_manager import EngineManager
 COMPILER = os.environ.get("IMPASTO_COMPILER", "eager")
 ON = "fit.compile=true"
 CPU = torch.device("cpu")
-ONE = ("recipe.pictures.buckets=false", "recipe.layers=attention", "recipe.effective_batch=2", "fit.micro_batch=2")
+ONE = ("recipe.images.buckets=false", "recipe.layers=attention", "recipe.effective_batch=2", "fit.micro_batch=2")
 """One shape of micro-batches, so that little has to be compiled."""
 ATTEND = "aten::_scaled_dot_product_flash_attention_for_cpu"
 Graph = Callable[..., Any]
@@ -99,12 +99,12 @@ def lesson(engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
 
 WAYS: dict[str, tuple[str, tuple[str, ...]]] = {
     "plain": ("sd15", ()),
-    "checkpointed": ("sd15", ("fit.checkpointing=full",)),
+    "checkpointed": ("sd15", ("fit.gradient_checkpointing=full",)),
 }
 if COMPILER != "eager":
-    WAYS["checkpointed SDXL"] = "sdxl", ("fit.checkpointing=full",)
-    WAYS["an NF4 base"] = "sd15", ("fit.quantise=nf4",)
-    WAYS["an int8 base"] = "sd15", ("fit.quantise=int8",)
+    WAYS["checkpointed SDXL"] = "sdxl", ("fit.gradient_checkpointing=full",)
+    WAYS["an NF4 base"] = "sd15", ("fit.quantize=nf4",)
+    WAYS["an int8 base"] = "sd15", ("fit.quantize=int8",)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -242,7 +242,7 @@ def test_a_run_compiles_only_where_it_can_and_is_asked_to(
     def made(*settings: str) -> CompiledBlocks | None:
         return compiled_of(load_job(place.job(), settings), CPU, lambda _, sentence: told.append(sentence))
 
-    assert made() is None and made(ON, "fit.graphs=true") is None and made(ON, "recipe.dropout=0.1") is None
+    assert made() is None and made(ON, "fit.cuda_graphs=true") is None and made(ON, "recipe.dropout=0.1") is None
     assert not told
     assert (made(ON) is None) is bool(backend)
     if backend:
@@ -283,7 +283,7 @@ EVERYTHING = (
     *BRIEF,
     ON,
     "recipe.layers=attention",
-    "recipe.pictures.buckets=false",
+    "recipe.images.buckets=false",
     "recipe.effective_batch=2",
     "recipe.steps=4",
     "recipe.rank=64",  # tensors of 4096 elements, from which bitsandbytes keeps 8-bit state
@@ -291,8 +291,8 @@ EVERYTHING = (
     "recipe.text_encoder.learning_rate=1e-4",
     "fit.dtype=bf16",
     "fit.micro_batch=1",
-    "fit.checkpointing=full",
-    "fit.quantise=int8_products",
+    "fit.gradient_checkpointing=full",
+    "fit.quantize=int8_products",
     "fit.channels_last=true",
     "fit.deterministic=true",  # so that nothing is left to a clock
 )

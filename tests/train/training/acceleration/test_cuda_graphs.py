@@ -42,7 +42,7 @@ BRIEF = (
     "report.saving.every_steps=100",
     "report.saving.checkpoint_every=2",
 )
-ON = "fit.graphs=true"
+ON = "fit.cuda_graphs=true"
 
 
 class Place(SharedPlace):
@@ -110,13 +110,16 @@ def assert_same(found: Any, expected: Any) -> None:
     assert all(torch.equal(one, other) for one, other in zip(found[1], expected[1], strict=True))
 
 
-NOISE = ("recipe.objective.min_snr_gamma=5.0", "recipe.objective.input_perturbation=0.1", "recipe.pictures.flip=true")
-ONE = ("recipe.pictures.buckets=false",)
+NOISE = ("recipe.objective.min_snr_gamma=5.0", "recipe.objective.input_perturbation=0.1", "recipe.images.flip=true")
+ONE = ("recipe.images.buckets=false",)
 """One shape, whole micro-batches and rests: recorded in the second step already."""
 WAYS: dict[str, tuple[str, tuple[str, ...]]] = {
     "accumulation over several shapes": ("sd15", NOISE),
-    "a loss scale that moves, products in int8": ("sd15", (*ONE, "fit.dtype=fp16", "fit.quantise=int8_products")),
-    "an NF4 base, checkpointed": ("sdxl", (*ONE, "fit.quantise=nf4", "fit.dtype=bf16", "fit.checkpointing=full")),
+    "a loss scale that moves, products in int8": ("sd15", (*ONE, "fit.dtype=fp16", "fit.quantize=int8_products")),
+    "an NF4 base, checkpointed": (
+        "sdxl",
+        (*ONE, "fit.quantize=nf4", "fit.dtype=bf16", "fit.gradient_checkpointing=full"),
+    ),
     "text encoders that learn": ("sdxl", (*ONE, "recipe.text_encoder.learning_rate=1e-4")),
     "dropouts": ("sd15", (*ONE, "recipe.dropout=0.1", "recipe.rank_dropout=0.1", "recipe.module_dropout=0.1")),
 }
@@ -179,7 +182,7 @@ def test_what_reads_from_the_device_goes_on_plainly_and_is_told_once(
     assert_same(learned(graphed), learned(plain))
     assert not replayed(replayers)
     (sentence,) = told
-    assert sentence.startswith("fit.graphs: capturing a CUDA graph failed (RuntimeError: aten._local_scalar")
+    assert sentence.startswith("fit.cuda_graphs: capturing a CUDA graph failed (RuntimeError: aten._local_scalar")
 
 
 def test_a_recording_that_gives_something_else_is_not_used(
@@ -229,7 +232,7 @@ def test_memory_that_runs_out_ends_the_graphs_and_not_the_run(place: Place, repl
     assert trial.code == 0 and not exhaustion.left
     assert replayed(replayers) and len(replayers) == 1
     assert notices(trial) == [
-        "fit.graphs: GPU memory ran out, so CUDA graphs are off and their memory is released. Affected steps run "
+        "fit.cuda_graphs: GPU memory ran out, so CUDA graphs are off and their memory is released. Affected steps run "
         "normally, without a CUDA graph."
     ]
     assert not trial.of(events.SteppedDown)
@@ -310,17 +313,19 @@ def test_a_replayed_micro_batch_is_one_order_besides_its_inputs(place: Place, mo
 def test_a_pytorch_that_a_failed_recording_breaks_records_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.12.1+cu126"))
-    assert graphs_of(FitConfig(graphs=True), torch.device("cpu"), lambda _, sentence: told.append(sentence)) is None
+    assert (
+        graphs_of(FitConfig(cuda_graphs=True), torch.device("cpu"), lambda _, sentence: told.append(sentence)) is None
+    )
     assert told == [
-        "fit.graphs needs PyTorch 2.13 or newer, but 2.12.1+cu126 is installed: the run continues without CUDA graphs. "
-        "Install a newer PyTorch to use them."
+        "fit.cuda_graphs needs PyTorch 2.13 or newer, but 2.12.1+cu126 is installed: "
+        "the run continues without CUDA graphs. Install a newer PyTorch to use them."
     ]
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.13.0+cu126"))
-    assert graphs_of(FitConfig(graphs=True), torch.device("cpu"), lambda *_: None) is not None
+    assert graphs_of(FitConfig(cuda_graphs=True), torch.device("cpu"), lambda *_: None) is not None
 
 
 def test_where_nothing_can_be_recorded_or_is_asked_for_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, cpu = FitConfig(graphs=True), torch.device("cpu")
+    asked, cpu = FitConfig(cuda_graphs=True), torch.device("cpu")
     assert graphs_of(asked, cpu, lambda *_: None) is not None
     assert graphs_of(FitConfig(), cpu, lambda *_: None) is None
     monkeypatch.delitem(cuda_graphs.RECORDERS, "cpu")

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.pictures import make_picture
 from tests.support.tiny import tiny_base, tiny_configs, tiny_models
-from trainer.base.quantized import quantisable
+from trainer.base.quantized import quantizable
 from trainer.base.source import BaseSource, empty_diffusers_model, open_base
 from trainer.config.base import BaseConfig, Family
 from trainer.config.fit import ProductConfig
@@ -47,7 +47,7 @@ def test_the_layers_found_are_those_at_work_in_a_real_forward(
         x = args[0]
         seen[Linear(x[..., 0].numel(), x.shape[-1], result.shape[-1], result.requires_grad)] += 1
 
-    hooks = [layer.register_forward_hook(note) for layer in quantisable(unet).values()]
+    hooks = [layer.register_forward_hook(note) for layer in quantizable(unet).values()]
     latents = torch.zeros(2, 4, size[1] // 8, size[0] // 8, requires_grad=True)
     text = torch.zeros(2, words, tiny_configs(family)["unet"]["cross_attention_dim"], requires_grad=live_text)
     more = {"text_embeds": torch.zeros(2, 32), "time_ids": torch.zeros(2, 6)} if family == "sdxl" else None
@@ -175,7 +175,7 @@ def test_a_run_multiplies_so_what_pays_in_the_shape_of_most_pictures_and_is_told
         seconds.append(0.001 if counter.count else 0.002 * (result.shape[0] >= 128))
         return seconds[-1]
 
-    found = products_of(job_of(quantise="int8_products"), source, PICTURES, lambda _: clock)
+    found = products_of(job_of(quantize="int8_products"), source, PICTURES, lambda _: clock)
     assert found is not None and {*seconds} == {0.001, 0.002, 0.0}
     assert found.products == (
         ProductConfig(inputs=32, outputs=32, forward=96, backward=96),
@@ -195,7 +195,7 @@ def test_nothing_is_timed_where_it_is_written_or_every_run_is_to_be_the_same(sou
     def timed(_: float) -> Clock:
         raise AssertionError("timed")
 
-    fit: dict[str, Any] = {"quantise": "int8_products"}
+    fit: dict[str, Any] = {"quantize": "int8_products"}
     same = products_of(job_of(**fit, deterministic=True), source, PICTURES, timed)
     assert same is not None and len(same.sentences) == 1
     both = {(one.inputs, one.outputs) for one in same.products if one.forward and one.backward}
@@ -203,4 +203,4 @@ def test_nothing_is_timed_where_it_is_written_or_every_run_is_to_be_the_same(sou
     written = products_of(job_of(**fit, int8_products=(ProductConfig(forward=99),)), source, (), timed)
     assert written is not None and written.products == (ProductConfig(forward=99),)
     for other in ("none", "int8", "nf4"):
-        assert products_of(job_of(quantise=other), source, (), timed) is None
+        assert products_of(job_of(quantize=other), source, (), timed) is None

@@ -234,7 +234,7 @@ def test_an_interruption_while_caching_pauses_before_anything_is_loaded(shared: 
 def test_a_lora_tells_what_it_was_made_of(shared: Path, tmp_path: Path) -> None:
     job = a_job(shared, tmp_path)
     folders = f"{{path='{shared / 'pictures'}', trigger='sks', repeats=2}}, "
-    folders += f"{{path='{shared / 'others'}', kind='regularisation', trigger='other'}}"
+    folders += f"{{path='{shared / 'others'}', kind='regularization', trigger='other'}}"
     # Sixteen showings an epoch: six steps of three.
     settings = [*BARE, f"dataset.folders=[{folders}]", "recipe.steps=7", "report.saving.every_steps=6"]
     assert start(job, [*settings, "output.tag_frequency=true"], Watcher(stop_at(6, job))) == 75

@@ -22,7 +22,7 @@ RACES = (
     "recipe.layers=attention",
     "recipe.steps=1",
     "recipe.effective_batch=2",
-    "fit.quantise=int8_products",
+    "fit.quantize=int8_products",
 )
 
 

@@ -65,7 +65,7 @@ def test_a_run_releases_memory_where_its_forecast_does(
 
 
 def test_loading_a_quantized_base_is_a_release_point_too(course: RunSchedule) -> None:
-    subject = replace(course.subject, fit=course.subject.fit.changed(quantise="int8"))
+    subject = replace(course.subject, fit=course.subject.fit.changed(quantize="int8"))
     quantized = RunSchedule(subject, course._traces, course.occasions, course.rate)
     assert played_points(quantized) == ["cache_pictures", "cache_texts", "quantise", "draw", "decode", "draw", "decode"]
 

@@ -133,7 +133,7 @@ def test_state_survives_saving_bit_for_bit(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EIGHT_BIT)
-def test_large_weights_have_eight_bit_state_and_one_quantisation_map(name: str) -> None:
+def test_large_weights_have_eight_bit_state_and_one_quantization_map(name: str) -> None:
     weights = make_weights()
     optimizer = build(name, weights)
     take_steps(optimizer, weights, range(1))

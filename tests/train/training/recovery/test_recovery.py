@@ -37,9 +37,9 @@ from trainer.training.run.start import PlannedFit
 
 pytestmark = pytest.mark.usefixtures("shared_home")
 
-FULL = {"checkpointing": "full"}
+FULL = {"gradient_checkpointing": "full"}
 ONE = {"micro_batch": 1}
-LADDER = 'ladder=[{exact=true, checkpointing="full"}, {exact=false, micro_batch=1}]'
+LADDER = 'fallbacks=[{exact=true, gradient_checkpointing="full"}, {exact=false, micro_batch=1}]'
 # Four steps, a checkpoint after the second: what the optimizer tears in the last step is replayed from there.
 TRAIN_ONLY = (
     "report.previews.prompts=[]",
@@ -54,7 +54,7 @@ TRAIN_ONLY = (
 
 
 # A disk limit below one epoch makes a portion of each: there are two, and nothing is loaded before the first.
-PORTIONS = (*TRAIN_ONLY, "recipe.pictures.crop=random", "fit.cache_gigabytes=1e-9")
+PORTIONS = (*TRAIN_ONLY, "recipe.images.crop=random", "fit.cache_gigabytes=1e-9")
 
 
 class Place(SharedPlace):
@@ -123,7 +123,7 @@ POINTS = [
 
 @pytest.mark.parametrize(("name", "where", "times"), POINTS)
 def test_any_allocation_of_a_step_may_fail(place: Place, name: str, where: str, times: int) -> None:
-    """``where``: s anywhere in the step, o in the optimizer; failing 1, 2 or 3 times leads down 0, 1 or 2 rungs."""
+    """``where``: s anywhere in the step, o in the optimizer; failing 1, 2 or 3 times leads down 0, 1 or 2 fallbacks."""
     settings = (*TRAIN_ONLY, f"recipe.optimizer.name={name}", *OPTIMIZERS[name])
     size, in_optimizer = place.size(settings), where == "o"
     most = size.of_optimizer if in_optimizer else size.allocations
@@ -137,8 +137,8 @@ def test_any_allocation_of_a_step_may_fail(place: Place, name: str, where: str, 
 
 @pytest.mark.parametrize("name", ["adamw", "schedulefree"])
 def test_replayed_steps_keep_the_plan_that_they_had(place: Place, name: str) -> None:
-    """Only the fourth step fails, the second time after the third was replayed: the rung rounds the fourth alone."""
-    settings = (*TRAIN_ONLY[:-1], "ladder=[{exact=false, micro_batch=1}]", f"recipe.optimizer.name={name}")
+    """Only the fourth step fails, the second time after replaying the third; the fallback affects only the fourth."""
+    settings = (*TRAIN_ONLY[:-1], "fallbacks=[{exact=false, micro_batch=1}]", f"recipe.optimizer.name={name}")
     whole = place.size(settings).of_optimizer
     exhaustion = Exhaustion(step_begins(4), whole // 2, times=2, in_optimizer=True, later=2 * whole)
     trial = place.exhausted("sd15", settings, exhaustion)
@@ -209,7 +209,7 @@ WHOLE = (
     "report.validation.timesteps=[200, 800]",
     "report.previews.every=2",
     "report.saving.every_steps=2",
-    'ladder=[{exact=true, vae_tiling=true, preview_offload=true}, {exact=true, checkpointing="full"}, '
+    'fallbacks=[{exact=true, vae_tiling=true, preview_offload=true}, {exact=true, gradient_checkpointing="full"}, '
     "{exact=false, micro_batch=1}]",
 )
 PHASES: dict[str, tuple[Wanted, str]] = {
@@ -294,7 +294,7 @@ def test_the_models_make_room_for_encoding_the_next_portion(place: Place) -> Non
 
 ENCODING = (
     *TRAIN_ONLY[:-1],
-    'ladder=[{exact=false, vae_dtype="bf16"}, {exact=false, vae_encode_tiling=true}, '
+    'fallbacks=[{exact=false, vae_dtype="bf16"}, {exact=false, vae_encode_tiling=true}, '
     "{exact=false, text_encoder_batch_size=1}]",
 )
 
@@ -464,24 +464,24 @@ def test_what_a_replay_begins_with_is_encoded_before_the_models_return(
     assert_right(place, "sd15", settings, trial)
 
 
-# --- a quantised base, a kill, the end of the ladder ------------------------------------------------------------------
+# --- a quantized base, a kill, the end of the fallbacks ------------------------------
 
 
 @pytest.mark.parametrize("in_optimizer", [False, True])
 def test_a_quantised_base_is_loaded_where_the_job_allows_it(place: Place, in_optimizer: bool) -> None:
     """In the optimizer the steps since the checkpoint are replayed with the base that they had."""
-    settings = (*TRAIN_ONLY[:-1], "fit.allow_quantised=true", 'ladder=[{exact=false, quantise="nf4"}]')
+    settings = (*TRAIN_ONLY[:-1], "fit.allow_quantized=true", 'fallbacks=[{exact=false, quantize="nf4"}]')
     # AdamW's step is two operations: the fourth step fails, and again once the third was replayed.
     at, later = (2, 4) if in_optimizer else (20, 20)
     exhaustion = Exhaustion(step_begins(4), at, times=2, in_optimizer=in_optimizer, later=later)
     trial = place.exhausted("sdxl", settings, exhaustion)
-    assert [changed for _, changed in changes_of(trial)] == [{"quantise": "nf4"}]
+    assert [changed for _, changed in changes_of(trial)] == [{"quantize": "nf4"}]
     assert_right(place, "sdxl", settings, trial)
     assert trial.lora() != place.truth("sdxl", settings)
 
 
 def test_it_is_not_where_the_job_does_not(place: Place) -> None:
-    settings = (*TRAIN_ONLY[:-1], 'ladder=[{exact=false, quantise="nf4"}]')
+    settings = (*TRAIN_ONLY[:-1], 'fallbacks=[{exact=false, quantize="nf4"}]')
     trial = place.exhausted("sd15", settings, Exhaustion(step_begins(4), 20, times=2))
     assert trial.code == 75 and not changes_of(trial)
 
@@ -537,7 +537,7 @@ def test_a_job_without_a_ladder_gets_one_that_leaves_alone_what_the_user_wrote(p
     settings = TRAIN_ONLY[:-1]
     trial = place.exhausted("sd15", settings, Exhaustion(step_begins(4), 100, times=3))
     assert changes_of(trial) == [(3, FULL)]
-    assert [event.rung for event in trial.of(events.SteppedDown)] == [2]  # the first is for previews
+    assert [event.fallback for event in trial.of(events.SteppedDown)] == [2]  # the first is for previews
     assert trial.code == 75 and "Set fit.micro_batch = 1 in the run's job.toml" in trial.error.remedy  # type: ignore[union-attr]
     edit(trial.run, ONE)  # as the remedy says
     assert trial.resume().code == 0
@@ -546,10 +546,10 @@ def test_a_job_without_a_ladder_gets_one_that_leaves_alone_what_the_user_wrote(p
 
 def test_where_the_user_wrote_all_of_the_fit_nothing_is_changed(place: Place) -> None:
     """Freeing and trying again is all that may be done; the same step then succeeds, or the run ends in words."""
-    settings = (*TRAIN_ONLY[:-1], "fit.checkpointing=none", "fit.vae_tiling=false")
+    settings = (*TRAIN_ONLY[:-1], "fit.gradient_checkpointing=none", "fit.vae_tiling=false")
     once = place.exhausted("sd15", settings, Exhaustion(step_begins(4), 100))
     assert not changes_of(once)
     assert_right(place, "sd15", TRAIN_ONLY, once)
     twice = place.exhausted("sd15", settings, Exhaustion(step_begins(4), 100, times=2))
     assert twice.code == 75 and not changes_of(twice)
-    assert 'Set fit.checkpointing = "full" or fit.micro_batch = 1' in twice.error.remedy  # type: ignore[union-attr]
+    assert 'Set fit.gradient_checkpointing = "full" or fit.micro_batch = 1' in twice.error.remedy  # type: ignore[union-attr]

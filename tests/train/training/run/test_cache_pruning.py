@@ -146,12 +146,12 @@ def test_above_the_limit_a_run_trims_the_cache_but_not_what_runs_need(
     assert start(job, QUICK, Watcher(stop_at(3, job, "stop"))) == 75
     needed_by_the_stopped = entries()
     stray = entry(1)
-    whole = train(job, ["name=whole", *QUICK, "recipe.pictures.flip=true"])
+    whole = train(job, ["name=whole", *QUICK, "recipe.images.flip=true"])
     assert stray.exists()
 
     monkeypatch.setenv("IMPASTO_CACHE_GB", "0")
     watcher = Watcher()
-    assert start(job, ["name=again", *QUICK, "recipe.pictures.flip=true"], watcher) == 0
+    assert start(job, ["name=again", *QUICK, "recipe.images.flip=true"], watcher) == 0
     told = notices(watcher)
     assert "1 least recently used entry" in told["cache.trimmed"] and not stray.exists()
     assert "Resumable runs need" in told["cache.above_limit"]

@@ -173,14 +173,14 @@ def test_every_optimizer_resumes_exactly(shared: Path, tmp_path: Path, optimizer
 LOW_PRECISION = {
     "fp16, encoders, dropout and products in int8": (
         "fit.dtype=fp16",
-        "fit.quantise=int8_products",
+        "fit.quantize=int8_products",
         "recipe.text_encoder.learning_rate=1e-4",
         "recipe.dropout=0.1",
     ),
     "bf16, all that saves memory": (
         "fit.dtype=bf16",
-        "fit.quantise=nf4",
-        "fit.checkpointing=full",
+        "fit.quantize=nf4",
+        "fit.gradient_checkpointing=full",
         "recipe.optimizer.name=adamw8bit",
         "recipe.rank=64",  # tensors large enough for 8-bit state
         "recipe.layers=attention",
@@ -375,7 +375,7 @@ def test_a_damaged_cache_entry_is_made_anew(shared: Path, tmp_path: Path, monkey
 def test_portions_change_nothing(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk limit below one epoch makes a portion of every epoch; what a past one wrote makes room for the next."""
     base = tiny_base("sd15", shared / "bases", depth=1)
-    settings = ["recipe.pictures.crop=random", "recipe.captions.shuffle=true", "report.previews.prompts=[]"]
+    settings = ["recipe.images.crop=random", "recipe.captions.shuffle=true", "report.previews.prompts=[]"]
     whole = train(write_job(tmp_path / "a", base, shared / "pictures"), settings)
     monkeypatch.setenv("IMPASTO_CACHE", str(tmp_path / "cache"))
     job = write_job(tmp_path / "b", base, shared / "pictures")

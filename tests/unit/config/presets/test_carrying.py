@@ -28,13 +28,13 @@ from trainer.errors import JobError
 
 NOTES = "Soft light.\nÜ, 日本語, “quotes”."
 DATA = {
-    "schema": 1,
+    "schema": 2,
     "name": "gouache",
     "author": "Zoë",
     "notes": NOTES,
     "base": {"family": "sdxl"},
     "recipe": {"rank": 8, "alpha": 0.1, "learning_rate": 1e-4, "optimizer": {"name": "prodigy", "d_coef": 0.8}},
-    "preview": {"picture": TINY},
+    "preview": {"image": TINY},
 }
 
 
@@ -185,11 +185,11 @@ def test_details_that_no_preset_may_hold_are_named():
 
 def test_what_is_different_is_told_key_by_key():
     former = preset(recipe={"rank": 8, "steps": 100})
-    new = preset(recipe={"rank": 9, "pictures": {"flip": True}}, author="")
+    new = preset(recipe={"rank": 9, "images": {"flip": True}}, author="")
     assert changed_keys(former, new) == [
         ("author", '"Zoë"', "not set"),
         ("recipe.rank", "8", "9"),
         ("recipe.steps", "100", "not set"),
-        ("recipe.pictures.flip", "not set", "true"),
+        ("recipe.images.flip", "not set", "true"),
     ]
     assert changed_keys(None, parse_preset(GOOD, "file")) == [("rank", "16", "8")]

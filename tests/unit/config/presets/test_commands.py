@@ -59,11 +59,11 @@ def test_share_then_add_gives_the_same_recipe(here: Path, capsys: pytest.Capture
     for name in ("style", "likeness"):
         built_in = library.find_preset(name, "sdxl").preset
         words = ["presets", "share", str(preset_path("recipes", f"sdxl-{name}.toml")), "--out", f"{name}.toml"]
-        assert cli.main([*words, "--name", f"my {name}", "--author", "Zoë", "--licence", "CC0", "--notes", "soft"]) == 0
+        assert cli.main([*words, "--name", f"my {name}", "--author", "Zoë", "--license", "CC0", "--notes", "soft"]) == 0
         assert cli.main(["presets", "add", f"{name}.toml", "--yes"]) == 0
         added = library.find_preset(f"my {name}").preset
         assert stated(added.recipe) == stated(built_in.recipe)
-        assert (added.author, added.licence, added.notes) == ("Zoë", "CC0", "soft")
+        assert (added.author, added.license, added.notes) == ("Zoë", "CC0", "soft")
     told = capsys.readouterr().out
     assert "recipe.rank = 32 instead of 16" in told
     assert "On the CPU: about " in told and "This is an estimate, which may be off by 50%." in told
@@ -133,7 +133,7 @@ def test_show_gives_reasons_and_no_bytes_of_a_picture(here: Path, capsys: pytest
     assert "our choice" in capsys.readouterr().out
     buffer = BytesIO()
     Image.new("RGB", (8, 8), "red").save(buffer, "PNG")
-    library.keep_preset(preset(preview={"picture": base64.b64encode(buffer.getvalue()).decode()}))
+    library.keep_preset(preset(preview={"image": base64.b64encode(buffer.getvalue()).decode()}))
     assert cli.main(["presets", "show", "gouache"]) == 0
     shown = capsys.readouterr().out
     assert "rank = 8" in shown
@@ -264,7 +264,7 @@ def test_new_writes_the_recipe_of_a_preset(here: Path, capsys: pytest.CaptureFix
     assert stated(job.recipe) == stated(library.find_preset("style", "sd15").preset.recipe)
     library.keep_preset(preset())
     assert cli.main(["new", "--base", "o/n", "--pictures", "pictures", "--recipe", "gouache", "short"]) == 0
-    assert stated(load_job(here / "short" / "job.toml").recipe) == {"rank": 8, "pictures_seen": 1600}
+    assert stated(load_job(here / "short" / "job.toml").recipe) == {"rank": 8, "images_seen": 1600}
 
 
 def test_a_preset_without_a_recipe_gives_none(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,7 +46,7 @@ def test_there_is_one_for_every_family_and_size_in_the_order_of_cards() -> None:
     names = [file_name(family, gigabytes) for family, gigabytes in EVERY]
     assert {path.name for path in preset_path("fits").glob("*.toml")} == set(names)
     built_in = [each for each in read_shelf().presets if each.origin == "built-in"]
-    assert [each.path.name for each in built_in if each.preset.card is not None] == names
+    assert [each.path.name for each in built_in if each.preset.gpu is not None] == names
 
 
 @pytest.mark.parametrize(("family", "gigabytes"), EVERY)

@@ -19,7 +19,7 @@ from trainer.errors import JobError
 
 pytestmark = pytest.mark.usefixtures("quick_commands")
 
-GOOD = 'schema = 1\nname = "gouache"\n[base]\nfamily = "sdxl"\n[recipe]\nrank = 8\n'
+GOOD = 'schema = 2\nname = "gouache"\n[base]\nfamily = "sdxl"\n[recipe]\nrank = 8\n'
 DIGITS = "ab" * 32
 FLAG = "\U0001f3f4\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f"  # of England
 
@@ -31,7 +31,7 @@ def encoded(image: Image.Image, form: str = "PNG", **how: object) -> str:
 
 
 def with_picture(text: str) -> str:
-    return f'{GOOD}[preview]\npicture = "{text}"\n'
+    return f'{GOOD}[preview]\nimage = "{text}"\n'
 
 
 def png_of_size(width: int, height: int) -> str:
@@ -89,15 +89,15 @@ FILES: dict[str, tuple[str | bytes, str]] = {
     "inline tables in tables": ("a = " + "{a=" * 12 + "1" + "}" * 12, "nests"),
     "duplicate key": (GOOD + "rank = 9\n", "is in the file twice"),
     "duplicate table": (GOOD + "[recipe]\n", "is in the file twice"),
-    "no schema": (GOOD.replace("schema = 1\n", ""), "schema: is missing"),
+    "no schema": (GOOD.replace("schema = 2\n", ""), "schema: is missing"),
     "newer schema": (
-        GOOD.replace("schema = 1", "schema = 2"),
-        "by a newer Impasto (preset schema 2); this one reads up to 1",
+        GOOD.replace("schema = 2", "schema = 3"),
+        "by a newer Impasto (preset schema 3); this one reads up to 2",
     ),
-    "schema of old": (GOOD.replace("schema = 1", "schema = 0"), "schema: must be"),
-    "schema in words": (GOOD.replace("schema = 1", 'schema = "one"'), "schema: must be"),
-    "schema true": (GOOD.replace("schema = 1", "schema = true"), "schema: must be"),
-    "schema without end": (GOOD.replace("schema = 1", "schema = 0x" + "f" * 9000), "more than 64 bits"),
+    "schema of old": (GOOD.replace("schema = 2", "schema = 0"), "schema: must be"),
+    "schema in words": (GOOD.replace("schema = 2", 'schema = "one"'), "schema: must be"),
+    "schema true": (GOOD.replace("schema = 2", "schema = true"), "schema: must be"),
+    "schema without end": (GOOD.replace("schema = 2", "schema = 0x" + "f" * 9000), "more than 64 bits"),
     "a number of thousands of digits": (GOOD + "seed = " + "9" * 5000, "thousands of digits"),
     "a seed of 65 bits": (GOOD + "seed = 36893488147419103232", "more than 64 bits"),
     "no family": ('schema = 1\nname = "a"\n[recipe]\nrank = 8\n', "base: is missing"),
@@ -127,7 +127,7 @@ FILES: dict[str, tuple[str | bytes, str]] = {
     "device": (GOOD + '[fit]\ndevice = "cuda:7"\n', "fit.device: belongs to one machine"),
     "threads": (GOOD + "[fit]\nthreads = 256\n", "fit.threads: belongs to one machine"),
     "cache": (GOOD + "[fit]\ncache_gigabytes = 1e9\n", "fit.cache_gigabytes: belongs to one machine"),
-    "card without fit": (GOOD + "[card]\ngigabytes = 8\n", "card: describes the GPU of a fit"),
+    "card without fit": (GOOD + "[gpu]\ngigabytes = 8\n", "gpu: describes the GPU of a fit"),
     "name climbing out": (GOOD.replace("gouache", "../../autostart"), "name: "),
     "name with a folder": (GOOD.replace("gouache", "a/b"), 'cannot be a file name; "a-b" can'),
     "name of a device": (GOOD.replace("gouache", "CON"), "cannot be a file name"),
@@ -178,8 +178,8 @@ FILES: dict[str, tuple[str | bytes, str]] = {
     "endless notes": (f"notes = '{'a ' * 9000}'\n{GOOD}", "notes: has 18,000 characters"),
     "hash of something": (GOOD.replace('"sdxl"', '"sdxl"\nsha256 = "abc"'), "base.sha256: must be text such as"),
     "too many words": ("trigger_words = [" + '"a", ' * 99 + f"]\n{GOOD}", "trigger_words: must be a list"),
-    "picture of words": (with_picture("hello!"), "preview.picture: is not base64 text"),
-    "picture of nothing": (with_picture(""), "preview.picture: is not a readable image"),
+    "picture of words": (with_picture("hello!"), "preview.image: is not base64 text"),
+    "picture of nothing": (with_picture(""), "preview.image: is not a readable image"),
     "picture of noise": (with_picture(base64.b64encode(bytes(range(256))).decode()), "is not a readable image"),
     "picture cut off": (with_picture(TINY[:60]), "is not a readable image"),
     "SVG": (with_picture(base64.b64encode(b"<svg xmlns='x'/>").decode()), "is not a readable image"),
@@ -276,7 +276,7 @@ def test_everything_wrong_is_named_at_once():
     with pytest.raises(JobError) as caught:
         exchange.parse_preset(text, "file")
     named = [problem.partition(": ")[0] for problem in caught.value.problems]
-    keys = ["name", "notes", "preview.picture", "base.family", "recipe.rank", "recipe.rnak", "fit.threads"]
+    keys = ["name", "notes", "preview.image", "base.family", "recipe.rank", "recipe.rnak", "fit.threads"]
     assert sorted(named) == sorted(keys)
 
 

@@ -116,16 +116,16 @@ def test_a_folder_trained_sd15_lora_is_read_as_it_was_trained(tmp_path: Path) ->
         "schedule": {"kind": "restarts", "warmup": 75},
         "steps": 1500,
         "effective_batch": 2,
-        "clip_gradient": 1.0,
+        "max_grad_norm": 1.0,
         "clip_skip": 2,
         "token_chunks": 225,
         "resolution": 512,
-        "pictures": {"buckets": True, "bucket_min": 256, "bucket_max": 1024, "max_upscale": 1.0, "flip": True},
+        "images": {"buckets": True, "bucket_min": 256, "bucket_max": 1024, "max_upscale": 1.0, "flip": True},
         "captions": {"shuffle": True, "keep_tokens": 1, "dropout": 0.0, "tag_dropout": 0.1},
         "objective": {
             "loss": "mse",
             "min_snr_gamma": 5.0,
-            "debiased": False,
+            "debiased_estimation": False,
             "noise_offset": 0.0357,
             "prior_weight": 1.0,
         },
@@ -155,14 +155,15 @@ def test_a_dataset_file_trained_sdxl_lora_is_read_as_far_as_it_goes(tmp_path: Pa
     assert (found["dropout"], found["rank_dropout"]) == (0.1, 0.05)
     assert found["text_encoder"] == found["text_encoder_2"] == {"learning_rate": 1.0}
     assert (found["effective_batch"], found["resolution"], found["token_chunks"]) == (6, 1024, 75)
-    assert found["pictures"] == {
+    assert found["images"] == {
         "buckets": True, "bucket_min": 512, "bucket_max": 2048, "crop": "random", "flip": False,
     }  # fmt: skip
     assert found["captions"] == {
         "shuffle": True, "keep_tokens": 2, "keep_separator": "|||", "wildcards": True, "prefix": "art, ",
     }  # fmt: skip
     assert found["objective"] == {
-        "loss": "huber", "huber_c": 0.2, "multires_levels": 8, "multires_discount": 0.4, "debiased": True,
+        "loss": "huber", "huber_c": 0.2, "multires_iterations": 8, "multires_discount": 0.4,
+        "debiased_estimation": True,
     }  # fmt: skip
     assert "clip_skip" not in found
     named = [each.partition(": ")[0] for each in made.left_out]
@@ -178,7 +179,7 @@ def test_a_dataset_file_trained_sdxl_lora_is_read_as_far_as_it_goes(tmp_path: Pa
         "notes",
     ]
     preset = made.preset
-    assert (preset.name, preset.author, preset.licence, preset.notes) == ("Gouache-XL", "Zoë", "CC-BY-4.0", "")
+    assert (preset.name, preset.author, preset.license, preset.notes) == ("Gouache-XL", "Zoë", "CC-BY-4.0", "")
     assert preset.trigger_words == ("gch", "soft light")
     assert (preset.base.name, preset.base.sha256) == ("ponyDiffusionV6XL.safetensors", None)
 

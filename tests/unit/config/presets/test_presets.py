@@ -42,14 +42,16 @@ def presets(draw: st.DrawFn) -> Preset:
     }
     recipe["captions"].pop("separator", None)
     data = {
-        "schema": 1,
+        "schema": 2,
         "name": draw(st.sampled_from(["soft gouache", "日本語", "a.b", "Größe 1"])),
         "author": draw(text),
         "notes": draw(st.lists(text, max_size=3).map("\n".join)),
         "trigger_words": draw(st.lists(text.filter(bool), max_size=3)),
         "base": {"family": draw(st.sampled_from(get_args(Family)))},
         "recipe": recipe,
-        "fit": draw(st.sampled_from([None, {"dtype": "bf16", "micro_batch": 3, "checkpointing": ["mid_block"]}])),
+        "fit": draw(
+            st.sampled_from([None, {"dtype": "bf16", "micro_batch": 3, "gradient_checkpointing": ["mid_block"]}])
+        ),
         "examples": draw(st.lists(st.fixed_dictionaries({"prompt": text.filter(bool)}), max_size=2)),
     }
     try:
@@ -83,9 +85,9 @@ def test_what_a_recipe_leaves_open_stays_as_the_job_has_it() -> None:
 
 def test_every_key_of_a_fit_travels_or_belongs_to_a_machine() -> None:
     travelling = {
-        "dtype", "quantise", "vae_dtype", "micro_batch", "checkpointing", "attention", "vae_tiling", "preview_offload",
-        "vae_encode_tiling", "text_encoder_batch_size",
-        "allow_quantised", "graphs", "compile", "channels_last", "fp16_accumulation", "deterministic",
+        "dtype", "quantize", "vae_dtype", "micro_batch", "gradient_checkpointing", "attention", "vae_tiling",
+        "preview_offload", "vae_encode_tiling", "text_encoder_batch_size",
+        "allow_quantized", "cuda_graphs", "compile", "channels_last", "fp16_accumulation", "deterministic",
     }  # fmt: skip
     assert travelling | set(MACHINE_KEYS) == set(FitConfig.model_fields)
 
@@ -214,7 +216,7 @@ def test_what_is_replaced_is_kept() -> None:
 
 def test_the_largest_fit_that_a_card_can_hold_is_chosen() -> None:
     def fit(gigabytes: float) -> library.PresetEntry:
-        data = {"name": f"{gigabytes}gb", "recipe": None, "fit": {"dtype": "bf16"}, "card": {"gigabytes": gigabytes}}
+        data = {"name": f"{gigabytes}gb", "recipe": None, "fit": {"dtype": "bf16"}, "gpu": {"gigabytes": gigabytes}}
         return library.PresetEntry(preset(**data), Path(), "built-in")
 
     at_hand = library.PresetLibrary((fit(8), fit(12), fit(24)), ())

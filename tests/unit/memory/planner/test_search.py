@@ -171,12 +171,18 @@ def test_sets_within_sets() -> None:
 
 def test_what_the_user_wrote_is_kept() -> None:
     start = FitConfig(device="cuda:0", dtype="bf16", vae_dtype="fp32", attention="auto")
-    grid = {"effective_batch": 4, "checkpointing": ("none", ("mid_block",), "full"), "quantise": ("none", "nf4")}
+    grid = {
+        "effective_batch": 4,
+        "checkpointing": ("none", ("mid_block",), "full"),
+        "quantize": ("none", "nf4"),
+    }
     free = candidates(FitConfig(), start, previews=True, **grid)
     assert len(free) == len({fit.model_dump_json() for fit in free}) == 2 * 3 * 3 * 2 * 2
     assert len(candidates(FitConfig(), start, previews=False, **grid)) == 2 * 3 * 3
-    written = FitConfig(micro_batch=9, checkpointing="full", quantise="int8", vae_tiling=False, preview_offload=True)
+    written = FitConfig(
+        micro_batch=9, gradient_checkpointing="full", quantize="int8", vae_tiling=False, preview_offload=True
+    )
     (only,) = candidates(written, start, previews=False, **grid)
     assert only == start.changed(
-        micro_batch=4, checkpointing="full", quantise="int8", vae_tiling=False, preview_offload=True
+        micro_batch=4, gradient_checkpointing="full", quantize="int8", vae_tiling=False, preview_offload=True
     )

@@ -57,7 +57,7 @@ def test_checkpointed_blocks_stand_out_one_by_one_in_the_order_of_time() -> None
         "forward through the middle block",
         "backward through the last up block (highest layer)",
         "backward through the last down block",
-        "end of the batch: the optimizer",
+        "end of the batch: optimizer step",
     ]
     assert [point.bytes for point in high_points(made)] == [100, 130, 140, 80, 60]
 
@@ -78,16 +78,16 @@ def test_of_points_with_one_name_the_highest_is_told() -> None:
 @pytest.mark.parametrize(
     ("stage", "module", "name"),
     [
-        ("quantise", "", "quantising the weights"),
-        ("load", "unet.mid_block.resnets.0.conv1", "placing the middle block"),
+        ("quantise", "", "quantizing the weights"),
+        ("load", "unet.mid_block.resnets.0.conv1", "loading the middle block"),
         ("texts", "text_encoder_2.text_model", "encoding a text: the second text encoder"),
-        ("encode 832x1216", "vae.encoder", "VAE encode of a 832x1216 picture"),
+        ("encode 832x1216", "vae.encoder", "VAE encode of a 832x1216 image"),
         ("decode 1024x1024", "vae.decoder.up_blocks.3", "VAE decode of a 1024x1024 preview"),
-        ("draw 512x768", MIDDLE, "drawing a 512x768 preview: the middle block"),
+        ("draw 512x768", MIDDLE, "rendering a 512x768 preview: the middle block"),
         ("validate 512x512", "unet.conv_in", "validation at 512x512: the input layer"),
         ("forward", "", "the center: the loss, between forward and backward"),
-        ("accumulate", UP, "end of the micro-batch: gradients added up"),
-        ("save", "", "copying to main memory"),
+        ("accumulate", UP, "end of the micro-batch: gradient accumulation"),
+        ("save", "", "copying to system memory"),
     ],
 )
 def test_every_stage_has_words(stage: str, module: str, name: str) -> None:

@@ -68,7 +68,7 @@ def test_ahead_of_any_base_it_is_the_published_one_with_a_square_bucket() -> Non
     ahead = subject_ahead("sd15", RecipeConfig(resolution=520))
     assert ahead.unet_config == bundled_configs("sd15")["unet"]
     assert [(bucket.width, bucket.height) for bucket in ahead.buckets] == [(512, 512)]
-    assert (ahead.fit.dtype, ahead.fit.micro_batch, ahead.fit.checkpointing) == ("bf16", 1, "none")
+    assert (ahead.fit.dtype, ahead.fit.micro_batch, ahead.fit.gradient_checkpointing) == ("bf16", 1, "none")
 
 
 def test_a_recipe_without_its_resolution_is_refused() -> None:
@@ -80,8 +80,8 @@ def test_buckets_of_a_job_by_pixels_with_what_is_shown_in_the_first_epoch() -> N
     pictures = [
         picture("a", (512, 512), repeats=3),
         picture("b", (448, 576)),
-        picture("c", (384, 640), kind="regularisation"),
-        picture("d", (320, 320), kind="regularisation", repeats=9),
+        picture("c", (384, 640), kind="regularization"),
+        picture("d", (320, 320), kind="regularization", repeats=9),
         picture("e", (640, 384), kind="validation", mask="file"),
     ]
     found = subject_of_job(job(), SOURCE, pictures)
@@ -108,9 +108,9 @@ def test_buckets_of_a_job_by_pixels_with_what_is_shown_in_the_first_epoch() -> N
         subject({"dropout": 0.1}),
         subject({"token_chunks": 150}),
         subject(dtype="fp16"),
-        subject(quantise="nf4"),
-        subject(checkpointing="full"),
-        subject(checkpointing=["mid_block"]),
+        subject(quantize="nf4"),
+        subject(gradient_checkpointing="full"),
+        subject(gradient_checkpointing=["mid_block"]),
         subject(attention="efficient"),
         dataclasses.replace(subject(), masks=True),
         dataclasses.replace(subject(), prediction="v"),
@@ -127,7 +127,7 @@ def test_what_a_micro_batch_depends_on_gives_another_key(other: Workload) -> Non
         subject({"learning_rate": 5e-4, "alpha": 4.0, "seed": 7, "steps": 99, "effective_batch": 9}),
         subject({"objective": {"noise_offset": 0.05, "timestep_max": 500}, "schedule": {"warmup": 0.1}}),
         subject({"optimizer": {"name": "adamw", "weight_decay": 0.1, "beta2": 0.99, "eps": 1e-6}}),
-        subject({"optimizer": {"name": "adamw8bit"}, "clip_gradient": 0.0}),
+        subject({"optimizer": {"name": "adamw8bit"}, "max_grad_norm": 0.0}),
         subject(attention="flash"),
         subject(micro_batch=8, vae_tiling=False, preview_offload=True, vae_dtype="bf16", threads=3),
         dataclasses.replace(subject(), buckets=(BucketUse(512, 512, 3),), validation_timesteps=9),
@@ -144,7 +144,7 @@ def test_what_a_micro_batch_does_not_depend_on_gives_the_same_key(same: Workload
         subject({"rank": 32}),
         subject({"optimizer": {"name": "adamw8bit"}}),
         subject({"optimizer": {"name": "adamw", "weight_decay": 0.0}}),
-        subject({"clip_gradient": 0.0}),
+        subject({"max_grad_norm": 0.0}),
         subject({"clip_skip": 2}),
         subject(dtype="fp16"),
     ],
@@ -155,7 +155,7 @@ def test_what_an_optimizer_depends_on_gives_another_key(other: Workload) -> None
 
 def test_what_an_optimizer_does_not_depend_on_gives_the_same_key() -> None:
     """Neither micro-batches nor the base's bits: its steps follow on any."""
-    other = subject({"objective": {"min_snr_gamma": 5.0}}, quantise="nf4", checkpointing="full", micro_batch=8)
+    other = subject({"objective": {"min_snr_gamma": 5.0}}, quantize="nf4", gradient_checkpointing="full", micro_batch=8)
     same = dataclasses.replace(other, buckets=(BucketUse(512, 512, 3),), masks=True)
     assert same.key("optimizer") == subject().key("optimizer")
 

@@ -39,7 +39,7 @@ def test_a_folder_gives_its_pictures_with_captions_notes_masks_and_sizes(opened:
     )
     write(
         root / "3_cat" / "impasto.jsonl",
-        '{"impasto": 1, "regularisation": true}\n'
+        '{"impasto": 1, "regularization": true}\n'
         '{"file": "img 10.jpg", "rating": 4, "excluded": true, "crop": [0, 0, 0.5, 1]}\n',
     )
     opened.open(root)
@@ -49,7 +49,7 @@ def test_a_folder_gives_its_pictures_with_captions_notes_masks_and_sizes(opened:
     assert (nine.caption, nine.width, nine.height, nine.mask) == ("a cat,\nsitting", 30, 40, True)
     assert (ten.caption, ten.width, ten.height) == ("x", 30, 40)
     assert (ten.rating, ten.excluded, ten.crop, ten.bytes) == (4, True, (0, 0, 0.5, 1), ten.path.stat().st_size)
-    assert (ten.folder.repeats, ten.folder.regularisation, top.folder.repeats) == (3, True, None)
+    assert (ten.folder.repeats, ten.folder.regularization, top.folder.repeats) == (3, True, None)
     assert not opened.problems
 
 

@@ -360,7 +360,7 @@ def disturb(chance: random.Random, root: Path) -> None:
             (folder / f"{stem}.txt").unlink(missing_ok=True)
         case 6:
             notes = {"file": file.name, "rating": chance.randint(1, 5), "excluded": chance.random() < 0.5}
-            head = {"impasto": 1, "repeats": chance.randint(1, 9), "regularisation": chance.random() < 0.5}
+            head = {"impasto": 1, "repeats": chance.randint(1, 9), "regularization": chance.random() < 0.5}
             write(folder / "impasto.jsonl", json.dumps(head) + "\n" + json.dumps(notes) + "\n")
         case 7:
             inside = file.relative_to(root).as_posix()
@@ -373,7 +373,7 @@ def known(opened: Open, root: Path) -> list[tuple[object, ...]]:
     return [
         (
             *(one.path.relative_to(root).as_posix(), one.bytes, one.width, one.height, one.caption, one.rating),
-            *(one.excluded, one.mask, one.problem, one.folder.repeats, one.folder.regularisation),
+            *(one.excluded, one.mask, one.problem, one.folder.repeats, one.folder.regularization),
         )
         for one in opened.library.pictures.values()
     ]

@@ -170,7 +170,7 @@ def test_a_shape_that_fills_no_batch_is_told_until_it_does(watched: Watched, fol
     watched.look()
     watched.look()
     assert watched.found() == {"bucket.lonely": ["4.png", "wide.png"]} == watched.of_trainer()
-    watched.library.apply_to_folders([FolderChange(inside, "regularisation", False, True)])
+    watched.library.apply_to_folders([FolderChange(inside, "regularization", False, True)])
     watched.settle()
     assert watched.found() == {}
 

@@ -165,7 +165,7 @@ def test_a_recipe_is_taken_compared_with_and_given_back_key_by_key(tasks, file):
     assert draft.get("preset") == "sdxl/character" and draft.get("recipe.rank") == 32
     assert draft.get("recipe.optimizer") == {"name": "adamw", "weight_decay": 0.01}
     assert draft.get("recipe.seed") == 7
-    assert draft.get("recipe.steps") is None and draft.get("recipe.pictures_seen") == 3000
+    assert draft.get("recipe.steps") is None and draft.get("recipe.images_seen") == 3000
     assert draft.differences == {"recipe.seed": 42}
     draft.set("recipe.rank", 64)
     assert draft.differences["recipe.rank"] == 32

@@ -14,7 +14,7 @@ from app.core.jobs.settings import full_title, setting, settings, title_of
         ("learning_rate", "UNet learning rate", "UNet learning rate"),
         ("recipe.optimizer.name", "Optimizer", "Optimizer"),
         ("recipe.text_encoder.rank", "Rank", "Text encoder › Rank"),
-        ("recipe.pictures.crop", "Crop", "Images › Crop"),
+        ("recipe.images.crop", "Crop", "Images › Crop"),
         ("dataset.folders.0.weight", "Loss weight", "Loss weight"),
     ],
 )
@@ -32,7 +32,7 @@ def test_labels_are_unique_within_a_table_and_short() -> None:
 @pytest.mark.parametrize(
     ("key", "default"),
     [
-        ("recipe.pictures.bucket_min", "half the resolution"),
+        ("recipe.images.bucket_min", "half the resolution"),
         ("recipe.resolution", "512, SDXL 1024"),
         ("fit.dtype", "bf16, fp16 on GPUs without it, or fp32 on the CPU"),
         ("recipe.rank", ""),

@@ -34,7 +34,7 @@ class Page:
     def job(self, name: str, changed: float, **tables: Any) -> Path:
         """Write a job for the images."""
         dataset = {"folders": [{"path": str(self.images)}], **tables.pop("dataset", {})}
-        path = write_new(self.jobs.folder, {"schema": 2, "name": name, "dataset": dataset, **tables})
+        path = write_new(self.jobs.folder, {"schema": 3, "name": name, "dataset": dataset, **tables})
         os.utime(path, (changed, changed))
         return path
 

@@ -222,7 +222,7 @@ def test_what_kohya_tells_is_told(tmp_path):
 def test_what_a_dataset_file_and_modelspec_tell_is_told(tmp_path):
     tags = [{"tag_frequency": {"a": {"cat": 2, "dog": 1}, "b": {"cat": 3}}}]
     found = read_lora(lora(tmp_path, SDXL, {**DATASETS, "ss_datasets": json.dumps(tags)}))
-    assert (found.about["title"], found.about["author"], found.about["licence"]) == ("Gouache/XL", "Zoë", "CC-BY-4.0")
+    assert (found.about["title"], found.about["author"], found.about["license"]) == ("Gouache/XL", "Zoë", "CC-BY-4.0")
     assert (found.triggers, found.triggers_stated) == ("gch, soft light", True)
     assert found.tags == (("cat", 5), ("dog", 1))
 

@@ -191,7 +191,7 @@ def test_a_newer_version_s_events_and_job_are_told_in_words(tmp_path, desk):
     directory = write_run(tmp_path, "run", 20)
     with directory.events.open("a", encoding="utf-8") as file:
         file.write(json.dumps({"type": "dreamed", "of": "sheep"}) + "\n")
-    text = directory.job.read_text(encoding="utf-8").replace("schema = 2", "schema = 99")
+    text = directory.job.read_text(encoding="utf-8").replace("schema = 3", "schema = 99")
     directory.job.write_text(text, encoding="utf-8")
     run = opened(directory.path, desk)
     assert len(run.series.loss) == 20
