@@ -128,9 +128,9 @@ def dispatch(command: str, rest: List[str], cpu: bool) -> int:
 
 def check_libraries(screen: bool) -> None:
     """Raise SetupError with the command that installs what the window lacks on a Linux system."""
-    from app.libraries import install_command, lacking
+    from app.libraries import install_command, missing_libraries
 
-    missing = lacking(screen)
+    missing = missing_libraries(screen)
     if missing:
         raise SetupError(
             f"the window needs libraries that this system lacks: {', '.join(missing)}",
@@ -421,12 +421,12 @@ def write_stamp(stamp: Dict[str, Any]) -> None:
 @contextlib.contextmanager
 def setup_lock() -> Iterator[None]:
     """Hold the one right to change the environment, waiting for another start that holds it."""
-    from trainer.protocol.locks import held, is_held
+    from trainer.protocol.locks import hold_lock, is_held
 
     STATE.mkdir(exist_ok=True)
     if is_held(STATE / "lock"):
         say("Another start is setting up; waiting for it.")
-    with held(STATE / "lock", patience=float("inf")):
+    with hold_lock(STATE / "lock", patience=float("inf")):
         yield
 
 

@@ -34,7 +34,7 @@ ON_X = {
 }
 
 
-def lacking(screen: bool) -> list[str]:
+def missing_libraries(screen: bool) -> list[str]:
     """Return the libraries that the system's loader cannot find; `screen` includes those for X11."""
     if not sys.platform.startswith("linux"):
         return []

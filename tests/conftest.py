@@ -18,7 +18,7 @@ import pytest
 if TYPE_CHECKING:
     from argparse import ArgumentParser
 
-    from trainer.dataset.decoders import Decoders
+    from trainer.dataset.decoders import DecoderPool
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -118,16 +118,16 @@ def per_user_folder(
 
 
 @pytest.fixture(scope="session")
-def decoders() -> Iterator[Decoders]:
+def decoders() -> Iterator[DecoderPool]:
     """The processes that look at pictures, started once for all tests: each takes a fifth of a second."""
-    from trainer.dataset.decoders import Decoders
+    from trainer.dataset.decoders import DecoderPool
 
-    with Decoders(2) as started:
+    with DecoderPool(2) as started:
         yield started
 
 
 @pytest.fixture(autouse=True)
-def shared_decoders(decoders: Decoders, monkeypatch: pytest.MonkeyPatch) -> None:
+def shared_decoders(decoders: DecoderPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let all tests share them."""
     from trainer.dataset import decoders as module
 

@@ -67,7 +67,7 @@ class ImpastoError(Exception):
         return type(self), (self.code, self.sentence, self.remedy), self.__dict__
 
     @property
-    def untold(self) -> tuple[str, ...]:
+    def unlisted_problems(self) -> tuple[str, ...]:
         """Return the problems that the sentence does not already contain."""
         return tuple(problem for problem in self.problems if problem not in self.sentence)
 
@@ -107,7 +107,7 @@ class ResumableError(ImpastoError):
     exit_code = EXIT_RESUMABLE
 
 
-class TrainingFault(ImpastoError):
+class TrainingError(ImpastoError):
     """The run cannot continue, and running it again unchanged would fail the same way."""
 
     exit_code = EXIT_FAULT
@@ -120,12 +120,12 @@ def _shortened(text: str) -> str:
     return f"{text[: LONGEST_MESSAGE // 2]} [...] {text[-LONGEST_MESSAGE // 4 :]}"
 
 
-def joined(sentence: str, remedy: str) -> str:
+def sentence_and_remedy(sentence: str, remedy: str) -> str:
     """Return sentence and remedy as one text; either may be empty, and a missing period is added."""
-    return " ".join(filter(None, (sentence and closed(sentence), remedy)))
+    return " ".join(filter(None, (sentence and with_period(sentence), remedy)))
 
 
-def closed(text: str) -> str:
+def with_period(text: str) -> str:
     """Return a text with a period, unless it already ends with punctuation."""
     return text if text.endswith((".", "!", "?")) else f"{text}."
 

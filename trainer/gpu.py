@@ -35,7 +35,7 @@ _GENERATIONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class GpuProcess:
     """Program that uses GPU memory; `bytes` is None if the driver does not report it, as on most Windows PCs."""
 
     pid: int
@@ -46,7 +46,7 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class Gpu:
     """NVIDIA GPU. `index` follows the driver's order, which may differ from PyTorch's, so compare `uuid`."""
 
     index: int
@@ -59,7 +59,7 @@ class Card:
     """Newest CUDA version that the driver supports."""
     capability: tuple[int, int]
     """CUDA compute capability, which determines the generation."""
-    uses: tuple[Use, ...]
+    uses: tuple[GpuProcess, ...]
     """Programs that use its memory, largest first."""
     load: int | None = None
     """Utilization in percent during the last moments; None if the driver does not report it."""
@@ -97,7 +97,7 @@ def cublas_workspace(capability: tuple[int, int], *, deterministic: bool) -> str
     return ":4096:8" if deterministic or capability >= (9, 0) else ":4096:2:16:8"
 
 
-def card_with_uuid(uuid: str, found: list[Card]) -> Card | None:
+def gpu_with_uuid(uuid: str, found: list[Gpu]) -> Gpu | None:
     """Return the driver's GPU with the `uuid` that PyTorch reports, which lacks the "GPU-" prefix.
 
     None if the driver does not list it, as with a slice of a shared GPU or in a container that hides NVML.
@@ -106,13 +106,13 @@ def card_with_uuid(uuid: str, found: list[Card]) -> Card | None:
     return next((gpu for gpu in found if gpu.uuid.lower().removeprefix("gpu-") == wanted), None)
 
 
-def others_named(card: Card, own_pid: int) -> str:
+def other_processes_text(gpu: Gpu, own_pid: int) -> str:
     """Name up to three other programs that hold memory of a GPU, such as "blender 3.2 GiB, chrome"; "" if none do."""
-    others = [use for use in card.uses if use.pid != own_pid]
+    others = [use for use in gpu.uses if use.pid != own_pid]
     return ", ".join(f"{use.name} {size(use.bytes)}" if use.bytes else use.name for use in others[:3])
 
 
-def cards() -> list[Card]:
+def list_gpus() -> list[Gpu]:
     """Return the NVIDIA GPUs of this PC in their current state; empty without a GPU or driver.
 
     GPUs that do not respond, or not to this user, are left out if another one does. Raises ImpastoError "gpu.driver",
@@ -140,12 +140,12 @@ def _driver() -> Iterator[None]:
         pynvml.nvmlShutdown()
 
 
-def _answering(count: int, version: str, cuda: tuple[int, int]) -> list[Card]:
-    found: list[Card] = []
+def _answering(count: int, version: str, cuda: tuple[int, int]) -> list[Gpu]:
+    found: list[Gpu] = []
     silent: list[pynvml.NVMLError] = []
     for index in range(count):
         try:
-            found.append(_card(index, version, cuda))
+            found.append(_gpu(index, version, cuda))
         except pynvml.NVMLError as error:
             silent.append(error)
     if silent and not found:
@@ -153,10 +153,10 @@ def _answering(count: int, version: str, cuda: tuple[int, int]) -> list[Card]:
     return found
 
 
-def _card(index: int, driver: str, cuda: tuple[int, int]) -> Card:
+def _gpu(index: int, driver: str, cuda: tuple[int, int]) -> Gpu:
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    return Card(
+    return Gpu(
         index=index,
         uuid=pynvml.nvmlDeviceGetUUID(handle),
         name=pynvml.nvmlDeviceGetName(handle),
@@ -176,14 +176,14 @@ def _load(handle: object) -> int | None:
     return None if rates is None else int(rates.gpu)
 
 
-def _uses(handle: object) -> tuple[Use, ...]:
+def _uses(handle: object) -> tuple[GpuProcess, ...]:
     """Return the programs that compute or draw on a GPU, largest first; drivers may not report all of them."""
     computing = _query(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
     drawing = _query(pynvml.nvmlDeviceGetGraphicsRunningProcesses, handle) or ()
     kinds: dict[int, Literal["compute", "graphics"]] = {process.pid: "compute" for process in computing}
     kinds |= {process.pid: "graphics" for process in drawing}
     sizes = {process.pid: process.usedGpuMemory for process in (*computing, *drawing)}
-    uses = [Use(pid, _program(pid), size, kinds[pid]) for pid, size in sizes.items()]
+    uses = [GpuProcess(pid, _program(pid), size, kinds[pid]) for pid, size in sizes.items()]
     return tuple(sorted(uses, key=lambda use: (-(use.bytes or 0), use.pid)))
 
 

@@ -41,18 +41,18 @@ LIBRARIES = (
 
 
 @contextlib.contextmanager
-def kept_awake(why: str) -> Iterator[None]:
+def keep_awake(why: str) -> Iterator[None]:
     """Keep the computer from going to sleep automatically during the block; the screen may still turn off.
 
     Does nothing if the system offers no way. On Windows it applies to the calling thread, which must also leave the
     block.
     """
     if sys.platform == "win32":
-        ask_windows(_CONTINUOUS | _SYSTEM_REQUIRED)
+        set_execution_state(_CONTINUOUS | _SYSTEM_REQUIRED)
         try:
             yield
         finally:
-            ask_windows(_CONTINUOUS)
+            set_execution_state(_CONTINUOUS)
         return
     holders = _held(why) if sys.platform == "linux" else []
     try:
@@ -62,7 +62,7 @@ def kept_awake(why: str) -> Iterator[None]:
             _release(holder)
 
 
-def ask_windows(state: int) -> int:
+def set_execution_state(state: int) -> int:
     """Set the thread's execution state and return the previous one; 0 if Windows refused."""
     set_state = ctypes.WinDLL("kernel32").SetThreadExecutionState  # type: ignore[attr-defined,unused-ignore]
     set_state.argtypes, set_state.restype = [ctypes.c_uint32], ctypes.c_uint32

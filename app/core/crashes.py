@@ -29,7 +29,7 @@ class CrashNet:
 
     def __init__(self, folder: Path | None = None) -> None:
         self.path = (folder or places.home()) / "crash.log"
-        self.told: Callable[[str], None] = lambda text: None
+        self.notified: Callable[[str], None] = lambda text: None
         self._file: TextIO | None = None
         self._lock = threading.Lock()
         self._before = (sys.excepthook, threading.excepthook)
@@ -73,13 +73,13 @@ class CrashNet:
         text = "".join(traceback.format_exception(kind, error, trace))
         self._write(text)
         self._before[0](kind, error, trace)
-        self.told(text)
+        self.notified(text)
 
     def _caught_in_thread(self, caught: threading.ExceptHookArgs) -> None:
         if caught.exc_value is not None:
             text = "".join(traceback.format_exception(caught.exc_value))
             self._write(f"In thread {caught.thread.name if caught.thread else '?'}:\n{text}")
-            self.told(text)
+            self.notified(text)
         self._before[1](caught)
 
     def _write(self, text: str) -> None:

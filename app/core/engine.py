@@ -45,7 +45,7 @@ class ServedProcess:
             self._start()
         self._requests.put(json.dumps(request, ensure_ascii=False) + "\n")
 
-    def rest(self) -> None:
+    def stop(self) -> None:
         """End the child without waiting for its end, which takes an engine a while; the next `ask` starts another."""
         process, self._process = self._process, None
         if process is not None:
@@ -54,7 +54,7 @@ class ServedProcess:
 
     def close(self) -> None:
         """End the child and wait until nothing of it is left."""
-        self.rest()
+        self.stop()
         for thread in self._threads:
             thread.join()
 

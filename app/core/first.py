@@ -20,7 +20,7 @@ from trainer.protocol.files import long_path
 from trainer.protocol.reading import parse_toml, read_toml
 
 if TYPE_CHECKING:
-    from trainer.gpu import Card  # with the driver's library
+    from trainer.gpu import Gpu  # with the driver's library
 
 
 Verdict = Literal["ok", "doubtful", "broken"]
@@ -31,7 +31,7 @@ _VERDICTS: tuple[Verdict, ...] = ("ok", "doubtful", "broken")
 class MachineFacts:
     """`fault` says in words what is wrong with the driver, else ""; `free` are the bytes left where models will lie."""
 
-    cards: tuple[Card, ...]
+    gpus: tuple[Gpu, ...]
     fault: str
     folder: Path
     free: int | None
@@ -44,15 +44,15 @@ def this_machine() -> MachineFacts:
         free: int | None = places.free_bytes(folder)
     except OSError:
         free = None
-    cards, fault = _cards()
-    return MachineFacts(cards, fault, folder, free)
+    gpus, fault = _gpus()
+    return MachineFacts(gpus, fault, folder, free)
 
 
-def _cards() -> tuple[tuple[Card, ...], str]:
+def _gpus() -> tuple[tuple[Gpu, ...], str]:
     from trainer import gpu
 
     try:
-        return tuple(gpu.cards()), ""
+        return tuple(gpu.list_gpus()), ""
     except ImpastoError as error:
         return (), in_words(error)
 
@@ -109,7 +109,7 @@ class CheckUp:
         self.changed.emit(None)
 
 
-def demo_pictures() -> Path:
+def demo_images() -> Path:
     """Return the folder with the demo's pictures in the per-user folder; what the user changed there stays.
 
     Raises OSError where it cannot be written. Takes some milliseconds: 18 small files.

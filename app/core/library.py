@@ -36,7 +36,7 @@ def in_natural_order(names: Iterable[str]) -> list[str]:
     portions: list[list[str]] = [[] for _ in range(len(borders) + 1)]
     for key in by_key:
         portions[bisect(borders, key)].append(key)
-    return [by_key[key] for portion in portions for key in sorted(portion)]
+    return [by_key[key] for shard in portions for key in sorted(shard)]
 
 
 def _sortable(number: re.Match[str]) -> str:
@@ -69,7 +69,7 @@ class Folder:
 
 
 @dataclass(slots=True, eq=False)
-class Picture:
+class LibraryImage:
     """One picture; only `Library.apply` and `Library.learn` change it, on the thread that owns the library."""
 
     id: int
@@ -114,14 +114,14 @@ class Picture:
 class ValueChange(NamedTuple):
     """One value of one picture before and after."""
 
-    picture: int
+    image: int
     field: Field
     before: Value
     after: Value
 
     def inverse(self) -> ValueChange:
         """Return the change that takes this one back."""
-        return ValueChange(self.picture, self.field, self.after, self.before)
+        return ValueChange(self.image, self.field, self.after, self.before)
 
 
 class FolderChange(NamedTuple):
@@ -147,7 +147,7 @@ class Altered:
     what: frozenset[Field | Fact] = field(default_factory=frozenset)
 
 
-_Shelf = list[tuple[str, int]]
+_TagShelf = list[tuple[str, int]]
 """A folder's pictures in order: each one's natural key and id."""
 
 
@@ -160,26 +160,26 @@ class Library:
 
     def __init__(self) -> None:
         self.altered: Emitter[Altered] = Emitter()
-        self._pictures: dict[int, Picture] = {}
+        self._images: dict[int, LibraryImage] = {}
         self._numbers = count(1)
-        self._shelves: dict[Folder, _Shelf] = {}
+        self._shelves: dict[Folder, _TagShelf] = {}
         self._folders: list[tuple[tuple[int, list[str]], int, Folder]] = []
         self._roots: dict[Path, int] = {}
         self._former: dict[tuple[Path, str], int] = {}
         self._places: dict[Path, Folder] = {}
 
     @property
-    def pictures(self) -> Mapping[int, Picture]:
+    def images(self) -> Mapping[int, LibraryImage]:
         """All pictures by id, in their order."""
-        return MappingProxyType(self._pictures)
+        return MappingProxyType(self._images)
 
-    def at(self, path: Path) -> Picture | None:
+    def at(self, path: Path) -> LibraryImage | None:
         """Return the picture that lies there."""
         folder = self._places.get(path.parent)
         shelf = self._shelves[folder] if folder else []
         key = natural_key(path.name)
         place = bisect_left(shelf, (key, 0))
-        return self._pictures[shelf[place][1]] if place < len(shelf) and shelf[place][0] == key else None
+        return self._images[shelf[place][1]] if place < len(shelf) and shelf[place][0] == key else None
 
     def folder_at(self, path: Path) -> Folder | None:
         """Return the folder with that path, if it ever held an image."""
@@ -200,7 +200,7 @@ class Library:
         ids, in_order = [], True
         for folder, name, known in found:
             number = self._former.pop((folder.path, name), 0) or next(self._numbers)
-            self._pictures[number] = Picture(number, folder, name, **known)
+            self._images[number] = LibraryImage(number, folder, name, **known)
             in_order &= self._shelve(folder, natural_key(name), number)
             ids.append(number)
         if not in_order:
@@ -211,21 +211,21 @@ class Library:
 
     def remove(self, ids: Iterable[int]) -> None:
         """Forget pictures; their files are not touched."""
-        gone = {number: self._pictures.pop(number) for number in ids if number in self._pictures}
-        for folder in {picture.folder for picture in gone.values()}:
+        gone = {number: self._images.pop(number) for number in ids if number in self._images}
+        for folder in {image.folder for image in gone.values()}:
             self._shelves[folder] = [entry for entry in self._shelves[folder] if entry[1] not in gone]
-        for number, picture in gone.items():
-            self._former[picture.folder.path, picture.name] = number
+        for number, image in gone.items():
+            self._former[image.folder.path, image.name] = number
         if gone:
             self.altered.emit(Altered(removed=frozenset(gone)))
 
     def apply(self, changes: Iterable[ValueChange]) -> None:
         """Take over what the user changed; pictures that are gone are passed over."""
-        changes = [change for change in changes if change.picture in self._pictures]
+        changes = [change for change in changes if change.image in self._images]
         for change in changes:
-            setattr(self._pictures[change.picture], change.field, change.after)
+            setattr(self._images[change.image], change.field, change.after)
         if changes:
-            ids, fields = zip(*((change.picture, change.field) for change in changes), strict=True)
+            ids, fields = zip(*((change.image, change.field) for change in changes), strict=True)
             self.altered.emit(Altered(altered=frozenset(ids), what=frozenset(fields)))
 
     def apply_to_folders(self, changes: Iterable[FolderChange]) -> None:
@@ -234,16 +234,16 @@ class Library:
         for change in changes:
             setattr(change.folder, change.field, change.after)
             folders.add(change.folder)
-        ids = frozenset(picture.id for picture in self._pictures.values() if picture.folder in folders)
+        ids = frozenset(image.id for image in self._images.values() if image.folder in folders)
         if ids:
             self.altered.emit(Altered(altered=ids, what=frozenset({"folder"})))
 
     def learn(self, facts: Mapping[int, Mapping[str, Any]], *what: Fact | Field) -> None:
         """Take over what a look at the disk showed: new values of attributes by picture, and of which kinds."""
-        known = [number for number in facts if number in self._pictures]
+        known = [number for number in facts if number in self._images]
         for number in known:
             for name, value in facts[number].items():
-                setattr(self._pictures[number], name, value)
+                setattr(self._images[number], name, value)
         if known:
             self.altered.emit(Altered(altered=frozenset(known), what=frozenset(what)))
 
@@ -268,6 +268,6 @@ class Library:
 
     def _reorder(self) -> None:
         """Bring the mapping itself into order: 6 ms at 100,000 pictures."""
-        pictures = {number: self._pictures[number] for *_, shelf in self._folders for _, number in self._shelves[shelf]}
-        self._pictures.clear()
-        self._pictures.update(pictures)
+        images = {number: self._images[number] for *_, shelf in self._folders for _, number in self._shelves[shelf]}
+        self._images.clear()
+        self._images.update(images)

@@ -21,11 +21,11 @@ def pixels_of(text: str, side: int) -> Pixels | None:
     """Decode a picture in base64 to fit a square of `side` pixels; None for what is no sound, modest picture."""
     from PIL import Image  # brings what the window does not wait for
 
-    from trainer.config.presets.picture import decode_picture, picture_fault
+    from trainer.config.presets.preview_image import decode_image, image_fault
 
-    if picture_fault(text) is not None:
+    if image_fault(text) is not None:
         return None
-    with Image.open(BytesIO(decode_picture(text))) as image:
+    with Image.open(BytesIO(decode_image(text))) as image:
         small = image.convert("RGB")
     small.thumbnail((side, side), Image.Resampling.LANCZOS)
     return Pixels(small.width, small.height, small.tobytes())

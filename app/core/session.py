@@ -36,7 +36,7 @@ from app.core.settings.recent import Absence, RecentFolders
 from app.core.tags.completion import Completer, lists_folder
 from app.core.tags.index import TagIndex
 from app.core.tasks import Post, Tasks, raise_again
-from trainer.config.presets.held import holds_preset
+from trainer.config.presets.embedded import contains_preset
 from trainer.protocol.files import long_path
 from trainer.protocol.places import cache_folder, home
 
@@ -94,7 +94,7 @@ def _kind(path: Path) -> Kind:
             return "folder"
         if ending == ".safetensors":
             return "lora"
-        if ending == ".toml" or (ending == ".png" and holds_preset(path)):
+        if ending == ".toml" or (ending == ".png" and contains_preset(path)):
             return "preset"
         if long_path(path).is_file():
             captions = ending in caption_files.SUFFIXES or path.name == caption_files.METADATA_NAME
@@ -163,7 +163,7 @@ class Session:
         self.settings = settings or Settings()
         self.settings.file.post = post
         self.tasks = Tasks(post, behind=True)
-        self.going = Navigator(self.tasks)
+        self.navigator = Navigator(self.tasks)
         self.library = Library()
         self.view = View(self.library)
         self.tags = TagIndex(self.library, self.tasks, self.settings.preferences.judging.lines)
@@ -171,7 +171,7 @@ class Session:
         self.filtering = Filtering(self.library, self.view, self.tags, self.finder, post)
         self.filters = SavedFilters(post)
         self.completer = Completer(self.tags)
-        self.completer.load_when_asked(self.tasks, lists_folder())
+        self.completer.load_when_requested(self.tasks, lists_folder())
         self.backups = Backups(home() / "captions" / "backups")
         journal = Journal(home() / "captions" / "journal")
         self.saver = Saver(journal, Writer(self.backups), post)
@@ -191,9 +191,9 @@ class Session:
         self.queue = QueueKeeper(post)
         self.queue.write_edits = partial(self.saver.flush, _EDITS_PATIENCE)
         self.runs = Runs(post)
-        self.telling = RunWatcher(self.runs, self.queue, self.tasks)
-        self.orders = Orders(self.tasks)
-        self.training = NowTraining(self.runs, self.queue, self.telling, self.orders)
+        self.run_watcher = RunWatcher(self.runs, self.queue, self.tasks)
+        self.run_commands = Orders(self.tasks)
+        self.training = NowTraining(self.runs, self.queue, self.run_watcher, self.run_commands)
         self.renderer = RenderClient(post)
         self.queue.changed.connect(lambda _: self.renderer.make_way(self.queue.now))
         self.missed: Emitter[Path] = Emitter()
@@ -201,8 +201,8 @@ class Session:
         self.datasets.opened.connect(lambda opened: self.recent.opened(opened.folder))
         self.datasets.closed.connect(self.recent.closed)
         self.thumbnails = Thumbnails(post, cache_folder() / FILE_NAME)
-        self.thumbnails.reachable = lambda picture: picture.folder.root not in self.datasets.lost
-        self.datasets.known.connect(lambda _: self.thumbnails.prepare(self.library.pictures.values(), EDGES[0]))
+        self.thumbnails.reachable = lambda image: image.folder.root not in self.datasets.lost
+        self.datasets.known.connect(lambda _: self.thumbnails.prepare(self.library.images.values(), EDGES[0]))
         for event in (self.view.shown, self.view.selection, self.history.changed):
             event.connect(lambda _: self.thumbnails.give_way())
         self.library.altered.connect(self._retry)
@@ -244,7 +244,7 @@ class Session:
         self.history.finish()
         self.saver.close()
         self.tasks.close()
-        self.telling.close()
+        self.run_watcher.close()
 
     def _reopen(self, folder: Path, absence: Absence | None) -> None:
         if absence:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from trainer.errors import closed, joined
+from trainer.errors import sentence_and_remedy, with_period
 
 
 def QT_TRANSLATE_NOOP(context: str, text: str) -> str:  # noqa: N802 - lupdate looks for this name
@@ -22,7 +22,7 @@ def QT_TRANSLATE_NOOP(context: str, text: str) -> str:  # noqa: N802 - lupdate l
 
 def sentence_of(reason: str) -> str:
     """Return a reason of a check, "must be ..., not ...", as a sentence of its own."""
-    return closed(reason[:1].upper() + reason[1:])
+    return with_period(reason[:1].upper() + reason[1:])
 
 
 class Explained(Protocol):
@@ -39,7 +39,7 @@ class Explained(Protocol):
 
 def in_words(fault: Explained) -> str:
     """Return what happened and what to do, one after the other."""
-    return joined(fault.sentence, fault.remedy)
+    return sentence_and_remedy(fault.sentence, fault.remedy)
 
 
 def first_names(files: Sequence[Path]) -> str:

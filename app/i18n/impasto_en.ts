@@ -2,23 +2,6 @@
 <!DOCTYPE TS>
 <TS version="2.1" language="en_US">
 <context>
-    <name>Arriving</name>
-    <message numerus="yes">
-        <source>Copied %n image(s) into {folder}.</source>
-        <translation>
-            <numerusform>Copied %n image into {folder}.</numerusform>
-            <numerusform>Copied %n images into {folder}.</numerusform>
-        </translation>
-    </message>
-    <message numerus="yes">
-        <source>Skipped %n file(s).</source>
-        <translation>
-            <numerusform>Skipped %n file.</numerusform>
-            <numerusform>Skipped %n files.</numerusform>
-        </translation>
-    </message>
-</context>
-<context>
     <name>BaseDialog</name>
     <message numerus="yes">
         <source>Searching this PC… %n base(s) so far.</source>
@@ -156,26 +139,68 @@
     </message>
 </context>
 <context>
-    <name>Deletion</name>
+    <name>EditorTexts</name>
     <message numerus="yes">
-        <source>Moved %n image(s) to the trash.</source>
+        <source>%n image(s)</source>
         <translation>
-            <numerusform>Moved %n image to the trash.</numerusform>
-            <numerusform>Moved %n images to the trash.</numerusform>
+            <numerusform>%n image</numerusform>
+            <numerusform>%n images</numerusform>
         </translation>
     </message>
     <message numerus="yes">
-        <source>Could not move %n image(s) to the trash: {names}.</source>
+        <source>The filter hides %n selected image(s), which will not be changed.</source>
         <translation>
-            <numerusform>Could not move %n image to the trash: {names}.</numerusform>
-            <numerusform>Could not move %n images to the trash: {names}.</numerusform>
+            <numerusform>The filter hides %n selected image, which will not be changed.</numerusform>
+            <numerusform>The filter hides %n selected images, which will not be changed.</numerusform>
         </translation>
     </message>
     <message numerus="yes">
-        <source>Could not restore %n file(s): {names}.</source>
+        <source>%n without caption file</source>
         <translation>
-            <numerusform>Could not restore %n file: {names}.</numerusform>
-            <numerusform>Could not restore %n files: {names}.</numerusform>
+            <numerusform>%n without caption file</numerusform>
+            <numerusform>%n without caption file</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>%n with an empty caption</source>
+        <translation>
+            <numerusform>%n with an empty caption</numerusform>
+            <numerusform>%n with an empty caption</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>%n excluded</source>
+        <translation>
+            <numerusform>%n excluded</numerusform>
+            <numerusform>%n excluded</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>%n damaged</source>
+        <translation>
+            <numerusform>%n damaged</numerusform>
+            <numerusform>%n damaged</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>{count} of {limit} tokens, %n truncated</source>
+        <translation>
+            <numerusform>{count} of {limit} tokens, %n truncated</numerusform>
+            <numerusform>{count} of {limit} tokens, %n truncated</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>%n alternative caption(s), one per line.</source>
+        <translation>
+            <numerusform>%n alternative caption, one per line.</numerusform>
+            <numerusform>%n alternative captions, one per line.</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>%n line(s), read as one caption.</source>
+        <translation>
+            <numerusform>%n line, read as one caption.</numerusform>
+            <numerusform>%n lines, read as one caption.</numerusform>
         </translation>
     </message>
 </context>
@@ -253,6 +278,33 @@
         <translation>
             <numerusform>Checking %n more</numerusform>
             <numerusform>Checking %n more</numerusform>
+        </translation>
+    </message>
+</context>
+<context>
+    <name>ImageImporter</name>
+    <message numerus="yes">
+        <source>Copied %n image(s) into {folder}.</source>
+        <translation>
+            <numerusform>Copied %n image into {folder}.</numerusform>
+            <numerusform>Copied %n images into {folder}.</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>Skipped %n file(s).</source>
+        <translation>
+            <numerusform>Skipped %n file.</numerusform>
+            <numerusform>Skipped %n files.</numerusform>
+        </translation>
+    </message>
+</context>
+<context>
+    <name>ImageViews</name>
+    <message numerus="yes">
+        <source>Restored %n image(s) from the trash.</source>
+        <translation>
+            <numerusform>Restored %n image from the trash.</numerusform>
+            <numerusform>Restored %n images from the trash.</numerusform>
         </translation>
     </message>
 </context>
@@ -444,73 +496,7 @@
     </message>
 </context>
 <context>
-    <name>StateWords</name>
-    <message numerus="yes">
-        <source>%n image(s)</source>
-        <translation>
-            <numerusform>%n image</numerusform>
-            <numerusform>%n images</numerusform>
-        </translation>
-    </message>
-    <message numerus="yes">
-        <source>The filter hides %n selected image(s), which will not be changed.</source>
-        <translation>
-            <numerusform>The filter hides %n selected image, which will not be changed.</numerusform>
-            <numerusform>The filter hides %n selected images, which will not be changed.</numerusform>
-        </translation>
-    </message>
-    <message numerus="yes">
-        <source>%n without caption file</source>
-        <translation>
-            <numerusform>%n without caption file</numerusform>
-            <numerusform>%n without caption file</numerusform>
-        </translation>
-    </message>
-    <message numerus="yes">
-        <source>%n with an empty caption</source>
-        <translation>
-            <numerusform>%n with an empty caption</numerusform>
-            <numerusform>%n with an empty caption</numerusform>
-        </translation>
-    </message>
-    <message numerus="yes">
-        <source>%n excluded</source>
-        <translation>
-            <numerusform>%n excluded</numerusform>
-            <numerusform>%n excluded</numerusform>
-        </translation>
-    </message>
-    <message numerus="yes">
-        <source>%n damaged</source>
-        <translation>
-            <numerusform>%n damaged</numerusform>
-            <numerusform>%n damaged</numerusform>
-        </translation>
-    </message>
-    <message numerus="yes">
-        <source>{count} of {limit} tokens, %n truncated</source>
-        <translation>
-            <numerusform>{count} of {limit} tokens, %n truncated</numerusform>
-            <numerusform>{count} of {limit} tokens, %n truncated</numerusform>
-        </translation>
-    </message>
-    <message numerus="yes">
-        <source>%n alternative caption(s), one per line.</source>
-        <translation>
-            <numerusform>%n alternative caption, one per line.</numerusform>
-            <numerusform>%n alternative captions, one per line.</numerusform>
-        </translation>
-    </message>
-    <message numerus="yes">
-        <source>%n line(s), read as one caption.</source>
-        <translation>
-            <numerusform>%n line, read as one caption.</numerusform>
-            <numerusform>%n lines, read as one caption.</numerusform>
-        </translation>
-    </message>
-</context>
-<context>
-    <name>StatusLine</name>
+    <name>StatusBar</name>
     <message numerus="yes">
         <source>Not saved yet: %n change(s)</source>
         <translation>
@@ -588,12 +574,26 @@
     </message>
 </context>
 <context>
-    <name>Views</name>
+    <name>TrashStep</name>
     <message numerus="yes">
-        <source>Restored %n image(s) from the trash.</source>
+        <source>Moved %n image(s) to the trash.</source>
         <translation>
-            <numerusform>Restored %n image from the trash.</numerusform>
-            <numerusform>Restored %n images from the trash.</numerusform>
+            <numerusform>Moved %n image to the trash.</numerusform>
+            <numerusform>Moved %n images to the trash.</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>Could not move %n image(s) to the trash: {names}.</source>
+        <translation>
+            <numerusform>Could not move %n image to the trash: {names}.</numerusform>
+            <numerusform>Could not move %n images to the trash: {names}.</numerusform>
+        </translation>
+    </message>
+    <message numerus="yes">
+        <source>Could not restore %n file(s): {names}.</source>
+        <translation>
+            <numerusform>Could not restore %n file: {names}.</numerusform>
+            <numerusform>Could not restore %n files: {names}.</numerusform>
         </translation>
     </message>
 </context>

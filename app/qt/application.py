@@ -24,7 +24,7 @@ from app.core.tasks import share_lock
 from app.qt.main_thread import GcScheduler, MainThreadQueue
 from app.qt.theme import Theme
 from app.qt.theme.theme import FOLDER
-from app.qt.widgets import speak
+from app.qt.widgets import install_language
 from app.qt.window import Window
 from trainer.errors import EXIT_FAULT, ImpastoError, RunError
 from trainer.protocol import locks, places
@@ -58,7 +58,7 @@ class Instance(QObject):
         """Try to become the only instance; return False if another one runs, True on a disk without file locks."""
         try:
             self._home.mkdir(parents=True, exist_ok=True)
-            self._lock.enter_context(locks.held(self._home / "app.lock", patience=0))
+            self._lock.enter_context(locks.hold_lock(self._home / "app.lock", patience=0))
         except locks.LockBusyError:
             return False
         except OSError:
@@ -163,7 +163,7 @@ def make_application(settings: Settings) -> QApplication:
     application.setApplicationName("Impasto")
     application.setDesktopFileName("impasto")
     application.setWindowIcon(QIcon(str(FOLDER / "impasto.svg")))
-    speak(application, appearance.language)
+    install_language(application, appearance.language)
     theme = Theme(application, appearance.look)
     settings.changed.connect(lambda chosen: theme.choose(chosen.appearance.look))
     return application
@@ -182,16 +182,16 @@ def _run_session(
     session = Session(main_thread.post, settings)
     try:
         window = Window(session)
-        net.told = lambda text: main_thread.post(lambda: window.tell_fault(text))
+        net.notified = lambda text: main_thread.post(lambda: window.report_error(text))
         instance.opened.connect(window.come_forward)
         window.painted.connect(lambda: window.open(words, session.reopen))
         window.painted.connect(lambda: _show_welcome_once(window))
         window.show()
         if crash:
-            window.tell_crash(crash)
+            window.report_crash(crash)
         return application.exec()
     finally:
-        net.told = lambda text: None
+        net.notified = lambda text: None
         session.close()
         main_thread.close()
 

@@ -16,8 +16,8 @@ from app.core.loras.strength import OTHER, BlockStrength
 from app.core.session import Session
 from app.core.words import in_words
 from app.qt.tables import Row, Table
-from app.qt.widgets import QT_TRANSLATE_NOOP, close_row, pixmap_of, plain_label, say
-from trainer.config.presets.making import CreatedPreset
+from app.qt.widgets import QT_TRANSLATE_NOOP, close_row, plain_label, set_message, to_pixmap
+from trainer.config.presets.creating import CreatedPreset
 from trainer.errors import ImpastoError, LoraFileError
 from trainer.files.architecture import NAMES
 
@@ -32,26 +32,26 @@ _SIDES = {
 _IMAGE_SIDE = 112
 
 
-def facts(found: LoraFile) -> str:
+def summary(found: LoraFile) -> str:
     """Return a one-line summary: kind, family, rank, file size."""
     family = NAMES[found.family] if found.family else QCoreApplication.translate("Lora", "for an unknown base")
     size = QLocale().formattedDataSize(found.bytes, 1, QLocale.DataSizeFormat.DataSizeTraditionalFormat)
     rank = (
-        QCoreApplication.translate("Lora", "rank {rank}").format(rank=span(found.ranks))
+        QCoreApplication.translate("Lora", "rank {rank}").format(rank=format_range(found.ranks))
         if found.ranks
         else QCoreApplication.translate("Lora", "no rank")
     )
     return f"{found.kind} · {family} · {rank} · {size}"
 
 
-def rows_of(blocks: Sequence[BlockStrength]) -> list[Row]:
+def block_rows(blocks: Sequence[BlockStrength]) -> list[Row]:
     """Return one row per block, with its strength as a bar relative to the strongest block."""
     known = [block.strength for block in blocks if block.strength is not None and math.isfinite(block.strength)]
     most = max(known, default=0.0)
     return [_row(block, most) for block in blocks]
 
 
-def span(numbers: Sequence[float]) -> str:
+def format_range(numbers: Sequence[float]) -> str:
     """Return the range of ascending numbers as text: "16", or "8 to 32"."""
     ends = [f"{number:g}" for number in (numbers[0], numbers[-1])]
     return (
@@ -67,8 +67,8 @@ def _row(block: BlockStrength, most: float) -> Row:
         "–" if block.name == OTHER else block.name,
         QCoreApplication.translate("Lora", side),
         str(block.layers),
-        span(block.ranks) if block.ranks else "–",
-        span(block.alphas) if block.alphas else QCoreApplication.translate("Lora", "as rank"),
+        format_range(block.ranks) if block.ranks else "–",
+        format_range(block.alphas) if block.alphas else QCoreApplication.translate("Lora", "as rank"),
         _strength(block.strength),
     )
     tip = ""
@@ -101,7 +101,7 @@ class LoraViewer(QDialog):
         self.setWindowFlag(Qt.WindowType.WindowMaximizeButtonHint)
         self.setSizeGripEnabled(True)
         self.resize(820, 620)
-        self.picture, self.title, self.facts = QLabel(), plain_label("title"), plain_label("muted")
+        self.image, self.title, self.facts = QLabel(), plain_label("title"), plain_label("muted")
         self.about, self.words, self.state = plain_label(), plain_label(), plain_label()
         self.tabs = QTabWidget()
         self._add_tables()
@@ -111,7 +111,7 @@ class LoraViewer(QDialog):
         self.recipe.setEnabled(False)
         self.recipe.clicked.connect(self._create_preset)
         self._lay_out(buttons)
-        say(self.state, self.tr("Reading…"), "muted")
+        set_message(self.state, self.tr("Reading…"), "muted")
         session.tasks.run(
             lambda: read_lora(path), self._while_open(self._on_file_read), self._while_open(self._on_failed)
         )
@@ -147,10 +147,10 @@ class LoraViewer(QDialog):
             details.addWidget(label)
             label.hide()
         details.addStretch()
-        self.picture.hide()
-        self.picture.setAccessibleName(self.tr("Image"))
+        self.image.hide()
+        self.image.setAccessibleName(self.tr("Image"))
         head.setSpacing(16)
-        head.addWidget(self.picture, 0, Qt.AlignmentFlag.AlignTop)
+        head.addWidget(self.image, 0, Qt.AlignmentFlag.AlignTop)
         head.addLayout(details, 1)
         column.setContentsMargins(16, 16, 16, 12)
         column.setSpacing(12)
@@ -162,13 +162,13 @@ class LoraViewer(QDialog):
 
     def _on_file_read(self, found: LoraFile) -> None:
         self.found = found
-        say(self.title, found.about.get("title") or self.path.stem)
-        say(self.facts, facts(found))
-        say(self.about, self._about(found))
-        say(self.words, self._triggers(found))
+        set_message(self.title, found.about.get("title") or self.path.stem)
+        set_message(self.facts, summary(found))
+        set_message(self.about, self._about(found))
+        set_message(self.words, self._triggers(found))
         for pixels in found.pictures[:1]:
-            self.picture.setPixmap(pixmap_of(pixels, _IMAGE_SIDE, self.devicePixelRatioF()))
-            self.picture.show()
+            self.image.setPixmap(to_pixmap(pixels, _IMAGE_SIDE, self.devicePixelRatioF()))
+            self.image.show()
         self.settings.show_rows([Row(pair) for pair in found.settings])
         most = max((count for _, count in found.tags), default=1)
         self.tags.show_rows([Row((tag, f"{count:,}"), count / most) for tag, count in found.tags])
@@ -177,14 +177,14 @@ class LoraViewer(QDialog):
             self.tabs.setTabVisible(self.tabs.indexOf(table), bool(table.lines.rows))
         self.tabs.show()
         self.recipe.setEnabled(True)
-        say(self.state, self.tr("Measuring the strength of each block…"), "muted")
+        set_message(self.state, self.tr("Measuring the strength of each block…"), "muted")
         work = lambda: found.blocks(lambda: self._wanted)  # noqa: E731
         self._session.tasks.run(work, self._while_open(self._on_blocks), self._while_open(self._on_failed))
 
     def _on_blocks(self, blocks: Sequence[BlockStrength]) -> None:
-        self.blocks.show_rows(rows_of(blocks))
+        self.blocks.show_rows(block_rows(blocks))
         silent = self.found is not None and not self.found.metadata
-        say(self.state, self.tr("This file has no training metadata.") if silent else "")
+        set_message(self.state, self.tr("This file has no training metadata.") if silent else "")
 
     def _about(self, found: LoraFile) -> str:
         about = found.about
@@ -219,12 +219,12 @@ class LoraViewer(QDialog):
             words.append(self.tr("%n setting(s) not given: the job's values are used.", "", len(preset.not_found)))
         if preset.left_out:
             words.append(self.tr("Left out: {what}.").format(what="; ".join(preset.left_out)))
-        say(self.state, " ".join(words), "good")
-        self._session.going.preset.emit(path)
+        set_message(self.state, " ".join(words), "good")
+        self._session.navigator.preset.emit(path)
 
     def _on_preset_failed(self, error: ImpastoError) -> None:
         self.recipe.setEnabled(True)
-        say(self.state, in_words(error), "bad")
+        set_message(self.state, in_words(error), "bad")
 
     def _on_failed(self, fault: BaseException) -> None:
         if isinstance(fault, OSError):
@@ -232,7 +232,7 @@ class LoraViewer(QDialog):
             fault = LoraFileError("lora.unreadable", words, self.tr("Check the disk and the file's permissions."))
         if not isinstance(fault, ImpastoError):
             raise fault
-        say(self.state, in_words(fault), "bad")
+        set_message(self.state, in_words(fault), "bad")
 
     def _while_open(self, have: Callable[..., None]) -> Callable[..., None]:
         """Wrap a callback of a worker so that it does nothing once the window is closed."""

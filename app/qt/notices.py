@@ -24,7 +24,7 @@ from PySide6.QtWidgets import (
 from app.core.settings.deferred_writer import DurableWriter
 from app.core.words import in_words
 from app.qt.theme import set_icon
-from app.qt.widgets import close_row, plain_label, sign
+from app.qt.widgets import close_row, icon_label, plain_label
 from trainer.errors import ImpastoError
 
 _ROLES: dict[Kind, str] = {"info": "link", "warning": "warning", "error": "bad"}
@@ -46,7 +46,9 @@ class Notices(QWidget):
         self._bars: list[_NoticeBar] = []
         self.hide()
 
-    def tell(self, sentence: str, kind: Kind = "info", act: tuple[str, Callable[[], object]] | None = None) -> None:
+    def show_notice(
+        self, sentence: str, kind: Kind = "info", act: tuple[str, Callable[[], object]] | None = None
+    ) -> None:
         """Show a bar unless it is already shown; `act` is a button's title and action, which also closes the bar."""
         if any(bar.sentence == sentence for bar in self._bars):
             return
@@ -60,17 +62,17 @@ class Notices(QWidget):
         self._column.addWidget(bar)
         self.show()
 
-    def tell_error(self, error: ImpastoError) -> None:
+    def show_error(self, error: ImpastoError) -> None:
         """Show an error: what happened and what to do."""
-        self.tell(in_words(error), "error")
+        self.show_notice(in_words(error), "error")
 
-    def follow(self, *files: DurableWriter) -> None:
+    def watch_files(self, *files: DurableWriter) -> None:
         """Show why any of these files cannot be written, until it can be written again."""
         for file in files:
-            file.failed.connect(self.tell_error)
-            file.mended.connect(self.take_back)
+            file.failed.connect(self.show_error)
+            file.resolved.connect(self.dismiss)
 
-    def take_back(self, notice: ImpastoError | str) -> None:
+    def dismiss(self, notice: ImpastoError | str) -> None:
         """Remove the bar of an error, or the bar with this sentence."""
         sentence = notice if isinstance(notice, str) else in_words(notice)
         for bar in [bar for bar in self._bars if bar.sentence == sentence]:
@@ -99,7 +101,7 @@ class _NoticeBar(QFrame):
         row = QHBoxLayout(self)
         row.setContentsMargins(12, 6, 8, 6)
         row.setSpacing(10)
-        place, words = sign(20), plain_label()
+        place, words = icon_label(20), plain_label()
         set_icon(place, kind, _ROLES[kind])
         words.setText(sentence)
         words.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)

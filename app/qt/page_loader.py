@@ -21,10 +21,10 @@ from app.core.query import tokens
 from app.core.session import Session
 from app.core.tasks import raise_again
 from app.qt.actions.commands import Commands
-from app.qt.widgets import centre, while_there
+from app.qt.widgets import center, while_alive
 from trainer.errors import ImpastoError
 
-BESIDE = (
+BACKGROUND_MODULES = (
     "app.core.disk.scanner",
     "app.core.disk.images",
     "app.core.disk.reading",
@@ -44,7 +44,7 @@ BESIDE = (
 half a second), image health, then what the pages need, including the job's pydantic models."""
 
 
-class UndoneStep(Protocol):
+class UndoStep(Protocol):
     """An edit that was undone or redone."""
 
     @property
@@ -52,7 +52,7 @@ class UndoneStep(Protocol):
         """The edit's name for the user."""
 
 
-class Undoing(Protocol):
+class UndoHistory(Protocol):
     """Undo history behind Ctrl+Z while a page is shown."""
 
     @property
@@ -63,10 +63,10 @@ class Undoing(Protocol):
     def redo_name(self) -> str | None:
         """Name of the edit to redo; None if there is none."""
 
-    def undo(self) -> UndoneStep | None:
+    def undo(self) -> UndoStep | None:
         """Undo the last edit and return it."""
 
-    def redo(self) -> UndoneStep | None:
+    def redo(self) -> UndoStep | None:
         """Redo the last undone edit and return it."""
 
 
@@ -88,18 +88,18 @@ class Page(QWidget):
     The window builds a page when it is first opened, or when the app is idle after the start.
     """
 
-    said = Signal(str)
+    message_shown = Signal(str)
     """Message for the status bar, shown for some seconds."""
-    told = Signal(str, str, object)
+    notified = Signal(str, str, object)
     """Notice to show: sentence, kind ("info", "warning", "error"), and (title, function) of its button or None."""
     failed = Signal(object)
     """ImpastoError to show as a notice."""
-    mended = Signal(object)
-    """Error of `failed` or sentence of `told` that no longer applies; its notice is removed."""
+    resolved = Signal(object)
+    """Error of `failed` or sentence of `notified` that no longer applies; its notice is removed."""
     undoable = Signal()
     """The names in `undoing` have changed."""
 
-    undoing: Undoing | None = None
+    undoing: UndoHistory | None = None
     """The page's own undo history; None for that of the captions."""
 
     def __init__(self, session: Session, commands: Commands, parent: QWidget | None = None) -> None:
@@ -151,11 +151,11 @@ RUNS = PageSpec(
 PRESETS = PageSpec("app.qt.presets.page", "PresetsPage", ("app.qt.presets.cards", "app.qt.presets.dialogs"))
 
 
-def load_beside() -> None:
+def load_background_modules() -> None:
     """Import the modules without Qt; runs on a worker."""
     from trainer.dataset.pixels import load_formats
 
-    for module in BESIDE:
+    for module in BACKGROUND_MODULES:
         importlib.import_module(module)
     load_formats()
 
@@ -170,32 +170,32 @@ def load_vocabulary() -> None:
         tokens.load()
 
 
-Use = Callable[[Page], None]
+PageCallback = Callable[[Page], None]
 """Action to run on a page as soon as it is built."""
 
 
 class PagePlaceholder(QWidget):
     """Placeholder for a page that is not built yet: its title, and a button if building it failed."""
 
-    again = Signal()
+    retry_requested = Signal()
 
-    undoing: Undoing = NoUndo()
+    undoing: UndoHistory = NoUndo()
     """No undo here: the edits of other pages are not visible."""
 
     def __init__(self, title: str) -> None:
         super().__init__()
         self.title, self.words = QLabel(title), QLabel()
         self.button = QPushButton(self.tr("Try again"))
-        self.button.clicked.connect(lambda: self.again.emit())
+        self.button.clicked.connect(lambda: self.retry_requested.emit())
         self._build()
-        self.wait()
+        self.show_loading()
 
-    def wait(self) -> None:
+    def show_loading(self) -> None:
         """Show that the page is being opened."""
         self.words.setText(self.tr("Opening…"))
         self.button.hide()
 
-    def give_up(self) -> None:
+    def show_error(self) -> None:
         """Show that the page could not be opened, and what to do."""
         sentence = self.tr("This page could not be opened. Everything else still works, and nothing is lost.")
         remedy = self.tr("Try again. If that does not help, restart Impasto.")
@@ -205,7 +205,7 @@ class PagePlaceholder(QWidget):
     def _build(self) -> None:
         self.title.setProperty("role", "title")
         self.words.setProperty("role", "muted")
-        centre(self, self.title, self.words, self.button)
+        center(self, self.title, self.words, self.button)
 
 
 class PageLoader(QObject):
@@ -226,7 +226,7 @@ class PageLoader(QObject):
         """Pages to build, next one first."""
         self._requested: set[int] = set()
         """Pages that were requested, including those that failed."""
-        self._uses: dict[int, list[Use]] = {number: [] for number in later}
+        self._uses: dict[int, list[PageCallback]] = {number: [] for number in later}
         self._loaded: bool | None = None
         """Whether the modules without Qt are imported; None before that was started."""
         self._vocabulary_requested = False
@@ -237,7 +237,7 @@ class PageLoader(QObject):
     def place(self, number: int, title: str) -> PagePlaceholder:
         """Return a placeholder for a page in the stack."""
         place = PagePlaceholder(title)
-        place.again.connect(lambda: self.ask(number))
+        place.retry_requested.connect(lambda: self.ask(number))
         return place
 
     def make_all(self) -> None:
@@ -246,11 +246,11 @@ class PageLoader(QObject):
         self._order += [number for number in self._specs if number not in known and self._page(number) is None]
         self._begin()
 
-    def ask(self, number: int, use: Use | None = None) -> None:
+    def ask(self, number: int, use: PageCallback | None = None) -> None:
         """Build a page before all others and call `use` with it; at once if it is already built."""
         page = self._page(number)
         if page is None:
-            self._place(number).wait()
+            self._place(number).show_loading()
             self._requested.add(number)
             self._uses[number] += [use] if use else []
             self._order = [number, *(other for other in self._order if other != number)]
@@ -266,8 +266,8 @@ class PageLoader(QObject):
         """Import the modules without Qt on a worker, then build in turns: here they would block the window."""
         if self._loaded is None:
             self._loaded = False
-            done, failed = while_there(self, lambda _: self._on_loaded()), while_there(self, self._on_load_failed)
-            self._session.tasks.run(load_beside, done, failed)
+            done, failed = while_alive(self, lambda _: self._on_loaded()), while_alive(self, self._on_load_failed)
+            self._session.tasks.run(load_background_modules, done, failed)
         elif self._loaded and self._order:
             self._timer.start()
 
@@ -328,7 +328,7 @@ class PageLoader(QObject):
         half = self._half_built.pop(number, None)
         if half:
             half.deleteLater()
-        self._place(number).give_up()
+        self._place(number).show_error()
         self._load_vocabulary()
 
     def _dequeue(self, number: int) -> None:

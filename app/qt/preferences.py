@@ -26,7 +26,7 @@ from PySide6.QtWidgets import (
 
 from app.core.settings.preferences import PreferenceGroup, Preferences, Settings
 from app.core.words import QT_TRANSLATE_NOOP
-from app.qt.actions.commands import CommandAction, Commands, in_force, portable
+from app.qt.actions.commands import CommandAction, Commands, effective_shortcuts, portable
 from app.qt.widgets import ComboBox, SpinBox, close_row, languages
 
 _Editor = tuple[QWidget, Callable[[], Any]]
@@ -38,7 +38,7 @@ _STEPS = ("Left", "Right", "Up", "Down", "Home", "End", "PgUp", "PgDown")
 _CHOICES = ("Return", "Enter", "Esc", "Tab", "Backtab", "Space", "+", "-", "=")
 
 
-def words(text: str | None) -> str:
+def translate(text: str | None) -> str:
     """Return the translation of a text of the schema."""
     return QCoreApplication.translate("Preferences", text) if text else ""
 
@@ -66,10 +66,10 @@ class SectionForm(QWidget):
 
     def _add_row(self, layout: QFormLayout, name: str, schema: dict[str, Any]) -> None:
         editor, self._read[name] = self._editor(getattr(self._section, name), schema)
-        title = QLabel(words(schema["title"]))
+        title = QLabel(translate(schema["title"]))
         title.setBuddy(editor)
         editor.setAccessibleName(title.text())
-        hint = QLabel(words(schema.get("description")))
+        hint = QLabel(translate(schema.get("description")))
         hint.setProperty("role", "muted")
         editor.setAccessibleDescription(hint.text())
         cell = QWidget()
@@ -98,7 +98,7 @@ class SectionForm(QWidget):
     def _choice(self, value: str, labels: dict[str, str]) -> _Editor:
         box = ComboBox()
         for key, label in labels.items():
-            box.addItem(words(label), key)
+            box.addItem(translate(label), key)
         box.setCurrentIndex(max(box.findData(value), 0))
         box.currentIndexChanged.connect(self.changed)
         return box, box.currentData
@@ -127,7 +127,7 @@ _VIEWS = frozenset(
 )
 
 
-def used_by_views(keys: QKeySequence) -> bool:
+def is_view_key(keys: QKeySequence) -> bool:
     """Return whether image grids, lists and fields handle these keys themselves, outside the commands."""
     return keys.toString(_PORTABLE) in _VIEWS
 
@@ -217,7 +217,7 @@ class ShortcutEditor(QWidget):
         names, words = ", ".join(command.title for command in others), ""
         if others:
             words = self.tr("“{name}” uses these keys and will lose them.").format(name=names)
-        elif used_by_views(keys):
+        elif is_view_key(keys):
             words = self.tr("Images and lists use these keys to move and select; this shortcut may not work there.")
         self.message.setText(words)
         self.message.setVisible(bool(words))
@@ -256,7 +256,7 @@ class ShortcutEditor(QWidget):
         self._update_keys()
 
     def _update_keys(self) -> None:
-        self._keys = in_force((command.action for command in self._commands), self.own)
+        self._keys = effective_shortcuts((command.action for command in self._commands), self.own)
 
 
 class PreferencesDialog(QDialog):
@@ -281,7 +281,7 @@ class PreferencesDialog(QDialog):
         for name, field in Preferences.model_fields.items():
             section = getattr(settings.preferences, name)
             if isinstance(section, PreferenceGroup) and field.title:
-                self._add_section(name, words(field.title), section)
+                self._add_section(name, translate(field.title), section)
         self.shortcuts = ShortcutEditor(commands, settings.preferences.shortcuts)
         self.shortcuts.changed.connect(self._save)
         self.tabs.addTab(self.shortcuts, self.tr("Shortcuts"))

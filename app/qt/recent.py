@@ -13,7 +13,7 @@ from app.core.events import Emitter
 from app.core.session import Session
 from app.core.settings.recent import Absence, RecentFolders
 from app.qt.theme import set_icon
-from app.qt.widgets import QT_TRANSLATE_NOOP, centre, sign, until_destroyed
+from app.qt.widgets import QT_TRANSLATE_NOOP, center, icon_label, until_destroyed
 
 _REASONS: dict[Absence, str] = {
     "gone": QT_TRANSLATE_NOOP("Recent", "not found"),
@@ -140,7 +140,7 @@ class EmptyState(QWidget):
         return super().eventFilter(watched, event)
 
     def _call_on(self) -> None:
-        empty = not self._session.library.pictures
+        empty = not self._session.library.images
         if empty:
             self._update_text()
             self.raise_()
@@ -161,8 +161,8 @@ class EmptyState(QWidget):
     def _build(self) -> None:
         self.setAutoFillBackground(True)
         self.setBackgroundRole(QPalette.ColorRole.Base)
-        folder = sign(24)
+        folder = icon_label(24)
         set_icon(folder, "folder-add", "muted")
         self.title.setProperty("role", "title")
         self.words.setProperty("role", "muted")
-        centre(self, folder, self.title, self.words, 8, self.button, 14, self.recent)
+        center(self, folder, self.title, self.words, 8, self.button, 14, self.recent)

@@ -18,7 +18,7 @@ from app.core.runs.training import NowTraining, Training
 from app.core.session import Session
 from app.core.words import in_words
 from app.qt.runs.rows import short_name, training_words
-from app.qt.theme import colours, set_icon
+from app.qt.theme import colors, set_icon
 from app.qt.widgets import plain_tip, until_destroyed
 
 _RING = 15
@@ -35,7 +35,7 @@ def title_of(training: Training | None) -> str:
     return f"{share}{short_name(training.summary.name)} – Impasto"
 
 
-class TrainingLine(QWidget):
+class TrainingStatus(QWidget):
     """Part of the status bar about the running training; hidden while nothing trains."""
 
     opened = Signal()
@@ -99,7 +99,7 @@ class TrainingRing(QWidget):
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
         """Draw the full ring, and the completed share over it."""
-        scheme = colours()
+        scheme = colors()
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         place = QRectF(self.rect()).adjusted(_PEN, _PEN, -_PEN, -_PEN)
@@ -109,7 +109,7 @@ class TrainingRing(QWidget):
             painter.drawArc(place, 90 * 16, -round(share * 360 * 16))
 
 
-class StatusLine(QStatusBar):
+class StatusBar(QStatusBar):
     """Status bar with the session's state: reading, training, saving, and image counts."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
@@ -121,7 +121,7 @@ class StatusLine(QStatusBar):
         self.counts.setContentsMargins(10, 0, 10, 0)
         self.reading.setProperty("role", "muted")
         self.addWidget(self.reading)
-        self.training = TrainingLine(session.training)
+        self.training = TrainingStatus(session.training)
         self.addPermanentWidget(self.training)
         self.addPermanentWidget(self.saving)  # permanent: a temporary message must not hide it
         self.addPermanentWidget(self.counts)
@@ -164,7 +164,7 @@ class StatusLine(QStatusBar):
 
     def _show_counts(self) -> None:
         view = self._session.view
-        words = [self.tr("%n image(s)", "", len(view.ids))] if view.ids or self._session.library.pictures else []
+        words = [self.tr("%n image(s)", "", len(view.ids))] if view.ids or self._session.library.images else []
         if view.selected:
             words.append(self.tr("%n selected", "", len(view.selected)))
         self.counts.setText(", ".join(words))

@@ -9,7 +9,7 @@ from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersisten
 from PySide6.QtGui import QColor, QPainter, QResizeEvent
 from PySide6.QtWidgets import QStyle, QStyledItemDelegate, QStyleOptionViewItem, QTreeView, QWidget
 
-from app.qt.theme import colours
+from app.qt.theme import colors
 from app.qt.widgets import plain_tip
 
 _Index = QModelIndex | QPersistentModelIndex
@@ -79,7 +79,7 @@ class Rows(QAbstractTableModel):
         return None
 
 
-def shared(wanted: Sequence[int], room: int) -> list[int]:
+def distribute_widths(wanted: Sequence[int], room: int) -> list[int]:
     """Return column widths within `room` px: as wide as wanted, or the widest cut to an equal width."""
     widths = [0] * len(wanted)
     for done, column in enumerate(sorted(range(len(wanted)), key=wanted.__getitem__)):
@@ -120,7 +120,7 @@ class Table(QTreeView):
         self._fit_columns()
 
     def _fit_columns(self) -> None:
-        for column, width in enumerate(shared(self._wanted, self.viewport().width())[:-1]):
+        for column, width in enumerate(distribute_widths(self._wanted, self.viewport().width())[:-1]):
             self.setColumnWidth(column, width)
 
 
@@ -133,7 +133,7 @@ class BarDelegate(QStyledItemDelegate):
         if not isinstance(length, float):
             super().paint(painter, option, index)
             return
-        scheme = colours()
+        scheme = colors()
         chosen = bool(option.state & QStyle.StateFlag.State_Selected)
         if chosen:
             painter.fillRect(option.rect, QColor(scheme.accent))

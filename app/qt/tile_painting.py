@@ -5,9 +5,9 @@ from __future__ import annotations
 from PySide6.QtCore import QCoreApplication, QPointF, QRect, QRectF, Qt
 from PySide6.QtGui import QColor, QFont, QFontMetrics, QPainter, QPalette, QPen, QPixmap
 
-from app.core.library import Picture
+from app.core.library import LibraryImage
 from app.core.tags.splitting import one_line
-from app.qt.theme import colours, icon
+from app.qt.theme import colors, icon
 
 _INSET = 6
 _BADGE = 20
@@ -15,7 +15,7 @@ _ICON = 14
 _DIMMED = 0.35
 
 
-class Cells:
+class CellPainter:
     """Paints grid cells with the current theme and a font."""
 
     def __init__(self, font: QFont) -> None:
@@ -28,21 +28,21 @@ class Cells:
         return self.metrics.height() + 6
 
     def paint(
-        self, painter: QPainter, cell: QRect, picture: Picture, image: QPixmap | str | None, text: str | None,
+        self, painter: QPainter, cell: QRect, picture: LibraryImage, image: QPixmap | str | None, text: str | None,
         *, selected: bool, current: bool, focused: bool,
     ) -> None:  # fmt: skip
         """Paint a cell; `image` is the thumbnail, the reason why there is none, or None while it loads."""
         square = QRect(cell.left(), cell.top(), cell.width(), cell.width())
         if selected:
-            panel(painter, QRectF(cell), colours().accent)
-        self.picture(painter, square.adjusted(_INSET, _INSET, -_INSET, -_INSET), picture, image)
+            panel(painter, QRectF(cell), colors().accent)
+        self.image(painter, square.adjusted(_INSET, _INSET, -_INSET, -_INSET), picture, image)
         self._badges(painter, square, picture)
         if text is not None:
             self._text(painter, cell, text or _no_caption(), selected, bool(text))
         if current and focused:
             ring(painter, cell, selected=selected)
 
-    def picture(self, painter: QPainter, room: QRect, picture: Picture, image: QPixmap | str | None) -> None:
+    def image(self, painter: QPainter, room: QRect, picture: LibraryImage, image: QPixmap | str | None) -> None:
         """Paint a thumbnail centered in `room`, an empty frame while it loads, or an error sign."""
         if not isinstance(image, QPixmap):
             self._sign(painter, room, image or picture.problem)
@@ -55,53 +55,53 @@ class Cells:
 
     def _sign(self, painter: QPainter, room: QRect, problem: str | None) -> None:
         """Paint an empty frame, with a warning if the image cannot be shown."""
-        panel(painter, QRectF(room), colours().raised, colours().line)
+        panel(painter, QRectF(room), colors().raised, colors().line)
         if problem is None:
             return
         side = min(32, room.width() // 3)
         middle = QRect(room.center().x() - side // 2, room.center().y() - side, side, side)
         icon("warning").paint(painter, middle)
-        painter.setPen(QColor(colours().bad))
+        painter.setPen(QColor(colors().bad))
         words = room.adjusted(6, room.height() // 2 + 6, -6, -4)
         painter.setFont(self.font)
-        short = QCoreApplication.translate("Cells", "Cannot show image")
+        short = QCoreApplication.translate("CellPainter", "Cannot show image")
         painter.drawText(words, int(Qt.AlignmentFlag.AlignHCenter | Qt.TextFlag.TextWordWrap), short)
 
-    def _badges(self, painter: QPainter, square: QRect, picture: Picture) -> None:
+    def _badges(self, painter: QPainter, square: QRect, image: LibraryImage) -> None:
         names = [
             name
             for name, present in (
-                ("exclude", picture.excluded),
-                ("warning", picture.problem is not None),
-                ("caption", not (picture.caption or "").strip()),
-                ("brush", picture.mask),
-                ("crop", picture.crop is not None),
+                ("exclude", image.excluded),
+                ("warning", image.problem is not None),
+                ("caption", not (image.caption or "").strip()),
+                ("brush", image.mask),
+                ("crop", image.crop is not None),
             )
             if present
         ]
         place = QRect(square.left() + 4, square.top() + 4, _BADGE, _BADGE)
         for name in names:
-            panel(painter, QRectF(place), colours().raised, colours().edge)
+            panel(painter, QRectF(place), colors().raised, colors().edge)
             inner = place.adjusted(3, 3, -3, -3)
             icon(name).paint(painter, inner)
             if name == "caption":  # crossed out: no caption
-                painter.setPen(QPen(QColor(colours().bad), 2.0))
+                painter.setPen(QPen(QColor(colors().bad), 2.0))
                 painter.drawLine(inner.topLeft(), inner.bottomRight())
             place.translate(_BADGE + 2, 0)
-        if picture.rating:
-            self._stars(painter, square, picture.rating)
+        if image.rating:
+            self._stars(painter, square, image.rating)
 
     def _stars(self, painter: QPainter, square: QRect, rating: int) -> None:
         width = min(rating, 5) * _ICON + 6
         strip = QRect(square.left() + 4, square.bottom() - _BADGE - 2, width, _BADGE)
-        panel(painter, QRectF(strip), colours().raised, colours().edge)
+        panel(painter, QRectF(strip), colors().raised, colors().edge)
         for star in range(min(rating, 5)):
             icon("star-filled").paint(painter, QRect(strip.left() + 3 + star * _ICON, strip.top() + 3, _ICON, _ICON))
 
     def _text(self, painter: QPainter, cell: QRect, text: str, selected: bool, present: bool) -> None:
         room = QRect(cell.left() + _INSET, cell.top() + cell.width(), cell.width() - 2 * _INSET, self.line - 4)
         painter.setFont(self.font)
-        color = colours().on_accent if selected else colours().text if present else colours().muted
+        color = colors().on_accent if selected else colors().text if present else colors().muted
         painter.setPen(QColor(color))
         line = self.metrics.elidedText(one_line(text[:400]), Qt.TextElideMode.ElideRight, room.width())
         painter.drawText(room, int(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter), line)
@@ -111,7 +111,7 @@ def ring(painter: QPainter, cell: QRect, *, selected: bool = False) -> None:
     """Paint the focus ring of a cell."""
     painter.setBrush(Qt.BrushStyle.NoBrush)
     inset = 3 if selected else 1  # inside a selection the background shows on both sides of the ring
-    painter.setPen(QPen(QColor(colours().on_accent if selected else colours().focus), 2.0))
+    painter.setPen(QPen(QColor(colors().on_accent if selected else colors().focus), 2.0))
     painter.drawRoundedRect(QRectF(cell).adjusted(inset, inset, -inset, -inset), 5, 5)
 
 
@@ -132,4 +132,4 @@ def panel(painter: QPainter, room: QRectF, fill: str, line: str | None = None) -
 
 
 def _no_caption() -> str:
-    return QCoreApplication.translate("Cells", "no caption")
+    return QCoreApplication.translate("CellPainter", "no caption")

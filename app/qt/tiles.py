@@ -11,7 +11,7 @@ from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QImage, QPixmap
 
 from app.core.disk.thumbnails import Thumbnail, Thumbnails
-from app.core.library import Picture
+from app.core.library import LibraryImage
 
 _MEMORY = 48 << 20
 _BUDGET = 0.006
@@ -95,17 +95,17 @@ class Images:
         self._pixmaps: OrderedDict[tuple[int, int], tuple[Thumbnail, QPixmap]] = OrderedDict()
         self._weight = 0
         self._until = 0.0
-        self.behind = False
+        self.incomplete = False
         """Whether the last paint event ran out of time, so that another one is needed."""
 
     def begin(self) -> None:
         """Start the time budget of a paint event."""
-        self._until, self.behind = perf_counter() + _BUDGET, False
+        self._until, self.incomplete = perf_counter() + _BUDGET, False
 
-    def pixmap(self, picture: Picture, edge: int, side: int, ratio: float) -> QPixmap | str | None:
+    def pixmap(self, image: LibraryImage, edge: int, side: int, ratio: float) -> QPixmap | str | None:
         """Return a pixmap that fits a square of `side`, the reason why there is none, or None while it loads."""
-        thumbnail = self._thumbnails.get(picture, edge)
-        key = (picture.id, round(side * ratio))
+        thumbnail = self._thumbnails.get(image, edge)
+        key = (image.id, round(side * ratio))
         kept = self._pixmaps.get(key)
         if thumbnail is None:
             return kept[1] if kept else None
@@ -115,7 +115,7 @@ class Images:
             self._pixmaps.move_to_end(key)
             return kept[1]
         if perf_counter() > self._until:
-            self.behind = True
+            self.incomplete = True
             return kept[1] if kept else None
         return self._store(key, thumbnail, scaled(thumbnail, round(side * ratio), ratio))
 
@@ -191,7 +191,7 @@ class SampleLayout:
         return self.head + self.rows * self.row_height + self.gap
 
     @property
-    def kept(self) -> int:
+    def fixed_right(self) -> int:
         """Return the right edge of the fixed first column; scrolled columns pass under it."""
         return self.gap + self.pitch
 
@@ -209,7 +209,7 @@ class SampleLayout:
 
     def columns_seen(self, across: int, room: int) -> range:
         """Return the columns after the first that are visible in a viewport `room` px wide."""
-        first = (self.kept + across - self.gap) // self.pitch
+        first = (self.fixed_right + across - self.gap) // self.pitch
         last = (room + across - self.gap - 1) // self.pitch
         return range(min(self.columns, max(1, first)), min(self.columns, last + 1))
 
@@ -221,7 +221,7 @@ class SampleLayout:
 
     def at(self, x: int, y: int, across: int, down: int) -> tuple[int, int] | None:
         """Return row and column of the cell at a point, or None."""
-        beyond = 0 if x < self.kept else across
+        beyond = 0 if x < self.fixed_right else across
         column, right = divmod(x + beyond - self.gap, self.pitch)
         row, below = divmod(y - self.head + down, self.row_height)
         inside = right < self.width and self.line <= below < self.line + self.height and y >= self.head

@@ -119,7 +119,7 @@ def plain_label(role: str = "") -> QLabel:
     return label
 
 
-def say(label: QLabel, text: str, role: str | None = None) -> None:
+def set_message(label: QLabel, text: str, role: str | None = None) -> None:
     """Set a label's text, and its role if given; an empty text hides the label."""
     if role is not None and label.property("role") != role:
         label.setProperty("role", role)
@@ -128,7 +128,7 @@ def say(label: QLabel, text: str, role: str | None = None) -> None:
     label.setVisible(bool(text))
 
 
-def sign(side: int) -> QToolButton:
+def icon_label(side: int) -> QToolButton:
     """Return a non-interactive widget for an icon of `side` logical px; `set_icon` sets the icon."""
     place = QToolButton()
     place.setIconSize(QSize(side, side))
@@ -137,7 +137,7 @@ def sign(side: int) -> QToolButton:
     return place
 
 
-def centre(owner: QWidget, *parts: QWidget | int) -> None:
+def center(owner: QWidget, *parts: QWidget | int) -> None:
     """Lay widgets out in a column slightly above the middle: labels at full width, others at their own width.
 
     A number adds extra space between two parts, in logical px.
@@ -159,7 +159,7 @@ def centre(owner: QWidget, *parts: QWidget | int) -> None:
     column.addStretch(3)
 
 
-def come_forward(window: QWidget) -> None:
+def raise_window(window: QWidget) -> None:
     """Bring a window to the front at its former size, also if it was minimized or just closed."""
     window.show()
     window.setWindowState(window.windowState() & ~Qt.WindowState.WindowMinimized)
@@ -167,7 +167,7 @@ def come_forward(window: QWidget) -> None:
     window.activateWindow()
 
 
-def while_there(owner: QObject, callback: Callable[..., None]) -> Callable[..., None]:
+def while_alive(owner: QObject, callback: Callable[..., None]) -> Callable[..., None]:
     """Wrap a worker's callback so that it does nothing once `owner` is destroyed."""
     return lambda *answer: callback(*answer) if isValid(owner) else None
 
@@ -177,15 +177,15 @@ def until_destroyed(owner: QObject, *ends: Callable[[], None]) -> None:
     owner.destroyed.connect(lambda _=None: [end() for end in ends])
 
 
-def image_of(pixels: Pixels) -> QImage:
+def to_image(pixels: Pixels) -> QImage:
     """Return pixels as a QImage that owns its memory."""
     form = QImage.Format.Format_RGB888
     return QImage(pixels.rgb, pixels.width, pixels.height, 3 * pixels.width, form).copy()
 
 
-def pixmap_of(pixels: Pixels, side: int, ratio: float) -> QPixmap:
+def to_pixmap(pixels: Pixels, side: int, ratio: float) -> QPixmap:
     """Return a pixmap that fits a square of `side` logical px at a device pixel ratio."""
-    image = image_of(pixels)
+    image = to_image(pixels)
     edge = round(side * ratio)
     scaled = image.scaled(edge, edge, Qt.AspectRatioMode.KeepAspectRatio, Qt.TransformationMode.SmoothTransformation)
     pixmap = QPixmap.fromImage(scaled)
@@ -193,7 +193,7 @@ def pixmap_of(pixels: Pixels, side: int, ratio: float) -> QPixmap:
     return pixmap
 
 
-def keep_room(widget: QWidget) -> None:
+def retain_size(widget: QWidget) -> None:
     """Keep a widget's space in the layout while it is hidden."""
     policy = widget.sizePolicy()
     policy.setRetainSizeWhenHidden(True)
@@ -208,7 +208,7 @@ def close_row(dialog: QDialog) -> QDialogButtonBox:
     return row
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format a duration at a useful precision: "40 s", "12 min", "2 h 05 min", "3 d 4 h"."""
     days, hours, minutes, rest = parts(seconds)
     if days:
@@ -220,7 +220,7 @@ def duration(seconds: float) -> str:
     return _tr("{seconds} s").format(seconds=rest)
 
 
-def moment(unix: float, now: float) -> str:
+def format_past(unix: float, now: float) -> str:
     """Format a past time: the time if today, "yesterday" and the time, else the date."""
     then, today = QDateTime.fromSecsSinceEpoch(int(unix)), QDateTime.fromSecsSinceEpoch(int(now)).date()
     at = QLocale().toString(then.time(), QLocale.FormatType.ShortFormat)
@@ -232,7 +232,7 @@ def moment(unix: float, now: float) -> str:
     return QLocale().toString(then.date(), QLocale.FormatType.ShortFormat)
 
 
-def upcoming(unix: float, now: float) -> str:
+def format_future(unix: float, now: float) -> str:
     """Format a future time: the time if today, "tomorrow" and the time, else date and time."""
     then, today = QDateTime.fromSecsSinceEpoch(int(unix)), QDateTime.fromSecsSinceEpoch(int(now)).date()
     at = QLocale().toString(then.time(), QLocale.FormatType.ShortFormat)
@@ -248,7 +248,7 @@ def _tr(text: str) -> str:
     return QCoreApplication.translate("Durations", text)
 
 
-class Elided(QLabel):
+class ElidedLabel(QLabel):
     """Plain-text label that is elided if there is not enough space."""
 
     def __init__(self, text: str = "", parent: QWidget | None = None) -> None:
@@ -369,7 +369,7 @@ def languages() -> list[str]:
     return sorted(path.stem.partition("_")[2] for path in FOLDER.glob(f"{_APP}_*.qm"))
 
 
-def speak(application: QCoreApplication, language: str) -> None:
+def install_language(application: QCoreApplication, language: str) -> None:
     """Install the translations of a language ("system": the system's), with English as the fallback.
 
     English has a translation file too, for its plural forms.

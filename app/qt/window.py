@@ -28,15 +28,15 @@ from app.core.session import Session
 from app.core.settings import recent
 from app.qt import page_loader
 from app.qt.actions.commands import CommandAction, Commands
+from app.qt.images.arriving import unsupported_files_message
+from app.qt.images.page import ImagesPage
 from app.qt.main_thread import InputPriorityFilter
 from app.qt.notices import Notices
-from app.qt.page_loader import Page, PageLoader, PagePlaceholder, Undoing, Use
-from app.qt.pictures.arriving import no_use_for
-from app.qt.pictures.page import PicturesPage
+from app.qt.page_loader import Page, PageCallback, PageLoader, PagePlaceholder, UndoHistory
 from app.qt.recent import EmptyState, RecentMenu
-from app.qt.status import StatusLine, TrainingRing, title_of
+from app.qt.status import StatusBar, TrainingRing, title_of
 from app.qt.theme import set_icon
-from app.qt.widgets import come_forward, while_there
+from app.qt.widgets import raise_window, while_alive
 from app.qt.window_actions import ACTIONS
 from trainer.errors import ImpastoError
 
@@ -106,11 +106,11 @@ class Window(QMainWindow):
         self.commands.add(ACTIONS, self)
         self.commands.fill(self.menuBar())
         self.recent = self._add_recent()
-        self.pictures = PicturesPage(session, self.commands)
+        self.images = ImagesPage(session, self.commands)
         self.pages = QStackedWidget()
         self._page_loader = PageLoader(session, self.commands, self.pages, _LATER)
         self.notices = Notices()
-        self.status = StatusLine(session)
+        self.status = StatusBar(session)
         self._sidebar = Sidebar()
         self._above = QVBoxLayout()
         self._build()
@@ -127,38 +127,38 @@ class Window(QMainWindow):
         """
         page = self.pages.currentIndex()
 
-        def open_all(folders: list[Path], pictures: list[Path], others: list[Path]) -> None:
-            wanted = dict.fromkeys((*folders, *(picture.parent for picture in pictures)))
+        def open_all(folders: list[Path], images: list[Path], others: list[Path]) -> None:
+            wanted = dict.fromkeys((*folders, *(image.parent for image in images)))
             if others:
-                self.notices.tell(no_use_for(others), "warning")
+                self.notices.show_notice(unsupported_files_message(others), "warning")
             for folder in wanted:
                 if folder.absolute() in self.session.datasets.folders:
                     self.status.say(self.tr("{folder} is already open.").format(folder=folder.name))
                 self.session.datasets.open(folder)
             if wanted and self.pages.currentIndex() == page:
-                self.show_pictures()
+                self.show_images()
             if then:
                 then()
 
         whole = map(Path, map(os.path.abspath, paths))  # resolves "cats/.."
-        self.session.going.take(whole, while_there(self, open_all))
+        self.session.navigator.take(whole, while_alive(self, open_all))
 
     def come_forward(self, paths: list[str]) -> None:
         """Bring the window to the front and open the paths of a later start."""
-        come_forward(self)
+        raise_window(self)
         if self.session.training.now and not paths:
             self.show_training()
         self.open(paths)
 
-    def tell_crash(self, text: str) -> None:
+    def report_crash(self, text: str) -> None:
         """Report that the app crashed last time, with a button for the details."""
         show = (self.tr("Show details"), lambda: self._show_crash(text))
-        self.notices.tell(self.tr("Impasto crashed the last time it was open."), "warning", show)
+        self.notices.show_notice(self.tr("Impasto crashed the last time it was open."), "warning", show)
 
-    def tell_fault(self, text: str) -> None:
+    def report_error(self, text: str) -> None:
         """Report an unexpected error, with a button for the details; the app keeps running."""
         show = (self.tr("Show details"), lambda: self._show_crash(text))
-        self.notices.tell(self.tr("Something went wrong. Your captions are safe."), "error", show)
+        self.notices.show_notice(self.tr("Something went wrong. Your captions are safe."), "error", show)
 
     # --- methods named in the table of actions
 
@@ -200,7 +200,7 @@ class Window(QMainWindow):
         """Return whether there is an edit to redo."""
         return self._undoing().redo_name is not None
 
-    def show_pictures(self) -> None:
+    def show_images(self) -> None:
         """Show the Images page."""
         self._show_page(_PICTURES)
 
@@ -208,7 +208,7 @@ class Window(QMainWindow):
         """Show the Train page."""
         self._show_page(_TRAIN)
 
-    def show_runs(self, use: Use | None = None) -> None:
+    def show_runs(self, use: PageCallback | None = None) -> None:
         """Show the Runs page, and call `use` with it as soon as it is built."""
         self._show_page(_RUNS, use)
 
@@ -216,9 +216,9 @@ class Window(QMainWindow):
         """Show the running training."""
         now = self.session.training.now
         if now and now.entry:
-            self.session.going.entry.emit(now.entry)
+            self.session.navigator.entry.emit(now.entry)
         elif now:
-            self.session.going.run.emit(now.summary.path)
+            self.session.navigator.run.emit(now.summary.path)
 
     def show_presets(self) -> None:
         """Show the Presets page."""
@@ -243,9 +243,9 @@ class Window(QMainWindow):
 
     def show_keys(self) -> None:
         """Show all keyboard shortcuts."""
-        from app.qt.actions.palette import KeySheet
+        from app.qt.actions.palette import ShortcutList
 
-        KeySheet(self.commands, self).exec()
+        ShortcutList(self.commands, self).exec()
 
     def show_welcome(self) -> None:
         """Show the welcome dialog: what this PC can train, and the way into the tour. It is not modal."""
@@ -255,7 +255,7 @@ class Window(QMainWindow):
         if welcome is None:
             welcome = Welcome(self.session, self)
             welcome.tour.connect(self.show_tour)
-            welcome.pictures.connect(self.open_folder)
+            welcome.images.connect(self.open_folder)
         welcome.show()
         welcome.raise_()
 
@@ -268,7 +268,7 @@ class Window(QMainWindow):
                 self.session,
                 self._above,
                 notices=self.notices,
-                show_pictures=self.show_pictures,
+                show_pictures=self.show_images,
                 show_runs=self.show_runs,
                 parent=self,
             )
@@ -302,11 +302,11 @@ class Window(QMainWindow):
         if step and not self._closing:
             self._closing = True
             words = self.tr("Impasto closes when this is done: {step}. To close now, close the window again.")
-            self.notices.tell(words.format(step=step.name))
+            self.notices.show_notice(words.format(step=step.name))
             event.ignore()
             return
         self._closing = False  # another start may show it again
-        self.pictures.editor.finish()
+        self.images.editor.finish()
         if not self._decided_later and (count := self._conflicts_now()):
             self._ask_about_conflicts(count)
             event.ignore()
@@ -346,7 +346,7 @@ class Window(QMainWindow):
         box.open()
 
     def _choose_and_close(self) -> None:
-        from app.qt.pictures.captions.recovery_dialogs import ConflictsDialog
+        from app.qt.images.captions.recovery_dialogs import ConflictsDialog
 
         dialog = ConflictsDialog(self.session, self)
         dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
@@ -359,10 +359,10 @@ class Window(QMainWindow):
 
     def _tell_what_continues(self) -> None:
         """Tell the user, once for each kind, what keeps running after the window is closed."""
-        continuing = self.session.telling.goes_on
+        continuing = self.session.run_watcher.goes_on
         if self._notifier and continuing and f"said.{continuing}" not in self._state:
             self._state[f"said.{continuing}"] = "yes"
-            self._notifier.say_farewell(continuing)
+            self._notifier.show_close_notice(continuing)
 
     def _on_training_changed(self) -> None:
         """Show the training's progress in title and sidebar, and open its run after the start."""
@@ -386,7 +386,7 @@ class Window(QMainWindow):
         self._closing = False
         self._show_error(error)
 
-    def _show_page(self, index: int, use: Use | None = None) -> None:
+    def _show_page(self, index: int, use: PageCallback | None = None) -> None:
         """Show a page, and call `use` with it as soon as it is built."""
         self._fresh = False
         self.pages.setCurrentIndex(index)
@@ -396,10 +396,10 @@ class Window(QMainWindow):
 
     def _on_page_made(self, page: Page) -> None:
         """Connect a newly built page and restore its saved state."""
-        page.said.connect(self.status.say)
-        page.told.connect(self.notices.tell)
+        page.message_shown.connect(self.status.say)
+        page.notified.connect(self.notices.show_notice)
         page.failed.connect(self._show_error)
-        page.mended.connect(self.notices.take_back)
+        page.resolved.connect(self.notices.dismiss)
         page.undoable.connect(self._update_undo_actions)
         for splitter in _named_splitters(page):
             self._restore_splitter(splitter)
@@ -417,10 +417,10 @@ class Window(QMainWindow):
         self._show_page(_TRAIN, lambda page: page.begin(recipe))
 
     def _build(self) -> None:
-        self._add_page("window.pictures", self.pictures)
-        self.invitation = EmptyState(self.session, self.pictures.views)
-        self.invitation.button.clicked.connect(lambda: self.open_folder())
-        self.invitation.recent.chosen.connect(lambda folder: self.open([folder]))
+        self._add_page("window.pictures", self.images)
+        self.empty_state = EmptyState(self.session, self.images.views)
+        self.empty_state.button.clicked.connect(lambda: self.open_folder())
+        self.empty_state.recent.chosen.connect(lambda folder: self.open([folder]))
         for command in ("window.train", "window.runs", "window.presets"):
             place = self._page_loader.place(self.pages.count(), self.commands[command].text())
             button = self._add_page(command, place)
@@ -439,7 +439,7 @@ class Window(QMainWindow):
         self.setCentralWidget(middle)
         self.setStatusBar(self.status)
         self._show_page(_PICTURES)
-        self.invitation.button.setFocus()
+        self.empty_state.button.setFocus()
 
     def _add_recent(self) -> RecentMenu:
         menu = RecentMenu(self.session.recent, lambda folder: self.open([folder]), self)
@@ -461,28 +461,30 @@ class Window(QMainWindow):
         session.history.failed.connect(self._on_history_failed)
         session.datasets.problems.connect(self._show_error)
         session.datasets.opened.connect(self._on_dataset_opened)
-        session.datasets.found.connect(self.notices.take_back)
+        session.datasets.found.connect(self.notices.dismiss)
         session.missed.connect(self._on_folder_missed)
         session.target.failed.connect(self._show_error)
-        self.pictures.views.said.connect(self.status.say)
-        self.pictures.views.alone.connect(self._on_alone)
-        self.pictures.editor.safety.told.connect(lambda sentence, act: self.notices.tell(sentence, "info", act))
-        self.pictures.editor.safety.outdated.connect(self.notices.take_back)
+        self.images.views.message_shown.connect(self.status.say)
+        self.images.views.full_screen_requested.connect(self._on_alone)
+        self.images.editor.save_status.notified.connect(
+            lambda sentence, act: self.notices.show_notice(sentence, "info", act)
+        )
+        self.images.editor.save_status.outdated.connect(self.notices.dismiss)
         session.settings.changed.connect(lambda chosen: self.commands.rebind(chosen.shortcuts))
-        self.notices.follow(session.settings.file, session.filters.file)
+        self.notices.watch_files(session.settings.file, session.filters.file)
         stored = (session.settings.file, session.recent, session.models, session.filters.file)
         for notice in filter(None, (self._state_notice, *(file.notice for file in stored))):
-            self.notices.tell(notice, "warning")
+            self.notices.show_notice(notice, "warning")
         session.completer.loaded.connect(self._on_tag_lists_loaded)
-        session.going.run.connect(lambda run: self._open_in(_RUNS, run))
-        session.going.entry.connect(lambda number: self.show_runs(lambda page: page.begin(number)))
+        session.navigator.run.connect(lambda run: self._open_in(_RUNS, run))
+        session.navigator.entry.connect(lambda number: self.show_runs(lambda page: page.begin(number)))
         session.training.changed.connect(lambda _: self._on_training_changed())
         session.runs.changed.connect(lambda _: self._on_training_changed())
         self.status.training.opened.connect(self.show_training)
-        session.going.job.connect(lambda job: self._open_in(_TRAIN, job))
-        session.going.recipe.connect(self._begin_job)
-        session.going.lora.connect(self.show_lora)
-        session.going.preset.connect(lambda preset: self._open_in(_PRESETS, preset))
+        session.navigator.job.connect(lambda job: self._open_in(_TRAIN, job))
+        session.navigator.recipe.connect(self._begin_job)
+        session.navigator.lora.connect(self.show_lora)
+        session.navigator.preset.connect(lambda preset: self._open_in(_PRESETS, preset))
         self._page_loader.made.connect(lambda _, page: self._on_page_made(page))
         self.pages.currentChanged.connect(lambda _: self._update_undo_actions())
         # A turn later, when the first paint has reached the screen.
@@ -501,11 +503,11 @@ class Window(QMainWindow):
         CrashDialog(text, self).exec()
 
     def _show_error(self, error: ImpastoError) -> None:
-        self.notices.tell_error(error)
+        self.notices.show_error(error)
 
     def _on_dataset_opened(self, opened: OpenedDataset) -> None:
         """Report a folder without images if other images are open; otherwise the empty state says so."""
-        if not opened.pictures and self.session.library.pictures:
+        if not opened.images and self.session.library.images:
             self.status.say(self.tr("No images in {folder}").format(folder=opened.folder.name))
 
     def _on_folder_missed(self, folder: Path) -> None:
@@ -513,14 +515,14 @@ class Window(QMainWindow):
         words = self.tr(
             "{folder} was open last time but cannot be opened now. You can find it in File > Recent folders."
         )
-        self.notices.tell(words.format(folder=folder), "warning")
+        self.notices.show_notice(words.format(folder=folder), "warning")
 
     def _on_tag_lists_loaded(self, faults: tuple[str, ...]) -> None:
         """Report tag lists that could not be loaded."""
         if faults:
-            self.notices.tell("\n".join(faults), "warning")
+            self.notices.show_notice("\n".join(faults), "warning")
 
-    def _undoing(self) -> Undoing:
+    def _undoing(self) -> UndoHistory:
         """Return the undo history of the current page: its own, none while it loads, or that of the captions."""
         page = self.pages.currentWidget()
         return (page.undoing if isinstance(page, Page | PagePlaceholder) else None) or self.session.history

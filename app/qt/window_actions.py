@@ -56,7 +56,7 @@ ACTIONS = (
         "window.pictures",
         QT_TRANSLATE_NOOP("Action", "Images"),
         "view",
-        "show_pictures",
+        "show_images",
         keys=("Ctrl+1",),
         icon="pictures",
     ),

@@ -99,7 +99,7 @@ def measure_disk(bench: Bench, count: int) -> None:
 def measure(bench: Bench) -> None:
     """Replace, save, undo, save; check every file."""
     edits = list[Edit]()
-    pictures = list(bench.library.pictures.values())
+    pictures = list(bench.library.images.values())
 
     def fail(fault: BaseException) -> None:
         raise fault

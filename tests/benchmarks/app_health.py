@@ -72,8 +72,8 @@ def measure(pictures: int) -> list[tuple[str, str]]:
     desk.settle()
     rows = [("all pictures judged", f"{desk.spent:.1f} s"), ("longest piece of it", _ms(desk.longest))]
     edits, chance = [], random.Random(2)
-    for number in chance.choices(list(desk.library.pictures), k=300):
-        before = desk.library.pictures[number].caption
+    for number in chance.choices(list(desk.library.images), k=300):
+        before = desk.library.images[number].caption
         desk.spent = 0.0
         start = time.thread_time()
         desk.library.apply([ValueChange(number, "caption", before, f"{before}, more")])

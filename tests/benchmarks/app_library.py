@@ -25,7 +25,7 @@ os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
 
 from PySide6.QtCore import QEventLoop, Qt, QTimer
 
-from app.core.library import Picture
+from app.core.library import LibraryImage
 from app.core.query import tokens
 from app.qt.page_loader import PagePlaceholder
 from tests.benchmarks.app_results import write_section
@@ -158,7 +158,7 @@ class Bench:
 
     def thumbnails_in_sight(self) -> int:
         """Count the pictures in sight whose thumbnails are there."""
-        grid, pictures = self.window.pictures.views.grid, self.session.library.pictures
+        grid, pictures = self.window.images.views.grid, self.session.library.images
         return sum(
             any(self.session.thumbnails.get(pictures[number], edge) for edge in (256, 512))
             for number in grid.in_sight()
@@ -166,7 +166,7 @@ class Bench:
 
     def known(self) -> int:
         """Count the pictures whose size is known."""
-        return sum(one.width is not None or one.problem is not None for one in self.session.library.pictures.values())
+        return sum(one.width is not None or one.problem is not None for one in self.session.library.images.values())
 
     def close(self) -> None:
         """End all."""
@@ -183,7 +183,7 @@ def jpegs(folder: Path, count: int) -> list[str]:
     bench.window.open([folder])
     first = bench.until(lambda: bench.thumbnails_in_sight() > 0, 60.0)
     screen = first + bench.until(
-        lambda: bench.thumbnails_in_sight() >= len(bench.window.pictures.views.grid.in_sight()), 60.0
+        lambda: bench.thumbnails_in_sight() >= len(bench.window.images.views.grid.in_sight()), 60.0
     )
     early = time.process_time() - spent
     known = screen
@@ -203,7 +203,7 @@ def jpegs(folder: Path, count: int) -> list[str]:
 def many(folder: Path, count: int) -> list[str]:
     """Measure stalls and memory at very many pictures."""
     bench = Bench()
-    grid, view = bench.window.pictures.views.grid, bench.session.view
+    grid, view = bench.window.images.views.grid, bench.session.view
     lines = []
 
     def part(name: str, work: Callable[[], None]) -> None:
@@ -223,12 +223,12 @@ def many(folder: Path, count: int) -> list[str]:
     lines.append(
         f"{len(view.ids):,} shown, {bench.known():,} known, {len(grid.in_sight())} in sight. Memory {_memory():.0f} MB."
     )
-    lines.append(_follow(folder, [bench.session.library.pictures[number] for number in grid.in_sight()]))
+    lines.append(_follow(folder, [bench.session.library.images[number] for number in grid.in_sight()]))
     bench.close()
     return lines
 
 
-def _follow(folder: Path, in_sight: Sequence[Picture]) -> str:
+def _follow(folder: Path, in_sight: Sequence[LibraryImage]) -> str:
     """Measure what a minute of looking for changes costs while there are none."""
     from app.core.disk.scanner import FolderScanner
 
@@ -251,14 +251,14 @@ def _open(bench: Bench, folder: Path, count: int) -> None:
 
 
 def _scroll(bench: Bench, steps: int) -> None:
-    bar = bench.window.pictures.views.grid.verticalScrollBar()
+    bar = bench.window.images.views.grid.verticalScrollBar()
     for _ in range(steps):
         bar.setValue(bar.value() + bar.singleStep())
         bench.until(lambda: False, 0.01)
 
 
 def _jump(bench: Bench, jumps: int) -> None:
-    bar, chance = bench.window.pictures.views.grid.verticalScrollBar(), random.Random(2)
+    bar, chance = bench.window.images.views.grid.verticalScrollBar(), random.Random(2)
     for _ in range(jumps):
         bar.setValue(chance.randint(0, bar.maximum()))
         bench.until(lambda: False, 0.1)
@@ -267,7 +267,7 @@ def _jump(bench: Bench, jumps: int) -> None:
 def _select(bench: Bench) -> None:
     view = bench.session.view
     for _ in range(3):
-        bench.window.pictures.views.select_all()
+        bench.window.images.views.select_all()
         bench.until(lambda: False, 0.1)
         view.select([view.ids[9]], view.ids[9])
         bench.until(lambda: False, 0.1)
@@ -282,7 +282,7 @@ def _filter(bench: Bench) -> None:
 
 def _sizes(bench: Bench) -> None:
     for side in (*range(100, 400, 20), 168):
-        bench.window.pictures.views.slider.setValue(side)
+        bench.window.images.views.slider.setValue(side)
         bench.until(lambda: False, 0.05)
 
 

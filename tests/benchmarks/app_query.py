@@ -170,10 +170,10 @@ def of_queries(library: Library, index: TagIndex, tags: list[str]) -> list[tuple
 
 def of_one_caption(library: Library, index: TagIndex) -> list[tuple[str, str]]:
     """Time of a change of one caption, index and names included."""
-    number = next(iter(library.pictures))
+    number = next(iter(library.images))
 
     def change() -> None:
-        before = library.pictures[number].caption or ""
+        before = library.images[number].caption or ""
         library.apply([ValueChange(number, "caption", before, f"{before}, one more")])
 
     common = max(index.counts().items(), key=lambda pair: pair[1])[0]

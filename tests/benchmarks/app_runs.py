@@ -24,7 +24,7 @@ import numpy as np
 from PySide6.QtCore import QElapsedTimer, QEventLoop, QTimer
 from PySide6.QtWidgets import QApplication, QWidget
 
-from app.core.first import demo_job, demo_pictures
+from app.core.first import demo_images, demo_job
 from app.qt.page_loader import Page
 from app.qt.runs.page import RunsPage
 from tests.benchmarks.app_results import write_section
@@ -153,7 +153,7 @@ def _training(window: QWidget) -> list[tuple[str, str]]:
     session, page = window.session, window.pages.currentWidget()
     shown = page.run.directory.path
     shutil.rmtree(session.jobs.folder / "neon", ignore_errors=True)  # of an earlier time
-    demo_pictures()
+    demo_images()
     job = demo_job(session.jobs.folder)
     text = job.read_text(encoding="utf-8").replace("steps = 300", f"steps = {_DEMO_STEPS}")
     beats = Beats()

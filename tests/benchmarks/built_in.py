@@ -9,9 +9,9 @@ from typing import get_args
 from trainer.cli.jobs import preset_recipe
 from trainer.config.base import Family
 from trainer.memory.device.calibration import Correction
-from trainer.memory.device.device_state import situation_ahead
-from trainer.memory.device.gpu_specs import find_card
-from trainer.memory.planner.request import PlanRequest, question_ahead
+from trainer.memory.device.device_state import state_of_listed_gpu
+from trainer.memory.device.gpu_specs import find_gpu
+from trainer.memory.planner.request import PlanRequest, request_without_job
 
 FAMILIES: tuple[Family, ...] = get_args(Family)
 RECIPES = ("character", "concept", "likeness", "style")
@@ -23,9 +23,9 @@ SYSTEMS = ("Windows", "Linux")
 
 def built_in(family: Family, recipe: str, card: str, system: str) -> PlanRequest:
     """A recipe on a card as `--gpu` names it, without what runs on this machine have taught."""
-    question = question_ahead(family, preset_recipe(recipe, family), card, recipe)
-    situation = situation_ahead(find_card(card), system=system)
-    return replace(question, situation=replace(situation, correction=Correction()))
+    question = request_without_job(family, preset_recipe(recipe, family), card, recipe)
+    situation = state_of_listed_gpu(find_gpu(card), system=system)
+    return replace(question, device_state=replace(situation, correction=Correction()))
 
 
 def all_built_in() -> Iterator[PlanRequest]:

@@ -19,7 +19,7 @@ from trainer.config.fit import FitConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.memory.trace import recorder
 from trainer.memory.trace.meta_models import micro_batch
-from trainer.memory.trace.workload import Workload, subject_ahead
+from trainer.memory.trace.workload import Workload, workload_without_base
 
 MIB = 2**20
 FITS = (
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     say(f"{options.family}, {options.resolution} pixels, {options.pictures} pictures, fp32, math attention")
     same = True
     for fit in FITS:
-        subject = subject_ahead(
+        subject = workload_without_base(
             options.family,
             RecipeConfig(resolution=options.resolution),
             FitConfig.model_validate({"dtype": "fp32", "attention": "math", **fit}),

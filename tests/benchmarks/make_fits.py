@@ -27,7 +27,7 @@ from trainer.memory.planner.planner import Plan, plan
 from trainer.memory.planner.request import PlanRequest
 from trainer.memory.planner.suggestions import training_figures
 from trainer.memory.trace.library import TraceLibrary
-from trainer.memory.trace.memory_trace import in_a_row
+from trainer.memory.trace.memory_trace import total_in_sequence
 from trainer.memory.trace.store import TraceStore
 from trainer.protocol import files
 from trainer.protocol.forecast import ROUNDING
@@ -77,14 +77,16 @@ class Reasons:
     def _why_rounded(self) -> str:
         better = {"int8": "none", "nf4": "int8"}[self.chosen.quality]
         question = self.question
-        written = question.written.changed(quantize=better)
-        other = plan(question.subject, written, question.situation, self.traces, question.occasions, others=False)
+        written = question.written.replaced(quantize=better)
+        other = plan(question.workload, written, question.device_state, self.traces, question.counts, others=False)
         name = "unrounded" if better == "none" else "in 8 bits"
-        return f"{name.capitalize()} nothing fits: with all that saves memory it lacks {words.size(other.missing)}."
+        return (
+            f"{name.capitalize()} nothing fits: with all that saves memory it lacks {words.size(other.excess_bytes)}."
+        )
 
     @property
     def _micro_batch(self) -> str:
-        batch = self.question.subject.recipe.effective_batch
+        batch = self.question.workload.recipe.effective_batch
         told = plan_text.batches(self._fit, batch)
         size = self._fit.micro_batch or 1
         if batch == 1:
@@ -118,8 +120,8 @@ class Reasons:
 
     def _cost(self, **changes: Any) -> str:
         """What training would need and take with other values: "need 5.2 GiB more and be 20 % quicker"."""
-        other = replace(self.question.subject, fit=self._fit.changed(**changes))
-        need, seconds = training_figures(other, self.question.situation, self.traces)
+        other = replace(self.question.workload, fit=self._fit.replaced(**changes))
+        need, seconds = training_figures(other, self.question.device_state, self.traces)
         now, time = self._figures
         percent = round(100 * (seconds / time - 1))
         pace = f"take {percent} % longer" if percent > 0 else f"be {-percent} % quicker" if percent else "be as quick"
@@ -127,14 +129,14 @@ class Reasons:
 
     @cached_property
     def _figures(self) -> tuple[int, float]:
-        subject = replace(self.question.subject, fit=self._fit)
-        return training_figures(subject, self.question.situation, self.traces)
+        subject = replace(self.question.workload, fit=self._fit)
+        return training_figures(subject, self.question.device_state, self.traces)
 
     def _drawn(self, **changes: Any) -> str:
         """What drawing previews would need beside what lasts, against what it does."""
         now, other = (
-            in_a_row(self.traces.phase_outlines(replace(self.question.subject, fit=fit), "preview")).peak
-            for fit in (self._fit, self._fit.changed(**changes))
+            total_in_sequence(self.traces.phase_summaries(replace(self.question.workload, fit=fit), "preview")).peak
+            for fit in (self._fit, self._fit.replaced(**changes))
         )
         return _than(other - now)
 
@@ -151,10 +153,10 @@ def _than(difference: int) -> str:
 def preset_text(family: Family, gigabytes: int, traces: TraceLibrary) -> str:
     """The whole preset file for a card size."""
     question = built_in(family, RECIPE, f"{gigabytes}GB", SYSTEM)
-    planned = plan(question.subject, question.written, question.situation, traces, question.occasions, others=False)
+    planned = plan(question.workload, question.written, question.device_state, traces, question.counts, others=False)
     chosen = planned.pick
     assert chosen is not None  # on 6 GB something fits for both families
-    largest, card = question.subject.buckets[0], question.situation.card
+    largest, card = question.workload.buckets[0], question.device_state.gpu
     values: Mapping[str, Any] = {key: getattr(chosen.fit, key) for key in PLANNED}
     reasons = Reasons(question, chosen, traces)
     lines = [
@@ -180,17 +182,17 @@ def preset_text(family: Family, gigabytes: int, traces: TraceLibrary) -> str:
 
 
 def _heading(question: PlanRequest, chosen: Plan) -> str:
-    situation, found = question.situation, chosen.forecast
-    taken, peak = plan_text.taken(found), plan_text.decisive(found)
+    situation, found = question.device_state, chosen.forecast
+    taken, peak = plan_text.reserved_bytes(found), plan_text.peak_phase(found)
     name = plan_text.PHASES[peak.phase].lower()
     where = f", {max(peak.peaks, key=lambda one: one.allocated).name}" if peak.peaks else ""
     return (
-        f"{NAMES[question.subject.family]} on a card with {situation.card.gigabytes} GB such as the "
-        f"{situation.card.name}, as the planner finds it for {SYSTEM} and its desktop: at most {words.size(taken)} "
+        f"{NAMES[question.workload.family]} on a card with {situation.gpu.gigabytes} GB such as the "
+        f"{situation.gpu.name}, as the planner finds it for {SYSTEM} and its desktop: at most {words.size(taken)} "
         f"({name}{where}) of {words.size(situation.budget)} that PyTorch may take, so that "
         f"{words.size(situation.budget - taken)} are left beside a margin of {words.size(situation.margin)}. About "
-        f"{max(1, round(found.seconds / 60))} minutes for {question.subject.recipe.steps:,} steps of "
-        f"{question.subject.recipe.effective_batch} pictures. Made by tests/benchmarks/make_fits.py."
+        f"{max(1, round(found.seconds / 60))} minutes for {question.workload.recipe.steps:,} steps of "
+        f"{question.workload.recipe.effective_batch} pictures. Made by tests/benchmarks/make_fits.py."
     )
 
 

@@ -32,12 +32,12 @@ from tests.support.truth import Prediction, foresee, measure
 from tests.support.truth_jobs import TruthJob, truth_jobs
 from tests.support.truth_report import Edge, Row, line_of, report
 from trainer import gpu
-from trainer.memory.device.device_state import DeviceState, situation_ahead, situation_here
-from trainer.memory.device.gpu_specs import Overheads, find_card
+from trainer.memory.device.device_state import DeviceState, state_of_listed_gpu, state_of_local_gpu
+from trainer.memory.device.gpu_specs import Overheads, find_gpu
 from trainer.memory.trace.workload import Workload
-from trainer.protocol.forecast import ForecastPhase, Rate
+from trainer.protocol.forecast import DeviceSpeed, ForecastPhase
 from trainer.training.acceleration.throughput import measure_rate
-from trainer.training.device.out_of_memory import card_of
+from trainer.training.device.out_of_memory import gpu_info
 
 RESULTS = Path(__file__).parent / "results"
 EDGE_JOBS = range(2, 14)  # by their place: they differ most, and train alone
@@ -55,7 +55,7 @@ Seen = tuple[ForecastPhase, Measured] | int
 class Bench:
     """What is run, on what, and what came out."""
 
-    situation: DeviceState
+    device_state: DeviceState
     cpu: bool
     until: float
     path: Path
@@ -76,7 +76,7 @@ class Bench:
                     foresee,
                     jobs[place],
                     self._subject(jobs[place]),
-                    self.situation,
+                    self.device_state,
                     folder,
                     edge=self._is_edge(place),
                 )
@@ -138,8 +138,8 @@ class Bench:
 
     def _write(self) -> None:
         today = datetime.now(UTC).date().isoformat()
-        name = "cpu" if self.cpu else self.situation.card.name
-        text = report(name, today, self.situation, self.rows, self.edges, self.asked, self.remarks)
+        name = "cpu" if self.cpu else self.device_state.gpu.name
+        text = report(name, today, self.device_state, self.rows, self.edges, self.asked, self.remarks)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text(text, encoding="utf-8", newline="\n")
 
@@ -150,7 +150,7 @@ class Bench:
         return LONGEST * (SLOWER_ON_CPU if self.cpu else 1)
 
     def _subject(self, job: TruthJob) -> Workload:
-        return job.subject(tiny=True, dtype="fp32") if self.cpu else job.subject()
+        return job.workload(tiny=True, dtype="fp32") if self.cpu else job.workload()
 
     def _is_edge(self, place: int) -> bool:
         return place in EDGE_JOBS and not self.cpu
@@ -170,9 +170,9 @@ def told_by_device(job: TruthJob, subject: Workload, cpu: bool, capacity: int | 
     yield meter.outside()
 
 
-def rate_of_card() -> Iterator[tuple[gpu.Card, Rate]]:
+def rate_of_card() -> Iterator[tuple[gpu.Gpu, DeviceSpeed]]:
     """The first card as it is before anything is on it, and how fast it works."""
-    card = card_of(0)
+    card = gpu_info(0)
     _state_workspace(card.capability)
     yield card, measure_rate(torch.device("cuda", 0), name=card.name)
 
@@ -192,13 +192,13 @@ def situation_of_card(apart: Apart) -> DeviceState:
         raise SystemExit(f"The card cannot be used: {told.failure}")
     ((card, rate),) = told.items
     _state_workspace(card.capability)
-    return situation_here(card, rate=rate)
+    return state_of_local_gpu(card, rate=rate)
 
 
 def situation_in_main_memory() -> DeviceState:
     """Main memory, which knows no workspaces."""
     none = Overheads(0, 0, cublas_workspace_bytes=0, cudnn_workspace_share=0.0, sources={})
-    return replace(situation_ahead(find_card("8GB")), overheads=none)
+    return replace(state_of_listed_gpu(find_gpu("8GB")), overheads=none)
 
 
 def say(text: str) -> None:
@@ -221,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     jobs = truth_jobs()[: options.jobs]
     with tempfile.TemporaryDirectory() as folder, Apart("tests.benchmarks.memory_truth") as apart:
         situation = situation_in_main_memory() if options.cpu else situation_of_card(apart)
-        name = "cpu" if options.cpu else situation.card.name.lower().replace(" ", "_")
+        name = "cpu" if options.cpu else situation.gpu.name.lower().replace(" ", "_")
         path = options.results / f"memory_truth_{name}{'_edges' if options.edges else ''}.md"
         bench = Bench(situation, options.cpu, until, path, len(jobs))
         bench.run(jobs, Path(folder), apart, only_edges=options.edges)

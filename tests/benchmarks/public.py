@@ -26,8 +26,8 @@ from trainer.base.drawing import decode_levels
 from trainer.config.base import Family
 from trainer.memory.allocator.allocator import Allocator
 from trainer.memory.allocator.replay import replay
-from trainer.memory.device.device_state import DeviceState, situation_ahead
-from trainer.memory.device.gpu_specs import find_card
+from trainer.memory.device.device_state import DeviceState, state_of_listed_gpu
+from trainer.memory.device.gpu_specs import find_gpu
 from trainer.memory.trace.meta_models import META, bare_vae, place
 from trainer.memory.trace.other_phases import VAE_ATTENTION
 from trainer.memory.trace.recorder import recording
@@ -75,7 +75,7 @@ def training(family: Family, side: int, **changes: Any) -> Forecaster:
     job = TruthJob("", family, (side, side), **changes)
 
     def forecast(situation: DeviceState, folder: Path) -> Bytes:
-        phases = foresee(job, job.subject(dtype=dtype), situation, folder).phases.values()
+        phases = foresee(job, job.workload(dtype=dtype), situation, folder).phases.values()
         allocated, reserved = max(phase.allocated for phase in phases), max(phase.reserved for phase in phases)
         return Bytes(allocated, reserved, reserved + situation.outside)
 
@@ -86,7 +86,7 @@ def decoding(family: Family, side: int, dtype: torch.dtype) -> Forecaster:
     """The VAE alone on the card, turning latents into a picture at once."""
 
     def forecast(situation: DeviceState, folder: Path) -> Bytes:
-        vae = bare_vae(TruthJob("", family, (side, side)).subject())
+        vae = bare_vae(TruthJob("", family, (side, side)).workload())
         with recording(VAE_ATTENTION) as tracer:
             place(vae, dtype)
             latents = torch.empty(1, 4, side // 8, side // 8, dtype=dtype, device=META)
@@ -195,7 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     lines: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
-        for line in table(situation_ahead(find_card("RTX 4090"), system="Linux"), Path(folder)):
+        for line in table(state_of_listed_gpu(find_gpu("RTX 4090"), system="Linux"), Path(folder)):
             lines.append(line)
             sys.stdout.write(f"{line}\n")
             sys.stdout.flush()

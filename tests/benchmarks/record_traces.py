@@ -42,7 +42,7 @@ from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.memory_trace import MemoryTrace, Storage
 from trainer.memory.trace.store import TraceStore
 from trainer.memory.trace.workload import BucketUse, TracePart, Workload
-from trainer.training.device.out_of_memory import card_of
+from trainer.training.device.out_of_memory import gpu_info
 
 ENTRIES = 2_000_000
 """More than a job has: the history must not lose its beginning."""
@@ -65,9 +65,9 @@ class RecordedJob:
     capped: bool = False
     expandable: bool = False
 
-    def subject(self, *, tiny: bool) -> Workload:
+    def workload(self, *, tiny: bool) -> Workload:
         """What memory depends on."""
-        subject = self.job.subject(tiny=tiny, dtype="fp32" if tiny else "bf16")
+        subject = self.job.workload(tiny=tiny, dtype="fp32" if tiny else "bf16")
         if self.other_size is None:
             return subject
         width, height = (side // (8 if tiny else 1) for side in self.other_size)
@@ -95,7 +95,7 @@ def recorded_jobs() -> list[RecordedJob]:
 
 def work_of(recorded: RecordedJob, run: RealRun) -> list[Callable[[], None]]:
     """The job's parts on a device, in order."""
-    job, subject = recorded.job, run.subject
+    job, subject = recorded.job, run.workload
 
     def steps() -> None:
         for bucket in subject.buckets:
@@ -151,7 +151,7 @@ def record(recorded: RecordedJob, folder: Path) -> None:
 
 
 def _work(recorded: RecordedJob, device: torch.device) -> None:
-    run = RealRun(recorded.subject(tiny=device.type == "cpu"), device)
+    run = RealRun(recorded.workload(tiny=device.type == "cpu"), device)
     for work in work_of(recorded, run):
         work()
 
@@ -176,7 +176,7 @@ def replayed(recorded: RecordedJob, path: Path) -> bool:
     for fault in result.wrong[:3]:
         say(f"    {fault}")
     with TemporaryDirectory() as store:
-        tapes = tapes_of(recorded, recorded.subject(tiny=False), TraceLibrary(TraceStore(Path(store))))
+        tapes = tapes_of(recorded, recorded.workload(tiny=False), TraceLibrary(TraceStore(Path(store))))
     asked = [event.bytes for event in recording.events if event.kind == "alloc"]
     say(f"    {likeness(asked, births(tapes, recording.cublas_bytes))}")
     return exact
@@ -236,7 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         record(chosen[0], options.folder)
         return 0
     if not options.compare:
-        capability = card_of(0).capability
+        capability = gpu_info(0).capability
         for job in chosen:
             say(f"{job.name}: {_record_apart(job, options.folder, capability)}")
     exact = [_compared(job, options.folder / f"{job.name}.json.gz") for job in chosen]

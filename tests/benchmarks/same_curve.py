@@ -153,7 +153,7 @@ def curve_of(technique: Technique, seed: int, steps: int, *, on: bool) -> Curve:
 
     settings = [f"recipe.steps={steps}", f"recipe.seed={seed}", "fit.dtype=bf16", "fit.threads=1", *QUIET]
     settings += technique.on if on else technique.off
-    layers = lean.SWITCHED_ON if technique.lean is None else technique.lean == on
+    layers = lean.ENABLED if technique.lean is None else technique.lean == on
     with (
         tempfile.TemporaryDirectory() as folder,
         patch.object(lean, "SWITCHED_ON", layers),

@@ -29,14 +29,14 @@ from trainer.config.base import Family
 from trainer.config.fit import PLANNED, FitConfig
 from trainer.files.assets import asset_path
 from trainer.memory.forecast.forecast import RunSimulator
-from trainer.memory.forecast.results import OutcomeStore, write_outcomes
+from trainer.memory.forecast.results import ResultStore, write_outcomes
 from trainer.memory.forecast.schedule import PhaseCounts, RunSchedule
 from trainer.memory.planner.planner import plan
 from trainer.memory.planner.request import PlanRequest
-from trainer.memory.trace.derive import NOT_RANKED, PICTURES, RANKS, SHAPES, Size
+from trainer.memory.trace.derive import IMAGE_COUNTS, RANK_INDEPENDENT, RANKS, SHAPES, Size
 from trainer.memory.trace.library import LARGEST_TRACED, Steps, TraceLibrary
 from trainer.memory.trace.memory_trace import MemoryTrace, TraceSummary
-from trainer.memory.trace.store import OF_OTHERS, SHIPPED_OUTCOMES, SUFFIX, TraceStore, write_archive
+from trainer.memory.trace.store import SHIPPED_OUTCOMES, SOURCES_FOLDER, SUFFIX, TraceStore, write_archive
 from trainer.memory.trace.workload import TracePart, TraceRequest, Workload, complete_fit, library_versions
 from trainer.protocol import files as atomic
 
@@ -64,20 +64,20 @@ class NotedTraces(TraceLibrary):
         self._note(subject, "micro", bucket, pictures)
         return super().steps(subject, bucket, pictures)
 
-    def step_outlines(self, subject: Workload, bucket: Size, pictures: int) -> Steps[TraceSummary]:
+    def step_summaries(self, subject: Workload, bucket: Size, pictures: int) -> Steps[TraceSummary]:
         """See Traces."""
         self._note(subject, "micro", bucket, pictures)
-        return super().step_outlines(subject, bucket, pictures)
+        return super().step_summaries(subject, bucket, pictures)
 
     def phase(self, subject: Workload, part: TracePart) -> tuple[MemoryTrace, ...]:
         """See Traces."""
         self._note(subject, part)
         return super().phase(subject, part)
 
-    def phase_outlines(self, subject: Workload, part: TracePart) -> tuple[TraceSummary, ...]:
+    def phase_summaries(self, subject: Workload, part: TracePart) -> tuple[TraceSummary, ...]:
         """See Traces."""
         self._note(subject, part)
-        return super().phase_outlines(subject, part)
+        return super().phase_summaries(subject, part)
 
     def _note(self, subject: Workload, part: TracePart, *more: object) -> None:
         note = _note_of(subject, self.recipe, part=part, more=more)
@@ -88,15 +88,15 @@ class NotedRuns(RunSimulator):
     """Runs that note which were asked for."""
 
     def __init__(self, question: PlanRequest, notes: Notes) -> None:
-        super().__init__(question.situation)
+        super().__init__(question.device_state)
         self.recipe = question.name
         self.notes = notes
 
     def key(self, course: RunSchedule) -> str:
         """See Runs."""
         key = super().key(course)
-        overheads = asdict(self.situation.overheads)
-        self.notes.setdefault(key, _note_of(course.subject, self.recipe, **{name: overheads[name] for name in SIZES}))
+        overheads = asdict(self.device_state.overheads)
+        self.notes.setdefault(key, _note_of(course.workload, self.recipe, **{name: overheads[name] for name in SIZES}))
         return key
 
 
@@ -107,7 +107,7 @@ def _note_of(subject: Workload, recipe: str, **more: object) -> dict[str, Any]:
 
 def noted_subject(note: Mapping[str, Any]) -> Workload:
     """The subject that a note of the index is about."""
-    subject = _question_of(note["family"], note["recipe"]).subject
+    subject = _question_of(note["family"], note["recipe"]).workload
     subject = replace(subject, fit=complete_fit(FitConfig.model_validate(note["fit"])))
     return subject.at_rank(note["rank"]) if "rank" in note else subject
 
@@ -130,7 +130,7 @@ def noted_key(note: Mapping[str, Any]) -> str:
 
 def noted_run(note: Mapping[str, Any], traces: TraceLibrary) -> tuple[RunSimulator, RunSchedule]:
     """The run that a note of an outcome is about, and runs on such a card."""
-    situation = _question_of(note["family"], note["recipe"]).situation
+    situation = _question_of(note["family"], note["recipe"]).device_state
     overheads = replace(situation.overheads, **{name: note[name] for name in SIZES})
     course = RunSchedule(noted_subject(note), traces, PhaseCounts(), situation.rate)
     return RunSimulator(replace(situation, overheads=overheads)), course
@@ -146,13 +146,13 @@ def _asked_for(store: TraceStore, questions: Iterable[PlanRequest]) -> tuple[Not
     """Notes of all tapes that plans for these questions and the fit presets ask for, by key, and of all runs."""
     traces, runs = NotedTraces(store), Notes()
     for question in questions:
-        began, known = time.perf_counter(), len(traces.made)
+        began, known = time.perf_counter(), len(traces.traced)
         traces.recipe = question.name
         noted = NotedRuns(question, runs)
-        plan(question.subject, question.written, question.situation, traces, question.occasions, runs=noted)
-        took, traced = time.perf_counter() - began, len(traces.made) - known
-        card = question.situation.card.name
-        sys.stdout.write(f"{question.subject.family} {question.name}, {card}: {took:.1f} s, {traced} traced\n")
+        plan(question.workload, question.written, question.device_state, traces, question.counts, runs=noted)
+        took, traced = time.perf_counter() - began, len(traces.traced) - known
+        card = question.device_state.gpu.name
+        sys.stdout.write(f"{question.workload.family} {question.name}, {card}: {took:.1f} s, {traced} traced\n")
         sys.stdout.flush()
     traces.recipe = RECIPE
     for family in FAMILIES:
@@ -173,22 +173,22 @@ def _of_others(notes: Notes) -> Notes:
 
 def _further(note: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     part = note["part"]
-    if part in NOT_RANKED and part != "optimizer":
+    if part in RANK_INDEPENDENT and part != "optimizer":
         return
     for rank in OPTIMIZER_RANKS if part == "optimizer" else RANKS:
         if part != "micro":
             yield {**note, "rank": rank}
             continue
         pictures = note["more"][1]
-        for size in (pictures,) if pictures <= LARGEST_TRACED else PICTURES:
+        for size in (pictures,) if pictures <= LARGEST_TRACED else IMAGE_COUNTS:
             yield from ({**note, "rank": rank, "more": [shape, size]} for shape in SHAPES[note["family"]])
 
 
 def _make(store: TraceStore, notes: Notes) -> None:
     """Have the tapes of these notes in the store."""
     traces = TraceLibrary(store)
-    for wish in sorted(map(wish_of, notes.values()), key=lambda wish: wish.subject.key("load")):
-        traces.fulfil(wish)  # models that are alike are built once
+    for wish in sorted(map(wish_of, notes.values()), key=lambda wish: wish.workload.key("load")):
+        traces.ensure(wish)  # models that are alike are built once
 
 
 def ship_outcomes(store: TraceStore, folder: Path, questions: Iterable[PlanRequest]) -> tuple[Notes, Notes]:
@@ -196,9 +196,9 @@ def ship_outcomes(store: TraceStore, folder: Path, questions: Iterable[PlanReque
     with tempfile.TemporaryDirectory() as played:  # what was played by another version is not taken for this one's
         store.outcomes, store.shipped_outcomes = Path(played), None
         notes, runs = _asked_for(store, questions)
-        kept = OutcomeStore.beside(store)
+        kept = ResultStore.beside(store)
         found = {key: kept.load(key, brief=False) or kept.load(key, brief=True) for key in runs}
-        limits = {key: kept.hindered(key) for key in runs}
+        limits = {key: kept.oom_result(key) for key in runs}
     outcomes = {key: outcome for key, outcome in sorted(found.items()) if outcome is not None}
     hindered = {key: several for key, several in sorted(limits.items()) if several}
     write_outcomes(folder / SHIPPED_OUTCOMES, outcomes, hindered)
@@ -219,7 +219,7 @@ def ship(store: TraceStore, folder: Path, questions: Iterable[PlanRequest]) -> N
     for path in folder.rglob(f"*{SUFFIX}"):
         if path.relative_to(folder).as_posix() not in archives:
             path.unlink()
-    (folder / OF_OTHERS).mkdir(exist_ok=True)
+    (folder / SOURCES_FOLDER).mkdir(exist_ok=True)
     for name, entries in archives.items():
         write_archive(folder / name, entries)
     write_index(folder, notes, runs)
@@ -228,7 +228,7 @@ def ship(store: TraceStore, folder: Path, questions: Iterable[PlanRequest]) -> N
 def archive_name(note: Mapping[str, Any]) -> str:
     """The file that holds an entry: with those that one plan asks for, and that are much alike."""
     name = f"{note['family']}-{note['recipe']}-{note['fit']['quantize'] or 'none'}{SUFFIX}"
-    return f"{OF_OTHERS}/{name}" if "rank" in note else name
+    return f"{SOURCES_FOLDER}/{name}" if "rank" in note else name
 
 
 def _likeness(note: Mapping[str, Any]) -> tuple[str, ...]:

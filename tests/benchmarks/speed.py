@@ -42,23 +42,23 @@ from tests.benchmarks.speed_techniques import Technique, applied
 from tests.benchmarks.speed_time import RESULTS, time_steps
 from tests.support.counting import StepCounter
 from trainer.adapter.attach import attach
-from trainer.adapter.lean import SWITCHED_ON
+from trainer.adapter.lean import ENABLED
 from trainer.config.base import Family
 from trainer.config.fit import FitConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.memory.trace.cuda_kernels import as_on_cuda, attention_kernel
 from trainer.memory.trace.meta_models import (
     META,
+    allow_first_step,
     bare_text_encoders,
     bare_unet,
     dtype_of,
     job_of,
-    let_begin,
     micro_batch,
     place,
 )
-from trainer.memory.trace.workload import Workload, subject_ahead
-from trainer.training.build import RunParts, put_together
+from trainer.memory.trace.workload import Workload, workload_without_base
+from trainer.training.build import RunParts, assemble_engine
 from trainer.training.loop import Engine
 from trainer.training.optim.lr_schedule import Segment
 from trainer.training.optim.master_weights import measure
@@ -71,7 +71,7 @@ ADAPTERS: dict[Adapters, str] = {
     "lean": "the layers of trainer.adapter.lean on the same working copies",
     "peft-fp32": "as most trainers do: PEFT's layers with fp32 weights on a base in 16 bits",
 }
-IN_USE: Adapters = "lean" if SWITCHED_ON else "peft"
+IN_USE: Adapters = "lean" if ENABLED else "peft"
 """What the trainer does."""
 RESOLUTIONS: dict[Family, int] = {"sd15": 512, "sdxl": 1024}
 MIB = 2**20
@@ -112,11 +112,11 @@ def count_step(subject: Workload, pictures: int, adapters: Adapters = IN_USE, te
         with counter.stage("forward"):
             loss = engine.micro_step(micro)
         with counter.stage("accumulate"):
-            engine.masters.accumulate()
+            engine.master_weights.accumulate()
         with counter.stage("optimizer"):
             set_learning_rates(engine.optimizer, 1.0)
-            measure(loss, engine.masters, engine.loss_scale)  # the loop reads it: meta tensors cannot be read
-            engine.move(1.0, 2.0)  # a norm that is clipped
+            measure(loss, engine.master_weights, engine.loss_scale)  # the loop reads it: meta tensors cannot be read
+            engine.optimizer_step(1.0, 2.0)  # a norm that is clipped
     return Count(
         forward=counter.total("forward"),
         backward=counter.total("backward"),
@@ -129,10 +129,10 @@ def count_step(subject: Workload, pictures: int, adapters: Adapters = IN_USE, te
 
 def _take_first_step(engine: Engine) -> None:
     """Lets the optimizer make its state, which it does but once."""
-    for weight in engine.masters.working.values():
+    for weight in engine.master_weights.working.values():
         weight.grad = torch.empty_like(weight)
-    engine.masters.accumulate()
-    engine.move(1.0, 1.0)
+    engine.master_weights.accumulate()
+    engine.optimizer_step(1.0, 1.0)
 
 
 def _engine(subject: Workload, adapters: Adapters) -> Engine:
@@ -151,10 +151,10 @@ def _engine(subject: Workload, adapters: Adapters) -> Engine:
         lean=adapters == "lean",
     )
     nothing = cast(Any, None)  # nothing is cached, dealt or assembled
-    parts = RunParts(cast(Any, subject), cache=nothing, feed=nothing, assembler=nothing, device=META)
+    parts = RunParts(cast(Any, subject), cache=nothing, batches=nothing, collator=nothing, device=META)
     models = StepModels(subject.family, unet, tuple(encoders), subject.recipe.clip_skip, dtype)
-    engine = put_together(job_of(subject), parts, [Segment(0, 1)], models, adapter)
-    let_begin(engine.optimizer)
+    engine = assemble_engine(job_of(subject), parts, [Segment(0, 1)], models, adapter)
+    allow_first_step(engine.optimizer)
     return engine
 
 
@@ -166,7 +166,7 @@ def subject_of(options: argparse.Namespace) -> Workload:
         "gradient_checkpointing": options.checkpointing,
         "quantize": options.quantize,
     }
-    return subject_ahead(options.family, RecipeConfig.model_validate(recipe), FitConfig.model_validate(fit))
+    return workload_without_base(options.family, RecipeConfig.model_validate(recipe), FitConfig.model_validate(fit))
 
 
 def report(options: argparse.Namespace, counts: Iterable[tuple[Adapters, Count]]) -> list[dict[str, Any]]:

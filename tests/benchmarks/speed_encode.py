@@ -19,8 +19,8 @@ from tests.benchmarks.speed_rows import MIB, Base
 from tests.support.real_phases import RealRun
 from trainer.base.encoding import posterior
 from trainer.config.base import Family
-from trainer.training.device.device import attention
-from trainer.training.device.offload import release
+from trainer.training.device.device import attention_kernels
+from trainer.training.device.offload import empty_cache
 
 What = Literal["pictures, planes", "pictures, channels_last", "captions"]
 LAYOUTS: dict[What, torch.memory_format] = {
@@ -63,20 +63,20 @@ HEAD = "| in | what | at once | a second | allocated, MiB | differs by |\n|---|-
 
 def encodings(family: Family, device: torch.device, *, small: bool) -> Iterator[Encoding]:
     """Time a VAE and text encoders of random weights; what fails, for want of memory too, is named."""
-    subject = Base(family).subject(SIDES[family], small=small)
+    subject = Base(family).workload(SIDES[family], small=small)
     for dtype in ("bf16", "fp32"):
-        fit = subject.fit.changed(dtype=dtype, vae_dtype=dtype)
+        fit = subject.fit.replaced(dtype=dtype, vae_dtype=dtype)
         run = RealRun(replace(subject, fit=fit), device)
         yield from _of_pictures(run, dtype, TINY if small else SIDES[family])
-        release(device)
+        empty_cache(device)
         yield from _of_captions(run, dtype)
-        release(device)
+        empty_cache(device)
 
 
 def _of_pictures(run: RealRun, dtype: str, side: int) -> Iterator[Encoding]:
     vae = run._vae()
     pictures = torch.rand(COUNTS[-1], 3, side, side).mul_(2).sub_(1)
-    with attention("auto", run.device, vae.dtype):
+    with attention_kernels("auto", run.device, vae.dtype):
         alone = posterior(vae, pictures[:1])[0]
         for what, form in LAYOUTS.items():
             vae.to(memory_format=form)  # type: ignore[call-overload]

@@ -35,12 +35,12 @@ class Base:
     quantize: Literal["none", "int8", "int8_products", "nf4"] = "none"
     deterministic: bool = False
 
-    def subject(self, resolution: int, *, small: bool) -> Workload:
+    def workload(self, resolution: int, *, small: bool) -> Workload:
         """What is trained: LoRA r16 on attention."""
         fit = {"quantize": self.quantize}
         recipe = {"layers": "attention", "rank": 16}
         job = TruthJob("speed", self.family, (resolution, resolution), recipe=recipe, fit=fit)
-        return job.subject(tiny=small, dtype=self.dtype)
+        return job.workload(tiny=small, dtype=self.dtype)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from trainer.adapter.lean.residual import NormAndSilu
 from trainer.training.acceleration import channels_last
 from trainer.training.acceleration.channels_last import Kernels
 from trainer.training.acceleration.compile import CompiledBlocks
-from trainer.training.acceleration.cuda_graphs import RECORDERS, RecordedSteps
+from trainer.training.acceleration.cuda_graphs import RECORDERS, GraphedSteps
 from trainer.training.loop import Engine
 
 Technique = Literal["none", "channels_last", "compiled", "fp16_accumulation", "graphs"]
@@ -48,13 +48,13 @@ def applied(technique: Technique, engine: Engine) -> Iterator[None]:
 @contextmanager
 def _channels_last(unet: nn.Module, device: torch.device) -> Iterator[None]:
     """Inside, maps lie as with fit.channels_last, the layers that learn apart."""
-    channels_last.lay_out(unet, Kernels.of(device))
+    channels_last.convert_to_channels_last(unet, Kernels.of(device))
     try:
         yield
     finally:
         unet.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         for module in unet.modules():
-            if isinstance(module, channels_last.LastNormAndSilu):
+            if isinstance(module, channels_last.ChannelsLastNormAndSilu):
                 module.__class__ = NormAndSilu
 
 
@@ -78,7 +78,7 @@ def _compiled(engine: Engine) -> Iterator[None]:
 def _with_graphs(engine: Engine) -> Iterator[None]:
     """Replay the steps of the engine as with fit.cuda_graphs; raise what prevents that."""
     recorders = {"cpu": Replayer, **RECORDERS}
-    engine.graphs = RecordedSteps(lambda: recorders[engine.device.type](engine.device), _raise)
+    engine.graphs = GraphedSteps(lambda: recorders[engine.device.type](engine.device), _raise)
     try:
         yield
     finally:

@@ -46,13 +46,13 @@ from tests.support.real_phases import RealRun
 from trainer import gpu
 from trainer.adapter import attach, lean
 from trainer.adapter.lean.transformer import install, lean_attention
-from trainer.base.quantized import choose_products
+from trainer.base.quantized import set_int8_directions
 from trainer.config.base import Family
 from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.meta_models import bare_unet, dtype_of
 from trainer.memory.trace.store import TraceStore
-from trainer.training.acceleration.int8_autotune import linears, time_all, worthwhile
-from trainer.training.device.device import attention
+from trainer.training.acceleration.int8_autotune import choose_int8, linear_calls, time_all
+from trainer.training.device.device import attention_kernels
 from trainer.training.device.gradient_checkpointing import checkpointing_blocks, set_checkpointing
 from trainer.training.loop import Engine
 from trainer.training.optim.master_weights import measure
@@ -125,7 +125,7 @@ def time_group(base: Base, cases: Sequence[Case], seconds: float, small: bool) -
     until = time.monotonic() + seconds
     device = CPU if small else torch.device("cuda", 0)
     with _as_stated(base, device):
-        subject = base.subject(cases[0].resolution, small=small)
+        subject = base.workload(cases[0].resolution, small=small)
         run = RealRun(subject, device)
         run.load()
         assert run.engine is not None
@@ -172,19 +172,19 @@ def _install_attention(unet: nn.Module) -> None:
 def _choose_products(run: RealRun, engine: Engine, case: Case, *, small: bool) -> None:
     """As a run does when it starts: layers multiply in int8 where that is quicker here. Says what was measured."""
     side = case.resolution // (TINY if small else 1)
-    empty, _ = bare_unet(replace(run.subject, fit=run.subject.fit.changed(quantize="none")))
-    layers = linears(empty, (side, side), case.batch, TOKENS, live_text=False)
-    timings = time_all(layers, run.device, dtype_of(run.subject))
+    empty, _ = bare_unet(replace(run.workload, fit=run.workload.fit.replaced(quantize="none")))
+    layers = linear_calls(empty, (side, side), case.batch, TOKENS, live_text=False)
+    timings = time_all(layers, run.device, dtype_of(run.workload))
     for one in timings:
-        say(f"{'int8' if one.pays else 'as it was'}: {one.direction} {one.sentence}")
-    choose_products(engine.models.unet, worthwhile(timings))
+        say(f"{'int8' if one.is_faster else 'as it was'}: {one.direction} {one.sentence}")
+    set_int8_directions(engine.models.unet, choose_int8(timings))
 
 
 def _tidy_up(engine: Engine, device: torch.device) -> None:
     """Leaves nothing of a step for the next case, least of all of one that failed."""
-    for weight in engine.masters.working.values():
+    for weight in engine.master_weights.working.values():
         weight.grad = None
-    engine.masters.zero_grad()
+    engine.master_weights.zero_grad()
     gc.collect()
     if device.type == "cuda":
         with suppress(RuntimeError):  # a recording that failed may leave PyTorch's allocator so
@@ -216,7 +216,7 @@ class Stopwatch:
     def time(self, limit: float) -> Timing:
         """What a step takes once all is warm; the peak is that of these steps."""
         with (
-            attention(self.case.attention, self.device, self.engine.models.dtype),
+            attention_kernels(self.case.attention, self.device, self.engine.models.dtype),
             applied(self.case.technique, self.engine),
         ):
             for _ in range(WARM_UP if self.device.type == "cuda" else 1):
@@ -233,12 +233,12 @@ class Stopwatch:
         engine, started = self.engine, time.perf_counter()
         set_learning_rates(engine.optimizer, 1.0)
         total = torch.zeros((), device=self.device)
-        engine.learn(self.micro, total)
-        read = measure(total, engine.masters, engine.loss_scale)
+        engine.accumulate_gradients(self.micro, total)
+        read = measure(total, engine.master_weights, engine.loss_scale)
         self.host += time.perf_counter() - started
         read.tolist()
         started = time.perf_counter()
-        engine.move(1.0, 1.0)
+        engine.optimizer_step(1.0, 1.0)
         self.host += time.perf_counter() - started
 
     def _seconds(self, steps: int) -> float:
@@ -336,7 +336,7 @@ def _synchronise(device: torch.device) -> None:
 
 def picture_flops(family: Family, resolution: int, small: bool) -> int:
     """FLOP that a step without checkpointing computes for one picture, by its trace."""
-    subject = Base(family).subject(resolution, small=small)
+    subject = Base(family).workload(resolution, small=small)
     with TemporaryDirectory() as folder:
         steps = TraceLibrary(TraceStore(Path(folder))).steps(subject, subject.buckets[0].size, 1)
     return sum(work.flops * work.count for work in steps.micro_first.work)

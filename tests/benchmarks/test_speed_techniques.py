@@ -15,8 +15,8 @@ from tests.benchmarks.speed_rows import Base
 from tests.benchmarks.speed_techniques import applied
 from tests.support.real_phases import RealRun
 from trainer.adapter.lean.residual import NormAndSilu
-from trainer.training.acceleration.channels_last import Kernels, LastNormAndSilu
-from trainer.training.acceleration.cuda_graphs import RecordedSteps
+from trainer.training.acceleration.channels_last import ChannelsLastNormAndSilu, Kernels
+from trainer.training.acceleration.cuda_graphs import GraphedSteps
 from trainer.training.loop import Engine
 from trainer.training.step import MicroBatch
 
@@ -32,7 +32,7 @@ def test_norm_and_silu_in_one_are_those_of_pytorch(layout: torch.memory_format) 
     x = torch.randn(2, 12, 5, 3, generator=generator, dtype=torch.float64).to(memory_format=layout).requires_grad_()
     above = torch.randn(2, 12, 5, 3, generator=generator, dtype=torch.float64).to(memory_format=layout)
     together = copy.deepcopy(norm)
-    together.__class__ = NormAndSilu if layout is torch.contiguous_format else LastNormAndSilu
+    together.__class__ = NormAndSilu if layout is torch.contiguous_format else ChannelsLastNormAndSilu
     together.kernels = Kernels(compiled=False)  # type: ignore[assignment]
     result = together(x)
     (gradient,) = torch.autograd.grad(result, x, above)
@@ -46,10 +46,10 @@ def test_norm_and_silu_in_one_are_those_of_pytorch(layout: torch.memory_format) 
 @pytest.fixture(scope="module")
 def run() -> RealRun:
     torch.manual_seed(1)
-    run = RealRun(Base("sdxl", dtype="fp32").subject(1024, small=True), CPU)
+    run = RealRun(Base("sdxl", dtype="fp32").workload(1024, small=True), CPU)
     run.load()
     assert run.engine is not None
-    for weight in run.engine.masters.working.values():
+    for weight in run.engine.master_weights.working.values():
         weight.data.normal_(std=0.02)
     return run
 
@@ -67,10 +67,10 @@ def stepped(engine: Engine, micro: MicroBatch, technique: str) -> tuple[Tensor, 
     unet = engine.models.unet
     with applied(technique, engine):  # type: ignore[arg-type]
         loss = engine.micro_step(micro)
-        assert type(unet.conv_norm_out) is (LastNormAndSilu if technique == "channels_last" else NormAndSilu)
+        assert type(unet.conv_norm_out) is (ChannelsLastNormAndSilu if technique == "channels_last" else NormAndSilu)
         assert unet.conv_in.weight.is_contiguous() != (technique == "channels_last")
-    gradients = {key: weight.grad for key, weight in engine.masters.working.items() if weight.grad is not None}
-    engine.masters.zero_grad()
+    gradients = {key: weight.grad for key, weight in engine.master_weights.working.items() if weight.grad is not None}
+    engine.master_weights.zero_grad()
     return loss, gradients
 
 
@@ -80,7 +80,7 @@ def test_a_step_is_the_same_and_leaves_the_model_as_it_was(run: RealRun, micro: 
     before = {name: type(module) for name, module in engine.models.unet.named_modules()}
     loss, gradients = stepped(engine, micro, "none")
     other, others = stepped(engine, micro, "channels_last")
-    assert len(others) == len(engine.masters.working)
+    assert len(others) == len(engine.master_weights.working)
     torch.testing.assert_close(other, loss, rtol=1e-5, atol=0)
     wrong = torch.stack([(others[key] - gradients[key]).norm() for key in gradients]).norm()
     assert wrong < 1e-3 * torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
@@ -95,16 +95,16 @@ def test_graphs_are_those_of_the_trainer_and_go_with_their_row(run: RealRun, mic
     engine = run.engine
     assert engine is not None
     totals = [torch.zeros(()) for _ in range(4)]
-    engine.learn(micro, totals[0])
-    engine.masters.zero_grad()
+    engine.accumulate_gradients(micro, totals[0])
+    engine.master_weights.zero_grad()
     with applied("graphs", engine):
         for total in totals[1:]:
-            engine.learn(micro, total)
+            engine.accumulate_gradients(micro, total)
             assert torch.equal(total, totals[0])
-        assert isinstance(engine.graphs, RecordedSteps)
+        assert isinstance(engine.graphs, GraphedSteps)
         with pytest.raises(RuntimeError, match="what hinders it"):
             engine.graphs._say("what hinders it")
-    engine.masters.zero_grad()
+    engine.master_weights.zero_grad()
     assert engine.graphs is None
 
 

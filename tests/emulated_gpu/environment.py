@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 import run  # noqa: E402
 from tests.emulated_gpu import build  # noqa: E402
 from trainer.protocol import places  # noqa: E402
-from trainer.protocol.locks import held  # noqa: E402
+from trainer.protocol.locks import hold_lock  # noqa: E402
 
 FOLDER = places.home() / "emulated-gpu"
 VENV = FOLDER / "venv"
@@ -51,7 +51,7 @@ def main(words: Sequence[str]) -> int:
     try:
         require_tools()
         FOLDER.mkdir(parents=True, exist_ok=True)
-        with held(FOLDER / "lock", patience=float("inf")):
+        with hold_lock(FOLDER / "lock", patience=float("inf")):
             if not is_ready():
                 if if_built:
                     raise run.SetupError("its environment is not set up", "Run: python3 run.py test --gpu")

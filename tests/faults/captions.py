@@ -84,7 +84,7 @@ def check(base: Path, safe: dict[str, str], doing: tuple[str, str] | None) -> No
     assert not state.conflicts, state.conflicts
     assert not state.problems, state.problems
     disk = world.disk()
-    for picture in world.library.pictures.values():
+    for picture in world.library.images.values():
         found = disk.value(picture, "caption")
         if picture.name in safe:
             wanted = {plain(safe[picture.name])} | ({plain(doing[1])} if doing and doing[0] == picture.name else set())

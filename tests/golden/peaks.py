@@ -19,7 +19,7 @@ from trainer.config.base import Family
 from trainer.config.fit import PLANNED, FitConfig
 from trainer.config.presets.exchange import load_preset
 from trainer.files.assets import preset_path
-from trainer.memory.forecast.forecast import Simulation, run_through
+from trainer.memory.forecast.forecast import Simulation, simulate_run
 from trainer.memory.forecast.schedule import RunSchedule
 from trainer.memory.planner.planner import plan
 from trainer.memory.planner.request import PlanRequest
@@ -79,8 +79,8 @@ def preset_fit(family: Family, gigabytes: int) -> FitConfig:
 
 def play(question: PlanRequest, fit: FitConfig, traces: TraceLibrary) -> Simulation:
     """The whole run on that card with that fit."""
-    subject, situation = replace(question.subject, fit=complete_fit(fit)), question.situation
-    return run_through(RunSchedule(subject, traces, question.occasions, situation.rate), situation, situation.budget)
+    subject, situation = replace(question.workload, fit=complete_fit(fit)), question.device_state
+    return simulate_run(RunSchedule(subject, traces, question.counts, situation.rate), situation, situation.budget)
 
 
 def peaks_of(playing: Simulation) -> dict[str, float]:
@@ -94,7 +94,7 @@ def _renewed(traces: TraceLibrary) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield row.name, peaks_of(play(row.question, preset_fit(row.family, row.gigabytes), traces))
     for row in other_rows():
         asked = row.question
-        picked = plan(asked.subject, asked.written, asked.situation, traces, asked.occasions, others=False).pick
+        picked = plan(asked.workload, asked.written, asked.device_state, traces, asked.counts, others=False).pick
         assert picked is not None, f"{row.name}: nothing fits"
         fit = picked.fit
         stated = {key: value for key in PLANNED if (value := getattr(fit, key)) is not None}

@@ -25,13 +25,13 @@ from tests.golden.formats.base import NAME, SHA256, write_base
 from trainer.adapter.export import TIME_KEYS
 from trainer.base.drawing import parameters_line
 from trainer.config.load import load_job, parse_job
-from trainer.config.presets.exchange import load_carried, load_preset
-from trainer.config.presets.making import preset_of_lora
+from trainer.config.presets.creating import preset_of_lora
+from trainer.config.presets.exchange import load_preset, load_preset_or_image
 from trainer.config.presets.preset import Preset
 from trainer.config.schema import Section
 from trainer.dataset.dataset import read_listing
-from trainer.dataset.picture import Picture
-from trainer.dataset.sidecar import FolderNotes, PictureNotes, read_sidecar
+from trainer.dataset.image import ImageRecord
+from trainer.dataset.sidecar import FolderSettings, ImageSettings, read_sidecar
 from trainer.files.header import read_header
 from trainer.protocol import commands, events
 from trainer.protocol.forecast import Forecast, Peak, PhaseForecast, read_forecast
@@ -162,8 +162,8 @@ def test_a_preset_keeps_every_value(name: str) -> None:
 def test_a_preset_inside_an_image() -> None:
     expected = tomllib.loads((SAMPLES / "presets" / "both.toml").read_text(encoding="utf-8"))
     del expected["preview"]
-    found: Preset = load_carried(SAMPLES / "presets" / "carried.png")
-    assert stated(found.changed(preview=None), unset=False) == expected
+    found: Preset = load_preset_or_image(SAMPLES / "presets" / "carried.png")
+    assert stated(found.replaced(preview=None), unset=False) == expected
 
 
 # --- what a run writes, each value another than its default
@@ -253,7 +253,7 @@ def test_the_counters_of_a_checkpoint() -> None:
 
 def test_a_listing() -> None:
     first, second = read_listing(RECORDS / "dataset.jsonl")
-    assert first == Picture(
+    assert first == ImageRecord(
         id="ef" * 32,
         path=Path(ROOT, "pictures", "0.png"),
         width=64,
@@ -276,9 +276,9 @@ def test_a_listing() -> None:
 
 def test_notes_of_a_folder() -> None:
     found = read_sidecar(RECORDS)
-    assert found.folder == FolderNotes(impasto=1, repeats=3, regularization=True, trigger="sks")
+    assert found.folder == FolderSettings(impasto=1, repeats=3, regularization=True, trigger="sks")
     assert dict(found.pictures) == {
-        "0.png": PictureNotes(file="0.png", excluded=True, rating=4, crop=(0.1, 0.2, 0.9, 0.8))
+        "0.png": ImageSettings(file="0.png", excluded=True, rating=4, crop=(0.1, 0.2, 0.9, 0.8))
     }
 
 
@@ -387,7 +387,7 @@ def test_a_run_is_read(run: RunDirectory) -> None:
     assert attempt == raw
     assert attempt["segments"] == [[0, 3, False]]
     assert {"number", "pid", "host", "started", "job", "base", "listing", "device", "threads", "versions"} < set(raw)
-    typed = run.read_typed()
+    typed = run.read_user_recipe()
     assert typed is not None
     assert (typed["steps"], typed["rank"], typed["images"]) == (
         3,
@@ -432,7 +432,7 @@ def test_a_checkpoint() -> None:
     )
     plan = ActivePlan(load_job(SAMPLES / "run" / "job.toml").fit, ())
     plan.load(raw)
-    (taken,) = plan.taken
+    (taken,) = plan.applied
     assert (taken.step, taken.number) == (1, 1)
     assert as_written(taken.fallback.model_dump(mode="json"), "fallbacks") == raw["rungs"][0]["rung"]
     assert plan.at(1).gradient_checkpointing == "full" and plan.at(0).gradient_checkpointing == "none"

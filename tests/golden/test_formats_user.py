@@ -18,7 +18,7 @@ from app.core.edits.backups import Backups
 from app.core.edits.journal import Journal
 from app.core.edits.save_state import Key
 from app.core.jobs.jobs import Jobs
-from app.core.library import Folder, Picture
+from app.core.library import Folder, LibraryImage
 from app.core.models.models import Choices, ModelChoices
 from app.core.models.search import Known
 from app.core.models.tools import Installation
@@ -42,10 +42,10 @@ from tests.golden.formats.names import command_names, object_names
 from tests.golden.test_formats import ROOT, SAMPLES
 from trainer import __version__
 from trainer.base.fetch import fetch_from_hub, fetch_link
-from trainer.dataset.inspection import PictureFacts, PictureMemory
+from trainer.dataset.inspection import ImageFacts, InspectionCache
 from trainer.files import weights
 from trainer.memory.device.calibration import Excess, corrections
-from trainer.memory.forecast.results import OomResult, OutcomeStore
+from trainer.memory.forecast.results import OomResult, ResultStore
 from trainer.memory.trace.memory_trace import Storage, Work
 from trainer.memory.trace.store import TraceStore
 from trainer.protocol import places
@@ -272,7 +272,7 @@ def test_what_a_search_for_models_found() -> None:
     ]
     ((path, facts),) = raw("cache/models.json")["told"].items()
     size, changed, said = facts
-    assert known._told == {path: [size, changed, said]}
+    assert known._descriptions == {path: [size, changed, said]}
     assert BaseDescription(family=said["family"], velocity=said["velocity"]) == BaseDescription("sd15", False)
 
 
@@ -292,7 +292,7 @@ def test_what_finished_runs_taught() -> None:
 
 def test_facts_of_images() -> None:
     store = RowStore(places.cache_folder() / "pictures.sqlite", 1 << 20)
-    assert PictureMemory(store).recall(Path("0.png"), FACTS) == PictureFacts(
+    assert InspectionCache(store).recall(Path("0.png"), FACTS) == ImageFacts(
         id="ef" * 32,
         width=64,
         height=72,
@@ -313,7 +313,7 @@ def test_thumbnails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     thumbnails = Thumbnails(done.put, places.cache_folder() / FILE_NAME, threads=1)
     thumbnails.reachable = lambda picture: False
     thumbnails.ready.connect(ready.append)
-    thumbnails.request(Picture(1, Folder(Path(), Path()), "0.png", bytes=FACTS[0], changed_ns=FACTS[1]), 256)
+    thumbnails.request(LibraryImage(1, Folder(Path(), Path()), "0.png", bytes=FACTS[0], changed_ns=FACTS[1]), 256)
     done.get(timeout=60)()
     thumbnails.close()
     (thumbnail,) = ready
@@ -339,7 +339,7 @@ def test_memory_traces() -> None:
 
 
 def test_forecast_results() -> None:
-    results = OutcomeStore.beside(TraceStore(places.cache_folder() / "traces"))
+    results = ResultStore.beside(TraceStore(places.cache_folder() / "traces"))
     peak = Peak(
         name="decoding",
         module="vae.decoder",
@@ -358,4 +358,4 @@ def test_forecast_results() -> None:
         timeline=((10, 20), (90, 100)),
     )
     assert results.load("result", brief=False) == (phase,)
-    assert results.hindered("result") == (OomResult(least=1000, beyond=2000, failed_in="first_step", retries=(0, 2)),)
+    assert results.oom_result("result") == (OomResult(least=1000, beyond=2000, failed_in="first_step", retries=(0, 2)),)

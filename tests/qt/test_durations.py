@@ -2,8 +2,8 @@
 
 import pytest
 
-from app.qt.widgets import duration
-from trainer.protocol.text import about
+from app.qt.widgets import format_duration
+from trainer.protocol.text import duration_text
 
 
 @pytest.mark.parametrize(
@@ -23,4 +23,4 @@ from trainer.protocol.text import about
     ],
 )
 def test_a_length_of_time_has_one_wording(qapp, seconds, text):
-    assert duration(seconds) == about(seconds) == text
+    assert format_duration(seconds) == duration_text(seconds) == text

@@ -17,7 +17,7 @@ pytestmark = needs_limits
 @pytest.fixture
 def page(window, session, qtbot, tmp_path) -> TrainPage:
     session.datasets.open(photographs(tmp_path / "katzen ü", 3))
-    qtbot.waitUntil(lambda: len(session.library.pictures) == 3)
+    qtbot.waitUntil(lambda: len(session.library.images) == 3)
     page = shown(window, qtbot)
     page.sheet.essentials.base.chosen.emit("owner/name")
     qtbot.mouseClick(page.sheet.essentials.cards.cards[0], Qt.MouseButton.LeftButton)
@@ -40,7 +40,7 @@ def test_a_job_is_told_to_be_unsaved_once_and_saved_by_itself_when_there_is_room
         page._check_disk()
         qtbot.waitUntil(lambda: page.draft.file._writing is None)
         assert len(failed) == told  # a notice that was closed does not come again every two seconds
-        window.show_pictures()
+        window.show_images()
         window.show_train()
         assert page.sheet.state.text() == "Not saved"
     assert (page.draft.get("recipe.rank"), page.draft.path.read_bytes()) == (77, before)
@@ -56,7 +56,7 @@ def test_a_job_is_saved_by_itself_although_another_page_is_shown(window, page, q
         type_into(qtbot, row_of(page, "recipe.rank").editor, "77")
         qtbot.waitUntil(lambda: bool(window.notices.sentences()))
         page._timer.start(1)
-        window.show_pictures()
+        window.show_images()
     qtbot.waitUntil(lambda: on_disk(page)["recipe"].get("rank") == 77)
     qtbot.waitUntil(lambda: window.notices.sentences() == [])
     qtbot.waitUntil(lambda: not page._timer.isActive())  # then nobody looks at the disk for a page out of sight

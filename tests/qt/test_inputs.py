@@ -107,7 +107,7 @@ def inputs_in(place: QWidget) -> list[QWidget]:
 def page(window: Window, session: Session, qtbot: QtBot, tmp_path: Path) -> TrainPage:
     window.resize(1280, 900)
     session.datasets.open(photographs(tmp_path / "katzen ü", 3))
-    qtbot.waitUntil(lambda: len(session.library.pictures) == 3)
+    qtbot.waitUntil(lambda: len(session.library.images) == 3)
     window.commands["window.train"].trigger()
     page = shown_page(window, TrainPage)
     qtbot.waitUntil(lambda: page.draft is not None and bool(page.sheet.essentials.cards.cards))
@@ -134,9 +134,9 @@ def test_scrolling_over_every_setting_of_a_job_changes_none(page: TrainPage, qtb
 def test_the_wheel_over_inputs_of_the_images_page_changes_none(
     page: TrainPage, window: Window, session: Session, qtbot: QtBot
 ) -> None:
-    window.commands["window.pictures"].trigger()
-    qtbot.waitUntil(window.pictures.isVisible)
-    number = next(iter(session.library.pictures))
+    window.commands["window.images"].trigger()
+    qtbot.waitUntil(window.images.isVisible)
+    number = next(iter(session.library.images))
     session.view.select([number], number)
     before = session.settings.preferences
     shown = [one for one in inputs_in(window) if one.isVisible() and one.isEnabled()]

@@ -8,7 +8,7 @@ import pytest
 from PySide6.QtCore import QCoreApplication, QLocale, QTranslator
 
 from app.i18n import __main__
-from app.qt.widgets import FOLDER, languages, speak
+from app.qt.widgets import FOLDER, install_language, languages
 from app.qt.window import Window
 
 PLACEHOLDER = re.compile(r"\{[^{}]*\}|%n|%L?\d+")
@@ -83,13 +83,13 @@ def application(qapp):
 
 
 def test_numbers_have_their_forms_in_english(application):
-    speak(application, "en")
+    install_language(application, "en")
     assert QCoreApplication.translate("StatusLine", "%n image(s)", "", 1) == "1 image"
     assert QCoreApplication.translate("StatusLine", "%n image(s)", "", 2) == "2 images"
 
 
 def test_qts_own_words_come_in_the_users_language(application):
-    speak(application, "de")
+    install_language(application, "de")
     assert QCoreApplication.translate("QPlatformTheme", "Cancel") == "Abbrechen"
     assert QCoreApplication.translate("StatusLine", "%n image(s)", "", 2) == "2 images"  # ours are not there yet
 

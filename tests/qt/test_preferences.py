@@ -8,8 +8,8 @@ from PySide6.QtGui import QKeySequence
 from PySide6.QtWidgets import QCheckBox, QComboBox, QSpinBox, QWidget
 
 from app.core.settings.preferences import PreferenceGroup, Preferences, Settings
-from app.qt.actions.commands import Commands, in_force
-from app.qt.preferences import PreferencesDialog, ShortcutEditor, used_by_views
+from app.qt.actions.commands import Commands, effective_shortcuts
+from app.qt.preferences import PreferencesDialog, ShortcutEditor, is_view_key
 from app.qt.presets.page import PresetsPage
 from app.qt.train.page import TrainPage
 from tests.support.artist import shown_page
@@ -113,7 +113,7 @@ def test_keys_that_pictures_and_lists_use_themselves_are_said(dialog, keys, warn
 
 def test_no_delivered_key_is_one_that_pictures_and_lists_use_themselves(window):
     for command in window.commands:
-        assert not any(map(used_by_views, command.shortcuts())), command.action.id
+        assert not any(map(is_view_key, command.shortcuts())), command.action.id
 
 
 def test_keys_come_back_as_delivered(dialog, session, window):
@@ -184,7 +184,7 @@ def test_pages_share_their_keys_though_the_user_has_one_of_his_own(window):
         replace(window.commands["window.open"].action, id=name, keys=("F2",)) for name in ("train.a", "presets.a")
     ]
     own = {"window.quit": ("F8",)}
-    assert in_force([*actions, window.commands["window.quit"].action], own) == {
+    assert effective_shortcuts([*actions, window.commands["window.quit"].action], own) == {
         "train.a": ("F2",),
         "presets.a": ("F2",),
         "window.quit": ("F8",),

@@ -126,7 +126,7 @@ def test_a_folder_is_opened_from_the_menu_and_the_list_is_cleared_there(window, 
     window.recent.popup(window.rect().center())
     qtbot.keyClick(window.recent, Qt.Key.Key_2)
     qtbot.waitUntil(lambda: len(session.view.ids) == 1)
-    assert window.pages.currentWidget() is window.pictures
+    assert window.pages.currentWidget() is window.images
     qtbot.waitUntil(lambda: list(rows(window)) == [str(folders[0]), str(folders[1])])
     window.recent.actions()[-1].trigger()
     assert session.recent.folders == ()
@@ -135,7 +135,7 @@ def test_a_folder_is_opened_from_the_menu_and_the_list_is_cleared_there(window, 
 
 
 def test_the_empty_window_offers_the_newest_few(window, session, folders, qtbot):
-    offered = window.invitation.recent
+    offered = window.empty_state.recent
     assert not offered.isVisible()
     for folder in folders:
         window.open([folder])
@@ -158,7 +158,7 @@ def test_the_empty_window_offers_the_newest_few(window, session, folders, qtbot)
     there.setFocus()
     qtbot.keyClick(there, Qt.Key.Key_Space)
     qtbot.waitUntil(lambda: len(session.view.ids) == 1)
-    assert not window.invitation.isVisible()
+    assert not window.empty_state.isVisible()
 
 
 def test_a_damaged_list_of_folders_is_told(qtbot, per_user_folder):

@@ -55,7 +55,7 @@ def test_pages_are_loaded_part_by_part_and_what_is_none_of_qt_s_by_a_worker(sess
     assert [name for name, _ in ours] == [name for names in each for name in names]
     assert len({at for _, at in ours}) == len(ours)  # each in a turn of its own
     beside = [name for name, thread, _ in loaded if thread is not threading.main_thread()]
-    assert set(page_loader.BESIDE) <= set(beside)
+    assert set(page_loader.BACKGROUND_MODULES) <= set(beside)
     assert all(name.startswith(("app.core.", "trainer.")) for name in beside)  # which no import of Qt is allowed in
     assert {thread is threading.main_thread() for thread in readied} == {False}  # at a folder's opening all is there
 
@@ -69,7 +69,7 @@ def test_a_page_asked_for_earlier_is_named_at_once_and_made_before_the_others(wi
     place = window.pages.currentWidget()
     assert (place.title.text(), place.words.text()) == ("Runs", "Opening…")
     assert not place.button.isVisible()
-    window.session.going.run.emit(tmp_path)
+    window.session.navigator.run.emit(tmp_path)
     assert order == used == []
     page = shown_page(window, RunsPage)
     assert used == [(page, page)]
@@ -125,9 +125,9 @@ def test_a_page_that_is_being_made_stays_out_of_sight_when_the_window_is_shown_a
 
 def test_leaving_a_page_that_is_awaited_leaves_it(window, qtbot):
     window.show_presets()
-    window.show_pictures()
+    window.show_images()
     qtbot.waitUntil(lambda: all(isinstance(window.pages.widget(at), Page) for at in range(1, 4)))
-    assert window.pages.currentWidget() is window.pictures
+    assert window.pages.currentWidget() is window.images
     assert window._sidebar.buttons.checkedId() == 0
 
 
@@ -141,7 +141,7 @@ def test_a_page_that_fails_while_it_is_made_says_so_and_can_be_opened_when_its_f
 
     monkeypatch.setattr(runs_page, "LogView", fail)  # when most of the page is made, with commands of its own
     with qtbot.capture_exceptions() as faults:
-        session.going.run.emit(tmp_path)
+        session.navigator.run.emit(tmp_path)
         place = window.pages.currentWidget()
         qtbot.waitUntil(place.button.isVisible)
         qtbot.waitUntil(lambda: all(isinstance(window.pages.widget(at), Page) for at in (1, 3)))
@@ -182,7 +182,7 @@ def test_a_window_that_ends_takes_along_what_is_half_made(session, qtbot):
 
 def test_a_window_that_ends_while_the_pages_are_loaded_leaves_them(session, qtbot, monkeypatch):
     gate = threading.Event()
-    monkeypatch.setattr(page_loader, "load_beside", lambda: gate.wait())
+    monkeypatch.setattr(page_loader, "load_background_modules", lambda: gate.wait())
     window = Window(session)
     window._page_loader.make_all()
     window.deleteLater()
@@ -296,7 +296,7 @@ def test_nothing_is_undone_out_of_sight_while_a_page_is_on_its_way(session, qtbo
     session.datasets.open(photographs(tmp_path / "cats", 1))
     qtbot.waitUntil(lambda: len(session.view.ids) == 1)
     (number,) = session.view.ids
-    before = session.library.pictures[number].caption
+    before = session.library.images[number].caption
     session.history.do(Edit("Write it", (ValueChange(number, "caption", before, "red"),)))
     qtbot.waitUntil(lambda: window.commands["edit.undo"].text() == "Undo Write it")
     window.show_runs()
@@ -304,7 +304,7 @@ def test_nothing_is_undone_out_of_sight_while_a_page_is_on_its_way(session, qtbo
     window.commands.refresh_now()
     assert not window.commands["edit.undo"].isEnabled()
     window.undo()
-    assert session.library.pictures[number].caption == "red"
+    assert session.library.images[number].caption == "red"
     arrives.append(True)
     shown_page(window, RunsPage)
     assert window.commands["edit.undo"].text() == "Undo Write it"

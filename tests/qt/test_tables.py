@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.qt.tables import Row, Table, shared
+from app.qt.tables import Row, Table, distribute_widths
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from app.qt.tables import Row, Table, shared
     ],
 )
 def test_the_widest_columns_share_what_the_others_leave(wanted: list[int], room: int, widths: list[int]) -> None:
-    assert shared(wanted, room) == widths
+    assert distribute_widths(wanted, room) == widths
 
 
 def test_long_values_beside_each_other_are_equally_wide_at_every_width(qtbot: QtBot) -> None:

@@ -39,7 +39,7 @@ def test_from_pictures_to_a_lora_that_loads(sittings, tmp_path, monkeypatch):
     monkeypatch.setenv("IMPASTO_LOOK_IN", str(tmp_path / "tools"))
     wish = neon(tmp_path)
     sitting = sittings()
-    sitting.artist.open_pictures(wish.pictures)
+    sitting.artist.open_images(wish.pictures)
     sitting.artist.set_up(wish)
     run = sitting.artist.start()
     page = sitting.artist.watch(run)

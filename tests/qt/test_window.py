@@ -15,8 +15,8 @@ from app.core.session import Session
 from app.core.settings import recent
 from app.core.settings.preferences import Settings
 from app.core.tags.completion import lists_folder
+from app.qt.images.finding.filter_box import SaveDialog
 from app.qt.main_thread import MainThreadQueue
-from app.qt.pictures.finding.filter_box import SaveDialog
 from app.qt.window import Window
 
 
@@ -42,9 +42,9 @@ def drop(window, *paths):
 
 
 def test_it_opens_on_the_pictures_page_with_a_place_for_every_room(window):
-    assert window.pages.currentWidget() is window.pictures
+    assert window.pages.currentWidget() is window.images
     for name in ("tags", "filter", "captions", "health"):
-        assert window.pictures.findChild(QWidget, name) is not None
+        assert window.images.findChild(QWidget, name) is not None
 
 
 def test_pages_are_reached_by_buttons_and_keys(window, qtbot):
@@ -63,7 +63,7 @@ def test_a_notice_of_a_folder_that_is_gone_goes_when_it_is_back_or_closed(window
         return len(lost) == len(said) == count and all(map(str.__contains__, said, lost))
 
     session.datasets.open(pictures)
-    qtbot.waitUntil(lambda: len(session.library.pictures) == 2)
+    qtbot.waitUntil(lambda: len(session.library.images) == 2)
     away = pictures.rename(pictures.with_name("away"))
     qtbot.waitUntil(lambda: told(1))
     away.rename(pictures)
@@ -80,12 +80,12 @@ def test_datasets_of_one_name_are_told_apart(window, session, tmp_path, qtbot):
         Image.new("RGB", (64, 48), "red").save(tmp_path / place / "cats" / "a.png")
         session.datasets.open(tmp_path / place / "cats")
     qtbot.waitUntil(lambda: len(session.view.ids) == 2)
-    grid = window.pictures.views.grid
+    grid = window.images.views.grid
     assert [grid._tip(number).splitlines()[0] for number in session.view.ids] == ["one/cats/a.png", "two/cats/a.png"]
     dialog = SaveDialog("tag:cat", list(session.datasets.folders), window)
     assert [dialog._scope.itemText(row) for row in (1, 2)] == ["Only one/cats", "Only two/cats"]
     session.view.select(session.view.ids[1:], session.view.ids[1])
-    window.pictures.views.close_dataset()
+    window.images.views.close_dataset()
     assert "two/cats" in window.status.currentMessage()
     assert grid._tip(session.view.ids[0]).splitlines()[0] == "cats/a.png"
 
@@ -109,7 +109,7 @@ def test_a_file_of_no_use_is_told_and_does_not_open_the_folder_that_it_lies_in(w
 def test_an_empty_folder_beside_others_is_said_to_be_empty(window, session, pictures, tmp_path, qtbot):
     (tmp_path / "bare").mkdir()
     drop(window, pictures)
-    qtbot.waitUntil(lambda: len(session.library.pictures) == 2)
+    qtbot.waitUntil(lambda: len(session.library.images) == 2)
     drop(window, tmp_path / "bare")
     qtbot.waitUntil(lambda: window.status.currentMessage() == "No images in bare")
 
@@ -117,27 +117,27 @@ def test_an_empty_folder_beside_others_is_said_to_be_empty(window, session, pict
 def test_a_folder_dropped_anywhere_is_opened_as_a_dataset(window, session, pictures, qtbot):
     window.show_runs()
     assert drop(window, pictures)
-    qtbot.waitUntil(lambda: len(session.library.pictures) == 2)
-    assert window.pages.currentWidget() is window.pictures
+    qtbot.waitUntil(lambda: len(session.library.images) == 2)
+    assert window.pages.currentWidget() is window.images
 
 
 def test_images_that_come_late_leave_the_page_that_the_user_went_to(window, session, pictures, qtbot):
     drop(window, pictures)
     window.show_runs()
-    qtbot.waitUntil(lambda: len(session.library.pictures) == 2)
-    assert window.pages.currentWidget() is not window.pictures
+    qtbot.waitUntil(lambda: len(session.library.images) == 2)
+    assert window.pages.currentWidget() is not window.images
 
 
 def test_files_of_no_use_beside_a_folder_are_named(window, session, pictures, tmp_path, qtbot):
     (tmp_path / "invoice.pdf").write_bytes(b"%PDF")
     drop(window, pictures, tmp_path / "invoice.pdf")
-    qtbot.waitUntil(lambda: len(session.library.pictures) == 2)
+    qtbot.waitUntil(lambda: len(session.library.images) == 2)
     assert any("invoice.pdf" in sentence for sentence in window.notices.sentences())
 
 
 def test_of_a_file_its_folder_is_opened(window, session, pictures, qtbot):
     drop(window, pictures / "b.png")
-    qtbot.waitUntil(lambda: {picture.name for picture in session.library.pictures.values()} == {"a.png", "b.png"})
+    qtbot.waitUntil(lambda: {picture.name for picture in session.library.images.values()} == {"a.png", "b.png"})
 
 
 def test_what_is_no_file_of_this_computer_is_not_taken(window, session):
@@ -158,10 +158,10 @@ def test_a_folder_that_is_not_there_is_told_above_the_page(window, tmp_path, qtb
 
 
 def test_an_empty_window_invites_a_folder(window, session, pictures, qtbot, monkeypatch):
-    invitation = window.invitation
+    invitation = window.empty_state
     assert invitation.isVisible()
     assert invitation.title.text() == "Drop a folder of images here"
-    assert invitation.size() == window.pictures.views.size()
+    assert invitation.size() == window.images.views.size()
     monkeypatch.setattr(QFileDialog, "getExistingDirectory", lambda *_: str(pictures))
     invitation.button.click()
     qtbot.waitUntil(lambda: len(session.view.ids) == 2)
@@ -171,19 +171,19 @@ def test_an_empty_window_invites_a_folder(window, session, pictures, qtbot, monk
 
 
 def test_the_keyboard_begins_with_the_invitation_and_goes_on_with_the_pictures(window, session, pictures, qtbot):
-    assert window.focusWidget() is window.invitation.button
+    assert window.focusWidget() is window.empty_state.button
     window.open([pictures])
-    qtbot.waitUntil(lambda: not window.invitation.isVisible())
-    assert window.focusWidget() is window.pictures.views.grid
+    qtbot.waitUntil(lambda: not window.empty_state.isVisible())
+    assert window.focusWidget() is window.images.views.grid
 
 
 def test_an_empty_folder_is_said_to_be_empty(window, session, tmp_path, qtbot):
     (tmp_path / "leer").mkdir()
     assert drop(window, tmp_path / "leer")
-    qtbot.waitUntil(lambda: window.invitation.title.text() == "No images in leer")
+    qtbot.waitUntil(lambda: window.empty_state.title.text() == "No images in leer")
     Image.new("RGB", (64, 48)).save(tmp_path / "leer" / "a.png")
     session.datasets.refresh()
-    qtbot.waitUntil(lambda: not window.invitation.isVisible())
+    qtbot.waitUntil(lambda: not window.empty_state.isVisible())
 
 
 def test_a_folder_by_a_way_round_is_the_folder_itself(window, session, pictures, qtbot):
@@ -198,7 +198,7 @@ def test_whether_all_is_saved_is_seen_while_something_is_said(window, session, p
     window.open([pictures])
     qtbot.waitUntil(lambda: len(session.view.ids) == 2)
     number = session.view.ids[0]
-    qtbot.waitUntil(lambda: session.library.pictures[number].caption == "red")  # read after the names
+    qtbot.waitUntil(lambda: session.library.images[number].caption == "red")  # read after the names
     session.history.do(Edit("Rename red to blue", (ValueChange(number, "caption", "red", "blue"),)))
     qtbot.waitUntil(lambda: window.status.saving.text() == "All changes saved; originals are backed up.")
     window.status.say("Something else")
@@ -233,9 +233,9 @@ def test_filters_and_tag_lists_that_cannot_be_read_are_told(qtbot, per_user_fold
 
 def test_an_edit_is_undone_by_name_and_saving_is_told(window, session, pictures, qtbot):
     window.open([pictures])
-    qtbot.waitUntil(lambda: any(picture.caption == "red" for picture in session.library.pictures.values()))
-    number = next(number for number, picture in session.library.pictures.items() if picture.caption == "red")
-    name = session.library.pictures[number].name
+    qtbot.waitUntil(lambda: any(picture.caption == "red" for picture in session.library.images.values()))
+    number = next(number for number, picture in session.library.images.items() if picture.caption == "red")
+    name = session.library.images[number].name
     session.history.do(Edit("Rename red to blue", (ValueChange(number, "caption", "red", "blue"),)))
     qtbot.waitUntil(lambda: window.status.saving.text() == "All changes saved; originals are backed up.")
     file = (pictures / name).with_suffix(".txt")
@@ -243,15 +243,15 @@ def test_an_edit_is_undone_by_name_and_saving_is_told(window, session, pictures,
     window.commands.refresh_now()
     assert "Rename red to blue" in window.commands["edit.undo"].text()
     qtbot.keyClick(window, Qt.Key.Key_Z, Qt.KeyboardModifier.ControlModifier)
-    assert session.library.pictures[number].caption == "red"
+    assert session.library.images[number].caption == "red"
     assert "Rename red to blue" in window.status.currentMessage()
     qtbot.waitUntil(lambda: file.read_text(encoding="utf-8") == "red")
 
 
 def test_it_stands_as_it_stood(window, qtbot, session):
     window.resize(760, 620)  # the screen of tests has 800
-    window.pictures.columns.setSizes([150, 500, 250])
-    sizes = window.pictures.columns.sizes()
+    window.images.columns.setSizes([150, 500, 250])
+    sizes = window.images.columns.sizes()
     window.close()
     assert "geometry" in recent.read_window_state()[0]
     again = Window(session)
@@ -259,7 +259,7 @@ def test_it_stands_as_it_stood(window, qtbot, session):
     with qtbot.waitExposed(again):
         again.show()
     assert (again.width(), again.height()) == (760, 620)
-    assert again.pictures.columns.sizes() == sizes
+    assert again.images.columns.sizes() == sizes
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -271,7 +271,7 @@ def test_it_closes_when_pictures_are_in_the_trash_or_at_once_where_it_is_closed_
     window.open([pictures])
     qtbot.waitUntil(lambda: len(session.view.ids) == 2)
     session.view.select(session.view.ids[:1], session.view.ids[0])
-    window.pictures.views.delete()
+    window.images.views.delete()
     session.history.undo()  # waits for the files that are on their way to the trash
     window.close()
     assert window.isVisible()
@@ -296,7 +296,7 @@ def test_it_stays_open_where_the_trash_refuses_what_it_waits_for(
     window.open([pictures])
     qtbot.waitUntil(lambda: len(session.view.ids) == 2)
     session.view.select(session.view.ids[:1], session.view.ids[0])
-    window.pictures.views.delete()
+    window.images.views.delete()
     window.close()
     qtbot.waitUntil(lambda: "1 image(s) to the trash: a.png" in " ".join(window.notices.sentences()[-1:]))
     qtbot.waitUntil(lambda: len(session.view.ids) == 2)  # the view follows a moment later
@@ -351,11 +351,11 @@ def test_what_a_second_start_was_given_is_opened_in_front(window, session, pictu
     window.showMinimized()
     window.come_forward([str(pictures)])
     assert not window.isMinimized()
-    qtbot.waitUntil(lambda: len(session.library.pictures) == 2)
+    qtbot.waitUntil(lambda: len(session.library.images) == 2)
 
 
 def test_what_is_known_of_a_crash_is_offered_and_can_be_copied(window, qtbot):
-    window.tell_crash("Fatal Python error: Aborted")
+    window.report_crash("Fatal Python error: Aborted")
     seen = []
 
     def look():
@@ -372,7 +372,7 @@ def test_what_is_known_of_a_crash_is_offered_and_can_be_copied(window, qtbot):
 def test_an_exception_in_the_middle_of_the_work_is_told_and_kept(window, monkeypatch):
     monkeypatch.setattr(sys, "excepthook", lambda *fault: None)  # pytest-qt's would fail the test, as it should
     net = CrashNet()
-    net.told = window.tell_fault
+    net.notified = window.report_error
     net.spread()
     sys.excepthook(RuntimeError, RuntimeError("a fault of ours"), None)
     net.fold()

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from app.core.edits.history import Edit
 from app.core.edits.save_state import Key, SaveRequest
 from app.core.edits.writer import plain
-from app.core.library import Picture, ValueChange
+from app.core.library import LibraryImage, ValueChange
 from tests.support.app_world import DISK_FULL, FAULTS, FIELDS, READ_ONLY, Disk, Killed, World
 from trainer.dataset.caption_files import decode_caption
 from trainer.dataset.sidecar import FILE_NAME, read_sidecar, write_sidecar
@@ -115,13 +115,13 @@ class Captions(RuleBasedStateMachine):
     def look(self) -> None:
         """The model takes over what the library holds; later it has to know by itself."""
         self.values = {}
-        for picture in self.world.library.pictures.values():
+        for picture in self.world.library.images.values():
             for field in FIELDS:
                 self.see(picture.id, field, picture.value(field))
 
     def see(self, number: int, field: Any, value: Any) -> None:
         if field == "caption":
-            self.shown(self.world.library.pictures[number].name)
+            self.shown(self.world.library.images[number].name)
         self.values[number, field] = value
         if field == "caption" and value is not None:
             self.contents.add((plain(value) or "").encode())
@@ -139,7 +139,7 @@ class Captions(RuleBasedStateMachine):
         """What of these the model lets happen."""
         made = []
         for change in wanted:
-            key = (change.picture, change.field)
+            key = (change.image, change.field)
             if self.values[key] == change.before and change.before != change.after:
                 self.values[key] = change.after
                 if change.field == "caption" and isinstance(change.after, str):
@@ -206,7 +206,7 @@ class Captions(RuleBasedStateMachine):
     def note(self, place: int, rating: int | None, seen: bool) -> None:
         picture, folder = self.world.picture(place), self.world.data
         before = self.world.disk().files.get(FILE_NAME)
-        write_sidecar(folder, read_sidecar(folder).with_picture(picture.name, rating=rating, other=place))
+        write_sidecar(folder, read_sidecar(folder).with_image(picture.name, rating=rating, other=place))
         after = (folder / FILE_NAME).read_bytes()
         if before and before != self.last.get(FILE_NAME):
             self.own_notes.add(before)
@@ -217,7 +217,7 @@ class Captions(RuleBasedStateMachine):
             self.learn(picture.id, "rating")
 
     def learn(self, number: int, field: Any) -> None:
-        value = self.world.disk().value(self.world.library.pictures[number], field)
+        value = self.world.disk().value(self.world.library.images[number], field)
         self.world.library.learn({number: {field: value}}, field)
         self.see(number, field, value)
 
@@ -267,7 +267,7 @@ class Captions(RuleBasedStateMachine):
     @rule(mine=st.booleans(), settled=st.booleans())
     def resolve(self, mine: bool, settled: bool) -> None:
         conflict = self.world.saver.now.conflicts[0]
-        picture = next(p for p in self.world.library.pictures.values() if p.path == conflict.path)
+        picture = next(p for p in self.world.library.images.values() if p.path == conflict.path)
         key = (picture.id, conflict.field)
         value, other = (conflict.mine, conflict.theirs) if mine else (conflict.theirs, conflict.mine)
         current = self.values[key] == conflict.mine  # else the user went on, and it is to be judged again
@@ -332,13 +332,13 @@ class Captions(RuleBasedStateMachine):
         self.world.saver._absorb(None)
         root, found = str(self.world.data), {}
         for number, field in self.values:
-            name = self.world.library.pictures[number].name
+            name = self.world.library.images[number].name
             found[name, field] = self.world.saver._newest(Key(root, name, field))
         return found
 
     def restart(self, before: dict[tuple[str, str], SaveRequest | None]) -> None:
         """Begin a session: it shows the newest edits, on disk or in conflict."""
-        wanted = {(self.world.library.pictures[n].name, f): value for (n, f), value in self.values.items()}
+        wanted = {(self.world.library.images[n].name, f): value for (n, f), value in self.values.items()}
         self.files = {name for name in self.world.disk().files if name.endswith(SUFFIXES)}
         self.world.begin()
         self.undos, self.redos = [], []
@@ -347,7 +347,7 @@ class Captions(RuleBasedStateMachine):
         assert self.files <= disk.files.keys(), "a file that an earlier session left disappeared"
         conflicts = {(one.path.name, one.field): one for one in self.world.saver.now.conflicts}
         for (name, field), value in wanted.items():
-            picture = next(p for p in self.world.library.pictures.values() if p.name == name)
+            picture = next(p for p in self.world.library.images.values() if p.name == name)
             now, request = picture.value(field), before[name, field]
             conflict = conflicts.get((name, field))
             assert conflict is None or same(now, conflict.mine), f"{now!r} is shown, not {conflict}"
@@ -365,14 +365,14 @@ class Captions(RuleBasedStateMachine):
         self.foreign, self.overwritten = set(conflicts), {}
         self.files = {name for name in disk.files if name.endswith(SUFFIXES)}
 
-    def was_written(self, disk: Disk, picture: Picture, text: object) -> bool:
+    def was_written(self, disk: Disk, picture: LibraryImage, text: object) -> bool:
         """Whether another program came after the app, writing the same file or one that takes precedence."""
         # An empty file lets the picture's other one count.
         later = picture.name in self.overwritten or alike("caption", text, None)
         texts = self.texts(disk, picture) + self.overwritten.get(picture.name, [])
         return later and any(alike("caption", text, one) for one in texts)
 
-    def texts(self, disk: Disk, picture: Picture) -> list[str | None]:
+    def texts(self, disk: Disk, picture: LibraryImage) -> list[str | None]:
         """What a picture's caption files hold; None where there is none."""
         files = [disk.files.get(picture.path.with_suffix(suffix).name) for suffix in SUFFIXES]
         return [None if data is None else decode_caption(data).text for data in files]
@@ -380,7 +380,7 @@ class Captions(RuleBasedStateMachine):
     def take_void(self) -> None:
         """Where another program's value won by right, the model follows the library, if the disk says the same."""
         for (number, field), value in self.values.items():
-            picture = self.world.library.pictures[number]
+            picture = self.world.library.images[number]
             now = picture.value(field)
             if now != value:
                 assert field not in self.world.saver.unsaved(picture), f"{now!r} is shown instead of the edit {value!r}"
@@ -390,7 +390,7 @@ class Captions(RuleBasedStateMachine):
     def check_library(self) -> None:
         self.take_void()
         for (number, field), value in self.values.items():
-            assert self.world.library.pictures[number].value(field) == value
+            assert self.world.library.images[number].value(field) == value
 
     def check_disk(self) -> None:
         """The disk equals the model wherever nothing is said to stand in the way."""
@@ -399,13 +399,13 @@ class Captions(RuleBasedStateMachine):
         assert not state.problems
         assert state.pending == len(state.conflicts)
         for conflict in state.conflicts:
-            picture = next(p for p in self.world.library.pictures.values() if p.path == conflict.path)
+            picture = next(p for p in self.world.library.images.values() if p.path == conflict.path)
             assert not same(conflict.mine, conflict.theirs)
             assert same(picture.value(conflict.field), conflict.mine), "an edit that is not written is not shown"
             assert same(conflict.theirs, disk.value(picture, conflict.field))
         in_conflict = {(conflict.path.name, conflict.field) for conflict in state.conflicts}
         for (number, field), value in self.values.items():
-            picture = self.world.library.pictures[number]
+            picture = self.world.library.images[number]
             if (picture.name, field) not in in_conflict | self.foreign:
                 assert same(value, disk.value(picture, field)), f"{picture.name} {field} is not {value!r} on disk"
         self.check_contents(disk)

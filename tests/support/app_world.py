@@ -15,7 +15,7 @@ from app.core.edits.history import Edit, History
 from app.core.edits.journal import Journal
 from app.core.edits.saver import Saver
 from app.core.edits.writer import Writer
-from app.core.library import Field, Folder, Library, Picture, Value, ValueChange
+from app.core.library import Field, Folder, Library, LibraryImage, Value, ValueChange
 from trainer.dataset.caption_files import decode_caption, read_metadata
 from trainer.dataset.sidecar import read_sidecar
 
@@ -94,7 +94,7 @@ class Disk:
         self._notes = read_sidecar(folder)
         self._listed = read_metadata(folder / "metadata.jsonl")[0]
 
-    def value(self, picture: Picture, field: str) -> Value:
+    def value(self, picture: LibraryImage, field: str) -> Value:
         """Return what the trainer reads for a picture of this folder; line ends as it splits them."""
         if field != "caption":
             value: Value = getattr(self._notes.of(picture.name), field)
@@ -148,14 +148,14 @@ class World:
         self.deliver()
         self.ids = self.library.add((self.folder, name, {}) for name in self.names)
         found = self.disk()
-        for picture in self.library.pictures.values():
+        for picture in self.library.images.values():
             facts = {field: found.value(picture, field) for field in FIELDS}
             self.library.learn({picture.id: {**facts, **self.saver.unsaved(picture)}}, "file")
 
     def learn_captions(self) -> None:
         """Take over what stands on disk, as after a look at it."""
         found = self.disk()
-        for picture in self.library.pictures.values():
+        for picture in self.library.images.values():
             caption = self.saver.unsaved(picture).get("caption", found.value(picture, "caption"))
             self.library.learn({picture.id: {"caption": caption}}, "caption")
 
@@ -189,9 +189,9 @@ class World:
         while self.posted:
             self.posted.pop(0)()
 
-    def picture(self, number: int) -> Picture:
+    def picture(self, number: int) -> LibraryImage:
         """One of the pictures, by its place."""
-        return self.library.pictures[self.ids[number]]
+        return self.library.images[self.ids[number]]
 
     def disk(self) -> Disk:
         """Read all that is there but the pictures."""

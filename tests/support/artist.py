@@ -20,7 +20,7 @@ from app.core.session import Session
 from app.qt.main_thread import MainThreadQueue
 from app.qt.page_loader import Page
 from app.qt.runs.page import RunsPage
-from app.qt.train.form import LineEditor, TickEditor
+from app.qt.train.form import CheckEditor, LineEditor
 from app.qt.train.page import TrainPage
 from app.qt.train.prompts import PromptRow
 from app.qt.window import Window
@@ -141,12 +141,12 @@ class Artist:
 
     # --- the way
 
-    def open_pictures(self, folder: Path) -> None:
+    def open_images(self, folder: Path) -> None:
         """Have the pictures open, all of them known."""
-        self._go("window.pictures")
-        if not self.session.library.pictures:
+        self._go("window.images")
+        if not self.session.library.images:
             self.window.open([folder])
-        until(lambda: self.session.library.pictures, PATIENCE, "pictures in the library")
+        until(lambda: self.session.library.images, PATIENCE, "pictures in the library")
 
     def set_up(self, wish: Wish) -> None:
         """Make the job that is open on the Train page say what is wished, changing only what does not say so yet."""
@@ -181,7 +181,7 @@ class Artist:
         page.sheet.form.finish()
         row = next(row for (name, _), row in page.sheet.form.rows.items() if name == key)
         until(row.isVisible, PATIENCE, f"{key} in the form")
-        if isinstance(row.editor, TickEditor):
+        if isinstance(row.editor, CheckEditor):
             if row.editor.isChecked() != (text == "true"):
                 self.click(row.editor)
             return
@@ -223,7 +223,7 @@ class Artist:
 
     def go_whole_way(self, wish: Wish) -> Path:
         """From whatever is there to the file in ComfyUI's folder; return it."""
-        self.open_pictures(wish.pictures)
+        self.open_images(wish.pictures)
         run = self.begun()
         if run is None:
             self.set_up(wish)

@@ -130,11 +130,11 @@ def real_steps(
                 micro = real_micro_batch(subject, bucket, pictures)
                 with record_function(PART):
                     total += engine.micro_step(micro)
-                    engine.masters.accumulate()
+                    engine.master_weights.accumulate()
             with record_function(PART):
                 set_learning_rates(engine.optimizer, 1.0)
-                measure(total, engine.masters, engine.loss_scale)
-                engine.move(1.0, 1.0)
+                measure(total, engine.master_weights, engine.loss_scale)
+                engine.optimizer_step(1.0, 1.0)
     return _parts(changes_of(recorder.profiler))
 
 

@@ -269,4 +269,4 @@ def edit(run: RunDirectory, changed: Mapping[str, Any]) -> None:
         (newest / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
         return
     job = load_job(run.job)
-    run.job.write_text(dump_job(job.changed(fit=job.fit.changed(**changed)), comments=False), encoding="utf-8")
+    run.job.write_text(dump_job(job.replaced(fit=job.fit.replaced(**changed)), comments=False), encoding="utf-8")

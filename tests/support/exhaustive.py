@@ -16,7 +16,7 @@ from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.memory_trace import MemoryTrace
 from trainer.memory.trace.workload import Workload
 
-OCCASIONS = PhaseCounts(pictures=10, texts=10, measured=4, validations=3, previews=3)
+OCCASIONS = PhaseCounts(images=10, texts=10, measured=4, validations=3, previews=3)
 AMPLE = 400 * 2**20
 """Bytes that are more than any of them takes."""
 
@@ -37,21 +37,21 @@ def highest(tapes: list[MemoryTrace]) -> int:
 class Exhaustive:
     """All fits of a subject with their true preferences, and what they take without a limit."""
 
-    subject: Workload
+    workload: Workload
     traces: TraceLibrary
 
     def __post_init__(self) -> None:
-        self.course = cache(self._course)
+        self.timeline = cache(self._course)
         self.figures = cache(self._figures)
         self.free = cache(self._free)
         self.runs = lru_cache(maxsize=2)(lambda budget: RunSimulator(situation_with(budget)))
 
     def _course(self, fit: FitConfig) -> RunSchedule:
-        return RunSchedule(replace(self.subject, fit=fit), self.traces, OCCASIONS, situation_with(AMPLE).rate)
+        return RunSchedule(replace(self.workload, fit=fit), self.traces, OCCASIONS, situation_with(AMPLE).rate)
 
     def _figures(self, fit: FitConfig) -> tuple[float, float, int]:
         """Seconds of all steps and of all previews, and bytes at the highest moment."""
-        subject, rate = self.subject, situation_with(AMPLE).rate
+        subject, rate = self.workload, situation_with(AMPLE).rate
         steps = self.traces.steps(replace(subject, fit=fit), subject.buckets[0].size, fit.micro_batch or 1)
         most = fit.micro_batch or 1
         parts, rest = divmod(subject.recipe.effective_batch, most)
@@ -75,14 +75,14 @@ class Exhaustive:
         """Seconds that giving memory back costs over all steps; None where the fit does not fit."""
         if self.free(fit) <= situation.budget:
             return 0.0
-        course = self.course(fit)
+        course = self.timeline(fit)
         if self.figures(fit)[2] > situation.budget:
             return None  # its tensors alone are too many
-        if self.runs(situation.budget).through(course, situation.budget).failure is not None:
+        if self.runs(situation.budget).simulate(course, situation.budget).failure is not None:
             return None
         playing = Simulation(situation, situation.budget)
         for act in (*course.before_training(), *course.at_start()):
-            playing.play(act.phase, act.tapes)
+            playing.play(act.phase, act.traces)
         playing.play("first_step", course.first_step())
         for _ in range(MOST_ROUNDS):  # as long as memory grows
             reserved, counts = playing.allocator.reserved, []
@@ -93,16 +93,16 @@ class Exhaustive:
             if playing.allocator.reserved == reserved:
                 break
         first, *more, last = counts
-        parts = -(-self.subject.recipe.effective_batch // (fit.micro_batch or 1))
-        return roofline.RETRY_SECONDS * (first + sum(more) * (parts - 1) + last) * (self.subject.recipe.steps or 1)
+        parts = -(-self.workload.recipe.effective_batch // (fit.micro_batch or 1))
+        return roofline.RETRY_SECONDS * (first + sum(more) * (parts - 1) + last) * (self.workload.recipe.steps or 1)
 
     def _free(self, fit: FitConfig) -> int:
-        return self.runs(AMPLE).through(self.course(fit), None).reserved
+        return self.runs(AMPLE).simulate(self.timeline(fit), None).reserved
 
     def training(self, fit: FitConfig) -> int:
         """Bytes that training alone takes."""
-        course = self.course(fit)
-        return highest([*course.tapes("load"), *course.tapes("quantise"), *course.first_step(), *course.round()])
+        course = self.timeline(fit)
+        return highest([*course.traces("load"), *course.traces("quantise"), *course.first_step(), *course.round()])
 
     def picks(self, choices: list[FitConfig], situation: DeviceState, *, free_choice: bool) -> list[FitConfig]:
         """Of those that fit, the first without what giving memory back costs, and each that this makes better."""
@@ -123,14 +123,14 @@ class Exhaustive:
         seconds, drawing, need = self.figures(fit)
         quality = 0 if free_choice else ("none", "int8", "nf4").index(fit.quantize or "none")
         usual = (fit.quantize == "none", fit.gradient_checkpointing == "none", fit.vae_tiling is True)
-        usual += (fit.preview_offload is False, fit.micro_batch == self.subject.recipe.effective_batch)
+        usual += (fit.preview_offload is False, fit.micro_batch == self.workload.recipe.effective_batch)
         return quality, time_step(seconds + retrying), len(usual) - sum(usual), time_step(drawing), need
 
 
 def every_fit(subject: Workload, written: FitConfig, sets: tuple[object, ...]) -> list[FitConfig]:
     """All that leave what is written as it is, with these choices of checkpointing."""
     batch = subject.recipe.effective_batch
-    start = subject.fit.changed(dtype=written.dtype or "bf16", allow_quantized=written.allow_quantized)
+    start = subject.fit.replaced(dtype=written.dtype or "bf16", allow_quantized=written.allow_quantized)
 
     def values(name: str, free: tuple[object, ...]) -> tuple[object, ...]:
         stated = getattr(written, name)
@@ -138,7 +138,7 @@ def every_fit(subject: Workload, written: FitConfig, sets: tuple[object, ...]) -
 
     previews = bool(subject.previews)
     return [
-        start.changed(
+        start.replaced(
             quantize=quantize,
             gradient_checkpointing=chosen,
             micro_batch=size,

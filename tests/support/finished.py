@@ -14,7 +14,7 @@ from trainer.config.load import parse_job
 from trainer.config.write import dump_job
 from trainer.dataset.dataset import write_listing
 from trainer.dataset.folders import scan_folders
-from trainer.dataset.picture import Picture
+from trainer.dataset.image import ImageRecord
 from trainer.protocol import events
 from trainer.protocol.run_directory import RunDirectory, Status
 
@@ -94,7 +94,7 @@ def _preview(run: RunDirectory, step: int, index: int) -> events.Preview:
     return events.Preview(step=step, index=index, file=f"samples/{file.name}", seconds=1.0)
 
 
-def _frozen(path: Path, captions: tuple[str, ...]) -> Picture:
-    return Picture(
+def _frozen(path: Path, captions: tuple[str, ...]) -> ImageRecord:
+    return ImageRecord(
         "0" * 64, path, 128, 128, "train", 1, 1.0, captions, "neontube", "", "none", None, None, None, (128, 128)
     )

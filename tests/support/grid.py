@@ -11,10 +11,10 @@ from PySide6.QtCore import QPoint, Qt
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.core.library import Picture
+from app.core.library import LibraryImage
 from app.core.session import Session
 from app.qt.actions.commands import Commands
-from app.qt.pictures.views import Views
+from app.qt.images.views import ImageViews
 
 COUNT = 40
 
@@ -30,9 +30,9 @@ def forty_pictures(root: Path) -> Path:
 
 
 @contextmanager
-def shown_views(qtbot: QtBot, session: Session, folder: Path) -> Iterator[Views]:
+def shown_views(qtbot: QtBot, session: Session, folder: Path) -> Iterator[ImageViews]:
     """Show the views over an opened folder, all that is cheap to know of it known."""
-    views = Views(session, Commands())
+    views = ImageViews(session, Commands())
     qtbot.addWidget(views)
     views.resize(900, 700)
     opened: list[object] = []
@@ -41,15 +41,15 @@ def shown_views(qtbot: QtBot, session: Session, folder: Path) -> Iterator[Views]
     views.show()
     qtbot.waitUntil(lambda: len(session.view.ids) == COUNT)
     qtbot.waitUntil(lambda: bool(opened))  # captions are read
-    qtbot.waitUntil(lambda: all(one.width for one in session.library.pictures.values()))
+    qtbot.waitUntil(lambda: all(one.width for one in session.library.images.values()))
     views.grid.setFocus()
     yield views
     views.close()
     QApplication.processEvents()  # what was asked for "once this event is over"
 
 
-def named(session: Session, name: str) -> Picture:
-    return next(one for one in session.library.pictures.values() if one.name == name)
+def named(session: Session, name: str) -> LibraryImage:
+    return next(one for one in session.library.images.values() if one.name == name)
 
 
 def settle(qtbot: QtBot, session: Session) -> None:
@@ -58,12 +58,14 @@ def settle(qtbot: QtBot, session: Session) -> None:
 
 
 def current(session: Session) -> str:
-    return session.library.pictures[session.view.current or 0].name
+    return session.library.images[session.view.current or 0].name
 
 
-def centre(views: Views, index: int) -> QPoint:
+def centre(views: ImageViews, index: int) -> QPoint:
     return views.grid.rectangle(index).center()
 
 
-def click(qtbot: QtBot, views: Views, index: int, keys: Qt.KeyboardModifier = Qt.KeyboardModifier.NoModifier) -> None:
+def click(
+    qtbot: QtBot, views: ImageViews, index: int, keys: Qt.KeyboardModifier = Qt.KeyboardModifier.NoModifier
+) -> None:
     qtbot.mouseClick(views.grid.viewport(), Qt.MouseButton.LeftButton, keys, centre(views, index))

@@ -12,7 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from tests.support.allocations import changes_of, outside, telling_main_memory
-from trainer.training.device.out_of_memory import card_of
+from trainer.training.device.out_of_memory import gpu_info
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class CudaMeter:
 
     def __init__(self, index: int = 0) -> None:
         self.device = torch.device("cuda", index)
-        self.free_before = card_of(index).free_bytes  # before there is a context
+        self.free_before = gpu_info(index).free_bytes  # before there is a context
         torch.cuda.init()  # type: ignore[no-untyped-call]
 
     def measure(self, work: Callable[[], None]) -> Measured:
@@ -67,7 +67,7 @@ class CudaMeter:
 
     def outside(self) -> int:
         """The driver's free bytes before this process began, less those now and those that the allocator holds."""
-        used = self.free_before - card_of(self.device.index).free_bytes
+        used = self.free_before - gpu_info(self.device.index).free_bytes
         return used - torch.cuda.memory_reserved(self.device)
 
     def reset(self) -> int:

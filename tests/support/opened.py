@@ -7,7 +7,7 @@ from pathlib import Path
 from PIL import Image
 
 from app.core.disk.datasets import Datasets, OnDisk
-from app.core.library import Altered, Picture
+from app.core.library import Altered, LibraryImage
 from tests.support.desk import Desk
 from trainer.errors import ImpastoError
 
@@ -21,10 +21,10 @@ class Open:
         self.datasets = Datasets(desk.library, desk.tasks)
         self.problems: list[ImpastoError] = []
         self.differs: list[OnDisk] = []
-        self.told: list[Altered] = []
+        self.changes: list[Altered] = []
         self.datasets.problems.connect(self.problems.append)
         self.datasets.differs.connect(self.differs.append)
-        self.library.altered.connect(self.told.append)
+        self.library.altered.connect(self.changes.append)
 
     def open(self, folder: Path) -> None:
         self.datasets.open(folder)
@@ -40,10 +40,10 @@ class Open:
         self.desk.until(lambda: not any(each.scanning or each.sizing for each in datasets))
 
     def names(self) -> list[str]:
-        return [picture.name for picture in self.library.pictures.values()]
+        return [picture.name for picture in self.library.images.values()]
 
-    def __getitem__(self, name: str) -> Picture:
-        return next(picture for picture in self.library.pictures.values() if picture.name == name)
+    def __getitem__(self, name: str) -> LibraryImage:
+        return next(picture for picture in self.library.images.values() if picture.name == name)
 
 
 def picture(path: Path, size: tuple[int, int] = (40, 30), **more: object) -> Path:

@@ -14,7 +14,7 @@ from PIL import Image
 
 from trainer.config.job import DatasetConfig, FolderConfig
 from trainer.config.recipe import RecipeConfig
-from trainer.dataset.picture import Picture
+from trainer.dataset.image import ImageRecord
 
 PHOTOS = Path(skimage.__file__).parent / "data"
 
@@ -77,7 +77,7 @@ def recipe_of(resolution: int = 128, **settings: object) -> RecipeConfig:
     return RecipeConfig.model_validate({"resolution": resolution, **settings})
 
 
-def make_picture(number: int = 0, **facts: object) -> Picture:
+def make_picture(number: int = 0, **facts: object) -> ImageRecord:
     """A record without a file behind it, for tests of what is done with records."""
     usual: dict[str, object] = {
         "id": f"{number:064x}",
@@ -96,4 +96,4 @@ def make_picture(number: int = 0, **facts: object) -> Picture:
         "crop": None,
         "bucket": (128, 128),
     }
-    return Picture(**{**usual, **facts})  # type: ignore[arg-type]
+    return ImageRecord(**{**usual, **facts})  # type: ignore[arg-type]

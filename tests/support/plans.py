@@ -13,8 +13,8 @@ from trainer.config.job import DatasetConfig, FolderConfig, Job, PromptConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.config.resolve import Machine, resolve_job
 from trainer.memory.device.calibration import Correction
-from trainer.memory.device.device_state import DeviceState, situation_ahead
-from trainer.memory.device.gpu_specs import find_card
+from trainer.memory.device.device_state import DeviceState, state_of_listed_gpu
+from trainer.memory.device.gpu_specs import find_gpu
 from trainer.memory.trace.workload import BucketUse, Workload, complete_fit
 
 SIDE = 256
@@ -75,7 +75,7 @@ def situation_with(budget: int, *, workspace: int = 4096) -> DeviceState:
 
 @cache
 def _card(workspace: int) -> DeviceState:
-    found = situation_ahead(find_card("8GB"), system="Linux")
+    found = state_of_listed_gpu(find_gpu("8GB"), system="Linux")
     overheads = replace(found.overheads, cublas_workspace_bytes=workspace)
     # Small models would wait for the CPU alone; with a quick one it is the card's work that decides.
     rate = replace(found.rate, host=0.0, launch=1e-6)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from trainer.config.presets.preset import Preset
-from trainer.config.resolve import flat
+from trainer.config.resolve import flatten
 
 JOB = """schema = 3
 name = "mine"
@@ -22,4 +22,4 @@ def preset(**values: Any) -> Preset:
 def stated(section: Any) -> dict[str, Any]:
     """What a table states, by dotted key; stating nothing in a table is stating nothing."""
     data = section.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
-    return {key: value for key, value in flat(data, "") if value != []}
+    return {key: value for key, value in flatten(data, "") if value != []}

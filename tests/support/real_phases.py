@@ -13,10 +13,10 @@ from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from torch import Tensor, nn
 
 from trainer.base.drawing import RenderSpec, decode_levels, draw_latents, make_sampler
-from trainer.base.encoding import TextConditioning, encode_words, posterior
+from trainer.base.encoding import TextConditioning, encode_texts, posterior
 from trainer.base.families import TextEncoder
 from trainer.base.weights import Placer, StoredTensor, place_weights
-from trainer.dataset.cache_keys import LATENT_SCALE, texts_at_once
+from trainer.dataset.cache_keys import LATENT_SCALE, text_batch_size
 from trainer.memory.trace.meta_models import (
     bare_text_encoders,
     bare_unet,
@@ -26,10 +26,10 @@ from trainer.memory.trace.meta_models import (
     micro_batch,
 )
 from trainer.memory.trace.workload import Workload
-from trainer.training.callbacks.lora_export import as_exported
-from trainer.training.callbacks.validation import losses_of_picture
-from trainer.training.device.device import DTYPES, attention
-from trainer.training.device.offload import away, release
+from trainer.training.callbacks.lora_export import export_mode
+from trainer.training.callbacks.validation import losses_of_image
+from trainer.training.device.device import DTYPES, attention_kernels
+from trainer.training.device.offload import empty_cache, offloaded
 from trainer.training.loop import Engine
 from trainer.training.optim.master_weights import measure
 from trainer.training.optim.optimizer import set_learning_rates
@@ -51,32 +51,32 @@ class RealRun:
     """
 
     def __init__(self, subject: Workload, device: torch.device) -> None:
-        self.subject = subject
+        self.workload = subject
         self.device = device
         self.engine: Engine | None = None
 
     def cache_pictures(self) -> None:
         """A picture of each shape through the VAE, which is gone afterwards."""
         vae = self._vae()
-        with attention("auto", self.device, vae.dtype):
-            for bucket in self.subject.buckets:
+        with attention_kernels("auto", self.device, vae.dtype):
+            for bucket in self.workload.buckets:
                 posterior(vae, torch.rand(1, 3, bucket.height, bucket.width).to(self.device))
         del vae
-        release(self.device)
+        empty_cache(self.device)
 
     def cache_texts(self) -> None:
         """As many texts as go at once through the text encoders, which are gone then; none where they are trained."""
-        if not self.subject.trained_texts:
-            self._encode(self._text_encoders(), texts_at_once(self.subject.fit))
-            release(self.device)
+        if not self.workload.trained_texts:
+            self._encode(self._text_encoders(), text_batch_size(self.workload.fit))
+            empty_cache(self.device)
 
     def load(self) -> None:
         """Base, adapter, masters."""
-        unet, placer = bare_unet(self.subject, self.device)
-        self._placed(unet, dtype_of(self.subject), placer)
-        encoders = self._text_encoders() if self.subject.trained_texts else []
-        self.engine = engine_around(self.subject, unet, encoders, self.device)
-        release(self.device)
+        unet, placer = bare_unet(self.workload, self.device)
+        self._placed(unet, dtype_of(self.workload), placer)
+        encoders = self._text_encoders() if self.workload.trained_texts else []
+        self.engine = engine_around(self.workload, unet, encoders, self.device)
+        empty_cache(self.device)
 
     def train(self, bucket: Size, pictures: int, micro_batches: int = 1, steps: int = 2) -> None:
         """Optimizer steps on random micro-batches of ``pictures``."""
@@ -87,28 +87,28 @@ class RealRun:
 
     def validate(self) -> None:
         """One picture of the largest shape, measured at every timestep."""
-        engine, subject = self._loaded(), self.subject
+        engine, subject = self._loaded(), self.workload
         most, timesteps = subject.fit.micro_batch or 1, subject.validation_timesteps
         size = (subject.validation_buckets or subject.buckets)[0].size
         counts = [min(most, timesteps - done) for done in range(0, timesteps, most)]
         # One after the other, as the trainer assembles them.
         batches = (replace(self._batch(size, count), mask=None, input_noise=None) for count in counts)
-        with self._attention(), as_exported(engine):
-            losses_of_picture(engine.models, engine.noise_schedule, batches, self.device)
+        with self._attention(), export_mode(engine):
+            losses_of_image(engine.models, engine.noise_schedule, batches, self.device)
 
     def preview(self) -> None:
         """Every prompt drawn, then the VAE placed, the pictures decoded and the VAE gone."""
         engine = self._loaded()
-        with self._attention(), as_exported(engine):
-            latents = [self._draw(engine, index) for index in range(len(self.subject.previews))]
-            with away(engine.models.unet) if self.subject.fit.preview_offload else nullcontext():
-                release(self.device)
+        with self._attention(), export_mode(engine):
+            latents = [self._draw(engine, index) for index in range(len(self.workload.previews))]
+            with offloaded(engine.models.unet) if self.workload.fit.preview_offload else nullcontext():
+                empty_cache(self.device)
                 vae = self._vae()
-                with attention("auto", self.device, vae.dtype):
+                with attention_kernels("auto", self.device, vae.dtype):
                     for drawn in latents:
-                        decode_levels(vae, drawn, tiling=bool(self.subject.fit.vae_tiling))
+                        decode_levels(vae, drawn, tiling=bool(self.workload.fit.vae_tiling))
                 del vae
-                release(self.device)
+                empty_cache(self.device)
 
     def _step(self, engine: Engine, bucket: Size, pictures: int, micro_batches: int) -> None:
         """As trainer.training.loop.Engine.train_step, its numbers taken for finite: random weights may overflow."""
@@ -116,19 +116,19 @@ class RealRun:
         total = torch.zeros((), device=self.device)
         for _ in range(micro_batches):
             total += engine.micro_step(self._batch(bucket, pictures))
-            engine.masters.accumulate()
-        measure(total, engine.masters, engine.loss_scale).tolist()
-        engine.move(1.0, 1.0)
+            engine.master_weights.accumulate()
+        measure(total, engine.master_weights, engine.loss_scale).tolist()
+        engine.optimizer_step(1.0, 1.0)
 
     def _loaded(self) -> Engine:
         assert self.engine is not None, "load() comes first"
         return self.engine
 
     def _attention(self) -> Any:
-        return attention(self.subject.fit.attention or "auto", self.device, dtype_of(self.subject))
+        return attention_kernels(self.workload.fit.attention or "auto", self.device, dtype_of(self.workload))
 
     def _batch(self, bucket: Size, pictures: int) -> MicroBatch:
-        batch = micro_batch(self.subject, bucket, pictures)
+        batch = micro_batch(self.workload, bucket, pictures)
         for field in fields(batch):
             value = getattr(batch, field.name)
             if isinstance(value, Tensor) and value.is_floating_point():
@@ -136,7 +136,7 @@ class RealRun:
         return batch
 
     def _draw(self, engine: Engine, index: int) -> Tensor:
-        subject, prompt = self.subject, self.subject.previews[index]
+        subject, prompt = self.workload, self.workload.previews[index]
         sampler = make_sampler(prompt.sampler, subject.prediction, zero_terminal_snr=subject.zero_terminal_snr)
         positive, negative = self._text(engine), self._text(engine)
         drawing = RenderSpec(prompt, prompt.width or 0, prompt.height or 0, positive, negative)
@@ -150,16 +150,16 @@ class RealRun:
         return text
 
     def _encode(self, encoders: Any, texts: int = 1) -> TextConditioning:
-        recipe = self.subject.recipe
-        return encode_words(
-            self.subject.family, encoders, [""] * texts, recipe.clip_skip, self.device, recipe.token_chunks
+        recipe = self.workload.recipe
+        return encode_texts(
+            self.workload.family, encoders, [""] * texts, recipe.clip_skip, self.device, recipe.token_chunks
         )
 
     def _vae(self) -> AutoencoderKL:
-        return self._placed(bare_vae(self.subject), DTYPES[self.subject.fit.vae_dtype or "fp32"])
+        return self._placed(bare_vae(self.workload), DTYPES[self.workload.fit.vae_dtype or "fp32"])
 
     def _text_encoders(self) -> list[TextEncoder]:
-        return [self._placed(encoder, dtype_of(self.subject)) for encoder in bare_text_encoders(self.subject)]
+        return [self._placed(encoder, dtype_of(self.workload)) for encoder in bare_text_encoders(self.workload)]
 
     def _placed(self, model: _Model, dtype: torch.dtype, placer: Placer | None = None) -> _Model:
         stored: Mapping[str, StoredTensor] = {

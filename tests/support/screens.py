@@ -30,16 +30,16 @@ from PySide6.QtGui import QAccessible, QAccessibleInterface
 from PySide6.QtWidgets import QAbstractSpinBox, QApplication, QComboBox, QLabel, QWidget
 
 from app.core.session import Session
-from app.qt.actions.palette import CommandPalette, KeySheet
+from app.qt.actions.palette import CommandPalette, ShortcutList
+from app.qt.images.captions.bulk_dialog import BulkDialog, ReplaceForm
+from app.qt.images.captions.recovery_dialogs import RestoreDialog
+from app.qt.images.health.cropper import Cropper
+from app.qt.images.masks.painter import MaskPainter
 from app.qt.main_thread import MainThreadQueue
 from app.qt.notices import CrashDialog
-from app.qt.pictures.captions.bulk_dialog import BulkDialog, ReplaceForm
-from app.qt.pictures.captions.recovery_dialogs import RestoreDialog
-from app.qt.pictures.health.cropper import Cropper
-from app.qt.pictures.masks.painter import MaskPainter
 from app.qt.preferences import PreferencesDialog
 from app.qt.theme import Theme
-from app.qt.widgets import speak
+from app.qt.widgets import install_language
 from app.qt.window import Window
 from tests.support import ROOT
 
@@ -64,7 +64,7 @@ def screen(name: str) -> Callable[[Screen], Screen]:
 
 @screen("pictures")
 def pictures(window: Window) -> QWidget:
-    window.show_pictures()
+    window.show_images()
     window.commands["views.grid"].trigger()
     chosen = window.session.view.ids[1]
     window.session.view.select([chosen], chosen)
@@ -79,9 +79,11 @@ def runs(window: Window) -> QWidget:
 
 @screen("notices")
 def notices(window: Window) -> QWidget:
-    window.show_pictures()
-    window.notices.tell("preferences.toml could not be read, so everything is as in a new installation.", "warning")
-    window.tell_crash("Traceback")
+    window.show_images()
+    window.notices.show_notice(
+        "preferences.toml could not be read, so everything is as in a new installation.", "warning"
+    )
+    window.report_crash("Traceback")
     return window
 
 
@@ -106,7 +108,7 @@ def palette(window: Window) -> QWidget:
 
 @screen("sheet")
 def sheet(window: Window) -> QWidget:
-    return KeySheet(window.commands, window)
+    return ShortcutList(window.commands, window)
 
 
 @screen("crash")
@@ -123,9 +125,9 @@ def menu(window: Window) -> QWidget:
 
 @screen("captions")
 def captions(window: Window) -> QWidget:
-    window.show_pictures()
+    window.show_images()
     window.session.view.select(window.session.view.ids[:8], window.session.view.ids[0])
-    window.pictures.editor.chips.choose(1)
+    window.images.editor.chips.choose(1)
     return window
 
 
@@ -143,23 +145,23 @@ def captions_bulk(window: Window) -> QWidget:
 
 @screen("health")
 def health(window: Window) -> QWidget:
-    window.show_pictures()
+    window.show_images()
     healthy(window)
-    window.pictures.health_panel.list.setCurrentIndex(window.pictures.health_panel.list.findings.index(0))
+    window.images.health_panel.list.setCurrentIndex(window.images.health_panel.list.findings.index(0))
     return window
 
 
 @screen("charts")
 def charts(window: Window) -> QWidget:
-    window.show_pictures()
+    window.show_images()
     healthy(window)
-    window.pictures.health_panel.figures.click()
+    window.images.health_panel.figures.click()
     return window
 
 
 @screen("crops")
 def crops(window: Window) -> QWidget:
-    window.pictures.health_panel.problems.click()
+    window.images.health_panel.problems.click()
     healthy(window)
     place = Cropper(window.session, window.session.view.ids, parent=window)
     place.show()
@@ -189,8 +191,8 @@ def healthy(window: Window) -> None:
 @screen("captions-restore")
 def captions_restore(window: Window) -> QWidget:
     dialog = RestoreDialog(window.session, window)
-    comparing = dialog.told.text()
-    wait(QApplication.instance(), lambda: dialog.told.text() != comparing)
+    comparing = dialog.intro.text()
+    wait(QApplication.instance(), lambda: dialog.intro.text() != comparing)
     return dialog
 
 
@@ -209,10 +211,10 @@ def open_demo(application: QApplication, window: Window, folder: Path) -> None:
     """Open a copy of the demo's pictures, and wait until each is known and has a thumbnail."""
     session = window.session
     shown: set[int] = set()
-    session.thumbnails.ready.connect(lambda thumbnail: shown.add(thumbnail.picture))
+    session.thumbnails.ready.connect(lambda thumbnail: shown.add(thumbnail.image))
     shutil.copytree(DEMO, folder)
     window.open([folder])
-    wait(application, lambda: len(session.library.pictures) > 5 and len(shown) >= min(12, len(session.view.ids)) > 0)
+    wait(application, lambda: len(session.library.images) > 5 and len(shown) >= min(12, len(session.view.ids)) > 0)
 
 
 @contextmanager
@@ -237,7 +239,7 @@ def main(folder: Path, chosen: Sequence[str] = ()) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     percent = round(float(os.environ.get("QT_SCALE_FACTOR", "1")) * 100)
     application = QApplication([])
-    speak(application, "en")
+    install_language(application, "en")
     theme = Theme(application)
     found: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory() as place, a_window(Path(place)) as window:

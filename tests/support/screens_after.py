@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QApplication, QWidget
 
 from app.core.after.drawing import RenderJob, grid
 from app.core.models.verdict import Destination
-from app.qt.runs.after.export import CardDialog, ExportDialog
+from app.qt.runs.after.export import ExportDialog, ModelCardDialog
 from app.qt.runs.after.grid_dialog import GridDialog
 from app.qt.runs.after.panel import AfterPanel
 from app.qt.runs.page import RunsPage
@@ -42,8 +42,8 @@ def finished(window: Window) -> AfterPanel:
     panel: AfterPanel = page.after
     found = panel.strip.candidates
     wait(QApplication.instance(), lambda: len(found.all) == 3 and panel.has_job())
-    panel.trying.picture.show_file(DEMO / "pictures" / "neon-08.png")
-    wait(QApplication.instance(), lambda: all(found.image(one) for one in found.all) and panel.trying.picture.shows)
+    panel.trying.image.show_file(DEMO / "pictures" / "neon-08.png")
+    wait(QApplication.instance(), lambda: all(found.image(one) for one in found.all) and panel.trying.image.shows)
     wait(QApplication.instance(), panel.edited_bar.isVisible)
     window.session.models.add_destination(Path("D:/ComfyUI/models/loras"))
     return panel
@@ -62,13 +62,13 @@ def after_export(window: Window) -> QWidget:
     assert candidate
     from app.core.after.export import LoraSummary
 
-    told = LoraSummary("Neon signs", "Ada", "CC-BY-4.0", "Everything glows.", "neontube", candidate.pictures[0])
+    told = LoraSummary("Neon signs", "Ada", "CC-BY-4.0", "Everything glows.", "neontube", candidate.images[0])
     places = [
         Destination("ComfyUI", Path("D:/ComfyUI/models/loras")),
         Destination("A1111/Forge", Path("D:/forge/Lora")),
     ]
     dialog = ExportDialog(window.session, candidate, told, places, window)
-    wait(QApplication.instance(), lambda: dialog.picture.shows)
+    wait(QApplication.instance(), lambda: dialog.image.shows)
     return dialog
 
 
@@ -76,7 +76,7 @@ def after_export(window: Window) -> QWidget:
 def after_card(window: Window) -> QWidget:
     panel = finished(window)
     panel.show_card()
-    wait(QApplication.instance(), lambda: isinstance(panel.dialog, CardDialog))
+    wait(QApplication.instance(), lambda: isinstance(panel.dialog, ModelCardDialog))
     assert panel.dialog
     return panel.dialog
 

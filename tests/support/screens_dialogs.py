@@ -10,9 +10,9 @@ from app.core.edits.history import Edit
 from app.core.edits.save_state import Key, SaveRequest
 from app.core.library import ValueChange
 from app.core.session import Session
-from app.qt.pictures.captions.recovery_dialogs import ConflictsDialog, RecoveredDialog
-from app.qt.pictures.dialogs import FolderDialog
-from app.qt.pictures.finding.filter_box import HelpDialog, SaveDialog
+from app.qt.images.captions.recovery_dialogs import ConflictsDialog, RecoveredDialog
+from app.qt.images.dialogs import FolderDialog
+from app.qt.images.finding.filter_box import HelpDialog, SaveDialog
 from app.qt.window import Window
 from tests.support.screens import screen, wait
 
@@ -23,7 +23,7 @@ def clash(session: Session) -> list[ValueChange]:
     wait(QApplication.instance(), lambda: session.saver.now.clean)
     changes = []
     for number in session.view.ids[:3]:
-        picture = session.library.pictures[number]
+        picture = session.library.images[number]
         words = (picture.caption or "").strip()
         picture.path.with_suffix(".txt").write_text(f"{words}, at night, in the rain", encoding="utf-8")
         changes.append(ValueChange(number, "caption", picture.caption, f"a close-up, {words}"))
@@ -43,7 +43,7 @@ def make_up(session: Session, changes: Sequence[ValueChange]) -> None:
 
 @screen("captions-conflicts")
 def captions_conflicts(window: Window) -> QWidget:
-    window.show_pictures()
+    window.show_images()
     changes = clash(window.session)
     dialog = ConflictsDialog(window.session, window)
     dialog.finished.connect(lambda _: make_up(window.session, changes))
@@ -55,7 +55,7 @@ def captions_recovered(window: Window) -> QWidget:
     session = window.session
     requests = []
     for number in session.view.ids[:4]:
-        picture = session.library.pictures[number]
+        picture = session.library.images[number]
         key = Key(str(picture.folder.root), picture.name, "caption")
         words = (picture.caption or "").strip()
         requests.append(SaveRequest(key, (words,), f"{words}, glowing"))
@@ -75,12 +75,12 @@ def filter_help(window: Window) -> QWidget:
 
 @screen("folder")
 def folder(window: Window) -> QWidget:
-    return FolderDialog(next(iter(window.session.library.pictures.values())).folder, window)
+    return FolderDialog(next(iter(window.session.library.images.values())).folder, window)
 
 
 @screen("loupe")
 def loupe(window: Window) -> QWidget:
-    window.show_pictures()
+    window.show_images()
     window.session.view.select(window.session.view.ids[:1], window.session.view.ids[0])
     window.commands["views.loupe"].trigger()
     return window
@@ -88,7 +88,7 @@ def loupe(window: Window) -> QWidget:
 
 @screen("compare")
 def compare(window: Window) -> QWidget:
-    window.show_pictures()
+    window.show_images()
     window.session.view.select(window.session.view.ids[:3], window.session.view.ids[0])
     command = window.commands["views.compare"]
     wait(QApplication.instance(), command.isEnabled)

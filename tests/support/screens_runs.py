@@ -62,7 +62,7 @@ def runs_killed(window: Window) -> QWidget:
         write_checkpoint(RunDirectory(path), 250)
     (path / "console.log").write_text("step 299\nstep 300\nKilled\n", encoding="utf-8")
     page = shown(window, path)
-    wait(QApplication.instance(), page.trouble.isVisible)
+    wait(QApplication.instance(), page.failure_banner.isVisible)
     return window
 
 
@@ -73,7 +73,7 @@ def runs_gone(window: Window) -> QWidget:
     other = path.with_name("landscape, first try")
     shutil.rmtree(other, ignore_errors=True)  # of the look before
     path.rename(other)
-    wait(QApplication.instance(), page.trouble.isVisible)
+    wait(QApplication.instance(), page.failure_banner.isVisible)
     return window
 
 

@@ -78,7 +78,7 @@ def samples(window: Window) -> QWidget:
     matrix = _page(window, "samples").samples
     matrix.show_grid()
     matrix.grid.go(CellIndex(700, 0))
-    pictures = [matrix.grid.picture(spot) for spot in matrix.grid.seen()]
+    pictures = [matrix.grid.image(spot) for spot in matrix.grid.seen()]
     made, edge = window.session.thumbnails, matrix.grid._edge()
     wait(QApplication.instance(), lambda: all(made.get(one, edge) for one in pictures))
     return window

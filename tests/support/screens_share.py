@@ -18,9 +18,9 @@ from app.qt.window import Window
 from tests.support.artist import shown_page
 from tests.support.screens import DEMO, screen, wait
 from trainer.config.presets import library
-from trainer.config.presets.making import revised
-from trainer.config.presets.picture import make_picture
+from trainer.config.presets.creating import revised
 from trainer.config.presets.preset import dump_preset
+from trainer.config.presets.preview_image import make_preview
 
 _NOTES = "Soft gouache landscapes. Made with 60 pictures; captions name what is shown and leave the medium out."
 
@@ -31,25 +31,25 @@ def shown_presets(window: Window) -> PresetsPage:
     window.show_presets()
     page = shown_page(window, PresetsPage)
     window.session.presets.look()
-    wait(QApplication.instance(), lambda: len(page.list.cards.rows) > 4 and len(page.list.painter.pictures) > 1)
+    wait(QApplication.instance(), lambda: len(page.list.cards.rows) > 4 and len(page.list.painter.images) > 1)
     page.choose(next(each.path for each in page.list.cards.rows if each.preset.name == "soft gouache"))
     return page
 
 
 def _keep_some() -> None:
-    if any(each.origin == "yours" for each in library.read_shelf().presets):
+    if any(each.origin == "yours" for each in library.read_library().presets):
         return
     pictures = sorted(path for path in DEMO.rglob("*.png"))
     built_in = library.find_preset("style", "sdxl").preset
     mine = revised(built_in, {"name": "soft gouache", "author": "Zoë", "license": "CC-BY-4.0", "notes": _NOTES})
-    mine = revised(mine, {"preview": {"image": make_picture(pictures[0])}, "trigger_words": ("gch", "soft light")})
-    path, _ = library.keep_preset(mine)
+    mine = revised(mine, {"preview": {"image": make_preview(pictures[0])}, "trigger_words": ("gch", "soft light")})
+    path, _ = library.save_preset(mine)
     library.rewrite_preset(path, revised(mine, {"notes": "Soft gouache landscapes."}))
     library.rewrite_preset(path, mine)
     theirs = revised(
         library.find_preset("character", "sd15").preset, {"name": "mika", "author": "Ana", "notes": "A face."}
     )
-    library.keep_preset(revised(theirs, {"preview": {"image": make_picture(pictures[1])}}), "received")
+    library.save_preset(revised(theirs, {"preview": {"image": make_preview(pictures[1])}}), "received")
 
 
 @screen("presets")
@@ -57,7 +57,7 @@ def presets(window: Window) -> QWidget:
     page = shown_presets(window)
     chosen = page.chosen
     assert chosen is not None
-    window.session.presets.outlooks.choose("8GB")
+    window.session.presets.cost_estimates.choose("8GB")
     wait(QApplication.instance(), lambda: page.list.cards.outlook(chosen) is not None, 120_000)
     return window
 
@@ -67,13 +67,13 @@ def arriving(window: Window) -> QWidget:
     page = shown_presets(window)
     sent = library.find_preset("soft gouache").preset
     changes = {"rank": 16, "alpha": 8.0, "steps": 1200, "images_seen": None}
-    recipe = sent.recipe.changed(**changes) if sent.recipe else None
+    recipe = sent.recipe.replaced(**changes) if sent.recipe else None
     folder = Path(tempfile.mkdtemp())
     path = folder / "soft gouache.toml"
-    path.write_text(dump_preset(sent.changed(recipe=recipe)), encoding="utf-8")
+    path.write_text(dump_preset(sent.replaced(recipe=recipe)), encoding="utf-8")
     page.open(path)
     wait(QApplication.instance(), lambda: page.arriving is not None)
-    dialog, outlooks = page.arriving, window.session.presets.outlooks
+    dialog, outlooks = page.arriving, window.session.presets.cost_estimates
     assert isinstance(dialog, ReceiveDialog)
     received = dialog.received
     outlooks.choose("8GB")

@@ -18,7 +18,7 @@ def set_up(window: Window) -> TrainPage:
     wait(QApplication.instance(), lambda: page.draft is not None and bool(page.sheet.essentials.cards.cards))
     assert page.draft is not None
     page.draft.set("base.family", "sdxl")
-    card = next(card for card in page.sheet.essentials.cards.cards if card.shelved.preset.name == "character")
+    card = next(card for card in page.sheet.essentials.cards.cards if card.entry.preset.name == "character")
     card.click()
     essentials.set_trigger(page.draft, "ohwx")
     page.draft.set("recipe.rank", 16)

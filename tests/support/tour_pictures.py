@@ -22,7 +22,7 @@ from app.qt.lora_viewer import LoraViewer
 from app.qt.presets.page import PresetsPage
 from app.qt.runs.page import RunsPage
 from app.qt.theme import Theme
-from app.qt.widgets import speak
+from app.qt.widgets import install_language
 from tests.support import ROOT, tool_homes
 from tests.support.artist import Artist, Sitting, Wish, shown_page, until
 from trainer.files.assets import asset_path
@@ -86,8 +86,8 @@ def look_at_pictures(artist: Artist, wish: Wish) -> None:
     """Open the folder, and choose one of its pictures."""
     session = artist.session
     drawn: set[int] = set()
-    session.thumbnails.ready.connect(lambda thumbnail: drawn.add(thumbnail.picture))
-    artist.open_pictures(wish.pictures)
+    session.thumbnails.ready.connect(lambda thumbnail: drawn.add(thumbnail.image))
+    artist.open_images(wish.pictures)
     until(lambda: len(session.view.ids) > 1 and len(drawn) >= min(12, len(session.view.ids)), 60, "thumbnails")
     chosen = session.view.ids[1]
     session.view.select([chosen], chosen)
@@ -128,7 +128,7 @@ def look_at_samples(page: RunsPage) -> None:
     samples = matrix.samples
     assert samples is not None
     matrix.grid.go(CellIndex(STEPS, 0))
-    pictures = [matrix.grid.picture(spot) for spot in matrix.grid.seen()]
+    pictures = [matrix.grid.image(spot) for spot in matrix.grid.seen()]
     thumbnails, edge = page.session.thumbnails, matrix.grid._edge()
     until(lambda: all(one is not None and thumbnails.get(one, edge) for one in pictures), 30, "the samples")
 
@@ -142,8 +142,8 @@ def try_out(artist: Artist, page: RunsPage) -> None:
     after.strip.choose(next(place for place, each in enumerate(found.all) if each.best))
     until(lambda: all(found.image(each) for each in found.all), 30, "their pictures")
     trying.prompt.setPlainText(TRIED)
-    artist.click(trying.draw_button)
-    until(lambda: trying.picture.shows and not trying.is_drawing(), 180, "what is tried out")
+    artist.click(trying.render_button)
+    until(lambda: trying.image.shows and not trying.is_drawing(), 180, "what is tried out")
     until(lambda: after.send_button.isVisible(), 30, "a folder to send to")
 
 
@@ -158,7 +158,7 @@ def make_preset(artist: Artist, lora: Path) -> None:
     page = shown_page(window, PresetsPage)
     viewer.close()
     until(lambda: page.chosen is not None and page.chosen.origin == "yours", 30, "the preset that was made")
-    artist.session.presets.outlooks.choose(CARD)
+    artist.session.presets.cost_estimates.choose(CARD)
     known = page.list.cards.outlook
     until(lambda: all(known(each) is not None for each in page.list.visible_cards()), 300, "what presets cost")
 
@@ -202,7 +202,7 @@ def main(target: Path) -> None:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
         wish = move_in(Path(place))
         application = QApplication([])
-        speak(application, "en")
+        install_language(application, "en")
         theme = Theme(application, "light")
         sitting = Sitting()
         sitting.window.resize(*SIZE)

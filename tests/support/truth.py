@@ -63,18 +63,18 @@ def play(job: TruthJob, course: RunSchedule, situation: DeviceState, capacity: i
     after: tuple[OtherPhase, ...] = ("validate", "preview") if job.other_phases else ()
     playing = Simulation(situation, capacity)
     for phase in (*before, "load", "quantise"):
-        playing.play(phase, course.tapes(phase))
+        playing.play(phase, course.traces(phase))
     playing.play("first_step", course.first_step())
     playing.play("train", course.round() * LATER_STEPS)
     for phase in after:
-        playing.play(phase, course.tapes(phase))
+        playing.play(phase, course.traces(phase))
     return playing
 
 
 def _foreseen(replayed: Replayed) -> Foreseen:
     requested = replayed.peak_requested()
     return Foreseen(
-        requested=int(replayed.played[requested.tape].requested[requested.event]),
+        requested=int(replayed.played[requested.trace].requested[requested.event]),
         allocated=replayed.allocated(replayed.peak_allocated()),
         reserved=replayed.reserved(replayed.peak_reserved()),
     )

@@ -11,7 +11,7 @@ from trainer.config.base import Family
 from trainer.config.fit import FitConfig
 from trainer.config.job import PromptConfig
 from trainer.config.recipe import RecipeConfig
-from trainer.memory.trace.workload import BucketUse, Workload, subject_ahead
+from trainer.memory.trace.workload import BucketUse, Workload, workload_without_base
 
 TINY = 8
 """By how much the pictures of tiny subjects are smaller."""
@@ -37,13 +37,13 @@ class TruthJob:
     other_phases: bool = False
     """Whether caching, validation and previews are measured too."""
 
-    def subject(self, *, tiny: bool = False, dtype: str = "bf16") -> Workload:
+    def workload(self, *, tiny: bool = False, dtype: str = "bf16") -> Workload:
         """What memory depends on; with ``tiny`` of small models, on pictures that are smaller by TINY."""
         shrink = TINY if tiny else 1
         width, height = (side // shrink for side in self.size)
         batch = {"effective_batch": self.pictures * self.micro_batches}
         recipe = RecipeConfig.model_validate({"resolution": max(self.size), **self.recipe, **batch})
-        subject = subject_ahead(
+        subject = workload_without_base(
             self.family,
             recipe,
             FitConfig.model_validate({"dtype": dtype, "micro_batch": self.pictures, **self.fit}),
@@ -62,7 +62,7 @@ def _shrunk(subject: Workload) -> Workload:
         unet_config=configs["unet"],
         vae_config=configs["vae"],
         text_configs=tuple(config for name, config in configs.items() if name.startswith("text_encoder")),
-        fit=subject.fit.changed(gradient_checkpointing=_TINY_BLOCKS) if some else subject.fit,
+        fit=subject.fit.replaced(gradient_checkpointing=_TINY_BLOCKS) if some else subject.fit,
     )
 
 

@@ -18,8 +18,8 @@ for last; do :; done
 echo let go > "$0.ended"
 """
 USER = """
-from trainer.host import kept_awake
-with kept_awake("Training style"):
+from trainer.host import keep_awake
+with keep_awake("Training style"):
     print("inside", flush=True)
     input()
 """
@@ -37,7 +37,7 @@ def holder(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="systemd is Linux's")
 @pytest.mark.parametrize("end", ["well", "killed"])
-def test_linux_is_kept_awake_until_the_program_ends_however_it_ends(holder, end):
+def test_linux_is_keep_awake_until_the_program_ends_however_it_ends(holder, end):
     with subprocess.Popen(
         [sys.executable, "-c", USER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as user:
@@ -57,7 +57,7 @@ def test_linux_is_kept_awake_until_the_program_ends_however_it_ends(holder, end)
 @pytest.mark.skipif(sys.platform != "linux", reason="systemd is Linux's")
 def test_a_system_that_refuses_or_has_nothing_is_left_in_peace(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with host.kept_awake("Training"):
+    with host.keep_awake("Training"):
         assert host._held("Training") == []
     refusing = tmp_path / "systemd-inhibit"
     refusing.write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
@@ -65,15 +65,15 @@ def test_a_system_that_refuses_or_has_nothing_is_left_in_peace(tmp_path, monkeyp
     broken = tmp_path / "gnome-session-inhibit"
     broken.write_text("no program at all", encoding="utf-8")
     broken.chmod(0o755)
-    with host.kept_awake("Training"):
+    with host.keep_awake("Training"):
         pass
 
 
 @pytest.mark.skipif(sys.platform != "win32", reason="Windows' own call")
 def test_windows_keeps_the_state_while_inside():
-    with host.kept_awake("Training"):
-        assert host.ask_windows(host._CONTINUOUS | host._SYSTEM_REQUIRED) & host._SYSTEM_REQUIRED
-    assert host.ask_windows(host._CONTINUOUS) == host._CONTINUOUS
+    with host.keep_awake("Training"):
+        assert host.set_execution_state(host._CONTINUOUS | host._SYSTEM_REQUIRED) & host._SYSTEM_REQUIRED
+    assert host.set_execution_state(host._CONTINUOUS) == host._CONTINUOUS
 
 
 def _children(pid: int) -> list[str]:

@@ -117,7 +117,7 @@ def world(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     queue.add(job)
     other = write_job(world / "other job", world / "model.safetensors", world / "pictures", name="other")
     queue.add(other)
-    queue.add_resume(bad.path)
+    queue.add_run(bad.path)
     first = queue.entries()[0].id
     (world / "home/queue/entries" / f"{first}.json").rename(world / "home/queue/entries/00000001.json")
     queue.hold("asked")

@@ -113,8 +113,8 @@ def driver(monkeypatch):
 
 
 def test_cards_are_read_with_who_uses_them(driver):
-    first, second = gpu.cards()
-    assert first == gpu.Card(
+    first, second = gpu.list_gpus()
+    assert first == gpu.Gpu(
         index=0,
         uuid="GPU-0",
         name="NVIDIA GeForce RTX 4090",
@@ -124,15 +124,15 @@ def test_cards_are_read_with_who_uses_them(driver):
         cuda=(13, 1),
         capability=(8, 9),
         uses=(
-            gpu.Use(11, "python", 3 * GIB, "compute"),
-            gpu.Use(13, "unknown", 2 * GIB, "graphics"),
-            gpu.Use(12, "game.exe", 1 * GIB, "graphics"),
+            gpu.GpuProcess(11, "python", 3 * GIB, "compute"),
+            gpu.GpuProcess(13, "unknown", 2 * GIB, "graphics"),
+            gpu.GpuProcess(12, "game.exe", 1 * GIB, "graphics"),
         ),
         load=37,
         temperature=61,
     )
     assert (second.index, second.name, second.capability) == (1, "NVIDIA GeForce GTX 1080", (6, 1))
-    assert second.uses == (gpu.Use(11, "python", None), gpu.Use(12, "game.exe", None))
+    assert second.uses == (gpu.GpuProcess(11, "python", None), gpu.GpuProcess(12, "game.exe", None))
     assert (second.load, second.temperature) == (None, 45)
     assert (first.bf16, second.bf16) == (True, False)
     assert (first.generation, second.generation) == ("Ada", "Pascal")
@@ -155,7 +155,7 @@ def test_programs_bear_any_name(driver, told, name):
         return pynvml.NVML_SUCCESS
 
     driver.nvmlSystemGetProcessName = named
-    assert {use.name for card in gpu.cards() for use in card.uses} == {name}
+    assert {use.name for card in gpu.list_gpus() for use in card.uses} == {name}
 
 
 def test_a_card_that_does_not_answer_hides_no_other(driver):
@@ -166,10 +166,10 @@ def test_a_card_that_does_not_answer_hides_no_other(driver):
         return pynvml.NVML_ERROR_GPU_IS_LOST if driver._index(handle) in lost else answers(handle, memory)
 
     driver.nvmlDeviceGetMemoryInfo = answers_sometimes
-    assert [card.index for card in gpu.cards()] == [1]
+    assert [card.index for card in gpu.list_gpus()] == [1]
     lost.add(1)
     with pytest.raises(ImpastoError, match="no longer responds"):
-        gpu.cards()
+        gpu.list_gpus()
 
 
 @pytest.mark.parametrize(
@@ -198,10 +198,10 @@ def test_the_workspace_of_cublas_is_stated():
 
 def test_a_card_is_found_by_the_uuid_that_torch_gives(driver):
     uuid = "6f8ab3e1-3c40-5d9b-9a52-c9b1b7f00001"
-    found = [dataclasses.replace(card, uuid=f"GPU-{number}{uuid[1:]}") for number, card in enumerate(gpu.cards())]
-    assert gpu.card_with_uuid(f"1{uuid[1:]}".upper(), found) == found[1]
-    assert gpu.card_with_uuid(found[0].uuid, found) == found[0]
-    assert gpu.card_with_uuid(uuid, found) is None
+    found = [dataclasses.replace(card, uuid=f"GPU-{number}{uuid[1:]}") for number, card in enumerate(gpu.list_gpus())]
+    assert gpu.gpu_with_uuid(f"1{uuid[1:]}".upper(), found) == found[1]
+    assert gpu.gpu_with_uuid(found[0].uuid, found) == found[0]
+    assert gpu.gpu_with_uuid(uuid, found) is None
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_a_card_is_found_by_the_uuid_that_torch_gives(driver):
 def test_a_driver_that_does_not_work_is_told_in_words(driver, failure, words):
     driver.failure = failure
     with pytest.raises(ImpastoError, match=words) as caught:
-        gpu.cards()
+        gpu.list_gpus()
     assert caught.value.code == "gpu.driver"
     assert "driver" in caught.value.remedy
 
@@ -233,7 +233,7 @@ def test_a_library_that_is_not_nvml_is_a_broken_driver(tmp_path, monkeypatch):
     shutil.copy(some_library, tmp_path / "libnvidia-ml.so.1")
     code = (
         "from trainer import gpu\nfrom trainer.errors import ImpastoError\n"
-        "try: gpu.cards()\n"
+        "try: gpu.list_gpus()\n"
         "except ImpastoError as error: print(error)\n"
     )
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
@@ -245,10 +245,10 @@ def test_without_a_driver_there_are_no_cards():
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError_LibraryNotFound:
-        assert gpu.cards() == []
+        assert gpu.list_gpus() == []
     else:
         pynvml.nvmlShutdown()
-        assert all(card.total_bytes >= card.free_bytes > 0 for card in gpu.cards())
+        assert all(card.total_bytes >= card.free_bytes > 0 for card in gpu.list_gpus())
 
 
 def test_asking_for_cards_loads_no_torch():

@@ -66,7 +66,7 @@ WRITERS = {
     "queue": queue_is_written,
     "order": lambda error, path, _: runs._unwritten(RunDirectory(path), error),
     "job": lambda error, path, _: job_file._unwritable(path, error),
-    "any": lambda error, _, __: places.refusal(error),
+    "any": lambda error, _, __: places.user_error_of(error),
 }
 
 

@@ -25,7 +25,7 @@ from trainer.adapter import lean as lean_layers
 from trainer.adapter.lean.lora import register
 from trainer.adapter.lean.transformer import install
 from trainer.adapter.names import Part, Slot, slots
-from trainer.adapter.reading import LoraLayer, LoraWeights, fitted, read_lora
+from trainer.adapter.reading import LoraLayer, LoraWeights, read_lora, reshape_to_layer
 from trainer.config.base import Family
 from trainer.config.recipe import RecipeConfig
 from trainer.errors import JobError, LoraFileError
@@ -211,7 +211,7 @@ def attach(
         slots=tuple(chosen),
         rank={slot.kohya: size.rank for slot, size in chosen.items()},
         alpha={slot.kohya: size.alpha for slot, size in chosen.items()},
-        lean=lean_layers.SWITCHED_ON if lean is None else lean,
+        lean=lean_layers.ENABLED if lean is None else lean,
     )
     dropouts = recipe.has_dropouts
     customize = partial(register, dropouts=dropouts) if adapter.lean else None
@@ -298,7 +298,7 @@ def _apply_dropout(
     return output
 
 
-Weighted = tuple[LoraWeights, float]  # strength
+WeightedLora = tuple[LoraWeights, float]  # strength
 Scaled = tuple[LoraLayer, float]  # strength · alpha / rank
 
 
@@ -315,7 +315,7 @@ class AppliedLoras:
         self._dtype = dtype
         self._factors: dict[Slot, Factors] = {}
 
-    def use(self, loras: Sequence[Weighted]) -> None:
+    def use(self, loras: Sequence[WeightedLora]) -> None:
         """Apply these LoRAs, each with its strength (1: as trained), in place of the current ones.
 
         A sum of LoRAs is a LoRA whose rank is the sum of theirs, so they are stacked into one. If the ranks are
@@ -355,8 +355,8 @@ class AppliedLoras:
 def _fill(slot: Slot, factors: Factors, stack: Sequence[Scaled]) -> None:
     """Stack the matrices of one layer's LoRAs along the rank; the scale is multiplied into `up`."""
     down, up = factors.down.weight, factors.up.weight
-    downs = [fitted(slot, layer.down, (layer.rank, *down.shape[1:])) for layer, _ in stack]
-    ups = [fitted(slot, layer.up, (up.shape[0], layer.rank, *up.shape[2:])) * scale for layer, scale in stack]
+    downs = [reshape_to_layer(slot, layer.down, (layer.rank, *down.shape[1:])) for layer, _ in stack]
+    ups = [reshape_to_layer(slot, layer.up, (up.shape[0], layer.rank, *up.shape[2:])) * scale for layer, scale in stack]
     down.requires_grad_(False).copy_(torch.cat(downs))
     up.requires_grad_(False).copy_(torch.cat(ups, dim=1))
 
@@ -378,8 +378,8 @@ def continue_from(
     for slot in adapter.slots:
         if slot in lora.layers:
             layer = lora.layers[slot]
-            weights[slot.down] = fitted(slot, layer.down, adapter.parameters[slot.down].shape)
-            up = fitted(slot, layer.up, adapter.parameters[slot.up].shape)
+            weights[slot.down] = reshape_to_layer(slot, layer.down, adapter.parameters[slot.down].shape)
+            up = reshape_to_layer(slot, layer.up, adapter.parameters[slot.up].shape)
             weights[slot.up] = up * (layer.alpha / adapter.alpha[slot.kohya])
     return weights
 

@@ -172,9 +172,9 @@ class ExportFacts:
     """Epochs started by then."""
     epochs: int
     """Epochs started by the end of the run."""
-    pictures: int
+    images: int
     """Number of training images, without repeats and regularization images."""
-    regularization_pictures: int
+    regularization_images: int
     """Number of regularization images."""
     started_at: float
     """Unix time in seconds when the job was frozen."""
@@ -256,8 +256,8 @@ def _training(facts: ExportFacts) -> dict[str, str]:
         "ss_sd_model_name": facts.base_name,
         "ss_new_sd_model_hash": facts.base_sha256,
         "ss_resolution": f"({recipe.resolution}, {recipe.resolution})",
-        "ss_num_train_images": facts.pictures,
-        "ss_num_reg_images": facts.regularization_pictures,
+        "ss_num_train_images": facts.images,
+        "ss_num_reg_images": facts.regularization_images,
         "ss_num_epochs": facts.epochs,
         "ss_epoch": facts.epoch,
         "ss_steps": facts.step,

@@ -101,7 +101,7 @@ def read_lora(path: Path, family: Family, table: Sequence[Slot]) -> LoraWeights:
     return LoraWeights(layers, tuple(unmatched), dict(header.metadata))
 
 
-def fitted(slot: Slot, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+def reshape_to_layer(slot: Slot, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Return a matrix in the shape of its layer: some programs write 1x1 convolutions as matrices, or vice versa."""
     if [size for size in tensor.shape if size != 1] != [size for size in shape if size != 1]:
         raise LoraFileError(

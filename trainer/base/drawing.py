@@ -156,13 +156,13 @@ def decode_levels(vae: Any, latents: Tensor, *, tiling: bool) -> Tensor:
     return ((pixels.float() / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8)
 
 
-def save_picture(picture: Image.Image, path: Path, settings: Mapping[str, object]) -> None:
+def save_image(image: Image.Image, path: Path, settings: Mapping[str, object]) -> None:
     """Write a PNG with its settings as JSON and as the "parameters" text that other programs read."""
     info = PngInfo()
     info.add_itxt("impasto", json.dumps(dict(settings), ensure_ascii=False))
     info.add_itxt("parameters", parameters_line(settings))
     data = BytesIO()
-    picture.save(data, format="PNG", pnginfo=info)
+    image.save(data, format="PNG", pnginfo=info)
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write_bytes(path, data.getvalue())
 

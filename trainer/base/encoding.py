@@ -35,7 +35,7 @@ class TextConditioning:
     pooled: Tensor | None
 
 
-def tokenise(family: Family, texts: Sequence[str], chunks: int = CHUNK) -> list[Tensor]:
+def tokenize(family: Family, texts: Sequence[str], chunks: int = CHUNK) -> list[Tensor]:
     """Return each text encoder's ids, int64 (B, rows x 77), for up to `chunks` (75, 150 or 225) tokens of text."""
     tokenizers = [ClipTokens(encoder.pad) for encoder in FAMILIES[family].text_encoders]
     return [torch.tensor([tokenizer.encode(text, chunks) for text in texts]) for tokenizer in tokenizers]
@@ -59,7 +59,7 @@ def encode_text(
 
 
 @torch.no_grad()
-def encode_words(
+def encode_texts(
     family: Family,
     encoders: Sequence[TextEncoder],
     texts: Sequence[str],
@@ -68,7 +68,7 @@ def encode_words(
     chunks: int = CHUNK,
 ) -> TextConditioning:
     """Tokenize and encode texts without gradients on `device`, where the encoders are; see `encode_text`."""
-    tokens = [ids.to(device) for ids in tokenise(family, texts, chunks)]
+    tokens = [ids.to(device) for ids in tokenize(family, texts, chunks)]
     return encode_text(family, encoders, tokens, clip_skip)
 
 

@@ -276,7 +276,7 @@ class _Download:
         """Download the file, retrying as long as each attempt receives more bytes."""
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
-            with locks.held(self.folder / "lock", patience=0):
+            with locks.hold_lock(self.folder / "lock", patience=0):
                 return self._run()
         except locks.LockBusyError as error:
             sentence = f'Another process is downloading "{self.shown}".'

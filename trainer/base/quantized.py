@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from trainer.base.weights import Placer
-from trainer.config.fit import ProductConfig
+from trainer.config.fit import Int8LayerConfig
 
 MULTIPLE = 8
 """On CUDA, torch._int_mm requires the numbers of inputs and outputs to be multiples of this."""
@@ -48,7 +48,7 @@ class Directions:
 NEVER = Directions()
 
 
-def directions_of(inputs: int, outputs: int, products: Sequence[ProductConfig]) -> Directions:
+def int8_directions(inputs: int, outputs: int, products: Sequence[Int8LayerConfig]) -> Directions:
     """Return when a layer of this size uses int8 GEMMs: the first match in ``products``, if int8 supports the size."""
     if inputs % MULTIPLE or outputs % MULTIPLE:
         return NEVER
@@ -56,14 +56,14 @@ def directions_of(inputs: int, outputs: int, products: Sequence[ProductConfig]) 
     return Directions(match.forward, match.backward) if match else NEVER
 
 
-def enough(x: Tensor, least: int | None) -> bool:
+def has_enough_rows(x: Tensor, least: int | None) -> bool:
     """Return whether x (..., inputs) has at least ``least`` rows; False if that is None."""
     return least is not None and x.numel() >= least * x.shape[-1]
 
 
-def int8_product(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+def int8_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
     """Return x (..., inputs) · weightᵀ + bias (..., outputs) in the dtype of x, by an int8 GEMM."""
-    rows, row_scales = rounded(x.reshape(-1, x.shape[-1]))
+    rows, row_scales = quantize_rows(x.reshape(-1, x.shape[-1]))
     scaled = _scaled(torch._int_mm(rows, weight.t()), row_scales, x.dtype)
     result = scaled.mul_(scales) if bias is None else torch.addcmul(bias, scaled, scales, out=scaled)
     return result.to(x.dtype).view(*x.shape[:-1], len(weight))
@@ -75,12 +75,12 @@ def int8_input_gradient(gradient: Tensor, weight: Tensor, scales: Tensor) -> Ten
     The scales belong to the dimension that is summed over here, so the gradient is scaled before it is quantized.
     """
     grad_rows = gradient.reshape(-1, gradient.shape[-1])
-    rows, row_scales = rounded(_scaled(grad_rows, scales, gradient.dtype))
+    rows, row_scales = quantize_rows(_scaled(grad_rows, scales, gradient.dtype))
     result = _scaled(torch._int_mm(rows, _column_major(weight)), row_scales, gradient.dtype)
     return result.to(gradient.dtype).view(*gradient.shape[:-1], weight.shape[1])
 
 
-def rounded(rows: Tensor) -> tuple[Tensor, Tensor]:
+def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Quantize rows (M, N) to int8 by their largest magnitude; return them and the scale of each row, fp32 (M, 1).
 
     The scale includes the 1 / 127 of the weights. If a row contains NaN or infinity, its scale and thus its results are
@@ -153,7 +153,7 @@ class _Int8Product(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(weight, scales)
         ctx.directions = directions
-        return product(x, weight, scales, bias, directions)
+        return quantized_linear(x, weight, scales, bias, directions)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
@@ -161,16 +161,18 @@ class _Int8Product(torch.autograd.Function):
         return input_gradient(gradient, weight, scales, ctx.directions), None, None, None, None
 
 
-def product(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, directions: Directions = NEVER) -> Tensor:
+def quantized_linear(
+    x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, directions: Directions = NEVER
+) -> Tensor:
     """Return x (..., inputs) · Wᵀ + bias in the dtype of x, for int8 weights (outputs, inputs) with row scales."""
-    if enough(x, directions.forward):
-        return int8_product(x, weight, scales, bias)
+    if has_enough_rows(x, directions.forward):
+        return int8_linear(x, weight, scales, bias)
     return F.linear(x, _dequantized(weight, scales, x.dtype), bias)
 
 
 def input_gradient(gradient: Tensor, weight: Tensor, scales: Tensor, directions: Directions = NEVER) -> Tensor:
     """Return the gradient of x (..., inputs) from the gradient (..., outputs) of `product`."""
-    if enough(gradient, directions.backward):
+    if has_enough_rows(gradient, directions.backward):
         return int8_input_gradient(gradient, weight, scales)
     return gradient @ _dequantized(weight, scales, gradient.dtype)
 
@@ -197,7 +199,7 @@ class FrozenNF4Linear(Linear4bit):
         return gradient @ dequantize_4bit(weight, weight.quant_state).to(gradient.dtype)
 
 
-def quantizable(model: nn.Module) -> dict[str, nn.Linear]:
+def quantizable_linears(model: nn.Module) -> dict[str, nn.Linear]:
     """Return the linear layers inside transformer blocks by name: the layers that get quantized."""
     return {
         name: module
@@ -211,7 +213,7 @@ def quantize_linears(model: nn.Module, kind: Quantization, dtype: torch.dtype, d
 
     Also sets the attributes by which PEFT chooses its layers for quantized weights.
     """
-    for name, linear in quantizable(model).items():
+    for name, linear in quantizable_linears(model).items():
         model.set_submodule(name, _empty(linear, kind, dtype))
     setattr(model, "is_loaded_in_4bit" if kind == "nf4" else "is_loaded_in_8bit", True)
     # bitsandbytes caches this map when it quantizes its first weight. If that one were on the meta device, as in a
@@ -238,11 +240,11 @@ def quantize_linears(model: nn.Module, kind: Quantization, dtype: torch.dtype, d
     return place
 
 
-def choose_products(model: nn.Module, products: Sequence[ProductConfig]) -> None:
+def set_int8_directions(model: nn.Module, products: Sequence[Int8LayerConfig]) -> None:
     """Set for all 8-bit layers when they use int8 GEMMs, according to ``products``; weights are unchanged."""
     for module in model.modules():
         if isinstance(module, FrozenInt8Linear):
-            module.directions = directions_of(module.in_features, module.out_features, products)
+            module.directions = int8_directions(module.in_features, module.out_features, products)
 
 
 def _return_freed_memory() -> None:

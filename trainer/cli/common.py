@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeAlias, TypeVar
 
 from trainer import __version__
 from trainer.config.credentials import protect
-from trainer.errors import EXIT_DONE, EXIT_FAULT, EXIT_RESUMABLE, ImpastoError, JobError, closed, plain_reason
+from trainer.errors import EXIT_DONE, EXIT_FAULT, EXIT_RESUMABLE, ImpastoError, JobError, plain_reason, with_period
 from trainer.protocol import events
 from trainer.protocol.files import write_text
-from trainer.protocol.places import home, refusal
+from trainer.protocol.places import home, user_error_of
 from trainer.protocol.reading import file_being_read, read_text
 from trainer.protocol.text import MOST_LINES, printable, printable_lines
 
@@ -217,7 +217,7 @@ def guarded(command: Callable[[], int], *, debug: bool) -> int:
         discard(sys.stdout)  # the reader of our output has exited, as `| head` does
         return EXIT_DONE
     except OSError as error:
-        refused = refusal(error)
+        refused = user_error_of(error)
         if refused is None:
             return _fault(error, debug=debug)
         note_error(refused)
@@ -230,7 +230,7 @@ def note_error(error: ImpastoError) -> None:
     """Write an error to stderr: what happened, each problem on its own line, and what to do."""
     note(f"Error: {error.sentence}")
     if len(error.problems) <= _MOST_PROBLEMS:  # with more, the sentence lists the first ones and counts the rest
-        for problem in error.untold:
+        for problem in error.unlisted_problems:
             note(f"  {problem}")
     note(f"What to do: {error.remedy}")
 
@@ -242,7 +242,7 @@ def _fault(error: Exception, *, debug: bool) -> int:
         reading = file_being_read(error)
         while_reading = f" while reading {reading}" if reading else ""
         where = getattr(error, "traceback_kept", "") or _save_traceback(error)
-        note(closed(f"Error: Something in Impasto went wrong{while_reading}: {plain_reason(error)}"))
+        note(with_period(f"Error: Something in Impasto went wrong{while_reading}: {plain_reason(error)}"))
         note(f"What to do: {where} Please report it.")
     return EXIT_FAULT
 

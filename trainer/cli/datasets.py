@@ -73,11 +73,11 @@ def run_check(options: argparse.Namespace) -> int:
     dataset, recipe, captions = _what_to_check(options)
     with _progress() as progress:
         found = read_dataset(dataset, recipe, progress, captions)
-    if found.pictures:
+    if found.images:
         echo_lines(describe(found, recipe, show_captions=options.show_captions))
     roots = [Path(folder.path).absolute() for folder in dataset.folders]
     for finding in found.findings:
-        _print_finding(finding, roots, {picture.path for picture in found.pictures}, show_all=options.all)
+        _print_finding(finding, roots, {image.path for image in found.images}, show_all=options.all)
     return EXIT_BAD_INPUT if any(finding.severity == "error" for finding in found.findings) else EXIT_DONE
 
 
@@ -97,7 +97,7 @@ def _what_to_check(options: argparse.Namespace) -> tuple[DatasetConfig, RecipeCo
     if path.suffix.lower() == ".toml":
         job = load_job(path)
         resolution = stated or job.recipe.resolution or _native_resolution(job.base)
-        return job.dataset, job.recipe.changed(resolution=resolution), {}
+        return job.dataset, job.recipe.replaced(resolution=resolution), {}
     if path.is_file():
         remedy = "Give the folder that holds the images, or a job.toml."
         raise DatasetError("dataset.file", f"Could not check {path}: it is not a folder.", remedy)

@@ -21,7 +21,7 @@ from trainer.cli import words
 from trainer.cli.common import discard, json_line, write_lines
 from trainer.protocol import events
 from trainer.protocol.files import long_path
-from trainer.protocol.progress import Story
+from trainer.protocol.progress import RunProgress
 from trainer.protocol.run_directory import RunDirectory
 from trainer.protocol.text import printable, printable_lines
 
@@ -44,16 +44,16 @@ def open_display(stream: TextIO, *, as_json: bool, past: Iterable[events.Event] 
             write_lines(stream, [json_line(events.to_line(event))])
         yield lambda event: write_lines(stream, [json_line(events.to_line(stamped(event)))])
         return
-    story = Story()
+    story = RunProgress()
     for event in past:
-        story.tell(event)
+        story.update(event)
     console = Console(file=cast(TextIO, _Terminal(stream)), highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         plain = PlainDisplay(stream, story)
         yield lambda event: plain.show(stamped(event))
         return
     display = LiveDisplay(console, story)
-    with Live(console=console, get_renderable=display.picture, refresh_per_second=4):
+    with Live(console=console, get_renderable=display.image, refresh_per_second=4):
         yield lambda event: display.show(stamped(event))
 
 
@@ -86,20 +86,20 @@ class _Terminal:
 class LiveDisplay:
     """Terminal display with live bars and figures at the bottom and permanent messages above them."""
 
-    def __init__(self, console: Console, story: Story) -> None:
+    def __init__(self, console: Console, story: RunProgress) -> None:
         self._console = console
         self._story = story
         self._lock = threading.Lock()  # rich draws from its own thread
 
-    def picture(self) -> Group:
+    def image(self) -> Group:
         """Return the bars and figures to draw now."""
         with self._lock:
-            return picture(self._story, time.time())
+            return image(self._story, time.time())
 
     def show(self, event: events.Event) -> None:
         """Update the bars from an event and print its sentence, if it has one."""
         with self._lock:
-            self._story.tell(event)
+            self._story.update(event)
         if sentence := words.sentence(event):
             self._console.print(Text("\n".join(printable_lines(sentence))))
 
@@ -107,7 +107,7 @@ class LiveDisplay:
 class PlainDisplay:
     """Plain-line display: first start and end of each phase, progress every ten seconds, and all messages."""
 
-    def __init__(self, stream: TextIO, story: Story) -> None:
+    def __init__(self, stream: TextIO, story: RunProgress) -> None:
         self._stream = stream
         self._story = story
         self._last = 0.0
@@ -116,7 +116,7 @@ class PlainDisplay:
 
     def show(self, event: events.Event) -> None:
         """Write the line of an event, if it is due one."""
-        self._story.tell(event)
+        self._story.update(event)
         line = words.sentence(event) or self._progress(event)
         if line:
             write_lines(self._stream, printable_lines(line))
@@ -150,7 +150,7 @@ class PlainDisplay:
         return f"{words.PHASES[phase]} {words.progress(phase, state.done, state.total)}{rest}"
 
 
-def picture(story: Story, now: float) -> Group:
+def image(story: RunProgress, now: float) -> Group:
     """Return the live part of the display: per phase a row with bar, count and time, then the figures."""
     rows = Table.grid(padding=(0, 1))
     for phase, state in story.phases.items():
@@ -187,7 +187,7 @@ class RunLog:
             console = long_path(RunDirectory(run).console)
             # A notice may contain a file name that is not valid Unicode; write it as a terminal would show it.
             self._stream = console.open("a", encoding="utf-8", errors="replace", newline="\n")
-            self._display = PlainDisplay(self._stream, Story())
+            self._display = PlainDisplay(self._stream, RunProgress())
         early, self._early = self._early or [], None
         for event in early:
             self.show(event)

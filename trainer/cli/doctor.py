@@ -23,7 +23,7 @@ from trainer.protocol import places
 from trainer.protocol.reading import parse_json
 
 if TYPE_CHECKING:
-    from trainer.gpu import Card, Use
+    from trainer.gpu import Gpu, GpuProcess
     from trainer.host import MainMemory
 
 
@@ -81,7 +81,7 @@ class DoctorCheck:
     remedy: str = ""
 
 
-def check_gpu(gpu: Card) -> DoctorCheck:
+def check_gpu(gpu: Gpu) -> DoctorCheck:
     """Return the check of a GPU's free memory and temperature."""
     free = f"{words.size(gpu.free_bytes)} of {words.size(gpu.total_bytes)} free"
     facts = [
@@ -99,7 +99,7 @@ def check_gpu(gpu: Card) -> DoctorCheck:
     return DoctorCheck("ok", sentence)
 
 
-def check_uses(gpu: Card) -> DoctorCheck:
+def check_uses(gpu: Gpu) -> DoctorCheck:
     """Return the check of the programs that use a GPU: memory that they hold is not available for training."""
     others = ", ".join(_use_text(use) for use in gpu.uses) or "no program that the driver reports"
     sentence = f"GPU {gpu.index} is used by: {others}"
@@ -112,7 +112,7 @@ def check_uses(gpu: Card) -> DoctorCheck:
     return DoctorCheck("ok", sentence)
 
 
-def check_context(gpu: Card, context_bytes: int, desktop_bytes: int) -> DoctorCheck:
+def check_context(gpu: Gpu, context_bytes: int, desktop_bytes: int) -> DoctorCheck:
     """Return the check of what the CUDA context takes and what it leaves for the model."""
     sentence = (
         f"GPU {gpu.index}: CUDA itself takes about {words.size(context_bytes)} while training; "
@@ -126,7 +126,7 @@ def check_context(gpu: Card, context_bytes: int, desktop_bytes: int) -> DoctorCh
     )
 
 
-def check_commit(memory: MainMemory, gpus: list[Card]) -> DoctorCheck | None:
+def check_commit(memory: MainMemory, gpus: list[Gpu]) -> DoctorCheck | None:
     """Return the check of the Windows commit limit against a full GPU plus the training process.
 
     None on systems without a commit limit. GPU memory counts against it too, so with a small page file programs run out
@@ -173,11 +173,11 @@ def check_spilling(driver: str, system: str) -> DoctorCheck | None:
     return DoctorCheck("ok", sentence, remedy)
 
 
-def _use_text(use: Use) -> str:
+def _use_text(use: GpuProcess) -> str:
     return use.name if use.bytes is None else f"{use.name} {words.size(use.bytes)}"
 
 
-def _largest_use(gpu: Card) -> str:
+def _largest_use(gpu: Gpu) -> str:
     """Return which program holds the most memory and how much; empty if the driver does not report sizes."""
     known = [use for use in gpu.uses if use.bytes]
     return f": {known[0].name} holds {words.size(known[0].bytes or 0)}" if known else ""
@@ -249,11 +249,11 @@ def _check_libraries() -> Iterator[DoctorCheck]:
         yield DoctorCheck("broken", f"Not installed: {', '.join(missing)}", _REBUILD)
 
 
-def _find_gpus() -> tuple[list[Card], DoctorCheck]:
+def _find_gpus() -> tuple[list[Gpu], DoctorCheck]:
     from trainer import gpu
 
     try:
-        found = gpu.cards()
+        found = gpu.list_gpus()
     except ImpastoError as error:
         return [], DoctorCheck("broken", error.sentence, error.remedy)
     if not found:
@@ -262,15 +262,15 @@ def _find_gpus() -> tuple[list[Card], DoctorCheck]:
     return found, DoctorCheck("ok", f"NVIDIA driver {found[0].driver}, CUDA {cuda}")
 
 
-def _check_gpus(found: list[Card]) -> Iterator[DoctorCheck]:
+def _check_gpus(found: list[Gpu]) -> Iterator[DoctorCheck]:
     """Yield the checks of every GPU, and of the memory limits that the system sets for all of them."""
     from trainer.host import main_memory
     from trainer.memory.device.calibration import corrections
-    from trainer.memory.device.gpu_specs import model_of, overheads_for
+    from trainer.memory.device.gpu_specs import overheads_for, specs_of
 
     system = platform.system()
     for gpu in found:
-        overheads = overheads_for(model_of(gpu), system)
+        overheads = overheads_for(specs_of(gpu), system)
         learned = corrections(gpu.name, system, {"torch": version_of("torch") or ""}).context_bytes
         yield check_gpu(gpu)
         yield check_uses(gpu)
@@ -281,7 +281,7 @@ def _check_gpus(found: list[Card]) -> Iterator[DoctorCheck]:
     yield from (check for check in limits if check is not None)
 
 
-def _check_build(found: list[Card]) -> DoctorCheck:
+def _check_build(found: list[Gpu]) -> DoctorCheck:
     """Return the check of whether the installed torch was built for CUDA, read from its files without importing it."""
     try:
         version = metadata.version("torch")
@@ -326,7 +326,7 @@ def _try_to_write(folder: Path) -> None:
         file.write(b"x")
 
 
-def _run_self_test(found: list[Card]) -> Iterator[DoctorCheck]:
+def _run_self_test(found: list[Gpu]) -> Iterator[DoctorCheck]:
     # -P: don't import a folder called torch from the current directory.
     command = [sys.executable, "-P", "-c", _SELF_TEST]
     try:

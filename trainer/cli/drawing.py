@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.cli.common import Commands, add_base, add_command, add_json, checked, echo, engine_imports
-from trainer.cli.jobs import shown
+from trainer.cli.jobs import showing_events
 from trainer.errors import EXIT_DONE, LoraFileError, RunError
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _lora(text: str) -> tuple[Path, float]:
 
 def run_demo(options: argparse.Namespace) -> int:
     """Train the demo's LoRA and print where the results are."""
-    with shown(as_json=options.json) as on_event:
+    with showing_events(as_json=options.json) as on_event:
         with engine_imports(on_event):
             from trainer import demo
 

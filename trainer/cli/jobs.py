@@ -16,8 +16,8 @@ from trainer.cli import words
 from trainer.cli.common import Commands, add_base, add_command, add_json, add_run, echo, engine_imports, positive
 from trainer.errors import ImpastoError, JobError
 from trainer.protocol import events, files
-from trainer.protocol.files import made_up_name, safe_name
-from trainer.protocol.run_directory import find_run, require_place
+from trainer.protocol.files import safe_name, valid_job_name
+from trainer.protocol.run_directory import find_run, require_writable
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trainer.config.recipe import RecipeConfig
     from trainer.config.resolve import Machine
 
-Made = Callable[[Path], None]
+OnRunFolder = Callable[[Path], None]
 OnEvent = Callable[[events.Event], None]
 
 
@@ -89,7 +89,7 @@ def run_new(options: argparse.Namespace) -> int:
     text = new_job_text(
         name=name,
         base=options.base,
-        pictures=options.pictures,
+        images=options.pictures,
         folder=folder,
         family=family,
         machine=machine,
@@ -110,16 +110,16 @@ def _name_and_folder(text: str) -> tuple[str, Path]:
         raise JobError("job.name", "Could not create a job: its name is empty.", 'Give it a name such as "my-style".')
     if text in (".", "..") or any(mark and mark in text for mark in (os.sep, os.altsep)):
         folder = Path(os.path.normpath(Path(text).expanduser()))
-        return made_up_name(folder.resolve().name), folder
+        return valid_job_name(folder.resolve().name), folder
     return text, Path(safe_name(text, "job"))
 
 
 def run_train(options: argparse.Namespace) -> int:
     """Train a job from the start."""
 
-    def train(made: Made, log: OnEvent) -> int:
+    def train(made: OnRunFolder, log: OnEvent) -> int:
         text = _frozen(options)
-        with shown(log, as_json=options.json) as on_event:
+        with showing_events(log, as_json=options.json) as on_event:
             overrides = _overrides(options, text)
             _require_sound(options.job, overrides, text)
             with engine_imports(on_event):
@@ -135,9 +135,9 @@ def run_train(options: argparse.Namespace) -> int:
 def run_resume(options: argparse.Namespace) -> int:
     """Continue a run."""
 
-    def resume_run(made: Made, log: OnEvent) -> int:
+    def resume_run(made: OnRunFolder, log: OnEvent) -> int:
         run = find_run(options.run)
-        with shown(log, as_json=options.json) as on_event:
+        with showing_events(log, as_json=options.json) as on_event:
             with engine_imports(on_event):
                 from trainer.memory.device.calibration import learn
                 from trainer.training.run.resume import resume
@@ -168,7 +168,7 @@ def _frozen(options: argparse.Namespace) -> str | None:
     return Queue().get(options.queued).text
 
 
-def _carried_out(options: argparse.Namespace, work: Callable[[Made, OnEvent], int]) -> int:
+def _carried_out(options: argparse.Namespace, work: Callable[[OnRunFolder, OnEvent], int]) -> int:
     """Run `work` and return its exit code; if the queue started this process, its entry records the result.
 
     `work` receives a callback for the run's folder and one for its events.
@@ -179,10 +179,10 @@ def _carried_out(options: argparse.Namespace, work: Callable[[Made, OnEvent], in
 
             with closing(RunLog()) as log:
                 return work(log.open, log.show)
-        from trainer.queue.worker import carried_out
+        from trainer.queue.worker import run_entry
 
         # The worker redirects all output of this process to the run's log, so events need no log of their own.
-        return carried_out(options.queued, lambda made: work(made, lambda _: None))
+        return run_entry(options.queued, lambda made: work(made, lambda _: None))
 
 
 @contextmanager
@@ -205,7 +205,7 @@ def handling_sigusr1(handler: Callable[[int, FrameType | None], object]) -> Iter
 
 
 @contextmanager
-def shown(log: OnEvent = lambda _: None, *, as_json: bool) -> Iterator[OnEvent]:
+def showing_events(log: OnEvent = lambda _: None, *, as_json: bool) -> Iterator[OnEvent]:
     """Yield a function that shows the events of a run in this process and passes them to `log`.
 
     An error that ends the run is reported once: as a JSON event with --json, otherwise by the code that catches it.
@@ -252,11 +252,11 @@ def family_of(base: str, stated: Family | None) -> Family | None:
 
 def _expected_fit(family: Family | None, machine: Machine) -> FitConfig | None:
     """Return the built-in fit preset for a machine's GPU; None without a GPU or if the family is unknown."""
-    from trainer.config.presets.library import fit_for, read_shelf
+    from trainer.config.presets.library import fit_for, read_library
 
     if family is None or machine.total_bytes is None:
         return None
-    found = fit_for(read_shelf(), family, machine.total_bytes)
+    found = fit_for(read_library(), family, machine.total_bytes)
     return found.preset.fit if found else None
 
 
@@ -288,11 +288,11 @@ def _require_sound(job: Path, overrides: Sequence[str], text: str | None) -> Non
     """
     from trainer.config.load import load_job
     from trainer.config.paths import is_base_path
-    from trainer.dataset.folders import require_pictures
+    from trainer.dataset.folders import require_images
     from trainer.files.identify import identify_base
 
     wanted = load_job(job, overrides, text)
-    require_place(Path(wanted.output.runs))
+    require_writable(Path(wanted.output.runs))
     model = wanted.base.model
     if is_base_path(model, Path.cwd()):
         if Path(model).exists():
@@ -301,7 +301,7 @@ def _require_sound(job: Path, overrides: Sequence[str], text: str | None) -> Non
             from trainer.base.fetch import fetch_base
 
             fetch_base(model)  # raises the error for what is missing
-    require_pictures(wanted.dataset)
+    require_images(wanted.dataset)
 
 
 def _count_images(folder: Path) -> int:
@@ -319,7 +319,7 @@ def machine_here() -> Machine:
     from trainer.host import usable_cores
 
     cores = usable_cores()
-    card = max(gpu.cards(), key=lambda card: card.total_bytes, default=None)
+    card = max(gpu.list_gpus(), key=lambda card: card.total_bytes, default=None)
     if card is None:
         return Machine("cpu", None, None, bf16=True, cores=cores)
     return Machine(f"cuda:{card.index}", card.name, card.total_bytes, card.bf16, cores)

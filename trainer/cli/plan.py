@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from trainer.cli import plan_text, words
 from trainer.cli.common import Commands, add_command, echo_json, echo_lines
-from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, JobError, joined
+from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, JobError, sentence_and_remedy
 from trainer.protocol.text import share
 
 if TYPE_CHECKING:
     from trainer.memory.device.device_state import DeviceState
-    from trainer.memory.planner.planner import Plan, Planned
+    from trainer.memory.planner.planner import Plan, PlanResult
     from trainer.memory.planner.request import PlanRequest
     from trainer.memory.planner.suggestions import Suggestion
     from trainer.memory.trace.library import TraceLibrary
@@ -72,7 +72,7 @@ def _print_plan(request: PlanRequest, traces: TraceLibrary, options: argparse.Na
         echo_json(as_json(request, planned), indent=1)
         return EXIT_DONE if planned.pick else EXIT_BAD_INPUT
     echo_lines(_header(request))
-    planned = planned_for(request, traces, lambda found: echo_lines(plan_text.picked(found, _batch(request))))
+    planned = planned_for(request, traces, lambda found: echo_lines(plan_text.pick_rows(found, _batch(request))))
     echo_lines(_answer(request, planned))
     if options.explain:
         echo_lines(_explained(request, planned, traces))
@@ -80,8 +80,8 @@ def _print_plan(request: PlanRequest, traces: TraceLibrary, options: argparse.Na
 
 
 def _request(options: argparse.Namespace) -> PlanRequest:
-    from trainer.cli.planning import question_ahead_of
-    from trainer.memory.planner.request import question_of_job
+    from trainer.cli.planning import request_for_preset
+    from trainer.memory.planner.request import request_of_job
 
     if (options.job is None) == (options.family is None):
         sentence = "Could not plan: give either a JOB or a --family."
@@ -90,94 +90,96 @@ def _request(options: argparse.Namespace) -> PlanRequest:
         if options.recipe:
             sentence = "Could not plan: --recipe is only for plans without a job, which has a recipe of its own."
             raise JobError("plan.question", sentence, "Remove --recipe, or change single keys with --set.")
-        return question_of_job(options.job, options.set, options.gpu)
+        return request_of_job(options.job, options.set, options.gpu)
     if options.set:
         raise JobError(
             "plan.question",
             "Could not plan: --set changes keys of a job, and no JOB is given.",
             "Name a JOB, or remove --set.",
         )
-    return question_ahead_of(options.family, options.recipe, options.gpu)
+    return request_for_preset(options.family, options.recipe, options.gpu)
 
 
 def _batch(request: PlanRequest) -> int:
-    return request.subject.recipe.effective_batch
+    return request.workload.recipe.effective_batch
 
 
 def _header(request: PlanRequest) -> Iterator[str]:
     """Yield what is planned, and for which GPU."""
     yield _headline(request)
-    yield from _gpu_lines(request.situation)
+    yield from _gpu_lines(request.device_state)
     yield ""
 
 
-def _answer(request: PlanRequest, planned: Planned) -> Iterator[str]:
+def _answer(request: PlanRequest, planned: PlanResult) -> Iterator[str]:
     """Yield what follows the pick: alternatives and the peak, or what to do where nothing fits; then the remarks."""
     from trainer.memory.planner.remarks import remarks_of
 
-    situation = planned.situation
-    if not situation.on_cpu and planned.pick is None:
+    device_state = planned.device_state
+    if not device_state.on_cpu and planned.pick is None:
         yield plan_text.nothing_fits(planned, request.written)
-        yield plan_text.what_would(planned.lighter, situation, planned.missing, _batch(request))
-    elif not situation.on_cpu and planned.pick is not None:
+        yield plan_text.what_would(planned.reduced_recipe, device_state, planned.excess_bytes, _batch(request))
+    elif not device_state.on_cpu and planned.pick is not None:
         yield from plan_text.neighbors(planned, _batch(request))
         yield ""
         yield f"Peak: {plan_text.peak(planned.pick.forecast)}."
     yield from map(plan_text.remark, remarks_of(request, planned))
-    yield from (f"The job cannot start: {joined(error.sentence, error.remedy)}" for error in request.obstacles)
-    if situation.correction.damage and not situation.on_cpu:
-        yield situation.correction.damage
+    yield from (
+        f"The job cannot start: {sentence_and_remedy(error.sentence, error.remedy)}" for error in request.obstacles
+    )
+    if device_state.correction.damage and not device_state.on_cpu:
+        yield device_state.correction.damage
 
 
-def _gpu_lines(situation: DeviceState) -> Iterator[str]:
-    if situation.on_cpu:
+def _gpu_lines(device_state: DeviceState) -> Iterator[str]:
+    if device_state.on_cpu:
         yield "This computer's CPU, because the job says so or no NVIDIA GPU works here"
         yield "(add --gpu 8GB, or another GPU, to compare)."
         return
-    free = share(situation.free_bytes, situation.card.total_bytes)
-    kept = f"{words.size(situation.outside)} for CUDA, {words.size(situation.margin)} safety margin"
-    yield f"{situation.card.name}: {free} free, {words.size(situation.budget)} of it usable"
+    free = share(device_state.free_bytes, device_state.gpu.total_bytes)
+    kept = f"{words.size(device_state.outside)} for CUDA, {words.size(device_state.margin)} safety margin"
+    yield f"{device_state.gpu.name}: {free} free, {words.size(device_state.budget)} of it usable"
     yield f"({kept})."
 
 
 def _headline(request: PlanRequest) -> str:
-    subject, recipe = request.subject, request.subject.recipe
-    largest = subject.buckets[0]
+    workload, recipe = request.workload, request.workload.recipe
+    largest = workload.buckets[0]
     steps = words.counted(recipe.steps or 0, "step", "steps")
     return (
-        f"{request.name}: {plan_text.base_name(subject.family)}, {largest.width} × {largest.height}, "
+        f"{request.name}: {plan_text.base_name(workload.family)}, {largest.width} × {largest.height}, "
         f"rank {recipe.rank}, {steps} of {words.counted(recipe.effective_batch, 'image', 'images')}."
     )
 
 
-def _explained(request: PlanRequest, planned: Planned, traces: TraceLibrary) -> Iterator[str]:
+def _explained(request: PlanRequest, planned: PlanResult, traces: TraceLibrary) -> Iterator[str]:
     """Yield the timeline on one screen, then how to use less memory; `--json` has every detail."""
-    from trainer.memory.forecast.forecast import encoding_again
+    from trainer.memory.forecast.forecast import forecast_fp32_retry
 
     plan = planned.pick or planned.smaller
     if plan is None:
         return
     yield ""
-    if planned.situation.on_cpu:
+    if planned.device_state.on_cpu:
         yield from plan_text.timeline_on_cpu(plan.forecast)
         return
-    yield plan_text.margin(planned.situation)
+    yield plan_text.margin(planned.device_state)
     yield ""
     yield from plan_text.timeline(plan.forecast)
-    again = encoding_again(replace(request.subject, fit=plan.fit), request.situation, traces)
+    again = forecast_fp32_retry(replace(request.workload, fit=plan.fit), request.device_state, traces)
     if again is not None:
         yield from plan_text.encoded_again(again, plan.forecast)
     yield ""
-    yield from plan_text.levers(_suggestions(request, plan, traces))
+    yield from plan_text.suggestions(_suggestions(request, plan, traces))
 
 
 def _suggestions(request: PlanRequest, plan: Plan, traces: TraceLibrary) -> Iterator[Suggestion]:
     """Yield suggestions until `PATIENCE_BESIDE` seconds have passed, since those not traced yet take seconds each."""
     from trainer.cli.planning import PATIENCE_BESIDE
-    from trainer.memory.planner.suggestions import levers
+    from trainer.memory.planner.suggestions import suggestions
 
     until = time.monotonic() + PATIENCE_BESIDE
-    for suggestion in levers(request.subject, plan.fit, request.situation, traces):
+    for suggestion in suggestions(request.workload, plan.fit, request.device_state, traces):
         yield suggestion
         if time.monotonic() > until:
             return

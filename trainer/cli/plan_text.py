@@ -8,14 +8,14 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from trainer.cli import words
-from trainer.protocol.forecast import ROUNDING, SEARCHED
+from trainer.protocol.forecast import ROUNDING, SEARCHED_FIT_KEYS
 from trainer.protocol.text import share
 
 if TYPE_CHECKING:
     from trainer.config.base import Family
     from trainer.config.fit import FitConfig
     from trainer.memory.device.device_state import DeviceState
-    from trainer.memory.planner.planner import Plan, Planned, ReducedRecipe
+    from trainer.memory.planner.planner import Plan, PlanResult, ReducedRecipe
     from trainer.memory.planner.suggestions import RecipeChange, Suggestion
     from trainer.protocol.forecast import Forecast, Peak, PhaseForecast
     from trainer.protocol.plan import AdviceCode, MemoryAdvice, Remark
@@ -109,7 +109,7 @@ def checkpointed(chosen: FitConfig) -> str:
     return f"{words.counted(len(chosen.gradient_checkpointing or ()), 'block', 'blocks')} checkpointed"
 
 
-def taken(found: Forecast) -> int:
+def reserved_bytes(found: Forecast) -> int:
     """Return the most bytes that a run reserves; the budget where the allocator has to return free blocks to fit."""
     return within(found.reserved, found)
 
@@ -119,7 +119,7 @@ def within(reserved: int, found: Forecast) -> int:
     return min(reserved, found.budget) if found.fits else reserved
 
 
-def decisive(forecast: Forecast) -> PhaseForecast:
+def peak_phase(forecast: Forecast) -> PhaseForecast:
     """Return the phase that needs the most memory."""
     return forecast.decisive
 
@@ -129,10 +129,10 @@ def sentence(plan: Plan, effective_batch: int) -> str:
     found = plan.forecast
     if found.on_cpu:
         return f"{fit(plan.fit, effective_batch)}. {on_cpu(found)}"
-    peak = decisive(found)
+    peak = peak_phase(found)
     return (
-        f"{fit(plan.fit, effective_batch)}: {share(taken(found), found.budget)} at most "
-        f"({PHASES[peak.phase].lower()}), about {words.about(found.seconds)}."
+        f"{fit(plan.fit, effective_batch)}: {share(reserved_bytes(found), found.budget)} at most "
+        f"({PHASES[peak.phase].lower()}), about {words.duration_text(found.seconds)}."
     )
 
 
@@ -140,7 +140,9 @@ def on_cpu(found: Forecast) -> str:
     """Return a forecast for the CPU in a sentence or two."""
     from trainer.memory.planner.remarks import estimate_of
 
-    took = f"On the CPU: about {words.about(found.seconds)}, and {words.size(found.host)} of main memory at most."
+    took = (
+        f"On the CPU: about {words.duration_text(found.seconds)}, and {words.size(found.host)} of main memory at most."
+    )
     return " ".join([took, *map(remark, estimate_of(found))])
 
 
@@ -178,9 +180,9 @@ def advice(given: MemoryAdvice) -> str:
     return ADVICE[given.code].format(programs=", ".join(given.programs), bytes=words.size(given.bytes))
 
 
-def margin(situation: DeviceState) -> str:
+def margin(device_state: DeviceState) -> str:
     """Return the safety margin of a GPU, and the reason for its size."""
-    kept, found = situation.kept_free, situation.correction
+    kept, found = device_state.kept_free, device_state.correction
     match kept.reason:
         case "no_runs":
             why = "no run has finished here yet"
@@ -202,24 +204,24 @@ def change(changed: RecipeChange) -> str:
     return ", ".join(f"recipe.{key} = {toml_value(value)}" for key, value in changed.keys.items())
 
 
-def nothing_fits(planned: Planned, written: FitConfig) -> str:
+def nothing_fits(planned: PlanResult, written: FitConfig) -> str:
     """Return by how much a job is too large for a GPU; `written` is what the job states of its fit."""
     # A stated 16-bit dtype limits nothing, because both 16-bit dtypes take the same memory.
-    stated = written.dtype == "fp32" or any(getattr(written, key) is not None for key in SEARCHED)
-    situation = planned.situation
+    stated = written.dtype == "fp32" or any(getattr(written, key) is not None for key in SEARCHED_FIT_KEYS)
+    device_state = planned.device_state
     how = "with the fit settings of the job" if stated else "with any fit"
     return (
-        f"It does not fit on {situation.card.name} {how}: it is {words.size(planned.missing)} too large for the "
-        f"{words.size(situation.budget)} that can be used there."
+        f"It does not fit on {device_state.gpu.name} {how}: it is {words.size(planned.excess_bytes)} too large for the "
+        f"{words.size(device_state.budget)} that can be used there."
     )
 
 
-def what_would(found: ReducedRecipe | None, situation: DeviceState, missing: int, effective_batch: int) -> str:
+def what_would(found: ReducedRecipe | None, device_state: DeviceState, missing: int, effective_batch: int) -> str:
     """Return what to do where nothing fits."""
     from trainer.memory.planner.remarks import memory_advice
 
     if found is None:
-        way = advice(memory_advice(missing, situation))
+        way = advice(memory_advice(missing, device_state))
         way = way if _LARGER_GPU in way else f"{_LARGER_GPU}, or {way}"
         return f"{way[:1].upper()}{way[1:]}."
     return f"With {change(found.change)} it fits: {sentence(found.plan, effective_batch)}"
@@ -243,7 +245,7 @@ def base_name(family: Family) -> str:
     return NAMES[family]
 
 
-def picked(planned: Planned, effective_batch: int) -> Iterator[str]:
+def pick_rows(planned: PlanResult, effective_batch: int) -> Iterator[str]:
     """Yield the table's header and the row of the pick: memory, time and fit."""
     assert planned.pick is not None
     yield from _row("", "MEMORY", "TIME", "HOW")
@@ -252,17 +254,19 @@ def picked(planned: Planned, effective_batch: int) -> Iterator[str]:
 
 def timeline_on_cpu(forecast: Forecast) -> Iterator[str]:
     """Yield a row for each phase of a run on the CPU."""
-    rows = [(PHASES[phase.phase], words.size(phase.host), words.about(phase.seconds)) for phase in forecast.phases]
+    rows = [
+        (PHASES[phase.phase], words.size(phase.host), words.duration_text(phase.seconds)) for phase in forecast.phases
+    ]
     yield from _aligned([("PHASE", "MAIN MEMORY", "TIME"), *rows], "<>>")
 
 
-def neighbors(planned: Planned, effective_batch: int) -> Iterator[str]:
+def neighbors(planned: PlanResult, effective_batch: int) -> Iterator[str]:
     """Yield the rows of the alternatives to a pick."""
     from trainer.memory.planner.remarks import memory_advice
 
-    way = advice(memory_advice(planned.missing, planned.situation))
+    way = advice(memory_advice(planned.excess_bytes, planned.device_state))
     found: list[tuple[str, Plan | None, str]] = [
-        ("Faster", planned.quicker, f"; {words.size(planned.missing)} too large: {way}"),
+        ("Faster", planned.faster, f"; {words.size(planned.excess_bytes)} too large: {way}"),
         ("Smaller", planned.smaller, ""),
         ("Quantized", planned.quantized, ""),
     ]
@@ -273,14 +277,14 @@ def neighbors(planned: Planned, effective_batch: int) -> Iterator[str]:
 
 def peak(forecast: Forecast) -> str:
     """Return where memory peaks: "Train, backward through the last up block (highest layer)"."""
-    phase = decisive(forecast)
+    phase = peak_phase(forecast)
     name = PHASES[phase.phase]
     return f"{name}, {max(phase.peaks, key=lambda one: one.allocated).name}" if phase.peaks else name
 
 
 def timeline(forecast: Forecast) -> Iterator[str]:
     """Yield a row for each phase, then the named peaks of training and of the phase with the highest peak."""
-    most = decisive(forecast)
+    most = peak_phase(forecast)
     header = ("PHASE", "IN USE", "RESERVED", "TIME", "")
     rows = [_phase_row(phase, forecast, is_peak=phase is most) for phase in forecast.phases]
     yield from _aligned([header, *rows], "<>>><")
@@ -308,7 +312,7 @@ def encoded_again(again: PhaseForecast, forecast: Forecast) -> Iterator[str]:
     )
 
 
-def levers(found: Iterable[Suggestion]) -> Iterator[str]:
+def suggestions(found: Iterable[Suggestion]) -> Iterator[str]:
     """Yield a table of changes that save memory, with what each saves and costs."""
     rows = [_suggestion_row(suggestion) for suggestion in found]
     if rows:
@@ -320,8 +324,8 @@ def levers(found: Iterable[Suggestion]) -> Iterator[str]:
 def _figures(name: str, plan: Plan) -> tuple[str, str, str]:
     found = plan.forecast
     if found.on_cpu:
-        return name, words.size(found.host), words.about(found.seconds)
-    return name, share(taken(found), found.budget), words.about(found.seconds)
+        return name, words.size(found.host), words.duration_text(found.seconds)
+    return name, share(reserved_bytes(found), found.budget), words.duration_text(found.seconds)
 
 
 def _how(plan: Plan, effective_batch: int) -> str:
@@ -345,7 +349,7 @@ def _phase_row(phase: PhaseForecast, forecast: Forecast, *, is_peak: bool) -> tu
         PHASES[phase.phase],
         words.size(phase.allocated),
         words.size(within(phase.reserved, forecast)),
-        words.about(phase.seconds),
+        words.duration_text(phase.seconds),
         f"{bar:{_BAR_WIDTH}}{' peak' if is_peak else ''}",
     )
 

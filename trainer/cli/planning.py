@@ -37,10 +37,10 @@ from trainer.errors import EXIT_DONE, JobError
 from trainer.memory.forecast.forecast import RunSimulator
 from trainer.memory.planner.planner import plan
 from trainer.memory.planner.remarks import memory_advice, remarks_of
-from trainer.memory.planner.request import question_of_job
+from trainer.memory.planner.request import request_of_job
 from trainer.memory.trace.library import TraceLibrary, prepare
 from trainer.memory.trace.store import TraceStore
-from trainer.protocol.processes import Request, Server, Work
+from trainer.protocol.processes import Handler, Request, Server
 from trainer.protocol.records import to_record
 
 if TYPE_CHECKING:
@@ -50,12 +50,12 @@ if TYPE_CHECKING:
     from trainer.config.fit import FitConfig
     from trainer.config.job import Job
     from trainer.config.resolve import Machine
-    from trainer.dataset.picture import Picture
+    from trainer.dataset.image import ImageRecord
     from trainer.memory.allocator.settings import AllocatorSettings
     from trainer.memory.device.device_state import DeviceState
-    from trainer.memory.planner.planner import Planned
+    from trainer.memory.planner.planner import PlanResult
     from trainer.memory.planner.request import PlanRequest
-    from trainer.protocol.processes import Answer, Turn
+    from trainer.protocol.processes import ActiveRequest, Answer
     from trainer.training.run.start import PlannedFit
 
 # Idle seconds after which the server prepares to trace: by then the user has read the answer.
@@ -63,7 +63,7 @@ IDLE = 3.0
 
 
 def plan_run(
-    job: Job, written: FitConfig, source: BaseSource, pictures: Sequence[Picture], machine: Machine
+    job: Job, written: FitConfig, source: BaseSource, images: Sequence[ImageRecord], machine: Machine
 ) -> PlannedFit:
     """Return the fit for a resolved job, its fallbacks and its forecast; see trainer.training.run.start.Planner.
 
@@ -74,72 +74,74 @@ def plan_run(
 
     from trainer.config.fit import PLANNED
     from trainer.dataset.cache_keys import CacheKeys
-    from trainer.memory.device.device_state import situation_here
-    from trainer.memory.forecast.schedule import occasions_of
+    from trainer.memory.device.device_state import state_of_local_gpu
+    from trainer.memory.forecast.schedule import phase_counts
     from trainer.memory.planner.on_cpu import plan_on_cpu
-    from trainer.memory.planner.request import require_room
-    from trainer.memory.trace.workload import subject_of_job
+    from trainer.memory.planner.request import require_disk_space
+    from trainer.memory.trace.workload import workload_of_job
     from trainer.protocol.places import cache_folder
     from trainer.training.acceleration.throughput import measure_rate
-    from trainer.training.device.device import numerics, own_bytes
-    from trainer.training.device.out_of_memory import card_of
+    from trainer.training.device.device import numeric_settings, own_bytes
+    from trainer.training.device.out_of_memory import gpu_info
     from trainer.training.run.start import PlannedFit
 
     traces = TraceLibrary(TraceStore.of_user())
     cached = CacheKeys(cache_folder(), job, source.family, source.vae_hash, source.text_hash)
-    subject, occasions = subject_of_job(job, source, pictures), occasions_of(job, source, pictures, cached)
-    require_room(job, subject, occasions)
+    workload, counts = workload_of_job(job, source, images), phase_counts(job, source, images, cached)
+    require_disk_space(job, workload, counts)
     if machine.device == "cpu":
-        planned = plan_on_cpu(job, subject, occasions, traces)
+        planned = plan_on_cpu(job, workload, counts, traces)
         assert planned.pick is not None  # a forecast does not limit main memory
         forecast = planned.pick.forecast
         return PlannedFit(job.fit, forecast=forecast, notices=(plan_text.on_cpu(forecast),))
     device = torch.device(machine.device)
-    card = card_of(device.index or 0)
+    gpu = gpu_info(device.index or 0)
     deterministic = bool(job.fit.deterministic)
-    own = own_bytes(card, device.index or 0)
-    situation_here(card, deterministic=deterministic, own=own).require_budget()  # timing the GPU needs free memory too
-    with numerics(job):  # PyTorch keeps the workspace size of its first matrix product
-        rate = measure_rate(device, name=card.name)
-    situation = situation_here(card, rate=rate, deterministic=deterministic, own=own)
+    own = own_bytes(gpu, device.index or 0)
+    state_of_local_gpu(
+        gpu, deterministic=deterministic, own=own
+    ).require_budget()  # timing the GPU needs free memory too
+    with numeric_settings(job):  # PyTorch keeps the workspace size of its first matrix product
+        rate = measure_rate(device, name=gpu.name)
+    device_state = state_of_local_gpu(gpu, rate=rate, deterministic=deterministic, own=own)
     # Flash and memory-efficient attention have the same peak, so both use the shipped traces of flash.
-    stated = written.changed(attention=written.attention or ("math" if job.fit.attention == "math" else "auto"))
+    stated = written.replaced(attention=written.attention or ("math" if job.fit.attention == "math" else "auto"))
     until = time.monotonic() + PATIENCE
-    with traces.helped():
-        planned = plan(subject, stated, situation, traces, occasions, until=until, others=False)
-        if planned.pick is None and planned.missing > situation.margin:
-            raise _too_large(plan(subject, stated, situation, traces, occasions, until=until), job, written)
+    with traces.with_prefetcher():
+        planned = plan(workload, stated, device_state, traces, counts, until=until, others=False)
+        if planned.pick is None and planned.excess_bytes > device_state.margin:
+            raise _too_large(plan(workload, stated, device_state, traces, counts, until=until), job, written)
     chosen = planned.pick or planned.smaller
     assert chosen is not None  # if nothing fits, there is the smallest fit
-    fit = job.fit.changed(**{name: getattr(chosen.fit, name) for name in PLANNED})
+    fit = job.fit.replaced(**{name: getattr(chosen.fit, name) for name in PLANNED})
     fallbacks = planned.fallbacks if planned.pick else None
     return PlannedFit(fit, fallbacks, chosen.forecast, tuple(_notices(planned, job)))
 
 
-def _notices(planned: Planned, job: Job) -> Sequence[str]:
+def _notices(planned: PlanResult, job: Job) -> Sequence[str]:
     chosen, batch = planned.pick or planned.smaller, job.recipe.effective_batch
     assert chosen is not None
-    notices = [f"Planned for {planned.situation.card.name}: {plan_text.sentence(chosen, batch)}"]
+    notices = [f"Planned for {planned.device_state.gpu.name}: {plan_text.sentence(chosen, batch)}"]
     if planned.pick is None:
         notices.append(
-            f"This is {words.size(planned.missing)} above the safe limit, so memory may run out. If it does, the run "
-            "stops with an error and keeps its last checkpoint."
+            f"This is {words.size(planned.excess_bytes)} above the safe limit, so memory may run out. If it does, the "
+            "run stops with an error and keeps its last checkpoint."
         )
     if not planned.complete:
         notices.append("There was no time to try every fit; `python -m trainer plan JOB` tries more.")
-    if planned.situation.correction.damage:
-        notices.append(planned.situation.correction.damage)
+    if planned.device_state.correction.damage:
+        notices.append(planned.device_state.correction.damage)
     return notices
 
 
-def _too_large(planned: Planned, job: Job, written: FitConfig) -> JobError:
+def _too_large(planned: PlanResult, job: Job, written: FitConfig) -> JobError:
     batch = job.recipe.effective_batch
-    remedy = plan_text.what_would(planned.lighter, planned.situation, planned.missing, batch)
+    remedy = plan_text.what_would(planned.reduced_recipe, planned.device_state, planned.excess_bytes, batch)
     return JobError("plan.nothing_fits", f"{job.name}: {plan_text.nothing_fits(planned, written)}", remedy)
 
 
 def plan_server(
-    work: Work, output: TextIO, *, idle: float | None = None, on_idle: Callable[[], None] = lambda: None
+    work: Handler, output: TextIO, *, idle: float | None = None, on_idle: Callable[[], None] = lambda: None
 ) -> Server:
     """Return a server that answers requests with the plans that ``work`` finds; see `Server` for ``on_idle``."""
     guide = "trainer/cli/planning.py"
@@ -163,7 +165,7 @@ def _fault(request: Request) -> str | None:
 def serve() -> int:
     """Answer requests until the input ends."""
     planner = _Planner()
-    with planner.traces.helped():
+    with planner.traces.with_prefetcher():
         plan_server(planner.answer, sys.stdout, idle=IDLE, on_idle=planner.look_ahead).run(sys.stdin)
     return EXIT_DONE
 
@@ -179,90 +181,90 @@ class _Planner:
     """The last whole plan for each job or recipe."""
     picked: dict[str, FitConfig] = field(default_factory=dict)
 
-    def answer(self, turn: Turn) -> Answer:
+    def answer(self, turn: ActiveRequest) -> Answer:
         """Return the whole plan for a request; send its pick as soon as it is known."""
         try:
             return self._answer(turn)
         finally:
-            self.traces.relax()
+            self.traces.stop_prefetching()
 
     def look_ahead(self) -> None:
         """Import in a background thread what recording the first missing trace needs, which takes seconds."""
-        self.traces.rest()
+        self.traces.restart_prefetcher()
         threading.Thread(target=prepare, name="preparing").start()
 
-    def _answer(self, turn: Turn) -> Answer:
+    def _answer(self, turn: ActiveRequest) -> Answer:
         key = json.dumps([turn.request.get(key) for key in ("job", "family", "recipe")])
         self.traces.before_tracing = self._before_tracing(turn, self.plans.get(key))
-        question = _requested(turn)
+        request = _requested(turn)
 
-        def send_pick(planned: Planned) -> None:
+        def send_pick(planned: PlanResult) -> None:
             self._remember(key, planned)
-            turn.go_on()
-            turn.tell("pick", plan=as_json(question, planned, whole=False))
+            turn.raise_if_overtaken()
+            turn.report_progress("pick", plan=as_json(request, planned, whole=False))
 
-        if question.situation.on_cpu:
-            self.plans[key] = answer = as_json(question, planned_for(question, self.traces))
+        if request.device_state.on_cpu:
+            self.plans[key] = answer = as_json(request, planned_for(request, self.traces))
             return {"plan": answer}
         now = time.monotonic()
         planned = plan(
-            question.subject,
-            question.written,
-            question.situation,
+            request.workload,
+            request.written,
+            request.device_state,
             self.traces,
-            question.occasions,
+            request.counts,
             until=now + PATIENCE,
             until_beside=now + PATIENCE_BESIDE,
-            runs=self._runs(question.situation, turn),
+            runs=self._runs(request.device_state, turn),
             likely=self.picked.get(key),
             on_soon=send_pick,
             on_pick=send_pick,
         )
         self._remember(key, planned)
-        self.plans[key] = answer = as_json(question, planned)
+        self.plans[key] = answer = as_json(request, planned)
         return {"plan": answer}
 
-    def _before_tracing(self, turn: Turn, stale: Answer | None) -> Callable[[], None]:
-        report = once(lambda: turn.tell("tracing", stale=stale))
+    def _before_tracing(self, turn: ActiveRequest, stale: Answer | None) -> Callable[[], None]:
+        report = once(lambda: turn.report_progress("tracing", stale=stale))
 
         def before_tracing() -> None:
-            turn.go_on()
+            turn.raise_if_overtaken()
             report()
 
         return before_tracing
 
-    def _remember(self, key: str, planned: Planned) -> None:
+    def _remember(self, key: str, planned: PlanResult) -> None:
         if planned.pick is not None:
             self.picked[key] = planned.pick.fit
 
-    def _runs(self, situation: DeviceState, turn: Turn) -> RunSimulator:
-        overheads = situation.overheads
-        key = overheads.cublas_workspace_bytes, overheads.cudnn_workspace_share, situation.allocator
-        runs = self.runs.setdefault(key, RunSimulator(situation))
-        runs.before_playing = turn.go_on
+    def _runs(self, device_state: DeviceState, turn: ActiveRequest) -> RunSimulator:
+        overheads = device_state.overheads
+        key = overheads.cublas_workspace_bytes, overheads.cudnn_workspace_share, device_state.allocator
+        runs = self.runs.setdefault(key, RunSimulator(device_state))
+        runs.before_playing = turn.raise_if_overtaken
         return runs
 
 
-def _requested(turn: Turn) -> PlanRequest:
+def _requested(turn: ActiveRequest) -> PlanRequest:
     request = turn.request
     if "job" in request:
-        report = once(lambda: turn.tell("reading"))
+        report = once(lambda: turn.report_progress("reading"))
 
         def progress(*_: object) -> None:
-            turn.go_on()
+            turn.raise_if_overtaken()
             report()
 
-        return question_of_job(Path(request["job"]), request.get("set", ()), request.get("gpu"), progress)
+        return request_of_job(Path(request["job"]), request.get("set", ()), request.get("gpu"), progress)
     family = request["family"]
     if family not in ("sd15", "sdxl"):
         raise JobError("plan.family", f'Could not plan: there is no family "{family[:40]}".', 'Use "sd15" or "sdxl".')
-    return question_ahead_of(family, request.get("recipe"), request.get("gpu"))
+    return request_for_preset(family, request.get("recipe"), request.get("gpu"))
 
 
 if TYPE_CHECKING:
     from trainer.config.base import Family
     from trainer.memory.device.device_state import DeviceState
-    from trainer.memory.planner.planner import Plan, Planned
+    from trainer.memory.planner.planner import Plan, PlanResult
     from trainer.memory.planner.request import PlanRequest
 
 # Seconds after which nothing more is traced for a better pick, because users do not wait longer for one.
@@ -271,9 +273,9 @@ PATIENCE = 22.0
 PATIENCE_BESIDE = 12.0
 
 
-def as_json(question: PlanRequest, planned: Planned, *, whole: bool = True) -> dict[str, Any]:
+def as_json(request: PlanRequest, planned: PlanResult, *, whole: bool = True) -> dict[str, Any]:
     """Return a plan, whole or only its pick so far, as plain data; all figures are bytes and seconds."""
-    situation = planned.situation
+    device_state = planned.device_state
 
     def record(plan: Plan | None) -> dict[str, Any] | None:
         if plan is None:
@@ -281,76 +283,75 @@ def as_json(question: PlanRequest, planned: Planned, *, whole: bool = True) -> d
         fit = plan.fit.model_dump(mode="json", exclude_none=True)
         return {"fit": fit, "quality": plan.quality, "forecast": to_record(plan.forecast)}
 
-    lighter = planned.lighter
+    lighter = planned.reduced_recipe
     return {
-        "name": question.name,
+        "name": request.name,
         "card": {
-            "name": situation.card.name,
-            "total": situation.card.total_bytes,
-            "free": situation.free_bytes,
-            "budget": situation.budget,
-            "outside": situation.outside,
-            "margin": {"bytes": situation.margin, "reason": situation.kept_free.reason},
-            "uses": [{"name": use.name, "bytes": use.bytes} for use in situation.uses],
+            "name": device_state.gpu.name,
+            "total": device_state.gpu.total_bytes,
+            "free": device_state.free_bytes,
+            "budget": device_state.budget,
+            "outside": device_state.outside,
+            "margin": {"bytes": device_state.margin, "reason": device_state.kept_free.reason},
+            "uses": [{"name": use.name, "bytes": use.bytes} for use in device_state.uses],
         },
-        "family": question.subject.family,
-        "effective_batch": question.subject.recipe.effective_batch,
+        "family": request.workload.family,
+        "effective_batch": request.workload.recipe.effective_batch,
         "pick": record(planned.pick),
-        "quicker": record(planned.quicker),
-        "missing": planned.missing,
-        "room": to_record(memory_advice(planned.missing, situation)) if planned.missing else None,
+        "quicker": record(planned.faster),
+        "missing": planned.excess_bytes,
+        "room": to_record(memory_advice(planned.excess_bytes, device_state)) if planned.excess_bytes else None,
         "smaller": record(planned.smaller),
         "quantized": record(planned.quantized),
         "lighter": lighter and {"changes": dict(lighter.change.keys), **(record(lighter.plan) or {})},
         "fallbacks": [fallback.model_dump(mode="json", exclude_none=True) for fallback in planned.fallbacks],
         "complete": planned.complete,
         "complete_beside": planned.complete_beside,
-        "remarks": [to_record(remark) for remark in remarks_of(question, planned, whole=whole)],
+        "remarks": [to_record(remark) for remark in remarks_of(request, planned, whole=whole)],
         "obstacles": [
-            {"code": error.code, "sentence": error.sentence, "remedy": error.remedy} for error in question.obstacles
+            {"code": error.code, "sentence": error.sentence, "remedy": error.remedy} for error in request.obstacles
         ],
         "findings": [
-            {"code": found.code, "severity": found.severity, "values": dict(found.values)}
-            for found in question.findings
+            {"code": found.code, "severity": found.severity, "values": dict(found.values)} for found in request.findings
         ],
     }
 
 
-def question_ahead_of(family: Family, recipe: str | None, gpu: str | None) -> PlanRequest:
+def request_for_preset(family: Family, recipe: str | None, gpu: str | None) -> PlanRequest:
     """Return the request for a preset's recipe on a GPU, or for the default recipe."""
     from trainer.config.presets.library import preset_with_recipe
-    from trainer.memory.planner.request import question_ahead
+    from trainer.memory.planner.request import request_without_job
 
     preset = preset_with_recipe(recipe, family) if recipe else None
-    return question_ahead(family, preset.recipe if preset else None, gpu, preset.name if preset else "")
+    return request_without_job(family, preset.recipe if preset else None, gpu, preset.name if preset else "")
 
 
 @contextmanager
 def traces_of_user(*, quiet: bool = False) -> Iterator[TraceLibrary]:
     """Yield this user's library of memory traces; unless `quiet`, print once that new ones are being recorded."""
     traces = TraceLibrary(TraceStore.of_user(), once(lambda: _say_tracing(as_json=quiet)))
-    with traces.helped():
+    with traces.with_prefetcher():
         yield traces
 
 
 def planned_for(
-    question: PlanRequest, traces: TraceLibrary, on_pick: Callable[[Planned], None] = lambda _: None
-) -> Planned:
+    request: PlanRequest, traces: TraceLibrary, on_pick: Callable[[PlanResult], None] = lambda _: None
+) -> PlanResult:
     """Return the best plan found within `PATIENCE`; call `on_pick` with the pick before the alternatives are known."""
     from trainer.memory.planner.on_cpu import plan_on_cpu
 
-    if question.situation.on_cpu:
-        assert question.resolved is not None
-        planned = plan_on_cpu(question.resolved, question.subject, question.occasions, traces)
+    if request.device_state.on_cpu:
+        assert request.resolved is not None
+        planned = plan_on_cpu(request.resolved, request.workload, request.counts, traces)
         on_pick(planned)
         return planned
     now = time.monotonic()
     return plan(
-        question.subject,
-        question.written,
-        question.situation,
+        request.workload,
+        request.written,
+        request.device_state,
         traces,
-        question.occasions,
+        request.counts,
         until=now + PATIENCE,
         until_beside=now + PATIENCE_BESIDE,
         on_pick=on_pick,

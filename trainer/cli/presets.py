@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from trainer.config.base import Family
     from trainer.config.fit import FitConfig
     from trainer.config.job import Job
+    from trainer.config.presets.creating import CreatedPreset
     from trainer.config.presets.library import PresetEntry
-    from trainer.config.presets.making import CreatedPreset
     from trainer.config.presets.preset import Preset
     from trainer.config.recipe import RecipeConfig
 
@@ -91,10 +91,10 @@ def _add_gpu(parser: argparse.ArgumentParser) -> None:
 
 def run_list(_options: argparse.Namespace) -> int:
     """List the presets and mark the fits for this PC's GPU."""
-    from trainer.config.presets.library import fit_for, read_shelf
+    from trainer.config.presets.library import fit_for, read_library
     from trainer.files.architecture import NAMES
 
-    shelf = read_shelf()
+    shelf = read_library()
     memory = _gpu_bytes()
     here = [fit_for(shelf, family, memory) for family in NAMES] if memory else []
     rows = [
@@ -135,14 +135,14 @@ def _read(name: str, family: Family | None) -> tuple[Preset, Path]:
     Raises the error of a broken preset in the library, which is found by its file name.
     """
     from trainer.config.presets.exchange import load_preset
-    from trainer.config.presets.library import find_preset, read_shelf, require_family
+    from trainer.config.presets.library import find_preset, read_library, require_family
 
     file = Path(name)
     if file.is_file():
         preset = load_preset(file)
         require_family(preset, family)
         return preset, file
-    for path, error in read_shelf().broken:
+    for path, error in read_library().broken:
         if path.stem.lower() == name.lower():
             raise error
     found = find_preset(name, family)
@@ -151,7 +151,7 @@ def _read(name: str, family: Family | None) -> tuple[Preset, Path]:
 
 def run_share(options: argparse.Namespace) -> int:
     """Write a preset file and print what was left out."""
-    from trainer.config.presets.making import revised
+    from trainer.config.presets.creating import revised
     from trainer.config.presets.preset import dump_preset
 
     out: Path = options.out
@@ -175,7 +175,7 @@ def run_share(options: argparse.Namespace) -> int:
 def run_add(options: argparse.Namespace) -> int:
     """Add a preset file to the user's presets after showing what it changes and asking."""
     from trainer.config.presets.exchange import load_preset
-    from trainer.config.presets.library import keep_preset
+    from trainer.config.presets.library import save_preset
 
     preset = load_preset(options.file)
     if options.name is not None:
@@ -185,7 +185,7 @@ def run_add(options: argparse.Namespace) -> int:
     if agreed is None:
         echo("Nothing changed.")
         return EXIT_DONE
-    path, backup = keep_preset(agreed, "received")
+    path, backup = save_preset(agreed, "received")
     echo(f'Added "{agreed.name}" as {path}.' + (f" The replaced preset was backed up as {backup}." if backup else ""))
     if agreed.recipe:
         echo(f"Use it: python -m trainer new ... --recipe {words.quoted(agreed.name)}")
@@ -207,9 +207,9 @@ def _refuse(_question: str) -> str:
     )
 
 
-def _ask(question: str) -> str:
+def _ask(request: str) -> str:
     try:
-        return input(question).strip()
+        return input(request).strip()
     except EOFError:
         return ""
 
@@ -219,12 +219,12 @@ def _agree(preset: Preset, ask: Callable[[str], str]) -> Preset | None:
 
     Raises JobError for the names of built-in presets.
     """
-    from trainer.config.presets.library import compared, is_built_in, taken_by
+    from trainer.config.presets.library import compared, is_built_in, preset_with_same_name
 
     if is_built_in(preset):
         sentence = f'Could not add "{preset.name}": a preset that comes with Impasto has this name.'
         raise JobError("preset.built_in", sentence, "Add it under another name: --name OTHER.")
-    former = taken_by(preset)
+    former = preset_with_same_name(preset)
     if former is None:
         return preset if _is_yes(ask("Add it? [y/N] ")) else None
     different = compared(former.preset, preset)
@@ -244,23 +244,23 @@ def _is_yes(answer: str) -> bool:
 
 def _renamed(preset: Preset, name: str) -> Preset:
     """Return the preset under another name; raises JobError if the name is invalid."""
-    from trainer.config.presets.making import revised
+    from trainer.config.presets.creating import revised
 
     return revised(preset, {"name": name})
 
 
 def _details(options: argparse.Namespace) -> dict[str, object]:
     """Return the details that the command line sets for a shared preset."""
-    from trainer.config.presets.picture import make_picture
+    from trainer.config.presets.preview_image import make_preview
 
     given = {key: getattr(options, key) for key in ("name", "author", "license", "notes")}
     details: dict[str, object] = {key: value for key, value in given.items() if value is not None}
     if options.preview is not None:
-        details["preview"] = {"image": make_picture(options.preview)}
+        details["preview"] = {"image": make_preview(options.preview)}
     return details
 
 
-def _print_preset(preset: Preset, card: str | None) -> None:
+def _print_preset(preset: Preset, gpu: str | None) -> None:
     """Print what a preset is, its differences from the defaults, and its cost on a GPU (None: this PC's)."""
     from trainer.config.presets.library import compared_with_defaults, stated_fit
     from trainer.config.recipe import RecipeConfig
@@ -269,12 +269,12 @@ def _print_preset(preset: Preset, card: str | None) -> None:
     _print_listed("", preset.notes.splitlines())
     if preset.recipe:
         _print_listed("Settings that differ from the defaults:", compared_with_defaults(preset.recipe))
-        echo_lines(outlook(preset.recipe, preset.base.family, card))
+        echo_lines(outlook(preset.recipe, preset.base.family, gpu))
     if preset.fit:
         _print_listed("Its fit:", stated_fit(preset.fit))
     if preset.fit and not preset.recipe:
         echo("With the default recipe:")
-        echo_lines(outlook(RecipeConfig(), preset.base.family, card, preset.fit))
+        echo_lines(outlook(RecipeConfig(), preset.base.family, gpu, preset.fit))
 
 
 def _summary(preset: Preset) -> str:
@@ -303,7 +303,7 @@ def _text_of(entry: PresetEntry) -> str:
     # Show only built-in files as they are: their comments explain more than generated ones, and come from us.
     if entry.origin == "built-in":
         return read_text(entry.path, "text").rstrip()
-    text = dump_preset(preset.changed(preview=None)).rstrip()
+    text = dump_preset(preset.replaced(preview=None)).rstrip()
     return text + ("\n\n# [preview] contains an image." if preset.preview else "")
 
 
@@ -325,39 +325,39 @@ def _gpu_bytes() -> int | None:
         return None
 
 
-def outlook(recipe: RecipeConfig, family: Family, card: str | None, written: FitConfig | None = None) -> Sequence[str]:
+def outlook(recipe: RecipeConfig, family: Family, gpu: str | None, written: FitConfig | None = None) -> Sequence[str]:
     """Return the plan for `recipe` on `card` (a name or size; None: this PC's GPU) in sentences.
 
     Keys set in the `written` fit are not changed. If no plan is possible, the sentences say why instead, because a
     preset may be meant for another PC. Raises ImpastoError for an unknown GPU.
     """
-    return _planned(recipe, family, card, written)
+    return _planned(recipe, family, gpu, written)
 
 
-def _planned(recipe: RecipeConfig, family: Family, card: str | None, written: FitConfig | None) -> Sequence[str]:
+def _planned(recipe: RecipeConfig, family: Family, gpu: str | None, written: FitConfig | None) -> Sequence[str]:
     from trainer.cli.planning import planned_for, traces_of_user
-    from trainer.memory.planner.request import question_ahead, situation_of
+    from trainer.memory.planner.request import device_state_of, request_without_job
 
-    situation_of(card)
+    device_state_of(gpu)
     try:
-        question = question_ahead(family, recipe, card, fit=written)
+        request = request_without_job(family, recipe, gpu, fit=written)
     except ImpastoError as error:  # some keys work only together with others that the job must set
         return (f"Could not plan with this preset alone: {error.sentence}",)
-    if not question.situation.on_cpu:
+    if not request.device_state.on_cpu:
         try:
-            question.situation.require_budget()
+            request.device_state.require_budget()
         except ImpastoError as error:
             return (error.sentence, error.remedy)
     with traces_of_user() as traces:
-        planned = planned_for(question, traces)
-    situation, batch = planned.situation, question.subject.recipe.effective_batch
+        planned = planned_for(request, traces)
+    device_state, batch = planned.device_state, request.workload.recipe.effective_batch
     if planned.pick is None:
-        lighter = plan_text.what_would(planned.lighter, situation, planned.missing, batch)
-        return (plan_text.nothing_fits(planned, question.written), lighter)
+        lighter = plan_text.what_would(planned.reduced_recipe, device_state, planned.excess_bytes, batch)
+        return (plan_text.nothing_fits(planned, request.written), lighter)
     sentence = plan_text.sentence(planned.pick, batch)
     return (
-        sentence if situation.on_cpu else f"On {situation.card.name}: {sentence}",
-        *map(plan_text.remark, question.remarks),
+        sentence if device_state.on_cpu else f"On {device_state.gpu.name}: {sentence}",
+        *map(plan_text.remark, request.remarks),
     )
 
 
@@ -370,7 +370,7 @@ def preset_of(source: str, family: Family | None = None, *, with_fit: bool) -> C
     """
     path = Path(source)
     if path.suffix.lower() == ".safetensors":
-        from trainer.config.presets.making import preset_of_lora
+        from trainer.config.presets.creating import preset_of_lora
 
         return preset_of_lora(path)
     if path.suffix.lower() == ".toml":
@@ -390,8 +390,8 @@ def preset_of(source: str, family: Family | None = None, *, with_fit: bool) -> C
 
 def _of_file(path: Path, with_fit: bool) -> CreatedPreset:
     from trainer.config.load import load_job
+    from trainer.config.presets.creating import CreatedPreset, preset_of_job
     from trainer.config.presets.exchange import load_preset
-    from trainer.config.presets.making import CreatedPreset, preset_of_job
 
     try:
         return CreatedPreset(load_preset(path))
@@ -407,8 +407,8 @@ def _of_file(path: Path, with_fit: bool) -> CreatedPreset:
 
 
 def _of_preset(name: str, family: Family | None, *, none_is_fine: bool) -> CreatedPreset | None:
+    from trainer.config.presets.creating import CreatedPreset
     from trainer.config.presets.library import find_preset
-    from trainer.config.presets.making import CreatedPreset
 
     try:
         return CreatedPreset(find_preset(name, family).preset)
@@ -431,8 +431,8 @@ def _find_run(name: str) -> RunDirectory | None:
 def _of_run(run: RunDirectory, with_fit: bool) -> CreatedPreset:
     """Return a preset made from a run: its frozen job, the trigger words of its images, and its last preview."""
     from trainer.config.load import load_job
-    from trainer.config.presets.making import preset_of_job
-    from trainer.config.presets.picture import make_picture
+    from trainer.config.presets.creating import preset_of_job
+    from trainer.config.presets.preview_image import make_preview
     from trainer.dataset.dataset import read_listing
 
     job = load_job(run.job)
@@ -443,13 +443,13 @@ def _of_run(run: RunDirectory, with_fit: bool) -> CreatedPreset:
     preview = None
     if samples := sorted(run.samples.glob("step-*-0.png")):
         with suppress(ImpastoError):  # a damaged preview must not prevent sharing the preset
-            preview = make_picture(samples[-1])
+            preview = make_preview(samples[-1])
     return preset_of_job(
         _as_typed(job, run),
         job.base.family,
         base_sha256=_base_sha256(run, job.base.name),
         triggers=list(dict.fromkeys(image.trigger for image in trained if image.trigger)),
-        picture=preview,
+        image=preview,
         with_fit=with_fit,
     )
 
@@ -462,7 +462,7 @@ def _as_typed(job: Job, run: RunDirectory) -> Job:
     """
     from trainer.config.recipe import LENGTH_KEYS, RecipeConfig
 
-    typed, first = run.read_typed(), run.attempts()[:1]
+    typed, first = run.read_user_recipe(), run.attempts()[:1]
     ran = first[0].get("job") if first else None
     with suppress(ValueError):
         if typed is not None and isinstance(ran, Mapping):
@@ -470,13 +470,13 @@ def _as_typed(job: Job, run: RunDirectory) -> Job:
             if ran.get("recipe.steps") != job.recipe.steps:
                 kept = {key: value for key, value in typed.items() if key not in LENGTH_KEYS}
                 recipe = RecipeConfig.model_validate(kept | {"steps": job.recipe.steps})
-            return job.changed(recipe=recipe)
+            return job.replaced(recipe=recipe)
     return job
 
 
 def _base_sha256(run: RunDirectory, name: str) -> str | None:
     """Return the SHA-256 of the base's files as of the last attempt; None if the attempt did not record it."""
-    from trainer.config.presets.making import hash_of_base
+    from trainer.config.presets.creating import hash_of_base
 
     attempts = run.attempts()
     files = attempts[-1].get("base") if attempts else None

@@ -15,7 +15,7 @@ from trainer.cli import words
 from trainer.cli.common import Commands, add_command, echo, echo_json, echo_lines, note, positive
 from trainer.cli.jobs import handling_sigusr1
 from trainer.errors import EXIT_DONE, EXIT_RESUMABLE, JobError, RunError
-from trainer.protocol.queue import Entry, Queue, Reading
+from trainer.protocol.queue import Entry, Queue, QueueSnapshot
 from trainer.protocol.reading import parse_json
 from trainer.protocol.records import to_record
 from trainer.protocol.run_directory import find_run
@@ -67,10 +67,15 @@ def add_commands(commands: Commands) -> None:
         add_command(inner, name, what, run_whole).set_defaults(name=name)
     resume = add_command(inner, "resume", "release the hold, or put one entry back in line", run_resume)
     resume.add_argument(
-        "entry", metavar="ID", nargs="?", help="a paused, interrupted, stopped or failed entry (default: the whole queue)"
+        "entry",
+        metavar="ID",
+        nargs="?",
+        help="a paused, interrupted, stopped or failed entry (default: the whole queue)",
     )
     failing = add_command(inner, "on-failure", "choose whether the queue continues after a failed job", run_on_failure)
-    failing.add_argument("what", choices=("hold", "continue"), help="hold: start no new jobs; continue: start the next one")
+    failing.add_argument(
+        "what", choices=("hold", "continue"), help="hold: start no new jobs; continue: start the next one"
+    )
 
 
 def run_worker(options: argparse.Namespace) -> int:
@@ -125,7 +130,7 @@ def run_add(options: argparse.Namespace) -> int:
             raise JobError("queue.steps", "--steps is for runs; this is a job.", "Set recipe.steps in the job.")
         entry = queue.add(path, after=options.after, hold=options.hold, before=options.before)
     else:
-        entry = queue.add_resume(find_run(options.what).path, options.steps)
+        entry = queue.add_run(find_run(options.what).path, options.steps)
         if options.before is not None:
             queue.move(entry.id, options.before)
     if options.json:
@@ -230,7 +235,7 @@ def _plain(value: Any) -> Any:
     return parse_json(json.dumps(to_record(value), default=str))
 
 
-def _report_hold(reading: Reading) -> None:
+def _report_hold(reading: QueueSnapshot) -> None:
     why = f" {reading.reason}" if reading.reason else ""
     note(f"The queue is on hold: no new jobs start.{why} Release the hold with `queue resume`.")
 

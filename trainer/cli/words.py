@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trainer.protocol import events
-from trainer.protocol.progress import Story
-from trainer.protocol.text import about as about  # among the words of the terminal, as the next
+from trainer.protocol.progress import RunProgress
+from trainer.protocol.text import duration_text as duration_text  # among the words of the terminal, as the next
 from trainer.protocol.text import printable
 from trainer.protocol.text import size as size
 
@@ -63,7 +63,7 @@ def progress(phase: events.Phase, done: int, total: int | None) -> str:
     return amount(phase, done) + (f"/{amount(phase, total)}" if total is not None else "")
 
 
-def figures(story: Story) -> str:
+def figures(story: RunProgress) -> str:
     """Return the figures of the latest step in one line; empty before the first step."""
     step = story.step
     if step is None:
@@ -73,7 +73,7 @@ def figures(story: Story) -> str:
         f"epoch {step.epoch + 1}",
         f"loss {_number(story.loss)} (now {_number(step.loss)})",
         f"learning rate {rates}" if rates else "",
-        f"{story.pictures_per_second:.3g} images/s" if story.pictures_per_second is not None else "",
+        f"{story.images_per_second:.3g} images/s" if story.images_per_second is not None else "",
         size(step.memory) if step.memory is not None else "",
         f"loss scale {step.loss_scale:g}" if step.loss_scale is not None else "",
         counted(story.skipped, "step skipped", "steps skipped") if story.skipped else "",

@@ -17,7 +17,7 @@ SMALL_FOR_PRODIGY = 0.01
 _Candidate = tuple[str, Section, bool, str]
 
 
-def effectless(job: Job, family: Family) -> list[tuple[str, str]]:
+def settings_without_effect(job: Job, family: Family) -> list[tuple[str, str]]:
     """Return the settings that have no effect in this job, as (key, reason).
 
     Call it with the job as written: only values that differ from the default count, and resolving fills in many.
@@ -44,7 +44,7 @@ def _is_set(section: Section, key: str) -> bool:
 
 def _recipe_without_effect(job: Job, family: Family) -> Iterator[_Candidate]:
     recipe = job.recipe
-    objective, captions, schedule, pictures = recipe.objective, recipe.captions, recipe.schedule, recipe.images
+    objective, captions, schedule, images = recipe.objective, recipe.captions, recipe.schedule, recipe.images
     at = "recipe."
     yield at + "clip_skip", recipe, family == "sdxl", "SDXL always uses the penultimate layer"
     for key in ("conv_rank", "conv_alpha"):
@@ -70,7 +70,7 @@ def _recipe_without_effect(job: Job, family: Family) -> Iterator[_Candidate]:
     yield at + "schedule.cycles", schedule, schedule.kind != "restarts", 'it is used only with kind = "restarts"'
     yield at + "schedule.power", schedule, schedule.kind != "polynomial", 'it is used only with kind = "polynomial"'
     for key in ("bucket_min", "bucket_max"):
-        yield at + f"images.{key}", pictures, not pictures.buckets, "buckets are off"
+        yield at + f"images.{key}", images, not images.buckets, "buckets are off"
 
 
 def _text_encoders_without_effect(job: Job, family: Family) -> Iterator[_Candidate]:
@@ -127,7 +127,7 @@ def prodigy_at_a_small_rate(recipe: RecipeConfig) -> Iterator[tuple[str, str]]:
             yield key, f"Prodigy multiplies the rate it finds by this, so {rate:g} would train almost nothing; use 1.0"
 
 
-def unforeseen(job: Job) -> Iterator[tuple[str, str]]:
+def not_forecast(job: Job) -> Iterator[tuple[str, str]]:
     """Yield experimental settings that forecasts ignore, as (key, reason); their runs do not calibrate forecasts."""
     others = "so memory and time may differ from the forecast"
     if job.fit.compile:
@@ -138,7 +138,7 @@ def unforeseen(job: Job) -> Iterator[tuple[str, str]]:
 
 def doubtful(job: Job, *, zero_terminal_snr: bool) -> Iterator[tuple[str, str]]:
     """Yield doubtful settings as (key, reason); ``zero_terminal_snr`` is the detected or configured value."""
-    yield from unforeseen(job)
+    yield from not_forecast(job)
     if job.recipe.objective.debiased_estimation and zero_terminal_snr and job.recipe.objective.timestep_max == 999:
         yield (
             "recipe.objective.debiased_estimation",

@@ -8,28 +8,28 @@ from pydantic import Field
 
 from trainer.config.schema import Section
 
-LEAST_ROWS = 17
+MIN_INT8_ROWS = 17
 """Minimum rows of an int8 GEMM: torch._int_mm refuses fewer on CUDA."""
 PLANNED = ("dtype", "quantize", "micro_batch", "gradient_checkpointing", "vae_tiling", "preview_offload")
 """Keys that the planner chooses where a job does not set them."""
-TEXTS_AT_ONCE = 8
+DEFAULT_TEXT_BATCH = 8
 """Default captions per encoding batch: with one, most GPUs wait for the CPU (docs/decisions/0023)."""
 LARGEST_MICRO_BATCH = 64
 """Largest micro-batch that the planner tries; no GPU gets faster beyond it."""
-MOST_GRAPHS = 8
+MAX_CUDA_GRAPHS = 8
 """Maximum shapes with a CUDA graph per run: each takes memory. The first shapes seen are usually the most common."""
 
 
-class ProductConfig(Section):
+class Int8LayerConfig(Section):
     """Layers of one size, and the rows (images times positions, or tokens) from which they multiply in int8."""
 
     inputs: int | None = Field(default=None, ge=1)
     """Input features of the layer; default: any."""
     outputs: int | None = Field(default=None, ge=1)
     """Output features of the layer; default: any."""
-    forward: int | None = Field(default=None, ge=LEAST_ROWS)
+    forward: int | None = Field(default=None, ge=MIN_INT8_ROWS)
     """Minimum rows for an int8 forward product; default: never int8."""
-    backward: int | None = Field(default=None, ge=LEAST_ROWS)
+    backward: int | None = Field(default=None, ge=MIN_INT8_ROWS)
     """Minimum rows for an int8 product of the input gradient; default: never int8."""
 
     def is_of(self, inputs: int, outputs: int) -> bool:
@@ -37,7 +37,7 @@ class ProductConfig(Section):
         return self.inputs in (None, inputs) and self.outputs in (None, outputs)
 
 
-EVERYWHERE = (ProductConfig(forward=LEAST_ROWS, backward=LEAST_ROWS),)
+ALL_LAYERS = (Int8LayerConfig(forward=MIN_INT8_ROWS, backward=MIN_INT8_ROWS),)
 """Both products of every layer in int8; also what a forecast assumes before any measurement."""
 
 
@@ -57,7 +57,7 @@ class FitConfig(Section):
     """Precision of the base (kohya: mixed_precision); default: bf16, fp16 on GPUs without it, or fp32 on the CPU."""
     quantize: Literal["none", "int8", "int8_products", "nf4"] | None = Field(default=None, title="Quantization")
     """Keep the base in 8 or 4 bits: less memory, less precise. int8_products also computes in int8."""
-    int8_products: tuple[ProductConfig, ...] | None = Field(default=None, strict=False)
+    int8_products: tuple[Int8LayerConfig, ...] | None = Field(default=None, strict=False)
     """Layers that multiply in int8 with quantize = "int8_products"; default: measured when the run starts."""
     vae_dtype: Literal["fp32", "bf16"] | None = Field(default=None, title="VAE precision")
     """Precision of the VAE (kohya: no_half_vae keeps it in fp32); fp32 is safest."""
@@ -97,11 +97,11 @@ class FitConfig(Section):
     """Disk space in GB for a run's cached latents and captions; beyond it they are cached in shards between epochs."""
 
     @property
-    def products(self) -> tuple[ProductConfig, ...]:
+    def products(self) -> tuple[Int8LayerConfig, ...]:
         """Return the layers that multiply in int8: none without int8_products, all before they are measured."""
         if self.quantize != "int8_products":
             return ()
-        return EVERYWHERE if self.int8_products is None else self.int8_products
+        return ALL_LAYERS if self.int8_products is None else self.int8_products
 
 
 class FallbackStep(Section):

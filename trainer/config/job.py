@@ -210,6 +210,6 @@ def learning_rates(job: Job) -> dict[str, float]:
     return {part: rate for part, rate in rates.items() if rate > 0}
 
 
-def live_text(job: Job) -> bool:
+def trains_text_encoder(job: Job) -> bool:
     """Return whether text encoders are trained, so captions are encoded in the step instead of cached."""
     return any(part != "unet" for part in learning_rates(job))

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 from trainer.config.optimizer import AdafactorConfig, AdamWConfig, OptimizerConfig, ProdigyConfig, ScheduleFreeConfig
 from trainer.config.schema import Section
 
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 LENGTH_KEYS = ("steps", "epochs", "images_seen")
 
 
@@ -29,9 +29,9 @@ class CaptionConfig(Section):
     """Number of leading tags never shuffled or dropped (kohya: keep_tokens); the trigger word counts as one."""
     keep_separator: str = Field(default="", title="Keep tokens separator")
     """Tags before this mark, such as |||, are never shuffled or dropped (kohya: keep_tokens_separator); empty: none."""
-    dropout: Share = Field(default=0.0, title="Caption dropout")
+    dropout: Fraction = Field(default=0.0, title="Caption dropout")
     """Probability of training an image without its caption (kohya: caption_dropout_rate); 0.05 to 0.1 is usual."""
-    tag_dropout: Share = 0.0
+    tag_dropout: Fraction = 0.0
     """Probability of dropping each tag that is not kept (kohya: caption_tag_dropout_rate)."""
     wildcards: bool = False
     """Replace {a|b|c} in a caption with one of the options each time an image is used (kohya: enable_wildcard)."""

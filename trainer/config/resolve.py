@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from trainer.config.base import NATIVE_RESOLUTION, BaseConfig, Family, Prediction
-from trainer.config.fit import TEXTS_AT_ONCE, FitConfig
+from trainer.config.fit import DEFAULT_TEXT_BATCH, FitConfig
 from trainer.config.job import Job, ReportConfig, SavingConfig
 from trainer.config.recipe import LENGTH_KEYS, ImagesConfig, RecipeConfig
 from trainer.config.toml_file import toml_value
@@ -15,9 +15,9 @@ from trainer.errors import JobError
 from trainer.files.architecture import NAMES
 
 # Default length: about 100 repeats of each sample, within limits: long enough to learn, no longer than an evening.
-SHOWINGS = 100
-FEWEST_PICTURES = 1_600
-MOST_PICTURES = 8_000
+SAMPLES = 100
+FEWEST_IMAGES = 1_600
+MOST_IMAGES = 8_000
 CACHE_GIGABYTES = 40.0
 CHECKPOINT_AT_LEAST_EVERY = 500
 # Other fit keys change results only by rounding: a run may resume with a smaller micro-batch or more checkpointing.
@@ -30,14 +30,14 @@ class Length:
 
     steps: int
     epochs: float
-    pictures: int
+    images: int
 
     def __str__(self) -> str:
         """Return all three: "1,200 steps = 30 epochs = about 4,800 images seen"."""
         epochs = f"{self.epochs:,.0f}" if self.epochs.is_integer() else f"{self.epochs:,.1f}"
         return (
             f"{self.steps:,} {_plural('step', self.steps)} = {epochs} {_plural('epoch', self.epochs)}"
-            f" = about {self.pictures:,} {_plural('image', self.pictures)} seen"
+            f" = about {self.images:,} {_plural('image', self.images)} seen"
         )
 
 
@@ -60,9 +60,9 @@ def length_of(steps: int, samples_per_epoch: int, effective_batch: int) -> Lengt
     return Length(steps, steps / per_epoch, whole * samples_per_epoch + min(rest * effective_batch, samples_per_epoch))
 
 
-def default_pictures(samples: int) -> int:
+def default_images_seen(samples: int) -> int:
     """Return the images seen when a job sets no length; at least one epoch of ``samples``."""
-    return max(samples, min(max(samples * SHOWINGS, FEWEST_PICTURES), MOST_PICTURES))
+    return max(samples, min(max(samples * SAMPLES, FEWEST_IMAGES), MOST_IMAGES))
 
 
 def _steps(recipe: RecipeConfig, samples: int, per_epoch: int) -> int:
@@ -70,12 +70,12 @@ def _steps(recipe: RecipeConfig, samples: int, per_epoch: int) -> int:
         return recipe.epochs * per_epoch
     if recipe.images_seen is not None:
         return _steps_to_see(recipe.images_seen, samples, per_epoch, recipe.effective_batch)
-    return _steps_to_see(default_pictures(samples), samples, per_epoch, recipe.effective_batch)
+    return _steps_to_see(default_images_seen(samples), samples, per_epoch, recipe.effective_batch)
 
 
-def _steps_to_see(pictures: int, samples: int, per_epoch: int, effective_batch: int) -> int:
+def _steps_to_see(images: int, samples: int, per_epoch: int, effective_batch: int) -> int:
     """Return the fewest steps that see ``pictures`` images; an epoch's last batch may be smaller."""
-    whole, rest = divmod(pictures, samples)
+    whole, rest = divmod(images, samples)
     return max(1, whole * per_epoch + math.ceil(rest / effective_batch))
 
 
@@ -89,7 +89,7 @@ class Machine:
 
     device: str
     """"cpu" or "cuda:0"."""
-    card: str | None
+    gpu: str | None
     """Name of the GPU."""
     total_bytes: int | None
     """Total GPU memory."""
@@ -120,8 +120,8 @@ def resolve_job(
         sentence = f"Could not prepare {job.name}: " + "; ".join(faults)
         raise JobError("job.unsuitable", sentence, "Change these settings, or remove them to use the defaults.", faults)
     recipe = _resolve_recipe(job.recipe, family, samples_per_epoch)
-    return job.changed(
-        base=job.base.changed(family=family, prediction=prediction, zero_terminal_snr=zero_terminal_snr),
+    return job.replaced(
+        base=job.base.replaced(family=family, prediction=prediction, zero_terminal_snr=zero_terminal_snr),
         recipe=recipe,
         fit=choose_fit(job.fit, recipe, machine),
         report=_resolve_report(job.report, recipe, samples_per_epoch),
@@ -162,20 +162,20 @@ def _machine_faults(fit: FitConfig, machine: Machine) -> Iterator[str]:
         yield f'fit.device: is "{fit.device}", but PyTorch finds no NVIDIA GPU'
         return
     if fit.dtype == "bf16" and on_gpu and not machine.bf16:
-        yield f'fit.dtype: {machine.card or "this GPU"} does not support bf16; use "fp16"'
+        yield f'fit.dtype: {machine.gpu or "this GPU"} does not support bf16; use "fp16"'
     if fit.vae_dtype == "bf16" and on_gpu and not machine.bf16:
-        yield f'fit.vae_dtype: {machine.card or "this GPU"} does not support bf16; use "fp32"'
+        yield f'fit.vae_dtype: {machine.gpu or "this GPU"} does not support bf16; use "fp32"'
 
 
 def _resolve_recipe(recipe: RecipeConfig, family: Family, samples_per_epoch: int) -> RecipeConfig:
     resolution = recipe.resolution or NATIVE_RESOLUTION[family]
     encoders = {
-        name: encoder.changed(rank=encoder.rank or recipe.rank, alpha=encoder.alpha or recipe.alpha)
+        name: encoder.replaced(rank=encoder.rank or recipe.rank, alpha=encoder.alpha or recipe.alpha)
         for name, encoder in (("text_encoder", recipe.text_encoder), ("text_encoder_2", recipe.text_encoder_2))
     }
     if family == "sd15":
-        encoders["text_encoder_2"] = encoders["text_encoder_2"].changed(learning_rate=0.0)
-    return recipe.changed(
+        encoders["text_encoder_2"] = encoders["text_encoder_2"].replaced(learning_rate=0.0)
+    return recipe.replaced(
         **encoders,
         conv_rank=recipe.conv_rank or recipe.rank,
         conv_alpha=recipe.conv_alpha or recipe.alpha,
@@ -188,12 +188,12 @@ def _resolve_recipe(recipe: RecipeConfig, family: Family, samples_per_epoch: int
     )
 
 
-def _resolve_buckets(pictures: ImagesConfig, resolution: int) -> ImagesConfig:
+def _resolve_buckets(images: ImagesConfig, resolution: int) -> ImagesConfig:
     """Set missing limits to half and twice the resolution: at 1024 this allows 832x1216 but not 256x4096."""
-    step = pictures.bucket_step
-    return pictures.changed(
-        bucket_min=pictures.bucket_min or max(step, resolution // 2 // step * step),
-        bucket_max=pictures.bucket_max or max(step, resolution * 2 // step * step),
+    step = images.bucket_step
+    return images.replaced(
+        bucket_min=images.bucket_min or max(step, resolution // 2 // step * step),
+        bucket_max=images.bucket_max or max(step, resolution * 2 // step * step),
     )
 
 
@@ -205,12 +205,13 @@ def choose_fit(fit: FitConfig, recipe: RecipeConfig, machine: Machine) -> FitCon
     on_cpu = _device(fit, machine) == "cpu"
     chosen = _cpu_fit(recipe, machine) if on_cpu else _gpu_fit(machine)
     stated = {name: value for name, value in fit if value is not None}
-    fit = chosen.changed(**stated)
-    return fit.changed(
+    fit = chosen.replaced(**stated)
+    return fit.replaced(
         device=_device(fit, machine),
         micro_batch=min(fit.micro_batch or 1, recipe.effective_batch),
         deterministic=on_cpu or fit.deterministic,
-        text_encoder_batch_size=fit.text_encoder_batch_size or (1 if on_cpu or fit.deterministic else TEXTS_AT_ONCE),
+        text_encoder_batch_size=fit.text_encoder_batch_size
+        or (1 if on_cpu or fit.deterministic else DEFAULT_TEXT_BATCH),
     )
 
 
@@ -260,12 +261,12 @@ def _resolve_report(report: ReportConfig, recipe: RecipeConfig, samples_per_epoc
     steps = recipe.steps or 1
     side = recipe.resolution
     prompts = tuple(
-        prompt.changed(width=prompt.width or side, height=prompt.height or side) for prompt in report.previews.prompts
+        prompt.replaced(width=prompt.width or side, height=prompt.height or side) for prompt in report.previews.prompts
     )
-    previews = report.previews.changed(every=report.previews.every or max(1, steps // 5), prompts=prompts)
-    validation = report.validation.changed(every=report.validation.every or max(1, steps // 10))
+    previews = report.previews.replaced(every=report.previews.every or max(1, steps // 5), prompts=prompts)
+    validation = report.validation.replaced(every=report.validation.every or max(1, steps // 10))
     saving = _resolve_saving(report.saving, steps, steps_per_epoch(samples_per_epoch, recipe.effective_batch))
-    return report.changed(previews=previews, validation=validation, saving=saving)
+    return report.replaced(previews=previews, validation=validation, saving=saving)
 
 
 def _resolve_saving(saving: SavingConfig, steps: int, per_epoch: int) -> SavingConfig:
@@ -273,7 +274,7 @@ def _resolve_saving(saving: SavingConfig, steps: int, per_epoch: int) -> SavingC
     if saving.every_epochs is not None:
         every = saving.every_epochs * per_epoch
     checkpoint = saving.checkpoint_every or min(every, CHECKPOINT_AT_LEAST_EVERY)
-    return saving.changed(every_steps=every, every_epochs=None, checkpoint_every=checkpoint)
+    return saving.replaced(every_steps=every, every_epochs=None, checkpoint_every=checkpoint)
 
 
 def identity(job: Job) -> dict[str, object]:
@@ -285,7 +286,7 @@ def identity(job: Job) -> dict[str, object]:
     recipe = {key: value for key, value in data["recipe"].items() if key not in LENGTH_KEYS}
     fit = {key: data["fit"][key] for key in FIT_NUMERICS}
     kept = {"base": data["base"], "dataset": data["dataset"], "recipe": recipe, "fit": fit}
-    return dict(flat(kept, ""))
+    return dict(flatten(kept, ""))
 
 
 def differences(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
@@ -302,13 +303,13 @@ def changes(old: Mapping[str, object], new: Mapping[str, object]) -> list[tuple[
     ]
 
 
-def flat(value: object, key: str) -> Iterator[tuple[str, object]]:
+def flatten(value: object, key: str) -> Iterator[tuple[str, object]]:
     """Yield the leaves of nested JSON tables as (dotted key, value), with ``key`` as prefix."""
     if isinstance(value, list) and value and isinstance(value[0], dict):
         value = {str(number): item for number, item in enumerate(value)}
     if isinstance(value, dict):
         for name, inner in value.items():
-            yield from flat(inner, f"{key}.{name}" if key else name)
+            yield from flatten(inner, f"{key}.{name}" if key else name)
     else:
         yield key, value
 

@@ -49,14 +49,14 @@ class Section(BaseModel):
             raise BrokenRulesError(problems)
         return self
 
-    def changed(self, **updates: Any) -> Self:
+    def replaced(self, **updates: Any) -> Self:
         """Return a copy with some fields replaced, validated again (pydantic's model_copy does not validate)."""
         fields = type(self).model_fields
         values = {fields[name].alias or name: value for name, value in self if name in self.model_fields_set}
         return type(self).model_validate(values | updates)
 
 
-def stated(value: _Value | None) -> _Value:
+def require_value(value: _Value | None) -> _Value:
     """Return a value that is set in every frozen job; raises ValueError for None, a job that is not frozen."""
     if value is None:
         raise ValueError("a frozen job must have a value for every key that it runs with")
@@ -64,7 +64,7 @@ def stated(value: _Value | None) -> _Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class KeyDescription:
     """Description of one key of a job."""
 
     key: str
@@ -82,7 +82,7 @@ class Described:
     """Label in forms; empty where it follows from the key."""
 
 
-def fields(section: type[Section], prefix: str = "") -> Iterator[Described]:
+def fields(section: type[Section], prefix: str = "") -> Iterator[KeyDescription]:
     """Yield every key of ``section`` and of its tables, in file order.
 
     Keys in a list of tables appear once, with ``*`` as the index. A table of several kinds (the optimizer) yields
@@ -93,12 +93,12 @@ def fields(section: type[Section], prefix: str = "") -> Iterator[Described]:
         default = None if field.default is PydanticUndefined else field.default
         doc = field.description or ""
         words = values_text(field.annotation, field)
-        yield Described(key, words, default, field.is_required(), doc, field.annotation, field.title or "")
+        yield KeyDescription(key, words, default, field.is_required(), doc, field.annotation, field.title or "")
         kinds = sections_in(field.annotation)
         if len(kinds) > 1:
             names = choices(field.annotation)
             choice: Any = Literal[tuple(names)]
-            yield Described(
+            yield KeyDescription(
                 f"{key}.name", _quoted(names), getattr(default, "name", ""), False, doc, choice, name.title()
             )
             for kind in kinds:

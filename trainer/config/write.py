@@ -16,7 +16,7 @@ from trainer.config.job import SCHEMA, Job
 from trainer.config.paths import is_base_path
 from trainer.config.problems import validated
 from trainer.config.recipe import LENGTH_KEYS, RecipeConfig
-from trainer.config.resolve import Machine, default_pictures
+from trainer.config.resolve import Machine, default_images_seen
 from trainer.config.schema import Section, choices, fields, sections_in, values_text
 from trainer.config.toml_file import toml_value
 from trainer.files.assets import asset_path
@@ -78,7 +78,7 @@ def new_job_text(
     *,
     name: str,
     base: str,
-    pictures: Path,
+    images: Path,
     folder: Path,
     family: Family | None,
     machine: Machine,
@@ -101,9 +101,9 @@ def new_job_text(
             "schema": SCHEMA,
             "name": name,
             "base": {"model": near_path(Path(base), folder) if is_base_path(base, Path.cwd()) else base},
-            "dataset": {"folders": [{"path": near_path(pictures, folder)} | ({"trigger": trigger} if trigger else {})]},
+            "dataset": {"folders": [{"path": near_path(images, folder)} | ({"trigger": trigger} if trigger else {})]},
             "recipe": stated,
-            "report": {"previews": {"prompts": [{"prompt": prompt} for prompt in first_prompts(trigger)]}},
+            "report": {"previews": {"prompts": [{"prompt": prompt} for prompt in default_prompts(trigger)]}},
         },
         "job.invalid",
         "The new job",
@@ -112,7 +112,7 @@ def new_job_text(
     lines = [
         *_comment("An Impasto training job. Start it with: python -m trainer train job.toml"),
         *_comment("Paths are relative to this file. Write Windows paths in 'single quotes'."),
-        *stated_lines(job, ""),
+        *set_key_lines(job, ""),
         "",
         *_fit_lines(machine, expected),
         "",
@@ -129,7 +129,7 @@ def _first_recipe(family: Family | None, count: int | None) -> dict[str, Any]:
         "alpha": 16.0,
         "learning_rate": 1e-4,
         "effective_batch": 4,
-        "images_seen": default_pictures(count or 1),
+        "images_seen": default_images_seen(count or 1),
     }
     if family is not None:
         recipe["resolution"] = NATIVE_RESOLUTION[family]
@@ -141,11 +141,11 @@ def _preset_recipe(recipe: RecipeConfig, count: int | None) -> dict[str, Any]:
     """Return the keys that a preset sets, and a default length for ``count`` images where it sets none."""
     stated = recipe.model_dump(by_alias=True, exclude_unset=True)
     if not any(stated.get(key) for key in LENGTH_KEYS):
-        stated["images_seen"] = default_pictures(count or 1)
+        stated["images_seen"] = default_images_seen(count or 1)
     return stated
 
 
-def first_prompts(trigger: str | None) -> list[str]:
+def default_prompts(trigger: str | None) -> list[str]:
     """Return preview prompts: with the trigger word, which training should change, and without, which it should not."""
     plain = "a house by a lake"
     return [trigger, f"{trigger}, {plain}", plain] if trigger else ["a portrait of a woman", plain]
@@ -160,7 +160,7 @@ def near_path(path: Path, folder: Path) -> str:
     return relative if relative.startswith("..") else f"./{relative}"
 
 
-def stated_lines(section: Section, path: str) -> Iterator[str]:
+def set_key_lines(section: Section, path: str) -> Iterator[str]:
     """Yield lines for the keys set in ``section``, each explained; tables follow keys and are named below ``path``."""
     tables: list[tuple[str, Section, str]] = []
     for name, field in type(section).model_fields.items():
@@ -175,7 +175,7 @@ def stated_lines(section: Section, path: str) -> Iterator[str]:
         else:
             yield from _key_lines(field.alias or name, field, value, comments=True)
     for key, inner, header in tables:
-        body = list(stated_lines(inner, key))
+        body = list(set_key_lines(inner, key))
         # A table that contains only tables needs no header.
         yield from ("", header) if body and body[0] else ()
         yield from body
@@ -199,7 +199,7 @@ def _fit_lines(machine: Machine, expected: FitConfig | None) -> Iterator[str]:
 def _machine_name(machine: Machine) -> str:
     if machine.device == "cpu" or machine.total_bytes is None:
         return f"the CPU ({machine.cores} cores)"
-    return f"{machine.card or 'a GPU'} with {machine.total_bytes / 1024**3:.0f} GB"
+    return f"{machine.gpu or 'a GPU'} with {machine.total_bytes / 1024**3:.0f} GB"
 
 
 def _rest_lines(job: Job) -> Iterator[str]:
@@ -228,11 +228,11 @@ def _held(value: Any, key: str) -> Iterator[str]:
         yield key
 
 
-def demo_job(pictures: Path | None = None) -> str:
+def demo_job(images: Path | None = None) -> str:
     """Return the demo job's text with the bundled base, and with the bundled images or a copy of them."""
     template = asset_path("demo", "job.toml").read_text(encoding="utf-8")
     base, place = (
         toml_value(str(asset_path("demo", "base"))),
-        toml_value(str(pictures or asset_path("demo", "pictures"))),
+        toml_value(str(images or asset_path("demo", "pictures"))),
     )
     return template.replace("@BASE@", base).replace("@PICTURES@", place)

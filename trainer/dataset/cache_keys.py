@@ -9,32 +9,32 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.config.base import Family
-from trainer.config.fit import TEXTS_AT_ONCE, FitConfig
+from trainer.config.fit import DEFAULT_TEXT_BATCH, FitConfig
 from trainer.config.job import Job
 from trainer.dataset.sampling import Sample
 
 # Increase when the content of entries changes, so that entries of older versions are never read.
-FORM = 1
+FORMAT_VERSION = 1
 GIGABYTE = 1e9
 FLOAT_BYTES = 4
 LATENT_SCALE = 8
 # Listing a sample takes about 0.1 ms, so a shard without another limit is listed within about ten seconds.
-MOST_SHOWINGS = 100_000
+MAX_SHARD_SAMPLES = 100_000
 
 
-def texts_at_once(fit: FitConfig) -> int:
+def text_batch_size(fit: FitConfig) -> int:
     """Return how many captions are encoded at once: 1 for deterministic runs, as the batch size changes rounding."""
-    return 1 if fit.deterministic else fit.text_encoder_batch_size or TEXTS_AT_ONCE
+    return 1 if fit.deterministic else fit.text_encoder_batch_size or DEFAULT_TEXT_BATCH
 
 
-def encoding_form(fit: FitConfig) -> tuple[object, ...]:
+def encoding_settings(fit: FitConfig) -> tuple[object, ...]:
     """Return the fit settings that the cache keys of images and captions depend on."""
-    return fit.vae_dtype, bool(fit.vae_encode_tiling), texts_at_once(fit)
+    return fit.vae_dtype, bool(fit.vae_encode_tiling), text_batch_size(fit)
 
 
 def content_key(*parts: object) -> str:
     """Return the SHA-256 of the JSON of ``parts``: equal content has the same key on every machine."""
-    return hashlib.sha256(json.dumps([FORM, *parts], ensure_ascii=False).encode("utf-8")).hexdigest()
+    return hashlib.sha256(json.dumps([FORMAT_VERSION, *parts], ensure_ascii=False).encode("utf-8")).hexdigest()
 
 
 def entry_path(folder: Path, key: str) -> Path:
@@ -62,19 +62,19 @@ class CacheKeys:
         """Return the folder of caption embeddings."""
         return self.folder / "texts"
 
-    def picture_key(self, sample: Sample) -> str:
+    def image_key(self, sample: Sample) -> str:
         """Return the cache key of a sample's latents.
 
         It depends on image and mask bytes, crop, bucket, flip, background, the VAE, its dtype and encoder tiling.
         """
-        picture = sample.picture
+        image = sample.image
         return content_key(
             "picture",
-            picture.id,
-            picture.mask,
-            picture.mask_id,
+            image.id,
+            image.mask,
+            image.mask_id,
             sample.window,
-            picture.bucket,
+            image.bucket,
             sample.flip,
             self.job.dataset.background.lower(),
             self.vae_hash,
@@ -88,7 +88,7 @@ class CacheKeys:
         A batch size above 1 is part of the key, since batching changes rounding: deterministic runs never use such
         entries.
         """
-        recipe, at_once = self.job.recipe, texts_at_once(self.job.fit)
+        recipe, at_once = self.job.recipe, text_batch_size(self.job.fit)
         return content_key(
             "text",
             text,
@@ -100,9 +100,9 @@ class CacheKeys:
             *([at_once] if at_once > 1 else []),
         )
 
-    def has_picture(self, sample: Sample) -> bool:
+    def has_image(self, sample: Sample) -> bool:
         """Return whether an entry exists; it is validated when it is read."""
-        return entry_path(self.pictures, self.picture_key(sample)).is_file()
+        return entry_path(self.pictures, self.image_key(sample)).is_file()
 
     def has_text(self, text: str) -> bool:
         """Return whether an entry exists; it is validated when it is read."""

@@ -13,21 +13,21 @@ import numpy as np
 
 from trainer.config.job import DatasetConfig
 from trainer.config.recipe import RecipeConfig
-from trainer.dataset.decoders import Progress, inspect_pictures
+from trainer.dataset.decoders import Progress, inspect_images
 from trainer.dataset.duplicates import alike, same
 from trainer.dataset.findings import CROP_LOSS, Finding, by_severity, word_copies, word_marks
 from trainer.dataset.folders import ImageFile, Imported, Scan, scan_folders
-from trainer.dataset.inspection import Inspection, PictureFacts
-from trainer.dataset.picture import MaskSource, Picture, choose_bucket, crop_loss, enlargement, region_of
+from trainer.dataset.image import ImageRecord, MaskSource, choose_bucket, crop_loss, enlargement, region_of
+from trainer.dataset.inspection import ImageFacts, Inspection
 from trainer.dataset.sampling import (
     compose_caption,
     draw_sample,
-    epoch_showings,
+    epoch_samples,
     holds_trigger,
     plain_sample,
     samples_per_epoch,
     steps_per_epoch,
-    without_chance,
+    without_randomness,
 )
 from trainer.errors import DatasetError
 from trainer.files.tokens import ClipTokens
@@ -54,7 +54,7 @@ _AUTO_LEAST = 40
 _KINDS = {"train": "for training", "regularization": "for regularization", "validation": "held out for validation"}
 
 
-def doubts_of_shape(size: tuple[int, int], bucket: tuple[int, int], recipe: RecipeConfig) -> list[str]:
+def shape_findings(size: tuple[int, int], bucket: tuple[int, int], recipe: RecipeConfig) -> list[str]:
     """Return the codes of findings about the size (width, height) of an image's region in its bucket."""
     full_area = (recipe.resolution or 0) ** 2
     coarse = size[0] * size[1] < full_area and bucket[0] * bucket[1] < _SMALL_BUCKET * full_area
@@ -65,7 +65,7 @@ def doubts_of_shape(size: tuple[int, int], bucket: tuple[int, int], recipe: Reci
     return [code for code, applies in doubts.items() if applies]
 
 
-def doubts_of_file(path: Path, facts: PictureFacts) -> list[str]:
+def file_findings(path: Path, facts: ImageFacts) -> list[str]:
     """Return the codes of findings about an image file."""
     doubts = {
         "picture.profile": facts.profile == "broken",
@@ -90,7 +90,7 @@ class DatasetBuilder:
         wanted = dataset.masks in ("files", "alpha")
         self._masks_wanted = wanted or any(candidate.mask_path for candidate in scan.candidates)
 
-    def picture(self, candidate: ImageFile) -> tuple[Picture, PictureFacts] | None:
+    def image(self, candidate: ImageFile) -> tuple[ImageRecord, ImageFacts] | None:
         """Return the record and file facts of a candidate; None if it must be left out."""
         facts = self._sound(candidate.path)
         if facts is None:
@@ -103,7 +103,7 @@ class DatasetBuilder:
         self._judge(candidate.path, facts, (width, height), bucket)
         source, mask_path, mask_id = self._mask(candidate, facts)
         folder = candidate.folder
-        picture = Picture(
+        picture = ImageRecord(
             id=facts.id,
             path=candidate.path,
             width=facts.width,
@@ -122,18 +122,18 @@ class DatasetBuilder:
         )
         return picture, facts
 
-    def _sound(self, path: Path) -> PictureFacts | None:
+    def _sound(self, path: Path) -> ImageFacts | None:
         found = self._inspected[path]
         if isinstance(found, DatasetError):
             self._scan.findings.append(Finding(found.code, found.values, (path,), "error"))
             return None
         return found
 
-    def _judge(self, path: Path, facts: PictureFacts, size: tuple[int, int], bucket: tuple[int, int]) -> None:
-        for code in (*doubts_of_shape(size, bucket, self._recipe), *doubts_of_file(path, facts)):
+    def _judge(self, path: Path, facts: ImageFacts, size: tuple[int, int], bucket: tuple[int, int]) -> None:
+        for code in (*shape_findings(size, bucket, self._recipe), *file_findings(path, facts)):
             self._mark(code, path)
 
-    def _mask(self, candidate: ImageFile, facts: PictureFacts) -> tuple[MaskSource, Path | None, str | None]:
+    def _mask(self, candidate: ImageFile, facts: ImageFacts) -> tuple[MaskSource, Path | None, str | None]:
         """Return the source, path and hash of the mask; an unreadable mask is reported and not used."""
         if self._dataset.masks == "alpha" and facts.transparent:
             return "alpha", None, None
@@ -149,47 +149,47 @@ class DatasetBuilder:
         self._scan.marks[code].append(path)
 
 
-def mark_pictures(
-    pictures: Sequence[Picture], alike: Iterable[Sequence[int]], recipe: RecipeConfig, scan: Scan
+def record_image_findings(
+    images: Sequence[ImageRecord], alike: Iterable[Sequence[int]], recipe: RecipeConfig, scan: Scan
 ) -> None:
     """Record findings about images in the scan; `alike` are groups of indexes of similar images."""
-    _mark_copies(pictures, alike, scan)
-    _mark_captions(pictures, recipe, scan)
+    _mark_copies(images, alike, scan)
+    _mark_captions(images, recipe, scan)
     shown = Counter[tuple[int, int]]()
-    for picture in pictures:
-        if picture.kind == "train":
-            shown[picture.bucket] += picture.repeats
+    for image in images:
+        if image.kind == "train":
+            shown[image.bucket] += image.repeats
     lonely = {bucket for bucket, count in shown.items() if count < recipe.effective_batch and len(shown) > 1}
-    scan.marks["bucket.lonely"] += [p.path for p in pictures if p.kind == "train" and p.bucket in lonely]
+    scan.marks["bucket.lonely"] += [p.path for p in images if p.kind == "train" and p.bucket in lonely]
 
 
-def _mark_copies(pictures: Sequence[Picture], alike: Iterable[Sequence[int]], scan: Scan) -> None:
-    copies = [Counter(pictures[place].path for place in places) for places in same([p.id for p in pictures])]
+def _mark_copies(images: Sequence[ImageRecord], alike: Iterable[Sequence[int]], scan: Scan) -> None:
+    copies = [Counter(images[place].path for place in places) for places in same([p.id for p in images])]
     for paths in copies:
         scan.marks["picture.twice"] += [path for path, count in paths.items() if count > 1]
-    groups = [[pictures[place] for place in places] for places in alike]
+    groups = [[images[place] for place in places] for places in alike]
     for group in groups:
-        if {"train", "validation"} <= {picture.kind for picture in group}:
+        if {"train", "validation"} <= {image.kind for image in group}:
             scan.marks["picture.held_out_near"] += [p.path for p in group if p.kind == "validation"]
-    near = [[picture.path for picture in group] for group in groups if len({picture.id for picture in group}) > 1]
+    near = [[image.path for image in group] for group in groups if len({image.id for image in group}) > 1]
     scan.findings += word_copies([list(paths) for paths in copies if len(paths) > 1], exact=True)
     scan.findings += word_copies(near, exact=False)
 
 
-def _mark_captions(pictures: Iterable[Picture], recipe: RecipeConfig, scan: Scan) -> None:
+def _mark_captions(images: Iterable[ImageRecord], recipe: RecipeConfig, scan: Scan) -> None:
     tokens = ClipTokens()
-    for picture in pictures:
-        if any(tokens.count(text) > recipe.token_chunks for text in _texts(picture, recipe)):
-            scan.marks["caption.long"].append(picture.path)
-        if picture.trigger and not all(holds_trigger(text, picture.trigger) for text in picture.captions):
-            scan.marks["trigger.absent"].append(picture.path)
+    for image in images:
+        if any(tokens.count(text) > recipe.token_chunks for text in _texts(image, recipe)):
+            scan.marks["caption.long"].append(image.path)
+        if image.trigger and not all(holds_trigger(text, image.trigger) for text in image.captions):
+            scan.marks["trigger.absent"].append(image.path)
 
 
-def _texts(picture: Picture, recipe: RecipeConfig) -> Iterator[str]:
+def _texts(image: ImageRecord, recipe: RecipeConfig) -> Iterator[str]:
     """Yield each alternative caption of an image as trained without dropout, with one choice of its wildcards."""
-    whole = without_chance(recipe.captions)
-    for caption in picture.captions or ("",):
-        yield compose_caption((caption,), picture.trigger, picture.class_words, whole, np.random.default_rng(0))
+    whole = without_randomness(recipe.captions)
+    for caption in image.captions or ("",):
+        yield compose_caption((caption,), image.trigger, image.class_words, whole, np.random.default_rng(0))
 
 
 def held_out(ids: Sequence[str], alike: Iterable[Sequence[int]], share: float | Literal["auto"]) -> set[int]:
@@ -215,7 +215,7 @@ def held_out(ids: Sequence[str], alike: Iterable[Sequence[int]], share: float | 
 class Dataset:
     """The usable images, including those for validation, and all findings."""
 
-    pictures: tuple[Picture, ...]
+    images: tuple[ImageRecord, ...]
     findings: tuple[Finding, ...]
 
 
@@ -230,45 +230,45 @@ def read_dataset(
     """
     scan = scan_folders(dataset, imported or {})
     masks = [candidate.mask_path for candidate in scan.candidates if candidate.mask_path]
-    inspected = inspect_pictures(
+    inspected = inspect_images(
         [*(candidate.path for candidate in scan.candidates), *masks], dataset.max_megapixels, progress
     )
     builder = DatasetBuilder(dataset, recipe, inspected, scan)
-    made = [made for candidate in scan.candidates if (made := builder.picture(candidate))]
-    pictures = [picture for picture, _ in made]
+    made = [made for candidate in scan.candidates if (made := builder.image(candidate))]
+    images = [image for image, _ in made]
     groups = alike([bytes.fromhex(facts.fingerprint) for _, facts in made])
-    mark_pictures(pictures, groups, recipe, scan)
-    split = _hold_out(pictures, groups, dataset)
+    record_image_findings(images, groups, recipe, scan)
+    split = _hold_out(images, groups, dataset)
     return Dataset(tuple(split), by_severity([*scan.findings, *word_marks(scan.marks)]))
 
 
-def _hold_out(pictures: Sequence[Picture], groups: Iterable[Sequence[int]], dataset: DatasetConfig) -> list[Picture]:
+def _hold_out(
+    images: Sequence[ImageRecord], groups: Iterable[Sequence[int]], dataset: DatasetConfig
+) -> list[ImageRecord]:
     """Hold out some training images for validation; a validation folder replaces the automatic share."""
     share = dataset.validation_share
-    if share == "auto" and any(picture.kind == "validation" for picture in pictures):
-        return list(pictures)
-    trained = [place for place, picture in enumerate(pictures) if picture.kind == "train"]
+    if share == "auto" and any(image.kind == "validation" for image in images):
+        return list(images)
+    trained = [place for place, image in enumerate(images) if image.kind == "train"]
     within = {place: rank for rank, place in enumerate(trained)}
     kin = [[within[place] for place in group if place in within] for group in groups]
-    chosen = {trained[rank] for rank in held_out([pictures[place].id for place in trained], kin, share)}
-    return [
-        replace(picture, kind="validation") if place in chosen else picture for place, picture in enumerate(pictures)
-    ]
+    chosen = {trained[rank] for rank in held_out([images[place].id for place in trained], kin, share)}
+    return [replace(image, kind="validation") if place in chosen else image for place, image in enumerate(images)]
 
 
-def write_listing(path: Path, pictures: Iterable[Picture]) -> None:
+def write_listing(path: Path, images: Iterable[ImageRecord]) -> None:
     """Write the listing atomically."""
-    write_text(path, "".join(_line(picture) + "\n" for picture in pictures))
+    write_text(path, "".join(_line(image) + "\n" for image in images))
 
 
-def read_listing(path: Path) -> tuple[Picture, ...]:
+def read_listing(path: Path) -> tuple[ImageRecord, ...]:
     """Return the images of a listing exactly as written.
 
     Raises DatasetError when the file is missing or damaged.
     """
     try:
         lines = read_text(path, "listing").split("\n")
-        return tuple(decoded(parse_json(line, path), _picture, path) for line in lines if line)
+        return tuple(decoded(parse_json(line, path), _image, path) for line in lines if line)
     except (OSError, UnusableFileError) as fault:
         raise DatasetError(
             "listing.damaged",
@@ -277,12 +277,12 @@ def read_listing(path: Path) -> tuple[Picture, ...]:
         ) from fault
 
 
-def _line(picture: Picture) -> str:
+def _line(image: ImageRecord) -> str:
     # ASCII only: file names on Linux may not be valid Unicode, and must be preserved.
-    return json.dumps(to_record(picture), default=str)
+    return json.dumps(to_record(image), default=str)
 
 
-def _picture(facts: Mapping[str, Any]) -> Picture:
+def _image(facts: Mapping[str, Any]) -> ImageRecord:
     crop, mask_path = facts["crop"], facts["mask_path"]
     typed = {
         "path": Path(facts["path"]),
@@ -291,56 +291,56 @@ def _picture(facts: Mapping[str, Any]) -> Picture:
         "crop": None if crop is None else tuple(crop),
         "bucket": tuple(facts["bucket"]),
     }
-    return build(Picture, {**facts, **typed, "kind": renamed(facts["kind"], "dataset.folders.kind")})
+    return build(ImageRecord, {**facts, **typed, "kind": renamed(facts["kind"], "dataset.folders.kind")})
 
 
 def describe(dataset: Dataset, recipe: RecipeConfig, *, show_captions: bool = False) -> list[str]:
     """Return a description of an epoch, line by line; optionally with all captions of the first epoch."""
-    pictures = dataset.pictures
+    images = dataset.images
     side = recipe.resolution
     training = (
         [f"Resolution: {side} × {side}, or other aspect ratios of the same area"]
         if side and recipe.images.buckets
         else []
     )
-    lines = [*_counts(pictures), *training, *_buckets(pictures), _epoch(pictures, recipe)]
+    lines = [*_counts(images), *training, *_buckets(images), _epoch(images, recipe)]
     if show_captions:
-        lines += ["", "Captions in the first epoch:", *_captions(pictures, recipe)]
+        lines += ["", "Captions in the first epoch:", *_captions(images, recipe)]
     return lines
 
 
-def _counts(pictures: Sequence[Picture]) -> Iterator[str]:
+def _counts(images: Sequence[ImageRecord]) -> Iterator[str]:
     for kind, purpose in _KINDS.items():
-        repeats = [picture.repeats for picture in pictures if picture.kind == kind]
+        repeats = [image.repeats for image in images if image.kind == kind]
         if not repeats:
             continue
         shown = f", {sum(repeats)} samples per epoch" if kind == "train" and sum(repeats) > len(repeats) else ""
         yield f"{_plural(len(repeats), 'image')} {purpose}{shown}"
-    if masked := sum(picture.mask != "none" for picture in pictures):
-        yield f"{masked} of {_plural(len(pictures), 'image')} with a mask"
+    if masked := sum(image.mask != "none" for image in images):
+        yield f"{masked} of {_plural(len(images), 'image')} with a mask"
 
 
-def _buckets(pictures: Sequence[Picture]) -> Iterator[str]:
+def _buckets(images: Sequence[ImageRecord]) -> Iterator[str]:
     by_bucket: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
-    for picture in pictures:
-        width, height = picture.region()[2:]
-        by_bucket[picture.bucket].append(crop_loss(width, height, picture.bucket))
+    for image in images:
+        width, height = image.region()[2:]
+        by_bucket[image.bucket].append(crop_loss(width, height, image.bucket))
     yield "Buckets (width×height: images, area cropped on average and at most):"
     for bucket, losses in sorted(by_bucket.items(), key=lambda item: (-len(item[1]), item[0])):
         mean = sum(losses) / len(losses)
         yield f"  {bucket[0]}×{bucket[1]}: {len(losses)}, {mean:.1%}, {max(losses):.1%}"
 
 
-def _epoch(pictures: Sequence[Picture], recipe: RecipeConfig) -> str:
-    steps = _plural(steps_per_epoch(pictures, recipe), "step")
-    samples = _plural(samples_per_epoch(pictures), "sample")
+def _epoch(images: Sequence[ImageRecord], recipe: RecipeConfig) -> str:
+    steps = _plural(steps_per_epoch(images, recipe), "step")
+    samples = _plural(samples_per_epoch(images), "sample")
     return f"Epoch: {samples} in {steps} of up to {_plural(recipe.effective_batch, 'image')}"
 
 
-def _captions(pictures: Sequence[Picture], recipe: RecipeConfig) -> Iterator[str]:
-    shown = [draw_sample(picture, recipe, 0, repeat) for picture, repeat in epoch_showings(pictures, 0)]
-    shown += [plain_sample(picture, recipe) for picture in pictures if picture.kind == "validation"]
-    times = Counter((sample.picture.path, sample.picture.kind, sample.caption) for sample in shown)
+def _captions(images: Sequence[ImageRecord], recipe: RecipeConfig) -> Iterator[str]:
+    shown = [draw_sample(image, recipe, 0, repeat) for image, repeat in epoch_samples(images, 0)]
+    shown += [plain_sample(image, recipe) for image in images if image.kind == "validation"]
+    times = Counter((sample.image.path, sample.image.kind, sample.caption) for sample in shown)
     for (path, kind, caption), count in sorted(times.items()):
         note = " (held out)" if kind == "validation" else f" (×{count})" if count > 1 else ""
         yield f"  {path.name}: {caption or '(empty)'}{note}"

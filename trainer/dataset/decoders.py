@@ -18,13 +18,13 @@ from types import TracebackType
 
 from trainer.dataset.findings import file_fault
 from trainer.dataset.inspection import (
+    ImageFacts,
     Inspection,
-    PictureFacts,
-    PictureMemory,
+    InspectionCache,
     State,
     file_state,
     inspect,
-    picture_memory,
+    inspection_cache,
 )
 from trainer.dataset.pixels import check_megapixels
 from trainer.errors import DatasetError
@@ -37,11 +37,11 @@ _LARGE = "a large image: may it be decoded now?"
 
 Inspected = tuple[Path, State | None, Inspection]
 _SPAWN = multiprocessing.get_context("spawn")
-AT_ONCE = min(4, usable_cores())
+PROCESS_COUNT = min(4, usable_cores())
 """Number of decoder processes; more would gain little and take more memory."""
 
 
-class Decoders:
+class DecoderPool:
     """Pool of decoder processes, each started when it is first needed.
 
     Everything runs in the calling thread, so that Ctrl-C never finds a lock held.
@@ -51,7 +51,7 @@ class Decoders:
         self._all = [_Decoder() for _ in range(count)]
         self._large: deque[_Decoder] = deque()  # decoders with a large image; only the first may decode
 
-    def __enter__(self) -> Decoders:
+    def __enter__(self) -> DecoderPool:
         return self
 
     def __exit__(
@@ -263,8 +263,8 @@ Progress = Callable[[int, int], None]
 """Callback with the number of checked files and of all files."""
 
 
-def inspect_pictures(
-    paths: Iterable[Path], max_megapixels: float, progress: Progress | None = None, decoders: Decoders | None = None
+def inspect_images(
+    paths: Iterable[Path], max_megapixels: float, progress: Progress | None = None, decoders: DecoderPool | None = None
 ) -> dict[Path, Inspection]:
     """Return the facts of each file, or why it cannot be used; every image is decoded completely.
 
@@ -272,23 +272,23 @@ def inspect_pictures(
     that processes are not started each time.
     """
     paths = list(dict.fromkeys(paths))
-    with picture_memory() as memory, nullcontext(decoders) if decoders else _started() as decoders:
+    with inspection_cache() as memory, nullcontext(decoders) if decoders else _started() as decoders:
         found = {path: facts for path in paths if (facts := _recall(path, max_megapixels, memory))}
         unknown = [path for path in paths if path not in found]
         for path, state, facts in decoders.inspect(unknown, max_megapixels):
             found[path] = facts
-            if state and isinstance(facts, PictureFacts):
+            if state and isinstance(facts, ImageFacts):
                 memory.keep(path, state, facts)
             if progress:
                 progress(len(found), len(paths))
     return found
 
 
-def _started() -> AbstractContextManager[Decoders]:
-    return Decoders(AT_ONCE)
+def _started() -> AbstractContextManager[DecoderPool]:
+    return DecoderPool(PROCESS_COUNT)
 
 
-def _recall(path: Path, max_megapixels: float, memory: PictureMemory) -> Inspection | None:
+def _recall(path: Path, max_megapixels: float, memory: InspectionCache) -> Inspection | None:
     try:
         facts = memory.recall(path, file_state(path))
         if facts:

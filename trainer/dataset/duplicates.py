@@ -17,21 +17,21 @@ _SHAPE_LIMIT = 24
 _COLOR_LIMIT = 32
 
 
-def fingerprint(picture: Image.Image) -> bytes:
+def fingerprint(image: Image.Image) -> bytes:
     """Return 64 bytes that hardly change when an RGB image is saved again or resized.
 
     8 bytes of pHash (whether each of the lowest 8×8 cosine frequencies of the 32×32 grayscale image is above their
     median; Zauner 2010), 8 of dHash (whether each cell of 9×8 is brighter than its left neighbor; Krawetz 2013), and
     the mean colors of 4×4 cells, without which all drawings with the same outline would match.
     """
-    gray = picture.convert("L")
+    gray = image.convert("L")
     cells = np.asarray(gray.resize((32, 32), Image.Resampling.BOX), np.float64)
     waves = (_DCT @ cells @ _DCT.T).ravel()
     waves[0] = np.median(waves[1:])
     low = np.packbits(waves > waves[0])
     steps = np.asarray(gray.resize((9, 8), Image.Resampling.BOX), np.int16)
     rising = np.packbits(steps[:, 1:] > steps[:, :-1])
-    colors = np.asarray(picture.resize((_COLOR_CELLS, _COLOR_CELLS), Image.Resampling.BOX))
+    colors = np.asarray(image.resize((_COLOR_CELLS, _COLOR_CELLS), Image.Resampling.BOX))
     return low.tobytes() + rising.tobytes() + colors.tobytes()
 
 

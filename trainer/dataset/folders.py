@@ -14,10 +14,10 @@ from typing import NamedTuple, NoReturn
 from trainer.config.job import DatasetConfig, FolderConfig
 from trainer.dataset import caption_files
 from trainer.dataset.findings import Finding
+from trainer.dataset.image import Crop, Kind
 from trainer.dataset.links import Links
-from trainer.dataset.picture import Crop, Kind
 from trainer.dataset.pixels import SUFFIXES
-from trainer.dataset.sidecar import FILE_NAME, FolderNotes, Sidecar, read_sidecar
+from trainer.dataset.sidecar import FILE_NAME, FolderSettings, Sidecar, read_sidecar
 from trainer.errors import DatasetError
 from trainer.protocol.files import long_path
 
@@ -89,9 +89,9 @@ class _Directory:
         """Return the file with this stem and extension, ignoring the extension's case."""
         return next((file for file in self._by_stem.get(stem, ()) if file.suffix.lower() == suffix), None)
 
-    def pictures(self, stem: str) -> list[Path]:
+    def images(self, stem: str) -> list[Path]:
         """Return the images with this stem."""
-        return [file for file in self._by_stem.get(stem, ()) if is_picture(file)]
+        return [file for file in self._by_stem.get(stem, ()) if is_image(file)]
 
 
 def scan_folders(dataset: DatasetConfig, imported: Imported) -> Scan:
@@ -107,10 +107,10 @@ def scan_folders(dataset: DatasetConfig, imported: Imported) -> Scan:
     return scan
 
 
-def require_pictures(dataset: DatasetConfig) -> None:
+def require_images(dataset: DatasetConfig) -> None:
     """Raise DatasetError for folders as `scan_folders` does, but from file names only, which is fast."""
     links = Links.of(dataset)
-    _look_into(dataset, lambda config: picture_files(Path(config.path).absolute(), config.recursive, links))
+    _look_into(dataset, lambda config: image_files(Path(config.path).absolute(), config.recursive, links))
 
 
 def _look_into(dataset: DatasetConfig, look: Callable[[FolderConfig], object]) -> None:
@@ -129,13 +129,13 @@ def _look_into(dataset: DatasetConfig, look: Callable[[FolderConfig], object]) -
         raise problems[0]
 
 
-def picture_files(folder: Path, recursive: bool = False, links: Links | None = None) -> list[Path]:
+def image_files(folder: Path, recursive: bool = False, links: Links | None = None) -> list[Path]:
     """Return a folder's images by name, optionally with subfolders; raises DatasetError as a scan does.
 
     Without `links`, only links into the folder itself are followed.
     """
     followed = links or Links([folder])
-    return [file for _, files in _directories(folder, recursive, followed) for file in files if is_picture(file)]
+    return [file for _, files in _directories(folder, recursive, followed) for file in files if is_image(file)]
 
 
 def _scan_folder(config: FolderConfig, dataset: DatasetConfig, imported: Imported, scan: Scan, links: Links) -> None:
@@ -147,8 +147,8 @@ def _scan_folder(config: FolderConfig, dataset: DatasetConfig, imported: Importe
         directory = _Directory(path, files, _read_notes(path, links), {**above, **own})
         facts = _folder_facts(config, root, path, scan, links)
         for file in files:
-            if is_picture(file):
-                _scan_picture(file, directory, facts, dataset, imported, scan)
+            if is_image(file):
+                _scan_image(file, directory, facts, dataset, imported, scan)
         _mark_strays(directory, scan)
 
 
@@ -164,12 +164,12 @@ def _directories(root: Path, recursive: bool, links: Links) -> list[tuple[Path, 
         listed = [(folder, _files(folder, links)) for folder in visible]
     else:
         listed = [(root, _files(root, links))]
-        if not any(is_picture(file) for file in listed[0][1]):
+        if not any(is_image(file) for file in listed[0][1]):
             named = [folder for folder in _subfolders(root) if _KOHYA_NAME.fullmatch(folder.name)]
             listed = [(folder, _files(folder, links)) for folder in named if links.allow(folder)]
-    filled = [(folder, files) for folder, files in listed if any(is_picture(file) for file in files)]
+    filled = [(folder, files) for folder, files in listed if any(is_image(file) for file in files)]
     if not filled:
-        raise _no_pictures(root)
+        raise _no_images(root)
     return filled
 
 
@@ -217,8 +217,8 @@ def _missing(folder: Path) -> DatasetError:
     )
 
 
-def _no_pictures(root: Path) -> DatasetError:
-    below = sum(is_picture(Path(name)) for _, _, names in os.walk(root) for name in names)
+def _no_images(root: Path) -> DatasetError:
+    below = sum(is_image(Path(name)) for _, _, names in os.walk(root) for name in names)
     if below:
         sentence = f"The folder {root} has no images itself, but {below} in its subfolders."
         return DatasetError(
@@ -262,7 +262,7 @@ def chain_of(root: Path, path: Path) -> list[Path]:
     return [path, *(parent for parent in path.parents if parent.is_relative_to(root))]
 
 
-def folder_marks(chain: Sequence[tuple[str, FolderNotes]]) -> FolderMarks:
+def folder_marks(chain: Sequence[tuple[str, FolderSettings]]) -> FolderMarks:
     """Return a directory's settings from names and sidecars; the nearest value wins.
 
     `chain` has name and sidecar of the directory and its parents, nearest first.
@@ -283,14 +283,14 @@ def _first(*texts: str | None) -> str:
     return next((text for text in texts if text is not None), "")
 
 
-def _scan_picture(
+def _scan_image(
     file: Path, directory: _Directory, facts: FolderFacts, dataset: DatasetConfig, imported: Imported, scan: Scan
 ) -> None:
     notes = directory.notes.of(file.name)
     if notes.excluded:
         scan.marks["picture.excluded"].append(file)
         return
-    if len(directory.pictures(file.stem)) > 1:
+    if len(directory.images(file.stem)) > 1:
         scan.marks["picture.same_stem"].append(file)
     mask = directory.beside(file.stem + MASK, ".png")
     if mask and dataset.masks not in ("auto", "files"):
@@ -358,19 +358,19 @@ def _mark_strays(directory: _Directory, scan: Scan) -> None:
     """Record captions and masks without an image, and images in unsupported formats."""
     for file in directory.files:
         suffix = file.suffix.lower()
-        if suffix in caption_files.SUFFIXES and not directory.pictures(file.stem):
+        if suffix in caption_files.SUFFIXES and not directory.images(file.stem):
             scan.marks["caption.orphan"].append(file)
         elif suffix in _OTHER_SUFFIXES:
             scan.marks["picture.other_kind"].append(file)
-        elif file.stem.endswith(MASK) and not directory.pictures(file.stem.removesuffix(MASK)):
+        elif file.stem.endswith(MASK) and not directory.images(file.stem.removesuffix(MASK)):
             scan.marks["mask.orphan"].append(file)
 
 
-def is_picture(path: Path) -> bool:
+def is_image(path: Path) -> bool:
     """Return whether a file name is that of a training image, not of a mask or another file."""
-    return is_picture_name(path.stem, path.suffix)
+    return is_image_name(path.stem, path.suffix)
 
 
-def is_picture_name(stem: str, suffix: str) -> bool:
+def is_image_name(stem: str, suffix: str) -> bool:
     """Return the same for a stem and extension; faster for very many names."""
     return suffix.lower() in SUFFIXES and not stem.endswith((MASK, _CONDITION))

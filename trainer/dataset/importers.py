@@ -18,10 +18,10 @@ from trainer.dataset.caption_files import (
     require_short,
     split_caption,
 )
-from trainer.dataset.folders import picture_files
-from trainer.dataset.picture import Kind
+from trainer.dataset.folders import image_files
+from trainer.dataset.image import Kind
 from trainer.errors import DatasetError
-from trainer.protocol.reading import naming, parse_json, read_json, read_text, read_toml, reason_of
+from trainer.protocol.reading import noting_file, parse_json, read_json, read_text, read_toml, reason_of
 from trainer.protocol.text import printable
 
 Table = Mapping[str, Any]
@@ -94,7 +94,7 @@ def import_dataset(path: Path) -> ImportedDataset:
     """
     read = _read_kohya if path.suffix.lower() == ".toml" else _read_onetrainer
     try:
-        with naming(path):
+        with noting_file(path):
             imported = read(path)
             imported.config()
     except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as fault:
@@ -169,19 +169,19 @@ def read_kohya_metadata(path: Path, images: Path, separator: str = ",") -> tuple
         entries = [(row["image_path"], row) for row in rows]
     else:
         entries = list(parse_json(text, path).items())
-    present = {picture: picture for picture in picture_files(images)} if images.is_dir() else {}
-    by_stem = {picture.stem: picture for picture in present}
+    present = {image: image for image in image_files(images)} if images.is_dir() else {}
+    by_stem = {image.stem: image for image in present}
     captions: dict[Path, tuple[str, ...]] = {}
     missing = 0
     for key, row in entries:
-        picture = present.get(images / key) or by_stem.get(key)
+        image = present.get(images / key) or by_stem.get(key)
         for name in ("caption", "tags"):
             require_short(name, row.get(name) or "")
         words = [part.strip() for part in (row.get("caption"), row.get("tags")) if part and part.strip()]
-        if picture is None:
+        if image is None:
             missing += 1
         elif words:
-            captions[picture] = (f"{separator.strip()} ".join(words),)
+            captions[image] = (f"{separator.strip()} ".join(words),)
     return captions, missing
 
 
@@ -257,8 +257,8 @@ def _prompts(text: Table, root: Path, recursive: bool) -> Iterator[tuple[Path, t
             prompts = split_caption(read_caption_file(path).text, "variants")
         except NotACaptionError as fault:
             raise ValueError(f"could not read prompts from {text['prompt_path']}: {fault}") from fault
-    for picture in picture_files(root, recursive):
-        yield picture, prompts or (picture.stem,)
+    for image in image_files(root, recursive):
+        yield image, prompts or (image.stem,)
 
 
 def _named(concept: Table) -> str:

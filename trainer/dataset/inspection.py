@@ -16,7 +16,7 @@ from typing import BinaryIO, Literal
 from PIL import ImageFile
 
 from trainer.dataset.duplicates import fingerprint
-from trainer.dataset.pixels import decode, exif_orientation, faults_named, open_picture, upright_size
+from trainer.dataset.pixels import decode, exif_orientation, faults_named, open_image, upright_size
 from trainer.errors import DatasetError
 from trainer.protocol.files import long_path
 from trainer.protocol.places import cache_folder
@@ -43,7 +43,7 @@ _DRAFT = (256, 256)
 
 @json_keys("id", "width", "height", "format", "animated", "rotated", "transparent", "profile", "fingerprint")
 @dataclass(frozen=True, slots=True)
-class PictureFacts:
+class ImageFacts:
     """Facts of an unchanged image file; the size is of the upright image, the fingerprint is in hex."""
 
     id: str
@@ -57,34 +57,34 @@ class PictureFacts:
     fingerprint: str
 
 
-class PictureMemory:
+class InspectionCache:
     """Cache of facts by path and state. If its store fails, images are simply inspected again."""
 
     def __init__(self, store: RowStore) -> None:
         self._store = store
 
-    def recall(self, path: Path, state: State) -> PictureFacts | None:
+    def recall(self, path: Path, state: State) -> ImageFacts | None:
         """Return the cached facts of a file in this state; None if there are none or they are damaged."""
         row = self._store.get(key_of(path, *state, _VERSION))
         if row is None:
             return None
         try:
-            return decoded(parse_json(row), lambda found: build(PictureFacts, found), path)
+            return decoded(parse_json(row), lambda found: build(ImageFacts, found), path)
         except UnusableFileError:  # another version wrote it
             return None
 
-    def keep(self, path: Path, state: State, facts: PictureFacts) -> None:
+    def keep(self, path: Path, state: State, facts: ImageFacts) -> None:
         """Cache the facts of a file, unless it changed so recently that its state is unreliable."""
         if time.time_ns() - state[1] > _SETTLED_NS:
             self._store.put(key_of(path, *state, _VERSION), json.dumps(to_record(facts)).encode())
 
 
 @contextmanager
-def picture_memory() -> Iterator[PictureMemory]:
+def inspection_cache() -> Iterator[InspectionCache]:
     """Open the cache in the per-user cache folder."""
     store = RowStore(cache_folder() / "pictures.sqlite", _LARGEST)
     try:
-        yield PictureMemory(store)
+        yield InspectionCache(store)
     finally:
         store.close()
 
@@ -130,7 +130,7 @@ def _data_chunks(file: BinaryIO) -> Iterator[bytes]:
         file.seek(4, 1)
 
 
-Inspection = PictureFacts | DatasetError
+Inspection = ImageFacts | DatasetError
 Turn = Callable[[], AbstractContextManager[object]]
 
 
@@ -149,7 +149,7 @@ def inspect(path: Path, max_megapixels: float, turn: Turn) -> tuple[State | None
     try:
         # Read the state first: if the file changes now, its facts are cached under an old state and never found.
         state = file_state(path)
-        with open_picture(path, max_megapixels) as image:
+        with open_image(path, max_megapixels) as image:
             large = image.width * image.height > _LARGE_MEGAPIXELS * 1e6
             with turn() if large else nullcontext():
                 return state, _facts(path, image)
@@ -157,7 +157,7 @@ def inspect(path: Path, max_megapixels: float, turn: Turn) -> tuple[State | None
         return None, error
 
 
-def _facts(path: Path, image: ImageFile.ImageFile) -> PictureFacts:
+def _facts(path: Path, image: ImageFile.ImageFile) -> ImageFacts:
     width, height = upright_size(image)
     rotated = exif_orientation(image) != 1
     # A JPEG decoded at reduced size is still read to its end, in a third of the time.
@@ -165,7 +165,7 @@ def _facts(path: Path, image: ImageFile.ImageFile) -> PictureFacts:
     layers = decode(image)
     if image.format == "PNG" and not is_whole(path):
         raise OSError("its data ends before the last row")
-    return PictureFacts(
+    return ImageFacts(
         id=sha256_of(path),
         width=width,
         height=height,

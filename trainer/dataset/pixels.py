@@ -19,7 +19,7 @@ import numpy.typing as npt
 from PIL import ExifTags, Image, ImageCms, ImageFile, UnidentifiedImageError
 
 from trainer.dataset.findings import file_fault
-from trainer.protocol.reading import UnusableFileError, naming, open_file
+from trainer.protocol.reading import UnusableFileError, noting_file, open_file
 
 if TYPE_CHECKING:  # decoder processes start faster without its imports
     from trainer.dataset.sampling import Sample
@@ -62,7 +62,7 @@ _PROFILE_MODES = ("L", "RGB", "CMYK", "LAB")
 class Layers:
     """Pixels of an upright image: colors (mode RGB, sRGB) and opacity (mode L; None if all is opaque)."""
 
-    colours: Image.Image
+    colors: Image.Image
     alpha: Image.Image | None
     profile: Literal["none", "good", "broken"]
     """State of the embedded color profile; with a broken one the colors are treated as sRGB."""
@@ -70,8 +70,8 @@ class Layers:
     def on(self, background: str) -> Image.Image:
         """Return the colors composited on a background color such as #ffffff."""
         if self.alpha is None:
-            return self.colours
-        return Image.composite(self.colours, Image.new("RGB", self.colours.size, background), self.alpha)
+            return self.colors
+        return Image.composite(self.colors, Image.new("RGB", self.colors.size, background), self.alpha)
 
 
 with suppress(ImportError):  # JPEG XL needs this plugin, which registers itself with Pillow if it is installed.
@@ -117,13 +117,13 @@ def load_formats() -> None:
 
 
 @contextmanager
-def open_picture(path: Path, max_megapixels: float) -> Iterator[ImageFile.ImageFile]:
+def open_image(path: Path, max_megapixels: float) -> Iterator[ImageFile.ImageFile]:
     """Open an image at its first frame, reading only the header; errors inside the block become DatasetError too.
 
     Raises DatasetError when the file is missing, not readable, empty, not an image, damaged or too large; the size is
     checked before any pixel is decoded.
     """
-    with naming(path), faults_named(path), _pillow_limits_off:
+    with noting_file(path), faults_named(path), _pillow_limits_off:
         load_formats()
         formats = [name for name in _FORMATS if name in Image.OPEN]
         with open_file(path, "image") as file, Image.open(file, formats=formats) as image:
@@ -201,12 +201,12 @@ def crop_pixels(
     The window is resampled to the bucket in one pass (Lanczos, with prefilter when shrinking); both are mirrored for
     flipped samples. Raises DatasetError like `open_picture`.
     """
-    picture = sample.picture
-    layers = _load_layers(picture.path, max_megapixels)
+    image = sample.image
+    layers = _load_layers(image.path, max_megapixels)
     pixels = np.asarray(_crop_colors(layers.on(background), sample))
-    mask = layers.alpha if picture.mask == "alpha" else None
-    if picture.mask == "file" and picture.mask_path is not None:
-        mask = load_upright(picture.mask_path, "#000000", max_megapixels).convert("L")
+    mask = layers.alpha if image.mask == "alpha" else None
+    if image.mask == "file" and image.mask_path is not None:
+        mask = load_upright(image.mask_path, "#000000", max_megapixels).convert("L")
     if mask is None:
         return pixels, None
     return pixels, np.asarray(_crop_mask(mask, sample), np.float32) / np.float32(255)
@@ -214,10 +214,10 @@ def crop_pixels(
 
 def _crop_colors(image: Image.Image, sample: Sample) -> Image.Image:
     left, top, width, height = sample.window
-    if sample.picture.crop is not None:
+    if sample.image.crop is not None:
         # Resampling reads a few pixels beyond the window, as if the whole image had been scaled. Cut the crop out
         # first, so that nothing the artist cropped away bleeds in.
-        x, y, wide, high = sample.picture.region()
+        x, y, wide, high = sample.image.region()
         with _pillow_limits_off:
             image = image.crop((x, y, x + wide, y + high))
         left, top = left - x, top - y
@@ -227,7 +227,7 @@ def _crop_colors(image: Image.Image, sample: Sample) -> Image.Image:
 def _crop_mask(mask: Image.Image, sample: Sample) -> Image.Image:
     # A mask file may differ in size from its image, so the window is scaled to it. Resample by area: Lanczos overshoots
     # at the hard edges of masks.
-    across, down = mask.width / sample.picture.width, mask.height / sample.picture.height
+    across, down = mask.width / sample.image.width, mask.height / sample.image.height
     left, top, width, height = sample.window
     right, bottom = min((left + width) * across, mask.width), min((top + height) * down, mask.height)
     return _to_bucket(mask, (left * across, top * down, right, bottom), sample, Image.Resampling.BOX)
@@ -236,12 +236,12 @@ def _crop_mask(mask: Image.Image, sample: Sample) -> Image.Image:
 def _to_bucket(
     image: Image.Image, box: tuple[float, float, float, float], sample: Sample, how: Image.Resampling
 ) -> Image.Image:
-    image = image.resize(sample.picture.bucket, how, box)
+    image = image.resize(sample.image.bucket, how, box)
     return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if sample.flip else image
 
 
 def _load_layers(path: Path, max_megapixels: float) -> Layers:
-    with open_picture(path, max_megapixels) as image:
+    with open_image(path, max_megapixels) as image:
         return decode(image)
 
 

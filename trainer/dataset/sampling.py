@@ -14,13 +14,13 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from trainer.config.recipe import CaptionConfig, RecipeConfig
-from trainer.dataset.picture import Picture
+from trainer.dataset.image import ImageRecord
 
 # The innermost braces that contain a bar; replacing from the inside out also resolves nested wildcards.
 _WILDCARD = re.compile(r"\{([^{}|]*(?:\|[^{}|]*)+)\}")
 # Images that validation measures: held-out ones, or training images without them. Enough for a smooth curve, and fast.
-MOST_HELD_OUT = 64
-MOST_TRAINING_PICTURES = 8
+MAX_HELD_OUT = 64
+MAX_TRAINING_IMAGES = 8
 T = TypeVar("T")
 
 
@@ -48,7 +48,7 @@ def compose_caption(
     return _arrange(text, keep, trigger, config, stream)
 
 
-def without_chance(config: CaptionConfig) -> CaptionConfig:
+def without_randomness(config: CaptionConfig) -> CaptionConfig:
     """Return the settings without shuffling and dropout; alternatives and wildcards are still chosen."""
     return config.model_copy(update={"dropout": 0.0, "tag_dropout": 0.0, "shuffle": False})
 
@@ -135,7 +135,7 @@ Box = tuple[int, int, int, int]
 class Sample:
     """One training sample of an image, with all random choices made."""
 
-    picture: Picture
+    image: ImageRecord
     epoch: int
     repeat: int
     """Index of this content within the epoch; with epoch and image id it identifies every random stream."""
@@ -145,39 +145,37 @@ class Sample:
     flip: bool
 
 
-def draw_sample(picture: Picture, recipe: RecipeConfig, epoch: int, repeat: int) -> Sample:
+def draw_sample(image: ImageRecord, recipe: RecipeConfig, epoch: int, repeat: int) -> Sample:
     """Return one sample of an image, a pure function of (seed, epoch, image, repeat)."""
-    stream = partial(generator, recipe.seed, epoch=epoch, sample=picture.id, repeat=repeat)
-    caption = compose_caption(
-        picture.captions, picture.trigger, picture.class_words, recipe.captions, stream("caption")
-    )
+    stream = partial(generator, recipe.seed, epoch=epoch, sample=image.id, repeat=repeat)
+    caption = compose_caption(image.captions, image.trigger, image.class_words, recipe.captions, stream("caption"))
     across, down = stream("crop").random(2) if recipe.images.crop == "random" else (0.5, 0.5)
     flip = recipe.images.flip and bool(stream("flip").random() < 0.5)
-    return Sample(picture, epoch, repeat, caption, crop_window(picture, across, down), flip)
+    return Sample(image, epoch, repeat, caption, crop_window(image, across, down), flip)
 
 
-def plain_sample(picture: Picture, recipe: RecipeConfig) -> Sample:
+def plain_sample(image: ImageRecord, recipe: RecipeConfig) -> Sample:
     """Return the validation sample of an image: center crop, no flip, no shuffling or dropout."""
-    plain = without_chance(recipe.captions)
-    stream = generator(recipe.seed, "validation", sample=picture.id)
-    caption = compose_caption(picture.captions, picture.trigger, picture.class_words, plain, stream)
-    return Sample(picture, 0, 0, caption, crop_window(picture, 0.5, 0.5), flip=False)
+    plain = without_randomness(recipe.captions)
+    stream = generator(recipe.seed, "validation", sample=image.id)
+    caption = compose_caption(image.captions, image.trigger, image.class_words, plain, stream)
+    return Sample(image, 0, 0, caption, crop_window(image, 0.5, 0.5), flip=False)
 
 
-def measured_samples(pictures: Sequence[Picture], recipe: RecipeConfig) -> tuple[Sample, ...]:
+def measured_samples(images: Sequence[ImageRecord], recipe: RecipeConfig) -> tuple[Sample, ...]:
     """Return the samples that validation measures: held-out images, or some training images without any."""
-    held_out = [picture for picture in pictures if picture.kind == "validation"]
-    chosen = held_out or [picture for picture in pictures if picture.kind == "train"]
-    most = MOST_HELD_OUT if held_out else MOST_TRAINING_PICTURES
-    return tuple(plain_sample(picture, recipe) for picture in sorted(chosen, key=lambda p: p.id)[:most])
+    held_out = [image for image in images if image.kind == "validation"]
+    chosen = held_out or [image for image in images if image.kind == "train"]
+    most = MAX_HELD_OUT if held_out else MAX_TRAINING_IMAGES
+    return tuple(plain_sample(image, recipe) for image in sorted(chosen, key=lambda p: p.id)[:most])
 
 
-def crop_window(picture: Picture, across: float, down: float) -> Box:
+def crop_window(image: ImageRecord, across: float, down: float) -> Box:
     """Return the largest window of the bucket's shape inside the image's region, in pixels of the upright image.
 
     `across` and `down` (0 to 1) position it where there is room: 0 is left or top, 0.5 the middle.
     """
-    return window_in(picture.region(), picture.bucket, across, down)
+    return window_in(image.region(), image.bucket, across, down)
 
 
 def window_in(region: Box, bucket: tuple[int, int], across: float, down: float) -> Box:
@@ -195,74 +193,74 @@ def micro_conditioning(sample: Sample) -> tuple[int, int, int, int, int, int]:
     in the scaled image (mirrored for flipped samples), and the target is the bucket. sd-scripts derives its offset
     from the aspect ratios instead.
     """
-    picture = sample.picture
+    image = sample.image
     left, top, wide, high = sample.window
-    bucket_width, bucket_height = picture.bucket
+    bucket_width, bucket_height = image.bucket
     if sample.flip:
-        left = picture.width - left - wide
+        left = image.width - left - wide
     crop_top, crop_left = round(top * bucket_height / high), round(left * bucket_width / wide)
-    return picture.height, picture.width, crop_top, crop_left, bucket_height, bucket_width
+    return image.height, image.width, crop_top, crop_left, bucket_height, bucket_width
 
 
-def epoch_showings(pictures: Iterable[Picture], epoch: int) -> list[tuple[Picture, int]]:
+def epoch_samples(images: Iterable[ImageRecord], epoch: int) -> list[tuple[ImageRecord, int]]:
     """Return each (image, repeat) of an epoch, in an order that depends on contents, never on names.
 
     Training images appear `repeats` times. Regularization images appear, in total, as often as training images: as in
     sd-scripts they are cycled when there are fewer and cut when there are more. Unlike there, each epoch continues the
     cycle (each image `repeats` times, by content hash) where the previous one ended, so none stays unused.
     """
-    ordered = sorted(pictures, key=_content_order)
-    shown = [picture for picture in ordered if picture.kind == "train" for _ in range(picture.repeats)]
-    ring = [picture for picture in ordered if picture.kind == "regularization" for _ in range(picture.repeats)]
+    ordered = sorted(images, key=_content_order)
+    shown = [image for image in ordered if image.kind == "train" for _ in range(image.repeats)]
+    ring = [image for image in ordered if image.kind == "regularization" for _ in range(image.repeats)]
     if ring:
         start = epoch * len(shown)
         shown += [ring[place % len(ring)] for place in range(start, start + len(shown))]
     # Files with the same bytes share one count, so that they never share a random stream.
     seen: Counter[str] = Counter()
     showings = []
-    for picture in shown:
-        showings.append((picture, seen[picture.id]))
-        seen[picture.id] += 1
+    for image in shown:
+        showings.append((image, seen[image.id]))
+        seen[image.id] += 1
     return showings
 
 
-def samples_per_epoch(pictures: Iterable[Picture]) -> int:
+def samples_per_epoch(images: Iterable[ImageRecord]) -> int:
     """Return the samples per epoch, including regularization images."""
-    kept = [picture for picture in pictures if picture.kind != "validation"]
-    trained = sum(picture.repeats for picture in kept if picture.kind == "train")
-    return trained * (2 if any(picture.kind == "regularization" for picture in kept) else 1)
+    kept = [image for image in images if image.kind != "validation"]
+    trained = sum(image.repeats for image in kept if image.kind == "train")
+    return trained * (2 if any(image.kind == "regularization" for image in kept) else 1)
 
 
-def steps_per_epoch(pictures: Iterable[Picture], recipe: RecipeConfig) -> int:
+def steps_per_epoch(images: Iterable[ImageRecord], recipe: RecipeConfig) -> int:
     """Return the optimizer steps per epoch: ceil(samples / effective batch size), the same on every machine."""
-    return -(-samples_per_epoch(pictures) // recipe.effective_batch)
+    return -(-samples_per_epoch(images) // recipe.effective_batch)
 
 
-def epoch_batches(pictures: Iterable[Picture], recipe: RecipeConfig, epoch: int) -> list[tuple[Sample, ...]]:
+def epoch_batches(images: Iterable[ImageRecord], recipe: RecipeConfig, epoch: int) -> list[tuple[Sample, ...]]:
     """Return the effective batches of an epoch in step order; no sample is dropped or repeated."""
     return [
-        tuple(draw_sample(picture, recipe, epoch, repeat) for picture, repeat in showings)
-        for showings in dealt_showings(pictures, recipe, epoch)
+        tuple(draw_sample(image, recipe, epoch, repeat) for image, repeat in showings)
+        for showings in batched_samples(images, recipe, epoch)
     ]
 
 
-def dealt_showings(
-    pictures: Iterable[Picture], recipe: RecipeConfig, epoch: int
-) -> list[Sequence[tuple[Picture, int]]]:
+def batched_samples(
+    images: Iterable[ImageRecord], recipe: RecipeConfig, epoch: int
+) -> list[Sequence[tuple[ImageRecord, int]]]:
     """Return the effective batches of an epoch as (image, repeat) pairs, before anything else is drawn.
 
     Each bucket fills as many batches as it can; the leftovers of all buckets are put, bucket by bucket, into mixed
     batches, so that these split into few micro-batches. Only the last mixed batch may be smaller.
     """
-    showings = epoch_showings(pictures, epoch)
+    showings = epoch_samples(images, epoch)
     stream = generator(recipe.seed, "order", epoch=epoch)
-    by_bucket: defaultdict[tuple[int, int], list[tuple[Picture, int]]] = defaultdict(list)
+    by_bucket: defaultdict[tuple[int, int], list[tuple[ImageRecord, int]]] = defaultdict(list)
     for place in stream.random(len(showings)).argsort(kind="stable"):
-        picture, repeat = showings[place]
-        by_bucket[picture.bucket].append((picture, repeat))
+        image, repeat = showings[place]
+        by_bucket[image.bucket].append((image, repeat))
     size = recipe.effective_batch
     full = [members[: len(members) // size * size] for members in by_bucket.values()]
-    leftovers = [showing for members in by_bucket.values() for showing in members[len(members) // size * size :]]
+    leftovers = [sample for members in by_bucket.values() for sample in members[len(members) // size * size :]]
     dealt = [part for members in [*full, leftovers] for part in _cut(members, size)]
     return [dealt[place] for place in stream.random(len(dealt)).argsort(kind="stable")]
 
@@ -271,7 +269,7 @@ def micro_batches(batch: Sequence[Sample], size: int) -> list[tuple[Sample, ...]
     """Split an effective batch into micro-batches of one bucket and at most `size` samples."""
     by_bucket: defaultdict[tuple[int, int], list[Sample]] = defaultdict(list)
     for sample in batch:
-        by_bucket[sample.picture.bucket].append(sample)
+        by_bucket[sample.image.bucket].append(sample)
     return [tuple(part) for members in by_bucket.values() for part in _cut(members, size)]
 
 
@@ -279,16 +277,16 @@ def _cut(members: list[T], size: int) -> list[list[T]]:
     return [members[start : start + size] for start in range(0, len(members), size)]
 
 
-def _content_order(picture: Picture) -> tuple[object, ...]:
+def _content_order(image: ImageRecord) -> tuple[object, ...]:
     return (
-        picture.id,
-        picture.kind,
-        picture.captions,
-        picture.trigger,
-        picture.class_words,
-        picture.repeats,
-        picture.weight,
-        picture.crop or (),
-        picture.mask_id or "",
-        picture.path.as_posix(),
+        image.id,
+        image.kind,
+        image.captions,
+        image.trigger,
+        image.class_words,
+        image.repeats,
+        image.weight,
+        image.crop or (),
+        image.mask_id or "",
+        image.path.as_posix(),
     )

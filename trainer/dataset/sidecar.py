@@ -35,7 +35,7 @@ class _Line(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
 
-class FolderNotes(_Line):
+class FolderSettings(_Line):
     """First line: settings of the folder."""
 
     impasto: Literal[1] = 1
@@ -52,7 +52,7 @@ class FolderNotes(_Line):
         return data
 
 
-class PictureNotes(_Line):
+class ImageSettings(_Line):
     """Any other line: settings of one image in this folder; crop is (left, top, right, bottom) of the upright image."""
 
     file: str
@@ -71,12 +71,12 @@ class PictureNotes(_Line):
 class Sidecar:
     """Sidecar data of one folder; images by file name in Unicode NFC, which is the same on every system."""
 
-    folder: FolderNotes = field(default_factory=FolderNotes)
-    pictures: Mapping[str, PictureNotes] = field(default_factory=dict)
+    folder: FolderSettings = field(default_factory=FolderSettings)
+    pictures: Mapping[str, ImageSettings] = field(default_factory=dict)
 
-    def of(self, name: str) -> PictureNotes:
+    def of(self, name: str) -> ImageSettings:
         """Return the settings of the image with this file name; defaults if it has none."""
-        return self.pictures.get(_composed(name)) or PictureNotes(file=name)
+        return self.pictures.get(_composed(name)) or ImageSettings(file=name)
 
     def changed_since(self, before: Sidecar, names: Iterable[str]) -> list[str]:
         """Return the file names whose settings differ from ``before``."""
@@ -87,17 +87,17 @@ class Sidecar:
     def with_folder(self, **facts: object) -> Sidecar:
         """Return a copy with folder settings changed; other keys, also unknown ones, are kept."""
         return Sidecar(
-            FolderNotes.model_validate({**self.folder.model_dump(exclude_unset=True), **facts}), self.pictures
+            FolderSettings.model_validate({**self.folder.model_dump(exclude_unset=True), **facts}), self.pictures
         )
 
-    def with_picture(self, name: str, **facts: object) -> Sidecar:
+    def with_image(self, name: str, **facts: object) -> Sidecar:
         """Return a copy with settings of one image changed; other keys, also unknown ones, are kept."""
-        return self.with_pictures({name: facts})
+        return self.with_images({name: facts})
 
-    def with_pictures(self, facts: Mapping[str, Mapping[str, object]]) -> Sidecar:
+    def with_images(self, facts: Mapping[str, Mapping[str, object]]) -> Sidecar:
         """Return a copy with settings of many images changed, by file name; other keys are kept."""
         changed = {
-            _composed(name): PictureNotes.model_validate({**self.of(name).model_dump(exclude_unset=True), **more})
+            _composed(name): ImageSettings.model_validate({**self.of(name).model_dump(exclude_unset=True), **more})
             for name, more in facts.items()
         }
         return Sidecar(self.folder, {**self.pictures, **changed})
@@ -115,20 +115,20 @@ def read_sidecar(folder: Path) -> Sidecar:
         return Sidecar()
     except (OSError, UnusableFileError) as fault:
         raise _damaged(path, reason_of(fault)) from fault
-    head, pictures = FolderNotes(), {}
+    head, images = FolderSettings(), {}
     for number, line in enumerate(lines, start=1):
         try:
             found = parse_json(line)
             if number == 1 and "file" not in found:
-                head = FolderNotes.model_validate_json(line)
+                head = FolderSettings.model_validate_json(line)
             else:
                 notes = _notes(line, found)
-                pictures[_composed(notes.file)] = notes
+                images[_composed(notes.file)] = notes
         except UnusableFileError as fault:
             raise _damaged(path, f"line {number}: {fault.reason}") from fault
         except (ValueError, TypeError) as fault:  # pydantic's errors are ValueErrors
             raise _damaged(path, f"line {number}: {plain_reason(fault)}") from fault
-    return Sidecar(head, pictures)
+    return Sidecar(head, images)
 
 
 def write_sidecar(folder: Path, sidecar: Sidecar) -> None:
@@ -149,9 +149,9 @@ def _text(line: _Line) -> str:
         return json.dumps(line.model_dump(exclude_unset=True), separators=(",", ":"))
 
 
-def _notes(line: str, found: Any) -> PictureNotes:
+def _notes(line: str, found: Any) -> ImageSettings:
     try:
-        return PictureNotes.model_validate_json(line)
+        return ImageSettings.model_validate_json(line)
     except ValueError:
         name = found.get("file") if isinstance(found, dict) else None
         if not isinstance(name, str) or not _HALF.search(name):

@@ -40,7 +40,7 @@ class SheetRow:
     """Row of images of one size, one per prompt."""
 
     title: str
-    pictures: Sequence[Image.Image]
+    images: Sequence[Image.Image]
 
 
 def draw_sheet(rows: Sequence[SheetRow], prompts: Sequence[str], inside: int) -> Image.Image:
@@ -48,7 +48,7 @@ def draw_sheet(rows: Sequence[SheetRow], prompts: Sequence[str], inside: int) ->
     bands = []
     for first in range(0, len(prompts), COLUMNS):
         columns = slice(first, first + COLUMNS)
-        band_rows = [SheetRow(row.title, row.pictures[columns]) for row in rows]
+        band_rows = [SheetRow(row.title, row.images[columns]) for row in rows]
         bands.append(draw_band(band_rows, prompts[columns], inside - first))
     size = (bands[0].width, sum(band.height for band in bands))
     sheet = Image.new("RGB", size, PAPER)
@@ -59,7 +59,7 @@ def draw_sheet(rows: Sequence[SheetRow], prompts: Sequence[str], inside: int) ->
 
 def draw_band(rows: Sequence[SheetRow], prompts: Sequence[str], inside: int) -> Image.Image:
     """Return one band of the sheet: a column per prompt, the rows one below the other, prompts at the bottom."""
-    side = rows[0].pictures[0].width * SCALE
+    side = rows[0].images[0].width * SCALE
     columns = len(prompts)
     size = (TITLE_WIDTH + columns * (side + GAP) + GAP, GAP + len(rows) * (side + GAP) + LABEL_HEIGHT)
     sheet = Image.new("RGB", size, PAPER)
@@ -68,7 +68,7 @@ def draw_band(rows: Sequence[SheetRow], prompts: Sequence[str], inside: int) -> 
     for line, row in enumerate(rows):
         top = GAP + line * (side + GAP)
         pen.text((GAP, top + side // 2 - 10), row.title, INK, large)
-        for column, image in enumerate(row.pictures):
+        for column, image in enumerate(row.images):
             enlarged = image.resize((side, side), Image.Resampling.LANCZOS)
             sheet.paste(enlarged, (TITLE_WIDTH + GAP + column * (side + GAP), top))
     top = GAP + len(rows) * (side + GAP)
@@ -137,7 +137,7 @@ def run(folder: Path, on_event: OnEvent) -> DemoResult:
         )
     lora = finished.output / "neon.safetensors"
     sheet, style = compare(lora, folder / SHEET)
-    before, after = held_out_losses(finished)
+    before, after = validation_losses(finished)
     return DemoResult(finished.path, lora, sheet, style, before, after)
 
 
@@ -155,7 +155,7 @@ def compare(lora: Path, sheet: Path) -> tuple[Path, float]:
         after = draw([f"{words['trigger']}, {text}" for text in inside + outside], [LoraUse(lora)])
     rows = [SheetRow("base", before), SheetRow("base + LoRA", after)]
     draw_sheet(rows, inside + outside, len(inside)).save(sheet)
-    return sheet, style_progress(before[len(inside) :], after[len(inside) :], dataset_pictures())
+    return sheet, style_progress(before[len(inside) :], after[len(inside) :], dataset_images())
 
 
 def draw(texts: Sequence[str], loras: Sequence[LoraUse]) -> list[Image.Image]:
@@ -171,15 +171,15 @@ def draw(texts: Sequence[str], loras: Sequence[LoraUse]) -> list[Image.Image]:
         PromptConfig(prompt=text, seed=seed, steps=drawing["steps"], guidance=drawing["guidance"])
         for seed, text in enumerate(texts)
     ]
-    return [renderer.draw(prompt, side, side) for prompt in settings]
+    return [renderer.render(prompt, side, side) for prompt in settings]
 
 
-def dataset_pictures() -> list[Image.Image]:
+def dataset_images() -> list[Image.Image]:
     """Return the demo's training images."""
     return [Image.open(path).convert("RGB") for path in sorted(asset_path("demo", "pictures").glob("*.png"))]
 
 
-def held_out_losses(finished: RunDirectory) -> tuple[float, float]:
+def validation_losses(finished: RunDirectory) -> tuple[float, float]:
     """Return the validation loss at the start and at the end of a run."""
     written, _ = events.read_events(finished.events)
     losses = [event.loss for event in written if isinstance(event, events.Validation) and event.loss is not None]

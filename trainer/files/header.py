@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from trainer.errors import BaseModelError, LoraFileError
-from trainer.protocol.reading import UnusableFileError, naming, open_file, parse_json, reason_of
+from trainer.protocol.reading import UnusableFileError, noting_file, open_file, parse_json, reason_of
 from trainer.protocol.text import printable
 
 Kind = Literal["base", "lora"]
@@ -83,7 +83,7 @@ def read_header(path: Path, kind: Kind = "base") -> Header:
             f'Could not read "{path}": {error.strerror}.',
             "Check the disk and your permissions for the file.",
         )
-    with naming(path):
+    with noting_file(path):
         return _parse(path, kind, text, size - 8 - length)
 
 

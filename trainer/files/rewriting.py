@@ -24,7 +24,7 @@ from trainer.protocol.reading import open_file, parse_json
 
 FORMATS = ("PNG", "JPEG", "WEBP")
 # Exceptions that Pillow's readers are known to raise for broken and hostile files.
-FAULTS = (
+PILLOW_ERRORS = (
     OSError, SyntaxError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, EOFError, RuntimeError,
     MemoryError, struct.error, zlib.error, Image.DecompressionBombError,
 )  # fmt: skip
@@ -36,7 +36,7 @@ _THUMBNAIL_BYTES = 32 * 1024
 _THUMBNAIL = "data:image/jpeg;base64,"
 
 
-class UnusablePictureError(Exception):
+class UnusableImageError(Exception):
     """An image file cannot be used as a preview; the message says why."""
 
 
@@ -50,14 +50,14 @@ def small_jpeg(path: Path, side: int, largest: int) -> bytes:
             warnings.simplefilter("ignore")  # about odd metadata and large sizes, which don't matter here
             with open_file(path, "image") as file, Image.open(file, formats=FORMATS) as image:
                 if image.width * image.height > _LARGEST_SOURCE:
-                    raise UnusablePictureError("it has too many pixels")
+                    raise UnusableImageError("it has too many pixels")
                 return _compressed(image, side, largest)
     except FileNotFoundError:
-        raise UnusablePictureError("there is no such file") from None
+        raise UnusableImageError("there is no such file") from None
     except Image.DecompressionBombError:
-        raise UnusablePictureError("it has too many pixels") from None
-    except FAULTS:
-        raise UnusablePictureError("it is not a readable image") from None
+        raise UnusableImageError("it has too many pixels") from None
+    except PILLOW_ERRORS:
+        raise UnusableImageError("it is not a readable image") from None
 
 
 def _compressed(image: Image.Image, side: int, largest: int) -> bytes:
@@ -125,9 +125,9 @@ def rewrite_metadata(source: Path, target: Path, changes: Mapping[str, str | Non
     return str(updated["sshs_model_hash"])
 
 
-def thumbnail(picture: Path) -> str:
+def thumbnail(image: Path) -> str:
     """Return an image file as the value of `modelspec.thumbnail`; raises UnusablePictureError."""
-    data = small_jpeg(picture, _THUMBNAIL_SIDE, _THUMBNAIL_BYTES)
+    data = small_jpeg(image, _THUMBNAIL_SIDE, _THUMBNAIL_BYTES)
     return _THUMBNAIL + base64.b64encode(data).decode("ascii")
 
 

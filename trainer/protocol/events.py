@@ -27,7 +27,7 @@ Outcome = Literal["done", "paused", "stopped", "failed"]
 
 _LONGEST_LINE = 1 << 24  # bytes; a line written by another program could otherwise fill the memory
 
-MOST_TIMED = 1e6
+MAX_RATE = 1e6
 """Highest plausible rate in items per second; a higher one means that the time was too short to measure."""
 
 OnPhase = Callable[[Phase, int, int], None]
@@ -114,7 +114,7 @@ class CachingSpeed(Event):
     def limits(self) -> dict[str, float]:
         """Return the items per second that each stage (decode, encode, write) could reach alone, where measurable."""
         stages = {"decode": self.decode, "encode": self.encode, "write": self.write}
-        return {name: limit for name, limit in stages.items() if limit and limit < MOST_TIMED}
+        return {name: limit for name, limit in stages.items() if limit and limit < MAX_RATE}
 
 
 @json_keys(

@@ -44,12 +44,12 @@ def replace(source: Path, target: Path) -> None:
 
     Raises PermissionError after that, and other OSErrors at once.
     """
-    patiently(lambda: long_path(source).replace(long_path(target)))
+    with_retries(lambda: long_path(source).replace(long_path(target)))
 
 
 def rename(source: Path, target: Path) -> None:
     """Rename with the retries of `replace`; on Windows an existing target raises FileExistsError."""
-    patiently(lambda: long_path(source).rename(long_path(target)))
+    with_retries(lambda: long_path(source).rename(long_path(target)))
 
 
 @contextlib.contextmanager
@@ -116,7 +116,7 @@ def sync_directory(folder: Path) -> None:
         os.close(handle)
 
 
-def remove_strays(folder: Path, *, idle: float = 0.0) -> None:
+def remove_temporary_files(folder: Path, *, idle: float = 0.0) -> None:
     """Delete temporary files that killed writers left in `folder` and that are unchanged for `idle` seconds.
 
     With `idle` = 0, call it only while no other process writes there.
@@ -154,7 +154,7 @@ def extended(text: str) -> str:
     return "\\\\?\\UNC\\" + text[2:] if text.startswith("\\\\") else "\\\\?\\" + text
 
 
-def patiently(action: Callable[[], _Result]) -> _Result:
+def with_retries(action: Callable[[], _Result]) -> _Result:
     """Return the result of `action`, retrying for two seconds while it raises PermissionError."""
     for wait in _WAITS:
         try:
@@ -174,7 +174,7 @@ def safe_name(text: str, otherwise: str = "unnamed") -> str:
     return name or otherwise
 
 
-def made_up_name(text: str, otherwise: str = "job") -> str:
+def valid_job_name(text: str, otherwise: str = "job") -> str:
     """Return `text`, the name of a folder, a file or a title, as a valid job name.
 
     It is short enough that a number can be appended, in a job and in the name of a folder.

@@ -11,7 +11,7 @@ from trainer.protocol import files
 from trainer.protocol.reading import read_record
 from trainer.protocol.records import build, json_keys, to_record
 
-SEARCHED = ("quantize", "gradient_checkpointing", "micro_batch", "vae_tiling", "preview_offload")
+SEARCHED_FIT_KEYS = ("quantize", "gradient_checkpointing", "micro_batch", "vae_tiling", "preview_offload")
 """Keys of a fit that the planner searches if the job does not set them."""
 ROUNDING: Mapping[str, str] = {"int8": "0.8 %", "int8_products": "0.8 %", "nf4": "9 %"}
 """Mean relative error of a weight by quantization: measured on normally distributed weights with bitsandbytes 0.50;
@@ -149,7 +149,7 @@ class Forecast:
         return sum(self.step_seconds.values()) / len(self.step_seconds) if self.step_seconds else None
 
 
-def blended(forecast: float | None, measured: Sequence[float]) -> float | None:
+def expected_step_seconds(forecast: float | None, measured: Sequence[float]) -> float | None:
     """Return the expected seconds of a step: a weighted mean of the forecast and the measured steps.
 
     The forecast weighs as much as FORECAST_WEIGHT steps. None if there is neither.
@@ -220,7 +220,7 @@ class Operation(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class TimedOperation:
     """Measured time of one operation, without the launch overhead that every operation has."""
 
     kind: str
@@ -231,12 +231,12 @@ class Timed:
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class DeviceSpeed:
     """Speed of a device for the operations of a trace."""
 
     device: str
     """Name for users, such as "RTX 3060 12GB" or "cpu, 8 threads"."""
-    timed: tuple[Timed, ...]
+    timed: tuple[TimedOperation, ...]
     """Measured operations, at least one per kind; others are as fast as the most similar one of kind and dtype."""
     bandwidth: float
     """Maximum memory bandwidth in bytes per second."""

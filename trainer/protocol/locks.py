@@ -14,7 +14,7 @@ from typing import BinaryIO
 from trainer.protocol import places
 from trainer.protocol.files import long_path, safe_name
 
-ASKED = 1.0
+CHECK_PATIENCE = 1.0
 """Seconds to wait for a lock that should be free: a process that only checks it holds it for microseconds."""
 _POLL = 0.05  # seconds; neither system can wait for a file lock with a timeout
 _RETRY_SECONDS = (0.001, 0.002, 0.005, 0.01)  # what a check on Windows costs while the lock is held
@@ -72,7 +72,7 @@ class LockBusyError(Exception):
 
 
 @contextlib.contextmanager
-def held(path: Path, patience: float) -> Iterator[None]:
+def hold_lock(path: Path, patience: float) -> Iterator[None]:
     """Hold an exclusive lock on `path` (created if missing) during the block.
 
     Raises LockBusyError if another holder does not release it within `patience` seconds, and OSError if the file cannot
@@ -116,7 +116,7 @@ def lane_of(device: str | None) -> str:
     return {"cuda": "cuda:0", None: "cpu"}.get(device, device or "cpu")
 
 
-def gpu_held(lane: str) -> bool:
+def is_lane_held(lane: str) -> bool:
     """Return whether an Impasto process, this one included, uses a lane ("cuda:0" or "cpu")."""
     try:
         return is_held(_lock(lane))
@@ -125,23 +125,23 @@ def gpu_held(lane: str) -> bool:
 
 
 @contextlib.contextmanager
-def occupied(lane: str, patience: float = math.inf) -> Iterator[None]:
+def hold_lane(lane: str, patience: float = math.inf) -> Iterator[None]:
     """Hold a lane during the block, waiting until it is free.
 
     Raises LockBusyError after `patience` seconds, and OSError if the lock file cannot be used.
     """
     lock = _lock(lane)
     lock.parent.mkdir(parents=True, exist_ok=True)
-    with held(lock, patience):
+    with hold_lock(lock, patience):
         yield
 
 
 @contextlib.contextmanager
-def marked(lane: str) -> Iterator[bool]:
+def try_hold_lane(lane: str) -> Iterator[bool]:
     """Hold a lane during the block if it is free, else continue without it; yield whether it is held."""
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(occupied(lane, ASKED))
+            stack.enter_context(hold_lane(lane, CHECK_PATIENCE))
         except (LockBusyError, OSError):
             yield False
             return

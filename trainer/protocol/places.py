@@ -72,10 +72,10 @@ def runs_list() -> Path:
 
 def free_bytes(path: Path) -> int:
     """Return the free bytes on the disk of `path`, which need not exist; raises OSError if the disk is gone."""
-    return shutil.disk_usage(existing(path)).free
+    return shutil.disk_usage(nearest_existing(path)).free
 
 
-def existing(path: Path) -> Path:
+def nearest_existing(path: Path) -> Path:
     """Return `path`, or its nearest existing parent; on a missing drive, the drive."""
     place = path.absolute()
     while not os.path.lexists(place) and place != place.parent:
@@ -88,7 +88,7 @@ def unwritable(folder: Path) -> OSError | None:
 
     `folder` itself need not exist. On Windows, missing permissions show only when something is written.
     """
-    place = existing(folder)
+    place = nearest_existing(folder)
     try:
         if place.is_dir():
             free_to_write = os.access(place, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids)
@@ -122,7 +122,7 @@ def is_disk_full(error: OSError) -> bool:
     return error.errno in _FULL or getattr(error, "winerror", None) in _WINDOWS_FULL
 
 
-def refusal(error: OSError) -> ImpastoError | None:
+def user_error_of(error: OSError) -> ImpastoError | None:
     """Return an error message for a file system error that the user can fix; None for any other."""
     where = f": {_cut(str(error.filename))}" if error.filename else ""
     if is_disk_full(error):

@@ -21,7 +21,7 @@ from typing import Any, TextIO
 
 from trainer.errors import ImpastoError
 from trainer.protocol.files import long_path
-from trainer.protocol.places import refusal
+from trainer.protocol.places import user_error_of
 from trainer.protocol.reading import UnusableFileError, open_file, parse_json
 
 LONGEST_LINE = 1 << 20
@@ -53,13 +53,13 @@ def launch(words: Sequence[str], log: Path, environment: Mapping[str, str] | Non
         )
 
 
-def let_go(process: subprocess.Popen[bytes]) -> None:
+def stop_tracking(process: subprocess.Popen[bytes]) -> None:
     """Stop tracking a process, because Python warns if the object is collected while the process runs."""
     if process.poll() is None:
         process.returncode = 0
 
 
-def speak_into(log: Path, before: Path) -> None:
+def redirect_output(log: Path, before: Path) -> None:
     """Redirect the output of this process to the end of `log` and move its earlier output there.
 
     `before` is the file that the output went to so far; if it went elsewhere, nothing happens. The file descriptors are
@@ -110,11 +110,11 @@ Answer = dict[str, Any]
 Request = Mapping[str, Any]
 
 
-class OvertakenError(Exception):
+class SupersededError(Exception):
     """A newer request arrived."""
 
 
-class Turn:
+class ActiveRequest:
     """One request while it is processed."""
 
     def __init__(self, request: Request, say: Callable[[Answer], None], overtaken: Callable[[], bool]) -> None:
@@ -122,19 +122,19 @@ class Turn:
         self._say = say
         self._overtaken = overtaken
 
-    def tell(self, state: str, **facts: Any) -> None:
+    def report_progress(self, state: str, **facts: Any) -> None:
         """Send a progress answer."""
         self._say({"id": self.request["id"], "state": state, **facts})
 
-    def go_on(self) -> None:
+    def raise_if_overtaken(self) -> None:
         """Raise OvertakenError if a newer request is waiting; call it before any long operation."""
         if self._overtaken():
-            raise OvertakenError
+            raise SupersededError
 
 
-Work = Callable[[Turn], Answer]
+Handler = Callable[[ActiveRequest], Answer]
 """Callback that processes a request and returns the fields of its "done"; may raise ImpastoError and OSError."""
-Fault = Callable[[Request], str | None]
+Validator = Callable[[Request], str | None]
 """Callback that returns what is wrong with a request, as the reason in an error sentence; None if it is valid."""
 
 
@@ -147,8 +147,8 @@ class Server:
 
     def __init__(
         self,
-        work: Work,
-        fault: Fault,
+        work: Handler,
+        fault: Validator,
         output: TextIO,
         *,
         code: str,
@@ -187,16 +187,16 @@ class Server:
     def _answer(self, line: str) -> None:
         identity = _identity(line)
         try:
-            turn = Turn(self._request(line), self._say, self._overtaken)
+            turn = ActiveRequest(self._request(line), self._say, self._overtaken)
             try:
-                turn.go_on()
+                turn.raise_if_overtaken()
                 self._say({"id": identity, "state": "done", **self._work(turn)})
-            except OvertakenError:
+            except SupersededError:
                 self._say({"id": identity, "state": "cancelled"})
         except ImpastoError as error:
             self._refuse(identity, error)
         except OSError as error:
-            refused = refusal(error)
+            refused = user_error_of(error)
             if refused is None:
                 raise
             self._refuse(identity, refused)

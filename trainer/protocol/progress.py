@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from trainer.protocol import events
-from trainer.protocol.forecast import blended
+from trainer.protocol.forecast import expected_step_seconds
 
 # Decay of the moving average that is shown as the loss, because the loss of single steps is too noisy.
 _DECAY = 0.98
@@ -29,7 +29,7 @@ class PhaseState:
 
 
 @dataclass
-class Story:
+class RunProgress:
     """State of a run as known from its events; `tell` adds the next event."""
 
     phases: dict[events.Phase, PhaseState] = field(default_factory=dict)
@@ -42,12 +42,12 @@ class Story:
     skipped: int = 0
     finished: events.Finished | None = None
     error: events.ErrorEvent | None = None
-    _foreseen: float | None = None
+    _prefetched: float | None = None
     _average: float = 0.0
     _weight: float = 0.0
     _recent: deque[events.StepEvent] = field(default_factory=lambda: deque(maxlen=_WINDOW))
 
-    def tell(self, event: events.Event) -> None:
+    def update(self, event: events.Event) -> None:
         """Update the state with the next event."""
         match event:
             case events.AttemptStarted():
@@ -72,7 +72,7 @@ class Story:
         return self._average / self._weight if self._weight else None
 
     @property
-    def pictures_per_second(self) -> float | None:
+    def images_per_second(self) -> float | None:
         """Return the images per second of training, over the last steps."""
         seconds = sum(step.seconds for step in self._recent)
         return sum(step.pictures for step in self._recent) / seconds if seconds > 0 else None
@@ -80,7 +80,7 @@ class Story:
     @property
     def step_seconds(self) -> float | None:
         """Return the expected seconds of a step: the forecast at first, increasingly the measured steps."""
-        return blended(self._foreseen, [step.seconds for step in self._recent])
+        return expected_step_seconds(self._prefetched, [step.seconds for step in self._recent])
 
     def seconds_left(self, phase: events.Phase, now: float) -> float | None:
         """Return the seconds that a phase still needs at its current speed; None while unknown."""
@@ -96,7 +96,12 @@ class Story:
         self.phases.clear()
         self._recent.clear()
         self.current = self.finished = self.error = None
-        self.device, self.attempt, self.pid, self._foreseen = event.device, event.attempt, event.pid, event.step_seconds
+        self.device, self.attempt, self.pid, self._prefetched = (
+            event.device,
+            event.attempt,
+            event.pid,
+            event.step_seconds,
+        )
 
     def _enter(self, event: events.PhaseStarted) -> None:
         state = self._phase(event.phase)

@@ -26,20 +26,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import RunError, joined
+from trainer.errors import RunError, sentence_and_remedy
 from trainer.protocol import commands, files, locks, places
 from trainer.protocol.processes import last_words
 from trainer.protocol.queue_entry import (
     ENDED,
     VERSION,
+    EndRequest,
     Entry,
-    NewerError,
+    NewerVersionError,
     State,
-    Wish,
-    again,
     entry_of,
     new_entry,
     new_id,
+    requeued,
     typed,
     versioned,
 )
@@ -47,7 +47,7 @@ from trainer.protocol.reading import UnusableFileError, read_record, reason_of
 from trainer.protocol.records import json_keys, to_record
 from trainer.protocol.run_directory import RunDirectory
 
-__all__ = ["Entry", "Queue", "QueueFault", "Reading", "State", "Wish", "new_entry", "new_id"]
+__all__ = ["EndRequest", "Entry", "Queue", "QueueFault", "QueueSnapshot", "State", "new_entry", "new_id"]
 
 _NAME = re.compile(r"[0-9a-f]{8}")
 _PATIENCE = 10.0
@@ -65,7 +65,7 @@ class QueueFault:
 
 @json_keys("entries", "faults", "held", "reason", "hold_on_failure")
 @dataclass(frozen=True)
-class Reading:
+class QueueSnapshot:
     """Snapshot of the queue."""
 
     entries: tuple[Entry, ...] = ()
@@ -108,7 +108,7 @@ class Queue:
         """Return the readable entries in order; `read` also reports the unreadable ones."""
         return list(self.read().entries)
 
-    def read(self) -> Reading:
+    def read(self) -> QueueSnapshot:
         """Return a snapshot of the queue; needs no lock, because every file is replaced atomically."""
         settings, problem = self._read_settings()
         faults = [QueueFault("", problem)] if problem else []
@@ -121,7 +121,7 @@ class Queue:
                 found.append(entry)
         rank = {name: place for place, name in enumerate(settings.order)}
         found.sort(key=lambda entry: (rank.get(entry.id, len(rank)), entry.added, entry.id))
-        return Reading(tuple(found), tuple(faults), settings.held, settings.reason, settings.hold_on_failure)
+        return QueueSnapshot(tuple(found), tuple(faults), settings.held, settings.reason, settings.hold_on_failure)
 
     def get(self, name: str) -> Entry:
         """Return the entry with this id; raises RunError if there is none or its file cannot be used."""
@@ -159,7 +159,7 @@ class Queue:
             self.move(entry.id, before)
         return entry
 
-    def add_resume(self, run: Path, steps: int | None = None) -> Entry:
+    def add_run(self, run: Path, steps: int | None = None) -> Entry:
         """Add a run to continue; a run that is already in the queue keeps its place.
 
         If its entry is waiting or running, that entry is returned unchanged.
@@ -171,7 +171,7 @@ class Queue:
                 return self._append(new_entry(None, run, steps=steps))
             if former.state in ("waiting", "running"):
                 return former
-            return self._write(again(former, steps))
+            return self._write(requeued(former, steps))
 
     def put(self, entry: Entry) -> Entry:
         """Add an entry that `new_entry` made."""
@@ -235,7 +235,7 @@ class Queue:
 
         A job that failed before it had a run is read from its file again, which may have been corrected.
         """
-        return self.change(name, again)
+        return self.change(name, requeued)
 
     def start_after(self, name: str, after: float | None) -> Entry:
         """Set the Unix time in seconds before which an entry does not start; None: no such time.
@@ -262,7 +262,7 @@ class Queue:
             self._change_settings(held=False, reason="")
             for entry in self.entries():
                 if entry.state == "interrupted":
-                    self._write(again(entry))
+                    self._write(requeued(entry))
 
     def set_hold_on_failure(self, hold: bool) -> None:
         """Set whether the queue is put on hold after each failure or continues with the next entry."""
@@ -276,7 +276,7 @@ class Queue:
         """Hold the queue's lock during the block, which must not call another editing method."""
         try:
             self._entries.mkdir(parents=True, exist_ok=True)
-            with locks.held(self.folder / "lock", _PATIENCE):
+            with locks.hold_lock(self.folder / "lock", _PATIENCE):
                 yield
         except locks.LockBusyError as error:
             raise RunError(
@@ -292,12 +292,14 @@ class Queue:
         with self.editing():
             return self._write(change(self.get(name)))
 
-    def conclude(self, name: str, state: State, problem: str = "") -> Entry:
+    def record_outcome(self, name: str, state: State, problem: str = "") -> Entry:
         """Record how an entry ended; a failure or interruption puts the queue on hold if set so."""
         with self.editing():
             return self._conclude(self.get(name), state, problem)
 
-    def settle(self, outcome: Callable[[Entry], tuple[State, str]], alive: Collection[str] = ()) -> list[Entry]:
+    def record_dead_engines(
+        self, outcome: Callable[[Entry], tuple[State, str]], alive: Collection[str] = ()
+    ) -> list[Entry]:
         """Record the end of running entries whose engine is gone, and return those entries.
 
         `outcome` returns the state and the problem as a sentence. Entries in `alive` have just started and may not
@@ -312,7 +314,7 @@ class Queue:
         """Hold an entry's lock while its engine runs; raises RunError "queue.taken" if another engine holds it."""
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(locks.held(self._engine_lock(name), locks.ASKED))
+                stack.enter_context(locks.hold_lock(self._engine_lock(name), locks.CHECK_PATIENCE))
             except locks.LockBusyError as error:
                 raise RunError(
                     "queue.taken", "Another process is already running this entry.", "Follow it with `watch`."
@@ -329,7 +331,7 @@ class Queue:
             self._change_settings(held=True, reason=f"{entry.name}: {problem}")
         return self._write(dataclasses.replace(entry, state=state, problem=problem, wish=None, pid=None))
 
-    def _end(self, name: str, request: Wish, state: State, at_once: tuple[State, ...]) -> Entry:
+    def _end(self, name: str, request: EndRequest, state: State, at_once: tuple[State, ...]) -> Entry:
         """Store a pause or stop request for a running entry; in one of the `at_once` states, change its state now."""
 
         def end(entry: Entry) -> Entry:
@@ -384,7 +386,7 @@ class Queue:
             return read_record(path, "record", lambda found: entry_of(path.stem, versioned(found)))
         except FileNotFoundError:
             return None
-        except NewerError:
+        except NewerVersionError:
             return QueueFault(path.stem, f"The queue entry {path} was written by a newer version of Impasto.")
         except (OSError, UnusableFileError) as error:
             return QueueFault(path.stem, f"Could not read the queue entry {path}: {reason_of(error)}.")
@@ -395,7 +397,7 @@ class Queue:
             return read_record(self.settings, "record", _settings), ""
         except FileNotFoundError:
             return _Settings(), ""
-        except NewerError:
+        except NewerVersionError:
             problem = "was written by a newer version of Impasto, so this version starts no jobs"
             return _Settings(held=True, reason="Update Impasto to use the queue."), f"{self.settings} {problem}."
         except (OSError, UnusableFileError) as error:
@@ -449,7 +451,7 @@ def _recorded_outcome(run: RunDirectory, before: int) -> tuple[State, str] | Non
     try:
         state, status = run.state(), run.read_status()
     except RunError as error:
-        return "failed", joined(error.sentence, error.remedy)
+        return "failed", sentence_and_remedy(error.sentence, error.remedy)
     if state == "running":
         return "interrupted", "Another process is continuing this run."
     if status is None or status.attempt <= before or state == "new" or state == "interrupted":

@@ -19,7 +19,7 @@ from trainer.protocol.text import in_json
 
 State = Literal["waiting", "running", "paused", "interrupted", "done", "stopped", "failed"]
 """A paused or interrupted entry keeps its place; "interrupted" means that its engine stopped unexpectedly."""
-Wish = Literal["pause", "stop"]
+EndRequest = Literal["pause", "stop"]
 
 VERSION = 1
 ENDED: tuple[State, ...] = ("done", "stopped", "failed")
@@ -55,7 +55,7 @@ class Entry:
     """Total steps of the run; None: unchanged."""
     hold: bool = False
     """Whether a failure of this entry puts the queue on hold."""
-    wish: Wish | None = None
+    wish: EndRequest | None = None
     """Pending pause or stop request."""
     pid: int | None = None
     """Process id of the engine, for information only; the lock shows whether it is alive."""
@@ -111,11 +111,11 @@ def new_id() -> str:
     return secrets.token_hex(4)
 
 
-class NewerError(Exception):
+class NewerVersionError(Exception):
     """The file was written by a newer version."""
 
 
-def again(entry: Entry, steps: int | None = None) -> Entry:
+def requeued(entry: Entry, steps: int | None = None) -> Entry:
     """Return the entry put back in line; raises RunError if it is running or done."""
     if entry.state in ("running", "done"):
         raise RunError(
@@ -164,14 +164,14 @@ def versioned(fields: object) -> Mapping[str, object]:
     if not isinstance(fields, dict):
         raise TypeError("it is not a JSON object")
     if typed(fields, "version", int) > VERSION:
-        raise NewerError
+        raise NewerVersionError
     return fields
 
 
 def entry_of(name: str, fields: Mapping[str, object]) -> Entry:
     """Return the entry with the fields of its file; raises TypeError, ValueError and KeyError if they are invalid."""
-    state, wish = typed(fields, "state", str), _optional(fields, "wish", str)
-    if state not in get_args(State) or wish not in (None, *get_args(Wish)):
+    state, request = typed(fields, "state", str), _optional(fields, "wish", str)
+    if state not in get_args(State) or request not in (None, *get_args(EndRequest)):
         raise ValueError(f"{'state' if state not in get_args(State) else 'wish'} has an unknown value")
     job, run = (None if fields.get(key) is None else path_of(fields[key]) for key in ("job", "run"))
     if job is None and run is None:
@@ -187,7 +187,7 @@ def entry_of(name: str, fields: Mapping[str, object]) -> Entry:
         problem=typed(fields, "problem", str),
         steps=_optional(fields, "steps", int),
         hold=typed(fields, "hold", bool),
-        wish=wish,  # type: ignore[arg-type]
+        wish=request,  # type: ignore[arg-type]
         pid=_optional(fields, "pid", int),
         attempts=typed(fields, "attempts", int),
         text=_optional(fields, "text", str),

@@ -110,7 +110,7 @@ def open_file(path: Path, kind: Kind) -> BufferedReader:
     Other systems don't lock files briefly, and retries would make a folder of a thousand unreadable files take half an
     hour. Raises UnusableFileError for a folder, pipe, socket or device and for a file too large for its kind; OSError.
     """
-    return files.patiently(lambda: _open(path, kind)) if sys.platform == "win32" else _open(path, kind)
+    return files.with_retries(lambda: _open(path, kind)) if sys.platform == "win32" else _open(path, kind)
 
 
 def read_bytes(path: Path, kind: Kind) -> bytes:
@@ -155,7 +155,7 @@ def read_record(path: Path, kind: Kind, decode: Callable[[Any], T]) -> T:
 def decoded(value: Any, decode: Callable[[Any], T], source: object) -> T:
     """Return a parsed value as converted by `decode`; raises UnusableFileError if `decode` fails."""
     try:
-        with naming(source):
+        with noting_file(source):
             return decode(value)
     except UnusableFileError:
         raise
@@ -349,7 +349,7 @@ def _require_modest(value: Any, source: object, deepest: int) -> None:
 
 
 @contextlib.contextmanager
-def naming(path: object) -> Iterator[None]:
+def noting_file(path: object) -> Iterator[None]:
     """Add a note with the file that was being read to any unexpected error raised in the block."""
     try:
         yield

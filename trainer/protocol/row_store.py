@@ -130,11 +130,11 @@ class RowStore:
         # SQLite reuses freed pages, so the file stays near its limit without a vacuum, which would copy it.
         self._size = _stored(database)
 
-    def _ask(self, question: str, values: Iterable[object]) -> list[tuple[object, ...]]:
+    def _ask(self, request: str, values: Iterable[object]) -> list[tuple[object, ...]]:
         rows: list[tuple[object, ...]] = []
         with self._repairing() as database:
             if database:
-                rows = database.execute(question, tuple(values)).fetchall()
+                rows = database.execute(request, tuple(values)).fetchall()
         return rows
 
     @contextlib.contextmanager

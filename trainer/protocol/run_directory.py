@@ -110,7 +110,7 @@ class RunDirectory:
         with contextlib.ExitStack() as stack:
             try:
                 self._leftovers = unread(self.commands)
-                stack.enter_context(locks.held(self.lock, locks.ASKED))
+                stack.enter_context(locks.hold_lock(self.lock, locks.CHECK_PATIENCE))
             except locks.LockBusyError as error:
                 raise RunError(
                     "run.busy",
@@ -147,7 +147,7 @@ class RunDirectory:
         """
         cut_torn_line(self.events)
         for folder in (self.path, self.checkpoints, self.samples, self.output):
-            files.remove_strays(folder)
+            files.remove_temporary_files(folder)
         void(self.commands, self._leftovers)
         record = self._record()
         number = len(self.attempts()) + 1
@@ -161,11 +161,11 @@ class RunDirectory:
         attempts = self._record().get("attempts", [])
         return [_attempt(each) for each in attempts if isinstance(each, dict)] if isinstance(attempts, list) else []
 
-    def write_typed(self, recipe: Mapping[str, object]) -> None:
+    def write_user_recipe(self, recipe: Mapping[str, object]) -> None:
         """Store the recipe as the user wrote it; the frozen job holds all resolved values instead."""
         files.write_json(self.run, self._record() | {"typed": dict(recipe)})
 
-    def read_typed(self) -> dict[str, object] | None:
+    def read_user_recipe(self) -> dict[str, object] | None:
         """Return the recipe as the user wrote it; None for a run of an earlier version."""
         typed = self._record().get("typed")
         return renamed(typed, "recipe") if isinstance(typed, dict) else None
@@ -232,7 +232,7 @@ def _attempt(facts: dict[str, object]) -> dict[str, object]:
         return {key: value for key, value in facts.items() if key != "started"}
 
 
-def require_place(parent: Path) -> None:
+def require_writable(parent: Path) -> None:
     """Raise the RunError of `RunDirectory.create` if it is known in advance that no run can be created in `parent`."""
     if why := places.unwritable(parent):
         raise _unmade(parent, why)
@@ -265,7 +265,7 @@ def forget_run(path: Path) -> None:
     target = places.runs_list()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with locks.held(target.with_suffix(".lock"), patience=_LIST_PATIENCE):
+        with locks.hold_lock(target.with_suffix(".lock"), patience=_LIST_PATIENCE):
             text = read_text(target, "list") if target.exists() else ""
             lines = filter(None, text.split("\n"))  # not splitlines: a path may contain U+2028
             kept = [line for line in lines if path not in (_listed_path(line), _listed_path(line, _FORGOTTEN))]
@@ -334,7 +334,7 @@ def _enter_in_list(path: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         # Windows emulates appending by seeking first: without the lock, two writers could overwrite each other.
         with (
-            locks.held(target.with_suffix(".lock"), patience=_LIST_PATIENCE),
+            locks.hold_lock(target.with_suffix(".lock"), patience=_LIST_PATIENCE),
             target.open("a", encoding="utf-8", newline="\n") as file,
         ):
             file.write(json.dumps({"path": str(path), "time": time.time()}, ensure_ascii=False) + "\n")
@@ -380,7 +380,7 @@ def _manifest(found: Any) -> dict[str, dict[str, object]]:
     return stated
 
 
-def sizes_hold(folder: Path, manifest: Mapping[str, Mapping[str, object]]) -> bool:
+def sizes_match(folder: Path, manifest: Mapping[str, Mapping[str, object]]) -> bool:
     """Return whether every file of the manifest exists with the right size; raises OSError."""
     paths = {long_path(folder / name): facts["bytes"] for name, facts in manifest.items()}
     return all(path.is_file() and path.stat().st_size == size for path, size in paths.items())
@@ -396,6 +396,6 @@ def newest_step(parent: Path) -> int | None:
 
 def _is_whole(folder: Path) -> bool:
     try:
-        return sizes_hold(folder, read_manifest(folder))
+        return sizes_match(folder, read_manifest(folder))
     except (OSError, ValueError):
         return False

@@ -40,7 +40,7 @@ def parts(seconds: float) -> DurationParts:
     return DurationParts(days, hours, minutes, 0)
 
 
-def about(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """Return a duration in English: "42 s", "12 min", "3 h 05 min" or "3 d 4 h"."""
     match parts(seconds):
         case (0, 0, 0, left):

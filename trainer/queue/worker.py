@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trainer import gpu
-from trainer.errors import EXIT_DONE, ImpastoError, RunError, closed, joined, plain_reason
+from trainer.errors import EXIT_DONE, ImpastoError, RunError, plain_reason, sentence_and_remedy, with_period
 from trainer.protocol import commands, locks
 from trainer.protocol.files import long_path
-from trainer.protocol.locks import gpu_held, occupied
-from trainer.protocol.processes import launch, let_go, speak_into
-from trainer.protocol.queue import Entry, Queue, Reading, State, Wish, outcome
+from trainer.protocol.locks import hold_lane, is_lane_held
+from trainer.protocol.processes import launch, redirect_output, stop_tracking
+from trainer.protocol.queue import EndRequest, Entry, Queue, QueueSnapshot, State, outcome
 from trainer.protocol.reading import parse_toml, read_text
 from trainer.protocol.run_directory import RunDirectory
 
@@ -29,7 +29,7 @@ _DAY = 86_400.0
 def machine_lanes() -> list[str]:
     """Return "cuda:0", "cuda:1", … for the NVIDIA GPUs in PyTorch's order; "cpu" if there is none."""
     try:
-        count = len(gpu.cards())
+        count = len(gpu.list_gpus())
     except ImpastoError:  # training reports it and continues on the CPU
         count = 0
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -78,7 +78,7 @@ class Worker:
         self._say = say
         self._lanes = lanes or machine_lanes()
         self._children: dict[str, subprocess.Popen[bytes]] = {}
-        self._asked: dict[str, tuple[Wish, Path | None]] = {}
+        self._requested: dict[str, tuple[EndRequest, Path | None]] = {}
         self._followed: set[str] = set()
 
     def run(self) -> bool:
@@ -86,7 +86,7 @@ class Worker:
         self._queue.folder.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(locks.held(self._queue.worker_lock, locks.ASKED))
+                stack.enter_context(locks.hold_lock(self._queue.worker_lock, locks.CHECK_PATIENCE))
             except locks.LockBusyError:
                 return False
             with contextlib.suppress(RunError):  # files that another program has open are removed next time
@@ -96,13 +96,15 @@ class Worker:
                     self._wait()
             finally:
                 for child in self._children.values():
-                    let_go(child)
+                    stop_tracking(child)
         return True
 
-    def look(self) -> Reading:
+    def look(self) -> QueueSnapshot:
         """Handle everything that can be handled now, and return the queue after that."""
         codes = self._ended_children()
-        for entry in self._queue.settle(lambda one: outcome(self._queue, one, codes.get(one.id)), self._children):
+        for entry in self._queue.record_dead_engines(
+            lambda one: outcome(self._queue, one, codes.get(one.id)), self._children
+        ):
             self._followed.discard(entry.id)
             self._report(entry)
         reading = self._queue.read()
@@ -123,7 +125,7 @@ class Worker:
             del self._children[name]
         return codes
 
-    def _over(self, reading: Reading, stack: contextlib.ExitStack) -> bool:
+    def _over(self, reading: QueueSnapshot, stack: contextlib.ExitStack) -> bool:
         """Return whether no entry is left, and in that case release the worker's lock atomically.
 
         A process that adds an entry afterwards sees that no worker is running.
@@ -144,14 +146,14 @@ class Worker:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(_POLL)
 
-    def _begin(self, reading: Reading) -> bool:
+    def _begin(self, reading: QueueSnapshot) -> bool:
         """Start waiting entries on free lanes; return whether one was started."""
         busy = {entry.lane for entry in reading.entries if entry.state == "running"}
         before = len(busy)
         for entry in reading.entries:
             if entry.state != "waiting" or (entry.after or 0.0) > time.time():
                 continue
-            free = [lane for lane in lanes_for(entry, self._lanes) if lane not in busy and not gpu_held(lane)]
+            free = [lane for lane in lanes_for(entry, self._lanes) if lane not in busy and not is_lane_held(lane)]
             if free and self._start(entry, free[0]):
                 busy.add(free[0])
         return len(busy) > before
@@ -176,7 +178,7 @@ class Worker:
             self._children[entry.id] = launch([*words, "--queued", entry.id], self._queue.log(entry.id))
         except OSError as error:
             problem = f"Could not start the job: {error.strerror or error}."
-            self._report(self._queue.conclude(entry.id, "failed", problem))
+            self._report(self._queue.record_outcome(entry.id, "failed", problem))
             return False
         self._followed.add(entry.id)
         self._say(f"{entry.name} ({entry.id}): started on {lane}")
@@ -187,7 +189,7 @@ class Worker:
         if entry.wish is None:
             self._withdraw_request(entry)
             return
-        asked, sent = self._asked.get(entry.id, (None, None))
+        asked, sent = self._requested.get(entry.id, (None, None))
         if entry.run is None:
             # Before there is a run, the engine has written nothing that could be lost.
             if asked is None:
@@ -199,7 +201,7 @@ class Worker:
                 self._end_early(entry)  # it is still preparing, such as hashing the base, so nothing can be lost
         elif asked != entry.wish or sent is None or (_is_unread(sent) and self._is_still_requested(entry)):
             with contextlib.suppress(OSError):
-                self._asked[entry.id] = entry.wish, commands.send(run.commands, entry.wish)
+                self._requested[entry.id] = entry.wish, commands.send(run.commands, entry.wish)
 
     def _is_still_requested(self, entry: Entry) -> bool:
         """Return whether the pause or stop was requested again after the first one was withdrawn.
@@ -216,21 +218,21 @@ class Worker:
         if entry.pid is not None and self._queue.engine_alive(entry.id):
             with contextlib.suppress(OSError):
                 os.kill(entry.pid, signal.SIGTERM)
-            self._asked[entry.id] = entry.wish, None
+            self._requested[entry.id] = entry.wish, None
 
     def _withdraw_request(self, entry: Entry) -> None:
         """Withdraw a command that was already sent to the run when the user withdrew it."""
-        asked, sent = self._asked.pop(entry.id, (None, None))
+        asked, sent = self._requested.pop(entry.id, (None, None))
         if asked is not None and sent is not None and entry.run is not None:
             with contextlib.suppress(OSError):
                 commands.withdraw(RunDirectory(entry.run).commands, asked)
 
     def _report(self, entry: Entry) -> None:
-        self._asked.pop(entry.id, None)
+        self._requested.pop(entry.id, None)
         self._say(f"{entry.name} ({entry.id}): {entry.state}{'. ' if entry.problem else ''}{entry.problem}")
 
 
-def _left(reading: Reading) -> bool:
+def _left(reading: QueueSnapshot) -> bool:
     return any(entry.state == "running" or (entry.state == "waiting" and not reading.held) for entry in reading.entries)
 
 
@@ -261,11 +263,11 @@ def _words(entry: Entry) -> list[str]:
     return ["resume", str(entry.run), *(["--steps", str(entry.steps)] if entry.steps is not None else [])]
 
 
-Made = Callable[[Path], None]
+OnRunFolder = Callable[[Path], None]
 """Callback that receives the run's folder once it exists and this engine holds it."""
 
 
-def carried_out(name: str, work: Callable[[Made], int]) -> int:
+def run_entry(name: str, work: Callable[[OnRunFolder], int]) -> int:
     """Run an entry of the user's queue by calling `work`, record its progress and end, and return the exit code.
 
     The locks of the entry and its lane are held meanwhile, so that other processes see that it is alive even if the
@@ -276,7 +278,7 @@ def carried_out(name: str, work: Callable[[Made], int]) -> int:
         started = time.time()
         entry = queue.change(name, _started)
         try:
-            with occupied(entry.lane or "cpu"):
+            with hold_lane(entry.lane or "cpu"):
                 code = work(lambda run: _note_run(queue, name, run))
         except ImpastoError as error:
             _conclude(queue, name, "failed", _error_text(error))
@@ -302,7 +304,7 @@ def _note_run(queue: Queue, name: str, run: Path) -> None:
     with contextlib.suppress(ImpastoError):
         queue.change(name, lambda entry: dataclasses.replace(entry, run=run))
     with contextlib.suppress(OSError):
-        speak_into(RunDirectory(run).console, queue.log(name))
+        redirect_output(RunDirectory(run).console, queue.log(name))
 
 
 def _early_end(entry: Entry, started: float) -> tuple[State, str]:
@@ -325,8 +327,8 @@ def _was_pause_requested(run: RunDirectory, started: float) -> bool:
 def _conclude(queue: Queue, name: str, state: State, problem: str = "") -> None:
     """Record the end; if the disk fails, the worker reads the outcome from the run's status."""
     with contextlib.suppress(ImpastoError):
-        queue.conclude(name, state, problem)
+        queue.record_outcome(name, state, problem)
 
 
 def _error_text(error: ImpastoError) -> str:
-    return joined(" ".join(map(closed, (error.sentence, *error.untold))), error.remedy)
+    return sentence_and_remedy(" ".join(map(with_period, (error.sentence, *error.unlisted_problems))), error.remedy)

@@ -12,8 +12,8 @@ from PIL import Image
 from trainer.adapter.attach import AppliedLoras
 from trainer.adapter.names import slots
 from trainer.adapter.reading import LoraWeights, read_lora
-from trainer.base.drawing import OnStep, RenderSpec, decode, draw_latents, make_sampler, save_picture
-from trainer.base.encoding import TextConditioning, encode_words
+from trainer.base.drawing import OnStep, RenderSpec, decode, draw_latents, make_sampler, save_image
+from trainer.base.encoding import TextConditioning, encode_texts
 from trainer.base.source import open_base
 from trainer.config.base import NATIVE_RESOLUTION, BaseConfig
 from trainer.config.job import PromptConfig
@@ -21,7 +21,7 @@ from trainer.config.resolve import Machine
 from trainer.errors import BaseModelError, LoraFileError
 from trainer.protocol.events import OnPhase
 
-OnDrawn = Callable[[int, int, Path], None]
+OnImage = Callable[[int, int, Path], None]
 """Called with the number of finished images, the total, and the file just written."""
 
 
@@ -75,7 +75,7 @@ class Renderer:
             self._applied.use(weights)
             self._uses = tuple(loras)
 
-    def draw(self, prompt: PromptConfig, width: int, height: int, on_step: OnStep = lambda *_: None) -> Image.Image:
+    def render(self, prompt: PromptConfig, width: int, height: int, on_step: OnStep = lambda *_: None) -> Image.Image:
         """Return an image of ``width`` by ``height`` pixels; raise BaseModelError if its values are NaN or infinity."""
         source = self.source
         sampler = make_sampler(prompt.sampler, source.prediction, zero_terminal_snr=source.zero_terminal_snr)
@@ -91,7 +91,7 @@ class Renderer:
             raise BaseModelError("base.not_finite", sentence, remedy)
         return decode(self.vae, latents, tiling=self.device.type != "cpu")
 
-    def draw_file(self, prompt: PromptConfig, folder: Path, on_step: OnStep = lambda *_: None) -> Path:
+    def render_file(self, prompt: PromptConfig, folder: Path, on_step: OnStep = lambda *_: None) -> Path:
         """Render one image into ``folder`` as a new PNG that contains its settings, and return the file.
 
         If the prompt has no size, the family's native resolution is used.
@@ -100,9 +100,9 @@ class Renderer:
         width, height = prompt.width or side, prompt.height or side
         lora_names = [f"{use.file.name}:{use.strength:g}" for use in self._uses]
         settings = {"width": width, "height": height, "loras": lora_names, "base": self.name}
-        image = self.draw(prompt, width, height, on_step)
+        image = self.render(prompt, width, height, on_step)
         path = free_name(folder)
-        save_picture(image, path, prompt.model_dump() | settings)
+        save_image(image, path, prompt.model_dump() | settings)
         return path
 
     def _read_all(self, loras: Sequence[LoraUse]) -> list[tuple[LoraWeights, float]]:
@@ -124,7 +124,7 @@ class Renderer:
         return lora
 
     def _encode(self, text: str) -> TextConditioning:
-        return encode_words(self.source.family, self.encoders, [text], self.clip_skip, self.device)
+        return encode_texts(self.source.family, self.encoders, [text], self.clip_skip, self.device)
 
 
 def drawing_dtype(machine: Machine) -> torch.dtype:
@@ -142,7 +142,7 @@ def render(
     *,
     device: torch.device,
     dtype: torch.dtype,
-    on_drawn: OnDrawn,
+    on_drawn: OnImage,
     clip_skip: int | None = None,
     progress: OnPhase | None = None,
     on_notice: OnNotice,
@@ -158,7 +158,7 @@ def render(
     folder.mkdir(parents=True, exist_ok=True)  # only now, so that an unusable base or LoRA leaves no empty folder
     files: list[Path] = []
     for prompt in prompts:
-        files.append(renderer.draw_file(prompt, folder))
+        files.append(renderer.render_file(prompt, folder))
         on_drawn(len(files), len(prompts), files[-1])
     return files
 

@@ -45,10 +45,10 @@ from trainer.errors import ImpastoError, RunError
 from trainer.protocol import locks
 from trainer.protocol.events import Phase
 from trainer.protocol.places import write_remedy
-from trainer.protocol.processes import Answer, OvertakenError, Request, Server, Turn
+from trainer.protocol.processes import ActiveRequest, Answer, Request, Server, SupersededError
 from trainer.render.renderer import LoraUse, OnNotice, Renderer, drawing_dtype
 from trainer.training.device.device import this_machine
-from trainer.training.device.out_of_memory import is_out_of_memory, memory_full
+from trainer.training.device.out_of_memory import is_out_of_memory, oom_error
 
 IDLE_SECONDS = 120.0
 _REPORT_SECONDS = 0.1  # shortest interval between progress messages
@@ -63,7 +63,7 @@ class LoraRequest(Section):
     """Strength; 1: as trained."""
 
 
-class PictureRequest(Section):
+class ImageRequest(Section):
     """One image of a request."""
 
     loras: tuple[LoraRequest, ...] = Field(default=(), strict=False)
@@ -81,7 +81,7 @@ class RenderRequest(Section):
     """Base as in a job; paths are absolute or relative to this process's working directory."""
     out: str = Field(min_length=1)
     """Output folder."""
-    pictures: tuple[PictureRequest, ...] = Field(min_length=1, max_length=10_000, strict=False)
+    pictures: tuple[ImageRequest, ...] = Field(min_length=1, max_length=10_000, strict=False)
     """Images, rendered in this order."""
     clip_skip: int | None = None
     """Clip skip as in a recipe."""
@@ -101,7 +101,7 @@ def render_server(output: TextIO, idle: float = IDLE_SECONDS) -> Server:
     service = RenderService()
     return Server(
         service.work,
-        fault,
+        request_error,
         output,
         code="render.request",
         guide="trainer/render/serve.py",
@@ -110,7 +110,7 @@ def render_server(output: TextIO, idle: float = IDLE_SECONDS) -> Server:
     )
 
 
-def fault(request: Request) -> str | None:
+def request_error(request: Request) -> str | None:
     """Return what is wrong with a request; None if it is valid."""
     if "do" in request:
         return _faults(FreeRequest, request)
@@ -138,7 +138,7 @@ class RenderService:
         self._loaded: tuple[BaseConfig, torch.device] | None = None
         self._gpu_lock = contextlib.ExitStack()
 
-    def work(self, turn: Turn) -> Answer:
+    def work(self, turn: ActiveRequest) -> Answer:
         """Execute a request; raise ImpastoError if it fails."""
         if "do" in turn.request:
             if turn.request["do"] == "free":
@@ -146,16 +146,16 @@ class RenderService:
             return {}
         request = RenderRequest.model_validate(turn.request)
         try:
-            self._draw(request, turn)
+            self._render(request, turn)
             return {}
-        except (OvertakenError, ImpastoError):
+        except (SupersededError, ImpastoError):
             raise
         except OSError as error:
             raise _not_written(request.out, error) from error
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            full = memory_full(error, "draw the image")
+            full = oom_error(error, "draw the image")
         # After the except block: until then the traceback's frames keep everything that the failed work allocated.
         self.free()
         raise RunError("render.memory", full.sentence, f"Choose a smaller size, or: {full.remedy}")
@@ -168,22 +168,22 @@ class RenderService:
             torch.cuda.empty_cache()
         self._gpu_lock.close()
 
-    def _draw(self, request: RenderRequest, turn: Turn) -> None:
+    def _render(self, request: RenderRequest, turn: ActiveRequest) -> None:
         renderer = self._renderer_for(request, turn)
         folder = Path(request.out)
         folder.mkdir(parents=True, exist_ok=True)
-        for number, picture in enumerate(request.pictures):
-            turn.go_on()
-            renderer.use(_uses(picture))
+        for number, image in enumerate(request.pictures):
+            turn.raise_if_overtaken()
+            renderer.use(_uses(image))
 
             def on_step(step: int, steps: int, number: int = number) -> None:
-                turn.go_on()
-                turn.tell("drawing", picture=number, step=step, steps=steps)
+                turn.raise_if_overtaken()
+                turn.report_progress("drawing", picture=number, step=step, steps=steps)
 
-            file = renderer.draw_file(picture.prompt, folder, on_step)
-            turn.tell("drawn", picture=number, file=str(file))
+            file = renderer.render_file(image.prompt, folder, on_step)
+            turn.report_progress("drawn", picture=number, file=str(file))
 
-    def _renderer_for(self, request: RenderRequest, turn: Turn) -> Renderer:
+    def _renderer_for(self, request: RenderRequest, turn: ActiveRequest) -> Renderer:
         """Return a renderer with the requested base, loading it if another one is in memory."""
         machine = this_machine(request.device)
         device = torch.device(machine.device)
@@ -213,7 +213,7 @@ class RenderService:
         if device.type == "cpu":
             return
         try:
-            self._gpu_lock.enter_context(locks.occupied(str(device), locks.ASKED))
+            self._gpu_lock.enter_context(locks.hold_lane(str(device), locks.CHECK_PATIENCE))
         except locks.LockBusyError:
             raise RunError(
                 "render.busy",
@@ -222,15 +222,15 @@ class RenderService:
             ) from None
 
 
-def _uses(picture: PictureRequest) -> list[LoraUse]:
-    return [LoraUse(Path(lora.file), lora.strength) for lora in picture.loras]
+def _uses(image: ImageRequest) -> list[LoraUse]:
+    return [LoraUse(Path(lora.file), lora.strength) for lora in image.loras]
 
 
-def _notices(turn: Turn) -> OnNotice:
-    return lambda code, sentence: turn.tell("notice", code=code, sentence=sentence)
+def _notices(turn: ActiveRequest) -> OnNotice:
+    return lambda code, sentence: turn.report_progress("notice", code=code, sentence=sentence)
 
 
-def _progress(turn: Turn, device: torch.device) -> Callable[[Phase, int, int], None]:
+def _progress(turn: ActiveRequest, device: torch.device) -> Callable[[Phase, int, int], None]:
     """Return a callback that reports loading progress.
 
     A new request cancels a download, but not loading, because the next request probably needs the same base.
@@ -240,10 +240,10 @@ def _progress(turn: Turn, device: torch.device) -> Callable[[Phase, int, int], N
     def report(phase: Phase, done: int, total: int) -> None:
         nonlocal last
         if phase == "download":
-            turn.go_on()
+            turn.raise_if_overtaken()
         if done >= total or time.monotonic() - last >= _REPORT_SECONDS:
             last = time.monotonic()
-            turn.tell("loading", device=str(device), phase=phase, done=done, total=total)
+            turn.report_progress("loading", device=str(device), phase=phase, done=done, total=total)
 
     return report
 

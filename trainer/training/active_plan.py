@@ -10,7 +10,7 @@ from typing import Any
 from trainer.config.fit import FallbackStep, FitConfig
 from trainer.config.job import Job
 from trainer.config.resolve import FIT_NUMERICS
-from trainer.dataset.cache_keys import texts_at_once
+from trainer.dataset.cache_keys import text_batch_size
 from trainer.protocol.forecast import ForecastPhase
 from trainer.protocol.records import renamed
 
@@ -19,7 +19,7 @@ QUANTIZATION = ("none", "int8_products", "int8", "nf4")
 _TRAINING = frozenset({"gradient_checkpointing", "micro_batch", "quantize"})
 # The keys that can lower the peak of each phase. A fallback step with none of them would cost speed or precision for
 # nothing.
-HELPS: Mapping[ForecastPhase, frozenset[str]] = {
+HELPFUL_KEYS: Mapping[ForecastPhase, frozenset[str]] = {
     "cache_pictures": frozenset({"vae_dtype", "vae_encode_tiling"}),
     "cache_texts": frozenset({"text_encoder_batch_size"}),
     "first_step": _TRAINING,
@@ -50,7 +50,7 @@ class ActivePlan:
 
     frozen: FitConfig
     fallbacks: tuple[FallbackStep, ...]
-    taken: list[AppliedFallback] = field(default_factory=list)
+    applied: list[AppliedFallback] = field(default_factory=list)
     """Applied fallback steps by optimizer step; the list is replaced, never modified, so earlier copies stay valid."""
 
     saved: list[AppliedFallback] = field(default_factory=list)
@@ -64,9 +64,9 @@ class ActivePlan:
     def at(self, step: int) -> FitConfig:
         """Return the fit in force at optimizer step ``step`` (from 0); a replayed step gets the fit it had."""
         fit = self.frozen
-        for taken in self.taken:
+        for taken in self.applied:
             if taken.step <= step:
-                fit = fit.changed(**lowered(fit, taken.fallback))
+                fit = fit.replaced(**changes_of(fit, taken.fallback))
         return fit
 
     def step_down(self, step: int, phase: ForecastPhase) -> tuple[AppliedFallback, Mapping[str, Any]] | None:
@@ -76,13 +76,13 @@ class ActivePlan:
         no fallback step is left.
         """
         fit = self.at(step)
-        past = {taken.number for taken in self.taken if taken.step <= step}
+        past = {taken.number for taken in self.applied if taken.step <= step}
         for number, fallback in enumerate(self.fallbacks, 1):
-            changes = lowered(fit, fallback)
-            if number not in past and HELPS.get(phase, frozenset()) & changes.keys():
+            changes = changes_of(fit, fallback)
+            if number not in past and HELPFUL_KEYS.get(phase, frozenset()) & changes.keys():
                 taken = AppliedFallback(step, number, fallback)
-                others = [other for other in self.taken if other.number != number]
-                self.taken = sorted([*others, taken], key=lambda one: one.step)
+                others = [other for other in self.applied if other.number != number]
+                self.applied = sorted([*others, taken], key=lambda one: one.step)
                 return taken, changes
         return None
 
@@ -92,10 +92,10 @@ class ActivePlan:
         Holds the smallest change of each key, and only keys that a resume may change in the run's job: a base in fewer
         bits needs a new run.
         """
-        fit, helps = self.at(step).changed(allow_quantized=False), HELPS.get(phase, frozenset())
+        fit, helps = self.at(step).replaced(allow_quantized=False), HELPFUL_KEYS.get(phase, frozenset())
         changes: dict[str, Any] = {}
         for fallback in implied_fallbacks(fit, FitConfig()):
-            for key, value in lowered(fit, fallback).items():
+            for key, value in changes_of(fit, fallback).items():
                 if key in helps and key not in FIT_NUMERICS:
                     changes.setdefault(key, value)
         return changes
@@ -104,12 +104,12 @@ class ActivePlan:
         """Return the applied fallback steps as a checkpoint stores them."""
         return [
             {"step": taken.step, "number": taken.number, "rung": taken.fallback.model_dump(mode="json")}
-            for taken in self.taken
+            for taken in self.applied
         ]
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore the plan from a checkpoint's state; checkpoints of older versions have no fallback steps."""
-        self.taken = self.saved = [
+        self.applied = self.saved = [
             AppliedFallback(
                 entry["step"], entry["number"], FallbackStep.model_validate(renamed(entry["rung"], "ladder"))
             )
@@ -117,7 +117,7 @@ class ActivePlan:
         ]
 
 
-def lowered(fit: FitConfig, fallback: FallbackStep) -> dict[str, Any]:
+def changes_of(fit: FitConfig, fallback: FallbackStep) -> dict[str, Any]:
     """Return the keys and values that ``fallback`` changes in ``fit``, without those that need more memory."""
     changes = {name: value for name, value in fallback if name != "exact" and value is not None}
     return {name: value for name, value in changes.items() if _needs_less(fit, name, value)}
@@ -133,7 +133,7 @@ def _needs_less(fit: FitConfig, name: str, value: Any) -> bool:
         case "vae_dtype":
             return bool(current != value)
         case "text_encoder_batch_size":
-            return bool(value < texts_at_once(fit))
+            return bool(value < text_batch_size(fit))
         case "quantize":
             return fit.allow_quantized and QUANTIZATION.index(value) > QUANTIZATION.index(current or "none")
         case _:
@@ -174,5 +174,5 @@ def encoding_fallbacks(fit: FitConfig, written: FitConfig) -> Iterator[FallbackS
         yield FallbackStep(exact=False, vae_dtype="bf16")
     if not fit.vae_encode_tiling and written.vae_encode_tiling is None:
         yield FallbackStep(exact=False, vae_encode_tiling=True)
-    if texts_at_once(fit) > 1 and written.text_encoder_batch_size is None:
+    if text_batch_size(fit) > 1 and written.text_encoder_batch_size is None:
         yield FallbackStep(exact=False, text_encoder_batch_size=1)

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from trainer.adapter.attach import Adapter, attach, continue_from, initial_weights
 from trainer.adapter.names import slots
-from trainer.base.quantized import choose_products
+from trainer.base.quantized import set_int8_directions
 from trainer.base.source import BaseSource
-from trainer.config.job import Job, learning_rates, live_text
-from trainer.dataset.picture import Picture
+from trainer.config.job import Job, learning_rates, trains_text_encoder
+from trainer.dataset.image import ImageRecord
 from trainer.dataset.sampling import generator
-from trainer.training.acceleration.channels_last import Kernels, lay_out
+from trainer.training.acceleration.channels_last import Kernels, convert_to_channels_last
 from trainer.training.data.batches import BatchSchedule, Collator
 from trainer.training.data.latent_cache import Cache
 from trainer.training.device.device import DTYPES
@@ -36,15 +36,15 @@ class RunParts:
 
     source: BaseSource
     cache: Cache
-    feed: BatchSchedule
-    assembler: Collator
+    batches: BatchSchedule
+    collator: Collator
     device: torch.device
 
 
-def build_parts(job: Job, images: Sequence[Picture], source: BaseSource, cache_folder: Path) -> RunParts:
+def build_parts(job: Job, images: Sequence[ImageRecord], source: BaseSource, cache_folder: Path) -> RunParts:
     """Return the base, cache and batches of a run; loads no weights."""
     device = torch.device(job.fit.device or "cpu")
-    live = live_text(job)
+    live = trains_text_encoder(job)
     cache = Cache(cache_folder, source, job, device)
     feed = BatchSchedule(images, job, cache, live_text=live)
     return RunParts(source, cache, feed, Collator(job, source, cache, live_text=live), device)
@@ -59,18 +59,18 @@ def build_engine(job: Job, parts: RunParts, segments: Sequence[Segment], *, fres
     source, device = parts.source, parts.device
     dtype = DTYPES[job.fit.dtype or "fp32"]
     unet = source.load_unet(dtype, device, job.fit.quantize or "none")
-    choose_products(unet, job.fit.products)
-    encoders = tuple(source.load_text_encoders(dtype, device)) if live_text(job) else ()
+    set_int8_directions(unet, job.fit.products)
+    encoders = tuple(source.load_text_encoders(dtype, device)) if trains_text_encoder(job) else ()
     adapter, first = attach_adapter(job, source, unet, encoders, dtype, fresh=fresh)
     if job.fit.channels_last:
-        lay_out(unet, Kernels.of(device))
+        convert_to_channels_last(unet, Kernels.of(device))
     models = StepModels(source.family, unet, encoders, job.recipe.clip_skip, dtype)
-    engine = put_together(job, parts, segments, models, adapter)
-    engine.masters.load(first)  # in fp32; the working weights are rounded to the base's dtype
+    engine = assemble_engine(job, parts, segments, models, adapter)
+    engine.master_weights.load(first)  # in fp32; the working weights are rounded to the base's dtype
     return engine
 
 
-def put_together(
+def assemble_engine(
     job: Job, parts: RunParts, segments: Sequence[Segment], models: StepModels, adapter: Adapter
 ) -> Engine:
     """Return an engine at step 0 for ``models``, whose adapter is attached."""
@@ -83,11 +83,11 @@ def put_together(
         models=models,
         noise_schedule=NoiseSchedule.create(source.prediction, source.zero_terminal_snr).to(device, torch.float32),
         adapter=adapter,
-        masters=masters,
-        optimizer=build_optimizer(job.recipe.optimizer, groups(job, adapter, masters)),
+        master_weights=masters,
+        optimizer=build_optimizer(job.recipe.optimizer, parameter_groups(job, adapter, masters)),
         multiplier=multiplier_over(job.recipe.schedule, segments),
-        feed=parts.feed,
-        assembler=parts.assembler,
+        batches=parts.batches,
+        collator=parts.collator,
         device=device,
         scaler=LossScaler() if job.fit.dtype == "fp16" else None,
     )
@@ -115,7 +115,9 @@ def attach_adapter(
     return adapter, first
 
 
-def groups(job: Job, adapter: Adapter, masters: MasterWeights) -> dict[str, tuple[float, list[torch.nn.Parameter]]]:
+def parameter_groups(
+    job: Job, adapter: Adapter, masters: MasterWeights
+) -> dict[str, tuple[float, list[torch.nn.Parameter]]]:
     """Return the optimizer's parameter groups: learning rate and master weights of each trained part."""
     return {
         part: (rate, [master for key, master in masters.masters.items() if adapter.part_of[key] == part])

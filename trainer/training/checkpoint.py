@@ -19,7 +19,7 @@ from trainer.errors import ResumableError
 from trainer.protocol import files as atomic
 from trainer.protocol.places import free_bytes, is_disk_full
 from trainer.protocol.reading import parse_json, read_bytes, table
-from trainer.protocol.run_directory import MANIFEST, folder_name, read_manifest, sizes_hold, steps_on_disk
+from trainer.protocol.run_directory import MANIFEST, folder_name, read_manifest, sizes_match, steps_on_disk
 
 # Free bytes required beyond the checkpoint itself, so that events and logs can still be written.
 SPARE_BYTES = 64 << 20
@@ -80,7 +80,7 @@ def write_staged(staging: Path, files: Mapping[str, bytes]) -> None:
 
 def holds(folder: Path, manifest: Mapping[str, Mapping[str, object]]) -> bool:
     """Return whether every file of the manifest exists with its size and hash."""
-    if not sizes_hold(folder, manifest):
+    if not sizes_match(folder, manifest):
         return False
     hashes = {name: hashlib.sha256(read_bytes(folder / name, "part")).hexdigest() for name in manifest}
     return all(facts["sha256"] == hashes[name] for name, facts in manifest.items())

@@ -14,7 +14,7 @@ from torch import Tensor
 from trainer.adapter.attach import Adapter
 from trainer.config.job import Job
 from trainer.dataset.sampling import Sample
-from trainer.errors import TrainingFault
+from trainer.errors import TrainingError
 from trainer.protocol.forecast import ForecastPhase
 from trainer.protocol.records import json_keys
 from trainer.training.data.batches import BatchSchedule, Collator
@@ -68,7 +68,7 @@ class StepResult:
 class StepRecorder(Protocol):
     """Runs micro-batches as :meth:`Engine.learn` does, with fewer kernel launches."""
 
-    def learn(self, engine: Engine, micro: MicroBatch) -> Tensor:
+    def run(self, engine: Engine, micro: MicroBatch) -> Tensor:
         """Add the micro-batch's gradients to those of the master weights and return its loss.
 
         The numbers are the same as without recording. The loss is valid until the next call.
@@ -85,7 +85,7 @@ class StepRecorder(Protocol):
         """Return whether anything is recorded or may still be."""
 
 
-class Compiled(Protocol):
+class StepCompiler(Protocol):
     """Compiles parts of the models while a step runs."""
 
     def step(self, engine: Engine, work: Callable[[], Tensor]) -> Tensor:
@@ -95,7 +95,7 @@ class Compiled(Protocol):
         """Stop compiling for good, because memory ran out."""
 
 
-class Component(Protocol):
+class Callback(Protocol):
     """A callback of the loop: checkpoints, LoRA export, previews, validation, events."""
 
     phase: ForecastPhase
@@ -116,16 +116,16 @@ class Engine:
     models: StepModels
     adapter: Adapter
     noise_schedule: NoiseSchedule
-    masters: MasterWeights
+    master_weights: MasterWeights
     optimizer: torch.optim.Optimizer
     multiplier: Multiplier
-    feed: BatchSchedule
-    assembler: Collator
+    batches: BatchSchedule
+    collator: Collator
     device: torch.device
     scaler: LossScaler | None = None
     graphs: StepRecorder | None = None
     """Recorder that replays micro-batches of recorded shapes, if the job asks for it."""
-    compiled: Compiled | None = None
+    compiled: StepCompiler | None = None
     """Compiler of the UNet's blocks, if the job asks for it."""
     check: Callable[[], object] = lambda: None
     """Called between micro-batches; raises to interrupt the step. A replayed CUDA graph runs no hooks of the models."""
@@ -136,7 +136,7 @@ class Engine:
         """Return the total number of optimizer steps of the run."""
         return self.job.recipe.steps or 0
 
-    def train(self, prepare: Prepare, take_step: TakeStep, callbacks: Sequence[Component]) -> None:
+    def train(self, prepare: Prepare, take_step: TakeStep, callbacks: Sequence[Callback]) -> None:
         """Train to the last step, unless ``check`` interrupts it.
 
         ``take_step`` is :meth:`train_step`, or a function that calls it and recovers from its failures.
@@ -154,17 +154,17 @@ class Engine:
         """Run one optimizer step on one effective batch; it updates nothing if loss or gradient is not finite."""
         started = time.monotonic()
         step = self.progress.step
-        batch = self.feed.batch(step)
+        batch = self.batches.batch(step)
         rates = set_learning_rates(self.optimizer, self.multiplier(step))
         loss = self.forward_backward(batch)
         # Our only host read in a step, because each one waits for the device: loss and gradient norm in one tensor.
-        loss_value, norm = measure(loss, self.masters, self.loss_scale).tolist()
-        skipped = self.move(loss_value, norm)
+        loss_value, norm = measure(loss, self.master_weights, self.loss_scale).tolist()
+        skipped = self.optimizer_step(loss_value, norm)
         self.progress.step += 1
         self.progress.pictures += len(batch)
         return StepResult(
             step=self.progress.step,
-            epoch=self.feed.epoch_of(step),
+            epoch=self.batches.epoch_of(step),
             loss=loss_value,
             grad_norm=norm,
             skipped=skipped,
@@ -185,19 +185,19 @@ class Engine:
         Their gradients are added up in the master weights.
         """
         total = torch.zeros((), device=self.device)
-        for index, part in enumerate(self.feed.split(batch)):
+        for index, part in enumerate(self.batches.split(batch)):
             self.check()
             self.seed_dropout(index)
-            self.learn(self.assembler.assemble(part, len(batch)), total)
+            self.accumulate_gradients(self.collator.assemble(part, len(batch)), total)
         return total
 
-    def learn(self, micro: MicroBatch, total: Tensor) -> None:
+    def accumulate_gradients(self, micro: MicroBatch, total: Tensor) -> None:
         """Run one micro-batch: add its loss to ``total`` and its gradients to those of the master weights."""
         if self.graphs is not None:
-            total += self.graphs.learn(self, micro)
+            total += self.graphs.run(self, micro)
             return
         total += self.micro_step(micro)
-        self.masters.accumulate()
+        self.master_weights.accumulate()
 
     def micro_step(self, micro: MicroBatch, loss_scale: Tensor | None = None) -> Tensor:
         """Run forward and backward of one micro-batch and return its loss.
@@ -222,15 +222,15 @@ class Engine:
             seed = recipe.seed + STEP_STRIDE * self.progress.step + MICRO_STRIDE * micro_batch
             torch.manual_seed(seed % 2**63)
 
-    def move(self, loss: float, norm: float) -> SkipReason | None:
+    def optimizer_step(self, loss: float, norm: float) -> SkipReason | None:
         """Clip the gradients and update the weights; if loss or norm is not finite, return why it was skipped."""
         reason = self.reason_to_skip(loss, norm)
         if reason is None:
-            clip(self.masters, norm, self.job.recipe.max_grad_norm, self.loss_scale)
+            clip(self.master_weights, norm, self.job.recipe.max_grad_norm, self.loss_scale)
             self.optimizer.step()
-            self.masters.refresh()
+            self.master_weights.refresh()
         # Recorded graphs add gradients at fixed addresses, so those are zeroed in place while graphs are in use.
-        self.masters.zero_grad(keep=self.graphs is not None and self.graphs.in_use)
+        self.master_weights.zero_grad(keep=self.graphs is not None and self.graphs.in_use)
         if self.scaler:
             self.scaler.update(finite=reason is None)
         self.count(reason)
@@ -255,7 +255,7 @@ class Engine:
             progress.skipped += 1
             progress.skipped_in_row += 1
         if progress.skipped_in_row >= self.job.report.max_skipped:
-            raise TrainingFault(
+            raise TrainingError(
                 "training.not_finite",
                 f"Could not continue training: {progress.skipped_in_row} steps in a row had a loss or gradient "
                 "that is not finite (NaN or infinity). They did not change the weights.",

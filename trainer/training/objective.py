@@ -81,7 +81,7 @@ def alphas_cumprod(zero_terminal_snr: bool) -> Tensor:
     return ((roots - last) * (first / (first - last))) ** 2
 
 
-def picture_losses(prediction: Tensor, target: Tensor, mask: Tensor | None, objective: ObjectiveConfig) -> Tensor:
+def image_losses(prediction: Tensor, target: Tensor, mask: Tensor | None, objective: ObjectiveConfig) -> Tensor:
     """Return the loss of each image (B,): the mean error over channels, height and width.
 
     mse: d^2. huber: 2c (sqrt(d^2 + c^2) - c) with c = ``huber_c``, the smooth pseudo-Huber loss of sd-scripts

@@ -13,7 +13,7 @@ from trainer.base.encoding import TextConditioning, encode_text
 from trainer.base.families import TextEncoder
 from trainer.config.base import Family
 from trainer.config.recipe import ObjectiveConfig
-from trainer.training.objective import NoiseSchedule, picture_losses, timestep_weights
+from trainer.training.objective import NoiseSchedule, image_losses, timestep_weights
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ def training_step(
     only one stream is used, so the same function runs on meta tensors.
     """
     prediction, target = _predict(models, schedule, batch)
-    losses = picture_losses(prediction, target, batch.mask, objective)
+    losses = image_losses(prediction, target, batch.mask, objective)
     loss = (losses * batch.weights * timestep_weights(schedule, objective, batch.timesteps)).sum()
     torch.autograd.backward(loss * loss_scale)
     return loss.detach()
@@ -119,7 +119,7 @@ def validation_loss(models: StepModels, schedule: NoiseSchedule, batch: MicroBat
     It has no weights and no mask, so that it can be compared between recipes.
     """
     prediction, target = _predict(models, schedule, batch)
-    return picture_losses(prediction, target, None, ObjectiveConfig())
+    return image_losses(prediction, target, None, ObjectiveConfig())
 
 
 def _predict(models: StepModels, schedule: NoiseSchedule, batch: MicroBatch) -> tuple[Tensor, Tensor]:

@@ -81,7 +81,7 @@ class RenderClient:
         self._drawing: RenderJob | None = None
         self._warm = self._on_cpu = False
 
-    def draw(self, job: Job, cells: Sequence[GridCell], folder: Path) -> RenderJob:
+    def render(self, job: Job, cells: Sequence[GridCell], folder: Path) -> RenderJob:
         """Render cells into a folder with the base of a job; each finished image emits `RenderJob.drawn`."""
         self._end("cancelled")
         self._number = next(self._numbers)
@@ -107,7 +107,7 @@ class RenderClient:
         """End the process to free all GPU memory at once; the next job starts a new one."""
         self._end("cancelled")
         self._warm = self._on_cpu = False
-        self._served.rest()
+        self._served.stop()
 
     def make_way(self, queue: Look) -> None:
         """Free the GPU if a queued run is ready to start; on the CPU both can run."""

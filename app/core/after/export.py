@@ -34,7 +34,7 @@ class LoraSummary:
     description: str = ""
     triggers: str = ""
     """Trigger words, separated by commas."""
-    picture: Path | None = None
+    image: Path | None = None
     """Example image made with the LoRA."""
 
 
@@ -46,7 +46,7 @@ class Exported:
     beside: tuple[Path, ...]
 
 
-class TakenError(LoraFileError):
+class FileExistsConflict(LoraFileError):
     """An export would overwrite files, so the user has to confirm it."""
 
     def __init__(self, files: list[Path]) -> None:
@@ -56,7 +56,7 @@ class TakenError(LoraFileError):
         self.files = files
 
 
-def about(lora: Path) -> LoraSummary:
+def read_summary(lora: Path) -> LoraSummary:
     """Return the current metadata of a LoRA file; raises LoraFileError."""
     from trainer.files.header import read_header
 
@@ -82,10 +82,10 @@ def export(lora: Path, folder: Path, name: str, summary: LoraSummary, *, replace
             f"Could not export to {target}: it is the run's own file.",
             "Choose another folder or name.",
         )
-    beside = [target.with_suffix(".json"), *([target.with_suffix(".png")] if summary.picture else [])]
+    beside = [target.with_suffix(".json"), *([target.with_suffix(".png")] if summary.image else [])]
     taken = [path for path in (target, *beside) if long_path(path).exists()]
     if taken and not replace:
-        raise TakenError(taken)
+        raise FileExistsConflict(taken)
     try:
         long_path(folder).mkdir(parents=True, exist_ok=True)
         _write(lora, target, name, summary)
@@ -101,7 +101,7 @@ def export(lora: Path, folder: Path, name: str, summary: LoraSummary, *, replace
 def _write(lora: Path, target: Path, name: str, summary: LoraSummary) -> None:
     """Write the small files first, so that a LoRA never appears without them."""
     from trainer.files.header import read_header
-    from trainer.files.rewriting import UnusablePictureError, rewrite_metadata, thumbnail
+    from trainer.files.rewriting import UnusableImageError, rewrite_metadata, thumbnail
 
     header = read_header(lora, "lora")
     changes: dict[str, str | None] = {
@@ -112,12 +112,12 @@ def _write(lora: Path, target: Path, name: str, summary: LoraSummary) -> None:
         "modelspec.description": summary.description or None,
         "modelspec.trigger_phrase": summary.triggers or None,
     }
-    if summary.picture:
+    if summary.image:
         try:
-            changes["modelspec.thumbnail"] = thumbnail(summary.picture)
-            image = _as_png(summary.picture)
-        except UnusablePictureError as fault:
-            sentence = f"Could not use {summary.picture} as the preview image: {fault}."
+            changes["modelspec.thumbnail"] = thumbnail(summary.image)
+            image = _as_png(summary.image)
+        except UnusableImageError as fault:
+            sentence = f"Could not use {summary.image} as the preview image: {fault}."
             raise LoraFileError("export.picture", sentence, "Choose another image, or none.") from None
         write_bytes(target.with_suffix(".png"), image)
     write_json(target.with_suffix(".json"), _description(header, summary))
@@ -166,7 +166,7 @@ class Candidate:
     """Whether its validation loss is the lowest."""
     last: bool = False
     """Whether it is the final result of the run."""
-    pictures: dict[int, Path] = field(default_factory=dict)
+    images: dict[int, Path] = field(default_factory=dict)
     """Preview images of that step by prompt index."""
 
 
@@ -218,7 +218,7 @@ def named(found: Iterable[Candidate], step: int) -> Candidate | None:
     return next((one for one in found if one.step == step), None)
 
 
-def model_card(job: Job, summary: LoraSummary, candidate: Candidate, name: str, pictures: int) -> str:
+def model_card(job: Job, summary: LoraSummary, candidate: Candidate, name: str, images: int) -> str:
     """Return the model card of one saved step; `pictures` is the number of training images."""
     recipe = job.recipe
     base = _plain(job.base.name)
@@ -230,7 +230,7 @@ def model_card(job: Job, summary: LoraSummary, candidate: Candidate, name: str, 
             {
                 "Base": base,
                 "Steps": f"{candidate.step:,}",
-                "Images": f"{pictures:,}",
+                "Images": f"{images:,}",
                 "Resolution": f"{recipe.resolution} pixels",
                 "Rank": f"{recipe.rank}, alpha {recipe.alpha:g}",
                 "Optimizer": f"{recipe.optimizer.name}, learning rate {recipe.learning_rate:g}",

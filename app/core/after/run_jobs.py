@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from app.core.jobs.jobs import write_new
 from trainer.config.job import Job
-from trainer.config.resolve import flat
+from trainer.config.resolve import flatten
 from trainer.errors import DatasetError
 from trainer.protocol.run_directory import RunDirectory
 
@@ -88,7 +88,7 @@ class Difference:
 
 def differences(jobs: Sequence[Job]) -> list[Difference]:
     """Return the keys in which jobs differ, in file order, with those of the fit last."""
-    tables = [dict(flat(job.model_dump(mode="json", by_alias=True), "")) for job in jobs]
+    tables = [dict(flatten(job.model_dump(mode="json", by_alias=True), "")) for job in jobs]
     keys = dict.fromkeys(key for table in tables for key in table)
     found = [
         Difference(key, values, key.startswith(_FIT_PREFIX))

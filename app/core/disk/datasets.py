@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.core.disk.roots import Forgetting, identity_of, overlapping, silence
 from app.core.events import Emitter
-from app.core.library import Altered, Fact, Field, Folder, FolderField, Library, Picture, Value
+from app.core.library import Altered, Fact, Field, Folder, FolderField, Library, LibraryImage, Value
 from app.core.tasks import Tasks, in_turns, raise_again
 from trainer.errors import ImpastoError
 
@@ -29,7 +29,7 @@ _HEADERS = 400
 _SILENT = 15.0
 """Seconds after which a disk counts as not responding; a sleeping hard disk takes ten to spin up."""
 _USER_FIELDS: frozenset[Field] = frozenset({"caption", "rating", "excluded", "crop"})
-_KNOWN_FIELDS = [attribute.name for attribute in fields(Picture) if attribute.name not in ("id", "folder", "name")]
+_KNOWN_FIELDS = [attribute.name for attribute in fields(LibraryImage) if attribute.name not in ("id", "folder", "name")]
 _FACTS: tuple[FolderField, ...] = ("repeats", "regularization", "trigger")
 _FIELD_OF_KEY: Mapping[str, Fact | Field] = {
     "caption": "caption",
@@ -53,7 +53,7 @@ class OpenedDataset(NamedTuple):
     """A dataset whose images are all listed."""
 
     folder: Path
-    pictures: int
+    images: int
 
 
 class ReadingProgress(NamedTuple):
@@ -68,7 +68,7 @@ class ReadingProgress(NamedTuple):
 class OnDisk(NamedTuple):
     """A value on disk that differs from an unsaved edit; the edit is kept."""
 
-    picture: int
+    image: int
     field: Field
     value: Value
 
@@ -199,7 +199,7 @@ class Datasets:
         """
         names: dict[Path, dict[Path, set[str]]] = {}
         for number in near:
-            if image := self._library.pictures.get(number):
+            if image := self._library.images.get(number):
                 stem = image.path.stem
                 beside = {image.name, f"{stem}.txt", f"{stem}.caption"}
                 names.setdefault(image.folder.root, {}).setdefault(image.folder.path, set()).update(beside)
@@ -231,18 +231,18 @@ class Datasets:
                     self._leaving.add((folder, name))
         self._library.remove(gone)
 
-    def moved(self, pictures: Iterable[Picture]) -> None:
+    def moved(self, images: Iterable[LibraryImage]) -> None:
         """Stop ignoring files at these images' paths: from the next scan on they count as new images."""
-        for one in pictures:
+        for one in images:
             self._leaving.discard((one.folder, one.name))
             for dataset in self._open.values():
                 if one.folder in dataset.ids:
                     dataset.dropped.setdefault(one.folder.path, set()).add(one.name)
 
-    def take_back(self, pictures: Iterable[Picture]) -> None:
+    def take_back(self, images: Iterable[LibraryImage]) -> None:
         """Add dropped images again with all their known values, now that their files are back."""
         names = {folder: ids for dataset in self._open.values() for folder, ids in dataset.ids.items()}
-        back = [one for one in pictures if one.name not in names.get(one.folder, {one.name})]
+        back = [one for one in images if one.name not in names.get(one.folder, {one.name})]
         known = [{name: getattr(one, name) for name in _KNOWN_FIELDS} for one in back]
         ids = self._library.add((one.folder, one.name, facts) for one, facts in zip(back, known, strict=True))
         for one, number in zip(back, ids, strict=True):
@@ -339,9 +339,9 @@ class Datasets:
         self._mark_responding(dataset)
         match news:
             case scanner.FilesFound():
-                self._add_found(dataset, news.folder, news.pictures)
+                self._add_found(dataset, news.folder, news.images)
             case scanner.Facts():
-                self._update(dataset, news.folder, news.pictures)
+                self._update(dataset, news.folder, news.images)
             case scanner.Gone():
                 self._remove_gone(dataset, news.folder, news.names)
             case scanner.Marked():
@@ -376,7 +376,7 @@ class Datasets:
         """Update the library with values read from disk, except where the user has unsaved edits."""
         ids, learned, changed, reworded = dataset.ids.get(folder, {}), {}, set[Fact | Field](), list[int]()
         for name, facts in images.items():
-            image = self._library.pictures.get(ids.get(name, 0))
+            image = self._library.images.get(ids.get(name, 0))
             if image is None:
                 continue
             values = {key: value for key, value in facts.items() if getattr(image, key) != value}
@@ -391,7 +391,7 @@ class Datasets:
         if reworded and dataset.known:
             self.reworded.emit(reworded)
 
-    def _without_edited(self, dataset: _Dataset, image: Picture, values: dict[str, Any]) -> dict[str, Any]:
+    def _without_edited(self, dataset: _Dataset, image: LibraryImage, values: dict[str, Any]) -> dict[str, Any]:
         """Return values without those the user edited meanwhile.
 
         If the edit was made during this scan, the value is read again by the next one; otherwise the difference is
@@ -429,7 +429,7 @@ class Datasets:
         self._library.remove([ids.pop(name) for name in gone])
 
     def _has_unsaved(self, image: int) -> bool:
-        found = self._library.pictures.get(image)
+        found = self._library.images.get(image)
         return found is not None and bool(self.unsaved(found.folder, found.name))
 
     def _mark(self, dataset: _Dataset, folder: Folder, marks: FolderMarks) -> None:
@@ -447,7 +447,7 @@ class Datasets:
     def _set_lost(self, dataset: _Dataset, error: ImpastoError | None) -> None:
         """Set the problem of every image of a lost dataset, or clear it when the dataset is back."""
         lost, dataset.lost = dataset.lost, error
-        images = [self._library.pictures[number] for ids in dataset.ids.values() for number in ids.values()]
+        images = [self._library.images[number] for ids in dataset.ids.values() for number in ids.values()]
         if error:
             self._update_library({one.id: {"problem": error.sentence} for one in images}, ["problem"])
             self.problems.emit(error)
@@ -472,7 +472,7 @@ class Datasets:
         some = list(islice(dataset.unsized, _HEADERS))
         for number in some:
             del dataset.unsized[number]
-        images = [self._library.pictures[number] for number in some if number in self._library.pictures]
+        images = [self._library.images[number] for number in some if number in self._library.images]
         asked = [(image.id, image.folder.path, image.name, image.changed_ns) for image in images]
         dataset.sizing, dataset.answered = True, math.inf
 
@@ -501,7 +501,7 @@ class Datasets:
             return
         facts = {}
         for (number, *_, changed_ns), size in zip(asked, sizes, strict=True):
-            image = self._library.pictures.get(number)
+            image = self._library.images.get(number)
             if image and image.changed_ns == changed_ns:
                 facts[number] = size
         self._update_library(facts, ["size", "problem"])

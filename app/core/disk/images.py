@@ -10,7 +10,7 @@ from PIL import Image, ImageFile
 from app.core.disk.reading import MOST_MEGAPIXELS
 from app.core.pixels import Pixels
 from app.core.tasks import stand_back
-from trainer.dataset.pixels import decode, open_picture
+from trainer.dataset.pixels import decode, open_image
 
 _QUALITY = 88
 _SQUARE = 8
@@ -22,7 +22,7 @@ def make_thumbnail(path: Path, pixels: int) -> tuple[Pixels, bytes]:
 
     Raises DatasetError if the file is missing, damaged, not an image, or over the size limit.
     """
-    with open_picture(path, MOST_MEGAPIXELS) as image:
+    with open_image(path, MOST_MEGAPIXELS) as image:
         stand_back()
         small = _upright(image, pixels)
         stand_back()
@@ -45,7 +45,7 @@ def load_whole(path: Path, longest: int) -> tuple[Pixels, Pixels]:
 
     Raises DatasetError as `make_thumbnail` does.
     """
-    with open_picture(path, MOST_MEGAPIXELS) as image:
+    with open_image(path, MOST_MEGAPIXELS) as image:
         whole = _on_checkerboard(image)
         small = whole.copy()
         small.thumbnail((longest, longest), Image.Resampling.BICUBIC, reducing_gap=2.0)
@@ -64,10 +64,10 @@ def _upright(image: ImageFile.ImageFile, pixels: int) -> Image.Image:
 def _on_checkerboard(image: ImageFile.ImageFile) -> Image.Image:
     layers = decode(image)
     if layers.alpha is None:
-        return layers.colours
+        return layers.colors
     # About 32 squares across, so that they look the same size on screen for every image.
-    side = max(_SQUARE, max(layers.colours.size) // 32)
-    return Image.composite(layers.colours, _checkerboard(layers.colours.size, side), layers.alpha)
+    side = max(_SQUARE, max(layers.colors.size) // 32)
+    return Image.composite(layers.colors, _checkerboard(layers.colors.size, side), layers.alpha)
 
 
 def _checkerboard(size: tuple[int, int], side: int) -> Image.Image:

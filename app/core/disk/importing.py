@@ -9,7 +9,7 @@ from pathlib import Path
 
 from app.core.disk.reading import file_state
 from trainer.dataset.caption_files import SUFFIXES as CAPTION_SUFFIXES
-from trainer.dataset.folders import MASK, is_picture, picture_files
+from trainer.dataset.folders import MASK, image_files, is_image
 from trainer.errors import DatasetError
 from trainer.protocol.files import long_path, staged, write_bytes
 from trainer.protocol.places import is_disk_full
@@ -37,8 +37,8 @@ def copy_in(sources: Iterable[Path], target: Path) -> Imported:
     copied, problems, passed_over = list[Path](), list[DatasetError](), 0
     taken = _stems(target)
     try:
-        for source, inside in _pictures(sources, problems):
-            if not is_picture(source) or source.parent == target / inside:
+        for source, inside in _images(sources, problems):
+            if not is_image(source) or source.parent == target / inside:
                 passed_over += 1
                 continue
             try:
@@ -63,14 +63,14 @@ def keep_pasted(data: bytes, target: Path, stem: str) -> Imported:
     return Imported((path,), (), 0)
 
 
-def _pictures(sources: Iterable[Path], problems: list[DatasetError]) -> Iterator[tuple[Path, Path]]:
+def _images(sources: Iterable[Path], problems: list[DatasetError]) -> Iterator[tuple[Path, Path]]:
     """Yield each source file with its destination folder relative to the target."""
     for source in sources:
         if not source.is_dir():
             yield source, Path()
             continue
         try:
-            files = picture_files(source, recursive=True)
+            files = image_files(source, recursive=True)
         except DatasetError as error:
             problems.append(error)
             continue

@@ -18,10 +18,10 @@ from app.core.tasks import in_turns
 from trainer.config.job import DatasetConfig
 from trainer.dataset.caption_files import METADATA_NAME, NotACaptionError, read_caption_file, split_caption
 from trainer.dataset.caption_files import SUFFIXES as CAPTION_SUFFIXES
-from trainer.dataset.folders import MASK, is_picture_name
+from trainer.dataset.folders import MASK, is_image_name
 from trainer.dataset.links import Links
-from trainer.dataset.pixels import exif_orientation, open_picture, upright_size
-from trainer.dataset.sidecar import FILE_NAME, PictureNotes
+from trainer.dataset.pixels import exif_orientation, open_image, upright_size
+from trainer.dataset.sidecar import FILE_NAME, ImageSettings
 from trainer.errors import DatasetError
 from trainer.protocol.files import long_name, long_path
 from trainer.protocol.reading import open_file
@@ -177,7 +177,7 @@ def _state(entry: os.DirEntry[str]) -> State | None:
 
 
 def _kind(name: str, stem: str, suffix: str) -> str | None:
-    if is_picture_name(stem, suffix):
+    if is_image_name(stem, suffix):
         return "picture"
     if suffix.lower() in CAPTION_SUFFIXES or name in (FILE_NAME, METADATA_NAME):
         return "text"
@@ -237,7 +237,7 @@ def read_caption(folder: Path, sources: Sequence[str], listed: str | None) -> Ca
     return CaptionRead(used, len(set(read)) > 1, faults, whole)
 
 
-def noted(notes: PictureNotes) -> dict[str, Any]:
+def noted(notes: ImageSettings) -> dict[str, Any]:
     """Return the notes of an image as library fields."""
     return {"excluded": notes.excluded, "rating": notes.rating, "crop": notes.crop}
 
@@ -245,7 +245,7 @@ def noted(notes: PictureNotes) -> dict[str, Any]:
 def read_size(path: Path) -> Mapping[str, Any]:
     """Return an image's upright size from its header, or its problem, as library fields."""
     try:
-        with open_picture(path, MOST_MEGAPIXELS) as image:
+        with open_image(path, MOST_MEGAPIXELS) as image:
             width, height = _size(path, image)
     except DatasetError as error:
         return {"width": None, "height": None, "problem": error.sentence}

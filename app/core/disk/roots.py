@@ -70,7 +70,7 @@ class Forgetting:
 
     def finish(self, root: Path) -> None:
         """Remove now all remaining images of this folder, its subfolders and its parents."""
-        known = self._library.pictures
+        known = self._library.images
         left = {number: known[number].folder.root for number in self._remaining if number in known}
         here = {one for one in set(left.values()) if one.is_relative_to(root) or root.is_relative_to(one)}
         self._remaining = [number for number, of in left.items() if of not in here]

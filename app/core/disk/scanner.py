@@ -48,7 +48,7 @@ class FilesFound:
     """New images with their directory facts; at most one batch of one folder."""
 
     folder: Folder
-    pictures: Mapping[str, Mapping[str, Any]]
+    images: Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Facts:
     """New values of images in a folder, by name."""
 
     folder: Folder
-    pictures: Mapping[str, Mapping[str, Any]]
+    images: Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from app.core.events import Emitter
-from app.core.library import Picture
+from app.core.library import LibraryImage
 from app.core.tasks import Post, stand_back, step_back
 from trainer.errors import DatasetError
 from trainer.host import usable_cores
@@ -36,7 +36,7 @@ _CLOSE_TIMEOUT = 2.0
 class _Request(NamedTuple):
     """A requested thumbnail: image id, side, and the file's state at the time of the request."""
 
-    picture: int
+    image: int
     pixels: int
     changed_ns: int
     size: int
@@ -57,7 +57,7 @@ class _ThumbnailJob(NamedTuple):
 class Thumbnail:
     """A small image with three bytes per pixel, or the reason why there is none."""
 
-    picture: int
+    image: int
     pixels: int
     width: int
     height: int
@@ -83,7 +83,7 @@ class Thumbnails:
         quiet: float = 1.0,
     ) -> None:
         self.ready: Emitter[Thumbnail] = Emitter()
-        self.reachable: Callable[[Picture], bool] = lambda image: True
+        self.reachable: Callable[[LibraryImage], bool] = lambda image: True
         """Returns whether an image's disk can be reached. Set by the owner."""
         self._post = post
         self._store = RowStore(file, disk)
@@ -92,7 +92,7 @@ class Thumbnails:
         self._memory_used, self._memory_limit = 0, memory
         self._change = threading.Condition()
         self._requests: dict[_Request, _ThumbnailJob] = {}
-        self._idle_queue: tuple[deque[Picture], int] = (deque(), EDGES[0])
+        self._idle_queue: tuple[deque[LibraryImage], int] = (deque(), EDGES[0])
         self._quiet, self._idle_from = quiet, 0.0
         self._done: deque[tuple[_Request, Thumbnail]] = deque()
         self._running: set[_Request] = set()
@@ -103,32 +103,32 @@ class Thumbnails:
         self._busy: dict[threading.Thread, float] = {}
         """Busy threads with the monotonic time at which their current job began."""
 
-    def get(self, picture: Picture, pixels: int) -> Thumbnail | None:
+    def get(self, image: LibraryImage, pixels: int) -> Thumbnail | None:
         """Return the thumbnail of the file's current state if it is in memory."""
-        request = _request_for(picture, pixels)
+        request = _request_for(image, pixels)
         thumbnail = self._kept.get(request)
         if thumbnail:
             self._kept.move_to_end(request)
         return thumbnail
 
-    def request(self, picture: Picture, pixels: int) -> None:
+    def request(self, image: LibraryImage, pixels: int) -> None:
         """Request a thumbnail before all waiting ones."""
-        self._enqueue([picture], pixels, keep=True)
+        self._enqueue([image], pixels, keep=True)
 
-    def show(self, pictures: Iterable[Picture], pixels: int) -> None:
+    def show(self, images: Iterable[LibraryImage], pixels: int) -> None:
         """Request these thumbnails in their order, dropping all waiting requests."""
-        self._enqueue(pictures, pixels, keep=False)
+        self._enqueue(images, pixels, keep=False)
 
     def forget(self, ids: Iterable[int]) -> None:
         """Drop the waiting requests for these images."""
         gone = set(ids)
         with self._change:
-            self._requests = {request: job for request, job in self._requests.items() if request.picture not in gone}
+            self._requests = {request: job for request, job in self._requests.items() if request.image not in gone}
 
-    def prepare(self, pictures: Iterable[Picture], pixels: int) -> None:
+    def prepare(self, images: Iterable[LibraryImage], pixels: int) -> None:
         """Make these thumbnails for the disk cache in idle time; this replaces an earlier call."""
         with self._change:
-            self._idle_queue = deque(pictures), pixels
+            self._idle_queue = deque(images), pixels
             self._start()
             self._change.notify()
 
@@ -159,7 +159,7 @@ class Thumbnails:
             thread.join()
         self._store.close()
 
-    def _enqueue(self, images: Iterable[Picture], pixels: int, keep: bool) -> None:
+    def _enqueue(self, images: Iterable[LibraryImage], pixels: int, keep: bool) -> None:
         self.give_way()
         jobs = [_ThumbnailJob(_request_for(one, pixels), one.path, reachable=self.reachable(one)) for one in images]
         missing = [job for job in reversed(jobs) if job.request not in self._kept]
@@ -200,7 +200,7 @@ class Thumbnails:
                 if not isinstance(fault, DatasetError):
                     logging.getLogger(__name__).exception("Could not make a thumbnail of %s", job.path)
                 if job.shown:
-                    self._finish(job, Thumbnail(job.request.picture, job.request.pixels, 0, 0, b"", str(fault)))
+                    self._finish(job, Thumbnail(job.request.image, job.request.pixels, 0, 0, b"", str(fault)))
 
     def _next(self) -> _ThumbnailJob | None:
         """Wait for and return the newest request, or idle work; None when the thread should end."""
@@ -236,7 +236,7 @@ class Thumbnails:
         if pixels is None and not job.reachable:
             return None
         pixels = pixels or self._draw(job)
-        return Thumbnail(job.request.picture, job.request.pixels, pixels.width, pixels.height, pixels.rgb)
+        return Thumbnail(job.request.image, job.request.pixels, pixels.width, pixels.height, pixels.rgb)
 
     def _draw(self, job: _ThumbnailJob) -> Pixels:
         from app.core.disk.images import make_thumbnail
@@ -272,7 +272,7 @@ class Thumbnails:
         self._kept[request] = thumbnail
         self._memory_used += len(thumbnail.rgb) - (len(former.rgb) if former else 0)
         if thumbnail.problem is not None:
-            self._failed[request.picture] = request
+            self._failed[request.image] = request
         while self._memory_used > self._memory_limit and len(self._kept) > 1:
             _, oldest = self._kept.popitem(last=False)
             self._memory_used -= len(oldest.rgb)
@@ -283,7 +283,7 @@ def edge_for(side: float) -> Edge:
     return 256 if side <= 256 else 512
 
 
-def _request_for(image: Picture, pixels: int) -> _Request:
+def _request_for(image: LibraryImage, pixels: int) -> _Request:
     return _Request(image.id, pixels, image.changed_ns, image.bytes)
 
 

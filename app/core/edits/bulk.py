@@ -16,7 +16,7 @@ from itertools import takewhile
 from typing import Literal, NamedTuple, Protocol, overload
 
 from app.core.edits.history import Edit
-from app.core.library import Folder, FolderChange, FolderField, Picture, ValueChange
+from app.core.library import Folder, FolderChange, FolderField, LibraryImage, ValueChange
 from app.core.tags.splitting import (
     JOINT,
     SEPARATOR,
@@ -63,7 +63,7 @@ class PatternError(ImpastoError):
 
 
 def add_tags(
-    pictures: Iterable[CaptionSnapshot], tags: Sequence[str], at: int | None = None, lines: Lines = "caption"
+    images: Iterable[CaptionSnapshot], tags: Sequence[str], at: int | None = None, lines: Lines = "caption"
 ) -> Edit:
     """Insert tags before index `at`, or append them if it is None; tags already present are not added again."""
 
@@ -72,10 +72,10 @@ def add_tags(
         new = [tag for tag in dict.fromkeys(tags) if tag not in present]
         return _inserted(row, join_tags(new), at) if new else row
 
-    return _edit(f"Add {_quoted(tags)} to {{}}", pictures, _by_row(rewrite, lines), makes=True)
+    return _edit(f"Add {_quoted(tags)} to {{}}", images, _by_row(rewrite, lines), makes=True)
 
 
-def remove_tags(pictures: Iterable[CaptionSnapshot], tags: Iterable[str], lines: Lines = "caption") -> Edit:
+def remove_tags(images: Iterable[CaptionSnapshot], tags: Iterable[str], lines: Lines = "caption") -> Edit:
     """Remove tags, each with its comma."""
     gone = list(dict.fromkeys(tags))
 
@@ -85,10 +85,10 @@ def remove_tags(pictures: Iterable[CaptionSnapshot], tags: Iterable[str], lines:
                 row = remove_piece(row, piece)
         return row
 
-    return _edit(f"Remove {_quoted(gone)} from {{}}", pictures, _by_row(rewrite, lines))
+    return _edit(f"Remove {_quoted(gone)} from {{}}", images, _by_row(rewrite, lines))
 
 
-def rename_tag(pictures: Iterable[CaptionSnapshot], old: str, new: str, lines: Lines = "caption") -> Edit:
+def rename_tag(images: Iterable[CaptionSnapshot], old: str, new: str, lines: Lines = "caption") -> Edit:
     """Rename a tag; captions that already have the new one just lose the old one."""
 
     def rewrite(row: str) -> str:
@@ -100,11 +100,11 @@ def rename_tag(pictures: Iterable[CaptionSnapshot], old: str, new: str, lines: L
                 row = replace_piece(row, piece, new) if first else remove_piece(row, piece)
         return row
 
-    return _edit(f"Rename {old} to {new} in {{}}", pictures, _by_row(rewrite, lines))
+    return _edit(f"Rename {old} to {new} in {{}}", images, _by_row(rewrite, lines))
 
 
 def replace_text(
-    pictures: Iterable[CaptionSnapshot], find: str, replacement: str, *, pattern: bool = False, capitals: bool = True
+    images: Iterable[CaptionSnapshot], find: str, replacement: str, *, pattern: bool = False, capitals: bool = True
 ) -> Edit:
     r"""Replace all matches of a text; with `pattern`, of a regular expression by a template (\1, \g<name>).
 
@@ -118,17 +118,17 @@ def replace_text(
         rewrite: _Rewrite = lambda text: text.replace(find, replacement)  # noqa: E731 (one of two)
     else:
         rewrite = _substitution(find, replacement, pattern=pattern, capitals=capitals)
-    return _edit(f"Replace {find} with {replacement or 'nothing'} in {{}}", pictures, rewrite)
+    return _edit(f"Replace {find} with {replacement or 'nothing'} in {{}}", images, rewrite)
 
 
 def sort_tags(
-    pictures: Sequence[CaptionSnapshot], order: Order | Sequence[str], keep: int = 0, lines: Lines = "caption"
+    images: Sequence[CaptionSnapshot], order: Order | Sequence[str], keep: int = 0, lines: Lines = "caption"
 ) -> Edit:
     """Sort tags alphabetically, by descending frequency in these images, or as listed, with unlisted ones last.
 
     The first `keep` tags of each caption, such as a trigger word, stay in place.
     """
-    place = _placing(pictures, order, lines)
+    place = _placing(images, order, lines)
 
     def rewrite(row: str) -> str:
         found = pieces(row)[keep:]
@@ -138,10 +138,10 @@ def sort_tags(
             row = replace_piece(row, piece, tag) if piece.tag != tag else row
         return row
 
-    return _edit("Sort the tags of {}", pictures, _by_row(rewrite, lines))
+    return _edit("Sort the tags of {}", images, _by_row(rewrite, lines))
 
 
-def remove_repeated(pictures: Iterable[CaptionSnapshot], lines: Lines = "caption") -> Edit:
+def remove_repeated(images: Iterable[CaptionSnapshot], lines: Lines = "caption") -> Edit:
     """Remove repeated tags from captions, keeping the first of each."""
 
     def rewrite(row: str) -> str:
@@ -151,20 +151,20 @@ def remove_repeated(pictures: Iterable[CaptionSnapshot], lines: Lines = "caption
                 row = remove_piece(row, piece)
         return row
 
-    return _edit("Remove repeated tags from {}", pictures, _by_row(rewrite, lines))
+    return _edit("Remove repeated tags from {}", images, _by_row(rewrite, lines))
 
 
-def underscores_to_spaces(pictures: Iterable[CaptionSnapshot], lines: Lines = "caption") -> Edit:
+def underscores_to_spaces(images: Iterable[CaptionSnapshot], lines: Lines = "caption") -> Edit:
     """Replace underscores in tags with spaces, except in emoticons such as ^_^."""
-    return _edit("Replace underscores with spaces in {}", pictures, _by_row(_by_tag("_", " "), lines))
+    return _edit("Replace underscores with spaces in {}", images, _by_row(_by_tag("_", " "), lines))
 
 
-def spaces_to_underscores(pictures: Iterable[CaptionSnapshot], lines: Lines = "caption") -> Edit:
+def spaces_to_underscores(images: Iterable[CaptionSnapshot], lines: Lines = "caption") -> Edit:
     """Replace spaces in tags with underscores."""
-    return _edit("Replace spaces with underscores in {}", pictures, _by_row(_by_tag(" ", "_"), lines))
+    return _edit("Replace spaces with underscores in {}", images, _by_row(_by_tag(" ", "_"), lines))
 
 
-def tidy(pictures: Iterable[CaptionSnapshot], lines: Lines = "caption") -> Edit:
+def tidy(images: Iterable[CaptionSnapshot], lines: Lines = "caption") -> Edit:
     """Separate tags with ", " and remove empty tags, extra spaces and meaningless line breaks."""
 
     def rewrite(text: str) -> str:
@@ -172,12 +172,12 @@ def tidy(pictures: Iterable[CaptionSnapshot], lines: Lines = "caption") -> Edit:
         neat = [join_tags(" ".join(tag.split()) for tag in split_tags(row)) for row in rows]
         return "\n".join(row for row in neat if row)
 
-    return _edit("Tidy {}", pictures, rewrite)
+    return _edit("Tidy {}", images, rewrite)
 
 
-def set_caption(pictures: Iterable[CaptionSnapshot], text: str) -> Edit:
+def set_caption(images: Iterable[CaptionSnapshot], text: str) -> Edit:
     """Set the same caption on all images."""
-    return _edit("Set the same text in {}", pictures, lambda _: text, makes=True)
+    return _edit("Set the same text in {}", images, lambda _: text, makes=True)
 
 
 def _edit(name: str, images: Iterable[CaptionSnapshot], rewrite: _Rewrite, *, makes: bool = False) -> Edit:
@@ -291,25 +291,25 @@ def _slow(text: str) -> PatternError:
     )
 
 
-def rate(pictures: Iterable[Picture], rating: int | None) -> Edit:
+def rate(images: Iterable[LibraryImage], rating: int | None) -> Edit:
     """Rate images from 1 to 5, or remove their rating with None."""
-    changes = tuple(ValueChange(one.id, "rating", one.rating, rating) for one in pictures if one.rating != rating)
+    changes = tuple(ValueChange(one.id, "rating", one.rating, rating) for one in images if one.rating != rating)
     verb = f"Rate {rating} of 5" if rating else "Remove the rating"
     return Edit(f"{verb}: {_counted(changes)}", changes)
 
 
-def exclude(pictures: Iterable[Picture], excluded: bool) -> Edit:
+def exclude(images: Iterable[LibraryImage], excluded: bool) -> Edit:
     """Exclude images from training, or include them again."""
     changes = tuple(
-        ValueChange(one.id, "excluded", one.excluded, excluded) for one in pictures if one.excluded != excluded
+        ValueChange(one.id, "excluded", one.excluded, excluded) for one in images if one.excluded != excluded
     )
     return Edit(f"{'Exclude' if excluded else 'Include'} {_counted(changes)}", changes)
 
 
-def exclude_others(pictures: Iterable[Picture], kept: Collection[int]) -> Edit:
+def exclude_others(images: Iterable[LibraryImage], kept: Collection[int]) -> Edit:
     """Exclude all images but `kept`, to train only what a filter shows; excluded ones in `kept` stay excluded."""
     kept = frozenset(kept)
-    edit = exclude((one for one in pictures if one.id not in kept), True)
+    edit = exclude((one for one in images if one.id not in kept), True)
     return Edit(f"Train only what is shown: {edit.name.lower()}", edit.changes)
 
 
@@ -396,10 +396,10 @@ class CaptionSnapshots(Sequence[SnapshotCaption]):
     After `call_off`, iterating raises CalledOffError, so that a worker stops soon.
     """
 
-    def __init__(self, images: Iterable[Picture]) -> None:
+    def __init__(self, images: Iterable[LibraryImage]) -> None:
         # Two lists are four times as fast to make as a list of pairs.
-        self._pictures = list(images)
-        self._captions = [image.caption for image in self._pictures]
+        self._images = list(images)
+        self._captions = [image.caption for image in self._images]
         self._off = False
 
     def call_off(self) -> None:
@@ -407,10 +407,10 @@ class CaptionSnapshots(Sequence[SnapshotCaption]):
         self._off = True
 
     def __len__(self) -> int:
-        return len(self._pictures)
+        return len(self._images)
 
     def __iter__(self) -> Iterator[SnapshotCaption]:
-        for image, caption in zip(self._pictures, self._captions, strict=True):
+        for image, caption in zip(self._images, self._captions, strict=True):
             if self._off:
                 raise CalledOffError
             yield SnapshotCaption(image.id, caption)
@@ -421,6 +421,6 @@ class CaptionSnapshots(Sequence[SnapshotCaption]):
     def __getitem__(self, place: slice) -> Sequence[SnapshotCaption]: ...
     def __getitem__(self, place: int | slice) -> SnapshotCaption | Sequence[SnapshotCaption]:
         if isinstance(place, slice):
-            chosen = zip(self._pictures[place], self._captions[place], strict=True)
+            chosen = zip(self._images[place], self._captions[place], strict=True)
             return [SnapshotCaption(image.id, caption) for image, caption in chosen]
-        return SnapshotCaption(self._pictures[place].id, self._captions[place])
+        return SnapshotCaption(self._images[place].id, self._captions[place])

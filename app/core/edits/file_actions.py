@@ -13,7 +13,7 @@ from app.core.edits.history import Ended, History
 from app.core.edits.safe_files import SYNCS_FILE_SYSTEM, refusal, sync_file_system
 from app.core.edits.saver import Saver
 from app.core.edits.writer import Neighbours
-from app.core.library import Library, Picture
+from app.core.library import Library, LibraryImage
 from app.core.tasks import Tasks
 from app.core.words import first_names
 from trainer.errors import DatasetError
@@ -66,18 +66,18 @@ class Rewriter:
 
         self._tasks.run(work, done, failed)
 
-    def _images_beside(self, files: Sequence[Written]) -> list[Picture]:
+    def _images_beside(self, files: Sequence[Written]) -> list[LibraryImage]:
         from trainer.dataset.folders import MASK  # late: imports numpy and Pillow
 
         stems = {(written.file.parent, written.file.stem.removesuffix(MASK)) for written in files}
         folders = {folder for folder, _ in stems}
-        images = [one for one in self._library.pictures.values() if one.folder.path in folders]
+        images = [one for one in self._library.images.values() if one.folder.path in folders]
         return [one for one in images if (one.folder.path, one.path.stem) in stems]
 
     def _learn(self, facts: Mapping[int, Mapping[str, Any]]) -> None:
         learned = {}
         for number, values in facts.items():
-            image = self._library.pictures.get(number)
+            image = self._library.images.get(number)
             unsaved = self._saver.unsaved(image) if image else ()
             learned[number] = {name: value for name, value in values.items() if name not in unsaved}
         self._library.learn(learned, "caption", "mask")
@@ -91,7 +91,7 @@ def _write(backups: Backups, root: Path, files: Sequence[Written]) -> list[Path]
     return left
 
 
-def _facts(root: Path, images: Sequence[Picture]) -> dict[int, dict[str, Any]]:
+def _facts(root: Path, images: Sequence[LibraryImage]) -> dict[int, dict[str, Any]]:
     """Return caption and mask state on disk by image id; unreadable ones are left to the next scan."""
     from app.core.edits.masks import mask_path  # late, as above
     from trainer.protocol.files import long_path

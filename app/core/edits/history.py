@@ -314,9 +314,9 @@ class History:
         return self._journal.append(title, requests) if requests else requests
 
     def _request(self, change: ValueChange) -> SaveRequest:
-        image = self._library.pictures[change.picture]
+        image = self._library.images[change.image]
         key = Key(str(image.folder.root), self._prefix(image.folder) + image.name, change.field)
-        return SaveRequest(key, (change.before,), change.after, change.picture, shown=True)
+        return SaveRequest(key, (change.before,), change.after, change.image, shown=True)
 
     def _folder_request(self, change: FolderChange) -> SaveRequest:
         name = self._prefix(change.folder).removesuffix("/")
@@ -335,7 +335,7 @@ class History:
         )
 
     def _holds(self, change: ValueChange) -> bool:
-        image = self._library.pictures.get(change.picture)
+        image = self._library.images.get(change.image)
         return image is not None and image.value(change.field) == change.before and change.before != change.after
 
     def _learn(self, learned: DiskValue) -> None:
@@ -369,9 +369,9 @@ def _joined(first: Edit, second: Edit) -> Edit | None:
     if len(first.changes) != 1 or len(second.changes) != 1 or first.folders or second.folders:
         return None
     (earlier,), (later,) = first.changes, second.changes
-    if (earlier.picture, earlier.field, earlier.after) != (later.picture, later.field, later.before):
+    if (earlier.image, earlier.field, earlier.after) != (later.image, later.field, later.before):
         return None
-    return Edit(second.name, (ValueChange(earlier.picture, earlier.field, earlier.before, later.after),))
+    return Edit(second.name, (ValueChange(earlier.image, earlier.field, earlier.before, later.after),))
 
 
 class UndoScope:

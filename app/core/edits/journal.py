@@ -70,7 +70,7 @@ class Journal:
         """File offset at which the current edit begins."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._lock.enter_context(locks.held(_lock_of(self._path), patience=5.0))
+            self._lock.enter_context(locks.hold_lock(_lock_of(self._path), patience=5.0))
             self._rewrite([])
         except OSError as fault:
             self.fault = fault

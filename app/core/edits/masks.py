@@ -28,7 +28,7 @@ from trainer.errors import DatasetError
 from trainer.protocol.reading import read_bytes, reason_of
 
 TRAINED, LEFT_OUT = 255, 0
-Grey = npt.NDArray[np.uint8]
+Gray = npt.NDArray[np.uint8]
 
 
 class Box(NamedTuple):
@@ -50,11 +50,11 @@ class _Step:
 class Mask:
     """A mask of shape (height, width) with its undo history."""
 
-    def __init__(self, pixels: Grey) -> None:
+    def __init__(self, pixels: Gray) -> None:
         self.pixels = pixels
         self._undo: list[_Step] = []
         self._redo: list[_Step] = []
-        self._base: Grey | None = None
+        self._base: Gray | None = None
         self._cover = np.empty((0, 0), np.float32)
         self._touched: Box | None = None
 
@@ -132,7 +132,7 @@ class Mask:
             area = connected_area(alike, x, y)
             self._change(lambda pixels: np.where(area, np.uint8(value), pixels))
 
-    def _change(self, make: Callable[[Grey], Grey]) -> None:
+    def _change(self, make: Callable[[Gray], Gray]) -> None:
         self.end()
         before, self.pixels = self.pixels, make(self.pixels)
         rows, columns = np.nonzero((before != self.pixels).any(1))[0], np.nonzero((before != self.pixels).any(0))[0]
@@ -157,7 +157,7 @@ class Mask:
             self._put(step.box, step.after)
             self._undo.append(step)
 
-    def _remember(self, box: Box, before: Grey) -> None:
+    def _remember(self, box: Box, before: Gray) -> None:
         step = _Step(box, _packed(before, box), _packed(self.pixels, box))
         if step.before != step.after:
             self._undo.append(step)
@@ -235,7 +235,7 @@ def _joined(first: Box, second: Box) -> Box:
     )
 
 
-def _packed(pixels: Grey, box: Box) -> bytes:
+def _packed(pixels: Gray, box: Box) -> bytes:
     return zlib.compress(np.ascontiguousarray(pixels[box.top : box.bottom, box.left : box.right]).tobytes(), 1)
 
 
@@ -245,7 +245,7 @@ def _packed(pixels: Grey, box: Box) -> bytes:
 class OpenedMask(NamedTuple):
     """A mask read from disk; `state` is the hash of its file, None if there was none."""
 
-    pixels: Grey
+    pixels: Gray
     state: str | None
     stretched: bool
     """Whether the mask was resized because its size differed from the image's."""
@@ -255,9 +255,9 @@ class MaskChanged(DatasetError):
     """Another program changed the mask file while the user painted."""
 
 
-def mask_path(picture: Path) -> Path:
+def mask_path(image: Path) -> Path:
     """Return the path of an image's mask."""
-    return picture.with_name(f"{picture.stem}{MASK}.png")
+    return image.with_name(f"{image.stem}{MASK}.png")
 
 
 def read_mask(picture: Path, width: int, height: int) -> OpenedMask:
@@ -281,25 +281,25 @@ def read_mask(picture: Path, width: int, height: int) -> OpenedMask:
 
 
 def write_mask(
-    picture: Path, root: Path, pixels: Grey, state: str | None, backups: Backups, *, over: bool = False
+    image: Path, root: Path, pixels: Gray, state: str | None, backups: Backups, *, over: bool = False
 ) -> Written:
     """Write a mask atomically after backing up the old file, and return the write; for workers.
 
     Raises MaskChanged without writing if the file is no longer in `state` and `over` is not set, and DatasetError if
     writing fails.
     """
-    return _write(mask_path(picture), root, _png(pixels), state, backups, over)
+    return _write(mask_path(image), root, _png(pixels), state, backups, over)
 
 
-def _png(pixels: Grey) -> bytes:
+def _png(pixels: Gray) -> bytes:
     image = BytesIO()
     Image.fromarray(pixels).save(image, "PNG")
     return image.getvalue()
 
 
-def remove_mask(picture: Path, root: Path, state: str | None, backups: Backups, *, over: bool = False) -> Written:
+def remove_mask(image: Path, root: Path, state: str | None, backups: Backups, *, over: bool = False) -> Written:
     """Remove a mask file after backing it up; raises like `write_mask`. For workers."""
-    return _write(mask_path(picture), root, None, state, backups, over)
+    return _write(mask_path(image), root, None, state, backups, over)
 
 
 def _write(path: Path, root: Path, after: bytes | None, state: str | None, backups: Backups, over: bool) -> Written:
@@ -345,6 +345,6 @@ def _refused(path: Path, fault: OSError) -> DatasetError:
     )
 
 
-def shrunk(pixels: Grey, rows: Sequence[int] | npt.NDArray[np.intp], columns: npt.NDArray[np.intp]) -> Grey:
+def shrunk(pixels: Gray, rows: Sequence[int] | npt.NDArray[np.intp], columns: npt.NDArray[np.intp]) -> Gray:
     """Return the pixels of these rows and columns as contiguous memory for Qt: a mask sampled at screen resolution."""
     return np.ascontiguousarray(pixels[np.ix_(np.asarray(rows), columns)])

@@ -52,7 +52,7 @@ class SaveRequest:
     """Values that may be replaced: the one last seen on disk, and those Impasto may have written since. Anything else
     was written by another program."""
     desired: Value
-    picture: int | None = None
+    image: int | None = None
     """Id of the image if the edit is of an image and from this session."""
     number: int = 0
     """Journal number of the latest edit in this request."""
@@ -86,7 +86,7 @@ class SaveProblem:
     remedy: str
     waiting: int
     """Number of values that wait for this reason."""
-    pictures: frozenset[int]
+    images: frozenset[int]
     """Ids of this session's images among them."""
 
 

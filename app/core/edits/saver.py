@@ -19,7 +19,7 @@ from app.core.edits.safe_files import refusal
 from app.core.edits.save_state import Conflict, DiskValue, Key, SaveNotice, SaveProblem, SaveRequest, SaveState
 from app.core.edits.writer import Outcome, Writer
 from app.core.events import Emitter
-from app.core.library import Field, Folder, FolderField, Picture, Value
+from app.core.library import Field, Folder, FolderField, LibraryImage, Value
 from app.core.tasks import Post, stand_back, step_back
 from trainer.errors import DatasetError
 
@@ -197,9 +197,9 @@ class Saver:
                 self._untried[SaveNotice("notice.recovered" if crashed else "notice.left", root, len(keys))] = keys
         self.take(left.requests)
 
-    def unsaved(self, picture: Picture) -> Mapping[Field, Value]:
+    def unsaved(self, image: LibraryImage) -> Mapping[Field, Value]:
         """Return the unsaved edits of an image, which the library shows instead of the values on disk."""
-        return self.unsaved_at(picture.folder, picture.name)
+        return self.unsaved_at(image.folder, image.name)
 
     def unsaved_at(self, folder: Folder, name: str) -> Mapping[Field, Value]:
         """Return the unsaved edits of an image by folder and name; fast enough for 100,000 images."""
@@ -536,7 +536,7 @@ class Saver:
 
 
 def _problem(error: DatasetError, requests: Sequence[SaveRequest]) -> SaveProblem:
-    images = frozenset(request.picture for request in requests if request.picture is not None)
+    images = frozenset(request.image for request in requests if request.image is not None)
     return SaveProblem(error.code, error.sentence, error.remedy, len(requests), images)
 
 

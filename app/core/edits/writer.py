@@ -89,12 +89,12 @@ class Neighbours:
         name = self._odd[folder].get(wanted)
         return os.path.join(folder, name) if name else None  # noqa: PTH118 (ten times as fast)
 
-    def listed(self, picture: Path) -> str | None:
+    def listed(self, image: Path) -> str | None:
         """Return an image's caption in metadata.jsonl beside it or at the dataset root."""
-        own = self._metadata(picture.parent).get(picture.name)
-        if own is not None or picture.parent == self.root:
+        own = self._metadata(image.parent).get(image.name)
+        if own is not None or image.parent == self.root:
             return own
-        return self._metadata(self.root).get(picture.relative_to(self.root).as_posix())
+        return self._metadata(self.root).get(image.relative_to(self.root).as_posix())
 
     def _metadata(self, folder: Path) -> Mapping[str, str]:
         if folder not in self._listed:
@@ -122,19 +122,19 @@ def plain(text: str | None) -> str | None:
     return "" if text.isspace() else text
 
 
-def look(picture: str, around: Neighbours) -> Caption:
+def look(image: str, around: Neighbours) -> Caption:
     """Return an image's caption as training reads it: the first of .txt, .caption and metadata.jsonl that is not blank.
 
     Raises OSError, and DatasetError if the file that takes precedence is not text.
     """
     first: Caption | None = None
-    stem = os.path.splitext(picture)[0]  # noqa: PTH122 (ten times as fast)
+    stem = os.path.splitext(image)[0]  # noqa: PTH122 (ten times as fast)
     for suffix in SUFFIXES:
         if found := _read(stem + suffix, around):
             if found.text:
                 return found
             first = first or found
-    listed = around.listed(Path(picture))
+    listed = around.listed(Path(image))
     if first:
         return Caption(plain(listed) or "", first.file, first.seen, listed, first.encoding)
     return Caption(plain(listed), stem + SUFFIXES[0], FileSeen(None), listed)
@@ -469,7 +469,7 @@ def _bytes(file: Path) -> bytes | None:
 
 def _changed(sidecar: Sidecar, facts: Mapping[str, object], images: Mapping[str, Mapping[str, object]]) -> Sidecar:
     try:
-        return (sidecar.with_folder(**facts) if facts else sidecar).with_pictures(images)
+        return (sidecar.with_folder(**facts) if facts else sidecar).with_images(images)
     except ValueError as fault:  # pydantic's errors are ValueErrors
         raise DatasetError(
             "save.value", f"Could not save a note: {plain_reason(fault)}.", "Undo that change, or choose another value."

@@ -14,7 +14,7 @@ class Bar(NamedTuple):
     """One bar: its label, how many pictures it stands for, and these."""
 
     label: str
-    pictures: int
+    images: int
     ids: Set[int]
     value: float = 0.0
     """Where it begins on the axis, where there is one."""

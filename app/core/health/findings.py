@@ -9,7 +9,7 @@ from typing import Literal
 
 from app.core.edits.bulk import add_tags, exclude, remove_tags
 from app.core.edits.history import Edit
-from app.core.library import Folder, Picture, ValueChange
+from app.core.library import Folder, LibraryImage, ValueChange
 from app.core.tags.splitting import Lines, split_tags
 from trainer.dataset.findings import RULES, Rule, Severity, worded
 from trainer.dataset.findings import rule_of as trainer_rule_of
@@ -107,7 +107,7 @@ def name_of(code: str, severity: Severity) -> str:
 
 
 def found(
-    code: str, ids: Set[int], fix: tuple[str, Callable[[], Edit]] | None, alone: Picture | None = None
+    code: str, ids: Set[int], fix: tuple[str, Callable[[], Edit]] | None, alone: LibraryImage | None = None
 ) -> HealthFinding:
     """Return the finding for pictures with this code; of one that is `alone`, its own problem is the sentence."""
     rule = rule_of(code)
@@ -155,22 +155,22 @@ def in_order(findings: Sequence[HealthFinding]) -> tuple[HealthFinding, ...]:
     return tuple(sorted(findings, key=lambda one: (_ORDER[one.severity], -len(one.ids or one.files), one.code)))
 
 
-def keep_best(groups: Iterable[Sequence[Picture]]) -> Edit:
+def keep_best(groups: Iterable[Sequence[LibraryImage]]) -> Edit:
     """Exclude all but the best of each group of copies: by stars, then pixels, then bytes, then the first by name."""
-    others = [picture for group in groups for picture in sorted(group, key=_worth)[1:]]
+    others = [image for group in groups for image in sorted(group, key=_worth)[1:]]
     return exclude(others, True)
 
 
-def _worth(picture: Picture) -> tuple[int, int, int, str]:
-    pixels = (picture.width or 0) * (picture.height or 0)
-    return -(picture.rating or 0), -pixels, -picture.bytes, str(picture.path)
+def _worth(image: LibraryImage) -> tuple[int, int, int, str]:
+    pixels = (image.width or 0) * (image.height or 0)
+    return -(image.rating or 0), -pixels, -image.bytes, str(image.path)
 
 
-def put_trigger_first(pictures: Iterable[Picture], lines: Lines = "caption") -> Edit:
+def put_trigger_first(images: Iterable[LibraryImage], lines: Lines = "caption") -> Edit:
     """Write each folder's trigger before the captions that lack it."""
-    by_folder: dict[Folder, list[Picture]] = {}
-    for picture in pictures:
-        by_folder.setdefault(picture.folder, []).append(picture)
+    by_folder: dict[Folder, list[LibraryImage]] = {}
+    for image in images:
+        by_folder.setdefault(image.folder, []).append(image)
     changes: list[ValueChange] = []
     for folder, inside in by_folder.items():
         if folder.trigger:
@@ -178,10 +178,10 @@ def put_trigger_first(pictures: Iterable[Picture], lines: Lines = "caption") -> 
     return Edit(f"Put the trigger first in {_counted(len(changes), 'caption')}", tuple(changes))
 
 
-def remove_single_letters(pictures: Sequence[Picture], lines: Lines = "caption") -> Edit:
+def remove_single_letters(images: Sequence[LibraryImage], lines: Lines = "caption") -> Edit:
     """Remove tags of one character."""
-    tags = sorted({tag for picture in pictures for tag in split_tags(picture.caption, lines) if len(tag) == 1})
-    edit = remove_tags(pictures, tags, lines)
+    tags = sorted({tag for image in images for tag in split_tags(image.caption, lines) if len(tag) == 1})
+    edit = remove_tags(images, tags, lines)
     return Edit(f"Remove tags of one letter from {_counted(len(edit.changes), 'caption')}", edit.changes)
 
 
@@ -194,9 +194,9 @@ def connected(pairs: Mapping[int, Sequence[int]]) -> list[list[int]]:
         group, ahead = [], [start]
         reached.add(start)
         while ahead:
-            picture = ahead.pop()
-            group.append(picture)
-            new = [other for other in pairs.get(picture, ()) if other not in reached]
+            image = ahead.pop()
+            group.append(image)
+            new = [other for other in pairs.get(image, ()) if other not in reached]
             reached.update(new)
             ahead += new
         groups.append(sorted(group))

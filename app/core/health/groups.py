@@ -28,25 +28,25 @@ class Files:
         self._combinations: dict[tuple[Key, ...], tuple[Key, ...]] = {}
         self._kinds: dict[str, dict[Hashable, set[int]]] = {}
 
-    def put(self, picture: int, keys: Iterable[Key]) -> None:
+    def put(self, image: int, keys: Iterable[Key]) -> None:
         """File a picture under these keys and no others; none: forget it."""
         # One tuple for all pictures of the same keys: 100,000 would keep the garbage collector busy for 0.1 s.
         new = tuple(keys)
         new = self._combinations.setdefault(new, new)
-        before = self._of.get(picture, ())
+        before = self._of.get(image, ())
         if new == before:
             return
         for kind, which in before:
             if (kind, which) not in new:
-                self._kinds[kind][which].discard(picture)
+                self._kinds[kind][which].discard(image)
                 if not self._kinds[kind][which]:
                     del self._kinds[kind][which]
         for kind, which in new:
-            self._kinds.setdefault(kind, {}).setdefault(which, set()).add(picture)
+            self._kinds.setdefault(kind, {}).setdefault(which, set()).add(image)
         if new:
-            self._of[picture] = new
+            self._of[image] = new
         else:
-            self._of.pop(picture, None)
+            self._of.pop(image, None)
 
     def under(self, kind: str, which: Hashable) -> Set[int]:
         """Return the pictures under one key: the index's own set, not to be changed."""
@@ -61,42 +61,42 @@ class SharedIndex:
     """Which pictures have something (content, place and stem) in common with another one."""
 
     def __init__(self) -> None:
-        self.pictures: set[int] = set()
+        self.images: set[int] = set()
         """All that share theirs."""
         self._key: dict[int, Hashable] = {}
         self._first: dict[Hashable, int] = {}
         self._groups: dict[Hashable, set[int]] = {}
 
-    def put(self, picture: int, key: Hashable | None) -> None:
+    def put(self, image: int, key: Hashable | None) -> None:
         """Say what a picture has; None: nothing to share."""
-        before = self._key.get(picture)
+        before = self._key.get(image)
         if key == before:
             return
         if before is not None:
-            self._leave(picture, before)
+            self._leave(image, before)
         if key is not None:
-            self._key[picture] = key
-            first = self._first.setdefault(key, picture)
-            if first != picture:
+            self._key[image] = key
+            first = self._first.setdefault(key, image)
+            if first != image:
                 group = self._groups.setdefault(key, {first})
-                group.add(picture)
-                self.pictures |= group
+                group.add(image)
+                self.images |= group
 
     def groups(self) -> list[list[int]]:
         """Return the pictures that share, those that share the same together."""
         return [sorted(group) for group in tuple(self._groups.values())]
 
-    def _leave(self, picture: int, key: Hashable) -> None:
-        del self._key[picture]
-        self.pictures.discard(picture)
+    def _leave(self, image: int, key: Hashable) -> None:
+        del self._key[image]
+        self.images.discard(image)
         group = self._groups.get(key)
         if group is None:
             del self._first[key]
             return
-        group.discard(picture)
+        group.discard(image)
         self._first[key] = next(iter(group))
         if len(group) == 1:
-            self.pictures -= group
+            self.images -= group
             del self._groups[key]
 
 

@@ -18,7 +18,7 @@ from app.core.edits.history import Edit
 from app.core.events import Emitter
 from app.core.health.groups import Files, JudgingTarget, SharedIndex
 from app.core.health.inspector import InspectedImage, Inspector, Slice
-from app.core.library import Altered, Folder, Library, Picture
+from app.core.library import Altered, Folder, Library, LibraryImage
 from app.core.query.tokens import TokenCounts
 from app.core.tags.index import Row, TagIndex
 from app.core.tasks import Post, Tasks, in_turns, raise_again
@@ -102,11 +102,11 @@ class Health:
     def state(self) -> HealthProgress:
         """Return how far it has come."""
         judging = len(self._waiting) + (self._tokens.pending if self._judge else 0)
-        return HealthProgress(judging, self._inspector.pending, len(self._library.pictures))
+        return HealthProgress(judging, self._inspector.pending, len(self._library.images))
 
     def tagged(self, tag: str) -> Set[int]:
         """Return the pictures with a tag."""
-        return self._index.pictures_with(tag)
+        return self._index.images_with(tag)
 
     def marked(self) -> Mapping[str, Set[int]]:
         """Return the pictures of each finding by what `problem:` asks for; the sets live and are not to be changed."""
@@ -116,7 +116,7 @@ class Health:
         """Judge all pictures for another training."""
         if aim != self.aim:
             self.aim, self._judge = aim, None
-            self._waiting = dict.fromkeys(self._library.pictures)
+            self._waiting = dict.fromkeys(self._library.images)
             self._load()
 
     def refresh(self) -> None:
@@ -126,7 +126,7 @@ class Health:
         self._counting, self._tags_stale = True, False
         # Two lists of what is there already: pairs would be a hundred thousand new objects.
         left_out = frozenset(self.files.under("mark", "picture.excluded"))
-        ids = [number for number in self._library.pictures if number not in left_out]
+        ids = [number for number in self._library.images if number not in left_out]
         rows = list(map(self._index.row, ids))
         self._tasks.run(lambda: count_tags(zip(ids, rows, strict=True)), self._counted, raise_again)
 
@@ -196,8 +196,8 @@ class Health:
 
     def _is_unseen(self, number: int) -> bool:
         """Tell whether nothing is known of the file of a picture that is there."""
-        picture = self._library.pictures.get(number)
-        return picture is not None and picture.content is None and not picture.problem
+        image = self._library.images.get(number)
+        return image is not None and image.content is None and not image.problem
 
     def _forget(self, number: int) -> None:
         self._waiting.pop(number, None)
@@ -257,27 +257,27 @@ class Health:
         self._go_on()
 
     def _enter(self, judge: Judge, number: int) -> None:
-        picture = self._library.pictures.get(number)
-        if picture is None:
+        image = self._library.images.get(number)
+        if image is None:
             return
-        self.files.put(number, judge.keys(picture, self._seen.get(number, ())))
-        trained = not picture.excluded and not picture.problem
-        self._contents.put(number, picture.content if trained else None)
-        stem = picture.name.rpartition(".")[0]
-        self._stems.put(number, f"{id(picture.folder)}/{stem}" if trained else None)
+        self.files.put(number, judge.keys(image, self._seen.get(number, ())))
+        trained = not image.excluded and not image.problem
+        self._contents.put(number, image.content if trained else None)
+        stem = image.name.rpartition(".")[0]
+        self._stems.put(number, f"{id(image.folder)}/{stem}" if trained else None)
         self._mark_near(number)
         for other in self._near.get(number, ()):
             self._mark_near(other)
 
     def _want_uncounted(self) -> None:
         """Have the tokens of captions counted that are not known; judge again those that are by now."""
-        judge, pictures = self._judge, self._library.pictures
+        judge, images = self._judge, self._library.images
         waiting = self.files.under("uncounted", "tokens")
         if judge is None or not waiting or self._tokens.pending:
             return
         texts: dict[str, None] = {}
         for number in islice(waiting, _TEXTS):
-            uncounted = [text for text in judge.captions(pictures[number]) if self._tokens.of(text) is None]
+            uncounted = [text for text in judge.captions(images[number]) if self._tokens.of(text) is None]
             if uncounted:
                 texts.update(dict.fromkeys(uncounted))
             else:
@@ -292,17 +292,17 @@ class Health:
         facts: dict[int, dict[str, object]] = {}
         kinds: set[str] = {"inspection"}
         for seen in found.seen:
-            self._seen[seen.picture] = seen.codes
-            facts[seen.picture] = self._facts(seen, kinds)
-            self._part(seen.picture)
+            self._seen[seen.image] = seen.codes
+            facts[seen.image] = self._facts(seen, kinds)
+            self._part(seen.image)
         self._link(found.near, {number: known["content"] for number, known in facts.items()})
         self._library.learn(facts, *kinds)  # type: ignore[arg-type]  # built from Literals
         self._tell_soon()
 
     def _facts(self, seen: InspectedImage, kinds: set[str]) -> dict[str, object]:
-        picture = self._library.pictures[seen.picture]
+        image = self._library.images[seen.image]
         facts: dict[str, object] = {"content": seen.content, "fingerprint": seen.fingerprint}
-        if seen.width and (picture.width, picture.height) != (seen.width, seen.height):
+        if seen.width and (image.width, image.height) != (seen.width, seen.height):
             facts |= {"width": seen.width, "height": seen.height}
             kinds.add("size")
         if seen.problem:
@@ -312,10 +312,10 @@ class Health:
 
     def _link(self, near: Iterable[tuple[int, int]], learned: Mapping[int, object]) -> None:
         """Note pairs that are nearly the same; not those of the same bytes, of which there may be thousands."""
-        pictures = self._library.pictures
+        images = self._library.images
         for first, second in near:
-            if first in pictures and second in pictures:
-                contents = [learned.get(one, pictures[one].content) for one in (first, second)]
+            if first in images and second in images:
+                contents = [learned.get(one, images[one].content) for one in (first, second)]
                 if contents[0] != contents[1]:
                     self._near.setdefault(first, set()).add(second)
                     self._near.setdefault(second, set()).add(first)
@@ -335,11 +335,11 @@ class Health:
 
     def _near_to(self, number: int, others: Iterable[int]) -> Iterator[int]:
         """Yield which of these are trained pictures of other bytes, for a trained picture."""
-        pictures = self._library.pictures
-        one = pictures.get(number)
+        images = self._library.images
+        one = images.get(number)
         if one is None or one.excluded:
             return
-        for other in map(pictures.get, others):
+        for other in map(images.get, others):
             if other and not other.excluded and other.content != one.content:
                 yield other.id
 
@@ -373,9 +373,9 @@ class Health:
         from app.core.health.findings import LISTED, found, in_order, of_files, of_notes, unseen
 
         sets: dict[str, Set[int]] = {str(code): ids for code, ids in self.files.all("mark").items()}
-        sets["duplicate.exact"] = self._contents.pictures
+        sets["duplicate.exact"] = self._contents.images
         sets["duplicate.near"] = self._near_marked
-        sets["picture.same_stem"] = self._stems.pictures
+        sets["picture.same_stem"] = self._stems.images
         sets["tag.rare"] = self.tags.rare
         sets["folder.unbalanced"] = self._unbalanced()
         sets["bucket.lonely"] = self._lonely()
@@ -391,9 +391,9 @@ class Health:
             told.append(of_files(code, sum(len(names) for _, names in lists), first))
         return in_order(told)
 
-    def _alone(self, ids: Set[int]) -> Picture | None:
+    def _alone(self, ids: Set[int]) -> LibraryImage | None:
         """Return the only picture of a finding."""
-        return self._library.pictures[next(iter(ids))] if len(ids) == 1 else None
+        return self._library.images[next(iter(ids))] if len(ids) == 1 else None
 
     def _unbalanced(self) -> frozenset[int]:
         """Return the pictures of folders that an epoch shows far less often than the one it shows most."""
@@ -407,11 +407,11 @@ class Health:
         shapes = self.files.all("shape")
         assert self._judge is not None
         batch = self._judge.recipe.effective_batch
-        few = [ids for ids in shapes.values() if len(ids) < batch and self._showings(ids) < batch]
+        few = [ids for ids in shapes.values() if len(ids) < batch and self._samples(ids) < batch]
         return frozenset().union(*few) if len(shapes) > 1 else frozenset()
 
-    def _showings(self, ids: Iterable[int]) -> int:
-        return sum(self._library.pictures[number].folder.repeats or 1 for number in ids)
+    def _samples(self, ids: Iterable[int]) -> int:
+        return sum(self._library.images[number].folder.repeats or 1 for number in ids)
 
     # Mending
 
@@ -420,9 +420,9 @@ class Health:
         from app.core.edits.bulk import exclude
         from app.core.health import findings as fixes
 
-        def chosen() -> list[Picture]:
-            pictures = self._library.pictures
-            return [picture for number in sorted(ids) if (picture := pictures.get(number))]
+        def chosen() -> list[LibraryImage]:
+            images = self._library.images
+            return [image for number in sorted(ids) if (image := images.get(number))]
 
         match code:
             case "picture.unusable" | "picture.tiny" | "picture.small":
@@ -430,9 +430,9 @@ class Health:
             case "picture.excluded":
                 return "Include them", lambda: exclude(chosen(), False)
             case "duplicate.exact":
-                return "Keep the best of each", lambda: fixes.keep_best(self._pictures(self._contents.groups()))
+                return "Keep the best of each", lambda: fixes.keep_best(self._images(self._contents.groups()))
             case "duplicate.near":
-                return "Keep the best of each", lambda: fixes.keep_best(self._pictures(self._near_groups()))
+                return "Keep the best of each", lambda: fixes.keep_best(self._images(self._near_groups()))
             case "trigger.absent":
                 return "Put the trigger first", lambda: fixes.put_trigger_first(chosen(), self.aim.lines)
             case "tag.one_letter":
@@ -445,9 +445,9 @@ class Health:
         near = {number: tuple(self._near.get(number, ())) for number in tuple(self._near_marked)}
         return connected({number: list(self._near_to(number, others)) for number, others in near.items()})
 
-    def _pictures(self, groups: Iterable[Iterable[int]]) -> list[list[Picture]]:
-        pictures = self._library.pictures
-        return [[pictures[number] for number in group if number in pictures] for group in groups]
+    def _images(self, groups: Iterable[Iterable[int]]) -> list[list[LibraryImage]]:
+        images = self._library.images
+        return [[images[number] for number in group if number in images] for group in groups]
 
 
 def count_tags(rows: Iterable[tuple[int, Row]]) -> Tags:

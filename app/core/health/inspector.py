@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.core.edits.backups import Backups, Written
-from app.core.library import Library, Picture
+from app.core.library import Library, LibraryImage
 from app.core.tasks import Post, Tasks, in_turns
 from trainer.dataset.caption_files import SUFFIXES, NotACaptionError, decode_caption
 from trainer.dataset.links import Links
@@ -18,7 +18,7 @@ from trainer.protocol.reading import read_bytes
 
 if TYPE_CHECKING:
     from app.core.health.judging import NearDuplicates
-    from trainer.dataset.decoders import Decoders
+    from trainer.dataset.decoders import DecoderPool
     from trainer.dataset.inspection import Inspection
 
 
@@ -31,7 +31,7 @@ _AGAIN = 30.0
 class InspectedImage(NamedTuple):
     """What came of one picture; sizes are upright pixels."""
 
-    picture: int
+    image: int
     changed_ns: int
     mask_changed_ns: int
     codes: tuple[str, ...]
@@ -46,7 +46,7 @@ class InspectedImage(NamedTuple):
 class _Asked(NamedTuple):
     """A picture that is to be looked at."""
 
-    picture: int
+    image: int
     path: Path
     changed_ns: int
     mask: bool
@@ -77,7 +77,7 @@ class Inspector:
         self._again = 0.0
         self.fault: DatasetError | None = None
         """Why no picture can be looked at, where the processes cannot be started; until that is tried again."""
-        self._decoders: Decoders | None = None
+        self._decoders: DecoderPool | None = None
         self._near: NearDuplicates | None = None
 
     @property
@@ -85,9 +85,9 @@ class Inspector:
         """How many pictures are still to be looked at."""
         return 0 if self.fault else len(self._waiting)
 
-    def want(self, pictures: Iterable[int]) -> None:
+    def want(self, images: Iterable[int]) -> None:
         """Look at these when those before them are done; where that failed, try again after a while."""
-        self._waiting.update(dict.fromkeys(pictures))
+        self._waiting.update(dict.fromkeys(images))
         if self.fault and self._waiting and time.monotonic() > self._again:
             self.begin()
         else:
@@ -117,30 +117,30 @@ class Inspector:
         if self._running or self._stopped or not self._begun:
             return
         some = list(islice(self._waiting, _SLICE))
-        pictures = [self._library.pictures[number] for number in some if number in self._library.pictures]
+        images = [self._library.images[number] for number in some if number in self._library.images]
         self._running = True
-        asked = [_Asked(one.id, one.path, one.changed_ns, one.mask, one.mask_changed_ns) for one in pictures]
+        asked = [_Asked(one.id, one.path, one.changed_ns, one.mask, one.mask_changed_ns) for one in images]
         self._tasks.run(lambda: self._look(asked), lambda found: self._looked(some, found), self._failed, kept=False)
 
     def _look(self, asked: list[_Asked]) -> Slice | None:
         """Look at some pictures, on the worker; for none of them, let the processes go."""
         from app.core.disk.reading import MOST_MEGAPIXELS
         from app.core.health.judging import NearDuplicates
-        from trainer.dataset.decoders import AT_ONCE, Decoders, inspect_pictures
+        from trainer.dataset.decoders import PROCESS_COUNT, DecoderPool, inspect_images
 
         if not asked:
             self._let_go()
             return None
-        self._decoders = self._decoders or Decoders(max(1, AT_ONCE // 2))  # the user wants cores too
+        self._decoders = self._decoders or DecoderPool(max(1, PROCESS_COUNT // 2))  # the user wants cores too
         self._near = self._near or NearDuplicates()
         paths = [one.path for one in asked]
         try:
-            found = inspect_pictures(paths, MOST_MEGAPIXELS, lambda done, total: self._check_stop(), self._decoders)
+            found = inspect_images(paths, MOST_MEGAPIXELS, lambda done, total: self._check_stop(), self._decoders)
         except DatasetError:  # no process can be started: those that could be give back their memory
             self._let_go()
             raise
         seen = [each for one in in_turns(asked) if (each := _seen(one, found[one.path]))]
-        return Slice(seen, self._near.add((one.picture, one.fingerprint) for one in seen if one.fingerprint))
+        return Slice(seen, self._near.add((one.image, one.fingerprint) for one in seen if one.fingerprint))
 
     def _let_go(self) -> None:
         """End the processes; others are started when there is something to look at."""
@@ -157,15 +157,15 @@ class Inspector:
         for number in some:
             self._waiting.pop(number, None)
         if found is not None and not self._stopped:
-            self._gone.update(set(some).difference(one.picture for one in found.seen))
+            self._gone.update(set(some).difference(one.image for one in found.seen))
             self._have(Slice([one for one in found.seen if self._is_current(one)], found.near))
         # Once nothing waits, one more turn lets the processes go.
         if some or self._waiting:
             self._go_on()
 
     def _is_current(self, seen: InspectedImage) -> bool:
-        picture: Picture | None = self._library.pictures.get(seen.picture)
-        now = picture and (picture.changed_ns, picture.mask_changed_ns)
+        image: LibraryImage | None = self._library.images.get(seen.image)
+        now = image and (image.changed_ns, image.mask_changed_ns)
         return now == (seen.changed_ns, seen.mask_changed_ns)
 
     def _failed(self, fault: BaseException) -> None:
@@ -185,7 +185,7 @@ class _InspectionStopped(Exception):
 def _seen(asked: _Asked, found: Inspection) -> InspectedImage | None:
     """Return what came of a picture; None where its file is gone, perhaps with its folder: that is told by others."""
     from app.core.disk.reading import file_state
-    from trainer.dataset.dataset import doubts_of_file
+    from trainer.dataset.dataset import file_findings
 
     number, path, changed_ns, _, mask_changed_ns = asked
     written = _encodings(path)
@@ -193,7 +193,7 @@ def _seen(asked: _Asked, found: Inspection) -> InspectedImage | None:
         if found.code == "picture.missing" or file_state(path) is None:
             return None
         return InspectedImage(number, changed_ns, mask_changed_ns, written, problem=found.sentence)
-    codes = (*doubts_of_file(path, found), *written, *_mask_doubts(asked, (found.width, found.height)))
+    codes = (*file_findings(path, found), *written, *_mask_doubts(asked, (found.width, found.height)))
     content = found.id, found.fingerprint, found.width, found.height
     return InspectedImage(number, changed_ns, mask_changed_ns, codes, *content)
 
@@ -202,7 +202,7 @@ def _mask_doubts(asked: _Asked, size: tuple[int, int]) -> tuple[str, ...]:
     """Tell by its header whether a mask has another shape than its upright picture, as the trainer judges it."""
     from app.core.disk.reading import read_size
     from app.core.edits.masks import mask_path
-    from trainer.dataset.picture import crop_loss
+    from trainer.dataset.image import crop_loss
 
     if not asked.mask:
         return ()
@@ -227,23 +227,23 @@ def _encodings(path: Path) -> tuple[str, ...]:
     return tuple(dict.fromkeys(codes))
 
 
-def to_utf8(pictures: Iterable[tuple[Path, Path]], backups: Backups) -> int:
+def to_utf8(images: Iterable[tuple[Path, Path]], backups: Backups) -> int:
     """Write the caption files of pictures as UTF-8, by dataset and picture; return how many files changed.
 
     Each is kept as it was before it is written. Raises DatasetError, naming the file, when the disk refuses; those
     before it are written, those after it are as they were.
     """
     changed = 0
-    for root, picture in pictures:
+    for root, image in images:
         for suffix in SUFFIXES:
             try:
-                changed += _convert(root, picture.with_suffix(suffix), backups)
+                changed += _convert(root, image.with_suffix(suffix), backups)
             except (FileNotFoundError, NotACaptionError):
                 continue
             except OSError as fault:
                 raise DatasetError(
                     "caption.unconverted",
-                    f"{picture.with_suffix(suffix)} cannot be written as UTF-8 ({fault.strerror or fault}).",
+                    f"{image.with_suffix(suffix)} cannot be written as UTF-8 ({fault.strerror or fault}).",
                     "Make the folder writable and the disk free, then try again; nothing is lost.",
                 ) from fault
     return changed

@@ -16,16 +16,16 @@ from math import floor, log2
 
 from app.core.edits.history import Edit
 from app.core.health.groups import Key
-from app.core.library import Crop, Folder, Picture, ValueChange
+from app.core.library import Crop, Folder, LibraryImage, ValueChange
 from app.core.tags.splitting import Lines, split_tags
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.caption_files import split_caption
-from trainer.dataset.dataset import doubts_of_shape
+from trainer.dataset.dataset import shape_findings
 from trainer.dataset.duplicates import Fingerprints
 from trainer.dataset.folders import chain_of, folder_marks
-from trainer.dataset.picture import choose_bucket, enlargement, region_of
+from trainer.dataset.image import choose_bucket, enlargement, region_of
 from trainer.dataset.sampling import holds_trigger, window_in
-from trainer.dataset.sidecar import FolderNotes
+from trainer.dataset.sidecar import FolderSettings
 
 TOKEN_STEP = 15
 """Tokens that one bar of the chart stands for; the marks at 75, 150 and 225 are bounds of bars."""
@@ -48,53 +48,53 @@ class Judge:
     lines: Lines = "caption"
     _class_words: dict[Folder, str] = field(default_factory=dict)
 
-    def keys(self, picture: Picture, known: Sequence[str] = ()) -> list[Key]:
+    def keys(self, image: LibraryImage, known: Sequence[str] = ()) -> list[Key]:
         """Return all that a picture is filed under; `known` are the codes that a look at its files gave."""
-        if picture.excluded:
+        if image.excluded:
             return [("mark", "picture.excluded")]
-        if picture.problem:
+        if image.problem:
             return [("mark", "picture.unusable")]
         keys: list[Key] = [("mark", code) for code in known]
-        keys += self._shape(picture)
-        keys += self._caption(picture)
-        keys.append(("mask", "with") if picture.mask else ("mark", "mask.missing"))
-        keys.append(("folder", picture.folder))
+        keys += self._shape(image)
+        keys += self._caption(image)
+        keys.append(("mask", "with") if image.mask else ("mark", "mask.missing"))
+        keys.append(("folder", image.folder))
         return keys
 
-    def captions(self, picture: Picture) -> list[str]:
+    def captions(self, image: LibraryImage) -> list[str]:
         """Return the texts that are trained, but for chance: the trigger first unless the caption holds it."""
-        return self._trained(picture, self._written(picture))
+        return self._trained(image, self._written(image))
 
-    def _written(self, picture: Picture) -> tuple[str, ...]:
-        return split_caption(picture.caption or "", self.lines)
+    def _written(self, image: LibraryImage) -> tuple[str, ...]:
+        return split_caption(image.caption or "", self.lines)
 
-    def _trained(self, picture: Picture, written: Sequence[str]) -> list[str]:
-        trigger = (picture.folder.trigger or "").strip()
-        return [_led(text, trigger) for text in written or (self._words(picture.folder),)]
+    def _trained(self, image: LibraryImage, written: Sequence[str]) -> list[str]:
+        trigger = (image.folder.trigger or "").strip()
+        return [_led(text, trigger) for text in written or (self._words(image.folder),)]
 
-    def _shape(self, picture: Picture) -> list[Key]:
-        if not picture.width or not picture.height:
+    def _shape(self, image: LibraryImage) -> list[Key]:
+        if not image.width or not image.height:
             return []
-        _, _, *size = region_of(picture.width, picture.height, picture.crop)
+        _, _, *size = region_of(image.width, image.height, image.crop)
         width, height = size
         cell = ("cell", (cell_of(width), cell_of(height)))
         bucket = choose_bucket(width, height, self.recipe)
         if bucket is None:
             return [cell, ("mark", "picture.tiny")]
-        doubts = doubts_of_shape((width, height), bucket, self.recipe)
-        shape: list[Key] = [] if picture.folder.regularization else [("shape", bucket)]
+        doubts = shape_findings((width, height), bucket, self.recipe)
+        shape: list[Key] = [] if image.folder.regularization else [("shape", bucket)]
         return [cell, ("bucket", bucket), *shape, *(("mark", code) for code in doubts)]
 
-    def _caption(self, picture: Picture) -> list[Key]:
-        keys: list[Key] = [("mark", "caption.clash")] if picture.clash else []
-        written = self._written(picture)
-        trained = self._trained(picture, written)
+    def _caption(self, image: LibraryImage) -> list[Key]:
+        keys: list[Key] = [("mark", "caption.clash")] if image.clash else []
+        written = self._written(image)
+        trained = self._trained(image, written)
         if not written:
-            missing = "missing" if picture.caption is None else "empty"
+            missing = "missing" if image.caption is None else "empty"
             keys.append(("mark", f"caption.{'words' if any(trained) else missing}"))
         elif trained != [*written]:
             keys.append(("mark", "trigger.absent"))
-        if written and any(len(tag) == 1 for tag in split_tags(picture.caption, self.lines)):
+        if written and any(len(tag) == 1 for tag in split_tags(image.caption, self.lines)):
             keys.append(("mark", "tag.one_letter"))
         counts = [self.tokens(text) for text in trained]
         if None in counts:
@@ -108,7 +108,7 @@ class Judge:
     def _words(self, folder: Folder) -> str:
         """Return the class words that the names of folders give, as 10_cat does."""
         if folder not in self._class_words:
-            chain = [(path.name, FolderNotes()) for path in chain_of(folder.root, folder.path)]
+            chain = [(path.name, FolderSettings()) for path in chain_of(folder.root, folder.path)]
             self._class_words[folder] = folder_marks(chain).class_words or ""
         return self._class_words[folder]
 
@@ -178,14 +178,14 @@ def scaled(frame: Crop, factor: float, size: tuple[int, int], anchor: tuple[floa
     return left, top, left + wide * factor, top + high * factor
 
 
-def crop_to(picture: Picture, frame: Crop | None) -> Edit:
+def crop_to(image: LibraryImage, frame: Crop | None) -> Edit:
     """Train on this part of a picture; None: on all of it, as its bucket allows."""
     crop = None
     if frame is not None:
         left, top, right, bottom = (round(min(max(side, 0.0), 1.0), 6) for side in frame)
         crop = left, top, right, bottom
-    name = f"Crop {picture.name}" if crop else f"Remove the crop of {picture.name}"
-    return Edit(name, (ValueChange(picture.id, "crop", picture.crop, crop),) if crop != picture.crop else ())
+    name = f"Crop {image.name}" if crop else f"Remove the crop of {image.name}"
+    return Edit(name, (ValueChange(image.id, "crop", image.crop, crop),) if crop != image.crop else ())
 
 
 class NearDuplicates:
@@ -193,7 +193,7 @@ class NearDuplicates:
 
     def __init__(self) -> None:
         self._prints = Fingerprints()
-        self._pictures: list[int] = []
+        self._images: list[int] = []
         self._place: dict[int, int] = {}
 
     def add(self, known: Iterable[tuple[int, str]]) -> list[tuple[int, int]]:
@@ -202,11 +202,11 @@ class NearDuplicates:
         start = len(self._prints)
         self._prints.add([bytes.fromhex(fingerprint) for _, fingerprint in known])
         pairs = []
-        for place, (picture, _) in enumerate(known, start):
-            if picture in self._place:  # its file has changed
-                self._pictures[self._place[picture]] = 0
-            self._place[picture] = place
-            self._pictures.append(picture)
-            others = (self._pictures[other] for other in self._prints.near(place, slice(0, place)))
-            pairs += [(other, picture) for other in others if other]
+        for place, (image, _) in enumerate(known, start):
+            if image in self._place:  # its file has changed
+                self._images[self._place[image]] = 0
+            self._place[image] = place
+            self._images.append(image)
+            others = (self._images[other] for other in self._prints.near(place, slice(0, place)))
+            pairs += [(other, image) for other in others if other]
         return pairs

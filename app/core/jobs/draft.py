@@ -369,7 +369,7 @@ class Draft:
         """What could not be read lies there no more."""
         refused, self._refused = self._refused, None
         if refused:
-            self.file.mended.emit(refused[1])
+            self.file.resolved.emit(refused[1])
 
 
 def _settle(values: Values, key: str) -> None:

@@ -15,11 +15,11 @@ from app.core.words import QT_TRANSLATE_NOOP
 from trainer.config.base import Family
 from trainer.config.job import SCHEMA
 from trainer.config.paths import absolute
-from trainer.config.presets.library import PresetEntry, read_shelf, same_name
+from trainer.config.presets.library import PresetEntry, read_library, same_name
 from trainer.config.presets.preset import Preset
 from trainer.config.recipe import LENGTH_KEYS
 from trainer.config.resolve import resolve_length
-from trainer.config.write import first_prompts, near_path
+from trainer.config.write import default_prompts, near_path
 
 FOLDERS = "dataset.folders"
 PROMPTS = "report.previews.prompts"
@@ -33,7 +33,7 @@ _OF_IMAGES = ("recipe.resolution", "recipe.token_chunks")
 
 
 @dataclass(frozen=True, slots=True)
-class Pictures:
+class ImageFolder:
     """A folder of pictures that a job may take."""
 
     path: Path
@@ -42,33 +42,33 @@ class Pictures:
     count: int
 
 
-def open_pictures(library: Library, folders: Iterable[Path]) -> list[Pictures]:
+def open_images(library: Library, folders: Iterable[Path]) -> list[ImageFolder]:
     """Return what the Pictures page shows, as a job would take it."""
     trained: dict[Folder, int] = {}  # by folder first: to hash and compare 100,000 paths takes 0.2 s
-    for picture in library.pictures.values():
-        folder = picture.folder
-        trained[folder] = trained.get(folder, 0) + (not picture.excluded and not picture.problem)
+    for image in library.images.values():
+        folder = image.folder
+        trained[folder] = trained.get(folder, 0) + (not image.excluded and not image.problem)
     counts: dict[Path, int] = dict.fromkeys(folders, 0)
     for folder, count in trained.items():
         counts[folder.root] = counts.get(folder.root, 0) + count
     deeper = {folder.root for folder in trained if folder.path != folder.root}
-    return [Pictures(root, root in deeper, count) for root, count in counts.items()]
+    return [ImageFolder(root, root in deeper, count) for root, count in counts.items()]
 
 
-def new_values(name: str, pictures: Sequence[Pictures], folder: Path, stated: Mapping[str, Any]) -> Values:
+def new_values(name: str, images: Sequence[ImageFolder], folder: Path, stated: Mapping[str, Any]) -> Values:
     """Return the values of a new job whose file will be in `folder`; `stated` are more settings, by key."""
     values: Values = {"schema": SCHEMA, "name": name}
     for key, value in stated.items():
         put(values, key, value)
-    if pictures:
-        put(values, FOLDERS, [_folder(each, folder) for each in pictures])
+    if images:
+        put(values, FOLDERS, [_folder(each, folder) for each in images])
     put(values, PROMPTS, _prompts(None))
     return values
 
 
 def recipes() -> tuple[PresetEntry, ...]:
     """Return every preset at hand that holds a recipe, the user's own first; reads files."""
-    return tuple(each for each in read_shelf().presets if each.preset.recipe is not None and each.preset.gpu is None)
+    return tuple(each for each in read_library().presets if each.preset.recipe is not None and each.preset.gpu is None)
 
 
 def preset_of(draft: Draft, shelf: Iterable[PresetEntry]) -> Preset | None:
@@ -133,9 +133,9 @@ def set_trigger(draft: Draft, word: str, *, typing: bool = False) -> None:
     draft.edit(TRIGGER, work, typing=typing)
 
 
-def add_pictures(draft: Draft, pictures: Sequence[Pictures]) -> None:
+def add_images(draft: Draft, images: Sequence[ImageFolder]) -> None:
     """Add folders to the dataset; those that it holds already are passed over."""
-    here, new = draft.path.parent, not_held(draft, pictures)
+    here, new = draft.path.parent, not_in_job(draft, images)
 
     def work(values: Values) -> None:
         listed = folders(values)
@@ -152,10 +152,10 @@ def add_pictures(draft: Draft, pictures: Sequence[Pictures]) -> None:
         draft.edit(FOLDER_ADDED, work)
 
 
-def not_held(draft: Draft, pictures: Iterable[Pictures]) -> list[Pictures]:
+def not_in_job(draft: Draft, images: Iterable[ImageFolder]) -> list[ImageFolder]:
     """Return those of some folders that the dataset does not hold yet."""
     held = {_place(draft, str(folder.get("path"))) for folder in folders(draft.values)}
-    return [each for each in pictures if _place(draft, str(each.path)) not in held]
+    return [each for each in images if _place(draft, str(each.path)) not in held]
 
 
 def folders(values: Values) -> list[dict[str, Any]]:
@@ -164,16 +164,16 @@ def folders(values: Values) -> list[dict[str, Any]]:
     return [folder for folder in listed if isinstance(folder, dict)] if isinstance(listed, list) else []
 
 
-def counts(draft: Draft, pictures: Iterable[Pictures]) -> list[int | None]:
+def counts(draft: Draft, images: Iterable[ImageFolder]) -> list[int | None]:
     """Return how many pictures each of the dataset's folders holds, in their order; None where they are not open."""
-    known = {_place(draft, str(each.path)): each.count for each in pictures}
+    known = {_place(draft, str(each.path)): each.count for each in images}
     return [known.get(_place(draft, str(folder.get("path")))) for folder in folders(draft.values)]
 
 
-def samples(draft: Draft, pictures: Iterable[Pictures]) -> int | None:
+def samples(draft: Draft, images: Iterable[ImageFolder]) -> int | None:
     """Return the showings of one epoch, repeats counted; None where a folder's pictures are not counted."""
     total = 0
-    for folder, count in zip(folders(draft.values), counts(draft, pictures), strict=True):
+    for folder, count in zip(folders(draft.values), counts(draft, images), strict=True):
         repeats = folder.get("repeats")
         if count is None:
             return None
@@ -193,7 +193,7 @@ def change_measure(draft: Draft, key: str, showings: int | None) -> None:
     former, value = measure(draft.values)
     if draft.sound is not None and showings:
         length = resolve_length(draft.sound.recipe, showings)
-        value = {"steps": length.steps, "epochs": max(1, round(length.epochs)), "images_seen": length.pictures}[key]
+        value = {"steps": length.steps, "epochs": max(1, round(length.epochs)), "images_seen": length.images}[key]
     if former != key and value is not None:
         draft.set(f"recipe.{key}", value)
 
@@ -207,12 +207,12 @@ def _learned(values: Values) -> list[dict[str, Any]]:
     return [folder for folder in folders(values) if folder.get("kind", "train") == "train"]
 
 
-def _folder(pictures: Pictures, here: Path) -> dict[str, Any]:
-    return {"path": near_path(pictures.path, here)} | ({"recursive": True} if pictures.recursive else {})
+def _folder(images: ImageFolder, here: Path) -> dict[str, Any]:
+    return {"path": near_path(images.path, here)} | ({"recursive": True} if images.recursive else {})
 
 
 def _prompts(word: str | None) -> list[dict[str, Any]]:
-    return [{"prompt": prompt} for prompt in first_prompts(word)]
+    return [{"prompt": prompt} for prompt in default_prompts(word)]
 
 
 def _take_out(values: Values, former: Values, path: str) -> None:

@@ -16,7 +16,7 @@ from app.core.tasks import Tasks, only
 from trainer.config.job import Job
 from trainer.config.load import JOB_FILE, migrate, read_job_text
 from trainer.config.paths import make_absolute
-from trainer.config.resolve import flat
+from trainer.config.resolve import flatten
 from trainer.config.schema import fields
 from trainer.config.toml_file import parse_toml, toml_value
 from trainer.errors import JobError
@@ -71,7 +71,7 @@ def drop(values: Values, key: str) -> None:
 
 def changed_keys(before: Values, after: Values) -> frozenset[str]:
     """Return every dotted key whose value is another one, or which only one of the two has."""
-    old, new = dict(flat(before, "")), dict(flat(after, ""))
+    old, new = dict(flatten(before, "")), dict(flatten(after, ""))
     missing = object()
     return frozenset(key for key in {*old, *new} if old.get(key, missing) != new.get(key, missing))
 
@@ -166,7 +166,7 @@ class JobFile:
         """All that was handed over is on disk."""
         self.failed: Emitter[JobError] = Emitter()
         """It cannot be written now; the next change tries again, and so does `retry`."""
-        self.mended: Emitter[JobError] = Emitter()
+        self.resolved: Emitter[JobError] = Emitter()
         """What `failed` told is over: all is on disk, or something else stands against it."""
         self.kept: Emitter[Path] = Emitter()
         """Where the file as it was before lies now."""
@@ -260,7 +260,7 @@ class JobFile:
             self._waiting = None
         fault, self._fault = self._fault, None
         if fault:
-            self.mended.emit(fault)
+            self.resolved.emit(fault)
         if self._waiting is None:
             self.written.emit(None)
         else:
@@ -277,7 +277,7 @@ class JobFile:
             return
         self._fault = fault
         if former and another:
-            self.mended.emit(former)
+            self.resolved.emit(former)
         self.failed.emit(fault)
 
 

@@ -18,7 +18,7 @@ from app.core.settings.deferred_writer import DeferredWriter
 from app.core.tasks import Tasks, only, raise_again
 from trainer.errors import ImpastoError, JobError
 from trainer.protocol import files, places
-from trainer.protocol.files import long_path, made_up_name, numbered, safe_name
+from trainer.protocol.files import long_path, numbered, safe_name, valid_job_name
 from trainer.protocol.reading import read_toml, reason_of
 
 if TYPE_CHECKING:  # brings pydantic and the schema, for which the window does not wait
@@ -80,7 +80,7 @@ class Jobs:
         """Another job is the open one, whoever asked for it; None: no job is open."""
         self.rescued: Emitter[Path] = Emitter()
         """Changes that a job's own place refused are kept in this file."""
-        self.mended: Emitter[ImpastoError] = Emitter()
+        self.resolved: Emitter[ImpastoError] = Emitter()
         """What a job's file told by `failed` is over, of a job that was let go too."""
         self.secured: Emitter[str] = Emitter()
         """A password or token was taken out of a job's base link; the message says where it is now."""
@@ -193,7 +193,7 @@ class Jobs:
             refused(error)
 
         def throw() -> None:
-            self._do(lambda: _throw(path) if self._is_ours(path) else None, thrown, stays)
+            self._do(lambda: _trash(path) if self._is_ours(path) else None, thrown, stays)
 
         draft = self._leaving.get(path)
         draft.file.settle(lambda _: throw()) if draft else throw()
@@ -271,7 +271,7 @@ class Jobs:
                 draft = Draft(real, values, self._tasks)
                 draft.secured.connect(self.secured.emit)
                 draft.file.written.connect(lambda _: self.look())
-                draft.file.mended.connect(self.mended.emit)
+                draft.file.resolved.connect(self.resolved.emit)
                 self._turn_to(draft)
             then(draft)
 
@@ -306,7 +306,7 @@ class Jobs:
     def _tell_rescued(self, error: JobError, rescued: Path | None) -> None:
         """Say where changes are kept, instead of what stood against them."""
         if rescued is not None:
-            self.mended.emit(error)
+            self.resolved.emit(error)
             self.rescued.emit(rescued)
 
     def _is_ours(self, path: Path) -> bool:
@@ -361,7 +361,7 @@ def write_new(folder: Path, values: Mapping[str, Any]) -> Path:
 
 
 def _free_name(folder: Path, name: str, taken: set[str]) -> str:
-    free = (each for each in numbered(made_up_name(name), " ") if each not in taken)
+    free = (each for each in numbered(valid_job_name(name), " ") if each not in taken)
     return next(each for each in free if not long_path(folder / safe_name(each, "job")).exists())
 
 
@@ -391,7 +391,7 @@ def _rescue(folder: Path, name: str, values: Mapping[str, Any], former: Path, er
     return rescued
 
 
-def _throw(path: Path) -> Path:
+def _trash(path: Path) -> Path:
     """Move a job of ours into our trash; return where it lies. Its folder stays where runs lie in it."""
     trash = path.parent.parent.parent / "trash" / "jobs"
     try:

@@ -20,7 +20,7 @@ from trainer.config.checks import doubtful, prodigy_at_a_small_rate, without_eff
 from trainer.config.job import SCHEMA, Job
 from trainer.config.paths import base_path_by_form, make_absolute
 from trainer.config.problems import problems
-from trainer.config.schema import Described, fields
+from trainer.config.schema import KeyDescription, fields
 
 _WHOLE = re.compile(r"[+-]?\d{1,400}")
 _ANY: Values = {"schema": SCHEMA, "name": "job", "base": {"model": "a/base"}, "dataset": {"folders": [{"path": "."}]}}
@@ -139,7 +139,7 @@ def _by_key() -> dict[tuple[str, str], Setting]:
     return {(each.key, each.kind): each for each in settings()}
 
 
-def _setting(found: Described) -> Setting:
+def _setting(found: KeyDescription) -> Setting:
     kind = re.search(r"\[(.*?)\]", found.key)
     key = re.sub(r"\[.*?\]", "", found.key)
     default = list(found.default) if isinstance(found.default, tuple) else found.default
@@ -147,7 +147,7 @@ def _setting(found: Described) -> Setting:
     return Setting(key, kind[1] if kind else "", found.values, default, found.doc, parts, found.title)
 
 
-def _is_table(found: Described) -> bool:
+def _is_table(found: KeyDescription) -> bool:
     return found.values in ("a table", "a list of tables") or found.values.startswith("a table or")
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from app.core.loras.strength import BlockStrength, Layer, layers_of, read_blocks
 from app.core.pixels import Pixels, pixels_of
 from trainer.config.base import Family
-from trainer.config.presets.making import picture_beside
+from trainer.config.presets.creating import image_beside
 from trainer.files.header import read_header
 from trainer.files.identify import lora_of_header
 from trainer.protocol.files import long_path
@@ -28,7 +28,7 @@ LONGEST_TEXT = 2000
 MOST_ROWS = 1000
 """Rows of a table that are shown."""
 _LONGEST_JSON = 2 << 20
-_MOST_PICTURES = 4
+_MOST_IMAGES = 4
 _UNSET = ("", "None", "none", "null")
 _REPEATS = re.compile(r"\d+_")
 
@@ -120,14 +120,14 @@ def triggers_of(metadata: Mapping[str, str]) -> tuple[str, bool]:
     return shown(", ".join(dict.fromkeys(name for name in names[:10] if name))), False
 
 
-def pictures_of(metadata: Mapping[str, str]) -> Iterator[str]:
+def images_of(metadata: Mapping[str, str]) -> Iterator[str]:
     """Yield the pictures in the metadata as base64 that nobody has checked: a thumbnail, or cover images."""
     thumbnail = metadata.get("modelspec.thumbnail", "")
     if thumbnail.startswith("data:image/"):
         yield thumbnail.partition(",")[2]
     covers = _parsed(metadata.get("ssmd_cover_images"))
     if isinstance(covers, list):
-        yield from (cover for cover in covers[:_MOST_PICTURES] if isinstance(cover, str))
+        yield from (cover for cover in covers[:_MOST_IMAGES] if isinstance(cover, str))
 
 
 def alphas_of(metadata: Mapping[str, str]) -> dict[str, float]:
@@ -213,7 +213,7 @@ def read_lora(path: Path) -> LoraFile:
         settings=tuple(settings_of(data)),
         tags=tuple(tags_of(data)),
         metadata=tuple(everything(data)),
-        pictures=tuple(_pictures(path, data)),
+        pictures=tuple(_images(path, data)),
         layers=layers,
         alphas=alphas_of(data),
     )
@@ -225,7 +225,7 @@ def _kind(kind: str, layers: Iterable[Layer]) -> str:
     return "LoCon" if kind == "LoRA" and kernels else kind
 
 
-def _pictures(path: Path, metadata: Mapping[str, str]) -> Iterator[Pixels]:
+def _images(path: Path, metadata: Mapping[str, str]) -> Iterator[Pixels]:
     """Yield the pictures in the metadata, else the one beside the file."""
-    sources = list(pictures_of(metadata)) or [beside["image"] for beside in (picture_beside(path),) if beside]
+    sources = list(images_of(metadata)) or [beside["image"] for beside in (image_beside(path),) if beside]
     yield from (pixels for text in sources if (pixels := pixels_of(text, SIDE)))

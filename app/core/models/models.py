@@ -179,7 +179,7 @@ class Models:
 
     def count_of(self, installation: Installation) -> int:
         """Return how many bases that can be trained on lie in the folders of a tool, wanted or not."""
-        return sum(not one.told.problem and _in_any(one.path, installation.bases) for one in self._all)
+        return sum(not one.description.problem and _in_any(one.path, installation.bases) for one in self._all)
 
     def want(self, installation: Installation, wanted: bool) -> None:
         """Offer the models of a tool, or not."""
@@ -252,4 +252,4 @@ def _lies_in(path: Path, place: Path) -> bool:
 
 
 def _order(found: FoundBase) -> tuple[bool, str, str]:
-    return bool(found.told.problem), found.name.casefold(), str(found.path)
+    return bool(found.description.problem), found.name.casefold(), str(found.path)

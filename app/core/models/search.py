@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from app.core.models.tools import Installation, SearchRoots, recognise
+from app.core.models.tools import Installation, SearchRoots, recognize
 from app.core.models.verdict import BaseDescription, FoundBase, Tool, models_in, state_of, tell
 from trainer import __version__
 from trainer.files.assets import asset_path
@@ -85,16 +85,16 @@ class Known:
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path or places.cache_folder() / "models.json"
-        self._told, self.installations = self._read()
-        self._asked: dict[str, list[Any]] = {}
+        self._descriptions, self.installations = self._read()
+        self._requested: dict[str, list[Any]] = {}
 
     def tell(self, path: Path) -> tuple[BaseDescription, int]:
         """Return what a base is and its bytes; raises OSError when it is gone."""
         size, changed = state_of(path)
-        entry = self._told.get(str(path))
+        entry = self._descriptions.get(str(path))
         if entry is None or entry[:2] != [size, changed]:
             entry = [size, changed, to_record(tell(path))]
-        self._asked[str(path)] = entry
+        self._requested[str(path)] = entry
         return build(BaseDescription, entry[2]), size
 
     def write(self, installations: Iterable[Installation]) -> None:
@@ -102,7 +102,7 @@ class Known:
         kept: dict[str, Any] = {
             "version": __version__,
             "tools": [_plain(one) for one in installations],
-            "told": self._asked,
+            "told": self._requested,
         }
         kept["checksum"] = checksum(json.dumps(kept, sort_keys=True))
         with contextlib.suppress(OSError):
@@ -170,7 +170,7 @@ def _candidates(ground: SearchRoots, stopped: Callable[[], bool]) -> Iterator[In
 def _at(folder: Path) -> Iterator[Installation]:
     """Yield the tool in a folder, and those that it installed."""
     try:
-        found = recognise(folder)
+        found = recognize(folder)
     except (OSError, ValueError):  # gone, or not ours to look into
         return
     if found:
@@ -266,6 +266,6 @@ class Search:
 
 def _recognized(folder: Path) -> Installation | None:
     try:
-        return recognise(folder)
+        return recognize(folder)
     except (OSError, ValueError):
         return None

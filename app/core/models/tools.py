@@ -67,7 +67,7 @@ class Installation:
     """Folders in which it installs other tools."""
 
 
-def recognise(folder: Path) -> Installation | None:
+def recognize(folder: Path) -> Installation | None:
     """Tell which tool a folder belongs to; None where it is none of them. Raises OSError when it cannot be listed."""
     with os.scandir(files.long_path(folder)) as entries:
         names = frozenset(entry.name for entry in entries)

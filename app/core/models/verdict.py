@@ -55,7 +55,7 @@ class FoundBase:
     path: Path
     tool: Tool
     bytes: int
-    told: BaseDescription
+    description: BaseDescription
     name: str
     """What people call it: the file's stem, the folder's name, or the Hub id."""
 
@@ -140,7 +140,7 @@ class BaseVerdict:
 
     text: str
     place: Place
-    told: BaseDescription
+    description: BaseDescription
     bytes: int = 0
 
 
@@ -170,7 +170,7 @@ def judge(text: str, found: Iterable[FoundBase] = ()) -> BaseVerdict:
 
     if not is_base_path(text, Path.home()):
         known = next((one for one in found if one.name == text and one.tool == "Impasto"), None)
-        return BaseVerdict(text, "hub", known.told if known else BaseDescription(), known.bytes if known else 0)
+        return BaseVerdict(text, "hub", known.description if known else BaseDescription(), known.bytes if known else 0)
     path = Path(text).expanduser()
     if not path.is_absolute():
         return BaseVerdict(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from app.core.words import QT_TRANSLATE_NOOP, sentence_of
 from trainer.dataset.findings import Finding
 from trainer.errors import ImpastoError
-from trainer.protocol.forecast import CPU, SEARCHED, Forecast, PhaseForecast, forecast_from
+from trainer.protocol.forecast import CPU, SEARCHED_FIT_KEYS, Forecast, PhaseForecast, forecast_from
 from trainer.protocol.plan import MemoryAdvice, Remark
 from trainer.protocol.records import build
 
@@ -59,7 +59,7 @@ class Obstacle:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedCard:
+class PlannedGpu:
     """The GPU that was planned for; memory in bytes."""
 
     name: str
@@ -80,14 +80,14 @@ class AnsweredPlan:
     @property
     def keys(self) -> dict[str, Any]:
         """Return the keys and values that turn a job into this plan."""
-        return {f"fit.{name}": self.fit[name] for name in SEARCHED if name in self.fit}
+        return {f"fit.{name}": self.fit[name] for name in SEARCHED_FIT_KEYS if name in self.fit}
 
     @property
     def decisive(self) -> PhaseForecast:
         """Return the phase that needs the most memory."""
         return self.forecast.decisive
 
-    def taken(self, reserved: int) -> int:
+    def reserved(self, reserved: int) -> int:
         """Return the bytes reserved on the GPU: a run that fits returns cached blocks before it exceeds the budget."""
         return min(reserved, self.forecast.budget) if self.forecast.fits else reserved
 
@@ -96,26 +96,26 @@ class AnsweredPlan:
         """Return the GPU memory of the run in bytes, with CUDA itself; on a CPU, bytes of main memory."""
         if self.forecast.on_cpu:
             return self.forecast.host
-        return self.taken(self.forecast.reserved) + self.forecast.outside
+        return self.reserved(self.forecast.reserved) + self.forecast.outside
 
 
 @dataclass(frozen=True, slots=True)
 class PlanAnswer:
     """The plan for a request, as far as it is known."""
 
-    card: PlannedCard
+    gpu: PlannedGpu
     family: str
     effective_batch: int
     pick: AnsweredPlan | None
     """None if nothing fits."""
-    quicker: AnsweredPlan | None
+    faster: AnsweredPlan | None
     missing: int
     """Bytes by which `quicker` is too large; without a pick, the smallest fit."""
-    room: MemoryAdvice | None
+    memory_advice: MemoryAdvice | None
     """How to free these bytes; None where nothing is missing."""
     smaller: AnsweredPlan | None
     quantized: AnsweredPlan | None
-    lighter: AnsweredPlan | None
+    reduced_recipe: AnsweredPlan | None
     """If nothing fits: the plan with the smallest change that fits."""
     changes: Mapping[str, Any]
     """That change: values by key below `recipe`."""
@@ -132,7 +132,7 @@ class PlanAnswer:
     @property
     def on_cpu(self) -> bool:
         """Return whether the job will train on the CPU."""
-        return self.card.name == CPU
+        return self.gpu.name == CPU
 
     @property
     def best(self) -> AnsweredPlan | None:
@@ -143,18 +143,18 @@ class PlanAnswer:
 def answer_from(found: Mapping[str, Any], *, whole: bool) -> PlanAnswer:
     """Build an answer from JSON; raises ValueError for anything else."""
     try:
-        card, lighter = found["card"], found["lighter"] or {}
+        gpu, lighter = found["card"], found["lighter"] or {}
         return PlanAnswer(
-            card=PlannedCard(card["name"], card["total"], card["free"], card["budget"]),
+            gpu=PlannedGpu(gpu["name"], gpu["total"], gpu["free"], gpu["budget"]),
             family=found["family"],
             effective_batch=found["effective_batch"],
             pick=_plan(found["pick"]),
-            quicker=_plan(found["quicker"]),
+            faster=_plan(found["quicker"]),
             missing=found["missing"],
-            room=found["room"] and build(MemoryAdvice, found["room"]),
+            memory_advice=found["room"] and build(MemoryAdvice, found["room"]),
             smaller=_plan(found["smaller"]),
             quantized=_plan(found["quantized"]),
-            lighter=_plan(lighter),
+            reduced_recipe=_plan(lighter),
             changes=lighter.get("changes", {}),
             fallbacks=tuple(found["fallbacks"]),
             complete=found["complete"],

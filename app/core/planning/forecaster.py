@@ -15,7 +15,7 @@ from trainer.files.architecture import NAMES
 
 if TYPE_CHECKING:
     from app.core.jobs.draft import Draft
-    from trainer.gpu import Card  # with the driver's library
+    from trainer.gpu import Gpu  # with the driver's library
 
 HERE = "here"
 NAMED = "RTX 3060"
@@ -30,17 +30,17 @@ class ForecastRequest:
     """A job on a GPU."""
 
     job: Path
-    card: str
+    gpu: str
     """`HERE`, or a GPU by name or memory size."""
     overrides: tuple[str, ...] = ()
     """Settings that override the job, as `--set` takes them."""
 
     @classmethod
-    def of(cls, draft: Draft, card: str) -> ForecastRequest:
+    def of(cls, draft: Draft, gpu: str) -> ForecastRequest:
         """Return the request for a draft; a base that is not downloaded yet is assumed to be of its recipe's family."""
         family = str(draft.get("preset") or "").partition("/")[0]
         unknown = draft.family is None and family in NAMES
-        return cls(draft.path, card, (f"base.family={family}",) if unknown else ())
+        return cls(draft.path, gpu, (f"base.family={family}",) if unknown else ())
 
 
 State = Literal["idle", "asked", "reading", "tracing", "picked", "done", "failed"]
@@ -52,7 +52,7 @@ class Forecaster:
     def __init__(self, tasks: Tasks, post: Post) -> None:
         self.changed: Emitter[None] = Emitter()
         """Emitted when an attribute below changes."""
-        self.seen: Emitter[None] = Emitter()
+        self.gpus_read: Emitter[None] = Emitter()
         """Emitted when `cards` has been read."""
         self.answer: PlanAnswer | None = None
         """The last forecast for the device that training will use, kept while a newer one is computed."""
@@ -65,9 +65,9 @@ class Forecaster:
         self.state: State = "idle"
         self.error: ImpastoError | None = None
         """Why the last request failed."""
-        self.cards: tuple[Card, ...] | None = None
+        self.gpus: tuple[Gpu, ...] | None = None
         """The GPUs of this PC; None until they have been read."""
-        self.card_error: ImpastoError | None = None
+        self.gpu_error: ImpastoError | None = None
         """Why they cannot be read."""
         self._looking = Single(tasks)
         self._served = ServedProcess(["plan", "--serve"], post)
@@ -88,9 +88,9 @@ class Forecaster:
         return self.state in ("asked", "reading", "tracing", "picked")
 
     @property
-    def here(self) -> Card | None:
+    def here(self) -> Gpu | None:
         """Return this PC's GPU; of several the one with the most free memory, which the planner uses too."""
-        return max(self.cards or (), key=lambda card: card.free_bytes, default=None)
+        return max(self.gpus or (), key=lambda gpu: gpu.free_bytes, default=None)
 
     def outdate(self) -> None:
         """Mark the answer as outdated, including one that is still being computed, before a new request is possible."""
@@ -99,26 +99,26 @@ class Forecaster:
             self.stale = True
             self.changed.emit(None)
 
-    def ask(self, question: ForecastRequest, compare: str | None = None) -> None:
+    def ask(self, request: ForecastRequest, compare: str | None = None) -> None:
         """Request a job, then the same job on another GPU, if any; drop earlier requests."""
         self._deaths, self._outdated, self.settled = 0, False, False
         if compare is None:
             self.compared = None
         self.stale = self.answer is not None
-        self._question, self._compare, self._comparing = question, compare, False
+        self._question, self._compare, self._comparing = request, compare, False
         self._send()
 
-    def rest(self) -> None:
+    def stop(self) -> None:
         """Stop the server until the next request; the current one is dropped."""
         self._number += 1
         self._question = None
-        self._served.rest()
+        self._served.stop()
         if self.waiting:
             self._be("idle")
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Drop the answer, because there is no job."""
-        self.rest()
+        self.stop()
         self.answer, self.compared, self.stale, self.settled = None, None, False, False
         self._be("idle")
 
@@ -126,9 +126,9 @@ class Forecaster:
         """Stop the server."""
         self._served.close()
 
-    def look(self) -> None:
+    def read_gpus(self) -> None:
         """Read this PC's GPUs on a worker; emits `seen` when done."""
-        self._looking.run(_cards, self._see, only(ImpastoError, self._fail_to_see))
+        self._looking.run(_gpus, self._see, only(ImpastoError, self._fail_to_see))
 
     # --- inside
 
@@ -137,7 +137,7 @@ class Forecaster:
         self._number += 1
         question = self._question
         job, overrides = str(question.job), list(question.overrides)
-        request = {"id": self._number, "job": job, "gpu": question.card, "set": overrides}
+        request = {"id": self._number, "job": job, "gpu": question.gpu, "set": overrides}
         try:
             self._served.ask(request)
         except OSError as error:
@@ -175,7 +175,7 @@ class Forecaster:
 
     def _ask_to_compare(self, gpu: str) -> None:
         assert self._question is not None
-        self._question, self._compare, self._comparing = replace(self._question, card=gpu), None, True
+        self._question, self._compare, self._comparing = replace(self._question, gpu=gpu), None, True
         self._send()
 
     def _lost(self, words: str) -> None:
@@ -201,19 +201,19 @@ class Forecaster:
             self.error = None
         self.changed.emit(None)
 
-    def _see(self, found: tuple[Card, ...]) -> None:
-        self.cards, self.card_error = found, None
-        self.seen.emit(None)
+    def _see(self, found: tuple[Gpu, ...]) -> None:
+        self.gpus, self.gpu_error = found, None
+        self.gpus_read.emit(None)
 
     def _fail_to_see(self, fault: ImpastoError) -> None:
-        self.cards, self.card_error = (), fault
-        self.seen.emit(None)
+        self.gpus, self.gpu_error = (), fault
+        self.gpus_read.emit(None)
 
 
-def _cards() -> tuple[Card, ...]:
-    from trainer.gpu import cards  # the driver's library is loaded by a worker
+def _gpus() -> tuple[Gpu, ...]:
+    from trainer.gpu import list_gpus  # the driver's library is loaded by a worker
 
-    return tuple(cards())
+    return tuple(list_gpus())
 
 
 def _cannot_start(reason: str) -> ImpastoError:

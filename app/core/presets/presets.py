@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from app.core.events import Emitter
-from app.core.presets.outlooks import CostEstimates
+from app.core.presets.cost_estimates import CostEstimates
 from app.core.tasks import Tasks
 from trainer.errors import ImpastoError, JobError
 
 # The rooms of presets bring Pillow, for which the window does not wait: they are loaded by the workers.
 if TYPE_CHECKING:
     from app.core.presets.receiving import Received
+    from trainer.config.presets.creating import CreatedPreset
     from trainer.config.presets.library import Origin, PresetEntry, PresetLibrary, PresetVersion
-    from trainer.config.presets.making import CreatedPreset
     from trainer.config.presets.preset import Preset
 
     Past = tuple[PresetVersion, list[tuple[str, str, str]]]
@@ -33,18 +33,18 @@ class Presets:
 
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
-        self.shelf: PresetLibrary | None = None
+        self.entries: PresetLibrary | None = None
         """None until it was read for the first time."""
         self.changed: Emitter[None] = Emitter()
         self.failed: Emitter[ImpastoError] = Emitter()
-        self.outlooks = CostEstimates(tasks.post)
+        self.cost_estimates = CostEstimates(tasks.post)
         self._readings = count(1)
         self._newest = 0
         """The number of the reading that `shelf` comes from."""
 
     def close(self) -> None:
         """End the planner."""
-        self.outlooks.close()
+        self.cost_estimates.close()
 
     def look(self) -> None:
         """Read all of them again."""
@@ -66,13 +66,13 @@ class Presets:
         """Keep a preset under a name, in the place of one that has it; `then` is given where."""
 
         def work() -> Path:
-            from trainer.config.presets.library import is_built_in, keep_preset, require_free
-            from trainer.config.presets.making import revised
+            from trainer.config.presets.creating import revised
+            from trainer.config.presets.library import is_built_in, require_free, save_preset
 
             kept = preset if name == preset.name else revised(preset, {"name": name})
             if is_built_in(kept):
                 require_free(kept)
-            return keep_preset(kept, origin)[0]
+            return save_preset(kept, origin)[0]
 
         self._change(work, then, refused)
 
@@ -86,7 +86,7 @@ class Presets:
         """Make an own preset of what a LoRA file says of itself."""
 
         def work() -> tuple[Path, CreatedPreset]:
-            from trainer.config.presets.making import preset_of_lora
+            from trainer.config.presets.creating import preset_of_lora
 
             made = preset_of_lora(lora)
             path, preset = _kept_free(made.preset)
@@ -100,14 +100,14 @@ class Presets:
         """Change details of a preset; what it was stays as a version. `picture` is a file to show, or None for none."""
 
         def work() -> Path:
+            from trainer.config.presets.creating import revised
             from trainer.config.presets.library import require_free, rewrite_preset
-            from trainer.config.presets.making import revised
-            from trainer.config.presets.picture import make_picture
+            from trainer.config.presets.preview_image import make_preview
 
             changed = dict(details)
             if "picture" in changed:
-                picture = changed.pop("picture")
-                changed["preview"] = {"image": make_picture(picture)} if isinstance(picture, Path) else None
+                image = changed.pop("picture")
+                changed["preview"] = {"image": make_preview(image)} if isinstance(image, Path) else None
             preset = revised(shelved.preset, changed)
             require_free(preset, but=shelved.path)
             rewrite_preset(shelved.path, preset)
@@ -154,12 +154,12 @@ class Presets:
         """Write a preset for others: into a picture where the name ends so, else as its file."""
 
         def work() -> Path:
-            from trainer.config.presets.exchange import save_in_picture
+            from trainer.config.presets.exchange import save_as_image
             from trainer.config.presets.preset import dump_preset
             from trainer.protocol import files
 
             if target.suffix.lower() == ".png":
-                save_in_picture(preset, target)
+                save_as_image(preset, target)
             else:
                 files.write_text(target, dump_preset(preset))
             return target
@@ -170,14 +170,14 @@ class Presets:
         """Do something to the files, read them all again, and only then go on."""
 
         def both() -> tuple[_Result, int, PresetLibrary]:
-            from trainer.config.presets.library import read_shelf
+            from trainer.config.presets.library import read_library
 
-            return work(), next(self._readings), read_shelf()
+            return work(), next(self._readings), read_library()
 
         def have(came: tuple[_Result, int, PresetLibrary]) -> None:
             result, number, shelf = came
             if number > self._newest:  # of two workers the one that began earlier may come later
-                self._newest, self.shelf = number, shelf
+                self._newest, self.entries = number, shelf
                 self.changed.emit(None)
             then(result)
 
@@ -199,9 +199,9 @@ def _in_words(fault: BaseException) -> ImpastoError:
 
 def _kept_free(preset: Preset) -> tuple[Path, Preset]:
     """Keep a preset among the own ones, under its name or with a number behind it; return where, and as what."""
-    from trainer.config.presets.library import free_name, keep_preset, read_shelf
-    from trainer.config.presets.making import revised
+    from trainer.config.presets.creating import revised
+    from trainer.config.presets.library import free_name, read_library, save_preset
 
-    name = free_name(preset.name, preset.base.family, read_shelf())
+    name = free_name(preset.name, preset.base.family, read_library())
     kept = preset if name == preset.name else revised(preset, {"name": name})
-    return keep_preset(kept)[0], kept
+    return save_preset(kept)[0], kept

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.config.presets.exchange import load_carried, read_pasted
+from trainer.config.presets.exchange import load_preset_or_image, read_pasted
 from trainer.config.presets.library import (
     PresetEntry,
     changed_keys,
     free_name,
     is_built_in,
+    preset_with_same_name,
     presets_folder,
-    read_shelf,
-    taken_by,
+    read_library,
 )
 from trainer.config.presets.preset import Preset, dump_preset
 from trainer.protocol import files
@@ -44,7 +44,7 @@ class Received:
 
 def receive_file(path: Path) -> Received:
     """Read a preset's file, or a picture that holds one; raises JobError in words for anything else."""
-    return _received(lambda: load_carried(path))
+    return _received(lambda: load_preset_or_image(path))
 
 
 def receive_text(text: str, source: str) -> Received:
@@ -56,13 +56,13 @@ def _received(read: Callable[[], Preset]) -> Received:
     preset = read()
     place = presets_folder() / "arriving" / "preset.toml"
     place.parent.mkdir(parents=True, exist_ok=True)
-    files.write_text(place, dump_preset(preset.changed(preview=None)), durable=False)
-    former = taken_by(preset)
+    files.write_text(place, dump_preset(preset.replaced(preview=None)), durable=False)
+    former = preset_with_same_name(preset)
     return Received(
         preset,
         place,
         former,
         is_built_in(preset),
-        free_name(preset.name, preset.base.family, read_shelf()),
+        free_name(preset.name, preset.base.family, read_library()),
         tuple(changed_keys(former.preset if former else None, preset)),
     )

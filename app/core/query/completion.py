@@ -28,7 +28,7 @@ class Proposal:
     start: int
     end: int
     sentence: str = ""
-    pictures: int | None = None
+    images: int | None = None
 
     def put_into(self, text: str) -> tuple[str, int]:
         """Return the query with the proposal in it, and where the cursor then stands: ready to type on."""
@@ -69,11 +69,11 @@ class QueryCompleter:
         return iter(())
 
     def _tags(self, typed: str, word: Token, limit: int = 12) -> Iterator[Proposal]:
-        for tag, pictures in self._index.complete(typed, limit):
-            yield Proposal(str(Term("tag", literal(tag))), word.start, word.end, pictures=pictures)
+        for tag, images in self._index.complete(typed, limit):
+            yield Proposal(str(Term("tag", literal(tag))), word.start, word.end, images=images)
 
     def _folders(self) -> list[str]:
-        folders = {picture.folder for picture in self._library.pictures.values()}
+        folders = {image.folder for image in self._library.images.values()}
         return sorted(way_of(folder) for folder in folders)
 
 

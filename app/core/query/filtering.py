@@ -54,7 +54,7 @@ class Filtering:
         self._finder = finder
         self._post = post
         self._soon = False
-        self._asked = 0.0
+        self._requested = 0.0
         library.altered.connect(self._take)
         index.changed.connect(lambda _: self._tags_changed())
         finder.more.connect(lambda counting: self._counted(counting.pending))
@@ -62,7 +62,7 @@ class Filtering:
     @property
     def total(self) -> int:
         """How many pictures there are, shown or not."""
-        return len(self._library.pictures)
+        return len(self._library.images)
 
     @property
     def pending(self) -> int:
@@ -87,14 +87,14 @@ class Filtering:
         kept = worked_on.intersection(self._view.ids).difference(found)
         if kept:
             wanted = kept.union(found)
-            found = [number for number in self._library.pictures if number in wanted]
+            found = [number for number in self._library.images if number in wanted]
         if found != self._view.ids:
             self._view.show(found)
         self.changed.emit(None)
 
     def _found(self) -> list[int]:
         self._soon = False
-        self._asked = time.monotonic()
+        self._requested = time.monotonic()
         return self._finder.find(self.query)
 
     def _take(self, altered: Altered) -> None:
@@ -107,7 +107,7 @@ class Filtering:
             self._counted(self._index.pending)
 
     def _counted(self, pending: int) -> None:
-        if not pending or time.monotonic() - self._asked > _PAUSE:
+        if not pending or time.monotonic() - self._requested > _PAUSE:
             self._ask_soon()
         else:
             self.changed.emit(None)

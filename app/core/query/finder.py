@@ -11,7 +11,7 @@ from math import inf, nan
 from typing import NamedTuple
 
 from app.core.events import Emitter
-from app.core.library import Altered, Folder, Library, Picture
+from app.core.library import Altered, Folder, Library, LibraryImage
 from app.core.query.language import KEYS, parse
 from app.core.query.terms import WILD, Node, Not, Or, Query, Range, Term
 from app.core.query.tokens import TokenCounts
@@ -39,7 +39,7 @@ class NumberColumns:
         self._columns: dict[str, array[float]] = {}
         self._having: dict[str, set[int]] = {}
         library.altered.connect(self._take)
-        if not library.pictures:
+        if not library.images:
             self._columns = {key: array("d") for key in _VALUES}
             self._having = {key: set() for key in _FLAGS}
 
@@ -51,7 +51,7 @@ class NumberColumns:
         """Return the pictures that have a caption, a mask or a crop, or are excluded; not to be changed."""
         if key not in self._having:
             has = _FLAGS[key]
-            self._having[key] = {number for number, picture in self._library.pictures.items() if has(picture)}
+            self._having[key] = {number for number, image in self._library.images.items() if has(image)}
         return self._having[key]
 
     def _take(self, altered: Altered) -> None:
@@ -71,27 +71,27 @@ class NumberColumns:
                     self._columns[key][number] = nan
 
     def _sort(self, key: str, ids: Iterable[int]) -> None:
-        pictures, having, has = self._library.pictures, self._having[key], _FLAGS[key]
+        images, having, has = self._library.images, self._having[key], _FLAGS[key]
         for number in ids:
-            if number in pictures and has(pictures[number]):
+            if number in images and has(images[number]):
                 having.add(number)
             else:
                 having.discard(number)
 
     def _made(self, key: str) -> array[float]:
         column = self._columns[key] = array("d")
-        self._fill(column, key, self._library.pictures)
+        self._fill(column, key, self._library.images)
         return column
 
     def _fill(self, column: array[float], key: str, ids: Iterable[int]) -> None:
-        pictures, value_of = self._library.pictures, _VALUES[key]
+        images, value_of = self._library.images, _VALUES[key]
         room = max(ids, default=0) + 1 - len(column)
         if room > 0:
             column.extend([nan] * room)
         for number in ids:
-            picture = pictures.get(number)
-            if picture is not None:
-                value = value_of(picture)
+            image = images.get(number)
+            if image is not None:
+                value = value_of(image)
                 column[number] = nan if value is None else value
 
 
@@ -102,16 +102,16 @@ def between(column: Sequence[float], low: float, high: float, ids: Set[int] | No
     return {number for number in ids if low <= column[number] <= high}
 
 
-def _short_side(picture: Picture) -> int | None:
-    width, height = picture.width, picture.height
+def _short_side(image: LibraryImage) -> int | None:
+    width, height = image.width, image.height
     return None if width is None or height is None else min(width, height)
 
 
-def _ratio(picture: Picture) -> float | None:
-    return picture.width / picture.height if picture.width and picture.height else None
+def _ratio(image: LibraryImage) -> float | None:
+    return image.width / image.height if image.width and image.height else None
 
 
-_VALUES: dict[str, Callable[[Picture], float | None]] = {
+_VALUES: dict[str, Callable[[LibraryImage], float | None]] = {
     "size": _short_side,
     "width": lambda picture: picture.width,
     "height": lambda picture: picture.height,
@@ -119,7 +119,7 @@ _VALUES: dict[str, Callable[[Picture], float | None]] = {
     "chars": lambda picture: len(picture.caption or ""),
     "rating": lambda picture: picture.rating,
 }
-_FLAGS: dict[str, Callable[[Picture], bool]] = {
+_FLAGS: dict[str, Callable[[LibraryImage], bool]] = {
     "caption": lambda picture: bool(picture.caption) and not str(picture.caption).isspace(),
     "mask": lambda picture: picture.mask,
     "crop": lambda picture: picture.crop is not None,
@@ -138,17 +138,17 @@ class Lengths:
         self._column = array("d")
         self._unseen: dict[int, None] = {}
         """Pictures whose captions have not been looked at since they changed."""
-        self._asked: dict[int, None] = {}
+        self._requested: dict[int, None] = {}
         """Those whose captions are being counted, in the order in which they were asked for."""
         self._soon = self._failed = False
         self._counts.counted.connect(lambda left: self._have(left))
         library.altered.connect(self._take)
-        self._take(Altered(added=frozenset(library.pictures)))
+        self._take(Altered(added=frozenset(library.images)))
 
     @property
     def pending(self) -> int:
         """Of how many pictures it is being found out; of none while no query asks for it."""
-        return len(self._unseen) + len(self._asked) if self._asked or self._soon else 0
+        return len(self._unseen) + len(self._requested) if self._requested or self._soon else 0
 
     def between(self, low: float, high: float, ids: Set[int] | None) -> set[int]:
         """Return the pictures, of these or of all, that are known to have so many; others are looked at behind."""
@@ -157,21 +157,21 @@ class Lengths:
 
     def _look(self) -> None:
         """Take over what is known of some pictures' captions, and have the others counted."""
-        pictures, count = self._library.pictures, self._counts.of
-        while self._asked and (known := count(pictures[first := next(iter(self._asked))].caption)) is not None:
+        images, count = self._library.images, self._counts.of
+        while self._requested and (known := count(images[first := next(iter(self._requested))].caption)) is not None:
             self._column[first] = known
-            del self._asked[first]
+            del self._requested[first]
         for number in list(islice(self._unseen, _AT_ONCE)):
-            known = count(pictures[number].caption)
+            known = count(images[number].caption)
             if known is not None:
                 self._column[number] = known
-            elif len(self._asked) < _ASKED:
-                self._asked[number] = None
+            elif len(self._requested) < _ASKED:
+                self._requested[number] = None
             else:
                 break
             del self._unseen[number]
-        self._counts.want(pictures[number].caption for number in self._asked)
-        if self._unseen and not self._asked and not self._soon:
+        self._counts.want(images[number].caption for number in self._requested)
+        if self._unseen and not self._requested and not self._soon:
             self._soon = True
             self._post(self._go_on)
 
@@ -182,19 +182,19 @@ class Lengths:
 
     def _have(self, left: int) -> None:
         """Hear that some were counted; where the first is still unknown, that failed: once more, then no more."""
-        first = next(iter(self._asked), None)
+        first = next(iter(self._requested), None)
         again, self._failed = self._failed, not left and first is not None and self._unknown(first)
         if not self._failed:
             self._look()
         else:
-            self._unseen.update(self._asked)  # behind the others, of which none may be at fault
-            self._asked.clear()
+            self._unseen.update(self._requested)  # behind the others, of which none may be at fault
+            self._requested.clear()
             if again:
                 self._unseen.clear()
         self.more.emit(self.pending)
 
     def _unknown(self, number: int) -> bool:
-        return self._counts.of(self._library.pictures[number].caption) is None
+        return self._counts.of(self._library.images[number].caption) is None
 
     def _take(self, altered: Altered) -> None:
         """Hear of what became different in the library."""
@@ -204,7 +204,7 @@ class Lengths:
             self._column.extend([nan] * room)
         for number in changed | altered.removed:
             self._column[number] = nan
-            self._asked.pop(number, None)
+            self._requested.pop(number, None)
         self._unseen.update(dict.fromkeys(changed))
         for number in altered.removed:
             self._unseen.pop(number, None)
@@ -252,7 +252,7 @@ class Finder:
         self._all: set[int] = set()
         self._copies: set[int] | None = None
         library.altered.connect(self._take)
-        self._take(Altered(added=frozenset(library.pictures)))
+        self._take(Altered(added=frozenset(library.images)))
         self._terms: dict[str, Callable[[Term, Ids], Set[int] | Matches]] = {
             "": self._words,
             "tag": lambda term, _: self._tag(str(term.value)),
@@ -270,11 +270,11 @@ class Finder:
     def find(self, query: Query | str) -> list[int]:
         """Return the ids of the pictures that a query finds, in the library's order; a text may raise QueryError."""
         query = parse(query) if isinstance(query, str) else query
-        pictures = self._library.pictures
+        images = self._library.images
         if query.root is None:
-            return list(pictures)
+            return list(images)
         ids, others = self._answer(query.root, None)
-        return [number for number in pictures if (number in ids) is not others]
+        return [number for number in images if (number in ids) is not others]
 
     @property
     def pending(self) -> int:
@@ -311,9 +311,9 @@ class Finder:
         """Return the pictures among which to search, or None where a walk over all is shorter than looking each up."""
         return ids if 2 * len(ids) < len(self._all) else None
 
-    def _pictures(self, ids: Ids) -> Iterable[Picture]:
-        pictures = self._library.pictures
-        return pictures.values() if ids is None else [pictures[number] for number in ids]
+    def _images(self, ids: Ids) -> Iterable[LibraryImage]:
+        images = self._library.images
+        return images.values() if ids is None else [images[number] for number in ids]
 
     def _words(self, term: Term, ids: Ids) -> Set[int]:
         text = str(term.value)
@@ -321,18 +321,18 @@ class Finder:
 
     def _tag(self, pattern: str) -> Set[int]:
         if WILD.search(pattern):
-            return self._index.pictures_matching(_regex(fold(pattern)))
-        return self._index.pictures_with(pattern.replace("\\*", "*").replace("\\?", "?"))
+            return self._index.images_matching(_regex(fold(pattern)))
+        return self._index.images_with(pattern.replace("\\*", "*").replace("\\?", "?"))
 
     def _caption(self, text: str) -> Set[int]:
         """Find captions by the tags that hold each part between commas; across a comma, look at the captions too."""
         parts = [part.strip() for part in text.split(SEPARATOR)]
-        found = [self._index.pictures_containing(part) for part in parts if part]
+        found = [self._index.images_containing(part) for part in parts if part]
         if len(parts) == 1:
             return found[0]
         among: Ids = set.intersection(*found) if found else None
         text = fold(text)
-        return {p.id for p in self._pictures(among) if p.caption and text in fold(one_line(p.caption))}
+        return {p.id for p in self._images(among) if p.caption and text in fold(one_line(p.caption))}
 
     def _named(self, text: str, ids: Ids) -> Set[int]:
         text = even(text)
@@ -343,7 +343,7 @@ class Finder:
     def _folder(self, term: Term, ids: Ids) -> Set[int]:
         text = _slashed(str(term.value))
         inside = {folder for folder, way in self._ways().items() if text in way}
-        return {p.id for p in self._pictures(ids) if p.folder in inside}
+        return {p.id for p in self._images(ids) if p.folder in inside}
 
     def _path(self, term: Term, ids: Ids) -> Set[int]:
         text = _slashed(str(term.value))
@@ -353,14 +353,14 @@ class Finder:
         ways = self._ways().items()
         inside = {folder for folder, way in ways if text in f"{way}/"}
         before = {folder for folder, way in ways if way.endswith(way_end)}
-        pictures = self._library.pictures
+        images = self._library.images
         named = [number for number, name in self._names.items() if name.startswith(name_start)] if before else []
-        found = {number for number in named if pictures[number].folder in before}
-        return found | {p.id for p in self._pictures(ids) if p.folder in inside} if inside else found
+        found = {number for number in named if images[number].folder in before}
+        return found | {p.id for p in self._images(ids) if p.folder in inside} if inside else found
 
     def _ways(self) -> dict[Folder, str]:
         """Return the way of each folder, from the opened folder's name down."""
-        folders = {picture.folder for picture in self._library.pictures.values()}
+        folders = {image.folder for image in self._library.images.values()}
         return {folder: even(way_of(folder)) for folder in folders}
 
     def _simple(self, term: Term, ids: Ids) -> Set[int] | Matches:
@@ -371,8 +371,8 @@ class Finder:
 
     def _tag_counts(self, term: Term, _: Ids) -> Set[int]:
         low, high = _bounds(term)
-        found = self._index.pictures_with_count(low, high)
-        return found if low > 0 else found | (self._library.pictures.keys() - self._index.tagged)
+        found = self._index.images_with_count(low, high)
+        return found if low > 0 else found | (self._library.images.keys() - self._index.tagged)
 
     def _missing(self, term: Term, ids: Ids) -> Set[int] | Matches:
         what = str(term.value)
@@ -382,32 +382,32 @@ class Finder:
 
     def _problem(self, text: str, ids: Ids) -> Set[int]:
         text = text.casefold()
-        found = {p.id for p in self._pictures(ids) if p.problem and text in p.problem.casefold()}
+        found = {p.id for p in self._images(ids) if p.problem and text in p.problem.casefold()}
         # What is only good to know is found by its name alone.
         return found | self._findings(lambda code: text in code.casefold() if text else not code.startswith("info."))
 
     def _findings(self, fits: Callable[[str], bool]) -> set[int]:
         """Return the pictures that findings of some kind name, less those that are gone by now."""
         named = [ids for code, ids in self.findings().items() if fits(code)]
-        return set().union(*named) & self._library.pictures.keys()
+        return set().union(*named) & self._library.images.keys()
 
     def _duplicates(self) -> Set[int]:
         """Return the pictures with the same bytes as another, and those that health found nearly the same."""
         if self._copies is None:
-            pictures = self._library.pictures.values()
-            copies = Counter(p.content for p in pictures if p.content)
-            self._copies = {p.id for p in pictures if p.content and copies[p.content] > 1}
+            images = self._library.images.values()
+            copies = Counter(p.content for p in images if p.content)
+            self._copies = {p.id for p in images if p.content and copies[p.content] > 1}
         return self._copies | self._findings(lambda code: "duplicate" in code)
 
     def _take(self, altered: Altered) -> None:
         """Hear of what became different in the library."""
-        pictures, names = self._library.pictures, self._names
+        images, names = self._library.images, self._names
         for number in altered.removed:
             names.pop(number, None)
         self._all -= altered.removed
         self._all |= altered.added
         for number in altered.added:
-            names[number] = even(pictures[number].name)
+            names[number] = even(images[number].name)
         if altered.added or altered.removed or not _CONTENT.isdisjoint(altered.what):
             self._copies = None
 

@@ -15,7 +15,7 @@ from trainer.protocol.files import long_path
 from trainer.protocol.reading import open_file, read_text, reason_of
 from trainer.protocol.run_directory import RunDirectory
 
-ROOM = 128 * 1024
+CHUNK_BYTES = 128 * 1024
 """Bytes of one piece: some 1,500 lines, which a text field takes in a few milliseconds."""
 _BLOCK = 1 << 20
 _WIDEST = 2_000
@@ -39,16 +39,16 @@ class LogChunk:
     @property
     def more(self) -> bool:
         """Whether more than a line that is still being written comes after them."""
-        return self.size - self.end >= ROOM
+        return self.size - self.end >= CHUNK_BYTES
 
 
-def read_end(log: Path, *, torn: bool, room: int = ROOM) -> LogChunk:
+def read_end(log: Path, *, torn: bool, room: int = CHUNK_BYTES) -> LogChunk:
     """Return the last lines; `torn` tells whether an unfinished last line is to be taken too. Raises OSError."""
     size = _size(log)
     return read_before(log, size, room) if torn else read_before(log, _last_end(log, size), room)
 
 
-def read_before(log: Path, end: int, room: int = ROOM) -> LogChunk:
+def read_before(log: Path, end: int, room: int = CHUNK_BYTES) -> LogChunk:
     """Return lines that end at byte `end`, where a line ends too. Raises OSError."""
     size = _size(log)
     end = min(end, size)
@@ -60,7 +60,7 @@ def read_before(log: Path, end: int, room: int = ROOM) -> LogChunk:
     return LogChunk(start, end, size, lines_of(data))
 
 
-def read_after(log: Path, start: int, *, torn: bool, room: int = ROOM) -> LogChunk:
+def read_after(log: Path, start: int, *, torn: bool, room: int = CHUNK_BYTES) -> LogChunk:
     """Return lines from byte `start` on, where a line begins; nothing where none is finished. Raises OSError."""
     size = _size(log)
     data = _bytes(log, start, start + room)
@@ -127,12 +127,12 @@ def _bytes(log: Path, start: int, end: int) -> bytes:
 
 def _last_end(log: Path, size: int) -> int:
     """Return where the last finished line ends; the file's end where none is in reach."""
-    start = max(0, size - ROOM)
+    start = max(0, size - CHUNK_BYTES)
     return start + (_bytes(log, start, size).rfind(b"\n") + 1 or size - start)
 
 
 def _line_start(log: Path, place: int) -> int:
-    start = max(0, place - ROOM)
+    start = max(0, place - CHUNK_BYTES)
     return start + _bytes(log, start, place).rfind(b"\n") + 1
 
 

@@ -15,15 +15,15 @@ from app.core.tasks import Post, Tasks, only
 from app.core.words import in_words
 from trainer.errors import ImpastoError, RunError
 from trainer.protocol.places import write_remedy
-from trainer.protocol.processes import last_words, launch, let_go
-from trainer.protocol.queue import Entry, Queue, Reading, new_entry, new_id, outcome
+from trainer.protocol.processes import last_words, launch, stop_tracking
+from trainer.protocol.queue import Entry, Queue, QueueSnapshot, new_entry, new_id, outcome
 
 
 @dataclass(frozen=True)
 class Look:
     """The queue at one moment, and whether somebody works on it."""
 
-    reading: Reading = field(default_factory=Reading)
+    reading: QueueSnapshot = field(default_factory=QueueSnapshot)
     working: bool = False
     """A worker is at it, or is just starting."""
     died: str | None = None
@@ -64,7 +64,7 @@ class QueueKeeper:
         self._tasks = Tasks(post, in_order=True)
         self.write_edits: Callable[[], None] = lambda: None
         """Waits on a worker until edits of images are on disk, where a run reads them; whoever saves them sets it."""
-        self._asked: list[Future[None]] = []
+        self._requested: list[Future[None]] = []
         self._looking = False
         self._worker: subprocess.Popen[bytes] | None = None
         self._died: str | None = None
@@ -112,9 +112,9 @@ class QueueKeeper:
 
     def resume(self, run: Path, steps: int | None = None) -> None:
         """Go on with a run when its turn comes, to `steps` in all where they are given."""
-        self._ask(lambda: self.queue.add_resume(run, steps), works=True)
+        self._ask(lambda: self.queue.add_run(run, steps), works=True)
 
-    def again(self, name: str) -> None:
+    def requeue(self, name: str) -> None:
         """Let a paused, interrupted, stopped or failed entry wait for its turn again."""
         self._ask(lambda: self.queue.resume(name), works=True)
 
@@ -156,7 +156,7 @@ class QueueKeeper:
         """Begin nothing more until `release`; what runs is not touched."""
         self._ask(self.queue.hold)
 
-    def go_on(self) -> None:
+    def resume_queue(self) -> None:
         """Begin again, also with what was interrupted."""
         self._ask(self.queue.release, works=True)
 
@@ -172,10 +172,10 @@ class QueueKeeper:
 
     def close(self) -> None:
         """Finish what was asked; the worker goes on."""
-        wait(self._asked)
+        wait(self._requested)
         self._tasks.close()
         if self._worker is not None:
-            let_go(self._worker)
+            stop_tracking(self._worker)
 
     # --- inside
 
@@ -191,8 +191,8 @@ class QueueKeeper:
             if works:
                 self._see_to_worker()
 
-        self._asked = [one for one in self._asked if not one.done()]
-        self._asked.append(self._tasks.run(work, lambda _: None, only(ImpastoError, self.failed.emit)))
+        self._requested = [one for one in self._requested if not one.done()]
+        self._requested.append(self._tasks.run(work, lambda _: None, only(ImpastoError, self.failed.emit)))
         self._looking = True
         self._tasks.run(self._look, self._seen, self._not_seen)
 
@@ -231,7 +231,7 @@ class QueueKeeper:
         working = self._starting() or self.queue.worker_alive()
         if not working:
             if any(entry.state == "running" for entry in self.queue.read().entries):
-                self.queue.settle(lambda entry: outcome(self.queue, entry))
+                self.queue.record_dead_engines(lambda entry: outcome(self.queue, entry))
             self._take_leave()
         return Look(self.queue.read(), working, None if working else self._died)
 

@@ -16,11 +16,11 @@ from app.core.runs.series import Series, Track
 from app.core.runs.summary import RESUMABLE, RunSummary, summarise
 from app.core.tasks import Single, Tasks, in_turns
 from trainer.errors import ImpastoError
-from trainer.gpu import Card, cards
+from trainer.gpu import Gpu, list_gpus
 from trainer.protocol import events
 from trainer.protocol.files import long_path
 from trainer.protocol.forecast import Forecast, read_forecast
-from trainer.protocol.progress import PhaseState, Story
+from trainer.protocol.progress import PhaseState, RunProgress
 from trainer.protocol.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ _BESIDES = ("validate", "preview", "checkpoint", "save")
 
 
 @dataclass(slots=True)
-class Remark:
+class RunRemark:
     """One thing, which may have happened several times in a row."""
 
     event: events.Event
@@ -55,7 +55,7 @@ class Remarks:
     """The latest remarks of a run, the earliest first."""
 
     def __init__(self) -> None:
-        self.all: deque[Remark] = deque(maxlen=_MOST)
+        self.all: deque[RunRemark] = deque(maxlen=_MOST)
 
     def tell(self, event: events.Event) -> None:
         """Take in the next event."""
@@ -66,9 +66,9 @@ class Remarks:
         if former:
             former.times, former.last = former.times + 1, event
         else:
-            self.all.append(Remark(event, kind))
+            self.all.append(RunRemark(event, kind))
 
-    def _former(self, event: events.Event) -> Remark | None:
+    def _former(self, event: events.Event) -> RunRemark | None:
         """Return the remark that this one repeats: each attempt says the same of base and settings again."""
         if isinstance(event, events.Notice):
             same = (one for one in self.all if isinstance(one.event, events.Notice))
@@ -129,11 +129,11 @@ class Run:
         self.summary = RunSummary(path, path.name, "unknown")
         self.job: Job | None = None
         self.forecast: Forecast | None = None
-        self.arrived: Emitter[list[events.Event]] = Emitter()
+        self.events_arrived: Emitter[list[events.Event]] = Emitter()
         """New events, already taken in; long runs come in portions. An empty list: told anew from the start."""
         self.changed: Emitter[None] = Emitter()
         """`summary`, `problem`, `last_words`, `job` or `forecast` are others now."""
-        self.looked: Emitter[None] = Emitter()
+        self.polled: Emitter[None] = Emitter()
         """Its folder was read to the end once more, whether or not that brought anything."""
         self.loaded = False
         """Whether everything that stood in the folder at first was read."""
@@ -199,7 +199,7 @@ class Run:
         self.closed = True
 
     def _begin(self) -> None:
-        self.story = Story()
+        self.story = RunProgress()
         self.series = Series()
         self.remarks = Remarks()
         self.previews: list[events.Preview] = []
@@ -216,20 +216,20 @@ class Run:
             return
         if glimpse.replaced:
             self._begin()
-            self.arrived.emit([])
+            self.events_arrived.emit([])
         self._offset = glimpse.offset
         for event in glimpse.arrived:
             self._tell(event)
         if glimpse.arrived:
             self._last_time, self._last_read = glimpse.arrived[-1].time, glimpse.read
-            self.arrived.emit(glimpse.arrived)
+            self.events_arrived.emit(glimpse.arrived)
         first = not self.loaded and not glimpse.more
         self.loaded = self.loaded or first
         self._say(glimpse, first)
         if glimpse.more:
             self.read()
         else:
-            self.looked.emit(None)
+            self.polled.emit(None)
 
     def _say(self, glimpse: RunSnapshot, first: bool) -> None:
         """Tell of what stands in other files than that of the events, where it changed or all is known at `first`."""
@@ -242,7 +242,7 @@ class Run:
             self.changed.emit(None)
 
     def _tell(self, event: events.Event) -> None:
-        self.story.tell(event)
+        self.story.update(event)
         self.series.tell(event)
         self.remarks.tell(event)
         match event:
@@ -334,7 +334,7 @@ def _written(path: Path) -> int:
     return 0
 
 
-class CardWatch:
+class GpuMonitor:
     """Load and temperature of one run's card since it is watched, by seconds. Belongs to the thread that made it."""
 
     def __init__(self, tasks: Tasks) -> None:
@@ -359,33 +359,33 @@ class CardWatch:
         """Ask the driver, where the run is alive and trains on a card."""
         run = self._run
         if run is not None and run.alive and run.story.device.startswith("cuda"):
-            self._looking.run(_cards, lambda found: self._take(run, found))
+            self._looking.run(_gpus, lambda found: self._take(run, found))
 
-    def take(self, card: Card) -> None:
+    def take(self, gpu: Gpu) -> None:
         """Take in how a card is now."""
-        self.name = card.name
+        self.name = gpu.name
         seconds = time.monotonic() - self._began
-        self.load.add(seconds, card.load)
-        self.temperature.add(seconds, card.temperature)
+        self.load.add(seconds, gpu.load)
+        self.temperature.add(seconds, gpu.temperature)
         self.changed.emit(None)
 
-    def _take(self, run: Run, found: Sequence[Card]) -> None:
-        card = card_of(run, found)
-        if run is self._run and card is not None:
-            self.take(card)
+    def _take(self, run: Run, found: Sequence[Gpu]) -> None:
+        gpu = gpu_of(run, found)
+        if run is self._run and gpu is not None:
+            self.take(gpu)
 
 
-def card_of(run: Run, found: Sequence[Card]) -> Card | None:
+def gpu_of(run: Run, found: Sequence[Gpu]) -> Gpu | None:
     """Return the card that a run trains on: where its process is seen, else that of its forecast, else the only one."""
     pid = run.story.pid
-    by_process = (card for card in found if any(use.pid == pid for use in card.uses))
-    by_name = (card for card in found if run.forecast and card.name == run.forecast.card)
+    by_process = (gpu for gpu in found if any(use.pid == pid for use in gpu.uses))
+    by_name = (gpu for gpu in found if run.forecast and gpu.name == run.forecast.card)
     only = found[0] if len(found) == 1 else None
     return next(by_process, None) or next(by_name, None) or only
 
 
-def _cards() -> list[Card]:
+def _gpus() -> list[Gpu]:
     try:
-        return cards()
+        return list_gpus()
     except ImpastoError:
         return []  # a driver that broke since is told of where a training is set up

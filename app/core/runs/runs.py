@@ -43,13 +43,13 @@ class Runs:
         self._forgotten: set[Path] = set()
         """Since the look that runs began, or not yet on disk: what it brings of them is not wanted any more."""
         self._open: dict[Path, Run] = {}
-        self._asked: dict[Path, Future[None]] = {}
+        self._requested: dict[Path, Future[None]] = {}
         """To be forgotten on disk."""
 
     def look(self) -> None:
         """Read again how all runs stand; nothing when that is on its way."""
         if not self._looking.busy:
-            self._forgotten.intersection_update(path for path, one in self._asked.items() if not one.done())
+            self._forgotten.intersection_update(path for path, one in self._requested.items() if not one.done())
             shown = frozenset(self._shown)
             self._looking.run(lambda: self._read(shown), self._take, kept=False)
 
@@ -83,12 +83,12 @@ class Runs:
             forget_run(path)
             self._summaries.forget(path)
 
-        self._asked = {each: one for each, one in self._asked.items() if not one.done()}
-        self._asked[path] = self._tasks.run(work, lambda _: None, lambda fault: self._keep(path, fault))
+        self._requested = {each: one for each, one in self._requested.items() if not one.done()}
+        self._requested[path] = self._tasks.run(work, lambda _: None, lambda fault: self._keep(path, fault))
 
     def close(self) -> None:
         """Watch no more; what was asked is done first."""
-        wait(self._asked.values())
+        wait(self._requested.values())
         for run in self._open.values():
             run.close()
         self._tasks.close()

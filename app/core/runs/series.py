@@ -11,7 +11,7 @@ from math import isfinite, nan
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from app.core.library import Folder, Picture
+from app.core.library import Folder, LibraryImage
 from trainer.protocol import events
 
 MarkKind = Literal["saved", "preview", "stepped_down", "out_of_memory", "resumed"]
@@ -131,7 +131,7 @@ class Samples:
         """Empty where a picture's prompt is not known."""
         self.steps: list[int] = []
         """In order."""
-        self.pictures: dict[int, Picture] = {}
+        self.images: dict[int, LibraryImage] = {}
         """By number."""
         self.saved: dict[int, Path] = {}
         """The LoRA of a step, where one was saved; it may have been removed since."""
@@ -159,10 +159,10 @@ class Samples:
             counted = True
         return counted
 
-    def at(self, spot: CellIndex) -> Picture | None:
+    def at(self, spot: CellIndex) -> LibraryImage | None:
         """Return the picture of a prompt at a step, where there is one."""
         number = self._spots.get(spot)
-        return self.pictures[number] if number is not None else None
+        return self.images[number] if number is not None else None
 
     @property
     def best(self) -> int | None:
@@ -172,10 +172,10 @@ class Samples:
     def _draw(self, event: events.Preview) -> None:
         spot = CellIndex(event.step, event.index)
         if (former := self._spots.get(spot)) is not None:
-            del self.pictures[former]
+            del self.images[former]
         elif event.step not in self.steps:
             insort(self.steps, event.step)
         number = self._spots[spot] = next(_NUMBERS)
         # What a file looked like when it was drawn is known by that moment: nobody has to look at the disk for it.
-        self.pictures[number] = Picture(number, self._folder, event.file, changed_ns=round(event.time * 1e9))
+        self.images[number] = LibraryImage(number, self._folder, event.file, changed_ns=round(event.time * 1e9))
         self.prompts += [""] * (event.index + 1 - len(self.prompts))

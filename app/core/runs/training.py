@@ -103,7 +103,7 @@ class NowTraining:
         if self._stop_listening:
             self._stop_listening()
         self._run = self._runs.open(path) if path else None
-        self._stop_listening = self._run.looked.connect(lambda _: self._follow()) if self._run else None
+        self._stop_listening = self._run.polled.connect(lambda _: self._follow()) if self._run else None
 
     def _of_run(self, others: int) -> Training | None:
         run = self._run

@@ -80,7 +80,7 @@ def _texts(found: Any, left_out: list[str]) -> list[str]:
     return [text for text in found if isinstance(text, str)]
 
 
-GoesOn = Literal["training", "queue"]
+Continuing = Literal["training", "queue"]
 """A run that is alive, or a queue in which something only waits to begin."""
 
 
@@ -109,7 +109,7 @@ class RunWatcher:
         """How those stand that were seen alive."""
         self._earlier = set(left.runs)
         """Runs that lived when the app ended last, and were not seen alive since."""
-        self._told: dict[Path, float] = {}
+        self._notified: dict[Path, float] = {}
         """When the starts began whose end was told."""
         self._pending = set(left.entries)
         """The entries of the queue that ran or waited."""
@@ -119,7 +119,7 @@ class RunWatcher:
         self.changed: Emitter[None] = Emitter()
         """`watching` may be another now."""
         self.ended: Emitter[Ended] = Emitter()
-        self.goes_on_again: Emitter[Path] = Emitter()
+        self.resumed: Emitter[Path] = Emitter()
         """A run whose end was told is alive: it was resumed. Told as often as that is seen."""
         runs.changed.connect(lambda _: self._learn())
         queue.changed.connect(lambda _: self._learn_queue())
@@ -135,7 +135,7 @@ class RunWatcher:
         return {path: summary for path, summary in self._living.items() if path in self._alive}
 
     @property
-    def goes_on(self) -> GoesOn | None:
+    def goes_on(self) -> Continuing | None:
         """What does not end with the app, as far as this session has seen it: what lived in the last may have ended."""
         moves, entries = self._queue_moves, self._queue.entries
         if self._alive - self._earlier or (moves and any(entry.state == "running" for entry in entries)):
@@ -209,15 +209,15 @@ class RunWatcher:
                         continue  # its entry will say why
                     one = replace(one, why=self._queue.failure_of(one.summary))
                 self._alive.remove(path)
-                if (one.summary.state in _TOLD or one.why) and self._told.get(path) != one.summary.started:
-                    self._told[path] = one.summary.started
+                if (one.summary.state in _TOLD or one.why) and self._notified.get(path) != one.summary.started:
+                    self._notified[path] = one.summary.started
                     self.ended.emit(replace(one, earlier=path in self._earlier))
         self._changed()
 
     def _tell_life(self, living: RunSummary) -> None:
         """Tell of one that began anew since its end was told; a list may be older than that, and show it alive yet."""
-        if living.started > self._told.get(living.path, living.started):
-            self.goes_on_again.emit(living.path)
+        if living.started > self._notified.get(living.path, living.started):
+            self.resumed.emit(living.path)
 
     def _changed(self) -> None:
         self._memory.keep(Unfinished(frozenset(self._alive), frozenset(self._pending)))

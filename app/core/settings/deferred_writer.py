@@ -148,7 +148,7 @@ class DurableWriter(DeferredWriter):
         self.post = post
         self.failed: Emitter[ImpastoError] = Emitter()
         """What was handed over holds, but could not be kept for the next start."""
-        self.mended: Emitter[ImpastoError] = Emitter()
+        self.resolved: Emitter[ImpastoError] = Emitter()
         """What `failed` told is over, or is told anew."""
         self._code, self._content = code, what
         self._error: ImpastoError | None = None
@@ -160,7 +160,7 @@ class DurableWriter(DeferredWriter):
     def _tell(self, error: ImpastoError | None) -> None:
         before, self._error = self._error, error
         if before:
-            self.mended.emit(before)
+            self.resolved.emit(before)
         if error:
             self.failed.emit(error)
 

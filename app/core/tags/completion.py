@@ -244,7 +244,7 @@ class Completion:
     """One proposal: the tag as it would be written, and why it is proposed."""
 
     tag: str
-    pictures: int
+    images: int
     """How many pictures of the dataset have it; 0: it comes from a list."""
     popularity: int | None = None
     """How often it is used where the list comes from; None: no list has it."""
@@ -266,7 +266,7 @@ class Completer:
         self._load: Callable[[], None] | None = None
         index.changed.connect(self._forget_style)
 
-    def load_when_asked(self, tasks: Tasks, folder: Path) -> None:
+    def load_when_requested(self, tasks: Tasks, folder: Path) -> None:
         """Load the lists of a folder as soon as anybody completes a tag: the start of the app need not wait for it."""
         self._load = lambda: self.load(tasks, folder)
 
@@ -301,12 +301,12 @@ class Completer:
             load()
         kept = {fold(tag) for tag in besides}
         own = self._index.complete(typed, limit + len(kept)) or self._index.complete(_other(typed), limit + len(kept))
-        found = {fold(tag): Completion(tag, pictures) for tag, pictures in own}
+        found = {fold(tag): Completion(tag, images) for tag, images in own}
         for match in self.vocabulary.complete(typed, limit + len(kept)) if len(found) < limit + len(kept) else ():
             word = match.word
             tag = self.style.write(word.name)
-            pictures = len(self._index.pictures_with(tag))
-            proposal = Completion(tag, pictures, word.count, word.category, match.alias)
+            images = len(self._index.images_with(tag))
+            proposal = Completion(tag, images, word.count, word.category, match.alias)
             found.setdefault(fold(tag), proposal)
         return [proposal for key, proposal in found.items() if key not in kept][:limit]
 

@@ -28,7 +28,7 @@ class TagCount(NamedTuple):
     """A tag and the number of pictures that have it."""
 
     tag: str
-    pictures: int
+    images: int
 
 
 class TagIndex:
@@ -53,7 +53,7 @@ class TagIndex:
         self._reading = Single(tasks) if tasks is not None else None
         """None: everything is read at once."""
         library.altered.connect(self._take)
-        self._take(Altered(added=frozenset(library.pictures)))
+        self._take(Altered(added=frozenset(library.images)))
 
     @property
     def pending(self) -> int:
@@ -70,8 +70,8 @@ class TagIndex:
         """Read captions of several lines in another way from now on."""
         if lines != self._lines:
             self._lines = lines
-            pictures = self._library.pictures.items()
-            several = frozenset(number for number, one in pictures if one.caption and "\n" in one.caption.strip())
+            images = self._library.images.items()
+            several = frozenset(number for number, one in images if one.caption and "\n" in one.caption.strip())
             self._take(Altered(altered=several, what=frozenset({"caption"})))
 
     def __len__(self) -> int:
@@ -91,7 +91,7 @@ class TagIndex:
         """Return the number of pictures by tag."""
         return {tag: len(ids) for tag, ids in self._with.items()}
 
-    def pictures_with(self, tag: str) -> Set[int]:
+    def images_with(self, tag: str) -> Set[int]:
         """Return the ids of the pictures with this tag, whatever its capitals and escapes; not to be changed."""
         tags = self.spellings(tag)
         return self._with[tags[0]] if len(tags) == 1 else self._union(tags)
@@ -102,11 +102,11 @@ class TagIndex:
         plain = [key] if key in self._with and fold(key) == key else []
         return plain + sorted(self._variants.get(key, ()))
 
-    def pictures_matching(self, pattern: str) -> set[int]:
+    def images_matching(self, pattern: str) -> set[int]:
         """Return the ids of the pictures with a tag that a regular expression describes, folded, from end to end."""
         return self._union(self._tag[number] for number in self._texts.matching(pattern))
 
-    def pictures_containing(self, part: str) -> set[int]:
+    def images_containing(self, part: str) -> set[int]:
         """Return the ids of the pictures one of whose tags holds this text, capitals or not."""
         return self._union(self._tag[number] for number in self._texts.containing(fold(part)))
 
@@ -115,7 +115,7 @@ class TagIndex:
         """The ids of all pictures that have a tag; not to be changed."""
         return self._rows.keys()
 
-    def pictures_with_count(self, low: float, high: float) -> set[int]:
+    def images_with_count(self, low: float, high: float) -> set[int]:
         """Return the ids of the pictures that have from `low` to `high` different tags, of those with any."""
         return {number for number, row in self._rows.items() if low <= len(row) <= high}
 
@@ -124,9 +124,9 @@ class TagIndex:
         part = fold(part)
         return [self._tag[number] for number in self._texts.containing(part)] if part else list(self._with)
 
-    def row(self, picture: int) -> Row:
+    def row(self, image: int) -> Row:
         """Return one picture's different tags."""
-        return self._rows.get(picture, ())
+        return self._rows.get(image, ())
 
     def rows(self, ids: Iterable[int]) -> list[Row]:
         """Return the tags of these pictures, to be counted here or by a worker; nothing of it ever changes."""
@@ -135,7 +135,7 @@ class TagIndex:
 
     def together(self, tag: str, top: int = 20) -> list[TagCount]:
         """Return the tags that stand most often beside this one; about 1 ms for each 1,000 pictures that have it."""
-        return beside(self.rows(self.pictures_with(tag)), tag, top)
+        return beside(self.rows(self.images_with(tag)), tag, top)
 
     def complete(self, typed: str, limit: int = 20) -> list[TagCount]:
         """Return tags that begin with the text, the most frequent first, then tags that hold it further on."""
@@ -183,17 +183,17 @@ class TagIndex:
             self.changed.emit(None)
 
     def _read(self, ids: Iterable[int]) -> None:
-        pictures = self._library.pictures
-        if self._enter((number, row_of(pictures[number].caption, self._lines)) for number in ids if number in pictures):
+        images = self._library.images
+        if self._enter((number, row_of(images[number].caption, self._lines)) for number in ids if number in images):
             self.changed.emit(None)
 
     def _go_on(self) -> None:
         """Let a worker split the next slice's captions, and enter what came of it."""
         if self._reading is None or self._reading.busy or not self._waiting:
             return
-        pictures = self._library.pictures
+        images = self._library.images
         ids = list(islice(self._waiting, _SLICE))
-        texts = [(number, pictures[number].caption) for number in ids if number in pictures]
+        texts = [(number, images[number].caption) for number in ids if number in images]
         lines = self._lines
         self._reading.run(
             lambda: [(number, text, row_of(text, lines)) for number, text in in_turns(texts)],
@@ -201,15 +201,12 @@ class TagIndex:
         )
 
     def _have(self, split: Sequence[tuple[int, str | None, Row]], lines: Lines) -> None:
-        pictures = self._library.pictures
+        images = self._library.images
         # Captions that changed meanwhile wait on, or were read with `settle`.
         known = [
             (number, row)
             for number, text, row in split
-            if number in self._waiting
-            and number in pictures
-            and pictures[number].caption == text
-            and lines == self._lines
+            if number in self._waiting and number in images and images[number].caption == text and lines == self._lines
         ]
         for number, _ in known:
             del self._waiting[number]

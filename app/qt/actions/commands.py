@@ -58,7 +58,7 @@ Keys = Mapping[str, tuple[str, ...]]
 """Shortcuts by command id, in Qt's portable format."""
 
 
-def in_force(actions: Iterable[Action], own: Keys) -> dict[str, tuple[str, ...]]:
+def effective_shortcuts(actions: Iterable[Action], own: Keys) -> dict[str, tuple[str, ...]]:
     """Return the effective shortcuts of commands by id, in Qt's portable format.
 
     A shortcut set by the user belongs to one command only and wins over defaults, which a newer version may have added:
@@ -116,7 +116,7 @@ class CommandAction(QAction):
         tip = QCoreApplication.translate("Action", self.action.tip or self.action.title)
         self.setToolTip(" ".join([tip, *(f"({key})" for key in self.keys()[:1])]))
 
-    def drawn(self) -> CommandAction:
+    def with_icon(self) -> CommandAction:
         """Return the action with its icon, which is drawn on first use: most commands are never shown."""
         if not self._drawn and self.action.icon:
             self._drawn = True
@@ -125,11 +125,11 @@ class CommandAction(QAction):
 
     def refresh(self) -> None:
         """Update the enabled and checked state from the owner."""
-        self.setEnabled(self.owner.isVisible() and self._asked(self.action.enabled, True))
+        self.setEnabled(self.owner.isVisible() and self._requested(self.action.enabled, True))
         if self.action.checked:
-            self.setChecked(self._asked(self.action.checked, False))
+            self.setChecked(self._requested(self.action.checked, False))
 
-    def _asked(self, name: str | None, otherwise: bool) -> bool:
+    def _requested(self, name: str | None, otherwise: bool) -> bool:
         answer = getattr(self.owner, name) if name else otherwise
         return bool(answer() if callable(answer) else answer)
 
@@ -143,7 +143,7 @@ class CommandAction(QAction):
 class Commands(QObject):
     """All commands by id, in the order in which they were added."""
 
-    _asked = Signal()
+    _requested = Signal()
 
     def __init__(self, parent: QObject | None = None, own: Keys | None = None) -> None:
         super().__init__(parent)
@@ -152,7 +152,7 @@ class Commands(QObject):
         self._own = own or {}
         self._scheduled = False
         """Whether a refresh is scheduled. A timer would be delayed by pages that are built in the background."""
-        self._asked.connect(self._refresh, Qt.ConnectionType.QueuedConnection)
+        self._requested.connect(self._refresh, Qt.ConnectionType.QueuedConnection)
 
     def add(self, actions: Iterable[Action], owner: QWidget) -> None:
         """Bind actions to the widget that runs them and add them to their menus.
@@ -176,15 +176,15 @@ class Commands(QObject):
         self.refresh()
 
     def __getitem__(self, name: str) -> CommandAction:
-        return self._commands[name].drawn()
+        return self._commands[name].with_icon()
 
     def __iter__(self) -> Iterator[CommandAction]:
-        return (command.drawn() for command in self._commands.values())
+        return (command.with_icon() for command in self._commands.values())
 
     def rebind(self, own: Keys) -> None:
         """Apply the user's shortcuts; commands that are not in `own` get their defaults."""
         self._own = own
-        keys = in_force((command.action for command in self._commands.values()), own)
+        keys = effective_shortcuts((command.action for command in self._commands.values()), own)
         for name, command in self._commands.items():
             command.set_keys(keys[name])
 
@@ -192,7 +192,7 @@ class Commands(QObject):
         """Schedule an update of all actions for after the current event."""
         if not self._scheduled:
             self._scheduled = True
-            self._asked.emit()
+            self._requested.emit()
 
     @Slot()
     def _refresh(self) -> None:
@@ -230,7 +230,7 @@ class Commands(QObject):
     def _draw_icons(self, menu: Menu) -> None:
         for command in self._commands.values():
             if command.action.menu == menu:
-                command.drawn()
+                command.with_icon()
 
     def _remove(self, made: Iterable[CommandAction]) -> None:
         """Remove the commands of a destroyed widget, unless they were replaced."""

@@ -143,7 +143,7 @@ def _item(command: CommandAction) -> QTreeWidgetItem:
     return item
 
 
-class KeySheet(QDialog):
+class ShortcutList(QDialog):
     """Dialog that lists all commands with shortcuts, by menu."""
 
     def __init__(self, commands: Commands, parent: QWidget | None = None) -> None:

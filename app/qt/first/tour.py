@@ -10,13 +10,13 @@ from pathlib import Path
 from PySide6.QtCore import QCoreApplication, QObject, Qt, Signal
 from PySide6.QtWidgets import QBoxLayout, QFrame, QHBoxLayout, QLabel, QPushButton, QToolButton, QVBoxLayout, QWidget
 
-from app.core.first import demo_job, demo_pictures
+from app.core.first import demo_images, demo_job
 from app.core.session import Session
 from app.core.tasks import only
 from app.qt.notices import Notices
-from app.qt.page_loader import Page, Use
+from app.qt.page_loader import Page, PageCallback
 from app.qt.theme import set_icon
-from app.qt.widgets import QT_TRANSLATE_NOOP, until_destroyed, while_there
+from app.qt.widgets import QT_TRANSLATE_NOOP, until_destroyed, while_alive
 from trainer.errors import ImpastoError
 from trainer.protocol.queue import Entry
 
@@ -26,7 +26,7 @@ class Coach(QFrame):
 
     back = Signal()
     onward = Signal()
-    acted = Signal()
+    action_requested = Signal()
     """The step's action button was clicked."""
     closed = Signal()
 
@@ -34,13 +34,13 @@ class Coach(QFrame):
         super().__init__(parent)
         self.setObjectName("coach")
         self.count, self.title, self.words = QLabel(), QLabel(), QLabel()
-        self.former, self.next, self.act = QPushButton(self.tr("Back")), QPushButton(), QPushButton()
+        self.back_button, self.next, self.act = QPushButton(self.tr("Back")), QPushButton(), QPushButton()
         self.closing = QToolButton()
         self._build()
         for button, signal in (
-            (self.former, self.back),
+            (self.back_button, self.back),
             (self.next, self.onward),
-            (self.act, self.acted),
+            (self.act, self.action_requested),
             (self.closing, self.closed),
         ):
             button.clicked.connect(lambda _=False, signal=signal: signal.emit())
@@ -50,7 +50,7 @@ class Coach(QFrame):
         self.count.setText(self.tr("Tour: step {number} of {of}").format(number=number, of=of))
         self.title.setText(title)
         self.words.setText(words)
-        self.former.setEnabled(number > 1)
+        self.back_button.setEnabled(number > 1)
         self.next.setText(self.tr("Next") if number < of else self.tr("Done"))
         self.act.setText(act)
         self.act.setVisible(bool(act))
@@ -82,7 +82,7 @@ class Coach(QFrame):
         row.setContentsMargins(14, 10, 8, 10)
         row.setSpacing(8)
         row.addLayout(texts, 1)
-        for button in (self.act, self.former, self.next):
+        for button in (self.act, self.back_button, self.next):
             row.addWidget(button, 0, Qt.AlignmentFlag.AlignVCenter)
         row.addWidget(self.closing, 0, Qt.AlignmentFlag.AlignTop)
 
@@ -107,7 +107,7 @@ STEPS = (
             "They are small because the tour's base is tiny, so ignore the problem listed. To use your own images, "
             "drop any folder on the window.",
         ),
-        "show_pictures",
+        "show_images",
     ),
     TourStep(
         QT_TRANSLATE_NOOP("Tour", "Captions"),
@@ -171,15 +171,15 @@ class Tour(QObject):
         *,
         notices: Notices,
         show_pictures: Callable[[], None],
-        show_runs: Callable[[Use | None], None],
+        show_runs: Callable[[PageCallback | None], None],
         parent: QWidget,
     ) -> None:
         """Start the tour; its panel goes into the layout `place`, and the two functions show pages of the window."""
         super().__init__(parent)
         self._session, self._notices = session, notices
-        self._show_pictures_page, self._show_runs_page = show_pictures, show_runs
+        self._show_images_page, self._show_runs_page = show_pictures, show_runs
         self._index = 0
-        self._pictures: Path | None = None
+        self._images: Path | None = None
         self._job: Path | None = None
         self._started: str | None = None
         """Id of the queue entry that this tour added; the queue lists it with a delay."""
@@ -189,7 +189,7 @@ class Tour(QObject):
         place.addWidget(self.coach)
         self.coach.back.connect(lambda: self._step(self._index - 1))
         self.coach.onward.connect(lambda: self._step(self._index + 1))
-        self.coach.acted.connect(lambda: getattr(self, STEPS[self._index].do)())
+        self.coach.action_requested.connect(lambda: getattr(self, STEPS[self._index].do)())
         self.coach.closed.connect(lambda: self.end())
         until_destroyed(self, self._session.view.shown.connect(lambda _: self._on_view_shown()))
         self._step(0)
@@ -205,19 +205,19 @@ class Tour(QObject):
 
     # --- methods named in the steps
 
-    def show_pictures(self) -> None:
+    def show_images(self) -> None:
         """Open the demo's images."""
-        self._show_pictures_page()
-        self._run_on_worker(demo_pictures, self._open)
+        self._show_images_page()
+        self._run_on_worker(demo_images, self._open)
 
     def show_caption(self) -> None:
         """Select the demo's first image to show its caption, as soon as it is loaded."""
-        self._show_pictures_page()
+        self._show_images_page()
         self._choose_first()
 
     def show_job(self) -> None:
         """Create the demo's job and show it."""
-        self._with_job(self._session.going.job.emit)
+        self._with_job(self._session.navigator.job.emit)
 
     def start(self) -> None:
         """Start training the demo's job, unless it is already queued."""
@@ -227,9 +227,9 @@ class Tour(QObject):
         """Show the job's run, its queue entry while there is no run yet, or all runs."""
         entry = self._entry()
         if entry and entry.run:
-            self._session.going.run.emit(entry.run)
+            self._session.navigator.run.emit(entry.run)
         elif started := entry.id if entry else self._started:
-            self._session.going.entry.emit(started)
+            self._session.navigator.entry.emit(started)
         else:
             self._show_runs_page(None)
 
@@ -248,8 +248,8 @@ class Tour(QObject):
     # --- inside
 
     def _choose_first(self) -> None:
-        view, pictures = self._session.view, self._session.library.pictures
-        first = next((number for number in view.ids if pictures[number].folder.path == self._pictures), None)
+        view, images = self._session.view, self._session.library.images
+        first = next((number for number in view.ids if images[number].folder.path == self._images), None)
         if first is not None:
             view.select([first], first)
 
@@ -264,7 +264,7 @@ class Tour(QObject):
         return next((entry for entry in reversed(entries) if entry.added >= self._started_at), None)
 
     def _open(self, folder: Path) -> None:
-        self._pictures = folder
+        self._images = folder
         self._session.datasets.open(folder)  # without showing its page: the tour may be at another step
 
     def _with_job(self, then: Callable[[Path], None]) -> None:
@@ -303,12 +303,12 @@ class Tour(QObject):
         def failed(fault: Exception) -> None:
             self._waiting.clear()
             if isinstance(fault, ImpastoError):
-                self._notices.tell_error(fault)
+                self._notices.show_error(fault)
             else:
                 sentence = self.tr("Could not copy the demo's images: {why}.")
-                self._notices.tell(sentence.format(why=fault), "error")
+                self._notices.show_notice(sentence.format(why=fault), "error")
 
-        self._session.tasks.run(work, while_there(self, then), only((ImpastoError, OSError), failed))
+        self._session.tasks.run(work, while_alive(self, then), only((ImpastoError, OSError), failed))
 
 
 def _tr(text: str) -> str:

@@ -30,7 +30,7 @@ from app.core.words import in_words
 from app.qt.theme import set_icon
 from app.qt.theme.theme import FOLDER
 from app.qt.train.words import gigabytes, owner_of
-from app.qt.widgets import plain_label, plain_tip, sign, until_destroyed, while_there
+from app.qt.widgets import icon_label, plain_label, plain_tip, until_destroyed, while_alive
 
 Sign = Literal["good", "info", "warning", "bad", "waiting"]
 _ICONS: dict[Sign, tuple[str, str]] = {
@@ -49,7 +49,7 @@ class CheckLine(QWidget):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._icon, self.words = sign(16), plain_label()
+        self._icon, self.words = icon_label(16), plain_label()
         self.words.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.MinimumExpanding)
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)
@@ -78,8 +78,8 @@ class MachinePanel(QWidget):
         self.disk.hide()
         self.check.say("waiting", self.tr("Testing whether training works (a few seconds)…"))
         self._check_up = CheckUp(tasks.post)
-        self._check_up.changed.connect(while_there(self, lambda _: self._on_check_changed()))
-        tasks.run(this_machine, while_there(self, self._on_machine_facts), raise_again)
+        self._check_up.changed.connect(while_alive(self, lambda _: self._on_check_changed()))
+        tasks.run(this_machine, while_alive(self, self._on_machine_facts), raise_again)
         self._check_up.start()
 
     @property
@@ -87,7 +87,7 @@ class MachinePanel(QWidget):
         """Return whether the test is over."""
         return self._check_up.done
 
-    def close_down(self) -> None:
+    def cancel(self) -> None:
         """Cancel the test."""
         self._check_up.close()
 
@@ -106,7 +106,7 @@ class MachinePanel(QWidget):
         if found.fault:
             self.gpu.say("bad", found.fault)
             return
-        if not found.cards:
+        if not found.gpus:
             words = self.tr("No NVIDIA GPU found. Training runs on the CPU, which is very slow.")
             self.gpu.say("info", words)
             return
@@ -115,7 +115,7 @@ class MachinePanel(QWidget):
             words.format(
                 name=gpu.name, free=gigabytes(gpu.free_bytes), total=gigabytes(gpu.total_bytes), driver=gpu.driver
             )
-            for gpu in found.cards
+            for gpu in found.gpus
         ]
         self.gpu.say("good", "\n".join(lines))
 
@@ -142,7 +142,7 @@ class ToolsPanel(QWidget):
         super().__init__(parent)
         self._models = models
         self.boxes: dict[Path, QCheckBox] = {}
-        self.state = QLabel()
+        self.status = QLabel()
         self.folder = QPushButton(self.tr("Add folder…"))
         self._list, self._column = QWidget(), QVBoxLayout()
         self._build()
@@ -158,8 +158,8 @@ class ToolsPanel(QWidget):
             self._models.add_folder(Path(folder))
 
     def _build(self) -> None:
-        self.state.setProperty("role", "muted")
-        self.state.setWordWrap(True)
+        self.status.setProperty("role", "muted")
+        self.status.setWordWrap(True)
         self.folder.setAutoDefault(False)
         self._column.setContentsMargins(0, 0, 0, 0)
         self._column.setSpacing(2)
@@ -172,7 +172,7 @@ class ToolsPanel(QWidget):
         area.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         row = QHBoxLayout()
-        row.addWidget(self.state, 1)
+        row.addWidget(self.status, 1)
         row.addWidget(self.folder)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
@@ -187,7 +187,7 @@ class ToolsPanel(QWidget):
             if folder not in self.boxes:
                 self._add(tool)
             self._update_box(self.boxes[folder], tool)
-        self.state.setText(self._state_text())
+        self.status.setText(self._state_text())
 
     def _add(self, tool: Installation) -> None:
         box = QCheckBox()
@@ -217,7 +217,7 @@ class Welcome(QDialog):
     """Non-modal welcome dialog."""
 
     tour = Signal()
-    pictures = Signal()
+    images = Signal()
     """The user wants to open a folder of images."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
@@ -226,11 +226,11 @@ class Welcome(QDialog):
         self.setWindowTitle(self.tr("Welcome to Impasto"))
         self.resize(660, 560)
         self.machine, self.tools = MachinePanel(session.tasks), ToolsPanel(session.models)
-        self.first = QPushButton(self.tr("Take the tour"))
-        self.finished.connect(lambda: self.machine.close_down())
-        self.destroyed.connect(lambda _=None, machine=self.machine: machine.close_down())
+        self.tour_button = QPushButton(self.tr("Take the tour"))
+        self.finished.connect(lambda: self.machine.cancel())
+        self.destroyed.connect(lambda _=None, machine=self.machine: machine.close())
         self._build()
-        self.first.setFocus()
+        self.tour_button.setFocus()
 
     def _build(self) -> None:
         column = QVBoxLayout(self)
@@ -261,20 +261,20 @@ class Welcome(QDialog):
         return row
 
     def _buttons(self) -> QHBoxLayout:
-        self.first.setToolTip(self.tr("Train a small LoRA on any PC, step by step, in a few minutes"))
-        self.first.setDefault(True)
-        pictures = QPushButton(self.tr("Open images…"))
+        self.tour_button.setToolTip(self.tr("Train a small LoRA on any PC, step by step, in a few minutes"))
+        self.tour_button.setDefault(True)
+        images = QPushButton(self.tr("Open images…"))
         close = QPushButton(self.tr("Close"))
-        for button in (pictures, close):
+        for button in (images, close):
             button.setAutoDefault(False)
-        for button, way in ((self.first, self.tour), (pictures, self.pictures)):
+        for button, way in ((self.tour_button, self.tour), (images, self.images)):
             button.clicked.connect(lambda _=False, way=way: (self.close(), way.emit()))
         close.clicked.connect(lambda: self.close())
         row = QHBoxLayout()
         row.addWidget(close)
         row.addStretch()
-        row.addWidget(pictures)
-        row.addWidget(self.first)
+        row.addWidget(images)
+        row.addWidget(self.tour_button)
         return row
 
 

@@ -34,14 +34,14 @@ from PySide6.QtWidgets import (
 from app.core.jobs.settings import full_title, setting
 from app.core.pixels import Pixels
 from app.core.planning.forecaster import GIGABYTES, HERE
-from app.core.presets.outlooks import CostEstimate, CostEstimates
+from app.core.presets.cost_estimates import CostEstimate, CostEstimates
 from app.qt.tables import Row, Table
-from app.qt.theme import colours, icon
-from app.qt.train.words import base_precision, duration, figure, fit, gigabytes, headline
-from app.qt.widgets import QT_TRANSLATE_NOOP, ComboBox, FlowLayout, pixmap_of, plain_label, say, until_destroyed
+from app.qt.theme import colors, icon
+from app.qt.train.words import base_precision, figure, fit, format_duration, gigabytes, headline
+from app.qt.widgets import QT_TRANSLATE_NOOP, ComboBox, FlowLayout, plain_label, set_message, to_pixmap, until_destroyed
 from trainer.config.presets.library import Origin, PresetEntry, changed_keys
 from trainer.config.presets.preset import Preset
-from trainer.config.resolve import flat
+from trainer.config.resolve import flatten
 from trainer.config.schema import fields
 from trainer.config.toml_file import toml_value
 from trainer.files.architecture import NAMES
@@ -51,8 +51,8 @@ ORIGINS: Mapping[Origin, str] = {
     "received": QT_TRANSLATE_NOOP("Presets", "received"),
     "built-in": QT_TRANSLATE_NOOP("Presets", "built-in"),
 }
-_SHELVED = int(Qt.ItemDataRole.UserRole)
-PICTURE = 168
+_ENTRY = int(Qt.ItemDataRole.UserRole)
+IMAGE = 168
 """Longest side of a preview image, in logical pixels."""
 
 
@@ -61,7 +61,7 @@ def origin_words(origin: Origin) -> str:
     return QCoreApplication.translate("Presets", ORIGINS[origin])
 
 
-def by(preset: Preset) -> str:
+def author_and_license(preset: Preset) -> str:
     """Return a preset's author and license."""
     author = (
         QCoreApplication.translate("Presets", "by {author}").format(author=preset.author)
@@ -72,7 +72,7 @@ def by(preset: Preset) -> str:
     return f"{author} · {license_name}"
 
 
-def in_short(outlook: CostEstimate | None) -> str:
+def cost_line(outlook: CostEstimate | None) -> str:
     """Return a preset's time and memory as one line for its card."""
     if outlook is None:
         return QCoreApplication.translate("Presets", "Computing time and memory…")
@@ -85,28 +85,28 @@ def in_short(outlook: CostEstimate | None) -> str:
         )
     if answer.on_cpu:
         about = QCoreApplication.translate("Presets", "About {time} on the CPU")
-        return about.format(time=duration(answer.pick.forecast.seconds))
+        return about.format(time=format_duration(answer.pick.forecast.seconds))
     words = QCoreApplication.translate("Presets", "About {time}, {needed} of {free} GB")
-    time, needed = duration(answer.pick.forecast.seconds), figure(answer.pick.needed)
-    cost = words.format(time=time, needed=needed, free=figure(answer.card.free))
+    time, needed = format_duration(answer.pick.forecast.seconds), figure(answer.pick.needed)
+    cost = words.format(time=time, needed=needed, free=figure(answer.gpu.free))
     return cost if answer.pick.quality == "exact" else f"{cost}, {base_precision(answer.pick.fit)}"
 
 
-def in_full(outlook: CostEstimate | None, card: str) -> str:
+def cost_text(outlook: CostEstimate | None, gpu: str) -> str:
     """Return a preset's time, memory and fit in sentences."""
     if outlook is None:
         return QCoreApplication.translate("Presets", "Computing time and memory…")
     if outlook.answer is None:
         return outlook.problem
     answer = outlook.answer
-    sentences = [headline(answer, here=card == HERE)]
+    sentences = [headline(answer, here=gpu == HERE)]
     if answer.pick is not None and not answer.on_cpu:
         sentences.append(
             QCoreApplication.translate("Presets", "Fit: {fit}.").format(
                 fit=fit(answer.pick.fit, answer.effective_batch)
             )
         )
-    elif answer.lighter is not None:
+    elif answer.reduced_recipe is not None:
         changes = ", ".join(f"{full_title(key)} {value}" for key, value in answer.changes.items())
         sentences.append(QCoreApplication.translate("Presets", "It fits with {changes}.").format(changes=changes))
     if answer.on_cpu:
@@ -173,7 +173,7 @@ class PresetModel(QAbstractListModel):
         each = self.rows[index.row()]
         if role == Qt.ItemDataRole.DisplayRole:
             return each.preset.name
-        if role == _SHELVED:
+        if role == _ENTRY:
             return each
         if role == Qt.ItemDataRole.AccessibleTextRole:
             return ", ".join(self.lines(each))
@@ -184,33 +184,33 @@ class PresetModel(QAbstractListModel):
         preset = each.preset
         what = preset.notes.partition("\n")[0] or self.tr("No description given.")
         cost = (
-            in_short(self.outlook(each)) if preset.recipe is not None else self.tr("A fit: settings that save memory")
+            cost_line(self.outlook(each)) if preset.recipe is not None else self.tr("A fit: settings that save memory")
         )
-        origin = by(preset) if each.origin != "built-in" else origin_words("built-in")
+        origin = author_and_license(preset) if each.origin != "built-in" else origin_words("built-in")
         return f"{preset.name}, {NAMES[preset.base.family]}", origin, what, cost
 
 
-class CardDelegate(QStyledItemDelegate):
+class PresetDelegate(QStyledItemDelegate):
     """Paints one card."""
 
     def __init__(self, model: PresetModel, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._model = model
-        self.pictures: Mapping[str, Pixels] = {}
+        self.images: Mapping[str, Pixels] = {}
         """Decoded preview images, by their encoded text."""
         self._pixmaps: dict[tuple[str, float], QPixmap] = {}
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: _Index) -> None:
         """Paint background, image and four lines of text."""
-        each = index.data(_SHELVED)
-        scheme, chosen = colours(), bool(option.state & QStyle.StateFlag.State_Selected)
+        each = index.data(_ENTRY)
+        scheme, chosen = colors(), bool(option.state & QStyle.StateFlag.State_Selected)
         if chosen:
             painter.fillRect(option.rect, QColor(scheme.accent))
         elif option.state & QStyle.StateFlag.State_MouseOver:
             painter.fillRect(option.rect, QColor(scheme.hover))
         painter.fillRect(QRect(option.rect.left(), option.rect.bottom(), option.rect.width(), 1), QColor(scheme.line))
         inside = option.rect.adjusted(_PAD, _PAD, -_PAD, -_PAD)
-        self._picture(painter, QRect(inside.left(), inside.top(), _PICTURE, _PICTURE), each)
+        self._image(painter, QRect(inside.left(), inside.top(), _PICTURE, _PICTURE), each)
         inside.setLeft(inside.left() + _PICTURE + _GAP)
         lines = self._model.lines(each)[1:]
         bold = QFont(option.font)
@@ -246,9 +246,9 @@ class CardDelegate(QStyledItemDelegate):
         painter.drawText(place, int(side | Qt.AlignmentFlag.AlignTop), shown)
         return metrics.horizontalAdvance(shown)
 
-    def _picture(self, painter: QPainter, place: QRect, each: PresetEntry) -> None:
+    def _image(self, painter: QPainter, place: QRect, each: PresetEntry) -> None:
         """Paint the preset's image cropped to a square, or an icon if it has none."""
-        scheme = colours()
+        scheme = colors()
         shape = QPainterPath()
         shape.addRoundedRect(QRectF(place), 6, 6)
         painter.save()
@@ -270,16 +270,16 @@ class CardDelegate(QStyledItemDelegate):
 
     def _pixmap(self, each: PresetEntry, ratio: float) -> QPixmap | None:
         text = each.preset.preview.image if each.preset.preview else ""
-        pixels = self.pictures.get(text)
+        pixels = self.images.get(text)
         if pixels is None:
             return None
         if (text, ratio) not in self._pixmaps:
             longest = max(pixels.width, pixels.height) / max(min(pixels.width, pixels.height), 1)
-            self._pixmaps[text, ratio] = pixmap_of(pixels, round(_PICTURE * min(longest, 4.0)), ratio)
+            self._pixmaps[text, ratio] = to_pixmap(pixels, round(_PICTURE * min(longest, 4.0)), ratio)
         return self._pixmaps[text, ratio]
 
 
-class CardView(QListView):
+class PresetListView(QListView):
     """List of preset cards; `looked` reports that other cards came into view."""
 
     looked = Signal()
@@ -287,7 +287,7 @@ class CardView(QListView):
     def __init__(self, outlook: Callable[[PresetEntry], CostEstimate | None], parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.cards = PresetModel(outlook, self)
-        self.painter = CardDelegate(self.cards, self)
+        self.painter = PresetDelegate(self.cards, self)
         self.setModel(self.cards)
         self.setItemDelegate(self.painter)
         self.setAccessibleName(self.tr("Presets"))
@@ -313,25 +313,25 @@ class CardView(QListView):
                 yield each
 
 
-class OutlookLine(QWidget):
+class CostPanel(QWidget):
     """Cost of one preset on a chosen GPU; the choice of the GPU applies to all presets."""
 
     def __init__(self, outlooks: CostEstimates, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._outlooks = outlooks
         self._shown: tuple[Path, Preset] | None = None
-        self.cards, self.words = ComboBox(), plain_label()
-        self.cards.addItem(self.tr("This PC"), HERE)
+        self.gpus, self.words = ComboBox(), plain_label()
+        self.gpus.addItem(self.tr("This PC"), HERE)
         for size in GIGABYTES:
-            self.cards.addItem(self.tr("GPU with {size} GB").format(size=size), f"{size}GB")
-        self.cards.setCurrentIndex(max(self.cards.findData(outlooks.card), 0))
-        self.cards.setAccessibleName(self.tr("GPU"))
-        self.cards.activated.connect(lambda _: outlooks.choose(self.cards.currentData()))
+            self.gpus.addItem(self.tr("GPU with {size} GB").format(size=size), f"{size}GB")
+        self.gpus.setCurrentIndex(max(self.gpus.findData(outlooks.gpu), 0))
+        self.gpus.setAccessibleName(self.tr("GPU"))
+        self.gpus.activated.connect(lambda _: outlooks.choose(self.gpus.currentData()))
         head = QHBoxLayout()
         title = QLabel(self.tr("Time and memory on"))
         title.setProperty("role", "heading")
         head.addWidget(title)
-        head.addWidget(self.cards)
+        head.addWidget(self.gpus)
         head.addStretch()
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
@@ -347,12 +347,12 @@ class OutlookLine(QWidget):
         self._on_costs_changed()
 
     def _on_costs_changed(self) -> None:
-        self.cards.setCurrentIndex(max(self.cards.findData(self._outlooks.card), 0))
+        self.gpus.setCurrentIndex(max(self.gpus.findData(self._outlooks.gpu), 0))
         if self._shown is not None:
             outlook = self._outlooks.of(*self._shown)
             answer = outlook.answer if outlook else None
             doubtful = outlook is not None and (answer is None or answer.pick is None)
-            say(self.words, in_full(outlook, self._outlooks.card), "warning" if doubtful else "")
+            set_message(self.words, cost_text(outlook, self._outlooks.gpu), "warning" if doubtful else "")
 
 
 class PresetHeading(QWidget):
@@ -360,8 +360,8 @@ class PresetHeading(QWidget):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.picture = QLabel()
-        self.picture.setAccessibleName(self.tr("Image"))
+        self.image = QLabel()
+        self.image.setAccessibleName(self.tr("Image"))
         self.name, self.maker, self.notes, self.more = (plain_label(role) for role in ("title", "muted", "", "muted"))
         text, row = QVBoxLayout(), QHBoxLayout(self)
         text.setSpacing(6)
@@ -370,15 +370,15 @@ class PresetHeading(QWidget):
         text.addStretch()
         row.setContentsMargins(0, 0, 0, 0)
         row.setSpacing(16)
-        row.addWidget(self.picture, 0, Qt.AlignmentFlag.AlignTop)
+        row.addWidget(self.image, 0, Qt.AlignmentFlag.AlignTop)
         row.addLayout(text, 1)
 
-    def show_preset(self, preset: Preset, origin: str, picture: QPixmap | None) -> None:
+    def show_preset(self, preset: Preset, origin: str, image: QPixmap | None) -> None:
         """Show this preset."""
-        say(self.name, preset.name)
-        parts = [NAMES[preset.base.family], by(preset), origin]
-        say(self.maker, " · ".join(part for part in parts if part))
-        say(self.notes, preset.notes)
+        set_message(self.name, preset.name)
+        parts = [NAMES[preset.base.family], author_and_license(preset), origin]
+        set_message(self.maker, " · ".join(part for part in parts if part))
+        set_message(self.notes, preset.notes)
         words = [
             self.tr("Trigger words: {words}").format(words=", ".join(preset.trigger_words))
             if preset.trigger_words
@@ -387,10 +387,10 @@ class PresetHeading(QWidget):
             self.tr("Made for a GPU with {size:g} GB").format(size=preset.gpu.gigabytes) if preset.gpu else "",
             self.tr("%n example prompt(s)", "", len(preset.examples)) if preset.examples else "",
         ]
-        say(self.more, "\n".join(word for word in words if word))
-        self.picture.setVisible(picture is not None)
-        if picture is not None:
-            self.picture.setPixmap(picture)
+        set_message(self.more, "\n".join(word for word in words if word))
+        self.image.setVisible(image is not None)
+        if image is not None:
+            self.image.setPixmap(image)
 
 
 class Details(QWidget):
@@ -399,7 +399,7 @@ class Details(QWidget):
     def __init__(self, outlooks: CostEstimates, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.about = PresetHeading()
-        self.outlook = OutlookLine(outlooks)
+        self.outlook = CostPanel(outlooks)
         self.table = Table(
             (self.tr("Setting"), self.tr("Default"), self.tr("With this preset")), self.tr("Settings of the preset")
         )
@@ -415,12 +415,12 @@ class Details(QWidget):
         column.addWidget(self.heading)
         column.addWidget(self.table, 1)
 
-    def show_preset(self, shelved: PresetEntry, picture: QPixmap | None) -> None:
+    def show_preset(self, shelved: PresetEntry, image: QPixmap | None) -> None:
         """Show this preset."""
         preset = shelved.preset
-        self.about.show_preset(preset, origin_words(shelved.origin), picture)
+        self.about.show_preset(preset, origin_words(shelved.origin), image)
         self.outlook.show_preset(shelved.path, preset)
-        say(
+        set_message(
             self.heading,
             self.tr("Differs from defaults") if preset.recipe else self.tr("Settings that save memory"),
         )
@@ -443,4 +443,4 @@ def _fit_keys(preset: Preset) -> list[tuple[str, str, str]]:
     assert preset.fit is not None
     stated = preset.fit.model_dump(mode="json", exclude_unset=True, exclude_none=True)
     planned = QCoreApplication.translate("Presets", "planned")
-    return [(key, planned, toml_value(value)) for key, value in flat(stated, "")]
+    return [(key, planned, toml_value(value)) for key, value in flatten(stated, "")]

@@ -25,9 +25,9 @@ from PySide6.QtWidgets import (
 from app.core.presets.receiving import Received
 from app.core.session import Session
 from app.core.words import in_words
-from app.qt.presets.cards import OutlookLine, PresetHeading, rows_of
+from app.qt.presets.cards import CostPanel, PresetHeading, rows_of
 from app.qt.tables import Table
-from app.qt.widgets import close_row, plain_label, say, while_there
+from app.qt.widgets import close_row, plain_label, set_message, while_alive
 from trainer.config.presets.library import PresetEntry, same_name
 from trainer.errors import ImpastoError
 
@@ -42,8 +42,8 @@ class EditDialog(QDialog):
 
     def __init__(self, session: Session, shelved: PresetEntry, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._session, self._shelved = session, shelved
-        self._picture: Path | None = None
+        self._session, self._entry = session, shelved
+        self._image: Path | None = None
         self._without = False
         preset = shelved.preset
         self.setWindowTitle(self.tr("Edit preset"))
@@ -61,19 +61,19 @@ class EditDialog(QDialog):
         self.buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Save | QDialogButtonBox.StandardButton.Cancel)
         self._lay_out()
         self._update_image()
-        say(self.fault, "")
+        set_message(self.fault, "")
         self.choose.clicked.connect(self._choose)
-        self.remove.clicked.connect(lambda: self.show_picture(None))
+        self.remove.clicked.connect(lambda: self.show_image(None))
         self.buttons.accepted.connect(self._save)
         self.buttons.rejected.connect(self.reject)
 
-    def show_picture(self, path: Path | None) -> None:
+    def show_image(self, path: Path | None) -> None:
         """Set another image, or none."""
-        self._picture, self._without = path, path is None
+        self._image, self._without = path, path is None
         self._update_image()
 
     def _lay_out(self) -> None:
-        form, picture, column = QFormLayout(), QHBoxLayout(), QVBoxLayout(self)
+        form, image, column = QFormLayout(), QHBoxLayout(), QVBoxLayout(self)
         rows = (
             (self.tr("&Name"), self.name),
             (self.tr("&Author"), self.author),
@@ -86,10 +86,10 @@ class EditDialog(QDialog):
             widget.setAccessibleName(title.replace("&", ""))
         self.license.setPlaceholderText(self.tr("for example CC0-1.0 or CC-BY-4.0"))
         self.words.setPlaceholderText(self.tr("separated by commas"))
-        picture.addWidget(self.pictured, 1)
-        picture.addWidget(self.choose)
-        picture.addWidget(self.remove)
-        form.addRow(self.tr("Image"), picture)
+        image.addWidget(self.pictured, 1)
+        image.addWidget(self.choose)
+        image.addWidget(self.remove)
+        form.addRow(self.tr("Image"), image)
         column.setContentsMargins(18, 18, 18, 12)
         column.setSpacing(12)
         column.addLayout(form, 1)
@@ -100,13 +100,11 @@ class EditDialog(QDialog):
         kinds = self.tr("Images (*.png *.jpg *.jpeg *.webp)")
         chosen = QFileDialog.getOpenFileName(self, self.tr("Choose an image that shows the result"), "", kinds)[0]
         if chosen:
-            self.show_picture(Path(chosen))
+            self.show_image(Path(chosen))
 
     def _update_image(self) -> None:
-        has = self._picture is not None or (self._shelved.preset.preview is not None and not self._without)
-        self.pictured.setText(
-            self._picture.name if self._picture else self.tr("Current image") if has else self.tr("None")
-        )
+        has = self._image is not None or (self._entry.preset.preview is not None and not self._without)
+        self.pictured.setText(self._image.name if self._image else self.tr("Current image") if has else self.tr("None"))
         self.remove.setEnabled(has)
 
     def _save(self) -> None:
@@ -118,16 +116,16 @@ class EditDialog(QDialog):
             "notes": self.notes.toPlainText().strip(),
             "trigger_words": words,
         }
-        if self._picture is not None or self._without:
-            details["picture"] = self._picture
-        preset = self._shelved.preset
+        if self._image is not None or self._without:
+            details["picture"] = self._image
+        preset = self._entry.preset
         stated = {key: value for key, value in details.items() if key == "picture" or value != getattr(preset, key)}
         if not stated:
             self.accept()
             return
         self.buttons.setEnabled(False)
         self._session.presets.revise(
-            self._shelved, stated, while_there(self, self._on_done), while_there(self, self._on_failed)
+            self._entry, stated, while_alive(self, self._on_done), while_alive(self, self._on_failed)
         )
 
     def _on_done(self, path: Path) -> None:
@@ -136,7 +134,7 @@ class EditDialog(QDialog):
 
     def _on_failed(self, error: ImpastoError) -> None:
         self.buttons.setEnabled(True)
-        say(self.fault, in_words(error))
+        set_message(self.fault, in_words(error))
 
 
 _Roles = QDialogButtonBox.ButtonRole
@@ -148,14 +146,14 @@ class ReceiveDialog(QDialog):
     kept = Signal(object)
 
     def __init__(
-        self, session: Session, received: Received, picture: QPixmap | None, parent: QWidget | None = None
+        self, session: Session, received: Received, image: QPixmap | None, parent: QWidget | None = None
     ) -> None:
         super().__init__(parent)
         self._session, self.received = session, received
         self.setWindowTitle(self.tr("Add preset"))
         self.setModal(True)
         self.resize(760, 640)
-        self.about, self.outlook = PresetHeading(), OutlookLine(session.presets.outlooks)
+        self.about, self.outlook = PresetHeading(), CostPanel(session.presets.cost_estimates)
         self.heading, self.fault = plain_label("heading"), plain_label("bad")
         here = self.tr("Yours") if received.former else self.tr("Default")
         self.table = Table((self.tr("Setting"), here, self.tr("In this preset")), self.tr("Differences"))
@@ -164,13 +162,13 @@ class ReceiveDialog(QDialog):
         self.keep = self.buttons.addButton("", _Roles.AcceptRole)
         self.both = self.buttons.addButton(self.tr("Keep both"), _Roles.ActionRole)
         self._lay_out()
-        self._fill(picture)
+        self._fill(image)
         self.keep.clicked.connect(lambda: self._keep(self.name.text().strip()))
         self.both.clicked.connect(lambda: self._keep(received.free_name))
         self.buttons.rejected.connect(self.reject)
         self.name.textChanged.connect(lambda _: self._update_buttons())
         self._update_buttons()
-        session.presets.outlooks.want([(received.place, received.preset)])
+        session.presets.cost_estimates.want([(received.place, received.preset)])
 
     def _lay_out(self) -> None:
         trust = QLabel(
@@ -195,14 +193,14 @@ class ReceiveDialog(QDialog):
             column.addWidget(label)
         column.addWidget(self.buttons)
 
-    def _fill(self, picture: QPixmap | None) -> None:
+    def _fill(self, image: QPixmap | None) -> None:
         received = self.received
-        self.about.show_preset(received.preset, "", picture)
+        self.about.show_preset(received.preset, "", image)
         self.outlook.show_preset(received.place, received.preset)
         self.table.show_rows(rows_of(received.changes))
         self.table.setVisible(bool(received.changes))
-        say(self.heading, self._heading())
-        say(self.fault, "")
+        set_message(self.heading, self._heading())
+        set_message(self.fault, "")
 
     def _heading(self) -> str:
         received = self.received
@@ -229,7 +227,7 @@ class ReceiveDialog(QDialog):
         self.buttons.setEnabled(False)
         preset = self.received.preset
         self._session.presets.keep(
-            preset, name, "received", while_there(self, self._on_done), while_there(self, self._on_failed)
+            preset, name, "received", while_alive(self, self._on_done), while_alive(self, self._on_failed)
         )
 
     def _on_done(self, path: Path) -> None:
@@ -238,7 +236,7 @@ class ReceiveDialog(QDialog):
 
     def _on_failed(self, error: ImpastoError) -> None:
         self.buttons.setEnabled(True)
-        say(self.fault, in_words(error))
+        set_message(self.fault, in_words(error))
 
 
 class VersionsDialog(QDialog):
@@ -248,7 +246,7 @@ class VersionsDialog(QDialog):
 
     def __init__(self, session: Session, shelved: PresetEntry, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._session, self._shelved = session, shelved
+        self._session, self._entry = session, shelved
         self.past: list[Past] = []
         self.setWindowTitle(self.tr("Earlier versions of {name}").format(name=shelved.preset.name))
         self.setModal(True)
@@ -271,16 +269,16 @@ class VersionsDialog(QDialog):
         column.addLayout(row, 1)
         column.addWidget(self.fault)
         column.addWidget(self.buttons)
-        say(self.fault, "")
-        say(self.hint, self.tr("Reading…"), "muted")
+        set_message(self.fault, "")
+        set_message(self.hint, self.tr("Reading…"), "muted")
         self.times.currentRowChanged.connect(self._show)
         self.back.clicked.connect(self._go_back)
-        session.presets.versions(shelved, while_there(self, self._on_versions))
+        session.presets.versions(shelved, while_alive(self, self._on_versions))
 
     def _on_versions(self, past: list[Past]) -> None:
         self.past = past
         none = self.tr("No earlier versions: this preset was never changed.")
-        say(self.hint, self.tr("The current version is kept too.") if past else none, "muted")
+        set_message(self.hint, self.tr("The current version is kept too.") if past else none, "muted")
         for version, _ in past:
             when = QDateTime.fromSecsSinceEpoch(int(version.until.timestamp()))
             self.times.addItem(QLocale().toString(when, QLocale.FormatType.ShortFormat))
@@ -294,7 +292,7 @@ class VersionsDialog(QDialog):
         self.back.setEnabled(False)
         version = self.past[self.times.currentRow()][0]
         self._session.presets.go_back(
-            self._shelved, version, while_there(self, self._on_done), while_there(self, self._on_failed)
+            self._entry, version, while_alive(self, self._on_done), while_alive(self, self._on_failed)
         )
 
     def _on_done(self, path: Path) -> None:
@@ -303,4 +301,4 @@ class VersionsDialog(QDialog):
 
     def _on_failed(self, error: ImpastoError) -> None:
         self.back.setEnabled(True)
-        say(self.fault, in_words(error))
+        set_message(self.fault, in_words(error))

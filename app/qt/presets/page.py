@@ -23,12 +23,12 @@ from app.core.pixels import Pixels, pixels_of
 from app.core.session import Session
 from app.core.tasks import raise_again
 from app.qt.actions.commands import Action, Commands
+from app.qt.images.deletion import TrashedFiles, restore_files, trash_files
 from app.qt.page_loader import Page
-from app.qt.pictures.deletion import TrashedFiles, bring_back, throw_files
-from app.qt.presets.cards import PICTURE, CardView, Details
+from app.qt.presets.cards import IMAGE, Details, PresetListView
 from app.qt.presets.dialogs import EditDialog, ReceiveDialog, VersionsDialog
 from app.qt.theme import set_icon
-from app.qt.widgets import QT_TRANSLATE_NOOP, ComboBox, pixmap_of, plain_label, until_destroyed, while_there
+from app.qt.widgets import QT_TRANSLATE_NOOP, ComboBox, plain_label, to_pixmap, until_destroyed, while_alive
 from trainer.config.presets.exchange import preset_text
 from trainer.config.presets.library import PresetEntry, folder_of
 from trainer.config.presets.preset import Preset
@@ -88,8 +88,8 @@ ACTIONS = (
         "presets.save_picture",
         QT_TRANSLATE_NOOP("Action", "Save as an image…"),
         "presets",
-        "save_picture",
-        enabled="has_picture",
+        "save_image",
+        enabled="has_image",
         icon="pictures",
         tip=QT_TRANSLATE_NOOP("Action", "Saves the preview image with the preset inside"),
     ),
@@ -166,12 +166,12 @@ class PresetsPage(Page):
         """Create search, cards and details, then lay them out; yield after each part."""
         presets = self.session.presets
         self.field, self.origin, self.kind = QLineEdit(), ComboBox(), ComboBox()
-        self.nothing = plain_label("muted")
+        self.no_results = plain_label("muted")
         self.side = QStackedWidget()
         self.commands.add(ACTIONS, self)
         yield
-        self.list = CardView(lambda each: presets.outlooks.of(each.path, each.preset))
-        self.details = Details(presets.outlooks)
+        self.list = PresetListView(lambda each: presets.cost_estimates.of(each.path, each.preset))
+        self.details = Details(presets.cost_estimates)
         yield
         yield from self._lay_out()
         self._listen()
@@ -196,7 +196,7 @@ class PresetsPage(Page):
         """Return whether the selected preset can be edited."""
         return self.chosen is not None and self.chosen.origin != "built-in"
 
-    def has_picture(self) -> bool:
+    def has_image(self) -> bool:
         """Return whether the selected preset has an image to embed it in."""
         return self.chosen is not None and self.chosen.preset.preview is not None
 
@@ -204,7 +204,7 @@ class PresetsPage(Page):
         """Create a job with the selected recipe."""
         if self.chosen is not None and self.can_use():
             preset = self.chosen.preset
-            self.session.going.recipe.emit(f"{preset.base.family}/{preset.name}")
+            self.session.navigator.recipe.emit(f"{preset.base.family}/{preset.name}")
 
     def search(self) -> None:
         """Focus the search field."""
@@ -226,15 +226,15 @@ class PresetsPage(Page):
         if paths:
             self.open(paths[0])
         elif text.strip():
-            self.session.presets.receive(text[:_MAX_PASTE], while_there(self, self._on_received))
+            self.session.presets.receive(text[:_MAX_PASTE], while_alive(self, self._on_received))
         else:
-            self.said.emit(self.tr("The clipboard contains no preset."))
+            self.message_shown.emit(self.tr("The clipboard contains no preset."))
 
     def save_file(self) -> None:
         """Save the selected preset as a file to share."""
         self._save(self.tr("Presets (*.toml)"), ".toml")
 
-    def save_picture(self) -> None:
+    def save_image(self) -> None:
         """Save the selected preset inside its image."""
         self._save(self.tr("Images (*.png)"), ".png")
 
@@ -242,7 +242,7 @@ class PresetsPage(Page):
         """Copy the selected preset as text, without its image."""
         if self.chosen is not None:
             QGuiApplication.clipboard().setText(preset_text(self.chosen.preset))
-            self.said.emit(self.tr("Copied. Paste it into a message; the recipient can paste it here."))
+            self.message_shown.emit(self.tr("Copied. Paste it into a message; the recipient can paste it here."))
 
     def edit(self) -> None:
         """Edit the details of the selected preset."""
@@ -254,7 +254,7 @@ class PresetsPage(Page):
     def duplicate(self) -> None:
         """Copy the selected preset to the user's own."""
         if self.chosen is not None:
-            self.session.presets.duplicate(self.chosen, while_there(self, self.choose))
+            self.session.presets.duplicate(self.chosen, while_alive(self, self.choose))
 
     def versions(self) -> None:
         """Show earlier versions of the selected preset."""
@@ -276,9 +276,9 @@ class PresetsPage(Page):
                 return
             self.session.presets.look()
             words = self.tr("Moved “{name}” to the trash.").format(name=name)
-            self.told.emit(words, "info", (self.tr("Undo"), lambda: self._restore(thrown)))
+            self.notified.emit(words, "info", (self.tr("Undo"), lambda: self._restore(thrown)))
 
-        self.session.tasks.run(lambda: throw_files([path]), while_there(self, on_trashed), raise_again)
+        self.session.tasks.run(lambda: trash_files([path]), while_alive(self, on_trashed), raise_again)
 
     # --- received presets
 
@@ -289,8 +289,8 @@ class PresetsPage(Page):
         else:
             self.session.presets.receive(
                 path,
-                while_there(self, self._on_received),
-                while_there(self, lambda e: self._on_receive_failed(path, e)),
+                while_alive(self, self._on_received),
+                while_alive(self, lambda e: self._on_receive_failed(path, e)),
             )
 
     def choose(self, path: Path) -> None:
@@ -309,7 +309,7 @@ class PresetsPage(Page):
         """Stop the planner while the page is hidden."""
         super().hideEvent(event)
         self._cost_timer.stop()
-        self.session.presets.outlooks.rest()
+        self.session.presets.cost_estimates.stop()
 
     # --- inside
 
@@ -342,8 +342,8 @@ class PresetsPage(Page):
         # The cards' context menu, for the right mouse button and the menu key.
         self.list.setContextMenuPolicy(Qt.ContextMenuPolicy.ActionsContextMenu)
         self.list.addActions([self.commands[action.id] for action in ACTIONS if action.enabled])
-        self.nothing.setAlignment(Qt.AlignmentFlag.AlignCenter)
-        self.side.addWidget(self.nothing)
+        self.no_results.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        self.side.addWidget(self.no_results)
         self.side.addWidget(self.details)
         splitter = QSplitter()
         splitter.setObjectName("presets")
@@ -369,7 +369,7 @@ class PresetsPage(Page):
             self,
             presets.changed.connect(lambda _: self._on_presets_changed()),
             presets.failed.connect(self.failed.emit),
-            presets.outlooks.changed.connect(lambda _: self._on_costs_changed()),
+            presets.cost_estimates.changed.connect(lambda _: self._on_costs_changed()),
         )
 
     def _button(self, name: str, *, short: bool = False) -> QPushButton:
@@ -387,7 +387,7 @@ class PresetsPage(Page):
 
     def _on_presets_changed(self) -> None:
         """Show the current library, keeping the selection or making the requested one, and report unusable files."""
-        shelf = self.session.presets.shelf
+        shelf = self.session.presets.entries
         if shelf is None:
             return
         wanted = next((each for each in shelf.presets if each.path == self._wanted), None)
@@ -403,7 +403,7 @@ class PresetsPage(Page):
             self.failed.emit(JobError("preset.broken", sentence, error.remedy))
 
     def _filter(self) -> None:
-        shelf = self.session.presets.shelf
+        shelf = self.session.presets.entries
         before = self.chosen.path if self.chosen else None
         self.list.cards.show([each for each in shelf.presets if self._matches(each)] if shelf else [])
         index = self.list.cards.place_of(self._wanted or before)
@@ -436,9 +436,9 @@ class PresetsPage(Page):
         each = self.chosen
         if each is not None:
             self.details.show_preset(each, self._pixmap(each.preset))
-        read = self.session.presets.shelf is not None
-        self.nothing.setText(self.tr("No presets match.") if read else self.tr("Reading…"))
-        self.side.setCurrentWidget(self.details if each else self.nothing)
+        read = self.session.presets.entries is not None
+        self.no_results.setText(self.tr("No presets match.") if read else self.tr("Reading…"))
+        self.side.setCurrentWidget(self.details if each else self.no_results)
         self.commands.refresh()
 
     def _schedule_costs(self) -> None:
@@ -448,37 +448,37 @@ class PresetsPage(Page):
     def _request_costs(self) -> None:
         if self.isVisible() and self.arriving is None:
             cards = self.list.visible_cards()
-            self.session.presets.outlooks.want((each.path, each.preset) for each in cards)
+            self.session.presets.cost_estimates.want((each.path, each.preset) for each in cards)
 
     def _on_costs_changed(self) -> None:
         self.list.cards.renew()
 
     def _load_images(self) -> None:
         """Decode new preview images on a worker."""
-        shelf = self.session.presets.shelf
+        shelf = self.session.presets.entries
         texts = [each.preset.preview.image for each in shelf.presets if each.preset.preview] if shelf else []
-        new = [text for text in texts if text not in self.list.painter.pictures]
+        new = [text for text in texts if text not in self.list.painter.images]
         if new:
-            work = lambda: {text: pixels for text in new if (pixels := pixels_of(text, PICTURE * 2))}  # noqa: E731
-            self.session.tasks.run(work, while_there(self, self._on_images), raise_again)
+            work = lambda: {text: pixels for text in new if (pixels := pixels_of(text, IMAGE * 2))}  # noqa: E731
+            self.session.tasks.run(work, while_alive(self, self._on_images), raise_again)
 
-    def _on_images(self, pictures: dict[str, Pixels]) -> None:
-        self.list.painter.pictures = {**self.list.painter.pictures, **pictures}
+    def _on_images(self, images: dict[str, Pixels]) -> None:
+        self.list.painter.images = {**self.list.painter.images, **images}
         self.list.cards.renew()
         self._show_chosen()
 
     def _pixmap(self, preset: Preset) -> QPixmap | None:
-        pixels = self.list.painter.pictures.get(preset.preview.image) if preset.preview else None
-        return pixmap_of(pixels, PICTURE, self.devicePixelRatioF()) if pixels else None
+        pixels = self.list.painter.images.get(preset.preview.image) if preset.preview else None
+        return to_pixmap(pixels, IMAGE, self.devicePixelRatioF()) if pixels else None
 
     def _on_received(self, received: Received) -> None:
         text = received.preset.preview.image if received.preset.preview else ""
-        show = while_there(self, lambda pixels: self._show_received(received, pixels))
-        self.session.tasks.run(lambda: pixels_of(text, PICTURE * 2) if text else None, show, raise_again)
+        show = while_alive(self, lambda pixels: self._show_received(received, pixels))
+        self.session.tasks.run(lambda: pixels_of(text, IMAGE * 2) if text else None, show, raise_again)
 
     def _show_received(self, received: Received, pixels: Pixels | None) -> None:
-        picture = pixmap_of(pixels, PICTURE, self.devicePixelRatioF()) if pixels else None
-        self.arriving = ReceiveDialog(self.session, received, picture, self)
+        image = to_pixmap(pixels, IMAGE, self.devicePixelRatioF()) if pixels else None
+        self.arriving = ReceiveDialog(self.session, received, image, self)
         self.arriving.kept.connect(self._on_kept)
         self.arriving.finished.connect(lambda _: self._on_receive_finished())
         self.arriving.open()
@@ -489,12 +489,12 @@ class PresetsPage(Page):
 
     def _on_kept(self, path: Path) -> None:
         self.choose(path)
-        self.told.emit(self.tr("Added to the received presets."), "info", (self.tr("Use in a new job"), self.use))
+        self.notified.emit(self.tr("Added to the received presets."), "info", (self.tr("Use in a new job"), self.use))
 
     def _on_receive_failed(self, path: Path, error: ImpastoError) -> None:
         """Report why a file is not a preset; a job file opens on the Train page."""
         if error.code == "preset.job":
-            self.session.going.job.emit(path)
+            self.session.navigator.job.emit(path)
         else:
             self.failed.emit(error)
 
@@ -506,10 +506,10 @@ class PresetsPage(Page):
         if target:
             path = Path(target)
             path = path if path.suffix.lower() == ending else path.with_name(path.name + ending)
-            self.session.presets.save(preset, path, while_there(self, self._on_saved))
+            self.session.presets.save(preset, path, while_alive(self, self._on_saved))
 
     def _on_saved(self, path: Path) -> None:
-        self.said.emit(self.tr("Saved as {file}.").format(file=path.name))
+        self.message_shown.emit(self.tr("Saved as {file}.").format(file=path.name))
 
     def _restore(self, thrown: TrashedFiles) -> None:
         def on_restored(left: list[Path]) -> None:
@@ -519,4 +519,4 @@ class PresetsPage(Page):
             self._wanted = thrown.moved[0][0]
             self.session.presets.look()
 
-        self.session.tasks.run(lambda: bring_back(thrown), while_there(self, on_restored), raise_again)
+        self.session.tasks.run(lambda: restore_files(thrown), while_alive(self, on_restored), raise_again)

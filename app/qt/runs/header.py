@@ -16,9 +16,9 @@ from app.core.session import Session
 from app.qt.actions.commands import Action, Commands
 from app.qt.runs.lists import entry_status
 from app.qt.runs.rows import ending_word, run_word, starting_word, state_color
-from app.qt.theme import colours
+from app.qt.theme import colors
 from app.qt.widgets import QT_TRANSLATE_NOOP as _NOOP
-from app.qt.widgets import Elided, duration, open_folder, plain_tip, say, until_destroyed
+from app.qt.widgets import ElidedLabel, format_duration, open_folder, plain_tip, set_message, until_destroyed
 from trainer.protocol.commands import CommandName, CommandResult, Ending
 from trainer.protocol.events import Phase
 from trainer.protocol.progress import PhaseState
@@ -145,23 +145,23 @@ class PhaseBar(QWidget):
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         metrics = self.fontMetrics()
         line = QRect(0, 0, self.width(), metrics.height())
-        painter.setPen(QColor(colours().text if self.current else colours().muted))
+        painter.setPen(QColor(colors().text if self.current else colors().muted))
         painter.drawText(line, int(Qt.AlignmentFlag.AlignLeft), self._cut(self.name, line.width()))
         left = line.width() - metrics.horizontalAdvance(self.name) - 8
         if metrics.horizontalAdvance(self.amount) <= left:
-            painter.setPen(QColor(colours().muted))
+            painter.setPen(QColor(colors().muted))
             painter.drawText(line, int(Qt.AlignmentFlag.AlignRight), self.amount)
         room = QRectF(0.5, line.bottom() + 3.5, self.width() - 1, _BAR - 1)
         self._paint_bar(painter, room)
         painter.end()
 
     def _paint_bar(self, painter: QPainter, room: QRectF) -> None:
-        painter.setPen(QColor(colours().edge))
-        painter.setBrush(QColor(colours().base))
+        painter.setPen(QColor(colors().edge))
+        painter.setBrush(QColor(colors().base))
         painter.drawRoundedRect(room, _BAR / 2, _BAR / 2)
         part = _UNKNOWN if self.part is None else self.part
         if part > 0:
-            painter.setBrush(QColor(colours().focus if self.current else colours().edge))
+            painter.setBrush(QColor(colors().focus if self.current else colors().edge))
             painter.setPen(Qt.PenStyle.NoPen)
             filled = QRectF(room.left(), room.top(), max(room.height(), room.width() * part), room.height())
             painter.drawRoundedRect(filled, _BAR / 2, _BAR / 2)
@@ -205,9 +205,9 @@ def _part(state: PhaseState) -> float | None:
 def _amount(phase: Phase, state: PhaseState, now: float | None) -> str:
     """Return done and total of a running phase, always for training; otherwise the time it took."""
     if phase != "train" and now is None:
-        return duration(state.seconds)
+        return format_duration(state.seconds)
     if state.total is None or state.total <= 1:
-        return duration(state.elapsed(now or 0.0)) if now else ""
+        return format_duration(state.elapsed(now or 0.0)) if now else ""
     return f"{_units(phase, state.done)} / {_units(phase, state.total)}"
 
 
@@ -220,9 +220,9 @@ def _units(phase: Phase, number: int) -> str:
 class RunHeader(QWidget):
     """Header of one run; commands reach the engine, and its answers return, through the run's folder."""
 
-    said = Signal(str)
-    told = Signal(str, str, object)
-    """See `Page.told`: message, kind and an optional action."""
+    message_shown = Signal(str)
+    notified = Signal(str, str, object)
+    """See `Page.notified`: message, kind and an optional action."""
     failed = Signal(object)
 
     def __init__(self, session: Session, commands: Commands, parent: QWidget | None = None) -> None:
@@ -230,11 +230,11 @@ class RunHeader(QWidget):
         self._session, self._commands = session, commands
         self._run: Run | None = None
         self._ends: list[Callable[[], None]] = []
-        self._orders = session.orders
+        self._orders = session.run_commands
         self._starting: Entry | None = None
         """The queue entry shown while it has no run yet."""
         self._enabled: tuple[bool, ...] = ()
-        self.name, self.state, self.facts = Elided(), QLabel(), QLabel()
+        self.name, self.state, self.facts = ElidedLabel(), QLabel(), QLabel()
         self.phases = PhaseBars()
         self.buttons: dict[str, QToolButton] = {}
         commands.add(ACTIONS, self)
@@ -253,7 +253,7 @@ class RunHeader(QWidget):
         for end in self._ends:
             end()
         self._run, self._starting = run, starting
-        self._ends = [run.looked.connect(lambda _: self._on_looked())] if run else []
+        self._ends = [run.polled.connect(lambda _: self._on_looked())] if run else []
         self._show()
 
     # --- which commands are enabled
@@ -296,8 +296,8 @@ class RunHeader(QWidget):
         run = self._run
         if run is None or not run.alive:
             return None
-        wish = next((entry.wish for entry in self._queue_entries if entry.state == "running" and entry.wish), None)
-        name = self._orders.ending(run.directory) or wish
+        request = next((entry.wish for entry in self._queue_entries if entry.state == "running" and entry.wish), None)
+        name = self._orders.ending(run.directory) or request
         return run.summary.ending or (Ending(name, accepted=False) if name else None)
 
     @property
@@ -346,7 +346,7 @@ class RunHeader(QWidget):
         """Queue the run to continue from its last checkpoint."""
         if self._run:
             self._session.queue.resume(self._run.directory.path)
-            self.said.emit(self.tr("{run} continues when its turn comes.").format(run=self._run.summary.name))
+            self.message_shown.emit(self.tr("{run} continues when its turn comes.").format(run=self._run.summary.name))
 
     def open_folder(self) -> None:
         """Open the run's folder in the system's file manager."""
@@ -360,10 +360,10 @@ class RunHeader(QWidget):
     def _on_answered(self, order: Order, answer: CommandResult) -> None:
         """Report a command's result: success as a passing status message, failure as a notice that stays."""
         if answer.outcome == "done":
-            self.said.emit(self._done(order.name).format(run=order.run.name, detail=answer.detail))
+            self.message_shown.emit(self._done(order.name).format(run=order.run.name, detail=answer.detail))
             return
         if answer.outcome == "withdrawn":
-            self.said.emit(self.tr("{run} continues.").format(run=order.run.name))
+            self.message_shown.emit(self.tr("{run} continues.").format(run=order.run.name))
             return
         title = self._commands[f"runs.{order.name}"].text()
         if answer.outcome == "void":
@@ -372,7 +372,7 @@ class RunHeader(QWidget):
             words = self.tr("{run} refused “{order}”: {detail}")
         else:
             words = self.tr("{run} could not do “{order}”: {detail}")
-        self.told.emit(words.format(run=order.run.name, order=title, detail=answer.detail), "warning", None)
+        self.notified.emit(words.format(run=order.run.name, order=title, detail=answer.detail), "warning", None)
 
     def _done(self, name: CommandName) -> str:
         return {
@@ -420,10 +420,10 @@ class RunHeader(QWidget):
         if entry:
             is_starting = entry.state == "running"
             status = starting_word() if is_starting else entry_status(entry, time.time())
-            say(self.state, status, state_color("running" if is_starting else "paused"))
+            set_message(self.state, status, state_color("running" if is_starting else "paused"))
             return
         if self._is_starting:
-            say(self.state, starting_word(), state_color("running"))
+            set_message(self.state, starting_word(), state_color("running"))
             return
         words = [run_word(run.summary)] if run else []
         if self._is_queued:
@@ -432,7 +432,7 @@ class RunHeader(QWidget):
             words = [ending_word(ending.name)]
         elif self._pending_commands:
             words.append(self._pending_words())
-        say(self.state, " · ".join(words), state_color(state) if state else "muted")
+        set_message(self.state, " · ".join(words), state_color(state) if state else "muted")
 
     def _pending_words(self) -> str:
         if "sample" in self._pending_commands:
@@ -447,8 +447,8 @@ class RunHeader(QWidget):
         if summary.steps:
             parts.append(self.tr("Step {step} of {steps}").format(step=number(step), steps=number(summary.steps)))
         if (left := run.seconds_left()) is not None:
-            parts.append(self.tr("about {duration} left").format(duration=duration(left)))
-        if run.alive and (speed := story.pictures_per_second):
+            parts.append(self.tr("about {duration} left").format(duration=format_duration(left)))
+        if run.alive and (speed := story.images_per_second):
             parts.append(self.tr("{speed} images/s").format(speed=QLocale().toString(speed, "g", 3)))
         if story.device:
             parts.append(self.tr("on {device}").format(device=self._device(run)))

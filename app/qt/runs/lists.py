@@ -39,8 +39,8 @@ from app.qt.runs.rows import (
     state_color,
     state_word,
 )
-from app.qt.theme import colours
-from app.qt.widgets import plain_tip, upcoming
+from app.qt.theme import colors
+from app.qt.widgets import format_future, plain_tip
 from trainer.protocol.queue import Entry, State
 
 SUMMARY = int(Qt.ItemDataRole.UserRole)
@@ -75,7 +75,7 @@ class RunModel(StatusModel[RunSummary]):
         for row in rows:
             if row.path in was ^ self._beginning:
                 before.pop(id(row), None)
-        return self.renew(rows, [self._words(row, before.get(id(row))) for row in rows])
+        return self.update_rows(rows, [self._words(row, before.get(id(row))) for row in rows])
 
     def _words(self, row: RunSummary, before: str | None) -> str:
         """Return a run's status text; an ended, unchanged run reuses `before`, as there may be hundreds."""
@@ -117,7 +117,7 @@ class RunDelegate(QStyledItemDelegate):
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
         """Draw one run."""
         run: RunSummary = index.data(SUMMARY)
-        scheme = colours()
+        scheme = colors()
         painter.save()
         chosen = paint_background(painter, option)
         inside = option.rect.adjusted(_SIDE, _RUN_ABOVE, -_SIDE, -_RUN_ABOVE)
@@ -137,7 +137,7 @@ class RunDelegate(QStyledItemDelegate):
         painter.restore()
 
     def _draw_bar(self, painter: QPainter, place: QRectF, run: RunSummary, chosen: bool) -> None:
-        scheme = colours()
+        scheme = colors()
         painter.setPen(Qt.PenStyle.NoPen)
         track = QColor(scheme.on_accent if chosen else scheme.line)
         track.setAlpha(90 if chosen else 255)
@@ -198,13 +198,13 @@ class RunList(QListView):
         self._select([path])
         self._quiet = False
         self._on_selection_changed()
-        place = self.runs.place_of(path)
+        place = self.runs.index_of(path)
         if place.isValid():
             self.scrollTo(place)
 
     def _select(self, paths: Sequence[Path]) -> None:
         selection = QItemSelection()
-        places = [place for path in paths if (place := self.runs.place_of(path)).isValid()]
+        places = [place for path in paths if (place := self.runs.index_of(path)).isValid()]
         for place in places:
             selection.select(place, place)
         self.selectionModel().select(selection, QItemSelectionModel.SelectionFlag.ClearAndSelect)
@@ -235,7 +235,7 @@ def entry_status(entry: Entry, now: float) -> str:
         return state_word("running") if entry.run else _tr("Preparing")
     parts = [_tr("Queued") if entry.state == "waiting" else state_word(entry.state)]
     if entry.state == "waiting" and entry.after is not None and entry.after > now:
-        parts.append(_tr("from {time}").format(time=upcoming(entry.after, now)))
+        parts.append(_tr("from {time}").format(time=format_future(entry.after, now)))
     if entry.steps is not None and entry.state == "waiting":
         parts.append(_tr("to {steps} steps").format(steps=QLocale().toString(entry.steps)))
     return " · ".join([*parts, *entry.problem.splitlines()[:1]])
@@ -253,7 +253,7 @@ class QueueModel(StatusModel[Entry]):
     def show(self, rows: Sequence[Entry]) -> bool:
         """Show these rows; return whether the rows themselves changed, not only their status."""
         now = time.time()
-        return self.renew(rows, [entry_status(row, now) for row in rows])
+        return self.update_rows(rows, [entry_status(row, now) for row in rows])
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> object:
         """Return one role's value of an entry."""
@@ -313,7 +313,7 @@ class QueueDelegate(QStyledItemDelegate):
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
         """Draw one entry."""
         entry: Entry = index.data(ENTRY)
-        scheme = colours()
+        scheme = colors()
         painter.save()
         chosen = paint_background(painter, option)
         inside = option.rect.adjusted(_SIDE, _ENTRY_ABOVE, -_SIDE, -_ENTRY_ABOVE)
@@ -355,7 +355,7 @@ class QueueList(QListView):
 
     def choose(self, number: str) -> None:
         """Select an entry by its id, if it is in the list."""
-        place = self.queue.place_of(number)
+        place = self.queue.index_of(number)
         if place.isValid():
             self.setCurrentIndex(place)
             self.scrollTo(place)
@@ -366,10 +366,10 @@ class QueueList(QListView):
         The first time, scroll to the first entry that has not ended.
         """
         first, before, place = not self.queue.rows, self.entry(), self.verticalScrollBar().value()
-        watched = before is not None and self._is_visible(self.queue.place_of(before.id), self.viewport().size())
+        watched = before is not None and self._is_visible(self.queue.index_of(before.id), self.viewport().size())
         if not self.queue.show(rows):
             return
-        chosen = self.queue.place_of(before.id) if before is not None else QModelIndex()
+        chosen = self.queue.index_of(before.id) if before is not None else QModelIndex()
         self.setCurrentIndex(chosen)
         if first:
             self.scrollTo(self._first_open(), QListView.ScrollHint.PositionAtTop)
@@ -388,7 +388,7 @@ class QueueList(QListView):
 
     def _first_open(self) -> QModelIndex:
         """Return the index of the first entry that has not ended; invalid if there is none."""
-        return next((self.queue.place_of(row.id) for row in self.queue.rows if not row.ended), QModelIndex())
+        return next((self.queue.index_of(row.id) for row in self.queue.rows if not row.ended), QModelIndex())
 
     def _is_visible(self, place: QModelIndex, size: QSize) -> bool:
         """Return whether part of an entry is visible in a view of this size; true for an invalid size."""

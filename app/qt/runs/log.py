@@ -13,13 +13,13 @@ from PySide6.QtGui import QFontDatabase, QGuiApplication, QHideEvent, QKeyEvent,
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QLineEdit, QPlainTextEdit, QVBoxLayout, QWidget
 
 from app.core.runs import log as logs
-from app.core.runs.log import ROOM, LogChunk, report_on
+from app.core.runs.log import CHUNK_BYTES, LogChunk, report_on
 from app.core.session import Session
 from app.core.tasks import Tasks, only, raise_again
 from app.qt.actions.commands import Action, Commands
 from app.qt.runs.remarks import RemarkPanel, RemarkText, sentence
 from app.qt.widgets import QT_TRANSLATE_NOOP as _NOOP
-from app.qt.widgets import moment
+from app.qt.widgets import format_past
 
 if TYPE_CHECKING:
     from app.core.runs.run import Run
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 
-_MAX_BYTES = 16 * ROOM
+_MAX_BYTES = 16 * CHUNK_BYTES
 """Bytes of the log held in memory."""
-_JUMP_BYTES = 8 * ROOM
+_JUMP_BYTES = 8 * CHUNK_BYTES
 """Bytes printed since the last read from which only the end of the log is read."""
 ACTIONS = (
     Action("log.find", _NOOP("Action", "Find in the log"), "runs", "ask_what", ("Ctrl+F",), "has_run", icon="search"),
@@ -70,7 +70,7 @@ class LogText(QPlainTextEdit):
     """Another part of the log is visible."""
     unreadable = Signal(str)
     """Why the log cannot be read."""
-    missed = Signal()
+    not_found = Signal()
     """The log does not contain the text that the user searched for."""
 
     def __init__(self, tasks: Tasks, parent: QWidget | None = None) -> None:
@@ -82,7 +82,7 @@ class LogText(QPlainTextEdit):
         self._size = 0
         self._more = False
         """Whether the log continues past the held chunks by more than a few lines."""
-        self._asked = 0
+        self._requested = 0
         self._busy = False
         self._pending_request: Callable[[], None] | None = None
         """The user's request that waits until the current read is done."""
@@ -104,7 +104,7 @@ class LogText(QPlainTextEdit):
     def show_log(self, log: Path | None) -> None:
         """Show the end of another log, or nothing."""
         self._log, self._take_partial_line = log, True
-        self._asked += 1
+        self._requested += 1
         self._busy, self._pending_request = False, None
         self._put(())
         self.to_end()
@@ -160,7 +160,7 @@ class LogText(QPlainTextEdit):
             elif around:  # wrap around and search from the other end
                 self._seek_from(wanted, back, size if back else 0, around=False)
             else:
-                self.missed.emit()
+                self.not_found.emit()
 
         self._ask(lambda: logs.find(log, wanted, start, back=back), done)
 
@@ -192,16 +192,16 @@ class LogText(QPlainTextEdit):
         if self._busy:
             self._pending_request = again or self._pending_request
             return
-        self._busy, asked = True, self._asked
+        self._busy, asked = True, self._requested
 
         def deliver(found: _Result) -> None:
-            if asked == self._asked:
+            if asked == self._requested:
                 self._busy = False
                 done(found)
                 self._run_pending()
 
         def fail(fault: OSError) -> None:
-            if asked == self._asked:
+            if asked == self._requested:
                 self._busy = False
                 self.unreadable.emit(fault.strerror or str(fault))
                 self._run_pending()
@@ -210,10 +210,10 @@ class LogText(QPlainTextEdit):
 
     def _run_pending(self) -> None:
         """Run the request that was waiting."""
-        wish = self._pending_request
-        if wish and not self._busy:
+        request = self._pending_request
+        if request and not self._busy:
             self._pending_request = None
-            wish()
+            request()
 
     def _show_end(self, chunk: LogChunk) -> None:
         self._put((chunk,) if chunk.lines else ())
@@ -311,7 +311,7 @@ class LogText(QPlainTextEdit):
 class LogView(QWidget):
     """Log of one run, with its remarks above and a search field."""
 
-    said = Signal(str)
+    message_shown = Signal(str)
 
     def __init__(self, session: Session, commands: Commands, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -325,7 +325,7 @@ class LogView(QWidget):
         commands.add(ACTIONS, self)
         self._lay_out()
         self.text.moved.connect(commands.refresh)
-        self.text.missed.connect(lambda: self.result.setText(self.tr("No matches")))
+        self.text.not_found.connect(lambda: self.result.setText(self.tr("No matches")))
         self.text.unreadable.connect(self._on_unreadable)
         self.field.textEdited.connect(lambda _: self.result.clear())
         self.field.installEventFilter(self)
@@ -335,7 +335,7 @@ class LogView(QWidget):
         for end in self._ends:
             end()
         self._run = run
-        self._ends = [run.looked.connect(lambda _: self._follow_run())] if run else []
+        self._ends = [run.polled.connect(lambda _: self._follow_run())] if run else []
         self.result.clear()
         self.text.show_log(run.directory.console if run else None)
         self.remarks.show_remarks(self.remark_texts())
@@ -345,7 +345,7 @@ class LogView(QWidget):
         """Return the run's remarks as texts, the latest first."""
         now = time.time()
         remarks = reversed(self._run.remarks.all) if self._run else ()
-        return [RemarkText(one.kind, sentence(one), moment((one.last or one.event).time, now)) for one in remarks]
+        return [RemarkText(one.kind, sentence(one), format_past((one.last or one.event).time, now)) for one in remarks]
 
     def _follow_run(self) -> None:
         run = self._run
@@ -392,7 +392,7 @@ class LogView(QWidget):
 
     def _on_report(self, text: str) -> None:
         QGuiApplication.clipboard().setText(text)
-        self.said.emit(self.tr("Copied. Paste it into your bug report."))
+        self.message_shown.emit(self.tr("Copied. Paste it into your bug report."))
 
     def _seek(self, *, back: bool) -> None:
         self.result.clear()

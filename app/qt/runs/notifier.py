@@ -9,10 +9,10 @@ from PySide6.QtCore import QEvent, QLocale, QObject, Qt, QTimer
 from PySide6.QtGui import QCloseEvent, QGuiApplication
 from PySide6.QtWidgets import QApplication, QFrame, QLabel, QSystemTrayIcon, QVBoxLayout, QWidget
 
-from app.core.runs.watcher import Ended, GoesOn
+from app.core.runs.watcher import Continuing, Ended
 from app.core.session import Session
 from app.qt.runs.rows import training_words
-from app.qt.widgets import come_forward, until_destroyed
+from app.qt.widgets import raise_window, until_destroyed
 
 if TYPE_CHECKING:
     from app.qt.notices import Notices
@@ -25,7 +25,7 @@ _POLL_MS = 1000
 class CloseNotice(QFrame):
     """Short notice in place of the closed window; the app quits with it unless the window is open again."""
 
-    def __init__(self, window: QWidget, goes_on: GoesOn) -> None:
+    def __init__(self, window: QWidget, goes_on: Continuing) -> None:
         # No parent: the app would not wait for a child of the closed window.
         super().__init__(None, Qt.WindowType.SplashScreen)
         self.setObjectName("farewell")
@@ -70,16 +70,16 @@ class Notifier(QObject):
         self._last: Ended | None = None
         self._notified: dict[Path, str] = {}
         """Latest notice about the end of each run, by run folder."""
-        self.farewell: CloseNotice | None = None
+        self.close_notice: CloseNotice | None = None
         self._timer = QTimer(self)
         self._timer.setInterval(_POLL_MS)
-        self._timer.timeout.connect(session.telling.look)
+        self._timer.timeout.connect(session.run_watcher.look)
         self._timer.timeout.connect(session.training.look)
         until_destroyed(
             self,
-            session.telling.changed.connect(lambda _: self._watch()),
-            session.telling.ended.connect(self._on_ended),
-            session.telling.goes_on_again.connect(self._on_run_resumed),
+            session.run_watcher.changed.connect(lambda _: self._watch()),
+            session.run_watcher.ended.connect(self._on_ended),
+            session.run_watcher.resumed.connect(self._on_run_resumed),
             session.training.changed.connect(lambda _: self._show_in_tray()),
         )
         window.installEventFilter(self)
@@ -97,7 +97,7 @@ class Notifier(QObject):
             words, well = self._words(ended), ended.summary.state == "done"
             words = self.tr("While Impasto was closed: {words}").format(words=words) if ended.earlier else words
             act = (self.tr("Show"), lambda: self._show(ended))
-            self._notices.tell(words, "info" if well else "error", act)
+            self._notices.show_notice(words, "info" if well else "error", act)
             self._notified[ended.summary.path] = words
             if not ended.earlier:
                 QApplication.alert(self._window)
@@ -106,13 +106,13 @@ class Notifier(QObject):
         if wanted.sound and not ended.earlier:
             QApplication.beep()
 
-    def say_farewell(self, goes_on: GoesOn) -> None:
+    def show_close_notice(self, goes_on: Continuing) -> None:
         """Show what continues after the window closes: training or the queue."""
         application = QGuiApplication.instance()
         assert isinstance(application, QGuiApplication)
         if not application.isSavingSession():  # at logout the system would not wait for the notice
-            self.farewell = CloseNotice(self._window, goes_on)
-            self.farewell.show()
+            self.close_notice = CloseNotice(self._window, goes_on)
+            self.close_notice.show()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:  # noqa: N802
         """Stop polling when the window closes (runs continue without it) and start again when it is shown."""
@@ -124,7 +124,7 @@ class Notifier(QObject):
 
     def _watch(self) -> None:
         """Poll only while there is something to wait for and the window is visible."""
-        if not self._session.telling.watching or not self._window.isVisible():
+        if not self._session.run_watcher.watching or not self._window.isVisible():
             self._timer.stop()
         elif not self._timer.isActive():
             self._timer.start()
@@ -139,7 +139,7 @@ class Notifier(QObject):
     def _on_run_resumed(self, run: Path) -> None:
         """Remove the notice that a run ended: it was resumed."""
         if words := self._notified.pop(run, ""):
-            self._notices.take_back(words)
+            self._notices.dismiss(words)
 
     def _words(self, ended: Ended) -> str:
         run, step = ended.summary, QLocale().toString(ended.summary.step)
@@ -186,7 +186,7 @@ class Notifier(QObject):
 
     def _come_forward(self) -> None:
         """Bring the window to the front, showing the run that ended last, if any."""
-        come_forward(self._window)
+        raise_window(self._window)
         last, self._last = self._last, None
         if last:
             self._show(last)
@@ -194,6 +194,6 @@ class Notifier(QObject):
     def _show(self, ended: Ended) -> None:
         """Show the run, or the job if its run never started."""
         if ended.job:
-            self._session.going.job.emit(ended.job)
+            self._session.navigator.job.emit(ended.job)
         else:
-            self._session.going.run.emit(ended.summary.path)
+            self._session.navigator.run.emit(ended.summary.path)

@@ -34,7 +34,7 @@ from app.qt.runs.log import LogView
 from app.qt.runs.queue_panel import QueuePanel
 from app.qt.runs.samples.matrix import SampleMatrix
 from app.qt.theme import set_icon
-from app.qt.widgets import QT_TRANSLATE_NOOP, plain_label, sign, until_destroyed
+from app.qt.widgets import QT_TRANSLATE_NOOP, icon_label, plain_label, until_destroyed
 
 _LINES = 5
 _AROUND = 34  # the field's frame, padding and margin, plus a horizontal scroll bar; in px
@@ -57,13 +57,13 @@ ACTIONS = (
 class FailureBanner(QFrame):
     """Banner that says why a run ended, with the engine's last lines; hidden if nothing is wrong."""
 
-    unwanted = Signal()
+    removal_requested = Signal()
     """The user wants to remove a missing run from the list."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setObjectName("notice")
-        self.sign, self.sentence = sign(20), plain_label()
+        self.sign, self.sentence = icon_label(20), plain_label()
         set_icon(self.sign, "error", "bad")
         self.last_words = QPlainTextEdit()
         self.last_words.setReadOnly(True)
@@ -72,7 +72,7 @@ class FailureBanner(QFrame):
         self.last_words.setFont(QFontDatabase.systemFont(QFontDatabase.SystemFont.FixedFont))
         self.last_words.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
         self.leave = QPushButton(self.tr("Remove from the list"))
-        self.leave.clicked.connect(self.unwanted)
+        self.leave.clicked.connect(self.removal_requested)
         self._lay_out()
         self.hide()
 
@@ -150,7 +150,7 @@ class RunsPage(Page):
         self.queue = QueuePanel(session, commands)
         yield
         self.header = RunHeader(session, commands)
-        self.trouble = FailureBanner()
+        self.failure_banner = FailureBanner()
         yield
         self.progress = ProgressPanel(session, commands)
         yield
@@ -170,7 +170,7 @@ class RunsPage(Page):
         )
         self.list.chosen.connect(self._on_runs_chosen)
         self.samples.chosen.connect(self._on_sample_chosen)
-        self.trouble.unwanted.connect(self._on_unwanted)
+        self.failure_banner.removal_requested.connect(self._on_unwanted)
         self._forward_signals()
         yield
         self.list.show_runs(session.runs.all)  # slow with hundreds of runs, so it comes last
@@ -253,7 +253,7 @@ class RunsPage(Page):
         self.list.show_runs(runs.all)
         self._update_empty_text()
         self.lists.setCurrentIndex(0 if runs.all or not runs.looked else 1)
-        if self._wanted and self.list.runs.place_of(self._wanted).isValid():
+        if self._wanted and self.list.runs.index_of(self._wanted).isValid():
             self.list.choose(self._wanted)
             self._wanted = None
         elif not self.list.paths and runs.all and not self._wanted and not self._awaited:
@@ -338,7 +338,7 @@ class RunsPage(Page):
             self.session.runs.stands(self.run.summary)
 
     def _show_trouble(self) -> None:
-        self.trouble.show_run(self.run, self.session.queue.failure_of(self.run.summary) if self.run else "")
+        self.failure_banner.show_run(self.run, self.session.queue.failure_of(self.run.summary) if self.run else "")
 
     def _seconds_left(self, path: Path) -> float | None:
         run = self._open.get(path) or self._live.get(path)
@@ -347,7 +347,7 @@ class RunsPage(Page):
     def _forward_signals(self) -> None:
         """Forward the panels' messages and errors to the window."""
         for part in (self.queue, self.header, self.samples, self.after, self.log):
-            for name in ("said", "told", "failed"):
+            for name in ("message_shown", "notified", "failed"):
                 signal = getattr(part, name, None)
                 if isinstance(signal, SignalInstance):
                     signal.connect(getattr(self, name))
@@ -378,7 +378,7 @@ class RunsPage(Page):
         yield
         right, column = QWidget(), QVBoxLayout()
         column.addWidget(self.header)
-        column.addWidget(self.trouble)
+        column.addWidget(self.failure_banner)
         column.addWidget(self.tabs, 1)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)

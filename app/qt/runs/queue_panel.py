@@ -24,7 +24,7 @@ from app.core.session import Session
 from app.qt.actions.commands import Action, Commands
 from app.qt.runs.lists import QueueList
 from app.qt.widgets import QT_TRANSLATE_NOOP as _NOOP
-from app.qt.widgets import DateTimeEdit, plain_label, say, until_destroyed
+from app.qt.widgets import DateTimeEdit, plain_label, set_message, until_destroyed
 from trainer.protocol.queue import Entry, State
 
 _LOOK_EVERY = 1_000  # ms
@@ -54,7 +54,7 @@ ACTIONS = (
         icon="undo", tip=_NOOP("Action", "Cancels a pause or stop that the run has not started yet"),
     ),
     Action(
-        "queue.resume", _NOOP("Action", "Resume queued job"), "runs", "again", (), "can_resume", icon="resume",
+        "queue.resume", _NOOP("Action", "Resume queued job"), "runs", "requeue", (), "can_resume", icon="resume",
         tip=_NOOP("Action", "Continues the selected job when its turn comes"),
     ),
     Action(
@@ -129,7 +129,7 @@ _BUTTONS = tuple(action.id for action in ACTIONS[:9])
 class QueuePanel(QWidget):
     """List of the queue's entries with its commands; polls the queue while visible."""
 
-    said = Signal(str)
+    message_shown = Signal(str)
     failed = Signal(object)
     """As of `Page`."""
 
@@ -209,9 +209,9 @@ class QueuePanel(QWidget):
         """Return whether the selected entry has a pending pause or stop."""
         return self._has_state("running") and self._is_ending()
 
-    def again(self) -> None:
+    def requeue(self) -> None:
         """Resume the selected entry."""
-        self._for_chosen(self._queue.again)
+        self._for_chosen(self._queue.requeue)
 
     def can_resume(self) -> bool:
         """Return whether the selected entry can be resumed."""
@@ -247,7 +247,7 @@ class QueuePanel(QWidget):
         if held:
             self._queue.hold()
         else:
-            self._queue.go_on()
+            self._queue.resume_queue()
 
     def is_held(self) -> bool:
         """Return whether the queue is on hold."""
@@ -290,7 +290,7 @@ class QueuePanel(QWidget):
     def _show_status(self, now: Look) -> None:
         """Show the most important message about the queue, with a button for what to do."""
         reading = now.reading
-        resume = (self.tr("Resume queue"), self._queue.go_on)
+        resume = (self.tr("Resume queue"), self._queue.resume_queue)
         if now.problem:
             self.bar.show_message(now.problem, "bad")
         elif now.died is not None:
@@ -313,9 +313,9 @@ class QueuePanel(QWidget):
         """Show the selected entry's run, or its job if it has no run yet."""
         entry = self.list.entry()
         if entry is not None and entry.run is not None:
-            self._session.going.run.emit(entry.run)
+            self._session.navigator.run.emit(entry.run)
         elif entry is not None and entry.job is not None:
-            self._session.going.job.emit(entry.job)
+            self._session.navigator.job.emit(entry.job)
 
     def _move(self, by: int) -> None:
         entry, place, rows = self.list.entry(), self._neighbor(by), self.list.queue.rows
@@ -402,7 +402,7 @@ class _MessageBar(QFrame):
 
     def show_message(self, sentence: str, role: str, act: tuple[str, Callable[[], object]] | None = None) -> None:
         """Show a message; `act` is a button's title and its callback."""
-        say(self.words, sentence, role)
+        set_message(self.words, sentence, role)
         self.button.setVisible(act is not None)
         if act:
             self.button.setText(act[0])

@@ -10,7 +10,7 @@ from PySide6.QtCore import QCoreApplication, QLocale, QSize, Qt
 from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QFrame, QGridLayout, QLabel, QScrollArea, QSizePolicy, QWidget
 
-from app.core.runs.run import Kind, Remark
+from app.core.runs.run import Kind, RunRemark
 from app.core.words import in_words
 from app.qt.theme import icon
 from app.qt.widgets import QT_TRANSLATE_NOOP as _NOOP
@@ -141,7 +141,7 @@ def _words(text: str, role: str) -> QLabel:
 translate = QCoreApplication.translate
 
 
-def sentence(remark: Remark) -> str:
+def sentence(remark: RunRemark) -> str:
     """Return a remark as one or two sentences."""
     match remark.event:
         case events.ErrorEvent() as event:
@@ -179,7 +179,7 @@ def _caching_speed(event: events.CachingSpeed) -> str:
     return f"{total} {per_stage.format(stages=', '.join(stages))}"
 
 
-def _skipped(event: events.Skipped, remark: Remark) -> str:
+def _skipped(event: events.Skipped, remark: RunRemark) -> str:
     reason = translate("Remarks", _REASONS.get(event.reason, event.reason))
     last = remark.last
     if isinstance(last, events.Skipped):

@@ -25,8 +25,8 @@ from PySide6.QtWidgets import (
 
 from app.core.runs.summary import Missing, RunSummary, State
 from app.core.runs.training import Training
-from app.qt.theme import colours
-from app.qt.widgets import QT_TRANSLATE_NOOP, duration, moment
+from app.qt.theme import colors
+from app.qt.widgets import QT_TRANSLATE_NOOP, format_duration, format_past
 from trainer.protocol.commands import EndingName
 from trainer.protocol.events import Phase
 
@@ -75,7 +75,7 @@ class StatusModel(QAbstractListModel, Generic[_Row]):
         self.words: Sequence[str] = ()
         """Status text of each row."""
 
-    def renew(self, rows: Sequence[_Row], words: Sequence[str]) -> bool:
+    def update_rows(self, rows: Sequence[_Row], words: Sequence[str]) -> bool:
         """Show these rows; return whether other rows are listed. If not, the view keeps its scroll position."""
         others = [*map(self._key, rows)] != [*map(self._key, self.rows)]
         before = list(zip(self.rows, self.words, strict=True))
@@ -90,7 +90,7 @@ class StatusModel(QAbstractListModel, Generic[_Row]):
                 self.dataChanged.emit(self.index(place), self.index(place))
         return False
 
-    def place_of(self, key: object) -> QModelIndex:
+    def index_of(self, key: object) -> QModelIndex:
         """Return the index of a row by its key; invalid if it is not listed."""
         place = next((place for place, row in enumerate(self.rows) if self._key(row) == key), -1)
         return self.index(place) if place >= 0 else QModelIndex()
@@ -102,7 +102,7 @@ class StatusModel(QAbstractListModel, Generic[_Row]):
 
 def paint_background(painter: QPainter, option: QStyleOptionViewItem) -> bool:
     """Paint a row's background; return whether the row is selected."""
-    scheme = colours()
+    scheme = colors()
     chosen = bool(option.state & QStyle.StateFlag.State_Selected)
     hovered = bool(option.state & QStyle.StateFlag.State_MouseOver)
     painter.setRenderHint(QPainter.RenderHint.Antialiasing)
@@ -128,7 +128,7 @@ def paint_words(painter: QPainter, place: QRect, text: str, color: str, font: QF
 def paint_focus(painter: QPainter, option: QStyleOptionViewItem, chosen: bool) -> None:
     """Paint the focus ring around a row."""
     if option.state & QStyle.StateFlag.State_HasFocus:
-        painter.setPen(QColor(colours().on_accent if chosen else colours().focus))
+        painter.setPen(QColor(colors().on_accent if chosen else colors().focus))
         painter.setBrush(Qt.BrushStyle.NoBrush)
         painter.drawRoundedRect(QRectF(option.rect).adjusted(1.5, 1.5, -1.5, -1.5), 3, 3)
 
@@ -154,7 +154,7 @@ def starting_word() -> str:
 
 
 def state_color(state: State) -> str:
-    """Return the role of `Colours` that a state is painted in."""
+    """Return the role of `Colors` that a state is painted in."""
     return _STATES[state][1]
 
 
@@ -168,7 +168,7 @@ def run_status(run: RunSummary, left: float | None, *, begins: bool = False) -> 
         doing = _tr(_PHASES[run.phase]) if run.phase and run.phase != "train" else ""
         if run.ending:
             doing, left = ending_word(run.ending.name), None
-        time_left = _tr("{duration} left").format(duration=duration(left)) if left is not None else ""
+        time_left = _tr("{duration} left").format(duration=format_duration(left)) if left is not None else ""
         steps = _tr("{step} of {steps}").format(step=number(run.step), steps=number(run.steps)) if run.steps else ""
         return " · ".join(filter(None, (doing or _tr("Running"), steps, time_left)))
     parts = [starting_word() if begins else run_word(run)]
@@ -177,7 +177,7 @@ def run_status(run: RunSummary, left: float | None, *, begins: bool = False) -> 
     elif run.steps:
         parts.append(_tr("{step} of {steps}").format(step=number(run.step), steps=number(run.steps)))
     if run.started and not begins:
-        parts.append(moment(run.started, time.time()))
+        parts.append(format_past(run.started, time.time()))
     return " · ".join(parts)
 
 

@@ -13,7 +13,7 @@ _BACKGROUNDS = ("window", "rail", "base", "raised", "hover", "pressed")
 
 
 @dataclass(frozen=True, slots=True)
-class Colours:
+class Colors:
     """Hex colors by role, for the style sheet and for widgets with their own painting."""
 
     window: str
@@ -54,7 +54,7 @@ class Colours:
     series6: str
 
 
-LIGHT = Colours(
+LIGHT = Colors(
     window="#f3f3f4",
     rail="#e9e9eb",
     base="#ffffff",
@@ -81,7 +81,7 @@ LIGHT = Colours(
     series6="#5b5b66",
 )
 
-DARK = Colours(
+DARK = Colors(
     window="#242427",
     rail="#1d1d20",
     base="#19191b",
@@ -108,7 +108,7 @@ DARK = Colours(
     series6="#b9b9c2",
 )
 
-CONTRAST = Colours(
+CONTRAST = Colors(
     window="#000000",
     rail="#000000",
     base="#000000",
@@ -152,12 +152,12 @@ SHAPES: tuple[tuple[str, str], ...] = (
 _current = LIGHT
 
 
-def colours() -> Colours:
+def colors() -> Colors:
     """Return the colors of the current theme."""
     return _current
 
 
-def put_in_force(chosen: Colours) -> None:
+def set_current(chosen: Colors) -> None:
     """Set the colors that `colours` returns; called by `Theme`."""
     global _current
     _current = chosen

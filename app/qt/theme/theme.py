@@ -13,7 +13,7 @@ from PySide6.QtGui import QAction, QColor, QGuiApplication, QIcon, QPainter, QPa
 from PySide6.QtSvg import QSvgRenderer
 from PySide6.QtWidgets import QAbstractButton, QApplication
 
-from app.qt.theme.palettes import CONTRAST, DARK, LIGHT, Colours, colours, put_in_force
+from app.qt.theme.palettes import CONTRAST, DARK, LIGHT, Colors, colors, set_current
 
 FOLDER = Path(__file__).resolve().parents[1] / "icons"
 SIZES = (16, 20, 24)
@@ -178,7 +178,7 @@ QScrollBar::handle:hover { background: $muted; }
 QScrollBar::add-line, QScrollBar::sub-line { width: 0; height: 0; }
 QScrollBar::add-page, QScrollBar::sub-page { background: transparent; }
 """)
-_THEMES: dict[str, Colours] = {"light": LIGHT, "dark": DARK, "contrast": CONTRAST}
+_THEMES: dict[str, Colors] = {"light": LIGHT, "dark": DARK, "contrast": CONTRAST}
 _DARK_BELOW = 128  # lightness of 0..255
 _NAME, _ROLE = "iconName", "iconRole"
 
@@ -186,10 +186,10 @@ _NAME, _ROLE = "iconName", "iconRole"
 def icon(name: str, role: str = "text") -> QIcon:
     """Return the icon app/qt/icons/NAME.svg in the current theme; raise FileNotFoundError if there is none.
 
-    `role` is its color, a field of `Colours`.
+    `role` is its color, a field of `Colors`.
     """
     ratios = tuple(sorted({screen.devicePixelRatio() for screen in QGuiApplication.screens()}))
-    now = colours()
+    now = colors()
     return _render_icon(name, getattr(now, role), now.disabled, now.on_accent, ratios)
 
 
@@ -202,7 +202,7 @@ def set_icon(target: QAbstractButton | QAction, name: str, role: str = "text") -
 
 def save_drawing(name: str, role: str, target: Path) -> None:
     """Write an icon as an SVG file in a color of the current theme, for use in a style sheet."""
-    target.write_text(_svg(name, getattr(colours(), role)), encoding="utf-8")
+    target.write_text(_svg(name, getattr(colors(), role)), encoding="utf-8")
 
 
 def redraw_icons() -> None:
@@ -254,23 +254,23 @@ def _svg(name: str, color: str) -> str:
     return (FOLDER / f"{name}.svg").read_text(encoding="utf-8").replace("currentColor", color)
 
 
-def palette(colours: Colours) -> QPalette:
+def palette(colors: Colors) -> QPalette:
     """Return the Qt palette of a color scheme, with paler text for disabled widgets."""
     result = QPalette()
     for role, name in _ROLES.items():
-        result.setColor(role, QColor(getattr(colours, name)))
+        result.setColor(role, QColor(getattr(colors, name)))
     for role in _TEXTS:
-        result.setColor(QPalette.ColorGroup.Disabled, role, QColor(colours.disabled))
-    result.setColor(QPalette.ColorGroup.Disabled, QPalette.ColorRole.Highlight, QColor(colours.line))
+        result.setColor(QPalette.ColorGroup.Disabled, role, QColor(colors.disabled))
+    result.setColor(QPalette.ColorGroup.Disabled, QPalette.ColorRole.Highlight, QColor(colors.line))
     return result
 
 
-def sheet(colours: Colours, marks: Path) -> str:
+def sheet(colors: Colors, marks: Path) -> str:
     """Return the style sheet of a color scheme; `marks` is the folder with the files of `MARKS`."""
-    return _SHEET.substitute(asdict(colours), marks=marks.as_posix())
+    return _SHEET.substitute(asdict(colors), marks=marks.as_posix())
 
 
-__all__ = ["Choice", "Theme", "colours"]
+__all__ = ["Choice", "Theme", "colors"]
 
 Choice = Literal["system", "light", "dark", "contrast"]
 
@@ -311,7 +311,7 @@ class Theme(QObject):
         scheme = {"light": Qt.ColorScheme.Light, "dark": Qt.ColorScheme.Dark, "contrast": Qt.ColorScheme.Dark}
         self._application.styleHints().setColorScheme(scheme.get(self.choice, Qt.ColorScheme.Unknown))
 
-    def _system_theme(self) -> Colours:
+    def _system_theme(self) -> Colors:
         hints = self._application.styleHints()
         accessibility = getattr(hints, "accessibility", None)
         if accessibility is not None and accessibility().contrastPreference() == Qt.ContrastPreference.HighContrast:
@@ -320,15 +320,15 @@ class Theme(QObject):
             return DARK if self._system_is_dark else LIGHT
         return DARK if hints.colorScheme() == Qt.ColorScheme.Dark else LIGHT
 
-    def _write_marks(self, chosen: Colours) -> Path:
+    def _write_marks(self, chosen: Colors) -> Path:
         """Write the icons of `MARKS` as files and return their folder: style sheets can only use files."""
         folder = Path(self._icon_folder.path())
         for name, role in MARKS:
             save_drawing(name, role, folder / f"{name}-{role}.svg")
         return folder
 
-    def _apply(self, chosen: Colours) -> None:
-        put_in_force(chosen)
+    def _apply(self, chosen: Colors) -> None:
+        set_current(chosen)
         self._application.setPalette(palette(chosen))
         self._application.setStyleSheet(sheet(chosen, self._write_marks(chosen)))
         redraw_icons()

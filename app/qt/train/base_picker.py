@@ -40,9 +40,9 @@ from shiboken6 import isValid
 from app.core.models.models import Models
 from app.core.models.verdict import BaseDescription, BaseVerdict, FoundBase, cleaned
 from app.core.session import Session
-from app.qt.theme import colours
+from app.qt.theme import colors
 from app.qt.train.words import details, family_of, verdict_words
-from app.qt.widgets import plain_label, plain_tip, say, until_destroyed
+from app.qt.widgets import plain_label, plain_tip, set_message, until_destroyed
 
 _Index = QModelIndex | QPersistentModelIndex
 _MOVES = (Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_PageUp, Qt.Key.Key_PageDown)
@@ -83,15 +83,15 @@ def rows(
 
 
 def _row(found: FoundBase) -> BaseRow:
-    kind: Literal["base", "unusable"] = "unusable" if found.told.problem else "base"
-    return BaseRow(kind, found.name, str(found.path), details(found), family_of(found.told))
+    kind: Literal["base", "unusable"] = "unusable" if found.description.problem else "base"
+    return BaseRow(kind, found.name, str(found.path), details(found), family_of(found.description))
 
 
 def _recent_row(text: str, verdict: BaseVerdict | None) -> BaseRow:
     """Return the row of a recent base that is outside the searched folders or not on this PC."""
     if verdict is None:
         return BaseRow("base", text, text)
-    base, path = verdict.told, Path(text)
+    base, path = verdict.description, Path(text)
     kind: Literal["base", "unusable"] = "unusable" if base.problem else "base"
     if verdict.place != "here":
         return BaseRow(kind, text, text, base.problem or verdict_words(verdict), family_of(base))
@@ -154,7 +154,7 @@ class BaseDelegate(QStyledItemDelegate):
         """Paint one row."""
         model = index.model()
         assert isinstance(model, BaseRows)
-        row, scheme = model.rows[index.row()], colours()
+        row, scheme = model.rows[index.row()], colors()
         painter.save()
         inside = option.rect.adjusted(_SIDE, 0, -_SIDE, 0)
         if row.kind == "heading":
@@ -176,7 +176,7 @@ class BaseDelegate(QStyledItemDelegate):
         return QSize(200, line + 16 if model.rows[index.row()].kind == "heading" else 2 * line + 14)
 
     def _paint_background(self, painter: QPainter, option: QStyleOptionViewItem, chosen: bool) -> None:
-        scheme = colours()
+        scheme = colors()
         if chosen:
             painter.fillRect(option.rect, QColor(scheme.accent))
         elif option.state & QStyle.StateFlag.State_MouseOver and option.state & QStyle.StateFlag.State_Enabled:
@@ -185,7 +185,7 @@ class BaseDelegate(QStyledItemDelegate):
     def _paint_lines(
         self, painter: QPainter, option: QStyleOptionViewItem, inside: QRect, row: BaseRow, chosen: bool
     ) -> None:
-        scheme, metrics = colours(), option.fontMetrics
+        scheme, metrics = colors(), option.fontMetrics
         if row.badge:
             inside.setRight(self._paint_badge(painter, option, inside, row.badge, chosen) - _GAP)
         usable = row.kind == "base"
@@ -204,7 +204,7 @@ class BaseDelegate(QStyledItemDelegate):
         self, painter: QPainter, option: QStyleOptionViewItem, inside: QRect, words: str, chosen: bool
     ) -> int:
         """Paint the badge at the right; return its left edge."""
-        scheme = colours()
+        scheme = colors()
         font = QFont(option.font)
         font.setWeight(QFont.Weight.DemiBold)
         metrics = QFontMetrics(font)
@@ -313,7 +313,7 @@ class BaseDialog(QDialog):
         self.state.setText(self._words())
 
     def _words(self) -> str:
-        usable = sum(not one.told.problem for one in self._models.bases)
+        usable = sum(not one.description.problem for one in self._models.bases)
         others = len(self._models.bases) - usable
         if self._models.looking:
             return self.tr("Searching this PC… %n base(s) so far.", "", usable)
@@ -342,7 +342,7 @@ class BasePicker(QWidget):
         super().__init__(parent)
         self._models = session.models
         self._settled = ""
-        self._asked = ""
+        self._requested = ""
         self._by_user = False
         self.verdict = BaseVerdict("", "nowhere", BaseDescription())
         """Verdict on the field's text at the last check."""
@@ -415,34 +415,34 @@ class BasePicker(QWidget):
             self.chosen.emit(text)
         if text == self.verdict.text:
             self._remember()
-        elif text != self._asked:
+        elif text != self._requested:
             self._ask()
 
     def _ask(self) -> None:
         """Start checking the field's text."""
-        self._asked = cleaned(self.field.text())
-        self._models.judge(self._asked, self._on_verdict)
+        self._requested = cleaned(self.field.text())
+        self._models.judge(self._requested, self._on_verdict)
 
     def _on_verdict(self, verdict: BaseVerdict) -> None:
         """Show a verdict, unless the field's text has changed since."""
-        if not isValid(self) or verdict.text != self._asked:
+        if not isValid(self) or verdict.text != self._requested:
             return
         self.verdict = verdict
         self._show(verdict)
         if verdict.text == self._settled:
             self._remember()
-        elif _is_whole(verdict) and not verdict.told.problem:
+        elif _is_whole(verdict) and not verdict.description.problem:
             self._settle(verdict.text)
 
     def _remember(self) -> None:
-        if self._by_user and self.verdict.place != "nowhere" and not self.verdict.told.problem:
+        if self._by_user and self.verdict.place != "nowhere" and not self.verdict.description.problem:
             self._models.used(self.verdict.text)
 
     def _show(self, verdict: BaseVerdict) -> None:
-        self.badge.setText(family_of(verdict.told))
-        self.badge.setVisible(bool(verdict.told.family))
+        self.badge.setText(family_of(verdict.description))
+        self.badge.setVisible(bool(verdict.description.family))
         words = verdict_words(verdict)
-        say(self.state, words, "bad" if verdict.told.problem else "muted")
+        set_message(self.state, words, "bad" if verdict.description.problem else "muted")
         self.field.setAccessibleDescription(words)
 
 

@@ -8,7 +8,7 @@ from PySide6.QtCore import QEvent, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QEnterEvent, QFont, QPainter, QPaintEvent, QPen, QResizeEvent
 from PySide6.QtWidgets import QAbstractButton, QSizePolicy, QWidget
 
-from app.qt.theme import colours, icon
+from app.qt.theme import colors, icon
 from app.qt.widgets import plain_tip
 from trainer.config.base import Family
 from trainer.config.presets.library import PresetEntry
@@ -34,7 +34,7 @@ class RecipeCards(QWidget):
     def show_recipes(self, shelf: Sequence[PresetEntry], family: Family | None) -> None:
         """Show the recipes for bases of this family, or all while the family is unknown."""
         fitting = [each for each in shelf if family in (None, each.preset.base.family)]
-        if [card.shelved for card in self.cards] == fitting and all(
+        if [card.entry for card in self.cards] == fitting and all(
             card.tells_family == (not family) for card in self.cards
         ):
             return
@@ -43,14 +43,14 @@ class RecipeCards(QWidget):
             card.deleteLater()
         self.cards = [RecipeCard(each, not family, self) for each in fitting]
         for card in self.cards:
-            card.clicked.connect(lambda _=False, card=card: self.chosen.emit(card.shelved.preset))
+            card.clicked.connect(lambda _=False, card=card: self.chosen.emit(card.entry.preset))
             card.show()
         self._arrange()
 
     def mark(self, preset: Preset | None) -> None:
         """Check the card that the job's recipe came from."""
         for card in self.cards:
-            card.setChecked(card.shelved.preset == preset)
+            card.setChecked(card.entry.preset == preset)
 
     def sizeHint(self) -> QSize:  # noqa: N802
         """Return the size of all rows of cards."""
@@ -90,7 +90,7 @@ class RecipeCard(QAbstractButton):
 
     def __init__(self, shelved: PresetEntry, tells_family: bool, parent: QWidget) -> None:
         super().__init__(parent)
-        self.shelved = shelved
+        self.entry = shelved
         self.tells_family = tells_family
         preset = shelved.preset
         self.name = preset.name.replace("-", " ")
@@ -116,7 +116,7 @@ class RecipeCard(QAbstractButton):
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
         """Paint the card."""
-        now, painter = colours(), QPainter(self)
+        now, painter = colors(), QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         strong = self.isChecked() or self.hasFocus()
         line = now.focus if strong else now.edge
@@ -131,7 +131,7 @@ class RecipeCard(QAbstractButton):
             icon("check", "focus").paint(painter, place)
 
     def _paint_words(self, painter: QPainter, inside: QRect) -> None:
-        now, bold = colours(), QFont(self.font())
+        now, bold = colors(), QFont(self.font())
         bold.setWeight(QFont.Weight.DemiBold)
         painter.setFont(bold)
         painter.setPen(QColor(now.text))
@@ -145,12 +145,12 @@ class RecipeCard(QAbstractButton):
         if origin:
             painter.drawText(below, Qt.AlignmentFlag.AlignBottom | Qt.AlignmentFlag.AlignLeft, origin)
             below.setHeight(below.height() - painter.fontMetrics().height() - 2)
-        _paint_lines(painter, below, self.shelved.preset.notes.partition("\n")[0])
+        _paint_lines(painter, below, self.entry.preset.notes.partition("\n")[0])
 
     def _origin(self) -> str:
-        words = [NAMES[self.shelved.preset.base.family]] if self.tells_family else []
-        if self.shelved.origin == "yours":
-            words.append(self.shelved.preset.author or self.tr("yours"))
+        words = [NAMES[self.entry.preset.base.family]] if self.tells_family else []
+        if self.entry.origin == "yours":
+            words.append(self.entry.preset.author or self.tr("yours"))
         return self.fontMetrics().elidedText(" · ".join(words), Qt.TextElideMode.ElideRight, self.width() - 2 * _INSET)
 
 

@@ -17,9 +17,9 @@ from app.core.words import sentence_of
 from app.qt.train.base_picker import BasePicker
 from app.qt.train.cards import RecipeCards
 from app.qt.train.folders import FolderRows
-from app.qt.train.form import Line, shown, words
+from app.qt.train.form import Line, to_text, translated
 from app.qt.train.prompts import PromptRows
-from app.qt.widgets import QT_TRANSLATE_NOOP, ComboBox, plain_label, say
+from app.qt.widgets import QT_TRANSLATE_NOOP, ComboBox, plain_label, set_message
 from trainer.config.job import OutputConfig
 from trainer.config.paths import absolute
 from trainer.config.presets.library import PresetEntry
@@ -49,7 +49,7 @@ class LengthRow(QWidget):
         self._samples: int | None = None
         self.number, self.measure, self.words = Line(), ComboBox(), QLabel()
         for key, title in _MEASURES.items():
-            self.measure.addItem(words(title), key)
+            self.measure.addItem(translated(title), key)
         self.number.setAccessibleName(self.tr("Length"))
         self.number.setPlaceholderText(self.tr("automatic"))
         self.number.setFixedWidth(110)
@@ -73,7 +73,7 @@ class LengthRow(QWidget):
         if value is not None:
             self.measure.setCurrentIndex(max(0, self.measure.findData(key)))
         if self._typed(self.number.text()) != value:
-            self.number.show_text(shown(value))
+            self.number.show_text(to_text(value))
         self.number.setToolTip(f"recipe.{self.measure.currentData()}")
         sound = draft.sound if draft is not None else None
         self.words.setText(str(resolve_length(sound.recipe, samples)) if sound and samples else "")
@@ -156,7 +156,7 @@ class Essentials(QWidget):
         self._draft: Draft | None = None
         self._presets: Sequence[PresetEntry] = ()
         self.base = BasePicker(session)
-        self.pictures = FolderRows(session)
+        self.images = FolderRows(session)
         self.cards = RecipeCards()
         self.trigger = Line()
         self.length = LengthRow()
@@ -192,8 +192,8 @@ class Essentials(QWidget):
         if draft is None:
             return
         self._show_base(draft)
-        found = essentials.open_pictures(self._session.library, self._session.datasets.folders)
-        self.pictures.show_draft(draft, found)
+        found = essentials.open_images(self._session.library, self._session.datasets.folders)
+        self.images.show_draft(draft, found)
         if draft.origin.preset != (preset := essentials.preset_of(draft, self._presets)):
             draft.compare_with(preset)  # undo or redo changed the recipe
         self.cards.show_recipes(self._presets, draft.family)
@@ -244,7 +244,7 @@ class Essentials(QWidget):
                 for key, reason in draft.problems
                 if f"{key}.".startswith(prefix) and not reason.startswith(_MISSING)
             ]
-            say(label, "\n".join(map(sentence_of, words)))
+            set_message(label, "\n".join(map(sentence_of, words)))
 
     def _build(self) -> None:
         self.trigger.setPlaceholderText(self.tr("A rare word that activates the LoRA, for example “ohwx”"))
@@ -259,7 +259,7 @@ class Essentials(QWidget):
         grid.setColumnStretch(1, 1)
         parts = (
             (self.tr("Base"), self.base, "base.model"),
-            (self.tr("Images"), self.pictures, "dataset.folders"),
+            (self.tr("Images"), self.images, "dataset.folders"),
             (self.tr("Recipe"), self.cards, "preset"),
             (self.tr("Trigger word"), self.trigger, ""),
             (self.tr("Length"), self.length, "recipe.steps recipe.epochs recipe.images_seen"),

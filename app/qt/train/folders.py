@@ -20,12 +20,12 @@ from PySide6.QtWidgets import (
 
 from app.core.jobs import essentials
 from app.core.jobs.draft import Draft
-from app.core.jobs.essentials import FOLDERS, Pictures
+from app.core.jobs.essentials import FOLDERS, ImageFolder
 from app.core.jobs.job_file import drop
 from app.core.session import Session
 from app.qt.theme import set_icon
-from app.qt.train.form import words
-from app.qt.widgets import QT_TRANSLATE_NOOP, ComboBox, Elided, SpinBox, plain_tip
+from app.qt.train.form import translated
+from app.qt.widgets import QT_TRANSLATE_NOOP, ComboBox, ElidedLabel, SpinBox, plain_tip
 
 _KINDS = {
     "train": QT_TRANSLATE_NOOP("Train", "training"),
@@ -53,10 +53,10 @@ class FolderRows(QWidget):
         self._column.setSpacing(6)
         self._column.addWidget(self.add, 0, Qt.AlignmentFlag.AlignLeft)
 
-    def show_draft(self, draft: Draft, pictures: Sequence[Pictures]) -> None:
+    def show_draft(self, draft: Draft, images: Sequence[ImageFolder]) -> None:
         """Show this job's folders; `pictures` are the open folders with their image counts."""
         self._draft = draft
-        counted = zip(essentials.folders(draft.values), essentials.counts(draft, pictures), strict=True)
+        counted = zip(essentials.folders(draft.values), essentials.counts(draft, images), strict=True)
         listed = [(place, each, count) for place, (each, count) in enumerate(counted) if each.get("path")]
         while len(self.rows) > len(listed):
             row = self.rows.pop()
@@ -75,17 +75,17 @@ class FolderRows(QWidget):
         """Add a folder to the dataset, or its subfolders if only those contain images."""
         if self._draft is not None:
             known = {each.path: each for each in self._open()}
-            essentials.add_pictures(self._draft, [known.get(folder, Pictures(folder, False, 0))])
+            essentials.add_images(self._draft, [known.get(folder, ImageFolder(folder, False, 0))])
 
-    def _open(self) -> list[Pictures]:
-        return essentials.open_pictures(self._session.library, self._session.datasets.folders)
+    def _open(self) -> list[ImageFolder]:
+        return essentials.open_images(self._session.library, self._session.datasets.folders)
 
     def _offer(self) -> None:
         """Show a menu of the open folders that are not in the job; if there are none, ask for a folder."""
         if self._draft is None:
             return
         self._menu.clear()
-        for each in essentials.not_held(self._draft, self._open()):
+        for each in essentials.not_in_job(self._draft, self._open()):
             title = self.tr("{folder} (%Ln image(s))", "", each.count).format(folder=each.path.name or each.path)
             act = self._menu.addAction(title.replace("&", "&&"))
             act.triggered.connect(lambda _=False, path=each.path: self.add_folder(path))
@@ -121,7 +121,7 @@ class FolderRow(QWidget):
         super().__init__()
         self._place = 0
         self._kind_shown = ""
-        self.name, self.count = Elided(), QLabel()
+        self.name, self.count = ElidedLabel(), QLabel()
         self.kind, self.repeats, self.remove = ComboBox(), SpinBox(), QToolButton()
         self._build()
         self.kind.activated.connect(lambda _: self._on_kind_activated())
@@ -158,7 +158,7 @@ class FolderRow(QWidget):
     def _build(self) -> None:
         self.count.setProperty("role", "muted")
         for kind, title in _KINDS.items():
-            self.kind.addItem(words(title), kind)
+            self.kind.addItem(translated(title), kind)
         self.kind.setFixedWidth(140)
         self.kind.setToolTip(
             "dataset.folders.kind\n" + self.tr("Regularization images preserve the base's idea of the class.")

@@ -26,7 +26,7 @@ from app.core.jobs.draft import Draft
 from app.core.jobs.settings import Setting, settings, tables, title_of
 from app.core.words import sentence_of
 from app.qt.theme import set_icon
-from app.qt.widgets import QT_TRANSLATE_NOOP, ComboBox, keep_room, plain_tip, say
+from app.qt.widgets import QT_TRANSLATE_NOOP, ComboBox, plain_tip, retain_size, set_message
 
 _WINDOW_SHORTCUTS = (QKeySequence.StandardKey.Undo, QKeySequence.StandardKey.Redo)
 _YES_NO = {True: QT_TRANSLATE_NOOP("Train", "yes"), False: QT_TRANSLATE_NOOP("Train", "no")}
@@ -59,21 +59,21 @@ class Line(QLineEdit):
                 self.setCursorPosition(0)
 
 
-def words(text: str) -> str:
+def translated(text: str) -> str:
     """Return a text of the Train page's tables, translated."""
     return QCoreApplication.translate("Train", text) if text else ""
 
 
-def shown(value: Any) -> str:
+def to_text(value: Any) -> str:
     """Return a value as the user types it into a line."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
-        return ", ".join(map(shown, value))
+        return ", ".join(map(to_text, value))
     return "" if value is None else json.dumps(value, default=str)
 
 
-class TickEditor(QCheckBox):
+class CheckEditor(QCheckBox):
     """Check box for a boolean setting."""
 
     edited = Signal(object, bool)
@@ -100,9 +100,9 @@ class ChoiceEditor(ComboBox):
         super().__init__()
         self._setting = setting
         if setting.default is None:
-            self.addItem(words(_AUTOMATIC), None)
+            self.addItem(translated(_AUTOMATIC), None)
         for choice in setting.choices:
-            self.addItem(words(_YES_NO[choice]) if isinstance(choice, bool) else str(choice), choice)
+            self.addItem(translated(_YES_NO[choice]) if isinstance(choice, bool) else str(choice), choice)
         self._known = self.count()
         self.activated.connect(lambda index: self.edited.emit(self.itemData(index), False))
 
@@ -113,7 +113,7 @@ class ChoiceEditor(ComboBox):
         value = self._setting.default if value is None else value
         place = next((n for n in range(self.count()) if _same(self.itemData(n), value)), None)
         if place is None:
-            self.addItem(shown(value), value)
+            self.addItem(to_text(value), value)
             place = self.count() - 1
         self.setCurrentIndex(place)
 
@@ -127,8 +127,8 @@ class LineEditor(Line):
     def __init__(self, setting: Setting) -> None:
         super().__init__()
         self._setting = setting
-        unset = words(_NOTHING) if setting.default == "" else setting.otherwise or words(_AUTOMATIC)
-        self.setPlaceholderText(shown(setting.default) or unset)
+        unset = translated(_NOTHING) if setting.default == "" else setting.otherwise or translated(_AUTOMATIC)
+        self.setPlaceholderText(to_text(setting.default) or unset)
         if setting.words:
             self.setCompleter(QCompleter(list(setting.words), self))
             self.completer().activated.connect(lambda text: self._emit(text, False))
@@ -139,19 +139,19 @@ class LineEditor(Line):
         """Show the job's value; text that already means it stays as typed."""
         text = self.text()
         if (self._setting.typed(text) if text.strip() else None) != value:
-            self.show_text(shown(value))
+            self.show_text(to_text(value))
 
     def _emit(self, text: str, typing: bool) -> None:
         self.edited.emit(self._setting.typed(text) if text.strip() else None, typing)
 
 
-Editor = TickEditor | ChoiceEditor | LineEditor
+Editor = CheckEditor | ChoiceEditor | LineEditor
 
 
 def editor_for(setting: Setting) -> Editor:
     """Return a new editor for a setting, without a value."""
     if setting.choices == (True, False) and setting.default is not None:
-        return TickEditor(setting)
+        return CheckEditor(setting)
     return ChoiceEditor(setting) if setting.choices else LineEditor(setting)
 
 
@@ -215,7 +215,7 @@ class SettingRow(QWidget):
             text = self.tr("No effect here: {reason}.").format(reason=without_effect)
         elif doubt:
             text, role = sentence_of(doubt), "warning"
-        say(self.hint, text, role)
+        set_message(self.hint, text, role)
         self.editor.setAccessibleDescription(text)
         self.editor.setEnabled(not disabled)
         self.title.setEnabled(not disabled)
@@ -223,7 +223,7 @@ class SettingRow(QWidget):
     def _show_difference(self, differs: bool, expected: object, of_preset: bool) -> None:
         self.mark.setVisible(differs)
         self.back.setVisible(differs)
-        what = shown(expected) or self.setting.otherwise or self.tr("not set")
+        what = to_text(expected) or self.setting.otherwise or self.tr("not set")
         words = self.tr("Reset to preset: {value}") if of_preset else self.tr("Reset to default: {value}")
         self.back.setToolTip(plain_tip(words.format(value=what)))
         self.back.setAccessibleName(f"{self.title.text()}: {words.format(value=what)}")
@@ -240,11 +240,11 @@ class SettingRow(QWidget):
         self.hint.setProperty("role", "muted")
         self.mark.setObjectName("difference")
         self.mark.setFixedWidth(3)
-        keep_room(self.mark)
-        keep_room(self.back)
+        retain_size(self.mark)
+        retain_size(self.back)
         self.back.setIconSize(QSize(16, 16))
         set_icon(self.back, "undo", "muted")
-        if not isinstance(self.editor, TickEditor):
+        if not isinstance(self.editor, CheckEditor):
             self.editor.setFixedWidth(WIDTH)
         value = QHBoxLayout()
         value.setSpacing(4)

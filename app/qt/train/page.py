@@ -22,11 +22,11 @@ from app.qt.actions.commands import Action, Commands
 from app.qt.page_loader import Page
 from app.qt.theme import set_icon
 from app.qt.train.forecast.panel import ForecastPanel
-from app.qt.train.form import words
+from app.qt.train.form import translated
 from app.qt.train.job_list import JobList
 from app.qt.train.sheet import JobSheet
 from app.qt.train.starting import JobStarter
-from app.qt.widgets import QT_TRANSLATE_NOOP, until_destroyed, while_there
+from app.qt.widgets import QT_TRANSLATE_NOOP, until_destroyed, while_alive
 from trainer.config.presets.library import PresetEntry
 from trainer.errors import ImpastoError
 
@@ -126,11 +126,11 @@ def _words(name: str | None) -> str | None:
     if name is None:
         return None
     if name in _ESSENTIALS:
-        return words(_ESSENTIALS[name])
+        return translated(_ESSENTIALS[name])
     try:
         title = setting(name).title
     except KeyError:
-        return words(name)
+        return translated(name)
     return title if any(part.isdigit() for part in name.split(".")) else full_title(name)
 
 
@@ -212,7 +212,7 @@ class TrainPage(Page):
 
     def can_start(self) -> bool:
         """Return whether the open job is valid and not already starting."""
-        return self.draft is not None and self.draft.job is not None and not self._starting.awaits(self.draft)
+        return self.draft is not None and self.draft.job is not None and not self._starting.is_starting(self.draft)
 
     # --- what is shown
 
@@ -223,9 +223,9 @@ class TrainPage(Page):
     def begin(self, recipe: str) -> None:
         """Create a job with the open images, and with the recipe of this name if it is given."""
         session = self.session
-        pictures = essentials.open_pictures(session.library, session.datasets.folders)
+        images = essentials.open_images(session.library, session.datasets.folders)
         stated = session.target.for_new_job()
-        name = (pictures[0].path.name if pictures else "") or self.tr("My LoRA")
+        name = (images[0].path.name if images else "") or self.tr("My LoRA")
         self._awaited = True
 
         def show(draft: Draft) -> None:
@@ -236,14 +236,14 @@ class TrainPage(Page):
 
         session.jobs.create(
             name,
-            lambda free, folder: essentials.new_values(free, pictures, folder, stated),
+            lambda free, folder: essentials.new_values(free, images, folder, stated),
             *self._callbacks(lambda path: session.jobs.open(path, *self._callbacks(show))),
         )
 
     def show_job(self, path: Path) -> None:
         """Open a job file; if it cannot be opened, report why and keep the open job."""
         self._awaited = True
-        self.session.jobs.open(path, while_there(self, self._show), while_there(self, self._on_open_failed))
+        self.session.jobs.open(path, while_alive(self, self._show), while_alive(self, self._on_open_failed))
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
         """Start watching the job file, and show a job once the list is read."""
@@ -284,7 +284,7 @@ class TrainPage(Page):
                 draft.taken_over.connect(lambda _: self._on_taken_over()),
                 draft.file.failed.connect(self._on_save_failed),
                 draft.file.kept.connect(self._on_kept),
-                draft.file.written.connect(lambda _: self.sheet.say_saved()),
+                draft.file.written.connect(lambda _: self.sheet.show_saved()),
             ]
         self.sheet.show_draft(draft)
         self.forecast.show_draft(draft)
@@ -303,7 +303,7 @@ class TrainPage(Page):
         self.undoable.emit()
 
     def _show_start(self) -> None:
-        is_starting = self.draft is not None and self._starting.awaits(self.draft)
+        is_starting = self.draft is not None and self._starting.is_starting(self.draft)
         self.start_button.setText(self.tr("Starting…") if is_starting else self.tr("Start training"))
         self.start_button.setEnabled(self.can_start())
         self.commands.refresh()
@@ -325,7 +325,7 @@ class TrainPage(Page):
 
     def _callbacks(self, then: Callable[..., None]) -> tuple[Callable[..., None], Callable[[ImpastoError], None]]:
         """Return the success and failure callbacks for work on job files, bound to this page's lifetime."""
-        return while_there(self, then), while_there(self, self._on_failed)
+        return while_alive(self, then), while_alive(self, self._on_failed)
 
     def _on_failed(self, error: ImpastoError) -> None:
         self._awaited = False
@@ -340,7 +340,7 @@ class TrainPage(Page):
     def _clear_open_error(self) -> None:
         unopened, self._open_error = self._open_error, None
         if unopened:
-            self.mended.emit(unopened)
+            self.resolved.emit(unopened)
 
     def _on_trashed(self, name: str, thrown: TrashedJob) -> None:
         """Show the next job and offer to restore the one in the trash."""
@@ -350,40 +350,40 @@ class TrainPage(Page):
             self._show_first()
         words = self.tr("Moved “{name}” to the trash.") if thrown.lies else self.tr("Removed “{name}” from the list.")
         restore = partial(self.session.jobs.bring_back, thrown, *self._callbacks(self.show_job))
-        self.told.emit(words.format(name=name), "info", (self.tr("Restore"), restore))
+        self.notified.emit(words.format(name=name), "info", (self.tr("Restore"), restore))
 
     def _report_hidden_images(self) -> None:
         """Warn that images hidden by the filter are trained too, and offer to exclude them."""
-        library, shown = self.session.library.pictures, frozenset(self.session.view.ids)
-        hidden = sum(not picture.excluded for number, picture in library.items() if number not in shown)
+        library, shown = self.session.library.images, frozenset(self.session.view.ids)
+        hidden = sum(not image.excluded for number, image in library.items() if number not in shown)
         if shown and hidden:
             words = self.tr("The filter hides %Ln image(s), but they will be trained too.", "", hidden)
-            self.told.emit(
+            self.notified.emit(
                 words, "info", (self.tr("Train only the images shown"), partial(self._exclude_all_but, shown))
             )
 
     def _exclude_all_but(self, shown: frozenset[int]) -> None:
-        if edit := exclude_others(self.session.library.pictures.values(), shown):
+        if edit := exclude_others(self.session.library.images.values(), shown):
             self.session.history.do(edit)
-            self.said.emit(edit.name)
+            self.message_shown.emit(edit.name)
 
     def _on_taken_over(self) -> None:
         words = self.tr("Another program changed this job. Its version is shown; undo restores yours.")
-        self.told.emit(words, "info", None)
+        self.notified.emit(words, "info", None)
 
     def _on_save_failed(self, error: ImpastoError) -> None:
         """Report why the job could not be saved, or another program's changes not be read."""
         if self.draft is not None and self.draft.file.unsaved:
-            self.sheet.say_unsaved()
+            self.sheet.show_unsaved()
         self.failed.emit(error)
 
     def _on_kept(self, kept: Path) -> None:
         words = self.tr("The previous job file is kept as {name} in the same folder.")
-        self.told.emit(words.format(name=kept.name), "info", None)
+        self.notified.emit(words.format(name=kept.name), "info", None)
 
     def _on_rescued(self, kept: Path) -> None:
         words = self.tr("The last changes could not be saved to the job file. They are kept in {path}.")
-        self.told.emit(words.format(path=kept), "warning", None)
+        self.notified.emit(words.format(path=kept), "warning", None)
 
     def _check_disk(self) -> None:
         if self.draft is not None:
@@ -400,24 +400,24 @@ class TrainPage(Page):
         self._timer.timeout.connect(self._check_disk)
         self.jobs.chosen.connect(self.show_job)
         self.start_button.clicked.connect(lambda: self.start())
-        self.sheet.invitation.button.clicked.connect(lambda: self.new())
+        self.sheet.empty_state.button.clicked.connect(lambda: self.new())
         for part in (self.forecast, self._starting):
-            part.said.connect(self.said)
-            part.told.connect(self.told)
+            part.message_shown.connect(self.message_shown)
+            part.notified.connect(self.notified)
             part.failed.connect(self.failed)
         self.forecast.wanted.connect(self.sheet.show_setting)
-        self._starting.mended.connect(self.mended)
+        self._starting.resolved.connect(self.resolved)
         self._starting.changed.connect(self._show_start)
         until_destroyed(
             self,
             self.session.library.altered.connect(lambda _: self._on_library_altered()),
             self.session.jobs.turned.connect(self._on_turned),
             self.session.jobs.rescued.connect(self._on_rescued),
-            self.session.jobs.mended.connect(self.mended.emit),
-            self.session.jobs.secured.connect(lambda message: self.told.emit(message, "warning", None)),
+            self.session.jobs.resolved.connect(self.resolved.emit),
+            self.session.jobs.secured.connect(lambda message: self.notified.emit(message, "warning", None)),
         )
         if self.session.jobs.notice:
-            QTimer.singleShot(0, self, lambda: self.told.emit(self.session.jobs.notice, "warning", None))
+            QTimer.singleShot(0, self, lambda: self.notified.emit(self.session.jobs.notice, "warning", None))
 
     def _on_library_altered(self) -> None:
         """Count the images again soon, if visible: during a scan this signal comes hundreds of times."""

@@ -24,7 +24,7 @@ from app.core.words import sentence_of
 from app.qt.theme import set_icon
 from app.qt.train.essentials import Essentials
 from app.qt.train.form import Line, SettingsForm
-from app.qt.widgets import centre, say
+from app.qt.widgets import center, set_message
 from trainer.config.presets.library import PresetEntry
 
 _MAX_WIDTH = 820
@@ -43,7 +43,7 @@ class JobSheet(QScrollArea):
         self.essentials = Essentials(session)
         self.all, self.search, self.differences = QToolButton(), QLineEdit(), QLabel()
         self.form = SettingsForm()
-        self._inner, self.invitation = QWidget(), NoJobState()
+        self._inner, self.empty_state = QWidget(), NoJobState()
         self._counting = QTimer(self)
         self._counting.setSingleShot(True)
         self._counting.setInterval(_COUNT_MS)
@@ -60,7 +60,7 @@ class JobSheet(QScrollArea):
         self.state.clear()
         self.essentials.show_draft(draft)
         self._inner.setVisible(draft is not None)
-        self.invitation.setVisible(draft is None)
+        self.empty_state.setVisible(draft is None)
         self.verticalScrollBar().setValue(0)
 
     def show_recipes(self, shelf: Sequence[PresetEntry]) -> None:
@@ -75,19 +75,19 @@ class JobSheet(QScrollArea):
         name = draft.get("name")
         self.name.show_text(name if isinstance(name, str) else "")
         fault = next((reason for key, reason in draft.problems if key == "name"), "")
-        say(self.fault, sentence_of(fault) if fault else "")
+        set_message(self.fault, sentence_of(fault) if fault else "")
         self.essentials.refresh()
         if draft.file.unsaved:
-            self.say_unsaved() if draft.file.fault else self.state.setText(self.tr("Saving…"))
+            self.show_unsaved() if draft.file.fault else self.state.setText(self.tr("Saving…"))
         if self.all.isChecked():
             self.form.show_draft(draft)
         self._show_differences(draft)
 
-    def say_saved(self) -> None:
+    def show_saved(self) -> None:
         """Show that all changes are saved."""
         self.state.setText(self.tr("All changes saved"))
 
-    def say_unsaved(self) -> None:
+    def show_unsaved(self) -> None:
         """Show that changes are not saved; a notice gives the reason."""
         self.state.setText(self.tr("Not saved"))
 
@@ -171,7 +171,7 @@ class JobSheet(QScrollArea):
         row = QHBoxLayout(whole)
         row.setContentsMargins(0, 0, 0, 0)
         row.addWidget(self._inner, 1)
-        row.addWidget(self.invitation, 1)
+        row.addWidget(self.empty_state, 1)
         row.addStretch()
         self.setWidget(whole)
         self.setMinimumWidth(_MIN_WIDTH)
@@ -217,7 +217,7 @@ class NoJobState(QWidget):
         title.setProperty("role", "title")
         words.setProperty("role", "muted")
         self.button = QPushButton(self.tr("New job"))
-        centre(self, title, words, self.button)
+        center(self, title, words, self.button)
 
 
 def _rule() -> QFrame:

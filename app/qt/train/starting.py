@@ -9,7 +9,7 @@ from app.core.jobs.draft import Draft
 from app.core.jobs.job_file import to_toml
 from app.core.session import Session
 from app.qt.train.forecast.panel import ForecastPanel
-from app.qt.widgets import duration, until_destroyed, while_there
+from app.qt.widgets import format_duration, until_destroyed, while_alive
 from trainer.errors import ImpastoError, JobError
 from trainer.protocol.queue import Entry
 
@@ -20,9 +20,9 @@ LONG_ON_CPU = 600.0
 class JobStarter(QObject):
     """Queues jobs and tracks those that were started here and have no run yet."""
 
-    said = Signal(str)
-    told = Signal(str, str, object)
-    mended = Signal(object)
+    message_shown = Signal(str)
+    notified = Signal(str, str, object)
+    resolved = Signal(object)
     """See the signals of `Page`."""
     failed = Signal(object)
     changed = Signal()
@@ -55,9 +55,9 @@ class JobStarter(QObject):
         text = to_toml(draft.values)
         self._saving.append(draft)
         self.changed.emit()
-        draft.file.settle(while_there(self, lambda error: self._on_saved(draft, text, error)))
+        draft.file.settle(while_alive(self, lambda error: self._on_saved(draft, text, error)))
 
-    def awaits(self, draft: Draft) -> bool:
+    def is_starting(self, draft: Draft) -> bool:
         """Return whether a job was started here and has no result yet."""
         return any(
             each.path == draft.path
@@ -99,7 +99,7 @@ class JobStarter(QObject):
         """Ask whether to train on the CPU for this long."""
         title = self.tr("Train on the CPU?")
         words = self.tr("“{name}” will take about {time} on this PC's CPU.")
-        words = words.format(name=draft.name, time=duration(seconds))
+        words = words.format(name=draft.name, time=format_duration(seconds))
         box = self._question = QMessageBox(QMessageBox.Icon.Question, title, words, parent=self._page)
         why = self.tr("No NVIDIA GPU is used. You can pause or stop the training at any time.")
         box.setInformativeText(why)
@@ -125,10 +125,10 @@ class JobStarter(QObject):
         self._undecided.remove((draft, text))
         number = self._session.queue.start(draft.path, text)
         self._awaited[number] = draft
-        self._session.telling.awaited.add(number)
-        self._session.going.entry.emit(number)
+        self._session.run_watcher.awaited.add(number)
+        self._session.navigator.entry.emit(number)
         if not (self._session.queue.now.reading.held or self._busy()):
-            self.said.emit(self.tr("“{name}” starts…").format(name=draft.name))
+            self.message_shown.emit(self.tr("“{name}” starts…").format(name=draft.name))
         self.changed.emit()
 
     def _on_queue_changed(self) -> None:
@@ -150,16 +150,16 @@ class JobStarter(QObject):
             return
         if entry.problem or entry.state == "failed":
             words = self.tr("“{name}” could not start. {why}")
-            self.told.emit(words.format(name=name, why=entry.problem).strip(), "error", None)
+            self.notified.emit(words.format(name=name, why=entry.problem).strip(), "error", None)
         elif now.reading.held:
             words = self.tr("“{name}” is queued, but the queue is on hold. {reason}")
             sentence = words.format(name=name, reason=now.reading.reason).strip()
             self._wait_notices[entry.id] = sentence, True
-            self.told.emit(sentence, "warning", (self.tr("Resume queue"), self._session.queue.go_on))
+            self.notified.emit(sentence, "warning", (self.tr("Resume queue"), self._session.queue.resume_queue))
         elif busy:
             sentence = self.tr("“{name}” is queued; it starts when the current run ends.").format(name=name)
             self._wait_notices[entry.id] = sentence, False
-            self.told.emit(sentence, "info", None)
+            self.notified.emit(sentence, "info", None)
         elif now.died is None:
             return  # the engine is checking it
         self._forget(entry.id)
@@ -178,11 +178,11 @@ class JobStarter(QObject):
                 if all(
                     other != sentence for other, _ in self._wait_notices.values()
                 ):  # else another job of that name still waits
-                    self.mended.emit(sentence)
+                    self.resolved.emit(sentence)
 
     def _forget(self, number: str) -> None:
         self._awaited.pop(number)
-        self._session.telling.awaited.discard(number)
+        self._session.run_watcher.awaited.discard(number)
         self._listed.discard(number)
         self.changed.emit()
 

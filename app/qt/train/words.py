@@ -11,8 +11,8 @@ from app.core.jobs.settings import title_of
 from app.core.models.verdict import BaseDescription, BaseVerdict, Family, FoundBase, Tool
 from app.core.planning.answer import AnsweredPlan, PlanAnswer
 from app.qt.widgets import QT_TRANSLATE_NOOP
-from app.qt.widgets import duration as duration
-from trainer.errors import joined
+from app.qt.widgets import format_duration as format_duration
+from trainer.errors import sentence_and_remedy
 from trainer.protocol.forecast import ROUNDING
 from trainer.protocol.plan import AdviceCode, MemoryAdvice, Remark
 
@@ -139,20 +139,20 @@ def headline(answer: PlanAnswer, *, here: bool) -> str:
     """Return the forecast in a sentence: time, device, memory and where it peaks."""
     if answer.on_cpu and answer.pick is not None:
         words = QCoreApplication.translate("Forecast", "About {time} on this PC's CPU, {needed} of main memory.")
-        return words.format(time=duration(answer.pick.forecast.seconds), needed=gigabytes(answer.pick.needed))
+        return words.format(time=format_duration(answer.pick.forecast.seconds), needed=gigabytes(answer.pick.needed))
     own = QCoreApplication.translate("Forecast", "your {card}")
-    card = own.format(card=answer.card.name) if here else answer.card.name
+    gpu = own.format(card=answer.gpu.name) if here else answer.gpu.name
     plan = answer.pick
     if plan is None:
         words = QCoreApplication.translate(
             "Forecast", "This does not fit on {card} with any settings: it needs {missing} more memory."
         )
-        return words.format(card=card, missing=gigabytes(answer.missing))
+        return words.format(card=gpu, missing=gigabytes(answer.missing))
     words = QCoreApplication.translate(
         "Forecast", "About {time} on {card}. Uses {needed} of the {free} GB that are free; {peak}."
     )
-    time, needed, free = duration(plan.forecast.seconds), figure(plan.needed), figure(answer.card.free)
-    return words.format(time=time, card=card, needed=needed, free=free, peak=peak(plan))
+    time, needed, free = format_duration(plan.forecast.seconds), figure(plan.needed), figure(answer.gpu.free)
+    return words.format(time=time, card=gpu, needed=needed, free=free, peak=peak(plan))
 
 
 def comparison(answer: PlanAnswer) -> str:
@@ -307,17 +307,17 @@ def size_words(size: int) -> str:
 
 def details(found: FoundBase) -> str:
     """Return the second line of a base in the list: its problem, or its owner, size and folder."""
-    if found.told.problem:
-        return found.told.problem
-    parts = (owner_of(found.tool), size_words(found.bytes), _prediction(found.told), str(found.path.parent))
+    if found.description.problem:
+        return found.description.problem
+    parts = (owner_of(found.tool), size_words(found.bytes), _prediction(found.description), str(found.path.parent))
     return " · ".join(part for part in parts if part)
 
 
 def verdict_words(verdict: BaseVerdict) -> str:
     """Return the line below the base field."""
-    base = verdict.told
+    base = verdict.description
     if base.problem:
-        return joined(base.problem, base.remedy)
+        return sentence_and_remedy(base.problem, base.remedy)
     if verdict.place == "link":
         return _tr(_LINK)
     if verdict.place == "hub":

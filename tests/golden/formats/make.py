@@ -30,12 +30,12 @@ from tests.support.exhaustion import Exhaustion, Trial, step_begins
 from trainer.adapter.export import ExportFacts, write_side_files
 from trainer.cli import main as command_line
 from trainer.config.load import parse_job
-from trainer.config.presets.exchange import save_in_picture
+from trainer.config.presets.exchange import save_as_image
 from trainer.config.presets.preset import Preset, dump_preset
 from trainer.config.recipe import RecipeConfig
 from trainer.config.write import dump_job
 from trainer.dataset.dataset import write_listing
-from trainer.dataset.picture import Picture
+from trainer.dataset.image import ImageRecord
 from trainer.dataset.sidecar import Sidecar, write_sidecar
 from trainer.protocol import commands, events, files
 from trainer.protocol.forecast import Forecast, Peak, PhaseForecast, write_forecast
@@ -459,7 +459,7 @@ def write_presets(folder: Path) -> None:
     for name, more in PRESETS.items():
         preset = Preset.model_validate({**whole, **more, "preview": preview})
         files.write_text(folder / f"{name}.toml", dump_preset(preset))
-    save_in_picture(preset, folder / "carried.png")
+    save_as_image(preset, folder / "carried.png")
 
 
 def write_records(folder: Path) -> None:
@@ -479,13 +479,13 @@ def write_records(folder: Path) -> None:
     write_listing(
         folder / "dataset.jsonl",
         [
-            Picture(
+            ImageRecord(
                 id="ef" * 32, path=ROOT / "pictures" / "0.png", width=64, height=72, kind="regularization", repeats=3,
                 weight=0.5, captions=("wave, blue", "a wave"), trigger="sks", class_words="water", mask="file",
                 mask_path=ROOT / "pictures" / "0-masklabel.png", mask_id="12" * 32, crop=(0.1, 0.2, 0.9, 0.8),
                 bucket=(64, 80),
             ),
-            Picture(
+            ImageRecord(
                 id="01" * 32, path=ROOT / "pictures" / "1.png", width=80, height=56, kind="validation", repeats=1,
                 weight=1.0, captions=(), trigger="", class_words="", mask="none", mask_path=None, mask_id=None,
                 crop=None, bucket=(80, 48),
@@ -493,11 +493,11 @@ def write_records(folder: Path) -> None:
         ],
     )  # fmt: skip
     notes = Sidecar().with_folder(repeats=3, regularization=True, trigger="sks")
-    write_sidecar(folder, notes.with_picture("0.png", excluded=True, rating=4, crop=(0.1, 0.2, 0.9, 0.8)))
+    write_sidecar(folder, notes.with_image("0.png", excluded=True, rating=4, crop=(0.1, 0.2, 0.9, 0.8)))
     facts = ExportFacts(
         title="Gouache", family="sdxl", prediction="epsilon", zero_terminal_snr=False, recipe=RecipeConfig(),
-        dtype="fp16", base_name="model.safetensors", base_sha256="cd" * 32, step=90, epoch=2, epochs=3, pictures=20,
-        regularization_pictures=1, started_at=1_760_000_000.0, trigger_words=("sks",), description="Flat colors.",
+        dtype="fp16", base_name="model.safetensors", base_sha256="cd" * 32, step=90, epoch=2, epochs=3, images=20,
+        regularization_images=1, started_at=1_760_000_000.0, trigger_words=("sks",), description="Flat colors.",
     )  # fmt: skip
     write_side_files(folder / "lora.safetensors", facts, None)
 

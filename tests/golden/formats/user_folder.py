@@ -17,7 +17,7 @@ from app.core.edits.backups import Backups
 from app.core.edits.journal import Journal
 from app.core.edits.save_state import Key, SaveRequest
 from app.core.jobs.jobs import Jobs
-from app.core.library import Folder, Picture
+from app.core.library import Folder, LibraryImage
 from app.core.models.models import ModelChoices
 from app.core.models.search import Known
 from app.core.models.tools import Installation
@@ -35,7 +35,7 @@ from app.core.settings.recent import RecentFolders
 from app.core.tasks import Tasks
 from trainer.base.fetch import _Download, _remember
 from trainer.config.credentials import safe_link
-from trainer.dataset.inspection import PictureFacts, PictureMemory
+from trainer.dataset.inspection import ImageFacts, InspectionCache
 from trainer.files.weights import sha256_file
 from trainer.memory.device.calibration import learn
 from trainer.memory.forecast.results import OomResult
@@ -81,7 +81,7 @@ def _write_queue(root: Path) -> None:
     job = root / "queued.toml"
     job.write_text('schema = 2\nname = "queued"\n', encoding="utf-8")
     waiting = queue.add(job, after=1_800_000_000.5, hold=True)
-    resumed = queue.add_resume(root / "runs" / "sample", steps=90)
+    resumed = queue.add_run(root / "runs" / "sample", steps=90)
     states: dict[State, dict[str, object]] = {
         "running": {"lane": "cuda:1", "wish": "pause", "pid": 4321, "attempts": 2, "run": root / "runs" / "queued"},
         "paused": {"lane": "cpu"},
@@ -197,11 +197,11 @@ def _write_caches(root: Path) -> None:
     name = cache_folder() / "pictures.sqlite"
     name.unlink(missing_ok=True)
     store = RowStore(name, 1 << 20)
-    facts = PictureFacts(
+    facts = ImageFacts(
         id="ef" * 32, width=64, height=72, format="PNG", animated=True, rotated=True, transparent=True,
         profile="broken", fingerprint="0123456789abcdef",
     )  # fmt: skip
-    PictureMemory(store).keep(Path("0.png"), IMAGE_STATE, facts)
+    InspectionCache(store).keep(Path("0.png"), IMAGE_STATE, facts)
     store.close()
     _write_thumbnail(root)
     traces = TraceStore(cache_folder() / "traces")
@@ -211,7 +211,7 @@ def _write_caches(root: Path) -> None:
         peaks=(Peak("decoding", "vae.decoder", "forward", 90, {"weights": 50}, (("vae.decoder", 30),)),),
     )  # fmt: skip
     traces.outcomes.save("result", (outcome,))
-    traces.outcomes.save_hindered("result", OomResult(1000, 2000, "first_step", (0, 2)))
+    traces.outcomes.save_oom("result", OomResult(1000, 2000, "first_step", (0, 2)))
 
 
 def _write_thumbnail(root: Path) -> None:
@@ -221,7 +221,7 @@ def _write_thumbnail(root: Path) -> None:
     done: SimpleQueue[Callable[[], None]] = SimpleQueue()
     thumbnails = Thumbnails(done.put, cache_folder() / FILE_NAME, threads=1)
     thumbnails.request(
-        Picture(1, Folder(Path(), Path()), "0.png", bytes=IMAGE_STATE[0], changed_ns=IMAGE_STATE[1]), 256
+        LibraryImage(1, Folder(Path(), Path()), "0.png", bytes=IMAGE_STATE[0], changed_ns=IMAGE_STATE[1]), 256
     )
     done.get(timeout=60)()
     thumbnails.close()

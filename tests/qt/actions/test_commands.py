@@ -8,7 +8,7 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QLabel, QLineEdit, QMainWindow, QVBoxLayout, QWidget
 
 from app.qt.actions.commands import Action, Commands
-from app.qt.actions.palette import CommandPalette, KeySheet
+from app.qt.actions.palette import CommandPalette, ShortcutList
 
 
 class Owner(QWidget):
@@ -212,7 +212,7 @@ def test_what_cannot_be_done_comes_last_in_the_palette_and_stays_undone(window, 
 def test_the_sheet_shows_every_key_that_is_in_force(window, qtbot):
     window.commands.rebind({"test.on": ()})
     window.commands["test.reject"].setText("Reject 7 pictures")  # what it would do just now, as undo says it
-    sheet = KeySheet(window.commands, window)
+    sheet = ShortcutList(window.commands, window)
     qtbot.addWidget(sheet)
     texts = [label.text() for label in sheet.findChildren(QLabel)]
     assert texts == ["Images", "X", "Reject"]
@@ -220,7 +220,7 @@ def test_the_sheet_shows_every_key_that_is_in_force(window, qtbot):
 
 def test_each_key_of_a_command_has_a_cap_of_its_own(window, qtbot):
     window.commands.rebind({"test.on": ("F7", "F8")})
-    sheet = KeySheet(window.commands, window)
+    sheet = ShortcutList(window.commands, window)
     qtbot.addWidget(sheet)
     caps = [label.text() for label in sheet.findChildren(QLabel) if label.property("role") == "keys"]
     assert sorted(caps) == ["F7", "F8", "X"]

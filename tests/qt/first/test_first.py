@@ -73,16 +73,16 @@ def test_it_greets_the_first_time_only_and_never_without_a_screen(
 
 def test_the_tour_from_pictures_to_the_job(qtbot: QtBot, window: Window, session: Session) -> None:
     gone: list[Path] = []
-    session.going.job.connect(gone.append)
+    session.navigator.job.connect(gone.append)
     window.commands["window.tour"].trigger()
     (tour,) = window.findChildren(Tour)
     coach = tour.coach
     qtbot.waitUntil(lambda: coach.isVisible() and coach.next.hasFocus())
-    assert not coach.former.isEnabled()
+    assert not coach.back_button.isEnabled()
     qtbot.keyClick(coach.next, Qt.Key.Key_Space)  # perhaps before there are any pictures
     qtbot.waitUntil(lambda: len(session.view.ids) == 18)
     assert session.view.current is not None
-    assert session.library.pictures[session.view.current].path.parent == places.home() / "demo" / "pictures"
+    assert session.library.images[session.view.current].path.parent == places.home() / "demo" / "pictures"
     qtbot.mouseClick(coach.next, LEFT)
     qtbot.waitUntil(lambda: bool(gone))
     (job,) = gone
@@ -91,7 +91,7 @@ def test_the_tour_from_pictures_to_the_job(qtbot: QtBot, window: Window, session
     qtbot.mouseClick(coach.next, LEFT)
     assert coach.act.isVisible()
     assert coach.title.text() == "Start"
-    qtbot.mouseClick(coach.former, LEFT)
+    qtbot.mouseClick(coach.back_button, LEFT)
     assert gone == [job] * 3
     for _ in range(3):
         qtbot.mouseClick(coach.next, LEFT)
@@ -118,10 +118,10 @@ def test_the_tour_starts_the_demo_once(
     qtbot.waitUntil(lambda: tour.coach.title.text() == "Watch the training")  # when the job is written
     assert len(list((places.home() / "jobs").glob("*/job.toml"))) == 1
     qtbot.waitUntil(lambda: len(session.datasets.folders) == 1)  # images that come late leave the page as it is
-    assert window.pages.currentWidget() is not window.pictures
+    assert window.pages.currentWidget() is not window.images
     qtbot.waitUntil(lambda: isinstance(window.pages.currentWidget(), RunsPage))
     qtbot.waitUntil(lambda: session.queue.look() or len(session.queue.entries) == 1)
-    qtbot.mouseClick(tour.coach.former, LEFT)
+    qtbot.mouseClick(tour.coach.back_button, LEFT)
     assert not tour.coach.act.isVisible()
     qtbot.mouseClick(tour.coach.closing, LEFT)
     assert not window.findChildren(Tour)

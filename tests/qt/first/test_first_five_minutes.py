@@ -8,9 +8,9 @@ from PIL import Image
 from PySide6.QtCore import QMimeData, QPoint, QPointF, Qt, QUrl
 from PySide6.QtGui import QDragEnterEvent, QDropEvent
 
-from app.qt.pictures.captions.bulk_dialog import BulkDialog, RenameForm
+from app.qt.images.captions.bulk_dialog import BulkDialog, RenameForm
 from app.qt.window import Window
-from tests.qt.pictures.captions.test_captions import english
+from tests.qt.images.captions.test_captions import english
 
 __all__ = ["english"]
 
@@ -73,10 +73,10 @@ def test_the_first_five_minutes(qtbot, session, folder, english):
     with qtbot.waitExposed(window):
         window.show()
     come_back(window, qtbot)
-    view, library = session.view, session.library.pictures
-    page, editor = window.pictures, window.pictures.editor
+    view, library = session.view, session.library.images
+    page, editor = window.images, window.images.editor
     thumbnails = set()
-    session.thumbnails.ready.connect(lambda thumbnail: thumbnails.add(thumbnail.picture))
+    session.thumbnails.ready.connect(lambda thumbnail: thumbnails.add(thumbnail.image))
 
     # Drop a folder: thumbnails at once.
     drop(window, folder)
@@ -90,7 +90,7 @@ def test_the_first_five_minutes(qtbot, session, folder, english):
     wanted["bucket.lonely"] = SMALL  # too few of their shape to fill a batch
     qtbot.waitUntil(lambda: found() == wanted)
     problems = page.health_panel.list
-    place = problems.findings.place_of("caption.missing")
+    place = problems.findings.index_of("caption.missing")
     problems.scrollTo(place)
     qtbot.mouseClick(problems.viewport(), Qt.MouseButton.LeftButton, pos=problems.visualRect(place).center())
     assert len(view.ids) == BARE

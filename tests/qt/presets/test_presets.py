@@ -57,7 +57,7 @@ def page(window, qtbot) -> PresetsPage:
 
 def keep(page, qtbot, made: Preset) -> Path:
     """Put a preset on the shelf, and choose it."""
-    path, _ = library.keep_preset(made)
+    path, _ = library.save_preset(made)
     page.session.presets.look()
     page.choose(path)
     wait(qtbot, lambda: page.chosen is not None and page.chosen.path == path)
@@ -86,7 +86,7 @@ def send_file(page, folder, monkeypatch):
 def send_picture(page, folder, monkeypatch):
     target = folder / "für dich"  # without its ending: the page gives it one
     monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *_: (str(target), ""))
-    page.commands["presets.save_picture"].trigger()
+    page.commands["presets.save_image"].trigger()
     return target.with_name("für dich.png")
 
 
@@ -142,17 +142,17 @@ def test_a_job_goes_to_where_jobs_are_and_a_plain_picture_to_the_pictures(window
     picture.parent.mkdir()
     Image.new("RGB", (64, 48)).save(picture)
     heard = []
-    session.going.job.connect(heard.append)
+    session.navigator.job.connect(heard.append)
     page.open(job)
     wait(qtbot, lambda: heard == [job])
     drop(window, picture)
-    wait(qtbot, lambda: len(session.library.pictures) == 1)
-    assert window.pages.currentWidget() is window.pictures
+    wait(qtbot, lambda: len(session.library.images) == 1)
+    assert window.pages.currentWidget() is window.images
 
 
 def test_an_empty_clipboard_is_told_and_a_copied_file_is_taken(window, page, qtbot, tmp_path):
     said = []
-    page.said.connect(said.append)
+    page.message_shown.connect(said.append)
     QGuiApplication.clipboard().clear()
     page.commands["presets.paste"].trigger()
     assert said == ["The clipboard contains no preset."]
@@ -224,7 +224,7 @@ def test_texts_of_strangers_are_plain(page, qtbot):
     labels = page.details.findChildren(QLabel)
     texts = [label for label in labels if label.text() and label.property("role") != "heading"]
     assert {label.textFormat() for label in texts} <= {Qt.TextFormat.PlainText}
-    wait(qtbot, lambda: not about.picture.pixmap().isNull())
+    wait(qtbot, lambda: not about.image.pixmap().isNull())
 
 
 # At hand.
@@ -238,7 +238,7 @@ def test_one_finds_what_one_looks_for(page, qtbot):
     assert len(page.list.cards.rows) == 1
     field.setText("no such thing")
     assert page.list.cards.rows == []
-    assert page.nothing.isVisible()
+    assert page.no_results.isVisible()
     field.clear()
     page.origin.setCurrentIndex(3)
     assert {each.origin for each in page.list.cards.rows} == {"built-in"}
@@ -271,7 +271,7 @@ def test_edited_it_keeps_what_it_was_and_goes_back(page, qtbot):
     dialog.name.setText("watercolour")
     dialog.license.setText("CC-BY-4.0")
     dialog.words.setText("wtc, , soft ")
-    dialog.show_picture(None)
+    dialog.show_image(None)
     dialog.buttons.accepted.emit()
     wait(qtbot, lambda: page.chosen.preset.name == "watercolour")
     changed = load_preset(path)
@@ -352,14 +352,14 @@ def test_a_broken_file_is_named_and_hides_no_other(window, page, qtbot):
 
 def has_card() -> bool:
     try:
-        return bool(gpu.cards())
+        return bool(gpu.list_gpus())
     except ImpastoError:
         return False
 
 
 def test_cards_say_what_they_cost_as_the_planner_finds_it(window, page, qtbot, tmp_path):
     """A real planner is asked for the chosen card first; on the friend's smaller card it says how it is fitted."""
-    outlooks = page.session.presets.outlooks
+    outlooks = page.session.presets.cost_estimates
     page.field.setText("style sdxl")
     words = page.details.outlook.words
     wait(qtbot, lambda: "Computing" not in words.text())
@@ -367,7 +367,7 @@ def test_cards_say_what_they_cost_as_the_planner_finds_it(window, page, qtbot, t
         assert words.text().startswith("About ") and "on this PC's CPU" in words.text()
         assert words.text().endswith("No NVIDIA GPU was found, so training uses the CPU.")
         assert page.list.cards.lines(page.chosen)[3].endswith(" on the CPU")
-    cards = page.details.outlook.cards
+    cards = page.details.outlook.gpus
     cards.setCurrentIndex(cards.findData("8GB"))
     cards.activated.emit(cards.currentIndex())
     wait(qtbot, lambda: "RTX 4060 8GB" in words.text())
@@ -379,5 +379,5 @@ def test_cards_say_what_they_cost_as_the_planner_finds_it(window, page, qtbot, t
     wait(qtbot, lambda: "Fit: 8-bit base" in dialog.outlook.words.text())
     dialog.reject()
     process = outlooks._served._process
-    window.show_pictures()
+    window.show_images()
     assert process.wait(60) != 0  # nobody looks: the planner ends

@@ -42,7 +42,7 @@ def header(qtbot: QtBot, session: Session) -> Iterator[RunHeader]:
 def look(qtbot: QtBot, run: Run) -> None:
     """Read what is new, as the page's clock does."""
     heard: list[None] = []
-    end = run.looked.connect(heard.append)
+    end = run.polled.connect(heard.append)
     run.read()
     qtbot.waitUntil(lambda: bool(heard))
     end()
@@ -85,8 +85,8 @@ def test_a_real_engine_is_asked_for_previews_saving_and_by_two_windows_for_a_pau
     said, said_beside = list[str](), list[str]()
     for one, its_run, heard in ((header, run, said), (beside, same_run, said_beside)):
         one.show_run(its_run)
-        one.said.connect(heard.append)
-        one.told.connect(lambda words, *_, heard=heard: heard.append(words))
+        one.message_shown.connect(heard.append)
+        one.notified.connect(lambda words, *_, heard=heard: heard.append(words))
 
     def until(reached: Callable[[], object]) -> None:
         def looked() -> bool:
@@ -149,7 +149,7 @@ def test_an_engine_that_dies_leaves_the_order_undone_and_the_run_to_be_resumed(q
     run = session.runs.open(cats.path)
     header.show_run(run)
     told: list[tuple[object, ...]] = []
-    header.told.connect(lambda *notice: told.append(notice))
+    header.notified.connect(lambda *notice: told.append(notice))
     with held(cats) as engine:
         engine.tell(events.PhaseStarted(phase="train", total=1000))
         look(qtbot, run)
@@ -209,7 +209,7 @@ def test_between_resume_and_the_engine_s_first_step_it_says_that_it_starts(qtbot
         engine.stand("paused", 30)
     run, queue = session.runs.open(engine.run.path), session.queue.queue
     header.show_run(run)
-    entry = queue.add_resume(engine.run.path)
+    entry = queue.add_run(engine.run.path)
 
     def said_when(**now: object) -> str:
         queue.change(entry.id, lambda entry: replace(entry, **now))

@@ -166,7 +166,7 @@ def test_remarks_stand_above_in_words_and_as_plain_text(qtbot, session, view, en
 
 
 def test_everything_is_copied_for_a_bug_report(view, run, qtbot):
-    with qtbot.waitSignal(view.said):
+    with qtbot.waitSignal(view.message_shown):
         view.copy_all()
     text = QGuiApplication.clipboard().text()
     assert "Run cats" in text

@@ -6,7 +6,7 @@ import pytest
 from PySide6.QtCore import Qt
 
 from app.core.loras.strength import BlockStrength
-from app.qt.lora_viewer import LoraViewer, rows_of
+from app.qt.lora_viewer import LoraViewer, block_rows
 from app.qt.presets.page import PresetsPage
 from tests.qt.presets.test_presets import wait
 from tests.qt.test_window import drop
@@ -31,7 +31,7 @@ def test_a_dropped_lora_is_shown(window, qtbot, tmp_path):
     assert viewer.title.text() == "Soft gouache"
     assert viewer.facts.text().startswith("LoRA · SDXL · rank 16 · ")
     assert viewer.words.text() == "Trigger words: gch"
-    assert not viewer.picture.pixmap().isNull()
+    assert not viewer.image.pixmap().isNull()
     rows = viewer.blocks.lines.rows
     assert [row.texts[0] for row in rows][:3] == ["TE1", "IN04", "IN05"]
     assert all(row.texts[2:5] == ("1", "16", "8") for row in rows)
@@ -46,7 +46,7 @@ def test_a_dropped_lora_is_shown(window, qtbot, tmp_path):
 def test_a_hostile_file_is_refused_in_words(kind, window, qtbot, tmp_path):
     path = tmp_path / "a.safetensors"
     HOSTILE[kind](path)
-    window.session.going.lora.emit(path)
+    window.session.navigator.lora.emit(path)
     viewer = viewer_of(window, qtbot)
     wait(qtbot, lambda: viewer.state.property("role") == "bad")
     assert len(viewer.state.text()) < 1000
@@ -94,7 +94,7 @@ def test_texts_of_strangers_are_plain_and_one_line(window, qtbot, tmp_path):
 def test_a_viewer_closed_at_once_leaves_nothing_behind(window, session, qtbot, tmp_path):
     path = some_lora(tmp_path)
     for _ in range(3):
-        session.going.lora.emit(path)
+        session.navigator.lora.emit(path)
         window.findChildren(LoraViewer)[-1].close()
     wait(qtbot, lambda: not window.findChildren(LoraViewer))
     done = []
@@ -106,7 +106,7 @@ def test_blocks_that_cannot_be_counted_are_worded():
     def block(name, strength, unknown=0, alphas=()):
         return BlockStrength(name, 2, (4, 8), alphas, strength, unknown)
 
-    rows = rows_of(
+    rows = block_rows(
         [block("IN01", 2.0), block("MID", 1.0, 1, (2.0, 4.5)), block("OUT00", math.nan), block("?", None, 2)]
     )
     assert [row.texts[3:] for row in rows] == [

@@ -41,7 +41,7 @@ def watching(window: Window, qtbot: QtBot) -> Window:
 
 def seen(window: Window, qtbot: QtBot) -> None:
     """Let the window see which runs live, as when the user comes back to it; a look under way is not begun anew."""
-    qtbot.waitUntil(lambda: window.session.runs.look() or window.session.telling.watching)
+    qtbot.waitUntil(lambda: window.session.runs.look() or window.session.run_watcher.watching)
 
 
 def end(engine: Teller) -> None:
@@ -50,7 +50,7 @@ def end(engine: Teller) -> None:
 
 
 def test_a_run_that_fails_while_pictures_are_looked_at_is_told_with_a_way_to_it(watching, qtbot, tmp_path, beeps):
-    watching.show_pictures()
+    watching.show_images()
     assert not clock(watching).isActive(), "nothing runs"
     with held(new_run(tmp_path, "cats")) as engine:
         seen(watching, qtbot)
@@ -61,7 +61,7 @@ def test_a_run_that_fails_while_pictures_are_looked_at_is_told_with_a_way_to_it(
     assert len(beeps) == 1
     assert not clock(watching).isActive()
     shown: list[Path] = []
-    watching.session.going.run.connect(shown.append)
+    watching.session.navigator.run.connect(shown.append)
     button = next(one for one in watching.notices.findChildren(QPushButton) if one.text() == "Show")
     qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
     assert shown == [engine.run.path]
@@ -84,7 +84,7 @@ def test_that_a_run_ended_is_said_no_longer_when_it_goes_on(watching, qtbot, tmp
 
 def test_a_run_that_had_to_pause_is_told_with_the_reason(watching, tmp_path, beeps):
     paused = RunSummary(tmp_path / "cats", "cats", "paused", step=12)
-    watching.session.telling.ended.emit(Ended(paused, "No room. Make some."))
+    watching.session.run_watcher.ended.emit(Ended(paused, "No room. Make some."))
     assert watching.notices.sentences() == ["cats had to pause at step 12. No room. Make some."]
 
 
@@ -95,7 +95,7 @@ def test_notice_and_sound_can_each_be_switched_off(watching, qtbot, tmp_path, be
         settings.preferences.model_copy(update={"telling": NotificationPreferences(notify=notify, sound=sound)})
     )
     told: list[object] = []
-    watching.session.telling.ended.connect(told.append)
+    watching.session.run_watcher.ended.connect(told.append)
     with held(new_run(tmp_path, "cats")) as engine:
         seen(watching, qtbot)
         engine.stand("done", 1000)
@@ -106,7 +106,7 @@ def test_notice_and_sound_can_each_be_switched_off(watching, qtbot, tmp_path, be
 
 def test_what_ended_while_the_window_was_closed_is_told_without_a_sound(watching, tmp_path, beeps):
     done = RunSummary(tmp_path / "cats", "cats", "done", step=1000)
-    watching.session.telling.ended.emit(Ended(done, earlier=True))
+    watching.session.run_watcher.ended.emit(Ended(done, earlier=True))
     assert watching.notices.sentences() == ["While Impasto was closed: cats finished after 1000 steps."]
     assert beeps == []
 
@@ -117,30 +117,30 @@ def test_a_window_that_is_closed_looks_no_more(watching, qtbot, tmp_path):
         assert clock(watching).isActive()
         watching.close()
         assert not clock(watching).isActive()
-        watching.session.telling.changed.emit(None)
+        watching.session.run_watcher.changed.emit(None)
         assert not clock(watching).isActive()
 
 
 def test_closing_the_window_says_what_goes_on_training_or_a_queue_that_waits(watching, qtbot, tmp_path):
     watching.close()
-    assert watching.findChild(Notifier).farewell is None, "nothing trains"
+    assert watching.findChild(Notifier).close_notice is None, "nothing trains"
     watching.show()
     (tmp_path / "job.toml").touch()
     queue = watching.session.queue.queue
     queue.put(new_entry(tmp_path / "job.toml"))
-    with locks.held(queue.worker_lock, 0.0):  # somebody works on it
-        qtbot.waitUntil(lambda: watching.session.queue.look() or watching.session.telling.watching)
+    with locks.hold_lock(queue.worker_lock, 0.0):  # somebody works on it
+        qtbot.waitUntil(lambda: watching.session.queue.look() or watching.session.run_watcher.watching)
         watching.close()
-        waits = watching.findChild(Notifier).farewell
+        waits = watching.findChild(Notifier).close_notice
         assert waits.isVisible() and waits.title.text() == "The queue continues in the background."
         watching.show()
         with qtbot.waitSignal(waits.destroyed):
             waits.close()
-    qtbot.waitUntil(lambda: watching.session.queue.look() or not watching.session.telling.watching)
+    qtbot.waitUntil(lambda: watching.session.queue.look() or not watching.session.run_watcher.watching)
     with held(new_run(tmp_path, "cats")):
         seen(watching, qtbot)
         watching.close()
-        farewell = watching.findChild(Notifier).farewell
+        farewell = watching.findChild(Notifier).close_notice
         assert farewell.isVisible() and farewell.title.text() == "Training continues in the background."
         assert farewell.testAttribute(Qt.WidgetAttribute.WA_QuitOnClose), "the app must not end before it is read"
         assert watching.frameGeometry().contains(farewell.frameGeometry())

@@ -57,7 +57,7 @@ def order(panel):
 
 
 def choose(panel, name):
-    panel.list.setCurrentIndex(panel.list.queue.place_of(name))
+    panel.list.setCurrentIndex(panel.list.queue.index_of(name))
     panel._commands.refresh_now()
 
 
@@ -73,7 +73,7 @@ def test_an_empty_queue_says_what_it_is_for(panel):
 
 def test_entries_show_how_they_stand_and_offer_what_can_be_done(panel, queue, qtbot):
     names = add(queue, "waiting", "running", "paused", "interrupted", "failed", "done")
-    queue.conclude(names[4], "failed", "The base is gone.\nLook for it.")
+    queue.record_outcome(names[4], "failed", "The base is gone.\nLook for it.")
     with queue.engine(names[1]):
         qtbot.waitUntil(lambda: len(order(panel)) == 6)
         assert shown(panel) == [
@@ -101,7 +101,7 @@ def test_what_is_still_to_be_done_is_in_sight_below_all_that_has_ended(queue, qt
     def is_seen(entries):
         view = panel.list
         return len(order(panel)) == entries and view.viewport().rect().contains(
-            view.visualRect(view.queue.place_of(waiting))
+            view.visualRect(view.queue.index_of(waiting))
         )
 
     qtbot.waitUntil(lambda: is_seen(31))
@@ -167,7 +167,7 @@ def test_keys_and_dragging_change_the_order_on_disk(panel, queue, qtbot):
 def test_buttons_hold_back_give_up_take_up_and_take_out(panel, queue, qtbot):
     busy = contextlib.ExitStack()  # so that nothing is trained
     for lane in {"cpu", *machine_lanes()}:
-        busy.enter_context(locks.occupied(lane))
+        busy.enter_context(locks.hold_lane(lane))
     first, second = add(queue, "paused", "interrupted")
     qtbot.waitUntil(lambda: len(order(panel)) == 2)
 
@@ -202,7 +202,7 @@ def test_holding_is_shown_with_its_reason_and_ended_by_one_click(panel, queue, q
     panel._commands.refresh_now()
     panel._commands["queue.careful"].trigger()
     qtbot.waitUntil(lambda: queue.read().hold_on_failure)
-    queue.conclude(name, "failed", "The base is gone.")
+    queue.record_outcome(name, "failed", "The base is gone.")
     qtbot.waitUntil(lambda: "The base is gone." in panel.bar.words.text())
     panel._commands.refresh_now()
     assert panel._commands["queue.hold"].isChecked()
@@ -225,8 +225,8 @@ def test_enter_goes_to_the_run_or_to_the_job(panel, session, queue, qtbot, tmp_p
     first, second = add(queue, "paused", "paused")
     queue.change(first, lambda entry: dataclasses.replace(entry, run=tmp_path / "runs" / "style"))
     gone = []
-    session.going.run.connect(gone.append)
-    session.going.job.connect(gone.append)
+    session.navigator.run.connect(gone.append)
+    session.navigator.job.connect(gone.append)
     qtbot.waitUntil(lambda: len(order(panel)) == 2 and panel.list.queue.rows[0].run is not None)
     for name in (first, second):
         choose(panel, name)

@@ -66,7 +66,7 @@ def test_a_queue_that_is_held_is_not_said_to_begin_anything(page, session, qtbot
     queue.add(job)
     session.queue.look()
     qtbot.waitUntil(lambda: "queue below is on hold" in page.empty.text())
-    queue.go_on()
+    queue.release()
     session.queue.look()
     qtbot.waitUntil(lambda: "starts appear here" in page.empty.text())
 
@@ -104,7 +104,7 @@ def test_list_and_header_say_the_same_of_a_run_whose_engine_is_on_its_way(page, 
     qtbot.waitUntil(lambda: listed(page) == [("cats", "paused")])
     qtbot.waitUntil(lambda: page.run is not None and page.run.loaded)
     queue = session.queue.queue
-    entry = queue.add_resume(directory.path)
+    entry = queue.add_run(directory.path)
     with queue.engine(entry.id):
         queue.change(entry.id, lambda entry: replace(entry, state="running", pid=None))
         session.queue.look()
@@ -236,16 +236,16 @@ def test_a_run_whose_folder_was_renamed_is_said_to_be_gone_and_leaves_the_list_o
     qtbot.waitUntil(lambda: len(listed(page)) == 2)
     page.list.choose(moved.path)
     qtbot.waitUntil(lambda: page.run is not None and page.run.directory.path == moved.path and page.run.loaded)
-    assert not page.trouble.leave.isVisibleTo(page)
+    assert not page.failure_banner.leave.isVisibleTo(page)
     moved.path.rename(tmp_path / "renamed")
-    qtbot.waitUntil(lambda: page.trouble.leave.isVisibleTo(page))
+    qtbot.waitUntil(lambda: page.failure_banner.leave.isVisibleTo(page))
     qtbot.waitUntil(lambda: page.header.state.text() == "Folder deleted or moved")
     assert not page.header.buttons["runs.folder"].isVisibleTo(page)
-    place = page.list.runs.place_of(moved.path)
+    place = page.list.runs.index_of(moved.path)
     assert "Folder deleted or moved" in page.list.runs.data(place, Qt.ItemDataRole.AccessibleTextRole)
-    page.trouble.leave.click()
+    page.failure_banner.leave.click()
     assert [name for name, _ in listed(page)] == ["well"]
-    assert not page.trouble.leave.isVisibleTo(page)
+    assert not page.failure_banner.leave.isVisibleTo(page)
 
 
 def test_a_run_whose_disk_is_taken_away_is_said_to_be_out_of_reach_until_it_is_there_again(page, qtbot, tmp_path):
@@ -253,13 +253,13 @@ def test_a_run_whose_disk_is_taken_away_is_said_to_be_out_of_reach_until_it_is_t
     qtbot.waitUntil(lambda: page.run is not None and page.run.loaded)
     (tmp_path / "disk").rename(tmp_path / "unplugged")
     qtbot.waitUntil(lambda: page.header.state.text() == "Drive not connected")
-    qtbot.waitUntil(lambda: "disk is not there" in page.trouble.sentence.text())
-    place = page.list.runs.place_of(run.path)
+    qtbot.waitUntil(lambda: "disk is not there" in page.failure_banner.sentence.text())
+    place = page.list.runs.index_of(run.path)
     said = Qt.ItemDataRole.AccessibleTextRole
     qtbot.waitUntil(lambda: "Drive not connected" in page.list.runs.data(place, said))
     (tmp_path / "unplugged").rename(tmp_path / "disk")
     qtbot.waitUntil(lambda: page.header.state.text() == "Done")
-    qtbot.waitUntil(lambda: not page.trouble.isVisibleTo(page))
+    qtbot.waitUntil(lambda: not page.failure_banner.isVisibleTo(page))
 
 
 def test_an_interrupted_run_says_its_step_and_what_resuming_repeats_or_that_its_status_is_damaged(
@@ -268,13 +268,13 @@ def test_an_interrupted_run_says_its_step_and_what_resuming_repeats_or_that_its_
     directory = write_run(tmp_path, "killed", 600, done=340, state="running")
     directory.write_status(Status("running", "train", 337, 600, 1, 1.0))
     write_checkpoint(directory, 300)
-    qtbot.waitUntil(lambda: page.run is not None and page.run.loaded and page.trouble.isVisibleTo(page))
+    qtbot.waitUntil(lambda: page.run is not None and page.run.loaded and page.failure_banner.isVisibleTo(page))
     assert "Step 340 of 600" in page.header.facts.text()
     assert page.header.phases.bars["train"].amount == "340 / 600"
-    assert "step 300. 40 later step" in page.trouble.sentence.text()
+    assert "step 300. 40 later step" in page.failure_banner.sentence.text()
     directory.status.write_text("[" * 1000, encoding="utf-8")
     damaged = f"Could not read {directory.status}: "
-    qtbot.waitUntil(lambda: page.trouble.sentence.text().startswith(damaged))
+    qtbot.waitUntil(lambda: page.failure_banner.sentence.text().startswith(damaged))
 
 
 def test_a_folder_that_is_damaged_or_gone_is_told_on_its_entry_and_above_it(page, qtbot, tmp_path):
@@ -286,8 +286,8 @@ def test_a_folder_that_is_damaged_or_gone_is_told_on_its_entry_and_above_it(page
     qtbot.waitUntil(lambda: ("gone", "unknown") in listed(page))
     for directory, words in ((broken, "damaged"), (gone, "moved, renamed or deleted")):
         page.list.choose(directory.path)
-        qtbot.waitUntil(lambda words=words: words in page.trouble.sentence.text())
-        place = page.list.runs.place_of(directory.path)
+        qtbot.waitUntil(lambda words=words: words in page.failure_banner.sentence.text())
+        place = page.list.runs.index_of(directory.path)
         assert words in page.list.runs.data(place, Qt.ItemDataRole.AccessibleTextRole)
     page.list.setFocus()
     page.forget()
@@ -302,7 +302,7 @@ def test_another_page_can_ask_for_a_run(window, qtbot, tmp_path):
     write_run(tmp_path, "latest", 20)
     wanted = write_run(tmp_path, "wanted", 20)
     write_run(tmp_path, "later", 20)
-    window.session.going.run.emit(wanted.path)
+    window.session.navigator.run.emit(wanted.path)
     page = shown_page(window, RunsPage)
     qtbot.waitUntil(lambda: page.run is not None and page.run.directory.path == wanted.path)
     assert page.list.paths == [wanted.path]
@@ -311,7 +311,7 @@ def test_another_page_can_ask_for_a_run(window, qtbot, tmp_path):
 def test_nothing_is_read_while_nobody_looks(page, window, qtbot, tmp_path):
     write_run(tmp_path, "run", 20)
     qtbot.waitUntil(lambda: len(listed(page)) == 1)
-    window.show_pictures()
+    window.show_images()
     assert not page._reading.isActive()
     assert not page._scanning.isActive()
     assert not page.progress._gpu_timer.isActive()
@@ -366,17 +366,17 @@ def test_an_engine_that_is_killed_is_seen_in_two_seconds_with_its_last_words(eng
     assert process.poll() is None, (tmp_path / "out.txt").read_text(encoding="utf-8")
     qtbot.waitUntil(lambda: page.run is not None and len(page.run.series.loss) > 3)
     assert listed(page) == [("to be killed", "running")]
-    assert not page.trouble.isVisible()
+    assert not page.failure_banner.isVisible()
     with RunDirectory(folder).console.open("a", encoding="utf-8") as console:
         console.write("the last that was said\n")
     process.kill()
     process.wait()
     looks: list[None] = []  # the page looks by a clock: so many looks are so many seconds, however busy the machine is
     page._reading.timeout.connect(lambda: looks.append(None))
-    qtbot.waitUntil(page.trouble.isVisible)
+    qtbot.waitUntil(page.failure_banner.isVisible)
     assert len(looks) * page._reading.interval() <= SEEN_WITHIN
-    assert "Resume" in page.trouble.sentence.text()
-    assert page.trouble.last_words.toPlainText().endswith("the last that was said")
+    assert "Resume" in page.failure_banner.sentence.text()
+    assert page.failure_banner.last_words.toPlainText().endswith("the last that was said")
     qtbot.waitUntil(lambda: listed(page) == [("to be killed", "interrupted")])
     window.commands.refresh_now()
     assert window.commands["runs.resume"].isEnabled()

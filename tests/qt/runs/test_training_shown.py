@@ -34,12 +34,12 @@ def test_what_trains_is_shown_on_every_page_and_in_the_title_until_it_ends(watch
     with held(new_run(tmp_path, "cats")) as engine:
         seen(watching, qtbot)
         step(watching, qtbot, engine, 250)
-        for command in ("window.pictures", "window.train", "window.runs", "window.presets"):
+        for command in ("window.images", "window.train", "window.runs", "window.presets"):
             watching.commands[command].trigger()
             assert line.isVisible() and line.words.text() == "cats · Running · 250 of 1000"
             assert ring.isVisible() and ring.share == 0.25
         assert watching.windowTitle() == "25% · cats – Impasto"
-        watching.show_pictures()
+        watching.show_images()
         qtbot.mouseClick(line.words, Qt.MouseButton.LeftButton)
         page = shown_page(watching, RunsPage)
         qtbot.waitUntil(lambda: page.run is not None and page.run.directory.path == engine.run.path)
@@ -97,7 +97,7 @@ def test_a_run_that_begins_later_does_not_turn_the_page(watching, qtbot, tmp_pat
     with held(new_run(tmp_path, "cats")) as engine:
         seen(watching, qtbot)
         step(watching, qtbot, engine, 3)
-        assert watching.pages.currentWidget() is watching.pictures
+        assert watching.pages.currentWidget() is watching.images
         engine.stand("paused", 3)
 
 
@@ -107,9 +107,9 @@ def test_what_was_started_is_shown_on_the_runs_page_at_once_and_its_run_when_the
     job, queue = tmp_path / "job.toml", session.queue.queue
     job.touch()
     queue.folder.mkdir(parents=True, exist_ok=True)
-    with locks.held(queue.worker_lock, 0.0):  # somebody works on it
+    with locks.hold_lock(queue.worker_lock, 0.0):  # somebody works on it
         entry = new_entry(job)
-        session.going.entry.emit(entry.id)  # as the Train page does, before the queue's file is written
+        session.navigator.entry.emit(entry.id)  # as the Train page does, before the queue's file is written
         page = shown_page(watching, RunsPage)
         assert page.isVisible() and page.run is None
         queue.put(entry)
@@ -123,7 +123,7 @@ def test_what_was_started_is_shown_on_the_runs_page_at_once_and_its_run_when_the
             assert page.run.directory.path == engine.run.path
             assert page.list.paths == [engine.run.path]
             engine.stand("done", 1000)
-        queue.conclude(entry.id, "done")
+        queue.record_outcome(entry.id, "done")
     qtbot.waitUntil(lambda: session.queue.look() or not watching.status.training.isVisible())
 
 
@@ -150,9 +150,9 @@ def test_the_tray_says_what_trains_where_there_is_a_tray(watching, qtbot, tmp_pa
         seen(watching, qtbot)
         step(watching, qtbot, engine, 10)
         assert notifier._tray.toolTip() == "Impasto: cats · Running · 10 of 1000" and notifier._tray.shown
-        watching.show_pictures()
+        watching.show_images()
         notifier._tray.activated.emit(QSystemTrayIcon.ActivationReason.Trigger)
-        assert watching.pages.currentWidget() is watching.pictures, "no run has ended that it would show"
+        assert watching.pages.currentWidget() is watching.images, "no run has ended that it would show"
         engine.stand("paused", 10)
     qtbot.waitUntil(lambda: watching.session.training.look() or notifier._tray.toolTip() == "Impasto")
 
@@ -162,14 +162,14 @@ def test_only_the_first_close_says_that_training_continues(watching, session, qt
     with held(new_run(tmp_path, "cats")) as engine:
         seen(watching, qtbot)
         watching.close()
-        first = notifier.farewell
+        first = notifier.close_notice
         assert first.title.text() == "Training continues in the background."
         with qtbot.waitSignal(first.destroyed):
             first.close()
-        notifier.farewell = None
+        notifier.close_notice = None
         watching.show()
         watching.close()
-        assert notifier.farewell is None
+        assert notifier.close_notice is None
         engine.stand("done", 1000)
     again = Window(session)
     qtbot.addWidget(again)
@@ -178,6 +178,6 @@ def test_only_the_first_close_says_that_training_continues(watching, session, qt
 
 def test_where_nothing_trains_no_page_is_turned_and_nothing_is_shown(window: Window, session: Session, qtbot: QtBot):
     qtbot.waitUntil(lambda: session.runs.looked)
-    assert window.pages.currentWidget() is window.pictures
+    assert window.pages.currentWidget() is window.images
     assert not window.status.training.isVisible() and window.windowTitle() == "Impasto"
     assert window.findChild(Notifier) is None or window.findChild(Notifier)._tray is None

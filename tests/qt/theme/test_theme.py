@@ -9,7 +9,7 @@ from PySide6.QtGui import QColor, QIcon, QPalette
 from PySide6.QtWidgets import QListWidget, QListWidgetItem, QPushButton, QRadioButton, QToolButton
 
 from app.qt.runs.charts.painting import SERIES_COLORS, color_of, pale
-from app.qt.theme import Theme, colours, icon, set_icon
+from app.qt.theme import Theme, colors, icon, set_icon
 from app.qt.theme.palettes import CONTRAST, DARK, LIGHT, SHAPES, TEXTS
 from app.qt.theme.theme import FOLDER, sheet
 
@@ -90,7 +90,7 @@ def test_a_look_is_put_in_force(theme, qapp, qtbot, name):
     theme.choose("dark" if name == "light" else "light")
     with qtbot.waitSignal(theme.changed):
         theme.choose(name)
-    assert colours() is ALL[name]
+    assert colors() is ALL[name]
     assert qapp.palette().color(QPalette.ColorRole.Window) == QColor(ALL[name].window)
 
 
@@ -98,14 +98,14 @@ def test_the_system_is_followed_only_when_asked(theme, qapp, monkeypatch):
     hints = qapp.styleHints()
     monkeypatch.setattr(type(hints), "colorScheme", lambda self: Qt.ColorScheme.Dark)  # no system here can change
     theme.choose("system")
-    assert colours() is DARK
+    assert colors() is DARK
     theme.choose("light")
     hints.colorSchemeChanged.emit(Qt.ColorScheme.Dark)
-    assert colours() is LIGHT
+    assert colors() is LIGHT
     theme.choose("system")
     monkeypatch.setattr(type(hints), "colorScheme", lambda self: Qt.ColorScheme.Light)
     hints.colorSchemeChanged.emit(Qt.ColorScheme.Light)
-    assert colours() is LIGHT
+    assert colors() is LIGHT
 
 
 def darkest(made: QIcon, size: int, mode: QIcon.Mode = QIcon.Mode.Normal) -> QColor:

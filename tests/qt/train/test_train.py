@@ -22,7 +22,7 @@ from app.core.jobs import job_file
 from app.core.session import Session
 from app.qt.train.form import SettingRow
 from app.qt.train.page import TrainPage
-from app.qt.widgets import duration
+from app.qt.widgets import format_duration
 from app.qt.window import Window
 from tests.support.artist import shown_page
 from tests.support.disk_watch import looks_at
@@ -35,7 +35,7 @@ def page(window: Window, session: Session, qtbot: QtBot, tmp_path: Path) -> Trai
     """The page with a new job for three pictures that are open."""
     window.resize(1280, 900)
     session.datasets.open(photographs(tmp_path / "katzen ü", 3))
-    qtbot.waitUntil(lambda: len(session.library.pictures) == 3)
+    qtbot.waitUntil(lambda: len(session.library.images) == 3)
     return shown(window, qtbot)
 
 
@@ -80,7 +80,7 @@ def test_a_first_job_is_there_with_the_pictures_that_are_open(page: TrainPage, t
     values = on_disk(page)
     assert values["name"] == "katzen ü"
     assert [Path(each["path"]) for each in values["dataset"]["folders"]] == [tmp_path / "katzen ü"]
-    (row,) = page.sheet.essentials.pictures.rows
+    (row,) = page.sheet.essentials.images.rows
     assert row.name.text() == "katzen ü" and row.count.text().startswith("3")
     assert not page.start_button.isEnabled()  # no base yet
 
@@ -149,7 +149,7 @@ def test_ctrl_z_takes_back_what_was_done_to_the_job_wherever_the_cursor_is(
         qtbot.waitUntil(window.commands["edit.redo"].isEnabled)
         window.commands["edit.redo"].trigger()
     assert page.draft.get("recipe.rank") == 24 and page.sheet.essentials.trigger.text() == "ohwx"
-    window.commands["window.pictures"].trigger()
+    window.commands["window.images"].trigger()
     assert window.commands["edit.undo"].text() == "Undo" and not window.can_undo()  # captions have nothing
 
 
@@ -199,7 +199,7 @@ def test_prompts_are_added_edited_and_removed(page: TrainPage, qtbot: QtBot) -> 
 
 
 def test_folders_are_told_what_they_are_for(page: TrainPage, qtbot: QtBot, tmp_path: Path) -> None:
-    pictures = page.sheet.essentials.pictures
+    pictures = page.sheet.essentials.images
     pictures.add_folder(tmp_path / "klasse")
     assert len(pictures.rows) == 2
     pictures.rows[1].kind.setCurrentIndex(1)
@@ -234,7 +234,7 @@ def test_a_job_is_deleted_and_brought_back_and_a_recipe_begins_a_new_one(
     act.click()
     qtbot.waitUntil(lambda: page.draft is not None and page.draft.path == first)
     assert page.sheet.essentials.trigger.text() == "ohwx"
-    session.going.recipe.emit("sd15/style")
+    session.navigator.recipe.emit("sd15/style")
     qtbot.waitUntil(lambda: page.draft is not None and page.draft.get("preset") == "sd15/style")
     assert page.draft.path != first
     qtbot.waitUntil(lambda: page.jobs.list.count() == 2)
@@ -250,7 +250,7 @@ def test_a_job_that_is_opened_while_another_goes_into_the_trash_is_shown(
     session.jobs.look()
     qtbot.waitUntil(lambda: len(session.jobs.all) == 3)
     thrown, read = threading.Event(), job_file.read_job_text
-    page.told.connect(lambda *_: thrown.set())
+    page.notified.connect(lambda *_: thrown.set())
     monkeypatch.setattr(job_file, "read_job_text", lambda *words: (thrown.wait(60), read(*words))[1])
     page.delete()
     page.show_job(made[0])
@@ -277,7 +277,7 @@ def test_the_next_start_shows_the_same_form(
     another_session.datasets.open(tmp_path / "katzen ü")
     with qtbot.waitExposed(window):
         window.show()
-    qtbot.waitUntil(lambda: len(another_session.library.pictures) == 3)
+    qtbot.waitUntil(lambda: len(another_session.library.images) == 3)
     later = shown(window, qtbot)
     qtbot.waitUntil(lambda: later.sheet.essentials.cards.cards[-1].isChecked())
     row_of(later, "recipe.rank")
@@ -293,7 +293,7 @@ def pictured(page: TrainPage) -> dict[str, Any]:
         "cards": [(card.name, card.isChecked()) for card in parts.cards.cards],
         "length": parts.length.number.text(),
         "prompts": [row.field.text() for row in parts.prompts.rows],
-        "folders": [(row.name.text(), row.count.text(), row.repeats.value()) for row in parts.pictures.rows],
+        "folders": [(row.name.text(), row.count.text(), row.repeats.value()) for row in parts.images.rows],
         "differences": sheet.differences.text(),
     }
     for (key, kind), row in sheet.form.rows.items():
@@ -315,11 +315,11 @@ def test_a_job_that_cannot_be_read_is_told_and_the_one_that_is_open_stays(
     broken = tmp_path / "broken.toml"
     broken.write_text("name = ", encoding="utf-8")
     open_now = page.draft
-    session.going.job.emit(broken)
+    session.navigator.job.emit(broken)
     qtbot.waitUntil(lambda: bool(window.notices.sentences()))
     assert page.draft is open_now
     assert "broken.toml is not valid TOML" in window.notices.sentences()[0]
-    session.going.job.emit(tmp_path / "there is none.toml")
+    session.navigator.job.emit(tmp_path / "there is none.toml")
     qtbot.waitUntil(lambda: any("there is none" in told for told in window.notices.sentences()))
     assert len(window.notices.sentences()) == 1, "the one before is over"
     page.new()
@@ -409,7 +409,7 @@ def test_a_job_is_queued_though_the_app_ends_before_its_file_is_written(
     page.start()
     assert page.draft is not None and page.draft.file.unsaved
     session.jobs.close()
-    wait(session.queue._asked)
+    wait(session.queue._requested)
     assert [entry.job for entry in session.queue.queue.read().entries] == [page.draft.path]
 
 
@@ -445,7 +445,7 @@ def test_a_long_job_on_the_cpu_is_asked_about_once_before_it_starts(
         assert isinstance(box, QMessageBox)
         seconds = page.forecast.cpu_seconds(page.draft)
         assert seconds is not None and seconds > 600
-        assert f"will take about {duration(seconds)} on this PC's CPU." in box.text()
+        assert f"will take about {format_duration(seconds)} on this PC's CPU." in box.text()
         assert [button.text() for button in box.buttons()] == ["Train on the CPU", "Do not start"]
         assert session.queue.entries == ()
         next(button for button in box.buttons() if button.text() == choice).click()

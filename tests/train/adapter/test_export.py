@@ -57,7 +57,7 @@ def test_a_copy_that_was_sent_out_loads_in_diffusers_as_the_file_it_was_made_of(
     export_lora(tmp_path / "a.safetensors", random_weights(adapter), adapter, METADATA)
     Image.new("RGB", (64, 64), "red").save(tmp_path / "red.png")
     copy = send_out(
-        tmp_path / "a.safetensors", tmp_path / "loras", "b", LoraSummary("b", picture=tmp_path / "red.png")
+        tmp_path / "a.safetensors", tmp_path / "loras", "b", LoraSummary("b", image=tmp_path / "red.png")
     ).file
     load_in_diffusers(plain, copy)  # refuses files with keys that it cannot match
     assert torch.allclose(trained.predict(), plain.predict(), rtol=0, atol=1e-12)

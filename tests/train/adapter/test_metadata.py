@@ -34,8 +34,8 @@ def facts(family: Family = "sdxl", **changes: Any) -> ExportFacts:
         "step": 500,
         "epoch": 5,
         "epochs": 10,
-        "pictures": 40,
-        "regularization_pictures": 0,
+        "images": 40,
+        "regularization_images": 0,
         "started_at": 1_700_000_000.25,
     }
     return ExportFacts(**values | changes)

@@ -14,17 +14,17 @@ from trainer.base import quantized
 from trainer.base.quantized import (
     Directions,
     FrozenInt8Linear,
-    choose_products,
-    directions_of,
     input_gradient,
-    product,
+    int8_directions,
     quantize_linears,
-    rounded,
+    quantize_rows,
+    quantized_linear,
+    set_int8_directions,
 )
-from trainer.config.fit import EVERYWHERE, LEAST_ROWS, ProductConfig
+from trainer.config.fit import ALL_LAYERS, MIN_INT8_ROWS, Int8LayerConfig
 
 INPUTS, OUTPUTS, ROWS = 64, 96, 40
-BOTH = Directions(LEAST_ROWS, LEAST_ROWS)
+BOTH = Directions(MIN_INT8_ROWS, MIN_INT8_ROWS)
 FORMATS = {torch.float32: 1e-5, torch.bfloat16: 3 * 2**-8, torch.float16: 3 * 2**-11}
 """By how much a result may be off beside what rounding to int8 costs, as a share of it."""
 
@@ -61,9 +61,7 @@ def test_nothing_is_lost_where_nothing_has_to_be_rounded(bias: bool) -> None:
     added = normal(OUTPUTS, seed=4) if bias else None
     x = whole(ROWS, INPUTS).float()
     expected = x.double() @ values.t() + (0 if added is None else added.double())
-    torch.testing.assert_close(
-        quantized.int8_product(x, weight, scales, added).double(), expected, rtol=1e-6, atol=1e-4
-    )
+    torch.testing.assert_close(quantized.int8_linear(x, weight, scales, added).double(), expected, rtol=1e-6, atol=1e-4)
     above = whole(ROWS, OUTPUTS).float() / scales  # with the rows' scales in it, it is whole
     expected = above.double() @ values
     torch.testing.assert_close(
@@ -79,7 +77,7 @@ def test_a_product_is_off_by_no_more_than_rounding_can_be(dtype: torch.dtype, ki
     x = inputs(kind, INPUTS, dtype)
     expected = x.double() @ values.t()
     bound = x.double().abs().amax(-1, keepdim=True) / 254 * values.abs().sum(1)
-    found = quantized.int8_product(x, weight, scales, None)
+    found = quantized.int8_linear(x, weight, scales, None)
     assert found.dtype == dtype and found.shape == expected.shape
     off = (found.double() - expected).abs()
     assert (off <= 1.001 * bound + FORMATS[dtype] * expected.abs()).all()
@@ -109,7 +107,7 @@ def test_scales_that_fp16_cannot_hold_between_are_held() -> None:
     scales = torch.full((OUTPUTS,), 1e-6)
     x = (normal(ROWS, INPUTS) * 6e4).clamp(-6e4, 6e4).half()
     expected = x.double() @ (weight.double() * 1e-6 / 127).t()
-    assert (quantized.int8_product(x, weight, scales, None).double() - expected).norm() < 0.02 * expected.norm()
+    assert (quantized.int8_linear(x, weight, scales, None).double() - expected).norm() < 0.02 * expected.norm()
     above = (normal(ROWS, OUTPUTS) * 1e3).half()
     expected = above.double() @ (weight.double() * 1e-6 / 127)
     assert (quantized.int8_input_gradient(above, weight, scales).double() - expected).norm() < 0.02 * expected.norm()
@@ -117,13 +115,13 @@ def test_scales_that_fp16_cannot_hold_between_are_held() -> None:
 
 def test_rows_are_rounded_half_to_even_by_their_own_largest_number() -> None:
     rows = torch.tensor([[127.0, -127.0, 0.5, 1.5, -0.5, -2.5, 126.5, 0.0], [0.0] * 8, [1e-30] * 8])
-    found, worth = rounded(rows)
+    found, worth = quantize_rows(rows)
     assert found.tolist() == [[127, -127, 0, 2, 0, -2, 126, 0], [0] * 8, [127] * 8]
     assert (worth * 127**2).flatten().tolist() == pytest.approx([127.0, 0.0, 1e-30])
-    found, worth = rounded(torch.tensor([[2.67e36, -1.335e36, 2e34], [2.69e36, -1.345e36, 2e34]]))
+    found, worth = quantize_rows(torch.tensor([[2.67e36, -1.335e36, 2e34], [2.69e36, -1.345e36, 2e34]]))
     assert found.tolist() == [[127, -64, 1], [0, -64, 1]] and worth.isfinite().all()
     x = inputs("outliers", INPUTS, torch.bfloat16).flatten(0, 1)
-    found, worth = rounded(x.t().contiguous().t())
+    found, worth = quantize_rows(x.t().contiguous().t())
     assert torch.equal(found, (x.double() / worth.double() / 127).round().to(torch.int8))
 
 
@@ -134,7 +132,7 @@ def test_a_number_that_is_not_finite_spoils_its_row_and_no_other(broken: float) 
     x, above = inputs("normal", INPUTS, torch.bfloat16), inputs("normal", OUTPUTS, torch.bfloat16)
     x[1, 2, 3] = above[1, 2, 3] = broken
     for found in (
-        quantized.int8_product(x, weight, scales, None),
+        quantized.int8_linear(x, weight, scales, None),
         quantized.int8_input_gradient(above, weight, scales),
     ):
         spoilt = ~found.isfinite()
@@ -143,34 +141,34 @@ def test_a_number_that_is_not_finite_spoils_its_row_and_no_other(broken: float) 
         assert not spoilt.any()
 
 
-@pytest.mark.parametrize("forward", [None, LEAST_ROWS])
-@pytest.mark.parametrize("backward", [None, LEAST_ROWS])
+@pytest.mark.parametrize("forward", [None, MIN_INT8_ROWS])
+@pytest.mark.parametrize("backward", [None, MIN_INT8_ROWS])
 def test_each_direction_stays_as_it_was_where_rows_are_too_few(forward: int | None, backward: int | None) -> None:
     weight, scales, _ = weights()
     directions = Directions(forward, backward)
-    for count in (LEAST_ROWS - 1, LEAST_ROWS):
+    for count in (MIN_INT8_ROWS - 1, MIN_INT8_ROWS):
         x, above = normal(1, count, INPUTS), normal(1, count, OUTPUTS)
-        usual = product(x, weight, scales, None), input_gradient(above, weight, scales)
-        found = product(x, weight, scales, None, directions), input_gradient(above, weight, scales, directions)
+        usual = quantized_linear(x, weight, scales, None), input_gradient(above, weight, scales)
+        found = quantized_linear(x, weight, scales, None, directions), input_gradient(above, weight, scales, directions)
         for one, other, least in zip(found, usual, (forward, backward), strict=True):
             assert torch.equal(one, other) == (least is None or count < least)
 
 
 def test_the_first_entry_of_a_size_holds_and_sizes_that_cards_refuse_stay() -> None:
-    products = (ProductConfig(inputs=64, forward=32), ProductConfig(outputs=96, backward=17), *EVERYWHERE)
-    assert directions_of(64, 96, products) == Directions(32, None)
-    assert directions_of(8, 96, products) == Directions(None, 17)
-    assert directions_of(8, 8, products) == BOTH
-    assert directions_of(8, 8, products[:2]) == quantized.NEVER
+    products = (Int8LayerConfig(inputs=64, forward=32), Int8LayerConfig(outputs=96, backward=17), *ALL_LAYERS)
+    assert int8_directions(64, 96, products) == Directions(32, None)
+    assert int8_directions(8, 96, products) == Directions(None, 17)
+    assert int8_directions(8, 8, products) == BOTH
+    assert int8_directions(8, 8, products[:2]) == quantized.NEVER
     for size in ((63, 96), (64, 100)):
-        assert directions_of(*size, EVERYWHERE) == quantized.NEVER
+        assert int8_directions(*size, ALL_LAYERS) == quantized.NEVER
 
 
-def frozen(products: tuple[ProductConfig, ...], dtype: torch.dtype, *, bias: bool = True) -> FrozenInt8Linear:
+def frozen(products: tuple[Int8LayerConfig, ...], dtype: torch.dtype, *, bias: bool = True) -> FrozenInt8Linear:
     """A layer as a base of `fit.quantize = "int8_products"` has it."""
     model = nn.ModuleDict({"transformer_blocks": nn.ModuleDict({"layer": nn.Linear(INPUTS, OUTPUTS, bias=bias)})})
     place = quantize_linears(model, "int8_products", dtype, torch.device("cpu"))
-    choose_products(model, products)
+    set_int8_directions(model, products)
     layer: Any = model.get_submodule("transformer_blocks.layer")
     place(layer, "weight", normal(OUTPUTS, INPUTS, seed=1))
     layer.bias = nn.Parameter(normal(OUTPUTS, seed=4).to(dtype), requires_grad=False) if bias else None
@@ -180,7 +178,7 @@ def frozen(products: tuple[ProductConfig, ...], dtype: torch.dtype, *, bias: boo
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_layer_multiplies_so_both_ways_and_keeps_the_weights_of_int8(bias: bool) -> None:
-    layer: Any = frozen(EVERYWHERE, torch.bfloat16, bias=bias)
+    layer: Any = frozen(ALL_LAYERS, torch.bfloat16, bias=bias)
     usual: Any = frozen((), torch.bfloat16, bias=bias)
     x, above = inputs("normal", INPUTS, torch.bfloat16).requires_grad_(), inputs("normal", OUTPUTS, torch.bfloat16)
     with FlopCounterMode(display=False) as counted:
@@ -192,7 +190,7 @@ def test_a_layer_multiplies_so_both_ways_and_keeps_the_weights_of_int8(bias: boo
     plain = usual(x)
     state = layer.state
     assert torch.equal(state.CB, usual.state.CB) and torch.equal(state.SCB, usual.state.SCB)
-    assert torch.equal(out, quantized.int8_product(x.detach(), state.CB, state.SCB, layer.bias))
+    assert torch.equal(out, quantized.int8_linear(x.detach(), state.CB, state.SCB, layer.bias))
     assert torch.equal(gradient, quantized.int8_input_gradient(above, state.CB, state.SCB))
     assert torch.equal(gradient, layer.input_gradient(above))
     assert 0.001 < (out - plain).norm() / plain.norm() < 0.03

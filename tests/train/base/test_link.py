@@ -210,5 +210,5 @@ def test_two_processes_do_not_write_one_file(server: Server) -> None:
     link = f"{server.address}/m.safetensors"
     folder = places.models_folder() / "links" / hashlib.sha256(link.encode()).hexdigest()[:16]
     folder.mkdir(parents=True)
-    with locks.held(folder / "lock", 0), pytest.raises(BaseModelError, match="Another process"):
+    with locks.hold_lock(folder / "lock", 0), pytest.raises(BaseModelError, match="Another process"):
         fetch_link(link)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import CLIPTextModel, CLIPTokenizer
 
 from tests.support.tiny import Family, tiny_configs, tiny_models
-from trainer.base.encoding import encode_text, tokenise
+from trainer.base.encoding import encode_text, tokenize
 from trainer.files.tokens import END, START, vocabulary
 
 PROMPTS = ["a photo of a cat", "", "l'été: 3 émigrés, " * 3, "word " * 200]
@@ -61,7 +61,7 @@ def test_sd15_equals_the_pipeline(
     expected, _ = pipelines["sd15"].encode_prompt(
         PROMPTS, "cpu", 1, False, clip_skip=None if clip_skip in (None, 1) else cast(int, clip_skip) - 1
     )
-    got = encode_text("sd15", encoders("sd15"), tokenise("sd15", PROMPTS), clip_skip)
+    got = encode_text("sd15", encoders("sd15"), tokenize("sd15", PROMPTS), clip_skip)
     assert got.pooled is None
     assert torch.equal(got.hidden, expected)
 
@@ -72,7 +72,7 @@ def test_sdxl_equals_the_pipeline_whatever_the_clip_skip(pipelines: dict[Family,
     hidden, _, pooled, _ = pipelines["sdxl"].encode_prompt(
         PROMPTS, device="cpu", num_images_per_prompt=1, do_classifier_free_guidance=False
     )
-    got = encode_text("sdxl", encoders("sdxl"), tokenise("sdxl", PROMPTS), clip_skip)
+    got = encode_text("sdxl", encoders("sdxl"), tokenize("sdxl", PROMPTS), clip_skip)
     assert torch.equal(got.hidden, hidden)
     assert got.pooled is not None
     torch.testing.assert_close(got.pooled, pooled, rtol=1e-6, atol=1e-6)
@@ -81,7 +81,7 @@ def test_sdxl_equals_the_pipeline_whatever_the_clip_skip(pipelines: dict[Family,
 def test_sdxl_pools_at_the_first_end_token_even_when_the_config_names_another() -> None:
     models = tiny_models("sdxl", seed=3)
     second = cast(Any, models["text_encoder_2"])
-    tokens = tokenise("sdxl", ["a red house"])
+    tokens = tokenize("sdxl", ["a red house"])
     right = encode_text("sdxl", encoders("sdxl"), tokens, None).pooled
     second.text_model.config.eos_token_id = 320
     try:
@@ -98,7 +98,7 @@ def test_sdxl_pools_at_the_first_end_token_even_when_the_config_names_another() 
 @pytest.mark.parametrize("family", ["sd15", "sdxl"])
 def test_long_texts_are_encoded_row_by_row(family: Family, chunks: int, length: int) -> None:
     text = " ".join(f"tree {index % 10}" for index in range(200))
-    tokens = tokenise(family, [text, "short"], chunks)
+    tokens = tokenize(family, [text, "short"], chunks)
     got = encode_text(family, encoders(family), tokens, None)
     assert got.hidden.shape[:2] == (2, length)
     rows = [
@@ -131,7 +131,7 @@ def kohya_rows(ids: list[int], rows: int, pad: int) -> list[int]:
 @pytest.mark.parametrize("count", [0, 1, 73, 74, 75, 76, 149, 150, 151, 225, 300])
 @pytest.mark.parametrize("rows", [1, 2, 3])
 def test_rows_are_padded_as_sd_scripts_pads_them(count: int, rows: int) -> None:
-    first, second = tokenise("sdxl", ["cat " * count], rows * 75)
+    first, second = tokenize("sdxl", ["cat " * count], rows * 75)
     assert first.dtype == torch.int64
     assert first[0].tolist() == kohya_rows([2368] * count, rows, END)
     assert second[0].tolist() == kohya_rows([2368] * count, rows, 0)
@@ -142,7 +142,7 @@ def test_gradients_reach_the_encoders() -> None:
     for model in models:
         model.requires_grad_(True)
     try:
-        got = encode_text("sdxl", cast(Any, models), tokenise("sdxl", ["a cat"]), None)
+        got = encode_text("sdxl", cast(Any, models), tokenize("sdxl", ["a cat"]), None)
         (got.hidden.sum() + cast(Tensor, got.pooled).sum()).backward()
         assert all(any(p.grad is not None for p in model.parameters()) for model in models)
     finally:

@@ -15,7 +15,7 @@ from tests.support.jobs import photographs, write_job
 from tests.support.tiny import tiny_base
 from trainer import cli, gpu
 from trainer.cli import doctor
-from trainer.memory.planner.request import question_of_job
+from trainer.memory.planner.request import request_of_job
 from trainer.protocol import events, places
 from trainer.protocol.run_directory import RunDirectory
 
@@ -52,13 +52,13 @@ def test_the_doctor_really_computes():
 def encoded_at_start(job: Path, card: str | None = None) -> tuple[int, int]:
     """How many pictures and texts a plan foresees to be encoded on a card, encoded as runs on the CPU do."""
     settings = ("recipe.steps=2", "name=whole", "fit.dtype=fp32", "fit.vae_dtype=fp32", "fit.deterministic=true")
-    occasions = question_of_job(job, settings, card).occasions
-    return occasions.pictures, occasions.texts
+    occasions = request_of_job(job, settings, card).counts
+    return occasions.images, occasions.texts
 
 
 def test_a_job_is_trained_drawn_with_and_its_cache_pruned(job, tmp_path, capsys, monkeypatch):
-    card = gpu.Card(0, "GPU-0", "NVIDIA GeForce RTX 3060", 12 << 30, 9 << 30, "581.15", (13, 0), (8, 6), ())
-    monkeypatch.setattr(gpu, "cards", lambda: [card])
+    card = gpu.Gpu(0, "GPU-0", "NVIDIA GeForce RTX 3060", 12 << 30, 9 << 30, "581.15", (13, 0), (8, 6), ())
+    monkeypatch.setattr(gpu, "list_gpus", lambda: [card])
     unknown = encoded_at_start(job)
     assert min(unknown) >= 4
     assert cli.main(["train", str(job), "--set", "recipe.steps=2", "--set", "name=whole"]) == 0

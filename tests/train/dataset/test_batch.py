@@ -11,7 +11,7 @@ from PIL import Image
 
 from tests.support.jobs import photographs
 from tests.train.dataset.test_cache import prepared, quiet
-from trainer.base.encoding import tokenise
+from trainer.base.encoding import tokenize
 from trainer.config.job import Job
 from trainer.dataset.sampling import Purpose, Sample, draw_sample, generator, micro_conditioning, plain_sample
 from trainer.training.build import RunParts
@@ -37,13 +37,13 @@ def prepare(folder: Path, *more: str) -> tuple[Job, list[Sample], RunParts]:
     listed = f"dataset.folders=[{{{folders[0]}}}, {{{folders[1]}, kind='regularization'}}]"
     job, pictures, parts = prepared(folder, (listed, *SETTINGS, *more))
     samples = [draw_sample(picture, job.recipe, epoch=3, repeat=1) for picture in pictures]
-    parts.cache.ensure_pictures([*samples, *(plain_sample(picture, job.recipe) for picture in pictures)], quiet)
+    parts.cache.ensure_latents([*samples, *(plain_sample(picture, job.recipe) for picture in pictures)], quiet)
     parts.cache.ensure_texts([text for sample in samples for text in (sample.caption,)], quiet)
     return job, samples, parts
 
 
 def numbers(job: Job, sample: Sample, purpose: Purpose) -> torch.Tensor:
-    stream = generator(job.recipe.seed, purpose, epoch=3, sample=sample.picture.id, repeat=1)
+    stream = generator(job.recipe.seed, purpose, epoch=3, sample=sample.image.id, repeat=1)
     return torch.from_numpy(stream.standard_normal((4, 8, 8), dtype=np.float32))
 
 
@@ -63,14 +63,14 @@ def one(batch: MicroBatch, place: int) -> dict[str, torch.Tensor]:
 
 def test_each_picture_is_drawn_from_its_own_streams(tmp_path: Path) -> None:
     job, samples, parts = prepare(tmp_path)
-    assert sorted(sample.picture.kind for sample in samples) == ["regularization", "train", "train"]
-    batch = parts.assembler.assemble(samples, 8)
+    assert sorted(sample.image.kind for sample in samples) == ["regularization", "train", "train"]
+    batch = parts.collator.assemble(samples, 8)
     whole = torch.ones(1, 8, 8)
     for place, sample in enumerate(samples):
         entry = parts.cache.latents(sample)
         noise = numbers(job, sample, "noise")
-        stream = generator(job.recipe.seed, "timestep", epoch=3, sample=sample.picture.id, repeat=1)
-        weight = 0.25 if sample.picture.kind == "regularization" else 0.5
+        stream = generator(job.recipe.seed, "timestep", epoch=3, sample=sample.image.id, repeat=1)
+        weight = 0.25 if sample.image.kind == "regularization" else 0.5
         expected = {
             "latents": (entry["mean"] + entry["std"] * numbers(job, sample, "posterior")) * SCALING,
             "noise": noise,
@@ -82,7 +82,7 @@ def test_each_picture_is_drawn_from_its_own_streams(tmp_path: Path) -> None:
         }
         found = one(batch, place)
         for key, value in expected.items():
-            torch.testing.assert_close(found[key], value, rtol=1e-6, atol=1e-6, msg=f"{key} of {sample.picture.path}")
+            torch.testing.assert_close(found[key], value, rtol=1e-6, atol=1e-6, msg=f"{key} of {sample.image.path}")
         assert batch.text is not None and batch.text.pooled is not None
         text = parts.cache.text(sample.caption)
         assert torch.equal(batch.text.hidden[place], text.hidden[0]) and text.pooled is not None
@@ -92,7 +92,7 @@ def test_each_picture_is_drawn_from_its_own_streams(tmp_path: Path) -> None:
 
 def test_a_mask_is_the_mean_of_what_a_latent_pixel_covers(tmp_path: Path) -> None:
     _, samples, parts = prepare(tmp_path, "recipe.images.crop=center")
-    (masked,) = (sample for sample in samples if sample.picture.mask_path)
+    (masked,) = (sample for sample in samples if sample.image.mask_path)
     with Image.open(tmp_path / "pictures" / "astronaut-masklabel.png") as mask:
         small = np.asarray(mask.resize((64, 64), Image.Resampling.BOX), np.float32) / 255
     expected = torch.from_numpy(small.reshape(8, 8, 8, 8).mean(axis=(1, 3)))
@@ -102,9 +102,9 @@ def test_a_mask_is_the_mean_of_what_a_latent_pixel_covers(tmp_path: Path) -> Non
 
 def test_live_text_encoders_get_tokens(tmp_path: Path) -> None:
     _, samples, parts = prepare(tmp_path, "recipe.text_encoder.learning_rate=1e-4")
-    batch = parts.assembler.assemble(samples, 3)
+    batch = parts.collator.assemble(samples, 3)
     assert batch.text is None and batch.tokens is not None
-    expected = tokenise("sdxl", [sample.caption for sample in samples])
+    expected = tokenize("sdxl", [sample.caption for sample in samples])
     assert all(torch.equal(found, wanted) for found, wanted in zip(batch.tokens, expected, strict=True))
 
 
@@ -112,13 +112,13 @@ def test_live_text_encoders_get_tokens(tmp_path: Path) -> None:
 def test_what_validation_measures_is_always_the_same(tmp_path: Path, live: bool) -> None:
     rate = "1e-4" if live else "0.0"
     job, samples, parts = prepare(tmp_path, f"recipe.text_encoder.learning_rate={rate}")
-    sample = plain_sample(samples[0].picture, job.recipe)
-    batch = parts.assembler.assemble_fixed(sample, [100, 700])
+    sample = plain_sample(samples[0].image, job.recipe)
+    batch = parts.collator.assemble_fixed(sample, [100, 700])
     assert (batch.text is None) == live == (batch.tokens is not None)
     assert batch.input_noise is None and batch.mask is None and batch.timesteps.tolist() == [100, 700]
     for place, timestep in enumerate((100, 700)):
         torch.testing.assert_close(batch.latents[place], parts.cache.latents(sample)["mean"] * SCALING)
-        stream = generator(job.recipe.seed, "validation", sample=sample.picture.id, repeat=timestep)
+        stream = generator(job.recipe.seed, "validation", sample=sample.image.id, repeat=timestep)
         assert np.array_equal(batch.noise[place].numpy(), stream.standard_normal((4, 8, 8), dtype=np.float32))
-    alone = parts.assembler.assemble_fixed(sample, [700])
+    alone = parts.collator.assemble_fixed(sample, [700])
     assert torch.equal(alone.noise[0], batch.noise[1]) and torch.equal(alone.latents[0], batch.latents[1])

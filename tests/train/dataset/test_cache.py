@@ -22,11 +22,11 @@ from trainer.config.job import Job
 from trainer.config.load import load_job
 from trainer.config.resolve import resolve_job
 from trainer.dataset.dataset import read_dataset
-from trainer.dataset.picture import Picture
+from trainer.dataset.image import ImageRecord
 from trainer.dataset.pixels import crop_pixels
 from trainer.dataset.sampling import Sample, epoch_batches
 from trainer.errors import DatasetError, ResumableError
-from trainer.memory.forecast.host_memory import PICTURE_BYTES
+from trainer.memory.forecast.host_memory import IMAGE_BYTES
 from trainer.training.build import RunParts, build_parts
 from trainer.training.data import latent_cache
 from trainer.training.data.latent_cache import Cache
@@ -42,7 +42,7 @@ SHUFFLED = (
 )
 
 
-def prepared(folder: Path, settings: tuple[str, ...] = ()) -> tuple[Job, tuple[Picture, ...], RunParts]:
+def prepared(folder: Path, settings: tuple[str, ...] = ()) -> tuple[Job, tuple[ImageRecord, ...], RunParts]:
     base = tiny_base("sdxl", folder / "bases")
     pictures = folder / "pictures"
     job = load_job(write_job(folder, base, pictures if pictures.exists() else photographs(pictures)), settings)
@@ -55,11 +55,11 @@ def prepared(folder: Path, settings: tuple[str, ...] = ()) -> tuple[Job, tuple[P
         samples_per_epoch=6,
         machine=this_machine("cpu"),
     )
-    listed = read_dataset(frozen.dataset, frozen.recipe).pictures
+    listed = read_dataset(frozen.dataset, frozen.recipe).images
     return frozen, listed, build_parts(frozen, listed, source, folder / "cache")
 
 
-def showings(job: Job, pictures: tuple[Picture, ...], epochs: int) -> Iterator[Sample]:
+def showings(job: Job, pictures: tuple[ImageRecord, ...], epochs: int) -> Iterator[Sample]:
     for epoch in range(epochs):
         for batch in epoch_batches(pictures, job.recipe, epoch):
             yield from batch
@@ -73,7 +73,7 @@ def test_cached_equals_uncached_with_random_crops_shuffle_and_dropout(tmp_path: 
     """Against Pillow and the VAE of diffusers, and the text encoders without the cache."""
     job, pictures, parts = prepared(tmp_path, SHUFFLED)
     samples = list(showings(job, pictures, 2))
-    parts.cache.ensure_pictures(samples, quiet)
+    parts.cache.ensure_latents(samples, quiet)
     parts.cache.ensure_texts([sample.caption for sample in samples], quiet)
     vae = AutoencoderKL.from_pretrained(Path(job.base.model) / "vae")
     encoders = parts.source.load_text_encoders(torch.float32, "cpu")
@@ -91,13 +91,13 @@ def test_cached_equals_uncached_with_random_crops_shuffle_and_dropout(tmp_path: 
 
 def pixels_by_pillow(sample: Sample) -> torch.Tensor:
     left, top, width, height = sample.window
-    with Image.open(sample.picture.path) as image:
+    with Image.open(sample.image.path) as image:
         upright = ImageOps.exif_transpose(image).convert("RGB")
         if profile := image.info.get("icc_profile"):  # the rocket's photographer left one
             source = ImageCms.ImageCmsProfile(BytesIO(profile))
             upright = ImageCms.profileToProfile(upright, source, ImageCms.createProfile("sRGB"))
     box = (left, top, left + width, top + height)
-    resized = upright.resize(sample.picture.bucket, Image.Resampling.LANCZOS, box=box)
+    resized = upright.resize(sample.image.bucket, Image.Resampling.LANCZOS, box=box)
     values = np.asarray(ImageOps.mirror(resized) if sample.flip else resized, dtype=np.float32) / 127.5 - 1
     return torch.from_numpy(values).permute(2, 0, 1)[None]
 
@@ -108,7 +108,7 @@ def test_texts_at_once_are_those_of_each_by_itself(tmp_path: Path) -> None:
     texts = [f"picture {n}, " + "many words, " * n * 3 for n in range(21)]
     told: list[tuple[int, int]] = []
     encoders = parts.source.load_text_encoders(torch.float32, "cpu")
-    cache = cache_of(job.changed(fit=job.fit.changed(deterministic=False, text_encoder_batch_size=8)), parts)
+    cache = cache_of(job.replaced(fit=job.fit.replaced(deterministic=False, text_encoder_batch_size=8)), parts)
     cache.ensure_texts(texts[:2], quiet)
     cached = cache.ensure_texts(texts, lambda *amount: told.append(amount))
     assert cached is not None and cached.count == 19 and cached.encode >= cached.count / cached.seconds
@@ -145,7 +145,7 @@ def test_entries_are_those_of_each_picture_by_itself_bit_for_bit(tmp_path: Path)
     """However many are decoded and written meanwhile, and however they are brought to the VAE."""
     job, pictures, parts = prepared(tmp_path, SHUFFLED)
     samples = list(showings(job, pictures, 1))
-    cached = parts.cache.ensure_pictures(samples, quiet)
+    cached = parts.cache.ensure_latents(samples, quiet)
     assert cached is not None and cached.count == len(samples) and cached.decode
     vae = parts.source.load_vae(torch.float32, torch.device("cpu"))
     for sample in samples:
@@ -154,7 +154,7 @@ def test_entries_are_those_of_each_picture_by_itself_bit_for_bit(tmp_path: Path)
         mean, std = encode_latents(vae, image)
         latents = parts.cache.latents(sample)
         assert torch.equal(latents["mean"], mean[0]) and torch.equal(latents["std"], std[0])
-    assert parts.cache.ensure_pictures(samples, quiet) is None
+    assert parts.cache.ensure_latents(samples, quiet) is None
 
 
 def test_the_vae_is_shown_planes_as_the_forecast_traces_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +166,7 @@ def test_the_vae_is_shown_planes_as_the_forecast_traces_it(tmp_path: Path, monke
         return encode_latents(vae, image, tiled=tiled)
 
     monkeypatch.setattr(latent_cache, "encode_latents", watched)
-    parts.cache.ensure_pictures([next(showings(job, pictures, 1))], quiet)
+    parts.cache.ensure_latents([next(showings(job, pictures, 1))], quiet)
     (image,) = shown
     assert image.is_contiguous() and image.dtype == torch.float32 and image.shape[:2] == (1, 3)
     assert -1 <= image.min() < image.max() <= 1
@@ -181,14 +181,14 @@ def test_what_was_encoded_before_an_order_to_end_is_kept(tmp_path: Path) -> None
             raise Interrupted("pause")
 
     with pytest.raises(Interrupted):
-        parts.cache.ensure_pictures(samples, ordered)
-    there = sum(parts.cache.pictures.sound(parts.cache.picture_key(sample)) for sample in samples)
-    again = parts.cache.ensure_pictures(samples, quiet)
+        parts.cache.ensure_latents(samples, ordered)
+    there = sum(parts.cache.latent_store.is_valid(parts.cache.image_key(sample)) for sample in samples)
+    again = parts.cache.ensure_latents(samples, quiet)
     assert there >= 2 and (again.count if again else 0) == len(samples) - there
 
 
 def test_one_photograph_is_decoded_at_a_time_where_the_forecast_counts_on_it() -> None:
-    assert latent_cache.PIXELS_AT_ONCE * 9 == PICTURE_BYTES
+    assert latent_cache.PIXELS_AT_ONCE * 9 == IMAGE_BYTES
 
 
 def test_the_memory_of_large_pictures_is_given_back_before_the_next_is_decoded(
@@ -196,11 +196,11 @@ def test_the_memory_of_large_pictures_is_given_back_before_the_next_is_decoded(
 ) -> None:
     job, pictures, parts = prepared(tmp_path)
     samples = list(showings(job, pictures, 1))
-    sizes = sorted(sample.picture.width * sample.picture.height for sample in samples)
+    sizes = sorted(sample.image.width * sample.image.height for sample in samples)
     trimmed: list[int] = []
-    monkeypatch.setattr(latent_cache, "trim", lambda: trimmed.append(1))
+    monkeypatch.setattr(latent_cache, "trim_host_memory", lambda: trimmed.append(1))
     monkeypatch.setattr(latent_cache, "LARGE_PIXELS", sizes[-1] - 1)
-    parts.cache.ensure_pictures(samples, quiet)
+    parts.cache.ensure_latents(samples, quiet)
     assert len(trimmed) == sizes.count(sizes[-1])
 
 
@@ -208,7 +208,7 @@ def test_only_a_changed_picture_is_encoded_again(tmp_path: Path) -> None:
     """An entry written anew is another file on the disk, whatever its time."""
     job, pictures, parts = prepared(tmp_path)
     told: list[tuple[int, int]] = []
-    parts.cache.ensure_pictures(showings(job, pictures, 1), lambda done, total: told.append((done, total)))
+    parts.cache.ensure_latents(showings(job, pictures, 1), lambda done, total: told.append((done, total)))
     count = len(pictures)
     assert told == [(done, count) for done in range(count + 1)]
     before = {path: path.stat().st_ino for path in (tmp_path / "cache").rglob("*.safetensors")}
@@ -217,7 +217,7 @@ def test_only_a_changed_picture_is_encoded_again(tmp_path: Path) -> None:
         ImageOps.invert(image.convert("RGB")).save(photo)
     job, pictures, parts = prepared(tmp_path)
     told.clear()
-    parts.cache.ensure_pictures(showings(job, pictures, 1), lambda done, total: told.append((done, total)))
+    parts.cache.ensure_latents(showings(job, pictures, 1), lambda done, total: told.append((done, total)))
     assert told == [(count - 1, count), (count, count)]
     after = {path: path.stat().st_ino for path in (tmp_path / "cache").rglob("*.safetensors")}
     assert len(after) == len(before) + 1 and before.items() <= after.items()
@@ -235,9 +235,9 @@ def test_only_a_changed_picture_is_encoded_again(tmp_path: Path) -> None:
 )
 def test_another_setting_never_reads_a_stale_picture(tmp_path: Path, setting: str) -> None:
     job, pictures, parts = prepared(tmp_path)
-    keys = {parts.cache.picture_key(sample) for sample in showings(job, pictures, 4)}
+    keys = {parts.cache.image_key(sample) for sample in showings(job, pictures, 4)}
     job, pictures, parts = prepared(tmp_path, (setting,))
-    others = {parts.cache.picture_key(sample) for sample in showings(job, pictures, 4)}
+    others = {parts.cache.image_key(sample) for sample in showings(job, pictures, 4)}
     assert (keys < others) if "flip" in setting else keys.isdisjoint(others)
 
 
@@ -251,16 +251,16 @@ def test_another_setting_never_reads_a_stale_text(tmp_path: Path, setting: str) 
 def test_a_damaged_entry_is_noticed_when_read_and_made_anew_when_prepared(tmp_path: Path) -> None:
     job, pictures, parts = prepared(tmp_path)
     sample = next(showings(job, pictures, 1))
-    parts.cache.ensure_pictures([sample], quiet)
+    parts.cache.ensure_latents([sample], quiet)
     good = parts.cache.latents(sample)
-    path = parts.cache.pictures.path(parts.cache.picture_key(sample))
+    path = parts.cache.latent_store.path(parts.cache.image_key(sample))
     data = bytearray(path.read_bytes())
     data[-1] ^= 0xFF
     path.write_bytes(data)
     with pytest.raises(ResumableError) as noticed:
         parts.cache.latents(sample)
     assert noticed.value.code == "cache.damaged"
-    parts.cache.ensure_pictures([sample], quiet)
+    parts.cache.ensure_latents([sample], quiet)
     assert torch.equal(parts.cache.latents(sample)["mean"], good["mean"])
 
 
@@ -269,32 +269,32 @@ def test_a_picture_that_changed_since_the_listing_is_refused_by_name(tmp_path: P
     photo = tmp_path / "pictures" / "camera.png"
     photo.write_bytes((tmp_path / "pictures" / "astronaut.png").read_bytes())
     with pytest.raises(DatasetError) as refused:
-        parts.cache.ensure_pictures(showings(job, pictures, 1), quiet)
+        parts.cache.ensure_latents(showings(job, pictures, 1), quiet)
     assert refused.value.code == "dataset.changed" and "camera.png" in refused.value.sentence
 
 
 def test_whatever_shows_in_an_entry_is_in_its_key(tmp_path: Path) -> None:
     job, pictures, parts = prepared(tmp_path)
     sample = next(showings(job, pictures, 1))
-    picture = sample.picture
+    picture = sample.image
     others = [
         replace(sample, flip=not sample.flip),
         replace(sample, window=(1, 0, *sample.window[2:])),
         *(
-            replace(sample, picture=replace(picture, **{field: value}))
+            replace(sample, image=replace(picture, **{field: value}))
             for field, value in {"id": "0" * 64, "bucket": (32, 128), "mask": "file", "mask_id": "1" * 64}.items()
         ),
     ]
-    keys = {parts.cache.picture_key(one) for one in [sample, *others]}
+    keys = {parts.cache.image_key(one) for one in [sample, *others]}
     assert len(keys) == 7
     # What names the showing and its caption does not show.
-    assert parts.cache.picture_key(replace(sample, epoch=9, repeat=9, caption="")) in keys
+    assert parts.cache.image_key(replace(sample, epoch=9, repeat=9, caption="")) in keys
 
 
 def test_clip_skip_is_in_the_key_of_a_text(tmp_path: Path) -> None:
     _, _, parts = prepared(tmp_path)
     job = parts.cache.job
-    skipping = job.changed(recipe=job.recipe.changed(clip_skip=2))
+    skipping = job.replaced(recipe=job.recipe.replaced(clip_skip=2))
     others = Cache(tmp_path, parts.source, skipping, parts.device)
     assert parts.cache.text_key("a cat") != others.text_key("a cat") != others.text_key("a dog")
 
@@ -306,7 +306,7 @@ def test_a_mask_that_changed_since_the_listing_is_refused_by_name(tmp_path: Path
     job, pictures, parts = prepared(tmp_path, ("dataset.masks=files",))
     Image.new("L", (96, 96), 100).save(mask)
     with pytest.raises(DatasetError, match="astronaut-masklabel") as refused:
-        parts.cache.ensure_pictures(showings(job, pictures, 1), quiet)
+        parts.cache.ensure_latents(showings(job, pictures, 1), quiet)
     assert refused.value.code == "dataset.changed"
 
 
@@ -314,19 +314,19 @@ def test_what_is_cached_needs_its_picture_no_more(tmp_path: Path) -> None:
     """A run trains from its caches alone: pictures may be moved or edited meanwhile."""
     job, pictures, parts = prepared(tmp_path)
     samples = list(showings(job, pictures, 1))
-    parts.cache.ensure_pictures(samples[1:], quiet)
+    parts.cache.ensure_latents(samples[1:], quiet)
     for sample in samples[1:]:
-        sample.picture.path.unlink()
-    parts.cache.ensure_pictures(samples, quiet)
+        sample.image.path.unlink()
+    parts.cache.ensure_latents(samples, quiet)
     assert parts.cache.latents(samples[1])["mean"].shape[0] == 4
 
 
 def test_room_is_made_only_of_what_this_process_wrote(tmp_path: Path) -> None:
     job, pictures, parts = prepared(tmp_path)
     first, second, third = list(showings(job, pictures, 1))[:3]
-    parts.cache.ensure_pictures([first], quiet)
+    parts.cache.ensure_latents([first], quiet)
     again = Cache(tmp_path / "cache", parts.source, job, parts.device)
-    again.ensure_pictures([first, second, third], quiet)
+    again.ensure_latents([first, second, third], quiet)
     again.drop_all_but([third], [])
-    held = [again.pictures.path(again.picture_key(sample)).exists() for sample in (first, second, third)]
+    held = [again.latent_store.path(again.image_key(sample)).exists() for sample in (first, second, third)]
     assert held == [True, False, True]

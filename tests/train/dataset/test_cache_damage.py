@@ -17,9 +17,9 @@ from app.core.models.search import Known
 from tests.support.pictures import PHOTOS
 from tests.unit.memory.forecast.test_results import outcome
 from tests.unit.memory.trace.test_store import same, tape
-from trainer.dataset.decoders import inspect_pictures
+from trainer.dataset.decoders import inspect_images
 from trainer.files import weights
-from trainer.memory.forecast.results import OutcomeStore
+from trainer.memory.forecast.results import ResultStore
 from trainer.memory.trace.store import TraceStore
 from trainer.protocol.row_store import RowStore, key_of
 from trainer.training.data.latent_cache import EntryStore
@@ -42,8 +42,8 @@ def image(folder: Path, name: str = "a.png") -> Path:
 
 def facts(folder: Path, patch: pytest.MonkeyPatch) -> tuple[Path, Ask, Callable[[object], bool]]:
     path = image(folder)
-    sound = inspect_pictures([path], 100)[path]
-    return folder / "cache" / "pictures.sqlite", lambda: inspect_pictures([path], 100)[path], lambda got: got == sound
+    sound = inspect_images([path], 100)[path]
+    return folder / "cache" / "pictures.sqlite", lambda: inspect_images([path], 100)[path], lambda got: got == sound
 
 
 def thumbnails(folder: Path, patch: pytest.MonkeyPatch) -> tuple[Path, Ask, Callable[[object], bool]]:
@@ -101,7 +101,7 @@ def traces(folder: Path, patch: pytest.MonkeyPatch) -> tuple[Path, Ask, Callable
 
 
 def outcomes(folder: Path, patch: pytest.MonkeyPatch) -> tuple[Path, Ask, Callable[[object], bool]]:
-    store, sound = OutcomeStore(folder / "outcomes"), outcome(3)
+    store, sound = ResultStore(folder / "outcomes"), outcome(3)
     store.save("key", sound)
     return folder / "outcomes" / "key.zip", lambda: store.load("key", brief=False), lambda got: got in (None, sound)
 

@@ -18,8 +18,8 @@ from tests.support.real_phases import RealRun
 from tests.support.truth import Foreseen, Prediction, foresee, measure, percentile
 from tests.support.truth_jobs import truth_jobs
 from tests.support.truth_report import Edge, Row, lines_of, report
-from trainer.memory.device.device_state import situation_ahead
-from trainer.memory.device.gpu_specs import find_card
+from trainer.memory.device.device_state import state_of_listed_gpu
+from trainer.memory.device.gpu_specs import find_gpu
 from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.store import TraceStore
 from trainer.training.objective import NoiseSchedule
@@ -32,7 +32,7 @@ def test_there_are_sixty_configurations_that_all_differ() -> None:
     jobs = truth_jobs()
     assert len(jobs) >= 60
     assert len({job.name for job in jobs}) == len(jobs)
-    subjects = [job.subject() for job in jobs]
+    subjects = [job.workload() for job in jobs]
     assert len({repr(subject) for subject in subjects}) == len(jobs)
     assert len({subject.recipe.optimizer.name for subject in subjects}) >= 6
     assert {subject.fit.dtype for subject in subjects} == {"bf16", "fp16", "fp32"}
@@ -42,7 +42,7 @@ def test_there_are_sixty_configurations_that_all_differ() -> None:
 def test_what_recomputing_training_asks_for_is_forecast_to_a_ten_thousandth(tmp_path: Path) -> None:
     """Against PyTorch's CPU allocator."""
     job = next(job for job in truth_jobs() if job.name == "sd15 r16 full b4")
-    subject, situation = job.subject(tiny=True, dtype="fp32"), memory_truth.situation_in_main_memory()
+    subject, situation = job.workload(tiny=True, dtype="fp32"), memory_truth.situation_in_main_memory()
     prediction = foresee(job, subject, situation, tmp_path)
     row = Row(job.name, prediction, dict(measure(job, subject, CpuMeter())), 0, "")
     lines = {line.phase: line for line in lines_of(row)}
@@ -98,7 +98,7 @@ def test_a_table_says_how_near_forecasts_came() -> None:
     foreseen = {"train": Foreseen(0, 101 * MIB, 110 * MIB)}
     row = Row("job", Prediction(foreseen, 0.5), {"train": Measured(0, 100 * MIB, 100 * MIB, 3.0)}, 480 * MIB, "")
     edges = [Edge("job", 90 * MIB, foreseen=True, fitted=False), Edge("job", 80 * MIB, foreseen=False, fitted=True)]
-    text = report("RTX 3060", "2026-01-01", situation_ahead(find_card("12GB")), [row], edges, 3)
+    text = report("RTX 3060", "2026-01-01", state_of_listed_gpu(find_gpu("12GB")), [row], edges, 3)
     assert "1 of 3 configurations" in text
     assert "| job | train | allocated | 100.00 | 101.00 | +1.000% |" in text
     assert "| job | train | reserved | 100.00 | 110.00 | +10.000% |" in text
@@ -109,7 +109,7 @@ def test_a_table_says_how_near_forecasts_came() -> None:
 
 def asked_for(job: record_traces.RecordedJob) -> list[int]:
     """What a job asks PyTorch's CPU allocator for, in order."""
-    run = RealRun(job.subject(tiny=True), CPU)
+    run = RealRun(job.workload(tiny=True), CPU)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         for work in work_of(job, run):
             work()
@@ -121,7 +121,7 @@ def asked_for(job: record_traces.RecordedJob) -> list[int]:
 
 def test_a_trace_asks_for_what_the_device_was_asked_for(tmp_path: Path) -> None:
     job = next(job for job in recorded_jobs() if job.name == "sdxl_lora")
-    tapes = tapes_of(job, job.subject(tiny=True), TraceLibrary(TraceStore(tmp_path)))
+    tapes = tapes_of(job, job.workload(tiny=True), TraceLibrary(TraceStore(tmp_path)))
     traced, real = births(tapes, cublas=0), asked_for(job)
     assert not Counter(size for size in traced if size > 4096) - Counter(real)
     assert likeness(real, traced).startswith(f"{len(real)} real, {len(traced)} traced")
@@ -136,7 +136,7 @@ def test_likeness_tells_what_is_only_on_one_side() -> None:
 
 @pytest.mark.parametrize("job", recorded_jobs(), ids=lambda job: job.name)
 def test_every_recorded_job_has_parts_and_fits_its_name(job: record_traces.RecordedJob) -> None:
-    subject = job.subject(tiny=False)
+    subject = job.workload(tiny=False)
     assert job.name.startswith(subject.family)
     assert len(work_of(job, RealRun(subject, CPU))) == len([part for part in job.parts if part != "quantise"])
 

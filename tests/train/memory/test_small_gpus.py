@@ -12,7 +12,7 @@ from tests.benchmarks.built_in import built_in
 from trainer.config.base import Family
 from trainer.config.fit import FitConfig
 from trainer.files.assets import asset_path
-from trainer.memory.forecast.forecast import run_through
+from trainer.memory.forecast.forecast import simulate_run
 from trainer.memory.forecast.schedule import RunSchedule
 from trainer.memory.planner.planner import plan
 from trainer.memory.trace.library import TraceLibrary
@@ -54,14 +54,16 @@ def test_a_run_stays_within_the_cap(
 ) -> None:
     """With the margin left free that is kept because forecasts err, and played within the limit, too."""
     asked = built_in(family, "character", "RTX 3060 12GB", "Windows")
-    subject = replace(asked.subject, recipe=asked.subject.recipe.changed(rank=RANK, conv_rank=RANK, effective_batch=1))
+    subject = replace(
+        asked.workload, recipe=asked.workload.recipe.replaced(rank=RANK, conv_rank=RANK, effective_batch=1)
+    )
     assert {bucket.size for bucket in subject.buckets} == {(side, side)} and subject.previews
-    situation = replace(asked.situation, free_bytes=asked.situation.outside + cap)
+    situation = replace(asked.device_state, free_bytes=asked.device_state.outside + cap)
     traces = TraceLibrary(TraceStore(tmp_path, asset_path("traces")))
-    picked = plan(subject, FitConfig(**written), situation, traces, asked.occasions, others=False).pick
+    picked = plan(subject, FitConfig(**written), situation, traces, asked.counts, others=False).pick
     assert picked is not None and picked.forecast.fits and situation.budget < cap
-    course = RunSchedule(replace(subject, fit=picked.fit), traces, asked.occasions, situation.rate)
-    playing = run_through(course, situation, situation.budget)
+    course = RunSchedule(replace(subject, fit=picked.fit), traces, asked.counts, situation.rate)
+    playing = simulate_run(course, situation, situation.budget)
     assert playing.failure is None and playing.reserved <= situation.budget
     assert {key: getattr(picked.fit, key) for key in found} == found
     assert playing.reserved / MIB == pytest.approx(taken, rel=TOLERANCE)

@@ -13,7 +13,7 @@ from tests.support.jobs import photographs, write_job
 from tests.support.tiny import tiny_base
 from tests.support.waiting import until
 from trainer.config.load import load_job
-from trainer.protocol.locks import gpu_held
+from trainer.protocol.locks import is_lane_held
 from trainer.protocol.processes import command
 from trainer.protocol.queue import Entry, Queue
 from trainer.protocol.run_directory import RunDirectory
@@ -24,14 +24,14 @@ KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows' SIGTERM ends a pro
 APP = """
 import sys
 from pathlib import Path
-from trainer.protocol.processes import launch, let_go
+from trainer.protocol.processes import launch, stop_tracking
 from trainer.protocol.queue import Queue
 
 queue = Queue()
 for job in sys.argv[1:]:
     queue.add(Path(job))
 worker = launch(["queue"], queue.worker_log)
-let_go(worker)
+stop_tracking(worker)
 print(worker.pid, flush=True)
 sys.stdin.read()
 """
@@ -105,7 +105,7 @@ def test_three_jobs_are_done_though_whoever_queued_them_and_the_worker_are_kille
     os.kill(worker, KILL)
     until(lambda: not queue.worker_alive())
     assert queue.engine_alive(first)
-    assert gpu_held("cpu")
+    assert is_lane_held("cpu")
 
     with subprocess.Popen(command(["queue"]), stdout=subprocess.PIPE, text=True, encoding="utf-8") as second:
         while_it_works(second, queue.worker_alive)
@@ -114,7 +114,7 @@ def test_three_jobs_are_done_though_whoever_queued_them_and_the_worker_are_kille
         run = RunDirectory(queue.get(first).run)
         paused_at = run.read_status()
         assert (paused_at.state, paused_at.attempt) == ("paused", 1)  # taken over, not begun again
-        resumed = queue.add_resume(run.path, steps=paused_at.step + 2)
+        resumed = queue.add_run(run.path, steps=paused_at.step + 2)
         assert (resumed.id, resumed.state) == (first, "waiting")
         assert [entry.name for entry in queue.entries()] == ["first", "bad", "third"]
         said = second.communicate(timeout=180)[0]
@@ -130,4 +130,4 @@ def test_three_jobs_are_done_though_whoever_queued_them_and_the_worker_are_kille
     assert entries["third"].run.parent == paths[2].parent / "runs"
     assert [len(RunDirectory(entries[name].run).attempts()) for name in ("first", "third")] == [2, 1]
     assert f"bad ({entries['bad'].id}): failed. {entries['bad'].problem}" in said
-    assert not gpu_held("cpu")
+    assert not is_lane_held("cpu")

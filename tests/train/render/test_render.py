@@ -87,7 +87,7 @@ def test_a_base_of_nan_draws_no_black_image(loras: dict[str, Path], tmp_path: Pa
     for weight in renderer.unet.parameters():
         weight.data.fill_(torch.nan)
     with pytest.raises(BaseModelError, match="NaN or infinity") as caught:
-        renderer.draw_file(PROMPT, tmp_path)
+        renderer.render_file(PROMPT, tmp_path)
     assert ("LoRA" in caught.value.sentence) is with_lora
     assert not list(tmp_path.glob("*.png"))
 
@@ -212,7 +212,7 @@ def test_without_a_size_pictures_have_that_of_the_family(
         asked.append((width, height))
         return Image.new("RGB", (8, 8))
 
-    monkeypatch.setattr(Renderer, "draw", note)  # the picture itself would take a minute
+    monkeypatch.setattr(Renderer, "render", note)  # the picture itself would take a minute
     sizes = [PromptConfig(prompt="a"), PromptConfig(prompt="a", width=64)]
     drawn(base_of(loras[family]), tmp_path, sizes)
     assert asked == [(side, side), (64, side)]

@@ -22,7 +22,7 @@ from trainer.config.job import PromptConfig
 from trainer.errors import RunError
 from trainer.protocol import locks
 from trainer.render.renderer import LoraUse, render
-from trainer.render.serve import RenderService, fault
+from trainer.render.serve import RenderService, request_error
 
 SIZE = {"width": 64, "height": 64, "steps": 3, "guidance": 4.0}
 
@@ -172,15 +172,15 @@ def test_what_cannot_be_drawn_is_said_in_words_and_the_next_is_drawn(
 
 def test_a_card_with_a_training_on_it_is_left_alone_and_a_held_one_is_given_back() -> None:
     service, card = RenderService(), torch.device("cuda:3")
-    with locks.occupied("cuda:3"), pytest.raises(RunError, match="training is running"):
+    with locks.hold_lane("cuda:3"), pytest.raises(RunError, match="training is running"):
         service._lock_gpu(card)
     service._lock_gpu(card)
-    assert locks.gpu_held("cuda:3")
+    assert locks.is_lane_held("cuda:3")
     service.free()
-    assert not locks.gpu_held("cuda:3")
+    assert not locks.is_lane_held("cuda:3")
 
 
 def test_requests_are_checked() -> None:
-    assert fault({"id": 1, "do": "cancel"}) is None
-    assert "do" in str(fault({"id": 1, "do": "dance"}))
-    assert fault({"id": 1, "base": {"model": "a"}, "out": "b", "pictures": [picture("a")]}) is None
+    assert request_error({"id": 1, "do": "cancel"}) is None
+    assert "do" in str(request_error({"id": 1, "do": "dance"}))
+    assert request_error({"id": 1, "base": {"model": "a"}, "out": "b", "pictures": [picture("a")]}) is None

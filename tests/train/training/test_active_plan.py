@@ -7,13 +7,13 @@ import json
 import pytest
 
 from trainer.config.fit import FallbackStep, FitConfig
-from trainer.training.active_plan import ActivePlan, implied_fallbacks, lowered
+from trainer.training.active_plan import ActivePlan, changes_of, implied_fallbacks
 
 FIT = FitConfig(device="cuda:0", micro_batch=5, gradient_checkpointing="none", quantize="none", vae_tiling=True)
 
 
 def test_the_implied_ladder_goes_from_exact_to_rounding_to_quantized() -> None:
-    fit = FIT.changed(allow_quantized=True)
+    fit = FIT.replaced(allow_quantized=True)
     fallbacks = [fallback.model_dump(exclude_none=True) for fallback in implied_fallbacks(fit, FitConfig())]
     assert fallbacks == [
         {"exact": True, "vae_tiling": True},
@@ -28,7 +28,7 @@ def test_the_implied_ladder_goes_from_exact_to_rounding_to_quantized() -> None:
         {"exact": False, "text_encoder_batch_size": 1},
     ]
     assert not any(fallback.quantize for fallback in implied_fallbacks(FIT, FitConfig()))
-    in_bf16 = FIT.changed(dtype="bf16")  # where the base is in bf16, the GPU is known to compute in it
+    in_bf16 = FIT.replaced(dtype="bf16")  # where the base is in bf16, the GPU is known to compute in it
     assert [fallback.vae_dtype for fallback in implied_fallbacks(in_bf16, FitConfig()) if fallback.vae_dtype] == [
         "bf16"
     ]
@@ -45,7 +45,7 @@ def test_the_implied_ladder_goes_from_exact_to_rounding_to_quantized() -> None:
     ],
 )
 def test_no_rung_of_the_implied_ladder_changes_what_the_user_wrote(written: dict[str, object]) -> None:
-    fit = FIT.changed(allow_quantized=True)
+    fit = FIT.replaced(allow_quantized=True)
     free = [fallback.model_dump(exclude_none=True) for fallback in implied_fallbacks(fit, FitConfig())]
     left = [
         fallback.model_dump(exclude_none=True) for fallback in implied_fallbacks(fit, FitConfig.model_validate(written))
@@ -54,7 +54,7 @@ def test_no_rung_of_the_implied_ladder_changes_what_the_user_wrote(written: dict
 
 
 def test_at_the_end_of_the_ladder_it_names_what_the_user_holds_fast() -> None:
-    bound = ActivePlan(FIT.changed(allow_quantized=True), ())
+    bound = ActivePlan(FIT.replaced(allow_quantized=True), ())
     assert bound.step_down(4, "train") is None
     assert bound.forbidden(4, "train") == {"gradient_checkpointing": "full", "micro_batch": 3}
     assert bound.forbidden(4, "preview") == {"preview_offload": True}
@@ -93,7 +93,7 @@ def test_a_rung_never_leads_back_up(
     present: dict[str, object], fallback: dict[str, object], changes: dict[str, object]
 ) -> None:
     fit = FitConfig.model_validate(present)
-    assert lowered(fit, FallbackStep.model_validate({"exact": False, **fallback})) == changes
+    assert changes_of(fit, FallbackStep.model_validate({"exact": False, **fallback})) == changes
 
 
 def plan() -> ActivePlan:
@@ -117,7 +117,7 @@ def test_a_phase_takes_the_next_rung_that_helps_it() -> None:
         taken = down.step_down(4, phase)  # type: ignore[arg-type]
         assert (taken and taken[1]) == expected
     assert down.at(3) == FIT
-    assert down.at(4) == FIT.changed(
+    assert down.at(4) == FIT.replaced(
         preview_offload=True,
         gradient_checkpointing="full",
         micro_batch=2,
@@ -129,9 +129,9 @@ def test_a_phase_takes_the_next_rung_that_helps_it() -> None:
 def test_a_rung_may_be_needed_earlier_when_steps_are_replayed() -> None:
     down = plan()
     down.step_down(8, "train")
-    before = down.taken
+    before = down.applied
     assert down.step_down(6, "train") is not None
-    assert down.at(5) == FIT and down.at(6).gradient_checkpointing == "full" and len(down.taken) == 1
+    assert down.at(5) == FIT and down.at(6).gradient_checkpointing == "full" and len(down.applied) == 1
     assert before[0].step == 8, "a list that somebody compares with has changed"
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.train.dataset.test_cache import prepared, quiet, showings
-from trainer.errors import TrainingFault
+from trainer.errors import TrainingError
 from trainer.training.build import build_engine
 from trainer.training.loop import Engine
 from trainer.training.optim.lr_schedule import Segment
@@ -21,13 +21,13 @@ from trainer.training.step import MicroBatch
 def engine(tmp_path: Path) -> Engine:
     job, pictures, parts = prepared(tmp_path, ("report.max_skipped=3",))
     samples = list(showings(job, pictures, 3))
-    parts.cache.ensure_pictures(samples, quiet)
+    parts.cache.ensure_latents(samples, quiet)
     parts.cache.ensure_texts([sample.caption for sample in samples], quiet)
     return build_engine(job, parts, [Segment(0, 6)], fresh=True)
 
 
 def snapshot(engine: Engine) -> list[torch.Tensor]:
-    return [master.detach().clone() for master in engine.masters.masters.values()]
+    return [master.detach().clone() for master in engine.master_weights.masters.values()]
 
 
 def poison(engine: Engine) -> None:
@@ -55,7 +55,7 @@ def test_too_many_in_a_row_end_the_run(engine: Engine) -> None:
     poison(engine)
     engine.train_step()
     engine.train_step()
-    with pytest.raises(TrainingFault) as ended:
+    with pytest.raises(TrainingError) as ended:
         engine.train_step()
     assert ended.value.code == "training.not_finite" and engine.progress.skipped_in_row == 3
 
@@ -93,11 +93,11 @@ def test_what_a_smaller_scale_can_save_is_counted_apart_and_halves_it(engine: En
 
 def test_the_scale_of_the_loss_leaves_the_step_as_it_was(engine: Engine, tmp_path: Path) -> None:
     """A power of two shifts no digit: the norm told, the clipping and the weights are those without it."""
-    engine.job = engine.job.changed(recipe=engine.job.recipe.changed(max_grad_norm=1e-3))
+    engine.job = engine.job.replaced(recipe=engine.job.recipe.replaced(max_grad_norm=1e-3))
     start, state = snapshot(engine), copy.deepcopy(engine.optimizer.state_dict())
     plain = engine.train_step()
     moved = snapshot(engine)
-    engine.masters.load(dict(zip(engine.masters.masters, start, strict=True)))
+    engine.master_weights.load(dict(zip(engine.master_weights.masters, start, strict=True)))
     engine.optimizer.load_state_dict(state)
     engine.progress.step, engine.scaler = 0, LossScaler()
     scaled = engine.train_step()
@@ -122,11 +122,11 @@ def test_dropout_is_seeded_anew_for_every_micro_batch_of_every_step(
 
     torch.manual_seed(7)
     assert seeds(0) == [7] * 6  # without dropout the generator is left alone
-    engine.job = engine.job.changed(recipe=engine.job.recipe.changed(dropout=0.1))
+    engine.job = engine.job.replaced(recipe=engine.job.recipe.replaced(dropout=0.1))
     first = seeds(0)
     assert len(set(first)) == 6
     assert seeds(1)[:4] == first[2:]
-    engine.job = engine.job.changed(recipe=engine.job.recipe.changed(seed=engine.job.recipe.seed + 1))
+    engine.job = engine.job.replaced(recipe=engine.job.recipe.replaced(seed=engine.job.recipe.seed + 1))
     assert not set(seeds(0)) & set(first)
     used: list[int] = []
     micro_step = Engine.micro_step
@@ -143,6 +143,6 @@ def test_dropout_is_seeded_anew_for_every_micro_batch_of_every_step(
 
 def test_a_step_tells_the_epoch_that_it_is_of(engine: Engine) -> None:
     """Six showings in batches of three."""
-    assert [engine.feed.epoch_of(step) for step in range(4)] == [0, 0, 1, 1]
+    assert [engine.batches.epoch_of(step) for step in range(4)] == [0, 0, 1, 1]
     engine.progress.step = 1
     assert engine.train_step().epoch == 0

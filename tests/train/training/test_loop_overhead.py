@@ -64,7 +64,7 @@ def test_a_turn_of_the_loop_reads_the_device_once_and_opens_next_to_nothing(monk
     turns: list[Counter[str]] = []
     for module, name, what in ((io, "open", "open"), (os, "scandir", "look into"), (os, "listdir", "look into")):
         monkeypatch.setattr(module, name, counting(counted, what, getattr(module, name)))
-    for module, name in ((reporter, "BEAT_SECONDS"), (control, "LOOK_SECONDS")):  # by the clock, whatever steps take
+    for module, name in ((reporter, "BEAT_SECONDS"), (control, "POLL_SECONDS")):  # by the clock, whatever steps take
         monkeypatch.setattr(module, name, float("inf"))
     watch = Watch.__call__
 

@@ -14,7 +14,7 @@ from trainer.training.objective import (
     alphas_cumprod,
     draw_noise,
     draw_timestep,
-    picture_losses,
+    image_losses,
     timestep_weights,
 )
 
@@ -118,8 +118,8 @@ def test_losses_and_masks_are_their_formulas() -> None:
     for loss, errors in (("mse", square), ("huber", huber)):
         objective = ObjectiveConfig(loss=loss, huber_c=0.3)
         tensors = torch.from_numpy(prediction), torch.from_numpy(target)
-        plain = picture_losses(*tensors, None, objective)
-        masked = picture_losses(*tensors, torch.from_numpy(mask), objective)
+        plain = image_losses(*tensors, None, objective)
+        masked = image_losses(*tensors, torch.from_numpy(mask), objective)
         np.testing.assert_allclose(plain.numpy(), errors.mean(axis=(1, 2, 3)), rtol=1e-12)
         np.testing.assert_allclose(masked.numpy(), (errors * mask).mean(axis=(1, 2, 3)), rtol=1e-12)
 

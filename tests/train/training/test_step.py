@@ -17,7 +17,7 @@ from trainer.base.encoding import TextConditioning
 from trainer.config.base import Family
 from trainer.config.recipe import ObjectiveConfig
 from trainer.errors import JobError
-from trainer.training.device.device import KERNELS, attention
+from trainer.training.device.device import KERNELS, attention_kernels
 from trainer.training.device.gradient_checkpointing import checkpointing_blocks, set_checkpointing
 from trainer.training.objective import NoiseSchedule
 from trainer.training.optim.master_weights import LossScaler, MasterWeights, clip, measure
@@ -258,7 +258,7 @@ def test_attention_uses_the_stated_kernel(choice: str) -> None:
             return func(*args, **(kwargs or {}))
 
     query = torch.randn(1, 2, 16, 8, requires_grad=True)
-    with attention(choice, torch.device("cpu"), torch.float32), Names():
+    with attention_kernels(choice, torch.device("cpu"), torch.float32), Names():
         F.scaled_dot_product_attention(query, query, query).sum().backward()
     flash = [name for name in used if "flash_attention" in name]
     assert len(flash) == (0 if choice == "math" else 2)
@@ -268,7 +268,7 @@ def test_attention_uses_the_stated_kernel(choice: str) -> None:
 def test_a_kernel_the_device_lacks_is_said_in_words(choice: str) -> None:
     with (
         pytest.raises(JobError, match=f'fit.attention = "{choice}": it has no kernel on cpu for bfloat16'),
-        attention(choice, torch.device("cpu"), torch.bfloat16),
+        attention_kernels(choice, torch.device("cpu"), torch.bfloat16),
     ):
         pass
     assert SDPBackend.CUDNN_ATTENTION not in KERNELS["auto"]

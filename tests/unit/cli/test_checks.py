@@ -7,7 +7,7 @@ from trainer.cli import doctor
 from trainer.host import MainMemory
 
 GIB = 1 << 30
-CARD = gpu.Card(0, "GPU-0", "RTX 3060", 12 * GIB, 11 * GIB, "581.15", (13, 0), (8, 6), (), load=3, temperature=41)
+CARD = gpu.Gpu(0, "GPU-0", "RTX 3060", 12 * GIB, 11 * GIB, "581.15", (13, 0), (8, 6), (), load=3, temperature=41)
 
 
 def changed(**facts):
@@ -35,7 +35,7 @@ def test_a_busy_card_is_doubtful():
 
 
 def test_who_uses_a_card_is_told_the_largest_first_also_without_sizes():
-    uses = (gpu.Use(1, "game.exe", 7 * GIB, "graphics"), gpu.Use(2, "dwm.exe", None, "graphics"))
+    uses = (gpu.GpuProcess(1, "game.exe", 7 * GIB, "graphics"), gpu.GpuProcess(2, "dwm.exe", None, "graphics"))
     check = doctor.check_uses(changed(free_bytes=3 * GIB, uses=uses))
     assert (check.verdict, check.sentence) == ("doubtful", "GPU 0 is used by: game.exe 7.0 GiB, dwm.exe")
     assert check.remedy == "Close programs that you do not need: game.exe holds 7.0 GiB."

@@ -8,10 +8,10 @@ import pytest
 from rich.console import Console
 
 from trainer.cli import words
-from trainer.cli.display import open_display, picture
+from trainer.cli.display import image, open_display
 from trainer.protocol import events
 from trainer.protocol.events import PhaseFinished, PhaseProgress, PhaseStarted, StepEvent
-from trainer.protocol.progress import Story
+from trainer.protocol.progress import RunProgress
 from trainer.protocol.text import share
 
 
@@ -22,9 +22,9 @@ def step(number, at, *, loss=0.5, seconds=2.0, pictures=4, skipped=False, memory
 
 
 def told(*happened):
-    story = Story()
+    story = RunProgress()
     for event in happened:
-        story.tell(event)
+        story.update(event)
     return story
 
 
@@ -38,7 +38,7 @@ def plain(*happened, past=()):
 
 def on_terminal(story, now):
     console = Console(file=io.StringIO(), width=100, force_terminal=False)
-    console.print(picture(story, now))
+    console.print(image(story, now))
     return console.file.getvalue()
 
 
@@ -64,21 +64,21 @@ def test_the_time_left_follows_the_latest_steps():
     steps += [step(number, number, seconds=2.0) for number in range(11, 61)]
     story = told(PhaseStarted("train", 160, time=1.0), *steps)
     assert story.seconds_left("train", now=1e9) == pytest.approx(200.0)
-    assert story.pictures_per_second == pytest.approx(2.0)
+    assert story.images_per_second == pytest.approx(2.0)
 
 
 def test_the_time_left_begins_with_the_forecast_and_ends_with_what_is_measured():
     story = told(events.AttemptStarted(1, "cpu", step_seconds=4.0), PhaseStarted("train", 100))
     assert story.seconds_left("train", now=0.0) == pytest.approx(400.0)
     for number in range(1, 6):
-        story.tell(step(number, number, seconds=2.0))
+        story.update(step(number, number, seconds=2.0))
     assert story.seconds_left("train", now=0.0) == pytest.approx(95 * 3.0)  # five steps weigh as much as the forecast
 
 
 def test_the_time_left_of_other_phases_follows_their_progress():
     story = told(PhaseStarted("cache_pictures", 40, time=100.0))
     assert story.seconds_left("cache_pictures", 105.0) is None
-    story.tell(PhaseProgress("cache_pictures", 10, 40, time=120.0))
+    story.update(PhaseProgress("cache_pictures", 10, 40, time=120.0))
     assert story.seconds_left("cache_pictures", 120.0) == pytest.approx(60.0)
     assert told(PhaseStarted("download", None, time=1.0)).seconds_left("download", 2.0) is None
 
@@ -94,12 +94,12 @@ def test_training_that_makes_way_for_a_preview_goes_on_where_it_was():
     assert story.current == "preview"
     assert "Render previews" in on_terminal(story, 8.0)
     for event in (PhaseFinished("preview", 5.0, time=10.0), PhaseStarted("train", 10, time=10.0)):
-        story.tell(event)
+        story.update(event)
     assert (story.current, story.phases["train"].done) == ("train", 1)
     assert story.phases["train"].elapsed(12.0) == pytest.approx(7.0)
     assert "Render previews" not in on_terminal(story, 12.0)
     for event in (PhaseFinished("train", 2.0), PhaseStarted("preview", 2, time=20.0)):
-        story.tell(event)
+        story.update(event)
     assert story.phases["preview"].done == 0  # a new round
 
 

@@ -15,7 +15,7 @@ GIB = 1 << 30
 
 
 def card(free=20 * GIB, uses=()):
-    return gpu.Card(0, "GPU-0", "NVIDIA GeForce RTX 4090", 24 * GIB, free, "581.15", (13, 1), (8, 9), tuple(uses))
+    return gpu.Gpu(0, "GPU-0", "NVIDIA GeForce RTX 4090", 24 * GIB, free, "581.15", (13, 1), (8, 9), tuple(uses))
 
 
 def found(**options):
@@ -39,7 +39,7 @@ def build(tmp_path, monkeypatch, text):
 
 @pytest.fixture(autouse=True)
 def no_card(monkeypatch):
-    monkeypatch.setattr(gpu, "cards", list)
+    monkeypatch.setattr(gpu, "list_gpus", list)
 
 
 def test_this_machine_is_told_of(capsys):
@@ -54,7 +54,7 @@ def test_programs_are_told_a_line_a_check(capsys, monkeypatch):
     def lost():
         raise ImpastoError("gpu.driver", "The NVIDIA driver does not work.", "Restart the computer.")
 
-    monkeypatch.setattr(gpu, "cards", lost)
+    monkeypatch.setattr(gpu, "list_gpus", lost)
     assert cli.main(["doctor", "--quick", "--json"]) == 1
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert len(told) > 4
@@ -66,8 +66,8 @@ def test_programs_are_told_a_line_a_check(capsys, monkeypatch):
 
 
 def test_a_card_is_described_with_who_uses_it_and_what_cuda_takes(monkeypatch):
-    uses = [gpu.Use(1, "game.exe", 2 * GIB), gpu.Use(2, "dwm.exe", None)]
-    monkeypatch.setattr(gpu, "cards", lambda: [card(uses=uses)])
+    uses = [gpu.GpuProcess(1, "game.exe", 2 * GIB), gpu.GpuProcess(2, "dwm.exe", None)]
+    monkeypatch.setattr(gpu, "list_gpus", lambda: [card(uses=uses)])
     told = [check for check in found() if check.sentence.startswith("GPU 0")]
     assert [check.verdict for check in told] == ["ok"] * 3
     assert "20.0 GiB of 24.0 GiB free, compute capability 8.9, bf16, Ada" in told[0].sentence
@@ -76,7 +76,7 @@ def test_a_card_is_described_with_who_uses_it_and_what_cuda_takes(monkeypatch):
 
 
 def test_a_card_that_others_fill_is_doubtful(monkeypatch):
-    monkeypatch.setattr(gpu, "cards", lambda: [card(free=2 * GIB, uses=[gpu.Use(1, "game.exe", 20 * GIB)])])
+    monkeypatch.setattr(gpu, "list_gpus", lambda: [card(free=2 * GIB, uses=[gpu.GpuProcess(1, "game.exe", 20 * GIB)])])
     doubtful = [check for check in found() if check.sentence.startswith("GPU 0") and check.verdict == "doubtful"]
     assert [check.remedy for check in doubtful] == [
         "Close programs that you do not need: game.exe holds 20.0 GiB.",
@@ -85,13 +85,13 @@ def test_a_card_that_others_fill_is_doubtful(monkeypatch):
 
 
 def test_the_context_that_finished_runs_had_is_told(monkeypatch):
-    monkeypatch.setattr(gpu, "cards", lambda: [card()])
+    monkeypatch.setattr(gpu, "list_gpus", lambda: [card()])
     monkeypatch.setattr(calibration, "corrections", lambda *_: calibration.Correction(context_bytes=123 << 20))
     assert any("CUDA itself takes about 123 MiB" in check.sentence for check in found())
 
 
 def test_windows_is_asked_about_its_page_file_and_the_driver_about_spilling(monkeypatch):
-    monkeypatch.setattr(gpu, "cards", lambda: [card()])
+    monkeypatch.setattr(gpu, "list_gpus", lambda: [card()])
     monkeypatch.setattr(platform, "system", lambda: "Windows")
     monkeypatch.setattr(host, "main_memory", lambda: host.MainMemory(32 * GIB, 16 * GIB, 40 * GIB, 8 * GIB))
     promises, spilling = (check for check in found() if "main memory" in check.sentence)
@@ -102,7 +102,7 @@ def test_windows_is_asked_about_its_page_file_and_the_driver_about_spilling(monk
 
 def test_a_torch_for_cpus_beside_a_card_is_broken(tmp_path, monkeypatch, capsys):
     build(tmp_path, monkeypatch, "__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\nhip: Optional[str] = None\n")
-    monkeypatch.setattr(gpu, "cards", lambda: [card()])
+    monkeypatch.setattr(gpu, "list_gpus", lambda: [card()])
     assert cli.main(["doctor", "--quick"]) == 1
     told = capsys.readouterr().out
     assert "BROKEN    PyTorch" in told
@@ -124,7 +124,7 @@ def test_a_broken_driver_and_missing_libraries_are_told(monkeypatch):
             raise metadata.PackageNotFoundError(name)
         return "1.0"
 
-    monkeypatch.setattr(gpu, "cards", cards)
+    monkeypatch.setattr(gpu, "list_gpus", cards)
     monkeypatch.setattr(metadata, "version", version)
     broken = [check.sentence for check in found() if check.verdict == "broken"]
     assert broken == [
@@ -138,7 +138,7 @@ def test_little_room_is_doubtful_and_a_file_in_the_way_is_broken(tmp_path, monke
     monkeypatch.setattr(places, "free_bytes", lambda _: 1 * GIB)
     assert sum(check.verdict == "doubtful" and "1.0 GiB free" in check.sentence for check in found()) == 3
     monkeypatch.undo()
-    monkeypatch.setattr(gpu, "cards", list)
+    monkeypatch.setattr(gpu, "list_gpus", list)
     (tmp_path / "file").write_bytes(b"")
     monkeypatch.setenv("IMPASTO_CACHE", str(tmp_path / "file" / "cache"))
     (told,) = (check for check in found() if check.verdict == "broken")

@@ -13,7 +13,7 @@ from trainer.config.load import load_job
 from trainer.protocol.files import safe_name
 
 GIB = 1 << 30
-CARD = gpu.Card(0, "GPU-0", "NVIDIA GeForce RTX 4090", 24 * GIB, 23 * GIB, "581.15", (13, 1), (8, 9), ())
+CARD = gpu.Gpu(0, "GPU-0", "NVIDIA GeForce RTX 4090", 24 * GIB, 23 * GIB, "581.15", (13, 1), (8, 9), ())
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def pictures(tmp_path):
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(gpu, "cards", list)
+    monkeypatch.setattr(gpu, "list_gpus", list)
     return tmp_path
 
 
@@ -96,11 +96,11 @@ def test_new_writes_a_job_that_loads_and_counts_the_pictures(here, pictures, cap
 
 
 def test_new_fits_the_job_to_the_largest_card(monkeypatch):
-    small = gpu.Card(1, "GPU-1", "small", 4 * GIB, 4 * GIB, "581.15", (13, 1), (7, 5), ())
-    monkeypatch.setattr(gpu, "cards", lambda: [small, CARD])
+    small = gpu.Gpu(1, "GPU-1", "small", 4 * GIB, 4 * GIB, "581.15", (13, 1), (7, 5), ())
+    monkeypatch.setattr(gpu, "list_gpus", lambda: [small, CARD])
     machine = jobs.machine_here()
-    assert (machine.device, machine.card, machine.total_bytes, machine.bf16) == ("cuda:0", CARD.name, 24 * GIB, True)
-    monkeypatch.setattr(gpu, "cards", list)
+    assert (machine.device, machine.gpu, machine.total_bytes, machine.bf16) == ("cuda:0", CARD.name, 24 * GIB, True)
+    monkeypatch.setattr(gpu, "list_gpus", list)
     assert (jobs.machine_here().device, jobs.machine_here().total_bytes) == ("cpu", None)
 
 

@@ -12,8 +12,8 @@ import pytest
 from tests.support.pictures import photograph
 from trainer import cli
 from trainer.cli import common
-from trainer.errors import JobError, ResumableError, TrainingFault
-from trainer.protocol.reading import naming
+from trainer.errors import JobError, ResumableError, TrainingError
+from trainer.protocol.reading import noting_file
 
 # As the README shows them.
 COMMANDS = (
@@ -128,7 +128,7 @@ def test_a_users_error_is_a_sentence_its_problems_and_the_remedy(capsys):
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(ResumableError("a", "b", "c"), 75), (TrainingFault("a", "b", "c"), 1), (KeyboardInterrupt(), 75)],
+    [(ResumableError("a", "b", "c"), 75), (TrainingError("a", "b", "c"), 1), (KeyboardInterrupt(), 75)],
 )
 def test_each_error_has_its_exit_code(error, code, capsys):
     assert common.guarded(failing(error), debug=False) == code
@@ -173,7 +173,7 @@ def test_a_fault_of_ours_is_one_sentence_and_its_traceback_is_kept(capsys, per_u
 
 def test_a_fault_while_a_file_is_read_names_the_file(capsys, tmp_path):
     def command() -> int:
-        with naming(tmp_path / "größe.toml"):
+        with noting_file(tmp_path / "größe.toml"):
             raise RuntimeError("the dog ate it")
 
     assert common.guarded(command, debug=False) == 1

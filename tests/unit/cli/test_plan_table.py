@@ -12,9 +12,9 @@ from trainer.cli import plan_text, words
 from trainer.config.fit import FitConfig
 from trainer.errors import JobError
 from trainer.memory.device.calibration import Correction, Excess, calibration_file
-from trainer.memory.device.device_state import situation_ahead
-from trainer.memory.device.gpu_specs import find_card
-from trainer.memory.planner.planner import Planned
+from trainer.memory.device.device_state import state_of_listed_gpu
+from trainer.memory.device.gpu_specs import find_gpu
+from trainer.memory.planner.planner import PlanResult
 from trainer.memory.planner.remarks import memory_advice
 from trainer.protocol.forecast import Forecast, Peak, PhaseForecast
 from trainer.protocol.plan import Remark
@@ -92,7 +92,7 @@ def test_another_phase_that_decides_has_its_highest_peak_told() -> None:
     ],
 )
 def test_foreseen_times_are_no_finer_than_they_can_be_known(seconds: float, text: str) -> None:
-    assert words.about(seconds) == text
+    assert words.duration_text(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -128,9 +128,9 @@ def test_how_a_batch_is_computed(micro_batch: int, batch: int, text: str) -> Non
 )
 def test_what_would_make_room(missing: float, uses: tuple[tuple[str, int | None], ...], way: str, advice: str) -> None:
     """Of 8 GiB others hold 6: no more can be freed; the margin takes 3 % of what is. No advice is given twice."""
-    card = replace(find_card("RTX 3070"), total_bytes=8 * GIB)
-    held = tuple(gpu.Use(number, name, size and size * GIB) for number, (name, size) in enumerate(uses))
-    situation = replace(situation_ahead(card), free_bytes=2 * GIB, uses=held)
+    card = replace(find_gpu("RTX 3070"), total_bytes=8 * GIB)
+    held = tuple(gpu.GpuProcess(number, name, size and size * GIB) for number, (name, size) in enumerate(uses))
+    situation = replace(state_of_listed_gpu(card), free_bytes=2 * GIB, uses=held)
     assert plan_text.advice(memory_advice(int(missing * GIB), situation)) == way
     told = plan_text.what_would(None, situation, int(missing * GIB), 4)
     assert told.endswith(advice)
@@ -148,14 +148,14 @@ def test_what_would_make_room(missing: float, uses: tuple[tuple[str, int | None]
     ],
 )
 def test_a_fit_counts_as_stated_only_where_another_might_take_less(written: dict[str, object], how: str) -> None:
-    situation = situation_ahead(find_card("RTX 3070"))
-    told = plan_text.nothing_fits(Planned(situation, None, missing=GIB), FitConfig.model_validate(written))
+    situation = state_of_listed_gpu(find_gpu("RTX 3070"))
+    told = plan_text.nothing_fits(PlanResult(situation, None, excess_bytes=GIB), FitConfig.model_validate(written))
     assert told.startswith(f"It does not fit on RTX 3070 8GB {how}: it is 1.0 GiB too large for the ")
 
 
 @pytest.mark.parametrize("free", [0.0, 0.3, 2.0])
 def test_what_is_freed_suffices_and_no_byte_less(free: float) -> None:
-    situation = replace(situation_ahead(find_card("RTX 3070")), free_bytes=int(free * GIB))
+    situation = replace(state_of_listed_gpu(find_gpu("RTX 3070")), free_bytes=int(free * GIB))
     wanted = situation.budget + GIB
     freed = situation.to_free(GIB)
     assert replace(situation, free_bytes=situation.free_bytes + freed).budget >= wanted
@@ -180,14 +180,14 @@ RUN = {"worst": Excess(0.1, GIB), "runs": 3}
     ],
 )
 def test_the_margin_is_explained(correction: Correction, why: str) -> None:
-    ahead = situation_ahead(find_card("RTX 3060"))
+    ahead = state_of_listed_gpu(find_gpu("RTX 3060"))
     situation = replace(ahead, free_bytes=10 * GIB + ahead.outside, correction=correction)
     assert why in plan_text.margin(situation)
 
 
 def test_a_full_gpu_is_reported_with_its_programs() -> None:
-    ahead = situation_ahead(find_card("RTX 3060"))
-    programs = (gpu.Use(7, "python3", 11 * GIB), gpu.Use(8, "web", None))
+    ahead = state_of_listed_gpu(find_gpu("RTX 3060"))
+    programs = (gpu.GpuProcess(7, "python3", 11 * GIB), gpu.GpuProcess(8, "web", None))
     full = replace(ahead, free_bytes=ahead.outside, uses=programs)
     with pytest.raises(JobError) as raised:
         full.require_budget()
@@ -196,7 +196,7 @@ def test_a_full_gpu_is_reported_with_its_programs() -> None:
 
 
 def test_a_margin_that_takes_all_that_is_free_names_the_file_to_delete() -> None:
-    ahead = situation_ahead(find_card("RTX 3060"))
+    ahead = state_of_listed_gpu(find_gpu("RTX 3060"))
     short = replace(ahead, correction=Correction(shortage=Excess(2.0, 20 * GIB)))
     with pytest.raises(JobError) as raised:
         short.require_budget()

@@ -87,7 +87,7 @@ def test_holding_is_told_with_its_reason(job, capsys):
     do("add", job("cat"))
     do("on-failure", "hold")
     entry = Queue().entries()[0]
-    Queue().conclude(entry.id, "failed", "The base is gone.")
+    Queue().record_outcome(entry.id, "failed", "The base is gone.")
     do("add", job("dog"))
     capsys.readouterr()
     do("run")  # has nothing to do
@@ -103,7 +103,7 @@ def test_holding_is_told_with_its_reason(job, capsys):
 def test_a_second_worker_leaves_it_to_the_first(capsys):
     queue = Queue()
     queue.folder.mkdir(parents=True)
-    with locks.held(queue.worker_lock, 1.0):
+    with locks.hold_lock(queue.worker_lock, 1.0):
         do()
     assert "The queue is already running" in capsys.readouterr().err
 

@@ -3,13 +3,13 @@
 import pytest
 
 from trainer.config.job import Job
-from trainer.config.schema import Described, fields
+from trainer.config.schema import KeyDescription, fields
 
-KEYS: dict[str, Described] = {found.key: found for found in fields(Job)}
+KEYS: dict[str, KeyDescription] = {found.key: found for found in fields(Job)}
 
 
 @pytest.mark.parametrize("found", KEYS.values(), ids=KEYS.keys())
-def test_every_key_is_documented(found: Described) -> None:
+def test_every_key_is_documented(found: KeyDescription) -> None:
     assert len(found.doc.split()) >= 3, f"{found.key} says nothing: {found.doc!r}"
     assert len(found.doc) <= 120, "a tooltip is one line"
     assert found.doc.endswith("."), found.doc

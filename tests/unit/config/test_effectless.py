@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from trainer.config.checks import effectless
+from trainer.config.checks import settings_without_effect
 from trainer.config.job import Job
 from trainer.config.load import parse_job
 
@@ -66,7 +66,7 @@ WITHOUT_EFFECT = {
 
 @pytest.mark.parametrize(("family", "overrides", "key"), WITHOUT_EFFECT.values(), ids=WITHOUT_EFFECT.keys())
 def test_settings_without_effect_are_found(family: Any, overrides: list[str], key: str) -> None:
-    ((found, reason),) = effectless(job(*overrides), family)
+    ((found, reason),) = settings_without_effect(job(*overrides), family)
     assert found == key
     assert len(reason.split()) >= 3
 
@@ -88,5 +88,5 @@ def test_settings_with_effect_are_not_named() -> None:
         "recipe.learning_rate=1",
         "recipe.text_encoder.learning_rate=1",
     )
-    assert effectless(used, "sd15") == []
-    assert effectless(job(), "sdxl") == []
+    assert settings_without_effect(used, "sd15") == []
+    assert settings_without_effect(job(), "sdxl") == []

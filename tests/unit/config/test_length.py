@@ -34,18 +34,18 @@ def test_stated_lengths(recipe: RecipeConfig, samples: int, expected: Length) ->
 )
 def test_default_length(samples: int, pictures: int) -> None:
     length = resolve_length(RecipeConfig(effective_batch=1), samples)
-    assert (length.steps, length.pictures) == (pictures, pictures)
+    assert (length.steps, length.images) == (pictures, pictures)
 
 
 @given(samples=st.integers(1, 300), batch=st.integers(1, 40), steps=st.integers(1, 2000))
 def test_pictures_are_those_of_the_batches_dealt(samples: int, batch: int, steps: int) -> None:
     epoch = [batch] * (samples // batch) + ([samples % batch] if samples % batch else [])
     assert len(epoch) == steps_per_epoch(samples, batch)
-    assert length_of(steps, samples, batch).pictures == sum(epoch[step % len(epoch)] for step in range(steps))
+    assert length_of(steps, samples, batch).images == sum(epoch[step % len(epoch)] for step in range(steps))
 
 
 @given(samples=st.integers(1, 300), batch=st.integers(1, 40), wanted=st.integers(1, 5000))
 def test_the_fewest_steps_that_show_enough(samples: int, batch: int, wanted: int) -> None:
     steps = resolve_length(RecipeConfig(images_seen=wanted, effective_batch=batch), samples).steps
-    assert length_of(steps, samples, batch).pictures >= wanted
-    assert steps == 1 or length_of(steps - 1, samples, batch).pictures < wanted
+    assert length_of(steps, samples, batch).images >= wanted
+    assert steps == 1 or length_of(steps - 1, samples, batch).images < wanted

@@ -89,7 +89,7 @@ def test_a_new_job_loads(tmp_path: Path, machine: Machine, family: Any) -> None:
     text = new_job_text(
         name="mein stil",
         base="owner/name",
-        pictures=tmp_path / "bilder",
+        images=tmp_path / "bilder",
         folder=folder,
         family=family,
         machine=machine,
@@ -119,7 +119,7 @@ def test_a_new_job_leaves_its_fit_to_the_plan_and_says_what_to_expect(tmp_path: 
     def text(machine: Machine, expected: FitConfig | None) -> str:
         pictures, folder = tmp_path / "p", tmp_path / "job"
         made = new_job_text(
-            name="x", base="a/b", pictures=pictures, folder=folder, family="sdxl", machine=machine, expected=expected
+            name="x", base="a/b", images=pictures, folder=folder, family="sdxl", machine=machine, expected=expected
         )
         assert parse_job(made, "job.toml", folder).fit == FitConfig()
         return made
@@ -133,7 +133,7 @@ def test_a_new_job_leaves_its_fit_to_the_plan_and_says_what_to_expect(tmp_path: 
 
 
 def test_a_new_job_names_every_key_that_it_leaves_out(tmp_path: Path) -> None:
-    made = new_job_text(name="x", base="a/b", pictures=tmp_path, folder=tmp_path / "j", family="sd15", machine=CARD)
+    made = new_job_text(name="x", base="a/b", images=tmp_path, folder=tmp_path / "j", family="sd15", machine=CARD)
     for key in ("recipe.optimizer.name", "recipe.schedule.kind", "recipe.images.flip", "report.saving.keep"):
         assert f"#   {key} = " in made
     assert "#   recipe.rank = " not in made
@@ -143,9 +143,7 @@ def test_paths_of_a_new_job_lead_back(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     far = tmp_path / "models" / "sd" / "base.safetensors"
     for base in ("base.safetensors", "models/sd/base.safetensors", str(far)):
-        made = new_job_text(
-            name="x", base=base, pictures=Path("p"), folder=Path("deep/er/job"), family=None, machine=CPU
-        )
+        made = new_job_text(name="x", base=base, images=Path("p"), folder=Path("deep/er/job"), family=None, machine=CPU)
         job = parse_job(made, "job.toml", tmp_path / "deep/er/job")
         assert Path(job.base.model) == tmp_path / base
         assert Path(job.dataset.folders[0].path) == tmp_path / "p"
@@ -153,7 +151,7 @@ def test_paths_of_a_new_job_lead_back(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_new_job_lists_every_setting_with_its_choices(tmp_path):
     text = new_job_text(
-        name="a", base="own/er", pictures=tmp_path, folder=tmp_path, family="sdxl",
+        name="a", base="own/er", images=tmp_path, folder=tmp_path, family="sdxl",
         machine=Machine("cpu", None, None, bf16=True, cores=4),
     )  # fmt: skip
     loaded = Job.model_validate(tomllib.loads(text))

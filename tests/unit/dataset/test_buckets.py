@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.support.pictures import recipe_of
 from trainer.config.recipe import RecipeConfig
-from trainer.dataset.picture import choose_bucket, crop_loss, enlargement
+from trainer.dataset.image import choose_bucket, crop_loss, enlargement
 
 SIDES = st.integers(1, 9000)
 

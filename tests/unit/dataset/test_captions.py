@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from trainer.config.recipe import CaptionConfig
-from trainer.dataset.sampling import choose_wildcards, compose_caption, holds_trigger, without_chance
+from trainer.dataset.sampling import choose_wildcards, compose_caption, holds_trigger, without_randomness
 
 
 def compose(
@@ -121,7 +121,7 @@ def test_the_text_depends_on_the_stream_alone() -> None:
 
 def test_without_chance_nothing_moves() -> None:
     config = CaptionConfig(shuffle=True, dropout=1.0, tag_dropout=1.0, prefix="p")
-    assert compose_caption(("a, b",), "", "", without_chance(config), np.random.default_rng(0)) == "p a, b"
+    assert compose_caption(("a, b",), "", "", without_randomness(config), np.random.default_rng(0)) == "p a, b"
 
 
 def test_words_are_whole() -> None:

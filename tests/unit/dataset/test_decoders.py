@@ -18,14 +18,14 @@ from PIL import Image
 from tests.support.pictures import photograph
 from tests.support.processes import no_process_starts
 from trainer.dataset import decoders
-from trainer.dataset.decoders import Decoders, inspect_pictures
-from trainer.dataset.inspection import Inspection, PictureFacts
+from trainer.dataset.decoders import DecoderPool, inspect_images
+from trainer.dataset.inspection import ImageFacts, Inspection
 from trainer.errors import DatasetError, JobError
 
 needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot stop a process for a while")
 
 
-def stop_at(own: Decoders, path: Path, then: int = 0) -> list[int]:
+def stop_at(own: DecoderPool, path: Path, then: int = 0) -> list[int]:
     """Stop the process that is given this image before it reads a byte, collect its number, and send it a signal."""
     stopped: list[int] = []
     for decoder in own._all:
@@ -62,7 +62,7 @@ def children() -> set[int | None]:
     return {child.pid for child in multiprocessing.active_children()}
 
 
-def look_at(decoders: Decoders, *paths: Path) -> dict[str, Inspection]:
+def look_at(decoders: DecoderPool, *paths: Path) -> dict[str, Inspection]:
     return {path.name: facts for path, _, facts in decoders.inspect(paths, 100)}
 
 
@@ -70,99 +70,99 @@ def look_at(decoders: Decoders, *paths: Path) -> dict[str, Inspection]:
 def test_a_picture_that_hangs_is_given_up_and_the_next_is_looked_at(
     endless: Path, good: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Decoders(1) as own:
-        assert isinstance(look_at(own, good)["good.png"], PictureFacts)
+    with DecoderPool(1) as own:
+        assert isinstance(look_at(own, good)["good.png"], ImageFacts)
         stop_at(own, endless)
         with monkeypatch.context() as patch:
             patch.setattr(decoders, "SECONDS", 0.2)
             ((path, state, hung),) = own.inspect([endless], 100)
         assert (path, state) == (endless, None) and isinstance(hung, DatasetError)
         assert hung.code == "picture.hangs" and f"{endless} could not be decoded within 0.2 seconds." in str(hung)
-        assert isinstance(look_at(own, good)["good.png"], PictureFacts)
+        assert isinstance(look_at(own, good)["good.png"], ImageFacts)
 
 
 @needs_signals
 def test_a_picture_that_crashes_its_decoder_is_named(endless: Path, good: Path) -> None:
     """The process is killed in the middle, as the system ends one that touches memory which is not its own."""
-    with Decoders(1) as own:
+    with DecoderPool(1) as own:
         look_at(own, good)
         stop_at(own, endless, signal.SIGKILL)
         found = look_at(own, endless, good)
     crashed = found["endless.png"]
     assert isinstance(crashed, DatasetError) and crashed.code == "picture.crashes"
-    assert isinstance(found["good.png"], PictureFacts)
+    assert isinstance(found["good.png"], ImageFacts)
 
 
 @needs_signals
 def test_the_others_go_on_while_one_takes_its_time(endless: Path, good: Path) -> None:
     other = good.with_name("other.png")
     other.write_bytes(good.read_bytes())
-    with Decoders(2) as own:
+    with DecoderPool(2) as own:
         look_at(own, good, other)
         stopped = stop_at(own, endless)
         coming = own.inspect([endless, good], 100)
         assert next(coming)[0] == good
         os.kill(stopped[0], signal.SIGCONT)
         (late,) = coming
-        assert late[0] == endless and isinstance(late[2], PictureFacts)
+        assert late[0] == endless and isinstance(late[2], ImageFacts)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no pipes among its files")
 def test_a_pipe_among_the_pictures_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.png")
-    with Decoders(1) as own:
+    with DecoderPool(1) as own:
         refused = look_at(own, tmp_path / "pipe.png")["pipe.png"]
     assert isinstance(refused, DatasetError) and "it is a pipe, not a file" in refused.sentence
 
 
 def test_a_process_that_cannot_be_started_says_nothing_of_a_picture(good: Path) -> None:
     before = children()
-    with Decoders(2) as own:
+    with DecoderPool(2) as own:
         with no_process_starts(), pytest.raises(DatasetError) as caught:
             look_at(own, good, good.with_name("other.png"))
         assert caught.value.code == "picture.no_process"
         assert "good.png" not in str(caught.value) and "Could not start" in str(caught.value)
-    with Decoders(1) as own:
-        assert isinstance(look_at(own, good)["good.png"], PictureFacts)
+    with DecoderPool(1) as own:
+        assert isinstance(look_at(own, good)["good.png"], ImageFacts)
     assert children() == before
 
 
 def test_a_process_that_does_not_come_up_in_time_says_nothing_of_a_picture(
     good: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Decoders(1) as own:
+    with DecoderPool(1) as own:
         with monkeypatch.context() as patch:
             patch.setattr(decoders, "SECONDS", 0.0)
             with pytest.raises(DatasetError, match="did not start within 0 seconds"):
                 look_at(own, good)
-        assert isinstance(look_at(own, good)["good.png"], PictureFacts)
+        assert isinstance(look_at(own, good)["good.png"], ImageFacts)
 
 
 def test_after_such_an_error_they_are_used_again_with_nothing_of_before_in_their_hands(good: Path) -> None:
     paths = [good.with_name(f"{number}.png") for number in range(3)]
     for path in paths:
         path.write_bytes(good.read_bytes())
-    with Decoders(2) as own:
+    with DecoderPool(2) as own:
         look_at(own, good)  # which brings one of both up
         with no_process_starts(), pytest.raises(DatasetError, match="Could not start"):
             look_at(own, *paths)
         assert all(decoder.path is None for decoder in own._all)
         found = look_at(own, good, paths[2])
     assert found.keys() == {"good.png", "2.png"}
-    assert all(isinstance(each, PictureFacts) for each in found.values())
+    assert all(isinstance(each, ImageFacts) for each in found.values())
 
 
 def test_no_process_is_left_and_none_is_started_for_what_is_remembered(
     good: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The suite shares processes among its tests (tests/conftest.py), which would be there before and after.
-    monkeypatch.setattr(decoders, "_started", lambda: Decoders(1))
+    monkeypatch.setattr(decoders, "_started", lambda: DecoderPool(1))
     os.utime(good, (1, 1))
     before = children()
-    first = inspect_pictures([good], 100)
+    first = inspect_images([good], 100)
     assert children() == before
     monkeypatch.setattr(decoders, "_SPAWN", None)
-    assert inspect_pictures([good], 100) == first
+    assert inspect_images([good], 100) == first
 
 
 def test_a_process_that_comes_up_when_nobody_is_left_ends_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
@@ -202,10 +202,10 @@ def test_large_pictures_are_decoded_one_after_the_other(
     monkeypatch.setattr(decoders._Decoder, "let", told("let", let))
     monkeypatch.setattr(decoders._Decoder, "_put_down", told("done", put_down))
     large = [tmp_path / name for name in ("0.png", "cut.png", "1.png", "2.png")]
-    with Decoders(4) as own:
+    with DecoderPool(4) as own:
         found = look_at(own, *large, good)
     assert happened == ["let", "done"] * 4
-    assert [type(found[path.name]) for path in large] == [PictureFacts, DatasetError, PictureFacts, PictureFacts]
+    assert [type(found[path.name]) for path in large] == [ImageFacts, DatasetError, ImageFacts, ImageFacts]
 
 
 @needs_signals
@@ -217,7 +217,7 @@ import sys
 from pathlib import Path
 from trainer.cli.common import guarded
 from trainer.dataset import decoders
-from trainer.dataset.decoders import inspect_pictures
+from trainer.dataset.decoders import inspect_images
 signal.signal(signal.SIGINT, signal.default_int_handler)  # programs started in the background have it ignored
 comes_up = decoders._Decoder.comes_up
 def stop(decoder):
@@ -227,7 +227,7 @@ def stop(decoder):
         signal.pause()
     return up
 decoders._Decoder.comes_up = stop
-guarded(lambda: len(inspect_pictures([Path(sys.argv[1])], 100)), debug=False)
+guarded(lambda: len(inspect_images([Path(sys.argv[1])], 100)), debug=False)
 """
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": True, "text": True}
     with subprocess.Popen([sys.executable, "-c", code, str(endless)], **pipes) as child:  # type: ignore[call-overload]

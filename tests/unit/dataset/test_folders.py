@@ -161,7 +161,7 @@ def test_imported_captions_come_first(tmp_path: Path) -> None:
 
 def test_exclusion_and_crops_from_the_notes(tmp_path: Path) -> None:
     fill(tmp_path, a_png="", b_png="")
-    notes = Sidecar().with_picture("a.png", excluded=True).with_picture("b.png", crop=(0.1, 0.2, 0.9, 1.0))
+    notes = Sidecar().with_image("a.png", excluded=True).with_image("b.png", crop=(0.1, 0.2, 0.9, 1.0))
     write_sidecar(tmp_path, notes)
     result = scan(tmp_path)
     assert [(c.path.name, c.crop) for c in result.candidates] == [("b.png", (0.1, 0.2, 0.9, 1.0))]

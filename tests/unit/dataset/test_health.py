@@ -166,9 +166,9 @@ def test_masks_missing_bent_and_broken(good: Path) -> None:
     assert names(found["mask.size"]) == ["chelsea-masklabel.png"]
     assert names(found["picture.unreadable"]) == ["rocket-masklabel.png"]
     dataset = read_dataset(folder_of(good, dataset_masks="files"), recipe_of(128))
-    masked = {picture.path.name: picture.mask_path for picture in dataset.pictures if picture.mask == "file"}
+    masked = {picture.path.name: picture.mask_path for picture in dataset.images if picture.mask == "file"}
     assert masked == {"coffee.png": good / "coffee-masklabel.png", "chelsea.png": good / "chelsea-masklabel.png"}
-    assert all((picture.mask_id is not None) == (picture.mask == "file") for picture in dataset.pictures)
+    assert all((picture.mask_id is not None) == (picture.mask == "file") for picture in dataset.images)
 
 
 def test_masks_are_missing_only_where_some_are_painted_or_they_are_asked_for(good: Path) -> None:
@@ -189,7 +189,7 @@ def test_masks_from_transparency(good: Path) -> None:
     image.save(good / "glass.png")
     (good / "glass.txt").write_text("glass", encoding="utf-8")
     dataset = read_dataset(folder_of(good, dataset_masks="alpha"), recipe_of(128))
-    assert [picture.path.name for picture in dataset.pictures if picture.mask == "alpha"] == ["glass.png"]
+    assert [picture.path.name for picture in dataset.images if picture.mask == "alpha"] == ["glass.png"]
     assert len(next(f for f in dataset.findings if f.code == "mask.missing").paths) == 4
 
 
@@ -214,7 +214,7 @@ def test_errors_come_first(good: Path) -> None:
 def test_all_pictures_bad_is_still_a_report(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"bad")
     dataset = read_dataset(folder_of(tmp_path), recipe_of(128))
-    assert not dataset.pictures
+    assert not dataset.images
     assert "picture.unreadable" in {finding.code for finding in dataset.findings}
 
 
@@ -251,7 +251,7 @@ def test_an_epoch_is_described(good: Path) -> None:
     recipe = recipe_of(128, effective_batch=3)
     dataset = read_dataset(folder_of(good, repeats=2, trigger="zwx", dataset_validation_share=0.25), recipe)
     lines = describe(dataset, recipe, show_captions=True)
-    held = next(picture for picture in dataset.pictures if picture.kind == "validation")
+    held = next(picture for picture in dataset.images if picture.kind == "validation")
     assert lines[:2] == ["3 images for training, 6 samples per epoch", "1 image held out for validation"]
     assert "  128×128: 4, 0.0%, 0.0%" in lines
     assert "Epoch: 6 samples in 2 steps of up to 3 images" in lines

@@ -11,9 +11,9 @@ from PIL import Image
 
 from tests.support.pictures import PHOTOS, folder_of, photograph, png_chunk, recipe_of, write_png
 from trainer.dataset.dataset import read_dataset
-from trainer.dataset.decoders import inspect_pictures
-from trainer.dataset.inspection import PictureFacts, is_whole
-from trainer.dataset.pixels import load_upright, open_picture
+from trainer.dataset.decoders import inspect_images
+from trainer.dataset.inspection import ImageFacts, is_whole
+from trainer.dataset.pixels import load_upright, open_image
 from trainer.errors import DatasetError
 
 
@@ -30,7 +30,7 @@ def bomb(path: Path, width: int, height: int) -> Path:
 def refusal(path: Path, max_megapixels: float = 100) -> DatasetError:
     with pytest.raises(DatasetError) as caught:
         load_upright(path, "#ffffff", max_megapixels)
-    inspected = inspect_pictures([path], max_megapixels)[path]
+    inspected = inspect_images([path], max_megapixels)[path]
     assert isinstance(inspected, DatasetError)
     assert (inspected.code, str(inspected)) == (caught.value.code, str(caught.value))
     assert caught.value.remedy
@@ -82,10 +82,10 @@ def test_bombs_are_refused_by_their_header(tmp_path: Path, width: int, height: i
 
 def test_the_limit_is_ours_not_pillows(tmp_path: Path) -> None:
     """Pillow warns above 89 megapixels and refuses 179; neither shows when the user allows more, in any decoder."""
-    with open_picture(bomb(tmp_path / "a.png", 10000, 9500), 100) as image:
+    with open_image(bomb(tmp_path / "a.png", 10000, 9500), 100) as image:
         assert image.size == (10000, 9500)
     Image.new("1", (10000, 9500)).save(tmp_path / "b.tiff", compression="group4")
-    with open_picture(tmp_path / "b.tiff", 100) as image:
+    with open_image(tmp_path / "b.tiff", 100) as image:
         image.load()
     assert refusal(tmp_path / "b.tiff", 90).code == "picture.too_large"
 
@@ -103,7 +103,7 @@ def test_a_header_that_promises_more_rows_than_there_are(tmp_path: Path, suffix:
     if suffix == "gif":
         struct.pack_into("<H", data, data.index(b"\x2c\0\0\0\0\xc8\0") + 7, 320)
     path.write_bytes(data)
-    assert isinstance(inspected := inspect_pictures([path], 100)[path], DatasetError)
+    assert isinstance(inspected := inspect_images([path], 100)[path], DatasetError)
     assert inspected.code == "picture.damaged"
 
 
@@ -167,7 +167,7 @@ def test_the_warnings_of_pillow_stay_with_it(tmp_path: Path) -> None:
     offset = struct.unpack_from("<I", data, 4)[0]
     data[offset : offset + 2] = b"\xff\xff"
     (tmp_path / "a.tiff").write_bytes(data)
-    assert isinstance(inspect_pictures([tmp_path / "a.tiff"], 100)[tmp_path / "a.tiff"], PictureFacts | DatasetError)
+    assert isinstance(inspect_images([tmp_path / "a.tiff"], 100)[tmp_path / "a.tiff"], ImageFacts | DatasetError)
     with pytest.raises(UserWarning, match="ours"):
         warnings.warn("ours", stacklevel=1)
 
@@ -182,8 +182,8 @@ def test_random_damage_never_ends_in_anything_but_our_error(tmp_path: Path, suff
             spot = zlib.crc32(f"{suffix} {number} {place}".encode()) % min(len(data), 400 + 50 * number)
             data[spot] ^= 1 + zlib.crc32(f"{number}".encode()) % 255
         path.write_bytes(data)
-        inspected = inspect_pictures([path], 1)[path]
-        assert isinstance(inspected, PictureFacts | DatasetError)
+        inspected = inspect_images([path], 1)[path]
+        assert isinstance(inspected, ImageFacts | DatasetError)
 
 
 def test_one_bad_file_among_good_ones_is_listed_and_left_out(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_one_bad_file_among_good_ones_is_listed_and_left_out(tmp_path: Path) -> 
     (tmp_path / "text.png").write_text("no picture", encoding="utf-8")
     photograph().resize((1, 1)).save(tmp_path / "dot.png")
     dataset = read_dataset(folder_of(tmp_path), recipe_of(128))
-    assert [picture.path.name for picture in dataset.pictures] == ["astronaut.png", "chelsea.png"]
+    assert [picture.path.name for picture in dataset.images] == ["astronaut.png", "chelsea.png"]
     errors = {finding.paths[0].name: finding.code for finding in dataset.findings if finding.severity == "error"}
     assert errors == {"bad.jpg": "picture.damaged", "text.png": "picture.unreadable", "dot.png": "picture.tiny"}
 
@@ -205,4 +205,4 @@ def test_a_link_to_nowhere_is_no_picture(tmp_path: Path) -> None:
             (tmp_path / "b.png").symlink_to(tmp_path / "gone.png")
         except OSError:
             return  # Windows without the right to make links
-    assert len(read_dataset(folder_of(tmp_path), recipe_of(128)).pictures) == 1
+    assert len(read_dataset(folder_of(tmp_path), recipe_of(128)).images) == 1

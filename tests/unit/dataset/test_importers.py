@@ -136,7 +136,7 @@ def test_kohya_metadata_through_the_toml_reaches_the_dataset(tmp_path: Path) -> 
     text = '[[datasets]]\n[[datasets.subsets]]\nimage_dir = "images"\nmetadata_file = "meta.json"\n'
     imported = imported_from(tmp_path / "data.toml", text)
     dataset = read_dataset(imported.config(), recipe_of(128), imported=imported.captions)
-    assert [record.captions for record in dataset.pictures] == [("a dog",)]
+    assert [record.captions for record in dataset.images] == [("a dog",)]
 
 
 def test_onetrainer_concepts(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from trainer.config.job import DatasetConfig, FolderConfig
 from trainer.dataset.findings import word_marks
-from trainer.dataset.folders import picture_files, scan_folders
+from trainer.dataset.folders import image_files, scan_folders
 from trainer.dataset.importers import import_dataset
 from trainer.errors import DatasetError
 
@@ -117,7 +117,7 @@ def test_a_name_that_only_begins_like_the_dataset_is_outside(folder, tmp_path, l
 
 def test_subfolders_that_lead_out_are_not_entered(folder, outside, link: Link, tmp_path) -> None:
     link(folder / "5_inner", outside / "5_inner")
-    assert [path.name for path in picture_files(folder, recursive=True)] == ["a.png", "b.png"]
+    assert [path.name for path in image_files(folder, recursive=True)] == ["a.png", "b.png"]
     root = tmp_path / "kohya"
     (root / "1_own").mkdir(parents=True)
     Image.new("RGB", (64, 64)).save(root / "1_own" / "own.png")

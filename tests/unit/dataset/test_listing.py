@@ -11,8 +11,8 @@ from PIL import Image
 from tests.support.pictures import folder_of, make_picture, photograph, recipe_of
 from trainer.config.job import DatasetConfig, FolderConfig
 from trainer.dataset.dataset import read_dataset, read_listing, write_listing
+from trainer.dataset.image import ImageRecord
 from trainer.dataset.inspection import sha256_of
-from trainer.dataset.picture import Picture
 from trainer.errors import DatasetError
 
 SOURCES = ("astronaut.png", "chelsea.png", "coffee.png", "rocket.jpg", "camera.png", "cell.png", "ihc.png", "page.png")
@@ -37,8 +37,8 @@ def test_mixed_photographs_become_records(tmp_path: Path) -> None:
     dataset = read_dataset(
         folder_of(folder, trigger="zwx", weight=0.5), recipe_of(128), lambda *done: calls.append(done)
     )
-    first = dataset.pictures[0]
-    assert first == Picture(
+    first = dataset.images[0]
+    assert first == ImageRecord(
         id=sha256_of(first.path),
         path=folder / "bild 0 ü.png",
         width=192,
@@ -55,9 +55,9 @@ def test_mixed_photographs_become_records(tmp_path: Path) -> None:
         crop=None,
         bucket=(128, 64) if first.bucket == (128, 64) else first.bucket,
     )
-    assert [(p.width > p.height) for p in dataset.pictures] == [
+    assert [(p.width > p.height) for p in dataset.images] == [
         number % 2 == 0 for number in range(8) if number != 4
-    ] or [(p.width, p.height) for p in dataset.pictures][1] == (128, 200)
+    ] or [(p.width, p.height) for p in dataset.images][1] == (128, 200)
     assert calls[-1] == (8, 8)
 
 
@@ -70,7 +70,7 @@ def test_validation_folders_replace_the_automatic_share(tmp_path: Path) -> None:
 
     def held_out(**facts: object) -> int:
         config = DatasetConfig.model_validate({"folders": folders, **facts})
-        return sum(picture.kind == "validation" for picture in read_dataset(config, recipe).pictures)
+        return sum(picture.kind == "validation" for picture in read_dataset(config, recipe).images)
 
     assert held_out() == 1
     assert held_out(validation_share=0.25) == 1 + 2
@@ -86,7 +86,7 @@ def test_a_validation_folder_leaves_all_of_many_training_pictures(tmp_path: Path
     held = FolderConfig(path=str(tmp_path / "held"), kind="validation")
 
     def held_out(*folders: FolderConfig) -> int:
-        pictures = read_dataset(DatasetConfig(folders=folders), recipe_of(64)).pictures
+        pictures = read_dataset(DatasetConfig(folders=folders), recipe_of(64)).images
         return sum(picture.kind == "validation" for picture in pictures)
 
     assert (held_out(train), held_out(train, held)) == (2, 1)
@@ -96,7 +96,7 @@ def test_the_share_is_taken_from_training_pictures_alone(tmp_path: Path) -> None
     train, other = mixed_folder(tmp_path / "train"), mixed_folder(tmp_path / "other")
     folders = (FolderConfig(path=str(train)), FolderConfig(path=str(other), kind="regularization"))
     dataset = read_dataset(DatasetConfig(folders=folders, validation_share=0.5), recipe_of(128))
-    kinds = [picture.kind for picture in dataset.pictures]
+    kinds = [picture.kind for picture in dataset.images]
     assert (kinds.count("validation"), kinds.count("train"), kinds.count("regularization")) == (4, 4, 8)
 
 
@@ -143,6 +143,4 @@ def test_paths_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     mixed_folder(tmp_path / "pictures")
     monkeypatch.chdir(tmp_path)
     dataset = read_dataset(folder_of(Path("pictures")), recipe_of(128))
-    assert all(
-        picture.path.is_absolute() and PurePath(tmp_path) in picture.path.parents for picture in dataset.pictures
-    )
+    assert all(picture.path.is_absolute() and PurePath(tmp_path) in picture.path.parents for picture in dataset.images)

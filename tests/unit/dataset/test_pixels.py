@@ -16,7 +16,7 @@ from tests.support.pictures import (
     png_chunk,
     write_png,
 )
-from trainer.dataset.pixels import crop_pixels, load_upright, open_picture, upright_size
+from trainer.dataset.pixels import crop_pixels, load_upright, open_image, upright_size
 from trainer.dataset.sampling import Sample
 
 WHITE = "#ffffff"
@@ -49,7 +49,7 @@ def test_orientation_is_applied_as_pillow_does(tmp_path: Path, suffix: str, orie
     with Image.open(path) as image:
         expected = ImageOps.exif_transpose(image).convert("RGB")
     np.testing.assert_array_equal(load(path), pixels_of(expected))
-    with open_picture(path, 100) as image:
+    with open_image(path, 100) as image:
         assert upright_size(image) == expected.size == ((60, 90) if orientation >= 5 else (90, 60))
 
 
@@ -190,7 +190,7 @@ def test_of_several_frames_the_first(tmp_path: Path, suffix: str) -> None:
 
 def test_the_limit_of_pillow_is_put_back(tmp_path: Path) -> None:
     before = Image.MAX_IMAGE_PIXELS
-    with open_picture(PHOTOS / "astronaut.png", 100), open_picture(PHOTOS / "chelsea.png", 100):
+    with open_image(PHOTOS / "astronaut.png", 100), open_image(PHOTOS / "chelsea.png", 100):
         assert Image.MAX_IMAGE_PIXELS is None
     assert before == Image.MAX_IMAGE_PIXELS == 89478485
 

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from tests.support.pictures import make_picture, recipe_of
 from trainer.config.recipe import RecipeConfig
-from trainer.dataset.picture import Picture
+from trainer.dataset.image import ImageRecord
 from trainer.dataset.sampling import (
     Sample,
     crop_window,
     draw_sample,
     epoch_batches,
-    epoch_showings,
+    epoch_samples,
     micro_batches,
     micro_conditioning,
     plain_sample,
@@ -34,7 +34,7 @@ CHANCY = recipe_of(
 )
 
 
-def pictures_of(*counts: int, **facts: object) -> list[Picture]:
+def pictures_of(*counts: int, **facts: object) -> list[ImageRecord]:
     """So many pictures for each bucket, numbered through."""
     buckets = [bucket for bucket, count in zip(BUCKETS, counts, strict=False) for _ in range(count)]
     return [
@@ -44,7 +44,7 @@ def pictures_of(*counts: int, **facts: object) -> list[Picture]:
 
 
 def showing(sample: Sample) -> tuple[str, int]:
-    return sample.picture.id, sample.repeat
+    return sample.image.id, sample.repeat
 
 
 @given(
@@ -66,12 +66,12 @@ def test_an_epoch_shows_everything_once_in_as_few_steps_as_can_be(
     assert samples_per_epoch(pictures) == total
     assert sorted(len(batch) for batch in batches)[1:] == [size] * (len(batches) - 1)
     pure = sum(count * repeats // size for count in counts)
-    assert sum(len({sample.picture.bucket for sample in batch}) == 1 for batch in batches if len(batch) == size) >= pure
+    assert sum(len({sample.image.bucket for sample in batch}) == 1 for batch in batches if len(batch) == size) >= pure
 
 
 def test_a_bucket_fills_its_own_batches_while_it_can() -> None:
     batches = epoch_batches(pictures_of(9, 6, 3), recipe_of(128, effective_batch=4), 0)
-    pure = Counter(batch[0].picture.bucket for batch in batches if len({s.picture.bucket for s in batch}) == 1)
+    pure = Counter(batch[0].image.bucket for batch in batches if len({s.image.bucket for s in batch}) == 1)
     assert pure[BUCKETS[0]] >= 2
     assert pure[BUCKETS[1]] >= 1
     assert len(batches) == 5
@@ -81,7 +81,7 @@ def test_leftovers_of_many_buckets_share_batches() -> None:
     pictures = pictures_of(1, 1, 1)
     batches = epoch_batches(pictures, recipe_of(128, effective_batch=4), 0)
     assert [len(batch) for batch in batches] == [3]
-    assert {sample.picture.bucket for sample in batches[0]} == set(BUCKETS)
+    assert {sample.image.bucket for sample in batches[0]} == set(BUCKETS)
 
 
 def test_batches_do_not_depend_on_the_order_or_names_of_files() -> None:
@@ -99,7 +99,7 @@ def test_epochs_and_seeds_deal_differently() -> None:
     first = [[showing(s) for s in batch] for batch in epoch_batches(pictures, CHANCY, 0)]
     assert first == [[showing(s) for s in batch] for batch in epoch_batches(pictures, CHANCY, 0)]
     assert first != [[showing(s) for s in batch] for batch in epoch_batches(pictures, CHANCY, 1)]
-    assert first != [[showing(s) for s in batch] for batch in epoch_batches(pictures, CHANCY.changed(seed=4), 0)]
+    assert first != [[showing(s) for s in batch] for batch in epoch_batches(pictures, CHANCY.replaced(seed=4), 0)]
 
 
 def test_mixed_batches_come_at_any_time_of_the_epoch() -> None:
@@ -108,7 +108,7 @@ def test_mixed_batches_come_at_any_time_of_the_epoch() -> None:
         place
         for epoch in range(40)
         for place, batch in enumerate(epoch_batches(pictures, CHANCY, epoch))
-        if len({sample.picture.bucket for sample in batch}) > 1
+        if len({sample.image.bucket for sample in batch}) > 1
     }
     assert places == set(range(5))
 
@@ -118,15 +118,15 @@ def test_micro_batches_split_by_bucket_and_lose_nothing(counts: tuple[int, int, 
     for batch in epoch_batches(pictures_of(*counts), recipe_of(128, effective_batch=7), 0):
         parts = micro_batches(batch, size)
         assert sorted(map(showing, batch)) == sorted(showing(sample) for part in parts for sample in part)
-        assert all(len({sample.picture.bucket for sample in part}) == 1 and len(part) <= size for part in parts)
-        held = Counter(sample.picture.bucket for sample in batch)
+        assert all(len({sample.image.bucket for sample in part}) == 1 and len(part) <= size for part in parts)
+        held = Counter(sample.image.bucket for sample in batch)
         assert len(parts) == sum(-(-number // size) for number in held.values())
 
 
 def test_regularization_matches_the_training_showings() -> None:
     trained = pictures_of(4, repeats=3)
     few = [make_picture(100 + n, kind="regularization") for n in range(5)]
-    shown = Counter(picture.id for picture, _ in epoch_showings([*trained, *few], 0) if picture.kind != "train")
+    shown = Counter(picture.id for picture, _ in epoch_samples([*trained, *few], 0) if picture.kind != "train")
     assert sum(shown.values()) == 12
     assert sorted(shown.values()) == [2, 2, 2, 3, 3]
     assert samples_per_epoch([*trained, *few]) == 24
@@ -137,7 +137,7 @@ def test_more_regularization_pictures_than_needed_are_all_used_over_the_epochs()
     trained = pictures_of(4)
     many = [make_picture(100 + n, kind="regularization") for n in range(10)]
     epochs = [
-        [picture.id for picture, _ in epoch_showings([*trained, *many], epoch) if picture.kind != "train"]
+        [picture.id for picture, _ in epoch_samples([*trained, *many], epoch) if picture.kind != "train"]
         for epoch in range(5)
     ]
     assert [len(set(shown)) for shown in epochs] == [4] * 5
@@ -150,20 +150,20 @@ def test_repeats_weigh_regularization_pictures_in_the_ring() -> None:
         make_picture(7, kind="regularization", repeats=2),
         make_picture(8, kind="regularization"),
     ]
-    shown = Counter(picture.id for picture, _ in epoch_showings(pictures, 0) if picture.kind != "train")
+    shown = Counter(picture.id for picture, _ in epoch_samples(pictures, 0) if picture.kind != "train")
     assert sorted(shown.values()) == [2, 4]
 
 
 def test_validation_pictures_are_never_shown() -> None:
     pictures = [*pictures_of(3), make_picture(9, kind="validation")]
     assert samples_per_epoch(pictures) == 3
-    assert all(picture.kind == "train" for picture, _ in epoch_showings(pictures, 0))
+    assert all(picture.kind == "train" for picture, _ in epoch_samples(pictures, 0))
 
 
 def test_two_files_of_the_same_bytes_never_share_a_stream() -> None:
     one = make_picture(1, repeats=2, width=300)
     other = replace(one, path=Path("copy.png"), repeats=3)
-    samples = [draw_sample(picture, CHANCY, 0, repeat) for picture, repeat in epoch_showings([one, other], 0)]
+    samples = [draw_sample(picture, CHANCY, 0, repeat) for picture, repeat in epoch_samples([one, other], 0)]
     assert sorted(sample.repeat for sample in samples) == [0, 1, 2, 3, 4]
 
 
@@ -171,18 +171,18 @@ def test_a_sample_is_a_function_of_seed_epoch_content_and_repeat() -> None:
     picture = make_picture(5, width=400, height=200, captions=("a, b, c, d, e, f",))
     moved = replace(picture, path=Path("other.png"))
     sample = draw_sample(picture, CHANCY, 3, 1)
-    assert replace(draw_sample(moved, CHANCY, 3, 1), picture=picture) == sample
+    assert replace(draw_sample(moved, CHANCY, 3, 1), image=picture) == sample
     others = [
         draw_sample(picture, CHANCY, 4, 1),
         draw_sample(picture, CHANCY, 3, 2),
-        draw_sample(picture, CHANCY.changed(seed=4), 3, 1),
+        draw_sample(picture, CHANCY.replaced(seed=4), 3, 1),
     ]
     assert all((other.caption, other.window) != (sample.caption, sample.window) for other in others)
 
 
 def test_settings_of_one_stream_do_not_move_the_others() -> None:
     picture = make_picture(5, width=400, height=200, captions=("a, b, c, d, e, f",))
-    plain = CHANCY.changed(captions={})
+    plain = CHANCY.replaced(captions={})
     assert draw_sample(picture, plain, 0, 0).window == draw_sample(picture, CHANCY, 0, 0).window
     assert draw_sample(picture, plain, 0, 0).flip == draw_sample(picture, CHANCY, 0, 0).flip
 
@@ -234,7 +234,7 @@ def test_centre_windows() -> None:
     assert crop_window(cropped, 0.5, 0.5) == (250, 0, 100, 200)
 
 
-def conditioning(picture: Picture, window: tuple[int, int, int, int], *, flip: bool = False) -> tuple[int, ...]:
+def conditioning(picture: ImageRecord, window: tuple[int, int, int, int], *, flip: bool = False) -> tuple[int, ...]:
     return micro_conditioning(Sample(picture, 0, 0, "", window, flip))
 
 

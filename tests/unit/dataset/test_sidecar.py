@@ -40,8 +40,8 @@ def test_a_file_without_a_first_line_for_the_folder(tmp_path: Path) -> None:
 
 
 def test_writing_keeps_unknown_keys_and_sets_no_others(tmp_path: Path) -> None:
-    notes = read_sidecar(folder_with(tmp_path, LINES)).with_picture("c.png", crop=(0.0, 0.0, 0.5, 1.0))
-    write_sidecar(tmp_path, notes.with_picture("a.png", excluded=False).with_folder(repeats=5))
+    notes = read_sidecar(folder_with(tmp_path, LINES)).with_image("c.png", crop=(0.0, 0.0, 0.5, 1.0))
+    write_sidecar(tmp_path, notes.with_image("a.png", excluded=False).with_folder(repeats=5))
     lines = [json.loads(line) for line in (tmp_path / FILE_NAME).read_text(encoding="utf-8").splitlines()]
     assert lines == [
         {"impasto": 1, "repeats": 5, "trigger": "zwx", "colour": "blue"},
@@ -86,4 +86,4 @@ def test_a_damaged_first_line_stops(tmp_path: Path, head: str) -> None:
 
 def test_changes_are_checked_too() -> None:
     with pytest.raises(ValueError, match="crop"):
-        Sidecar().with_picture("a.png", crop=(0.0, 0.0, 0.0, 1.0))
+        Sidecar().with_image("a.png", crop=(0.0, 0.0, 0.0, 1.0))

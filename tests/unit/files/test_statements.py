@@ -14,7 +14,7 @@ from tests.unit.files.test_identify import change_json, diffusers_folder
 from trainer.errors import BaseModelError
 from trainer.files.identify import BaseIdentity, identify_base
 from trainer.files.statements import METADATA, SCHEDULER, YAML
-from trainer.memory.planner.request import question_of_job
+from trainer.memory.planner.request import request_of_job
 
 NOISE, V, V_ZERO = ("epsilon", False), ("v", False), ("v", True)
 # Outcomes in which the user decides, by what is left open.
@@ -248,11 +248,11 @@ def test_a_plan_reports_what_a_training_would_ask_or_refuse(tmp_path: Path) -> N
     job = known_job(tmp_path / "job", "sdxl")
     on_base = (f"base.model={base}", "base.family=auto")
     change_json(config, {"prediction_type": "something"})
-    (asked,) = [e for e in question_of_job(job, on_base, "8GB").obstacles if e.code == "base.undecided"]
+    (asked,) = [e for e in request_of_job(job, on_base, "8GB").obstacles if e.code == "base.undecided"]
     assert 'prediction_type = "something"' in asked.sentence and "base.prediction" in asked.remedy
-    answered = question_of_job(job, (*on_base, "base.prediction=v", "base.zero_terminal_snr=false"), "8GB")
+    answered = request_of_job(job, (*on_base, "base.prediction=v", "base.zero_terminal_snr=false"), "8GB")
     assert not [e for e in answered.obstacles if e.code == "base.undecided"]
     change_json(config, {"prediction_type": "flow_prediction"})
     with pytest.raises(BaseModelError, match=FLOW) as refused:
-        question_of_job(job, on_base, "8GB")
+        request_of_job(job, on_base, "8GB")
     assert "Choose" in refused.value.remedy

@@ -156,10 +156,10 @@ def test_a_writer_killed_in_mid_write_leaves_a_stray_that_the_next_start_sweeps(
     (stray,) = names(tmp_path)
     for other in (".impasto-notes.tmp", "a.tmp"):
         (tmp_path / other).write_bytes(b"the user's")
-    files.remove_strays(tmp_path)
+    files.remove_temporary_files(tmp_path)
     assert stray not in names(tmp_path)
     assert names(tmp_path) == [".impasto-notes.tmp", "a.tmp"]
-    files.remove_strays(tmp_path / "missing")
+    files.remove_temporary_files(tmp_path / "missing")
 
 
 def test_free_space_is_told_for_folders_that_are_not_there_yet(tmp_path):
@@ -190,7 +190,7 @@ def test_paths_beyond_260_letters_are_written(tmp_path):
     files.long_path(folder).mkdir(parents=True)
     files.write_text(folder / "a.txt", "x")
     assert read_text(folder / "a.txt", "text") == "x"
-    with locks.held(folder / "lock", 0):
+    with locks.hold_lock(folder / "lock", 0):
         assert locks.is_held(folder / "lock")
     with EventWriter(folder / "events.jsonl", 1) as writer:
         writer.write(Notice(code="a", sentence="b"))

@@ -4,7 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from trainer.protocol.forecast import Forecast, Peak, PhaseForecast, blended, read_forecast, write_forecast
+from trainer.protocol.forecast import (
+    Forecast,
+    Peak,
+    PhaseForecast,
+    expected_step_seconds,
+    read_forecast,
+    write_forecast,
+)
 
 PEAK = Peak("backward of the first up block", "unet.up_blocks.0", "backward", 5, {"weights": 4}, (("unet", 4),))
 FORECAST = Forecast(
@@ -40,8 +47,8 @@ def test_what_is_no_forecast_is_none(tmp_path: Path, text: str | None) -> None:
 
 
 def test_the_forecast_gives_way_to_what_is_measured() -> None:
-    assert blended(2.0, []) == 2.0
-    assert blended(None, []) is None
-    assert blended(None, [1.0, 3.0]) == 2.0
-    assert blended(2.0, [1.0] * 5) == pytest.approx(1.5)
-    assert blended(2.0, [1.0] * 95) == pytest.approx(1.05)
+    assert expected_step_seconds(2.0, []) == 2.0
+    assert expected_step_seconds(None, []) is None
+    assert expected_step_seconds(None, [1.0, 3.0]) == 2.0
+    assert expected_step_seconds(2.0, [1.0] * 5) == pytest.approx(1.5)
+    assert expected_step_seconds(2.0, [1.0] * 95) == pytest.approx(1.05)

@@ -6,15 +6,15 @@ import pytest
 
 from tests.support.waiting import until
 from trainer.protocol import locks
-from trainer.protocol.processes import command, last_words, launch, let_go
+from trainer.protocol.processes import command, last_words, launch, stop_tracking
 from trainer.protocol.queue import Queue
 
 PARENT = """
 import sys
 from pathlib import Path
-from trainer.protocol.processes import launch, let_go
+from trainer.protocol.processes import launch, stop_tracking
 
-let_go(launch(["queue"], Path(sys.argv[1])))
+stop_tracking(launch(["queue"], Path(sys.argv[1])))
 print("started", flush=True)
 sys.stdin.read()
 """
@@ -55,7 +55,7 @@ def test_a_child_goes_on_when_its_parent_is_killed(tmp_path):
         parent.kill()
     assert queue.worker_alive()
     queue.remove(entry.id)  # and with nothing left to do it ends
-    with locks.held(queue.worker_lock, 60.0):
+    with locks.hold_lock(queue.worker_lock, 60.0):
         pass
 
 
@@ -72,5 +72,5 @@ def test_a_start_that_fails_is_an_os_error(tmp_path, monkeypatch):
 def test_letting_go_of_an_ended_child_keeps_its_exit_code(tmp_path):
     child = launch(["queue", "move", "nothing"], tmp_path / "log")
     child.wait(60)
-    let_go(child)
+    stop_tracking(child)
     assert child.returncode == 2

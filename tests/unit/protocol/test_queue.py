@@ -68,7 +68,7 @@ def test_what_is_put_in_is_read_as_it_was(queue, tmp_path):
     assert [
         dataclasses.replace(entry, text=text).name for text in (None, "", "name = 7", 'name = " "', "= broken")
     ] == ["ein Bild"] * 5
-    resumed = queue.add_resume(tmp_path / "runs" / "style", steps=300)
+    resumed = queue.add_run(tmp_path / "runs" / "style", steps=300)
     assert (resumed.run, resumed.steps, resumed.job, resumed.name) == (tmp_path / "runs" / "style", 300, None, "style")
     assert Queue(queue.folder).entries() == [entry, resumed]
 
@@ -204,7 +204,7 @@ def test_pausing_keeps_the_place_and_stopping_leaves_the_queue(queue):
     assert queue.pause(c).wish == "pause"
     assert queue.stop(c).wish == "stop"
     assert queue.get(c).state == "running"
-    for name, edit in ((c, queue.resume), (queue.conclude(c, "done").id, queue.stop)):
+    for name, edit in ((c, queue.resume), (queue.record_outcome(c, "done").id, queue.stop)):
         with pytest.raises(RunError):
             edit(name)
     queue.stop(a)
@@ -249,10 +249,10 @@ def test_a_job_that_failed_before_its_run_is_taken_as_it_was_corrected(queue, ru
     job = job_file("a", "rank = 0")
     name = queue.add(job).id
     running(queue, name, run=run.path if has_run else None)
-    queue.conclude(name, "failed", "rank: too small")
+    queue.record_outcome(name, "failed", "rank: too small")
     job.write_text("rank = 8", encoding="utf-8")
     assert queue.resume(name).text == ("rank = 0" if has_run else "rank = 8")
-    queue.conclude(name, "failed", "rank: too large")
+    queue.record_outcome(name, "failed", "rank: too large")
     job.unlink()
     assert queue.resume(name).text == ("rank = 0" if has_run else "rank = 8")
 
@@ -279,13 +279,13 @@ def test_a_run_that_stands_in_the_queue_is_not_put_in_twice(queue, tmp_path):
     run = tmp_path / "runs" / "a"
     first, _ = add(queue, "a", "b")
     running(queue, first, run=run)
-    assert queue.add_resume(run).state == "running"
-    queue.conclude(first, "paused")
-    resumed = queue.add_resume(run, steps=50)
+    assert queue.add_run(run).state == "running"
+    queue.record_outcome(first, "paused")
+    resumed = queue.add_run(run, steps=50)
     assert (resumed.id, resumed.state, resumed.steps) == (first, "waiting", 50)
     assert names(queue) == ["a", "b"]
-    queue.conclude(first, "done")
-    longer = queue.add_resume(run, steps=90)
+    queue.record_outcome(first, "done")
+    longer = queue.add_run(run, steps=90)
     assert longer.id != first
     assert len(queue.entries()) == 3
 
@@ -318,7 +318,7 @@ def test_a_failure_holds_the_queue_only_when_asked(queue, asked):
     (name,) = add(queue, "a")
     queue.set_hold_on_failure(asked == "of the queue")
     running(queue, name, hold=asked == "of the entry")
-    queue.conclude(name, "failed", "The base is gone.")
+    queue.record_outcome(name, "failed", "The base is gone.")
     reading = queue.read()
     assert reading.held == (asked != "by nobody")
     assert ("The base is gone." in reading.reason) == reading.held
@@ -330,7 +330,7 @@ def test_a_failure_holds_the_queue_only_when_asked(queue, asked):
 def test_going_on_takes_up_what_was_interrupted(queue):
     first, second = add(queue, "a", "b")
     queue.hold()
-    queue.conclude(first, "interrupted", "Broken off.")
+    queue.record_outcome(first, "interrupted", "Broken off.")
     queue.pause(second)
     queue.release()
     assert [(entry.state, entry.problem) for entry in queue.entries()] == [("waiting", ""), ("paused", "")]
@@ -352,9 +352,9 @@ def test_an_engine_that_could_not_say_how_it_ended_is_read_from_its_run(queue, r
     run.begin_attempt({})
     run.write_status(Status(state, None, 3, 6, 1, 0.0))
     assert outcome(queue, entry)[0] == state
-    (settled,) = queue.settle(lambda one: outcome(queue, one))
+    (settled,) = queue.record_dead_engines(lambda one: outcome(queue, one))
     assert settled.state == state
-    assert queue.settle(lambda one: outcome(queue, one)) == []
+    assert queue.record_dead_engines(lambda one: outcome(queue, one)) == []
 
 
 def test_a_run_that_broke_off_is_interrupted_whatever_its_earlier_starts_said(queue, run):
@@ -385,14 +385,14 @@ def test_what_lives_is_not_settled(queue):
     running(queue, first)
     running(queue, second)
     with queue.engine(first):
-        assert queue.settle(lambda one: ("failed", ""), alive=[second]) == []
+        assert queue.record_dead_engines(lambda one: ("failed", ""), alive=[second]) == []
     assert [entry.state for entry in queue.entries()] == ["running", "running"]
 
 
 def test_a_queue_that_another_holds_too_long_says_so(queue, monkeypatch):
     add(queue, "a")
     monkeypatch.setattr("trainer.protocol.queue._PATIENCE", 0.0)
-    with locks.held(queue.folder / "lock", 1.0), pytest.raises(RunError, match="too long"):
+    with locks.hold_lock(queue.folder / "lock", 1.0), pytest.raises(RunError, match="too long"):
         add(queue, "b")
 
 

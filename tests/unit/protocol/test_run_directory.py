@@ -116,7 +116,7 @@ def test_the_same_process_meets_its_own_lock(run):
 
 def test_asking_whether_a_run_lives_never_keeps_an_engine_out(run, monkeypatch):
     with contextlib.ExitStack() as asking:
-        asking.enter_context(locks.held(run.lock, 0))
+        asking.enter_context(locks.hold_lock(run.lock, 0))
         monkeypatch.setattr(locks.time, "sleep", lambda _: asking.close())
         enter(run)
 
@@ -252,17 +252,17 @@ def test_a_waiting_lock_is_had_when_the_holder_goes(tmp_path):
     holding, go = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with locks.held(tmp_path / "lock", 0):
+        with locks.hold_lock(tmp_path / "lock", 0):
             holding.set()
             go.wait()
 
     thread = threading.Thread(target=hold)
     thread.start()
     holding.wait()
-    with pytest.raises(locks.LockBusyError), locks.held(tmp_path / "lock", 0):
+    with pytest.raises(locks.LockBusyError), locks.hold_lock(tmp_path / "lock", 0):
         pass
     go.set()
-    with locks.held(tmp_path / "lock", 30):
+    with locks.hold_lock(tmp_path / "lock", 30):
         thread.join()
     assert not locks.is_held(tmp_path / "missing")
 
@@ -282,7 +282,7 @@ def test_who_asks_whether_a_lock_is_held_does_not_take_another_who_asks_for_its_
     monkeypatch.setattr(locks, "_unlock", ask_meanwhile)
     answers.append(locks.is_held(lock))
     assert answers == [False, False]
-    with locks.held(lock, 0):
+    with locks.hold_lock(lock, 0):
         assert locks.is_held(lock)
 
 

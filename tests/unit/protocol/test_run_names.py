@@ -6,7 +6,7 @@ import pytest
 
 from trainer.errors import RunError
 from trainer.protocol import places
-from trainer.protocol.files import made_up_name, numbered, safe_name
+from trainer.protocol.files import numbered, safe_name, valid_job_name
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_an_empty_variable_is_no_choice(monkeypatch):
 def test_a_name_that_is_made_up_suits_every_job_with_a_number_behind_it(text):
     from trainer.config.job import Job
 
-    names = [name for name, _ in zip(numbered(made_up_name(text), " "), range(3), strict=False)]
+    names = [name for name, _ in zip(numbered(valid_job_name(text), " "), range(3), strict=False)]
     jobs = [{"name": name, "base": {"model": "a/b"}, "dataset": {"folders": [{"path": "a"}]}} for name in names]
     assert [Job.model_validate(job).name for job in jobs] == names
     assert len({safe_name(name) for name in names}) == 3  # or a search for a free folder would never end

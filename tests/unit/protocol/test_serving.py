@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import ImpastoError
-from trainer.protocol.processes import Answer, Server, Turn
+from trainer.protocol.processes import ActiveRequest, Answer, Server
 
 
 class Heard(io.StringIO):
@@ -27,17 +27,17 @@ class Heard(io.StringIO):
         return len(text)
 
 
-def server(work: Callable[[Turn], Answer], heard: Heard, **settings: Any) -> Server:
+def server(work: Callable[[ActiveRequest], Answer], heard: Heard, **settings: Any) -> Server:
     return Server(
         work, lambda request: "it is bad" if "bad" in request else None, heard, code="a.b", guide="c", **settings
     )
 
 
 def test_answers_carry_their_ids_and_what_is_no_request_is_said() -> None:
-    def work(turn: Turn) -> Answer:
+    def work(turn: ActiveRequest) -> Answer:
         if turn.request["id"] == "ß":
             raise ImpastoError("x.y", "Why.", "What to do.")
-        turn.tell("under way", how=1)
+        turn.report_progress("under way", how=1)
         return {"found": turn.request["n"]}
 
     heard = Heard()
@@ -69,11 +69,11 @@ def test_answers_carry_their_ids_and_what_is_no_request_is_said() -> None:
 def test_the_newest_wins_before_and_while_it_is_worked_on() -> None:
     heard, begun, more = Heard(), threading.Event(), threading.Event()
 
-    def work(turn: Turn) -> Answer:
+    def work(turn: ActiveRequest) -> Answer:
         if turn.request["id"] == 1:
             begun.set()
             assert more.wait(60)
-            turn.go_on()
+            turn.raise_if_overtaken()
             raise AssertionError("it went on")
         return {}
 
@@ -96,10 +96,10 @@ def test_what_is_worked_on_when_the_input_ends_is_finished() -> None:
     """As in `echo '{...}' | python -m trainer plan --serve`: the end of the input is no other request."""
     before = set(threading.enumerate())
 
-    def work(turn: Turn) -> Answer:
+    def work(turn: ActiveRequest) -> Answer:
         for reader in set(threading.enumerate()) - before:  # if it has not come to the end already
             reader.join(60)
-        turn.go_on()
+        turn.raise_if_overtaken()
         return {}
 
     heard = Heard()
@@ -108,7 +108,7 @@ def test_what_is_worked_on_when_the_input_ends_is_finished() -> None:
 
 
 def test_what_a_disk_refuses_is_told_and_the_next_request_answered() -> None:
-    def work(turn: Turn) -> Answer:
+    def work(turn: ActiveRequest) -> Answer:
         if turn.request["id"] == 1:
             Path("x" * 50_000).stat()
         return {}

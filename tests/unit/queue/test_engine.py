@@ -9,17 +9,17 @@ import pytest
 
 from trainer.errors import JobError, ResumableError, RunError
 from trainer.protocol import commands
-from trainer.protocol.locks import gpu_held
+from trainer.protocol.locks import is_lane_held
 from trainer.protocol.queue import Queue
 from trainer.protocol.run_directory import RunDirectory, Status
-from trainer.queue.worker import carried_out
+from trainer.queue.worker import run_entry
 
 # An engine that turns the system's request to end into a pause, as training does.
 PAUSING = """
 import signal, sys, threading
 from pathlib import Path
 from trainer.protocol.run_directory import RunDirectory, Status
-from trainer.queue.worker import carried_out
+from trainer.queue.worker import run_entry
 
 def work(made):
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # raises KeyboardInterrupt
@@ -35,7 +35,7 @@ def work(made):
     run.write_status(Status("paused", None, 1, 10, 1, 0.0))
     return 75
 
-sys.exit(carried_out(sys.argv[1], work))
+sys.exit(run_entry(sys.argv[1], work))
 """
 
 # An engine that prints, as do the libraries below Python, before and after there is a run.
@@ -43,7 +43,7 @@ PRINTING = """
 import os, sys
 from pathlib import Path
 from trainer.protocol.run_directory import RunDirectory
-from trainer.queue.worker import carried_out
+from trainer.queue.worker import run_entry
 
 def work(made):
     print("planning ü")
@@ -52,21 +52,21 @@ def work(made):
     os.write(2, b"a driver's complaint\\n")
     os._exit(9)  # as one that is killed: nothing is said, and nothing that Python still holds is written
 
-carried_out(sys.argv[1], work)
+run_entry(sys.argv[1], work)
 """
 
 # What was printed does not fit where it is to be moved: the system writes a part of it.
 LIMITED = """
 import resource, signal, sys
 from pathlib import Path
-from trainer.protocol.processes import speak_into
+from trainer.protocol.processes import redirect_output
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 print("x" * 5000, end="")
 before = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
 try:
-    speak_into(Path(sys.argv[1]), Path(sys.argv[2]))
+    redirect_output(Path(sys.argv[1]), Path(sys.argv[2]))
 except OSError:
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
     print("refused", end="")
@@ -91,18 +91,18 @@ def test_what_runs_is_seen_while_it_runs_and_done_after(queue, name, tmp_path):
     def work(made):
         assert (queue.get(name).state, queue.get(name).run) == ("running", None)
         assert queue.engine_alive(name)
-        assert gpu_held("cpu")
+        assert is_lane_held("cpu")
         made(run.path)
         assert queue.get(name).run == run.path
         with pytest.raises(RunError, match="Another process"):
-            carried_out(name, lambda _: 0)
+            run_entry(name, lambda _: 0)
         return 0
 
-    assert carried_out(name, work) == 0
+    assert run_entry(name, work) == 0
     entry = queue.get(name)
     assert (entry.state, entry.problem, entry.pid, entry.run) == ("done", "", None, run.path)
     assert not queue.engine_alive(name)
-    assert not gpu_held("cpu")
+    assert not is_lane_held("cpu")
 
 
 def test_an_entry_that_is_damaged_meanwhile_ends_no_training(queue, name, tmp_path):
@@ -111,7 +111,7 @@ def test_an_entry_that_is_damaged_meanwhile_ends_no_training(queue, name, tmp_pa
         made(tmp_path / "runs" / "style")
         return 75
 
-    assert carried_out(name, work) == 75
+    assert run_entry(name, work) == 75
     assert [fault.id for fault in queue.read().faults] == [name]
 
 
@@ -126,12 +126,12 @@ def test_all_that_an_engine_prints_lies_with_its_run(queue, name, tmp_path):
     run = RunDirectory.create(tmp_path / "runs", "style")
     printed(queue, name, str(run.path))
     assert run.console.read_text(encoding="utf-8") == "planning ü\ntraining\na driver's complaint\n"
-    queue.conclude(name, "interrupted")
+    queue.record_outcome(name, "interrupted")
     printed(queue, name, str(run.path))  # goes on with it
     whole = 2 * "planning ü\ntraining\na driver's complaint\n"
     assert run.console.read_text(encoding="utf-8") == whole
     assert queue.log(name).read_bytes() == b""
-    queue.conclude(name, "interrupted")
+    queue.record_outcome(name, "interrupted")
     printed(queue, name)  # and ends before the run is its own: another engine may be printing there
     assert run.console.read_text(encoding="utf-8") == whole
     assert queue.log(name).read_text(encoding="utf-8") == "planning ü\ntraining\na driver's complaint\n"
@@ -157,7 +157,7 @@ def test_output_that_goes_elsewhere_is_left_alone(queue, name, tmp_path, capfd):
         os.write(1, b"training\n")
         return 0
 
-    assert carried_out(name, work) == 0
+    assert run_entry(name, work) == 0
     assert capfd.readouterr().out == "training\n"
     assert queue.log(name).read_text(encoding="utf-8") == "of an earlier start\n"
 
@@ -178,7 +178,7 @@ def test_an_error_is_a_failure_in_words_and_goes_on_up(queue, name, error, probl
         raise error
 
     with pytest.raises(type(error)):
-        carried_out(name, work)
+        run_entry(name, work)
     entry = queue.get(name)
     assert (entry.state, entry.problem) == ("failed", problem)
 
@@ -195,7 +195,7 @@ def test_an_end_that_somebody_asked_for_in_the_run_s_folder(queue, name, tmp_pat
         run.write_status(Status(state, None, 1, 10, 1, 0.0))
         return 75
 
-    assert carried_out(name, work) == 75
+    assert run_entry(name, work) == 75
     assert queue.get(name).state == state
 
 

@@ -219,7 +219,7 @@ def test_a_resumed_run_that_has_not_begun_its_attempt_is_ended_at_once(queue, en
 
 def test_only_one_worker_works_at_a_time(queue, said):
     queue.folder.mkdir(parents=True)
-    with locks.held(queue.worker_lock, 1.0):
+    with locks.hold_lock(queue.worker_lock, 1.0):
         assert not Worker(queue, said.append, ["cpu"]).run()
     assert Worker(queue, said.append, ["cpu"]).run()
 
@@ -251,7 +251,7 @@ def test_who_adds_an_entry_while_the_worker_ends_sees_that_none_is_there(queue, 
 def test_what_ended_well_a_day_ago_is_swept_out(queue, said, tmp_path):
     names = {(state, old): add(queue, tmp_path, f"{state} {old}").id for state in ("done", "failed") for old in (0, 1)}
     for (state, old), name in names.items():
-        queue.conclude(name, state)
+        queue.record_outcome(name, state)
         past = time.time() - 90_000 * old
         os.utime(queue.folder / "entries" / f"{name}.json", (past, past))
     assert Worker(queue, said.append, ["cpu"]).run()
@@ -268,7 +268,7 @@ def test_each_lane_takes_one_entry_in_order(queue, tmp_path, monkeypatch):
     assert [(entry.state, entry.lane) for entry in queue.entries()] == [
         ("running", "cuda:0"), ("running", "cuda:1"), ("waiting", None),
     ]  # fmt: skip
-    queue.conclude(queue.entries()[1].id, "done")
+    queue.record_outcome(queue.entries()[1].id, "done")
     one.look()
     assert started[-1][1:4] == [str(tmp_path / "c" / "job.toml"), "--set", "fit.device=cuda:1"]
 
@@ -283,7 +283,7 @@ def test_a_job_that_names_its_device_waits_for_that_lane_and_lets_others_by(queu
 
 
 def test_a_lane_on_which_something_renders_is_left_alone(queue, tmp_path, monkeypatch):
-    with locks.occupied("cpu"):
+    with locks.hold_lane("cpu"):
         started, one = begun(queue, tmp_path, monkeypatch, ["cpu"], ("a", ""))
         assert started == []
     one.look()
@@ -295,7 +295,7 @@ def test_an_entry_waits_for_its_time_and_lets_others_by(queue, tmp_path, monkeyp
     add(queue, tmp_path, "late", after=time.time() + 3600)
     started, one = begun(queue, tmp_path, monkeypatch, ["cpu"], ("a", ""))
     assert [words[1] for words in started] == [str(tmp_path / "a" / "job.toml")]
-    queue.conclude(queue.entries()[1].id, "done")
+    queue.record_outcome(queue.entries()[1].id, "done")
     one.look()
     assert len(started) == 1
     queue.start_after(queue.entries()[0].id, time.time() - 1)
@@ -308,7 +308,7 @@ def test_a_held_queue_begins_nothing(queue, tmp_path, monkeypatch):
     started, one = begun(queue, tmp_path, monkeypatch, ["cpu"], ("a", ""))
     assert started == []
     assert one.run()  # and there is nothing to wait for
-    queue.go_on()
+    queue.release()
     one.look()
     assert len(started) == 1
 
@@ -342,7 +342,7 @@ def test_a_run_is_gone_on_with_and_a_job_whose_run_never_began_starts_anew(queue
     [(None, ["cuda:0", "cuda:1"]), ("1", ["cuda:0"]), ("", ["cpu"]), ("-1", ["cpu"]), ("0,1,2", ["cuda:0", "cuda:1"])],
 )
 def test_lanes_are_the_cards_that_programs_may_see(monkeypatch, visible, expected):
-    monkeypatch.setattr(devices.gpu, "cards", lambda: [object(), object()])
+    monkeypatch.setattr(devices.gpu, "list_gpus", lambda: [object(), object()])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -368,15 +368,15 @@ def test_a_job_goes_on_the_device_that_it_named_when_it_was_put_in(queue, tmp_pa
 
 
 def test_a_lane_is_held_by_one_and_marked_only_where_it_is_free():
-    assert not locks.gpu_held("cuda:0")
-    with locks.marked("cuda:0") as first:
+    assert not locks.is_lane_held("cuda:0")
+    with locks.try_hold_lane("cuda:0") as first:
         assert first
-        assert locks.gpu_held("cuda:0")
-        assert locks.gpu_held("cuda")  # as PyTorch names the first
-        assert not locks.gpu_held("cuda:1")
-        with locks.marked("cuda:0") as second:
+        assert locks.is_lane_held("cuda:0")
+        assert locks.is_lane_held("cuda")  # as PyTorch names the first
+        assert not locks.is_lane_held("cuda:1")
+        with locks.try_hold_lane("cuda:0") as second:
             assert not second
-        with pytest.raises(locks.LockBusyError), locks.occupied("cuda:0", patience=0.0):
+        with pytest.raises(locks.LockBusyError), locks.hold_lane("cuda:0", patience=0.0):
             pass
-    assert not locks.gpu_held("cuda:0")
+    assert not locks.is_lane_held("cuda:0")
     assert [locks.lane_of(device) for device in (None, "cpu", "cuda", "cuda:1")] == ["cpu", "cpu", "cuda:0", "cuda:1"]

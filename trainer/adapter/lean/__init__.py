@@ -3,5 +3,5 @@
 `attach` installs them unless its caller asks for PEFT's own layers. They have not been measured on a GPU yet.
 """
 
-SWITCHED_ON = True
+ENABLED = True
 """Whether training uses these layers by default."""

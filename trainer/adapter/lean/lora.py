@@ -25,7 +25,7 @@ from torch.autograd.function import once_differentiable
 _CONV_1X1 = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)  # stride, padding, dilation, transposed, output padding, groups
 
 
-class QuantisedLinear(Protocol):
+class QuantizedLinear(Protocol):
     """Frozen linear layer that stores its weight in fewer bits than it computes with."""
 
     def __call__(self, x: Tensor, /) -> Tensor:
@@ -60,7 +60,7 @@ def linear_with_lora(
 
 
 def quantized_with_lora(
-    x: Tensor, base: QuantisedLinear, down: Tensor, up: Tensor, scale: float, source: Source | None = None
+    x: Tensor, base: QuantizedLinear, down: Tensor, up: Tensor, scale: float, source: Source | None = None
 ) -> Tensor:
     """Return a quantized linear layer of x plus its LoRA; the layer computes its forward and backward GEMM itself."""
     if torch.compiler.is_compiling():
@@ -69,7 +69,7 @@ def quantized_with_lora(
     return result
 
 
-def add_up(base: Tensor, hidden: Tensor, up: Tensor, scale: float, *, in_place: bool) -> Tensor:
+def add_lora(base: Tensor, hidden: Tensor, up: Tensor, scale: float, *, in_place: bool) -> Tensor:
     """Return base + scale · up · hidden; with `in_place` written into `base` if it is contiguous and not a view.
 
     base (..., outputs), hidden (..., rank), up (outputs, rank) for linear layers; base (B, outputs, h, w), hidden
@@ -115,12 +115,12 @@ class _LinearWithLora(Function):
         up: Tensor,
         scale: float,
         full: nn.Linear | None,
-        quantized: QuantisedLinear | None,
+        quantized: QuantizedLinear | None,
         source: Source | None,
     ) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
         # Grad mode is off in here, so a quantized layer's own autograd function records and saves nothing.
-        result = _product(x, rows, full) if full is not None else cast(QuantisedLinear, quantized)(x)
+        result = _product(x, rows, full) if full is not None else cast(QuantizedLinear, quantized)(x)
         out = result.view(-1, len(up))
         hidden = rows @ down.t()
         # Adds into the base's output: no second tensor of its size, and no separate kernels to scale and add.
@@ -291,21 +291,21 @@ def _conv_gradients(gradient: Tensor, hidden: Tensor, up: Tensor, scale: float) 
     return grad_hidden, grad_up
 
 
-class One(NamedTuple):
+class ActiveLora(NamedTuple):
     """The LoRA of one layer."""
 
     down: nn.Module
     """Layer from inputs to rank."""
     up: Tensor
     """Weight from rank to outputs."""
-    strength: float
+    scale: float
     """alpha / rank."""
 
 
 class _Lean(LoraLayer):
     """LoRA layer for any base layer: calls base and down as modules, and adds up into the base's output."""
 
-    quantized = False
+    is_quantized = False
     """Whether the base layer is one of bitsandbytes'.
 
     Whether their output is a view depends on the number of rows and the GPU. It is never overwritten, so that memory
@@ -316,23 +316,23 @@ class _Lean(LoraLayer):
 
         ``source`` says how backward recomputes x, so that it need not be saved; layers with dropout save x anyway.
         """
-        lora = None if args or kwargs else self.alone_on(x)
+        lora = None if args or kwargs else self.active_lora(x)
         if lora is None:
             found: Tensor = super().forward(x, *args, **kwargs)  # type: ignore[misc]
             return found
         return self.with_lora(x, *lora, source)
 
-    def alone_on(self, x: Tensor) -> One | None:
+    def active_lora(self, x: Tensor) -> ActiveLora | None:
         """Return the layer's LoRA if it is active in the dtype of x. Keep this fast: hundreds of calls per step."""
         if self.disable_adapters or self.merged:
             return None
         (down,), (up,), (strength,) = self.lora_A.values(), self.lora_B.values(), self.scaling.values()
         weight = cast(Tensor, up.weight)
-        return One(down, weight, strength) if x.dtype == weight.dtype else None
+        return ActiveLora(down, weight, strength) if x.dtype == weight.dtype else None
 
     def with_lora(self, x: Tensor, down: nn.Module, up: Tensor, scale: float, source: Source | None) -> Tensor:
         """Return base and LoRA of x. `down` is called as a module, because dropouts are forward hooks on it."""
-        return add_up(self.base_layer(x), down(x), up, scale, in_place=not self.quantized)
+        return add_lora(self.base_layer(x), down(x), up, scale, in_place=not self.is_quantized)
 
 
 class LeanLinear(_Lean, layer.Linear):
@@ -355,7 +355,7 @@ class LeanNF4(_Lean, bnb.Linear4bit):
     quantized = True
 
 
-class WholeLinear(_Lean, layer.Linear):
+class FusedLinear(_Lean, layer.Linear):
     """Unquantized linear layer and its LoRA as one autograd function, without dropout."""
 
     def with_lora(self, x: Tensor, down: nn.Module, up: Tensor, scale: float, source: Source | None) -> Tensor:
@@ -368,19 +368,19 @@ class _WholeQuantized(_Lean):
 
     def with_lora(self, x: Tensor, down: nn.Module, up: Tensor, scale: float, source: Source | None) -> Tensor:
         """Return base and LoRA of x; calls the base module, but uses only the weight of down."""
-        base = cast(QuantisedLinear, self.base_layer)
+        base = cast(QuantizedLinear, self.base_layer)
         return quantized_with_lora(x, base, cast(Tensor, down.weight), up, scale, source)
 
 
-class WholeInt8(_WholeQuantized, bnb.Linear8bitLt):
+class FusedInt8(_WholeQuantized, bnb.Linear8bitLt):
     """8-bit linear layer and its LoRA as one autograd function."""
 
 
-class WholeNF4(_WholeQuantized, bnb.Linear4bit):
+class FusedNF4(_WholeQuantized, bnb.Linear4bit):
     """4-bit linear layer and its LoRA as one autograd function."""
 
 
-def through(layer: nn.Module, x: Tensor, source: Source | None) -> Tensor:
+def call_layer(layer: nn.Module, x: Tensor, source: Source | None) -> Tensor:
     """Call a layer with or without a LoRA; only lean layers take `source`, as frozen linear layers save no input."""
     result: Tensor = layer(x, source=source) if isinstance(layer, _Lean) else layer(x)
     return result
@@ -394,9 +394,9 @@ def register(config: LoraConfig, *, dropouts: bool) -> None:
     """
     config._register_custom_module(
         {
-            Linear8bitLt: LeanInt8 if dropouts else WholeInt8,
-            Linear4bit: LeanNF4 if dropouts else WholeNF4,
-            nn.Linear: LeanLinear if dropouts else WholeLinear,
+            Linear8bitLt: LeanInt8 if dropouts else FusedInt8,
+            Linear4bit: LeanNF4 if dropouts else FusedNF4,
+            nn.Linear: LeanLinear if dropouts else FusedLinear,
             nn.Conv2d: LeanConv2d,
         }
     )

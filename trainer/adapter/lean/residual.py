@@ -57,7 +57,7 @@ class NormAndSilu(nn.GroupNorm):
         result: Tensor = _NormAndSilu.apply(input, self)  # type: ignore[no-untyped-call]
         return result
 
-    def normed(self, x: Tensor) -> Normed:
+    def norm_silu(self, x: Tensor) -> Normed:
         """Return SiLU(GroupNorm(x)), mean and 1 / deviation, for functions that call `gradient` in backward."""
         normed, mean, rstd = _normed(x, self)
         return F.silu(normed, inplace=True), mean, rstd
@@ -81,7 +81,7 @@ class FrozenConv(nn.Conv2d):
         result: Tensor = _FrozenConv.apply(input, self)  # type: ignore[no-untyped-call]
         return result
 
-    def convolved(self, x: Tensor) -> Tensor:
+    def convolve(self, x: Tensor) -> Tensor:
         """Return the convolution of x, for functions that call `gradient` in backward."""
         return F.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
 
@@ -144,14 +144,14 @@ class _Residual(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, time: Tensor, block: FrozenResidual) -> Tensor:
-        active, *first = block.norm1.normed(x)
+        active, *first = block.norm1.norm_silu(x)
         # In place is safe here: a frozen convolution saves neither its input nor its output.
-        hidden = block.conv1.convolved(active).add_(time[:, :, None, None])
-        active, *second = block.norm2.normed(hidden)
-        result: Tensor = block.conv2.convolved(active)
+        hidden = block.conv1.convolve(active).add_(time[:, :, None, None])
+        active, *second = block.norm2.norm_silu(hidden)
+        result: Tensor = block.conv2.convolve(active)
         ctx.save_for_backward(x, *first, hidden, *second)
         ctx.block = block
-        return result.add_(x if block.conv_shortcut is None else block.conv_shortcut.convolved(x))
+        return result.add_(x if block.conv_shortcut is None else block.conv_shortcut.convolve(x))
 
     @staticmethod
     @once_differentiable
@@ -175,7 +175,7 @@ class _NormAndSilu(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, norm: NormAndSilu) -> Tensor:
-        result, mean, rstd = norm.normed(x)
+        result, mean, rstd = norm.norm_silu(x)
         ctx.save_for_backward(x, mean, rstd)
         ctx.norm = norm
         return result
@@ -192,7 +192,7 @@ class _FrozenConv(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, conv: FrozenConv) -> Tensor:
         ctx.shape, ctx.conv = x.shape, conv
-        return conv.convolved(x)
+        return conv.convolve(x)
 
     @staticmethod
     @once_differentiable

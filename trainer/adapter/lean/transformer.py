@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from trainer.adapter.lean.lora import Source, WholeLinear, projections_with_lora, through
+from trainer.adapter.lean.lora import FusedLinear, Source, call_layer, projections_with_lora
 from trainer.adapter.lean.residual import lean_residuals
 
 
@@ -44,10 +44,10 @@ class LeanAttention(Attention):
             )
             return other
         if encoder_hidden_states is None:
-            query, key, value = projected((self.to_q, self.to_k, self.to_v), hidden_states, source)
+            query, key, value = project((self.to_q, self.to_k, self.to_v), hidden_states, source)
         else:
-            query = through(self.to_q, hidden_states, source)
-            key, value = projected((self.to_k, self.to_v), encoder_hidden_states)
+            query = call_layer(self.to_q, hidden_states, source)
+            key, value = project((self.to_k, self.to_v), encoder_hidden_states)
         query, key, value = (
             part.view(*part.shape[:-1], self.heads, -1).transpose(1, 2) for part in (query, key, value)
         )
@@ -70,18 +70,18 @@ def lean_attention(attention: Attention) -> None:
     attention.__class__ = LeanAttention
 
 
-def projected(layers: Sequence[nn.Module], x: Tensor, source: Source | None = None) -> Sequence[Tensor]:
+def project(layers: Sequence[nn.Module], x: Tensor, source: Source | None = None) -> Sequence[Tensor]:
     """Return each layer's output for x, computed by one autograd function if their LoRA weights are consecutive."""
     if not torch.compiler.is_compiling():
-        loras = [layer.alone_on(x) for layer in layers if isinstance(layer, WholeLinear)]
+        loras = [layer.active_lora(x) for layer in layers if isinstance(layer, FusedLinear)]
         active = [lora for lora in loras if lora is not None]
-        if len(active) == len(layers) and all(lora.strength == active[0].strength for lora in active):
+        if len(active) == len(layers) and all(lora.scale == active[0].scale for lora in active):
             downs, ups = [_weight(lora.down) for lora in active], [lora.up for lora in active]
             # Checked in every call: moving the model, as between devices, gives each weight memory of its own.
             if _are_consecutive(downs) and _are_consecutive(ups):
                 frozen = [_weight(cast(nn.Module, layer.base_layer)) for layer in layers]
-                return projections_with_lora(x, frozen, downs, ups, active[0].strength, source)
-    return [through(layer, x, source) for layer in layers]
+                return projections_with_lora(x, frozen, downs, ups, active[0].scale, source)
+    return [call_layer(layer, x, source) for layer in layers]
 
 
 def _make_consecutive(layers: Sequence[nn.Module]) -> None:
@@ -89,7 +89,7 @@ def _make_consecutive(layers: Sequence[nn.Module]) -> None:
 
     Each weight becomes a view of one stacked tensor, which costs no extra memory; copying into it keeps it there.
     """
-    plain = [layer for layer in layers if isinstance(layer, WholeLinear) and layer.get_base_layer().bias is None]
+    plain = [layer for layer in layers if isinstance(layer, FusedLinear) and layer.get_base_layer().bias is None]
     if len(plain) < len(layers):
         return
     for part in ("lora_A", "lora_B"):
@@ -129,8 +129,8 @@ class LeanFeedForward(FeedForward):
     def forward(self, hidden_states: Tensor, source: Source | None = None, **kwargs: Any) -> Tensor:
         """Return output (..., width) for input of that shape; ``source`` says how backward recomputes the input."""
         first, _, second = self.net
-        wide = through(cast(nn.Module, first.proj), hidden_states, source)
-        return through(second, gated(wide), Source(wide, _gated))
+        wide = call_layer(cast(nn.Module, first.proj), hidden_states, source)
+        return call_layer(second, geglu(wide), Source(wide, _gated))
 
 
 def lean_feed_forward(layers: FeedForward) -> None:
@@ -140,7 +140,7 @@ def lean_feed_forward(layers: FeedForward) -> None:
         layers.__class__ = LeanFeedForward
 
 
-def gated(x: Tensor) -> Tensor:
+def geglu(x: Tensor) -> Tensor:
     """Return hidden · GELU(gate) (..., n) for x (..., 2 n), whose first half is `hidden` and second half `gate`."""
     if torch.compiler.is_compiling():
         hidden, gate = x.chunk(2, dim=-1)

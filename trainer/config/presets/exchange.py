@@ -11,14 +11,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trainer.config.presets.held import PICTURE_KEY
-from trainer.config.presets.picture import decode_picture, picture_fault
+from trainer.config.presets.embedded import PICTURE_KEY
 from trainer.config.presets.preset import SCHEMA, Preset, dump_preset, text_faults
+from trainer.config.presets.preview_image import decode_image, image_fault
 from trainer.config.problems import faults_sentence, problems
 from trainer.config.toml_file import FileKind, parse_toml, read_text
 from trainer.errors import JobError
 from trainer.protocol.files import long_path, write_bytes
-from trainer.protocol.reading import naming, open_file
+from trainer.protocol.reading import noting_file, open_file
 from trainer.protocol.records import renamed
 from trainer.protocol.text import printable
 
@@ -59,7 +59,7 @@ def load_preset(path: Path) -> Preset:
     Raises JobError, whose ``problems`` name every fault, for a file that is unreadable, too large, not UTF-8, not TOML,
     nested too deeply, a job, of a newer schema, or contains keys, values, texts or an image that are not allowed.
     """
-    with naming(path):
+    with noting_file(path):
         return parse_preset(read_text(path, PRESET_FILE), path.name)
 
 
@@ -72,7 +72,7 @@ def parse_preset(text: str, source: str) -> Preset:
     _require_known_schema(data, source)
     if data.get("schema") == 1 and data["schema"] is not True:
         data = renamed(data) | {"schema": SCHEMA}
-    faults = [*text_faults(data), *_picture_faults(data)]
+    faults = [*text_faults(data), *_image_faults(data)]
     try:
         preset = Preset.model_validate(data)
     except ValidationError as error:
@@ -132,10 +132,10 @@ def _require_known_schema(data: Mapping[str, Any], source: str) -> None:
         )
 
 
-def _picture_faults(data: Mapping[str, Any]) -> list[str]:
+def _image_faults(data: Mapping[str, Any]) -> list[str]:
     preview = data.get("preview")
-    picture = preview.get("image") if isinstance(preview, dict) else None
-    reason = picture_fault(picture) if isinstance(picture, str) else None
+    image = preview.get("image") if isinstance(preview, dict) else None
+    reason = image_fault(image) if isinstance(image, str) else None
     return [f"preview.image: {reason}"] if reason else []
 
 
@@ -146,7 +146,7 @@ def _is_reported(fault: str, faults: list[str]) -> bool:
 
 def preset_text(preset: Preset) -> str:
     """Return the preset as text for a chat: its file without the preview image."""
-    return dump_preset(preset.changed(preview=None))
+    return dump_preset(preset.replaced(preview=None))
 
 
 def read_pasted(text: str, source: str) -> Preset:
@@ -160,7 +160,7 @@ def read_pasted(text: str, source: str) -> Preset:
     return parse_preset(fenced[1] if fenced else plain, source)
 
 
-def save_in_picture(preset: Preset, path: Path) -> None:
+def save_as_image(preset: Preset, path: Path) -> None:
     """Write a PNG of the preset's preview image with the preset file embedded.
 
     Raises JobError for a preset without a preview image, OSError when the file cannot be written.
@@ -176,12 +176,12 @@ def save_in_picture(preset: Preset, path: Path) -> None:
     held = PngImagePlugin.PngInfo()
     held.add_itxt(PICTURE_KEY, dump_preset(preset), zip=False)
     buffer = BytesIO()
-    with Image.open(BytesIO(decode_picture(preset.preview.image))) as image:
+    with Image.open(BytesIO(decode_image(preset.preview.image))) as image:
         image.convert("RGB").save(buffer, "PNG", pnginfo=held, optimize=True)
     write_bytes(path, buffer.getvalue())
 
 
-def load_carried(path: Path) -> Preset:
+def load_preset_or_image(path: Path) -> Preset:
     """Read a preset from its own file or from an image that contains one; raises JobError as ``load_preset`` does."""
     return _from_image(path) if path.suffix.lower() == ".png" else load_preset(path)
 

@@ -69,7 +69,7 @@ class Conversion:
     notes: list[str] = field(default_factory=list)
     """Settings that could not be converted, "key: reason"."""
 
-    def put(self, key: str, value: Any) -> None:
+    def set(self, key: str, value: Any) -> None:
         """Set a key of the recipe; None is ignored."""
         if value is None:
             return
@@ -101,9 +101,9 @@ def recipe_of_metadata(metadata: Mapping[str, str], parts: LoraParts) -> Convers
         read(values, parts, mapped)
     for key in _SAME_MEANING:
         target = next(keys_called(key)).removeprefix("recipe.")
-        mapped.put(target, _value(values.get(key), whole=target in _WHOLE))
+        mapped.set(target, _value(values.get(key), whole=target in _WHOLE))
     if parts.family == "sd15":
-        mapped.put("clip_skip", _whole(values.get("ss_clip_skip")))
+        mapped.set("clip_skip", _whole(values.get("ss_clip_skip")))
     for key, off in _UNSUPPORTED.items():
         if key in values and values[key] not in off:
             mapped.notes.append(f"{key}: was {_short(values[key])}, which is not supported")
@@ -138,14 +138,14 @@ def _with_dataset(metadata: Mapping[str, str], mapped: Conversion) -> dict[str, 
         "ss_random_crop": subset.get("random_crop"),
         "ss_color_aug": subset.get("color_aug"),
     }
-    mapped.put("captions.wildcards", True if subset.get("enable_wildcard") is True else None)
+    mapped.set("captions.wildcards", True if subset.get("enable_wildcard") is True else None)
     for key, target in (
         ("caption_prefix", "prefix"),
         ("caption_suffix", "suffix"),
         ("keep_tokens_separator", "keep_separator"),
     ):
         text = subset.get(key)
-        mapped.put(f"captions.{target}", text if isinstance(text, str) and text else None)
+        mapped.set(f"captions.{target}", text if isinstance(text, str) and text else None)
     values.update({key: str(value) for key, value in stated.items() if value is not None})
     return values
 
@@ -159,18 +159,18 @@ def _network(values: Mapping[str, str], parts: LoraParts, mapped: Conversion) ->
         rank = parts.ranks[-1]
         if len(parts.ranks) > 1:
             mapped.notes.append(f"ss_network_dim: ranks from {parts.ranks[0]} to {rank}; the largest is used")
-    mapped.put("rank", rank)
+    mapped.set("rank", rank)
     alpha = _number(values.get("ss_network_alpha"))
-    mapped.put("alpha", rank if alpha == 0 else alpha)  # 0 means the rank, networks/lora.py
+    mapped.set("alpha", rank if alpha == 0 else alpha)  # 0 means the rank, networks/lora.py
     conv_rank = _whole(arguments.pop("conv_dim", None))
-    mapped.put("layers", "all" if conv_rank else "linear")
+    mapped.set("layers", "all" if conv_rank else "linear")
     if conv_rank:
-        mapped.put("conv_rank", conv_rank)
-        mapped.put("conv_alpha", _number(arguments.pop("conv_alpha", None)) or 1.0)  # default 1, networks/lora.py
+        mapped.set("conv_rank", conv_rank)
+        mapped.set("conv_alpha", _number(arguments.pop("conv_alpha", None)) or 1.0)  # default 1, networks/lora.py
     arguments.pop("conv_alpha", None)
     arguments.pop("dropout", None)  # same as ss_network_dropout
     for name in ("rank_dropout", "module_dropout"):
-        mapped.put(name, _number(arguments.pop(name, None)))
+        mapped.set(name, _number(arguments.pop(name, None)))
     mapped.notes.extend(f"ss_network_args.{_short(key)}: is not supported" for key in list(arguments)[:20])
 
 
@@ -182,10 +182,10 @@ def _rates(values: Mapping[str, str], parts: LoraParts, mapped: Conversion) -> N
     own = [_number(text) for text in listed]
     first = (own[0] if own else None) or common
     second = (own[-1] if own else None) or common
-    mapped.put("learning_rate", unet if parts.unet else 0.0)
-    mapped.put("text_encoder.learning_rate", first if parts.text_encoder else 0.0)
+    mapped.set("learning_rate", unet if parts.unet else 0.0)
+    mapped.set("text_encoder.learning_rate", first if parts.text_encoder else 0.0)
     if parts.family == "sdxl":
-        mapped.put("text_encoder_2.learning_rate", second if parts.text_encoder_2 else 0.0)
+        mapped.set("text_encoder_2.learning_rate", second if parts.text_encoder_2 else 0.0)
 
 
 def _optimizer(values: Mapping[str, str], _: LoraParts, mapped: Conversion) -> None:
@@ -207,7 +207,7 @@ def _optimizer(values: Mapping[str, str], _: LoraParts, mapped: Conversion) -> N
             stated.update(zip(("beta1", "beta2"), value, strict=False))
         elif value not in (None, False):
             mapped.notes.append(f"ss_optimizer.{key}: is not supported")
-    mapped.put("optimizer", stated)
+    mapped.set("optimizer", stated)
     if name == "prodigy":
         _one_rate(mapped)
 
@@ -231,8 +231,8 @@ def _schedule(values: Mapping[str, str], _: LoraParts, mapped: Conversion) -> No
     if kind is None:
         mapped.notes.append(f"ss_lr_scheduler: {_short(text)} is not supported")
         return
-    mapped.put("schedule.kind", kind)
-    mapped.put("schedule.warmup", 0 if text == "constant" else _warmup(values.get("ss_lr_warmup_steps")))
+    mapped.set("schedule.kind", kind)
+    mapped.set("schedule.warmup", 0 if text == "constant" else _warmup(values.get("ss_lr_warmup_steps")))
 
 
 def _warmup(text: str | None) -> int | float | None:
@@ -245,37 +245,37 @@ def _images(values: Mapping[str, str], _: LoraParts, mapped: Conversion) -> None
     """Convert resolution, buckets, crop, batch size and token length."""
     sides = [int(digits) for digits in re.findall(r"(?<!\d)\d{1,9}(?!\d)", values.get("ss_resolution", ""))[:2]]
     if sides:
-        mapped.put("resolution", round(math.sqrt(sides[0] * sides[-1]) / 8) * 8)
+        mapped.set("resolution", round(math.sqrt(sides[0] * sides[-1]) / 8) * 8)
         if sides[0] != sides[-1]:
             mapped.notes.append(f"ss_resolution: {sides[0]}x{sides[1]} is converted to the square of the same area")
     if values.get("ss_enable_bucket") == "True":
-        mapped.put("images.bucket_min", _whole(values.get("ss_min_bucket_reso")))
-        mapped.put("images.bucket_max", _whole(values.get("ss_max_bucket_reso")))
+        mapped.set("images.bucket_min", _whole(values.get("ss_min_bucket_reso")))
+        mapped.set("images.bucket_max", _whole(values.get("ss_max_bucket_reso")))
     if values.get("ss_bucket_no_upscale") == "True":
-        mapped.put("images.max_upscale", 1.0)
+        mapped.set("images.max_upscale", 1.0)
     if values.get("ss_random_crop") == "True":
-        mapped.put("images.crop", "random")
+        mapped.set("images.crop", "random")
     total = _whole(values.get("ss_total_batch_size"))
     single, parts = _whole(values.get("ss_batch_size_per_device")), _whole(values.get("ss_gradient_accumulation_steps"))
-    mapped.put("effective_batch", total or (single * (parts or 1) if single else None))
+    mapped.set("effective_batch", total or (single * (parts or 1) if single else None))
     tokens = values.get("ss_max_token_length")
-    mapped.put("token_chunks", _whole(tokens) if tokens else 75)
+    mapped.set("token_chunks", _whole(tokens) if tokens else 75)
 
 
 def _objective(values: Mapping[str, str], _: LoraParts, mapped: Conversion) -> None:
     """Convert loss, min-SNR and multires noise, where 0 means off."""
-    mapped.put("objective.min_snr_gamma", _number(values.get("ss_min_snr_gamma")) or None)
+    mapped.set("objective.min_snr_gamma", _number(values.get("ss_min_snr_gamma")) or None)
     levels = _whole(values.get("ss_multires_noise_iterations"))
     if levels:
-        mapped.put("objective.multires_iterations", levels)
-        mapped.put("objective.multires_discount", _number(values.get("ss_multires_noise_discount")))
+        mapped.set("objective.multires_iterations", levels)
+        mapped.set("objective.multires_discount", _number(values.get("ss_multires_noise_discount")))
     loss = values.get("ss_loss_type", "l2")
     if loss in ("l2", "huber"):
-        mapped.put("objective.loss", "mse" if loss == "l2" else "huber")
+        mapped.set("objective.loss", "mse" if loss == "l2" else "huber")
     else:
         mapped.notes.append(f"ss_loss_type: {_short(loss)} is not supported")
     if loss == "huber":
-        mapped.put("objective.huber_c", _number(values.get("ss_huber_c")))
+        mapped.set("objective.huber_c", _number(values.get("ss_huber_c")))
         if values.get("ss_huber_schedule") not in (None, "constant"):
             mapped.notes.append(
                 f"ss_huber_schedule: {_short(values['ss_huber_schedule'])}; Impasto keeps huber_c constant"

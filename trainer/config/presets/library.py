@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any, Literal
 from trainer.config.base import Family
 from trainer.config.fit import FitConfig
 from trainer.config.presets.exchange import load_preset
-from trainer.config.presets.picture import decode_picture
 from trainer.config.presets.preset import LONGEST_NAME, Preset, dump_preset
+from trainer.config.presets.preview_image import decode_image
 from trainer.config.recipe import RecipeConfig
-from trainer.config.resolve import changes, differences, flat
+from trainer.config.resolve import changes, differences, flatten
 from trainer.config.toml_file import toml_value
 from trainer.errors import ImpastoError, JobError
 from trainer.files.architecture import NAMES
 from trainer.files.assets import preset_path
 from trainer.protocol import files, places
-from trainer.protocol.files import made_up_name, numbered, safe_name
+from trainer.protocol.files import numbered, safe_name, valid_job_name
 from trainer.protocol.reading import read_bytes
 
 Origin = Literal["yours", "received", "built-in"]
@@ -70,7 +70,7 @@ def folder_of(origin: Origin) -> Path:
     return presets_folder() / "received" if origin == "received" else presets_folder()
 
 
-def read_shelf() -> PresetLibrary:
+def read_library() -> PresetLibrary:
     """Read all presets; a broken user file is listed and does not hide the others."""
     found: list[PresetEntry] = []
     broken: list[tuple[Path, ImpastoError]] = []
@@ -95,7 +95,7 @@ def find_preset(name: str, family: Family | None = None) -> PresetEntry:
         preset = load_preset(Path(name))
         require_family(preset, family)
         return PresetEntry(preset, Path(name), "yours")
-    shelf = read_shelf()
+    shelf = read_library()
     named = [each for each in shelf.presets if same_name(each.preset.name, name)]
     fitting = [each for each in named if family in (None, each.preset.base.family)]
     if named and not fitting:
@@ -123,9 +123,9 @@ def fit_for(shelf: PresetLibrary, family: Family, total_bytes: int) -> PresetEnt
     return max((fit for fit in fits if fit[0] <= sold), key=lambda fit: fit[0], default=(0, None))[1]
 
 
-def taken_by(preset: Preset) -> PresetEntry | None:
+def preset_with_same_name(preset: Preset) -> PresetEntry | None:
     """Return the preset in the user's folders with the same name and family, or None."""
-    return _namesake(preset, read_shelf())
+    return _namesake(preset, read_library())
 
 
 def require_free(preset: Preset, but: Path | None = None) -> None:
@@ -133,7 +133,7 @@ def require_free(preset: Preset, but: Path | None = None) -> None:
     if is_built_in(preset):
         sentence = f'"{preset.name}" is the name of a preset that comes with Impasto.'
         raise JobError("preset.built_in", sentence, "Choose another name.")
-    former = taken_by(preset)
+    former = preset_with_same_name(preset)
     if former is not None and former.path != but:
         sentence = f'You already have a preset "{former.preset.name}" for this base family.'
         raise JobError("preset.taken", sentence, "Choose another name.")
@@ -144,13 +144,13 @@ def is_built_in(preset: Preset) -> bool:
     return any(_same_place(each.preset, preset) for each in _built_in())
 
 
-def keep_preset(preset: Preset, origin: Origin = "yours") -> tuple[Path, Path | None]:
+def save_preset(preset: Preset, origin: Origin = "yours") -> tuple[Path, Path | None]:
     """Save a preset among the user's own or received ones, replacing one of the same name and family.
 
     Returns its path, and the path of the replaced version, if any. Raises OSError when the folder is not writable; then
     nothing is changed.
     """
-    shelf = read_shelf()
+    shelf = read_library()
     former = _namesake(preset, shelf)
     path = former.path if former else _free_place(preset, folder_of(origin), shelf)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -178,7 +178,7 @@ def versions_of(path: Path) -> list[PresetVersion]:
 def free_name(name: str, family: Family, shelf: PresetLibrary) -> str:
     """Return `name`, with a number appended if a preset of that family has it."""
     taken = [each.preset.name for each in shelf.presets if each.preset.base.family == family]
-    short = made_up_name(name)[: LONGEST_NAME - 4].rstrip(". ")
+    short = valid_job_name(name)[: LONGEST_NAME - 4].rstrip(". ")
     numbered = (f"{short} {number}" for number in range(2, 1000))
     return next(free for free in (name, *numbered) if not any(same_name(free, other) for other in taken))
 
@@ -264,7 +264,7 @@ def recipe_overrides(recipe: RecipeConfig) -> list[str]:
     """
     stated = recipe.model_dump(mode="json", by_alias=True, exclude_unset=True)
     optimizer = stated.pop("optimizer", None)
-    texts = [f"{key}={toml_value(value)}" for key, value in flat(stated, "recipe") if value is not None]
+    texts = [f"{key}={toml_value(value)}" for key, value in flatten(stated, "recipe") if value is not None]
     if optimizer is not None:
         arguments = (f"{key} = {toml_value(value)}" for key, value in optimizer.items() if value is not None)
         texts.append(f"recipe.optimizer={{{', '.join(arguments)}}}")
@@ -301,22 +301,22 @@ def compared_with_defaults(recipe: RecipeConfig) -> list[str]:
 def stated_fit(fit: FitConfig) -> list[str]:
     """Return the keys set in a fit: "fit.micro_batch = 2"."""
     stated = fit.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
-    return [f"{key} = {toml_value(value)}" for key, value in flat(stated, "fit")]
+    return [f"{key} = {toml_value(value)}" for key, value in flatten(stated, "fit")]
 
 
 def _beside_defaults(recipe: RecipeConfig, path: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Return the default of each key set in a recipe, and the values set."""
-    stated = dict(flat(recipe.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True), path))
-    defaults = dict(flat(RecipeConfig().model_dump(mode="json", by_alias=True), path))
+    stated = dict(flatten(recipe.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True), path))
+    defaults = dict(flatten(RecipeConfig().model_dump(mode="json", by_alias=True), path))
     return {key: defaults.get(key) for key in stated}, stated
 
 
 def _flat_preset(preset: Preset) -> Mapping[str, Any]:
     """Return the keys set in a preset; empty texts, such as no negative prompt, are left out."""
-    stated = flat(preset.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True), "")
+    stated = flatten(preset.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True), "")
     values = {key: value for key, value in stated if value != ""}
     if preset.preview is not None:
-        values[_PICTURE] = f"an image of {len(decode_picture(preset.preview.image)):,} bytes"
+        values[_PICTURE] = f"an image of {len(decode_image(preset.preview.image)):,} bytes"
     return values
 
 

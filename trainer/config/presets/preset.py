@@ -14,7 +14,7 @@ from trainer.config.fit import FitConfig
 from trainer.config.job import PromptConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.config.schema import Section
-from trainer.config.write import stated_lines
+from trainer.config.write import set_key_lines
 from trainer.protocol.files import safe_name
 from trainer.protocol.text import printable
 
@@ -200,12 +200,12 @@ def _around(text: str, found: re.Match[str]) -> str:
 
 def dump_preset(preset: Preset) -> str:
     """Return the preset as TOML that ``parse_preset`` reads back as an equal preset with the same keys set."""
-    without_picture = preset.changed(preview=None)
-    lines = [*stated_lines(without_picture, ""), *_picture_lines(preset)]
+    without_picture = preset.replaced(preview=None)
+    lines = [*set_key_lines(without_picture, ""), *_image_lines(preset)]
     return _HEADING + "\n".join(lines) + "\n"
 
 
-def _picture_lines(preset: Preset) -> Iterator[str]:
+def _image_lines(preset: Preset) -> Iterator[str]:
     """Yield the preview image over many lines: most editors choke on a line of 50,000 characters."""
     if preset.preview is not None:
         compact = "".join(preset.preview.image.split())

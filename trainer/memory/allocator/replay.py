@@ -29,7 +29,7 @@ class SurvivingStorage(NamedTuple):
 class Moment(NamedTuple):
     """The state right after an event: indices of the trace and of the event in it."""
 
-    tape: int
+    trace: int
     event: int
 
 
@@ -37,7 +37,7 @@ class Moment(NamedTuple):
 class SimulatedTrace:
     """What one trace did to memory; each array has one entry per event, in bytes after it."""
 
-    tape: MemoryTrace
+    trace: MemoryTrace
     before: Mapping[str, Storage]
     """Named storages that were alive when the trace began."""
     allocated: Bytes
@@ -78,16 +78,16 @@ class Replayed:
 
     def allocated(self, moment: Moment) -> int:
         """Return the bytes allocated at a moment."""
-        return int(self.played[moment.tape].allocated[moment.event])
+        return int(self.played[moment.trace].allocated[moment.event])
 
     def reserved(self, moment: Moment) -> int:
         """Return the bytes reserved from the driver at a moment."""
-        return int(self.played[moment.tape].reserved[moment.event])
+        return int(self.played[moment.trace].reserved[moment.event])
 
     def alive(self, moment: Moment) -> tuple[Storage, ...]:
         """Return the storages alive at a moment, those of earlier traces first."""
-        played = self.played[moment.tape]
-        trace = played.tape
+        played = self.played[moment.trace]
+        trace = played.trace
         events = trace.events[: moment.event + 1]
         born = np.zeros(len(trace.storages), dtype=bool)
         born[events[events >= 0]] = True
@@ -175,7 +175,7 @@ def _play(
     if account.failure is None:  # otherwise storages without a name are still alive
         _record_survivors(trace, account.alive, names)
     played = SimulatedTrace(
-        tape=trace,
+        trace=trace,
         before=before,
         allocated=account.allocated,
         reserved=account.reserved,

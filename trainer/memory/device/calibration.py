@@ -100,7 +100,7 @@ class Correction:
 class _Evidence:
     """What one finished run contributes."""
 
-    card: str
+    gpu: str
     system: str
     torch: str | None
     context_bytes: int | None
@@ -115,7 +115,7 @@ def calibration_file() -> Path:
     return places.home() / "calibration.json"
 
 
-def corrections(card: str, system: str, versions: Mapping[str, str]) -> Correction:
+def corrections(gpu: str, system: str, versions: Mapping[str, str]) -> Correction:
     """Return corrections from finished runs on ``card`` (or "cpu") and ``system``; never raises.
 
     ``versions`` is as in a run's report. Runs with another version of PyTorch are used if there are no others.
@@ -129,7 +129,7 @@ def corrections(card: str, system: str, versions: Mapping[str, str]) -> Correcti
     evidence = [piece for piece in map(_evidence, found) if piece is not None]
     if len(evidence) < len(found):
         damage = f"Could not read {len(found) - len(evidence)} of the {len(found)} finished runs in {path}."
-    here = [piece for piece in evidence if (piece.card, piece.system) == (card, system)]
+    here = [piece for piece in evidence if (piece.gpu, piece.system) == (gpu, system)]
     same = [piece for piece in here if piece.torch == versions.get("torch")]
     nearest = same or here
     contexts = [piece.context_bytes for piece in nearest if piece.context_bytes is not None]
@@ -151,7 +151,7 @@ def learn(report: RunReport) -> str | None:
     path = calibration_file()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with locks.held(path.with_suffix(".lock"), patience=10.0):
+        with locks.hold_lock(path.with_suffix(".lock"), patience=10.0):
             found, damage = _read(path)
             if damage is not None:
                 files.replace(path, path.with_suffix(".damaged.json"))
@@ -185,7 +185,7 @@ def _pruned(found: list[Any]) -> list[Any]:
     for place, report in enumerate(found):
         piece = _evidence(report)
         if piece is not None:
-            groups[piece.card, piece.system].append((place, piece))
+            groups[piece.gpu, piece.system].append((place, piece))
     kept: set[int] = set()
     for group in groups.values():
         kept.update(place for place, _ in group[-KEPT:])
@@ -201,7 +201,7 @@ def _evidence(found: Any) -> _Evidence | None:
         report = report_from(found)
         measured, forecast = _times(report)
         return _Evidence(
-            card=report.card,
+            gpu=report.card,
             system=report.system,
             torch=report.versions.get("torch"),
             context_bytes=_context_bytes(report),

@@ -6,18 +6,18 @@ import os
 import platform
 from dataclasses import dataclass, field, replace
 
-from trainer import gpu
 from trainer.errors import JobError
+from trainer.gpu import Gpu, GpuProcess
 from trainer.host import versions
 from trainer.memory.allocator.settings import AllocatorSettings, settings_here
 from trainer.memory.device.calibration import Correction, Margin, calibration_file, corrections
-from trainer.memory.device.gpu_specs import GpuSpec, Overheads, model_of, overheads_for
+from trainer.memory.device.gpu_specs import GpuSpec, Overheads, overheads_for, specs_of
 from trainer.memory.device.roofline import rate_of
 from trainer.memory.trace.memory_trace import Storage
-from trainer.protocol.forecast import CPU, Rate
+from trainer.protocol.forecast import CPU, DeviceSpeed
 from trainer.protocol.text import share, size
 
-UNMEASURED = Rate(CPU, (), 1.0, 0.0, 0.0)
+UNMEASURED = DeviceSpeed(CPU, (), 1.0, 0.0, 0.0)
 """Rate of a CPU that is not measured yet, with which nothing can be timed."""
 
 
@@ -25,12 +25,12 @@ UNMEASURED = Rate(CPU, (), 1.0, 0.0, 0.0)
 class DeviceState:
     """A GPU, its free memory, and what is known about its overheads, speed and earlier forecasts."""
 
-    card: GpuSpec
+    gpu: GpuSpec
     free_bytes: int
     overheads: Overheads
     correction: Correction
-    rate: Rate
-    uses: tuple[gpu.Use, ...] = ()
+    rate: DeviceSpeed
+    uses: tuple[GpuProcess, ...] = ()
     """Other processes that hold memory of it."""
     allocator: AllocatorSettings = field(default_factory=AllocatorSettings)
     """Settings of PyTorch's allocator, without a limit."""
@@ -38,7 +38,7 @@ class DeviceState:
     @property
     def on_cpu(self) -> bool:
         """Return whether this is the CPU with main memory."""
-        return self.card.name == CPU
+        return self.gpu.name == CPU
 
     @property
     def outside(self) -> int:
@@ -65,7 +65,7 @@ class DeviceState:
         """Raise JobError when none of the GPU's memory can be used: it is full, or the margin takes all of it."""
         if self.budget:
             return
-        free = f"{share(self.free_bytes, self.card.total_bytes)} are free"
+        free = f"{share(self.free_bytes, self.gpu.total_bytes)} are free"
         needs = f"CUDA needs {size(self.outside)} of it, and {size(self.margin)} are kept free as a safety margin"
         programs = [f"{use.name} ({size(use.bytes)})" if use.bytes else use.name for use in self.uses[:3]]
         used = f" The largest programs on it: {', '.join(programs)}." if programs else ""
@@ -77,7 +77,7 @@ class DeviceState:
             )
         raise JobError(
             "plan.no_memory",
-            f"Could not plan for {self.card.name}: none of its memory can be used. {free}, {needs}.{used}",
+            f"Could not plan for {self.gpu.name}: none of its memory can be used. {free}, {needs}.{used}",
             remedy,
         )
 
@@ -100,32 +100,32 @@ class DeviceState:
         return int(storage.bytes * self.overheads.cudnn_workspace_share)
 
 
-def situation_ahead(card: GpuSpec, *, system: str | None = None, deterministic: bool = False) -> DeviceState:
+def state_of_listed_gpu(gpu: GpuSpec, *, system: str | None = None, deterministic: bool = False) -> DeviceState:
     """Return the state of a GPU that is not in this machine, with nothing but a desktop running on it."""
     system = system or platform.system()
-    overheads = overheads_for(card, system, deterministic=deterministic)
-    return _device_state(card, card.total_bytes - overheads.desktop_bytes, overheads, system)
+    overheads = overheads_for(gpu, system, deterministic=deterministic)
+    return _device_state(gpu, gpu.total_bytes - overheads.desktop_bytes, overheads, system)
 
 
-def situation_here(
-    card: gpu.Card, *, rate: Rate | None = None, deterministic: bool = False, own: int | None = 0
+def state_of_local_gpu(
+    gpu: Gpu, *, rate: DeviceSpeed | None = None, deterministic: bool = False, own: int | None = 0
 ) -> DeviceState:
     """Return the current state of a GPU in this machine; ``rate`` is its measured rate, if there is one.
 
     ``own`` is the number of bytes that this process holds already, or None for a CUDA context of unknown size. They
     count as free, since the forecast includes the whole process with its context.
     """
-    model, system = model_of(card), platform.system()
+    model, system = specs_of(gpu), platform.system()
     overheads = overheads_for(model, system, deterministic=deterministic)
-    others = tuple(use for use in card.uses if use.pid != os.getpid())
-    device_state = _device_state(model, card.free_bytes, overheads, system, rate, others)
-    free = card.free_bytes + (device_state.outside if own is None else own)
+    others = tuple(use for use in gpu.uses if use.pid != os.getpid())
+    device_state = _device_state(model, gpu.free_bytes, overheads, system, rate, others)
+    free = gpu.free_bytes + (device_state.outside if own is None else own)
     return replace(device_state, free_bytes=free, allocator=settings_here(system=system))
 
 
-def situation_on_cpu(rate: Rate = UNMEASURED) -> DeviceState:
+def state_of_cpu(rate: DeviceSpeed = UNMEASURED) -> DeviceState:
     """Return the state of the CPU, whose main memory has no caching allocator and no known limit."""
-    card = GpuSpec(
+    gpu = GpuSpec(
         name=CPU,
         gigabytes=0,
         total_bytes=0,
@@ -136,16 +136,16 @@ def situation_on_cpu(rate: Rate = UNMEASURED) -> DeviceState:
         source="measured",
     )
     overheads = Overheads(0, 0, cublas_workspace_bytes=0, cudnn_workspace_share=0.0, sources={})
-    return _device_state(card, 0, overheads, platform.system(), rate)
+    return _device_state(gpu, 0, overheads, platform.system(), rate)
 
 
 def _device_state(
-    card: GpuSpec,
+    gpu: GpuSpec,
     free_bytes: int,
     overheads: Overheads,
     system: str,
-    rate: Rate | None = None,
-    uses: tuple[gpu.Use, ...] = (),
+    rate: DeviceSpeed | None = None,
+    uses: tuple[GpuProcess, ...] = (),
 ) -> DeviceState:
-    correction = corrections(card.name, system, versions())
-    return DeviceState(card, free_bytes, overheads, correction, rate or rate_of(card, system), uses)
+    correction = corrections(gpu.name, system, versions())
+    return DeviceState(gpu, free_bytes, overheads, correction, rate or rate_of(gpu, system), uses)

@@ -77,14 +77,14 @@ class GpuSpec:
         return gpu.generation(self.capability)
 
 
-def find_card(text: str) -> GpuSpec:
+def find_gpu(text: str) -> GpuSpec:
     """Return the GPU for "RTX 3060", "3060 12gb", "4060ti 16", "8GB" (a typical one), or "here".
 
     Without a memory size, the first one in the table is used, which is the most common. Raises ImpastoError
     "gpu.unknown" with similar names, or "gpu.none" for "here" on a machine without an NVIDIA GPU.
     """
     if text.strip().lower() == "here":
-        return _card_here()
+        return _gpu_here()
     words, gigabytes = _read(text)
     if not words and gigabytes is not None:
         return _typical(gigabytes)
@@ -95,14 +95,14 @@ def find_card(text: str) -> GpuSpec:
     return sizes[0]
 
 
-def model_of(card: gpu.Card) -> GpuSpec:
+def specs_of(card: gpu.Gpu) -> GpuSpec:
     """Return the specs of a real GPU, with its own name, memory and compute capability.
 
     A GPU that is not in the table gets the rates of the one of its generation that is nearest in memory.
     """
     words, _ = _read(card.name)
     listed = _named(words)
-    alike = listed or [model for model in known_cards() if model.generation == card.generation] or known_cards()
+    alike = listed or [model for model in known_gpus() if model.generation == card.generation] or known_gpus()
     near = min(alike, key=lambda model: abs(model.total_bytes - card.total_bytes))
     return replace(
         near,
@@ -115,27 +115,27 @@ def model_of(card: gpu.Card) -> GpuSpec:
 
 
 @cache
-def known_cards() -> tuple[GpuSpec, ...]:
+def known_gpus() -> tuple[GpuSpec, ...]:
     """Return every GPU of the table."""
     return tuple(_model(row, group) for group in _spec_table()["groups"] for row in group["cards"])
 
 
-def _card_here() -> GpuSpec:
-    found = gpu.cards()
+def _gpu_here() -> GpuSpec:
+    found = gpu.list_gpus()
     if not found:
         raise ImpastoError(
             "gpu.none",
             "This machine has no NVIDIA GPU, or no driver for it, so there is none to plan for.",
             'Name a GPU, such as --gpu "RTX 3060" or --gpu 8GB; `python -m trainer doctor` shows what was found here.',
         )
-    return model_of(max(found, key=lambda card: card.free_bytes))
+    return specs_of(max(found, key=lambda card: card.free_bytes))
 
 
 def _typical(gigabytes: float) -> GpuSpec:
     named: dict[str, str] = _spec_table()["typical"]
     size = f"{gigabytes:g}"
     if size in named:
-        return find_card(f"{named[size]} {size}GB")
+        return find_gpu(f"{named[size]} {size}GB")
     sizes = ", ".join(named)
     raise ImpastoError(
         "gpu.unknown",
@@ -145,7 +145,7 @@ def _typical(gigabytes: float) -> GpuSpec:
 
 
 def _unknown(text: str, named: list[GpuSpec]) -> ImpastoError:
-    plain = {" ".join(_words_of(card)): card.name.rpartition(" ")[0] for card in known_cards()}
+    plain = {" ".join(_words_of(card)): card.name.rpartition(" ")[0] for card in known_gpus()}
     words = " ".join(word for word in _read(text)[0] if word not in _PREFIXES)
     near = [plain[name] for name in difflib.get_close_matches(words, plain, 4, 0.5)]
     listed = ", ".join([card.name for card in named] or near)
@@ -160,13 +160,13 @@ def _unknown(text: str, named: list[GpuSpec]) -> ImpastoError:
 def _named(words: Iterable[str]) -> list[GpuSpec]:
     """Return the GPUs, one per memory size, with the longest name that the given words contain."""
     given = set(words)
-    found = [(len(own), card) for card in known_cards() if (own := set(_words_of(card))) <= given <= own | _NOISE]
+    found = [(len(own), card) for card in known_gpus() if (own := set(_words_of(card))) <= given <= own | _NOISE]
     longest = max((length for length, _ in found), default=0)
     return [card for length, card in found if length == longest]
 
 
-def _words_of(card: GpuSpec) -> list[str]:
-    return [word for word in _read(card.name)[0] if word not in _PREFIXES]
+def _words_of(gpu: GpuSpec) -> list[str]:
+    return [word for word in _read(gpu.name)[0] if word not in _PREFIXES]
 
 
 def _read(text: str) -> tuple[list[str], float | None]:
@@ -221,15 +221,15 @@ class Overheads:
     """Source of each figure, by field."""
 
 
-def overheads_for(card: GpuSpec, system: str, *, deterministic: bool = False) -> Overheads:
+def overheads_for(gpu: GpuSpec, system: str, *, deterministic: bool = False) -> Overheads:
     """Return the overheads of a GPU under ``system`` (a platform.system() name; only "Windows" differs)."""
     table = _overhead_table()
     area = "windows" if system == "Windows" else "linux"
-    size = "large" if card.gigabytes >= _LARGE_GIGABYTES else "small"
+    size = "large" if gpu.gigabytes >= _LARGE_GIGABYTES else "small"
     return Overheads(
-        context_bytes=table["context"][card.generation][size] * _MIB,
-        desktop_bytes=_on_windows(card, table) if area == "windows" else _elsewhere(card, table),
-        cublas_workspace_bytes=cublas_workspace_bytes(card.capability, deterministic=deterministic),
+        context_bytes=table["context"][gpu.generation][size] * _MIB,
+        desktop_bytes=_on_windows(gpu, table) if area == "windows" else _elsewhere(gpu, table),
+        cublas_workspace_bytes=cublas_workspace_bytes(gpu.capability, deterministic=deterministic),
         cudnn_workspace_share=table["cudnn"]["workspace_share"],
         sources={
             "context_bytes": table["context"]["source"],
@@ -252,17 +252,17 @@ def cublas_workspace_bytes(
     return sum(int(kib) * 1024 * int(count) for kib, count in pairs)
 
 
-def _on_windows(card: GpuSpec, table: Mapping[str, Any]) -> int:
-    if card.windows_share == 0.0:  # no screen, no desktop
-        return _elsewhere(card, table)
+def _on_windows(gpu: GpuSpec, table: Mapping[str, Any]) -> int:
+    if gpu.windows_share == 0.0:  # no screen, no desktop
+        return _elsewhere(gpu, table)
     least: int = table["windows"]["least"] * _MIB
-    return max(least, round(card.windows_share * card.total_bytes))
+    return max(least, round(gpu.windows_share * gpu.total_bytes))
 
 
-def _elsewhere(card: GpuSpec, table: Mapping[str, Any]) -> int:
-    desktop: int = table["linux"]["desktop"] * _MIB if card.windows_share else 0
+def _elsewhere(gpu: GpuSpec, table: Mapping[str, Any]) -> int:
+    desktop: int = table["linux"]["desktop"] * _MIB if gpu.windows_share else 0
     share: float = table["linux"]["driver_share"]
-    return desktop + round(share * card.total_bytes)
+    return desktop + round(share * gpu.total_bytes)
 
 
 @cache

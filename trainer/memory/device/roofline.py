@@ -10,7 +10,7 @@ from typing import Any
 from trainer.files.assets import asset_path
 from trainer.memory.device.gpu_specs import GpuSpec
 from trainer.memory.trace.memory_trace import Work
-from trainer.protocol.forecast import Rate, Timed
+from trainer.protocol.forecast import DeviceSpeed, TimedOperation
 from trainer.protocol.reading import read_toml
 
 # Cost of returning the cache to the driver and allocating it again: the GPU runs idle, and each of some tens of
@@ -18,7 +18,7 @@ from trainer.protocol.reading import read_toml
 RETRY_SECONDS = 0.05
 
 
-def seconds(work: Iterable[Work], rate: Rate) -> float:
+def seconds(work: Iterable[Work], rate: DeviceSpeed) -> float:
     """Return the seconds that a device takes for the work of one or more traces in sequence.
 
     An operation takes the larger of flops / rate and bytes / bandwidth (the roofline of Williams et al. 2009), plus a
@@ -35,44 +35,44 @@ def seconds(work: Iterable[Work], rate: Rate) -> float:
     return max(device, operations * rate.host)
 
 
-def loading_seconds(size: int, rate: Rate) -> float:
+def loading_seconds(size: int, rate: DeviceSpeed) -> float:
     """Return the seconds to read and place ``size`` bytes of weights."""
     return size / rate.disk
 
 
-def rate_of(card: GpuSpec, system: str) -> Rate:
+def rate_of(gpu: GpuSpec, system: str) -> DeviceSpeed:
     """Return the expected rates of a GPU under a system named as by platform.system()."""
     efficiency, operation = _table()["efficiency"], _table()["operation"]
-    bandwidth = card.bandwidth * efficiency["bandwidth"]
-    timed = [Timed("other", "float32", 0.0, bandwidth, 1.0)]
+    bandwidth = gpu.bandwidth * efficiency["bandwidth"]
+    timed = [TimedOperation("other", "float32", 0.0, bandwidth, 1.0)]
     for kind in ("gemm", "conv", "attention"):
-        for dtype, dense in _dense_rates(card, kind).items():
-            timed.append(Timed(kind, dtype, 1e12 * dense * efficiency[kind], 1.0, 1.0))
+        for dtype, dense in _dense_rates(gpu, kind).items():
+            timed.append(TimedOperation(kind, dtype, 1e12 * dense * efficiency[kind], 1.0, 1.0))
     host = operation["host"].get(system, operation["host"]["other"])
-    return Rate(card.name, tuple(timed), bandwidth, operation["launch"], host)
+    return DeviceSpeed(gpu.name, tuple(timed), bandwidth, operation["launch"], host)
 
 
-def _dense_rates(card: GpuSpec, kind: str) -> dict[str, float]:
+def _dense_rates(gpu: GpuSpec, kind: str) -> dict[str, float]:
     """Return TFLOP/s by dtype; PyTorch uses TF32 by default in fp32 convolutions, not in matrix products."""
-    single = card.tflops["tf32" if kind == "conv" else "float32"]
-    half = card.tflops["float16"]
+    single = gpu.tflops["tf32" if kind == "conv" else "float32"]
+    half = gpu.tflops["float16"]
     # Without hardware support bf16 is widened to fp32; 8- and 4-bit weights are multiplied in a 16-bit dtype.
-    brain = card.tflops.get("bfloat16", card.tflops["float32"])
+    brain = gpu.tflops.get("bfloat16", gpu.tflops["float32"])
     # int8 products have int32 results. Matrix units since Turing multiply them at least twice as fast; on a GPU without
     # such units runs dequantize the weights instead.
-    units = card.capability >= (7, 5) and half > card.tflops["float32"]
+    units = gpu.capability >= (7, 5) and half > gpu.tflops["float32"]
     whole = 2 * half if units else half
     return {"float32": single, "float16": half, "bfloat16": brain, "uint8": half, "int8": half, "int32": whole}
 
 
-def _operation_seconds(work: Work, rate: Rate) -> float:
+def _operation_seconds(work: Work, rate: DeviceSpeed) -> float:
     like = _most_similar(work, rate)
     if like.flops and work.flops:
         return max(work.flops * like.seconds / like.flops, work.bytes / rate.bandwidth) + rate.launch
     return work.bytes * like.seconds / like.bytes + rate.launch
 
 
-def _most_similar(work: Work, rate: Rate) -> Timed:
+def _most_similar(work: Work, rate: DeviceSpeed) -> TimedOperation:
     """Return the timed operation nearest in size and shape, of the same kind and, if there is one, dtype."""
     kind = work.kind if work.flops else "other"
     of_kind = [timed for timed in rate.timed if timed.kind == kind]

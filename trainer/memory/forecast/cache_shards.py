@@ -8,9 +8,9 @@ from typing import Literal, TypeVar
 
 from trainer.config.job import Job
 from trainer.config.recipe import RecipeConfig
-from trainer.dataset.cache_keys import GIGABYTE, MOST_SHOWINGS, CacheKeys, latent_bytes, text_bytes
-from trainer.dataset.picture import Picture
-from trainer.dataset.sampling import Sample, draw_sample, epoch_showings, samples_per_epoch, steps_per_epoch
+from trainer.dataset.cache_keys import GIGABYTE, MAX_SHARD_SAMPLES, CacheKeys, latent_bytes, text_bytes
+from trainer.dataset.image import ImageRecord
+from trainer.dataset.sampling import Sample, draw_sample, epoch_samples, samples_per_epoch, steps_per_epoch
 from trainer.files.architecture import Config
 
 # Samples to list before estimating the rest, at 0.03 to 0.06 ms each, so that an answer takes less than a second.
@@ -24,26 +24,26 @@ T = TypeVar("T")
 class LaterShards:
     """The cache shards after the first one, as trainer.training.data.batches cuts them."""
 
-    portions: int = 0
+    shards: int = 0
     """Number of later shards."""
-    pictures: int = 0
+    images: int = 0
     """Number of images encoded in all of them."""
     texts: int = 0
     """Number of texts encoded in all of them."""
-    together: int = 0
+    epochs_per_shard: int = 0
     """Number of epochs in one shard."""
     limited: Literal["disk", "listing"] = "disk"
     """What limits a shard: disk space, or the number of samples listed at once."""
 
 
-NOT_LATER = LaterShards()
+NO_LATER_SHARDS = LaterShards()
 
 _Cut = tuple[str, tuple[int, int, int, int], bool]
 
 
-def first_portion(
+def first_shard(
     job: Job,
-    images: Sequence[Picture],
+    images: Sequence[ImageRecord],
     later: LaterShards,
     *,
     samples: Sequence[Sample] = (),
@@ -58,13 +58,13 @@ def first_portion(
     """
     if not (shown := samples_per_epoch(images)):
         return 0, 0
-    epochs = (later.together or _epochs(job, images)) if _varies_by_epoch(images, job.recipe) else 1
+    epochs = (later.epochs_per_shard or _epochs(job, images)) if _varies_by_epoch(images, job.recipe) else 1
     some = _subsample(min(shown * epochs // _MAX_LISTED, len(images) // _MIN_IMAGES), images)
     cuts: dict[_Cut, Sample] = {}
     words: dict[str, None] = {}
     sizes: list[tuple[int, int]] = []
     for epoch in range(min(epochs, max(2, _MAX_LISTED // samples_per_epoch(some)))):
-        for sample in _samples(some, job.recipe, epoch):
+        for sample in _drawn(some, job.recipe, epoch):
             cuts.setdefault(_cut(sample), sample)
             words[sample.caption] = None
         sizes.append((len(cuts), len(words)))
@@ -76,14 +76,13 @@ def first_portion(
     if cached is None:
         return round(images_drawn) + len(more), round(texts_drawn) + len(more_texts)
     return (
-        round(images_drawn * _missing_share(cuts.values(), cached.has_picture))
-        + _count_missing(more, cached.has_picture),
+        round(images_drawn * _missing_share(cuts.values(), cached.has_image)) + _count_missing(more, cached.has_image),
         round(texts_drawn * _missing_share(words, cached.has_text)) + _count_missing(more_texts, cached.has_text),
     )
 
 
-def later_portions(
-    job: Job, images: Sequence[Picture], text_configs: Iterable[Config], cached: CacheKeys | None = None
+def later_shards(
+    job: Job, images: Sequence[ImageRecord], text_configs: Iterable[Config], cached: CacheKeys | None = None
 ) -> LaterShards:
     """Return a resolved job's later shards; ``text_configs`` are of the encoders whose texts are cached.
 
@@ -93,20 +92,20 @@ def later_portions(
     """
     recipe, shown, configs = job.recipe, samples_per_epoch(images), tuple(text_configs)
     if not shown:
-        return NOT_LATER
+        return NO_LATER_SHARDS
     epochs = _epochs(job, images)
     limit = (job.fit.cache_gigabytes or float("inf")) * GIGABYTE
     text = text_bytes(recipe.token_chunks, (int(config["hidden_size"]) for config in configs))
     most = max(map(_latent_bytes, images)) + text  # bytes of the largest sample
-    if epochs == 1 or (epochs * shown * most <= limit and epochs * shown <= MOST_SHOWINGS):
-        return NOT_LATER
+    if epochs == 1 or (epochs * shown * most <= limit and epochs * shown <= MAX_SHARD_SAMPLES):
+        return NO_LATER_SHARDS
     some = _subsample(shown // _MAX_LISTED, images)
     share = shown / samples_per_epoch(some)
-    first, new = _showings(some, recipe, 0), _new_in(some, recipe, 1)
-    sizes = [share * sum(_latent_bytes(one.picture) + text for one in of.values()) for of in (first, new)]
+    first, new = _samples(some, recipe, 0), _new_in(some, recipe, 1)
+    sizes = [share * sum(_latent_bytes(one.image) + text for one in of.values()) for of in (first, new)]
     # Epochs that fit beside the first one, at the growth of the second.
     more = int((limit - sizes[0]) // sizes[1]) if sizes[1] and limit < float("inf") else epochs
-    listed = MOST_SHOWINGS // shown
+    listed = MAX_SHARD_SAMPLES // shown
     together = max(1, min(1 + more, listed, epochs))
     shards = -(-epochs // together) - 1
     repeated = share * (epochs - together)
@@ -115,7 +114,7 @@ def later_portions(
     if cached is not None and shards:
         then = _new_in(some, recipe, together).values()
         absent = [
-            _missing_share(then, cached.has_picture),
+            _missing_share(then, cached.has_image),
             _missing_share({one.caption for one in then}, cached.has_text),
         ]
     # Captions that are encoded in the training step count for the size of a shard, as in the run, but are not cached.
@@ -124,16 +123,16 @@ def later_portions(
     return LaterShards(shards, round(repeated * images_drawn * absent[0]), texts, together, limited)
 
 
-def _latent_bytes(image: Picture) -> int:
+def _latent_bytes(image: ImageRecord) -> int:
     return latent_bytes(image.bucket, masked=image.mask != "none")
 
 
-def _epochs(job: Job, images: Sequence[Picture]) -> int:
+def _epochs(job: Job, images: Sequence[ImageRecord]) -> int:
     """Return the number of epochs of a run, counting a partial last one as whole."""
     return -(-(job.recipe.steps or 1) // steps_per_epoch(images, job.recipe))
 
 
-def _varies_by_epoch(images: Iterable[Picture], recipe: RecipeConfig) -> bool:
+def _varies_by_epoch(images: Iterable[ImageRecord], recipe: RecipeConfig) -> bool:
     """Return whether an epoch may show something that none before it did."""
     chosen = recipe.captions.wildcards or recipe.captions.shuffle or recipe.captions.dropout > 0
     cut = recipe.images.flip or recipe.images.crop == "random"
@@ -145,29 +144,29 @@ def _varies_by_epoch(images: Iterable[Picture], recipe: RecipeConfig) -> bool:
     )
 
 
-def _subsample(step: int, images: Sequence[Picture]) -> Sequence[Picture]:
+def _subsample(step: int, images: Sequence[ImageRecord]) -> Sequence[ImageRecord]:
     """Return every n-th image, or all of them if none of those is trained on."""
     some = images[:: max(1, step)]
     return some if samples_per_epoch(some) else images
 
 
-def _samples(images: Iterable[Picture], recipe: RecipeConfig, epoch: int) -> Iterator[Sample]:
-    return (draw_sample(image, recipe, epoch, repeat) for image, repeat in epoch_showings(images, epoch))
+def _drawn(images: Iterable[ImageRecord], recipe: RecipeConfig, epoch: int) -> Iterator[Sample]:
+    return (draw_sample(image, recipe, epoch, repeat) for image, repeat in epoch_samples(images, epoch))
 
 
 def _cut(sample: Sample) -> _Cut:
     """Return what identifies an encoded image: the image, its crop window and whether it is flipped."""
-    return sample.picture.id, sample.window, sample.flip
+    return sample.image.id, sample.window, sample.flip
 
 
-def _showings(images: Iterable[Picture], recipe: RecipeConfig, epoch: int) -> dict[tuple[_Cut, str], Sample]:
+def _samples(images: Iterable[ImageRecord], recipe: RecipeConfig, epoch: int) -> dict[tuple[_Cut, str], Sample]:
     """Return the distinct samples of an epoch by what is encoded: image crop and text."""
-    return {(_cut(sample), sample.caption): sample for sample in _samples(images, recipe, epoch)}
+    return {(_cut(sample), sample.caption): sample for sample in _drawn(images, recipe, epoch)}
 
 
-def _new_in(images: Iterable[Picture], recipe: RecipeConfig, epoch: int) -> dict[tuple[_Cut, str], Sample]:
+def _new_in(images: Iterable[ImageRecord], recipe: RecipeConfig, epoch: int) -> dict[tuple[_Cut, str], Sample]:
     """Return the samples of an epoch that the epoch before it did not have."""
-    former, now = (_showings(images, recipe, one) for one in (epoch - 1, epoch))
+    former, now = (_samples(images, recipe, one) for one in (epoch - 1, epoch))
     return {key: sample for key, sample in now.items() if key not in former}
 
 

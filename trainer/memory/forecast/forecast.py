@@ -24,7 +24,7 @@ from trainer.memory.device import roofline
 from trainer.memory.device.device_state import DeviceState
 from trainer.memory.forecast.host_memory import host_bytes
 from trainer.memory.forecast.peaks import HighPoint, high_points
-from trainer.memory.forecast.results import RULES, OomResult, Outcome, at_length, in_brief, most_reserved
+from trainer.memory.forecast.results import RULES, ForecastResult, OomResult, is_full, most_reserved, without_details
 from trainer.memory.forecast.schedule import (
     MOST_ROUNDS,
     GraphSchedule,
@@ -50,7 +50,7 @@ Join = Literal["replace", "extend", "highest"]
 TraceGroups = tuple[tuple[int, ...], ...]
 """Identities of the traces that a run has played so far, group by group: runs with equal ones share their result."""
 
-CHAPTERS_TO_TRAINING = 3
+GROUPS_TO_TRAINING = 3
 """Number of groups of a run up to training: loading, what comes before the first step, and training."""
 SAMPLES = 200
 LARGEST_PARTS = 6
@@ -69,7 +69,7 @@ TRACE_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 class Simulation:
     """A run replayed through one allocator, phase by phase, up to where memory runs out."""
 
-    situation: DeviceState
+    device_state: DeviceState
     capacity: int | None
     allocator: Allocator = field(init=False)
     names: dict[str, SurvivingStorage] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class Simulation:
 
     def __post_init__(self) -> None:
         """Start with an empty GPU."""
-        self.allocator = Allocator(replace(self.situation.allocator, capacity=self.capacity))
+        self.allocator = Allocator(replace(self.device_state.allocator, capacity=self.capacity))
 
     def play(self, phase: ForecastPhase, traces: Iterable[MemoryTrace], *, join: Join = "replace") -> bool:
         """Play traces as a phase, and return False once memory has run out.
@@ -94,7 +94,7 @@ class Simulation:
         for trace in traces:
             if self.failure is not None:
                 return False
-            replayed = replay([trace], self.allocator, self.names, self.situation.workspace_bytes)
+            replayed = replay([trace], self.allocator, self.names, self.device_state.workspace_bytes)
             played += replayed.played
             self.failure = replayed.failure
             if self.failure is not None:
@@ -108,7 +108,7 @@ class Simulation:
 
     def copy(self, capacity: int | None) -> Simulation:
         """Return a simulation that continues from here within another limit, independent of this one."""
-        twin = Simulation(self.situation, capacity)
+        twin = Simulation(self.device_state, capacity)
         twin.allocator = self.allocator.copy(capacity)
         twin.names, twin.phases = dict(self.names), dict(self.phases)
         twin.round_retries = self.round_retries
@@ -116,12 +116,12 @@ class Simulation:
         return twin
 
     @property
-    def unhindered(self) -> bool:
+    def unlimited(self) -> bool:
         """Return whether the limit made no difference."""
         return self.allocator.refused is None
 
     @property
-    def hindered(self) -> OomResult | None:
+    def oom_result(self) -> OomResult | None:
         """Return the effect of the limit and the range of limits that share it; None if it had none."""
         if self.allocator.refused is None:
             return None
@@ -137,9 +137,9 @@ def _reserved(phase: Replayed) -> int:
     return phase.reserved(phase.peak_reserved())
 
 
-def run_through(schedule: RunSchedule, device_state: DeviceState, capacity: int | None) -> Simulation:
+def simulate_run(schedule: RunSchedule, device_state: DeviceState, capacity: int | None) -> Simulation:
     """Simulate a whole run, with ``capacity`` limiting its segments to so many bytes."""
-    return RunSimulator(device_state).through(schedule, capacity)
+    return RunSimulator(device_state).simulate(schedule, capacity)
 
 
 class BudgetCheck(NamedTuple):
@@ -159,84 +159,84 @@ class RunSimulator:
 
     def __init__(self, device_state: DeviceState, before_playing: Callable[[], None] = lambda: None) -> None:
         """Simulate for ``device_state``; ``before_playing`` is called before replays and may raise to cancel."""
-        self.situation = device_state
+        self.device_state = device_state
         self.before_playing = before_playing
         # By the identities of the traces. The traces are kept with the result: otherwise a new trace could get the
         # address of a freed one, and with it a wrong result.
         self._played: dict[tuple[int | None, TraceGroups], tuple[Simulation, Sequence[MemoryTrace]]] = {}
-        self._outcomes: dict[str, Outcome] = {}
+        self._outcomes: dict[str, ForecastResult] = {}
         self._oom_results: dict[str, tuple[OomResult, ...]] = {}
 
-    def within(self, schedule: RunSchedule, capacity: int) -> BudgetCheck:
+    def check_budget(self, schedule: RunSchedule, capacity: int) -> BudgetCheck:
         """Return how the run goes within ``capacity`` bytes, replaying it only if they may make a difference."""
         key = self.key(schedule)
         known = self._known_outcome(key, schedule, brief=True)
         # An expandable segment asks for more than it takes if it starts in free memory. So a limit can refuse a request
         # even though it exceeds everything that an unlimited run has reserved.
-        expands = self.situation.allocator.expandable
+        expands = self.device_state.allocator.expandable
         if known is not None and not expands and most_reserved(known) <= capacity:
             return BudgetCheck(None, 0.0)
         oom_result = self._known_oom(key, schedule, capacity)
         if oom_result is None:
-            simulation = self.through(schedule, capacity)
-            oom_result = simulation.hindered
+            simulation = self.simulate(schedule, capacity)
+            oom_result = simulation.oom_result
             if oom_result is None:
-                self._keep_outcome(key, schedule, _outcome(schedule.subject, simulation, brief=True))
+                self._keep_outcome(key, schedule, _outcome(schedule.workload, simulation, brief=True))
                 return BudgetCheck(None, 0.0)
             self._keep_oom(key, schedule, oom_result)
         return BudgetCheck(oom_result.failed_in, retry_seconds(schedule, oom_result.retries))
 
-    def unhindered(self, schedule: RunSchedule, *, brief: bool) -> Outcome:
+    def unlimited_result(self, schedule: RunSchedule, *, brief: bool) -> ForecastResult:
         """Return the result of every phase without a memory limit; new results are saved to disk."""
         key = self.key(schedule)
         outcome = self._known_outcome(key, schedule, brief=brief)
         if outcome is None:
-            outcome = _outcome(schedule.subject, self.through(schedule, None), brief=brief)
+            outcome = _outcome(schedule.workload, self.simulate(schedule, None), brief=brief)
             self._keep_outcome(key, schedule, outcome)
         return outcome
 
     def key(self, schedule: RunSchedule) -> str:
         """Return the cache key of a forecast result."""
-        overheads = self.situation.overheads
+        overheads = self.device_state.overheads
         workspaces = overheads.cublas_workspace_bytes, overheads.cudnn_workspace_share
-        return schedule.key(RULES, to_record(self.situation.allocator), workspaces)
+        return schedule.key(RULES, to_record(self.device_state.allocator), workspaces)
 
-    def _known_outcome(self, key: str, schedule: RunSchedule, *, brief: bool) -> Outcome | None:
+    def _known_outcome(self, key: str, schedule: RunSchedule, *, brief: bool) -> ForecastResult | None:
         known = self._outcomes.get(key)
-        if known is None or not (brief or at_length(known)):
-            known = schedule.outcomes.load(key, brief=brief)
+        if known is None or not (brief or is_full(known)):
+            known = schedule.results.load(key, brief=brief)
             if known is not None:
                 _remember(self._outcomes, key, known)
-        return known and (in_brief(known) if brief else known)
+        return known and (without_details(known) if brief else known)
 
     def _known_oom(self, key: str, schedule: RunSchedule, capacity: int) -> OomResult | None:
         if key not in self._oom_results:
-            _remember(self._oom_results, key, schedule.outcomes.hindered(key))
-        return next((found for found in self._oom_results[key] if found.holds(capacity)), None)
+            _remember(self._oom_results, key, schedule.results.oom_result(key))
+        return next((found for found in self._oom_results[key] if found.applies_to(capacity)), None)
 
     def _keep_oom(self, key: str, schedule: RunSchedule, found: OomResult) -> None:
         _remember(self._oom_results, key, (*self._oom_results[key], found))
         with suppress(OSError):  # as in _keep_outcome
-            schedule.outcomes.save_hindered(key, found)
+            schedule.results.save_oom(key, found)
 
-    def _keep_outcome(self, key: str, schedule: RunSchedule, outcome: Outcome) -> None:
+    def _keep_outcome(self, key: str, schedule: RunSchedule, outcome: ForecastResult) -> None:
         _remember(self._outcomes, key, outcome)
         with suppress(OSError):  # a full disk costs the next forecast a second, but does not fail this one
-            schedule.outcomes.save(key, outcome)
+            schedule.results.save(key, outcome)
 
     def between_epochs(self, schedule: RunSchedule, capacity: int | None) -> Simulation:
         """Simulate encoding between epochs within ``capacity`` bytes, beside all that training holds."""
-        simulation = self.through(schedule, capacity, chapters=CHAPTERS_TO_TRAINING).copy(capacity)
+        simulation = self.simulate(schedule, capacity, chapters=GROUPS_TO_TRAINING).copy(capacity)
         simulation.phases = {}  # only what happens between epochs counts here
         _play_all(simulation, schedule.between_epochs())
         return simulation
 
-    def through(self, schedule: RunSchedule, capacity: int | None, *, chapters: int | None = None) -> Simulation:
+    def simulate(self, schedule: RunSchedule, capacity: int | None, *, chapters: int | None = None) -> Simulation:
         """Simulate the run to its end, or to where ``capacity`` bytes are not enough.
 
         With ``chapters``, only that many groups of traces are replayed. The result is shared: play nothing more on it.
         """
-        simulation = Simulation(self.situation, capacity)
+        simulation = Simulation(self.device_state, capacity)
         read: TraceGroups = ()
         for traces, play in islice(_trace_groups(schedule), chapters):
             read = (*read, tuple(map(id, traces)))
@@ -246,7 +246,7 @@ class RunSimulator:
                 known = simulation.copy(capacity)  # the original may be shared with other runs
                 play(known)
                 # A limit that made no difference is stored as none, so that every higher limit finds the result.
-                _remember(self._played, (None if known.unhindered else capacity, read), (known, traces))
+                _remember(self._played, (None if known.unlimited else capacity, read), (known, traces))
             simulation = known
             if simulation.failure is not None:
                 break
@@ -274,8 +274,8 @@ def _trace_groups(schedule: RunSchedule) -> Iterator[tuple[Sequence[MemoryTrace]
     Training comes twice. The second time shows what fragments left by validation, previews and saving cost it.
     """
     before, start = schedule.before_training(), schedule.at_start()
-    yield _tapes(before), lambda simulation: _play_all(simulation, before)
-    yield _tapes(start), lambda simulation: _play_all(simulation, start)
+    yield _traces(before), lambda simulation: _play_all(simulation, before)
+    yield _traces(start), lambda simulation: _play_all(simulation, start)
     first, later, graphs = schedule.first_step(), schedule.round(), schedule.graphs()
 
     def train(simulation: Simulation) -> bool:
@@ -284,18 +284,18 @@ def _trace_groups(schedule: RunSchedule) -> Iterator[tuple[Sequence[MemoryTrace]
         simulation.round_retries = tuple(played.retries for played in simulation.phases["train"].played) if done else ()
         return done
 
-    yield (*first, *later, *(graphs.tapes if graphs else ())), train
+    yield (*first, *later, *(graphs.traces if graphs else ())), train
     between = schedule.between_steps()
-    yield _tapes(between), lambda simulation: _play_all(simulation, between)
+    yield _traces(between), lambda simulation: _play_all(simulation, between)
     yield later, lambda simulation: simulation.play("train", later, join="highest")
 
 
-def _tapes(phases: Iterable[PhaseTraces]) -> tuple[MemoryTrace, ...]:
-    return tuple(trace for phase_traces in phases for trace in phase_traces.tapes)
+def _traces(phases: Iterable[PhaseTraces]) -> tuple[MemoryTrace, ...]:
+    return tuple(trace for phase_traces in phases for trace in phase_traces.traces)
 
 
 def _play_all(simulation: Simulation, phases: Iterable[PhaseTraces]) -> bool:
-    return all(simulation.play(phase_traces.phase, phase_traces.tapes, join="highest") for phase_traces in phases)
+    return all(simulation.play(phase_traces.phase, phase_traces.traces, join="highest") for phase_traces in phases)
 
 
 def _train(simulation: Simulation, traces: Sequence[MemoryTrace]) -> bool:
@@ -324,7 +324,7 @@ def retry_seconds(schedule: RunSchedule, retries_by_trace: Sequence[int]) -> flo
 
     ``retries_by_trace`` says how often that happened in each trace of the last round of training.
     """
-    times = repeats(schedule.subject)
+    times = repeats(schedule.workload)
     retries = sum(retries * often for retries, often in zip(retries_by_trace, cycle(times), strict=False))
     return roofline.RETRY_SECONDS * retries * len(times) / max(len(retries_by_trace), 1)
 
@@ -354,19 +354,19 @@ def forecast_of(
         return factor * roofline.seconds(work, device_state.rate)
 
     runs = runs or RunSimulator(device_state)
-    failed_in, retrying = runs.within(schedule, device_state.budget)
+    failed_in, retrying = runs.check_budget(schedule, device_state.budget)
     between, alone = _between_epochs(schedule, runs, device_state.budget, brief=brief)
     timed = _seconds(schedule, seconds, retrying)
     if alone:  # the models are built again after each cache shard
-        timed["train"] += schedule.occasions.later.portions * schedule.loading()
+        timed["train"] += schedule.counts.later.shards * schedule.loading()
     found = (
         max(phase, between.get(phase.phase, phase), key=_reserved_bytes)
-        for phase in runs.unhindered(schedule, brief=brief)
+        for phase in runs.unlimited_result(schedule, brief=brief)
     )
     phases = tuple(replace(phase, seconds=timed[phase.phase]) for phase in found)
-    workload, steps = schedule.subject, schedule.subject.recipe.steps or 1
+    workload, steps = schedule.workload, schedule.workload.recipe.steps or 1
     return Forecast(
-        card=device_state.card.name,
+        card=device_state.gpu.name,
         phases=phases,
         allocated=max(phase.allocated for phase in phases),
         reserved=max(phase.reserved for phase in phases),
@@ -379,7 +379,7 @@ def forecast_of(
         exact=workload.fit.quantize != "int8_products",  # the run decides at its start which layers use int8 products
         time_factor=factor,
         flops=float(steps * _step_flops(schedule)),
-        flops_limit=1e12 * device_state.card.tflops.get(TRACE_DTYPES[workload.fit.dtype or "fp32"], 0.0),
+        flops_limit=1e12 * device_state.gpu.tflops.get(TRACE_DTYPES[workload.fit.dtype or "fp32"], 0.0),
         encodes_alone=alone,
     )
 
@@ -397,20 +397,20 @@ def _between_epochs(
     free = runs.between_epochs(schedule, None)
     if free.reserved > budget and runs.between_epochs(schedule, budget).failure is not None:
         return {}, True
-    return {phase.phase: phase for phase in _outcome(schedule.subject, free, brief=brief)}, False
+    return {phase.phase: phase for phase in _outcome(schedule.workload, free, brief=brief)}, False
 
 
-def encoding_again(workload: Workload, device_state: DeviceState, traces: TraceLibrary) -> PhaseForecast | None:
+def forecast_fp32_retry(workload: Workload, device_state: DeviceState, traces: TraceLibrary) -> PhaseForecast | None:
     """Forecast caching when a bf16 VAE gives infinite or NaN values and runs in fp32; None for fp32 VAEs.
 
     This takes as much as an fp32 VAE from the start: weights are widened one by one after the first attempt is freed.
     """
     if workload.fit.vae_dtype != "bf16":
         return None
-    widened = replace(workload, fit=workload.fit.changed(vae_dtype="fp32"))
+    widened = replace(workload, fit=workload.fit.replaced(vae_dtype="fp32"))
     simulation = Simulation(device_state, None)
     simulation.play(
-        "cache_pictures", RunSchedule(widened, traces, PhaseCounts(), device_state.rate).tapes("cache_pictures")
+        "cache_pictures", RunSchedule(widened, traces, PhaseCounts(), device_state.rate).traces("cache_pictures")
     )
     return _outcome(widened, simulation, brief=True)[0]
 
@@ -439,7 +439,7 @@ def _seconds(schedule: RunSchedule, seconds: Seconds, retrying: float) -> dict[F
     return timed
 
 
-def _outcome(workload: Workload, simulation: Simulation, *, brief: bool) -> Outcome:
+def _outcome(workload: Workload, simulation: Simulation, *, brief: bool) -> ForecastResult:
     """Return the forecast of each phase that uses memory, in order."""
     return tuple(
         PhaseForecast(
@@ -457,20 +457,20 @@ def _outcome(workload: Workload, simulation: Simulation, *, brief: bool) -> Outc
 
 def _host_bytes(workload: Workload, phase: ForecastPhase, replayed: Replayed) -> int:
     played = replayed.played
-    return host_bytes(phase, workload, [each.tape for each in played], played[0].before.values())
+    return host_bytes(phase, workload, [each.trace for each in played], played[0].before.values())
 
 
 def _steps(schedule: RunSchedule) -> int:
-    return schedule.subject.recipe.steps or 1
+    return schedule.workload.recipe.steps or 1
 
 
 def _step_flops(schedule: RunSchedule) -> int:
     """Return the FLOPs of one optimizer step in the largest shape."""
-    steps = schedule.step_outlines(bounding_buckets(schedule.subject)[0])
+    steps = schedule.step_summaries(bounding_buckets(schedule.workload)[0])
     once, more = (
         sum(work.flops * work.count for work in trace.work) for trace in (steps.micro_first, steps.micro_more)
     )
-    return once + (parts(schedule.subject) - 1) * more
+    return once + (parts(schedule.workload) - 1) * more
 
 
 def _peaks(replayed: Replayed) -> tuple[Peak, ...]:
@@ -478,9 +478,9 @@ def _peaks(replayed: Replayed) -> tuple[Peak, ...]:
     points: dict[int, tuple[HighPoint, ...]] = {}
     highest: dict[str, tuple[int, Moment, HighPoint]] = {}
     for place, played in enumerate(replayed.played):
-        if id(played.tape) not in points:
-            points[id(played.tape)] = high_points(played.tape)
-        for point in points[id(played.tape)]:
+        if id(played.trace) not in points:
+            points[id(played.trace)] = high_points(played.trace)
+        for point in points[id(played.trace)]:
             if point.event < len(played.allocated):
                 found = (int(played.allocated[point.event]), Moment(place, point.event), point)
                 if point.name not in highest or found[0] > highest[point.name][0]:

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from trainer.dataset.cache_keys import FLOAT_BYTES, latent_bytes, text_bytes, texts_at_once
+from trainer.dataset.cache_keys import FLOAT_BYTES, latent_bytes, text_batch_size, text_bytes
 from trainer.memory.trace.memory_trace import MemoryTrace, Storage
 from trainer.memory.trace.workload import Workload
 from trainer.protocol.forecast import ForecastPhase
-from trainer.training.data.pipeline import MOST_KEPT, READERS
+from trainer.training.data.pipeline import MAX_PENDING_WRITES, READER_THREADS
 
 NUMBER_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 # Bytes per number in a base's file. It may have 16 or 32 bits, which is not known here, so this is the larger.
 STORED_BYTES = 4
 # A 24-megapixel photo in three copies: decoded, converted to sRGB, and cropped to its bucket.
-PICTURE_BYTES = 3 * 3 * 24_000_000
+IMAGE_BYTES = 3 * 3 * 24_000_000
 # Results waiting to be written, one that arrives meanwhile, and the one being written, as tensors and as a file.
-RESULTS_WAITING = MOST_KEPT + 3
+RESULTS_WAITING = MAX_PENDING_WRITES + 3
 # Images prepared by each reader, the one being encoded, and the one before it, which is freed after the next arrives.
-CROPS_WAITING = READERS + 2
+CROPS_WAITING = READER_THREADS + 2
 # Copies of tensors on their way to a file: from the GPU, as bytes of each tensor, and as bytes of the whole file.
 COPIES_SAVED = 3
 
@@ -37,10 +37,10 @@ def host_bytes(
         case "load" | "quantise":
             return max(_staged(traces, workload.fit.dtype), _masters(_born(traces)))
         case "cache_pictures":
-            return _staged(traces, workload.fit.vae_dtype) + PICTURE_BYTES + _pictures_waiting(workload)
+            return _staged(traces, workload.fit.vae_dtype) + IMAGE_BYTES + _images_waiting(workload)
         case "cache_texts":
             widths = (int(config["hidden_size"]) for config in workload.text_configs)
-            waiting = RESULTS_WAITING * texts_at_once(workload.fit) * text_bytes(workload.recipe.token_chunks, widths)
+            waiting = RESULTS_WAITING * text_batch_size(workload.fit) * text_bytes(workload.recipe.token_chunks, widths)
             return _staged(traces, workload.fit.dtype) + waiting
         case "preview":
             # An offloaded UNet is what is allocated again after all prompts are drawn.
@@ -57,7 +57,7 @@ def host_bytes(
             return 0
 
 
-def _pictures_waiting(workload: Workload) -> int:
+def _images_waiting(workload: Workload) -> int:
     """Return the bytes that the encoding pipeline holds: fp32 images with masks, and unwritten latents."""
     width, height = workload.buckets[0].size
     channels = 4 if workload.masks else 3

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trainer.memory.trace.store import DAMAGED, TraceStore, make_room, mark_used
+from trainer.memory.trace.store import DAMAGED, TraceStore, evict, mark_used
 from trainer.protocol import files
 from trainer.protocol.forecast import ForecastPhase, PhaseForecast, phase_from
 from trainer.protocol.reading import open_file, parse_json
@@ -22,7 +22,7 @@ from trainer.protocol.records import build, json_keys, to_record
 
 T = TypeVar("T")
 
-Outcome = tuple[PhaseForecast, ...]
+ForecastResult = tuple[PhaseForecast, ...]
 """Forecast of every phase with 0 seconds: in full, or brief, without peaks and timelines."""
 
 _OOM_KEY = "hindered"  # appended to a result's key for the effects of memory limits
@@ -31,9 +31,9 @@ _OOM_KEY = "hindered"  # appended to a result's key for the effects of memory li
 RULES = 3
 MOST_OUTCOME_BYTES = 16 * 2**20  # some thousand results
 OUTCOME_SUFFIX = ".zip"
-HINDERED_SUFFIX = f".hindered{OUTCOME_SUFFIX}"
+OOM_SUFFIX = f".hindered{OUTCOME_SUFFIX}"
 # Memory limits to keep for one run, the latest ones: the free memory of a GPU differs slightly each time.
-MOST_HINDERED = 16
+MAX_OOM_RESULTS = 16
 
 
 @json_keys("least", "beyond", "failed_in", "retries")
@@ -47,28 +47,28 @@ class OomResult:
     retries: tuple[int, ...]
     """How often all cached memory was returned to make room, by trace of the last round of training."""
 
-    def holds(self, capacity: int) -> bool:
+    def applies_to(self, capacity: int) -> bool:
         """Return whether it applies to a limit of ``capacity`` bytes."""
         return self.least <= capacity < self.beyond
 
 
-def in_brief(outcome: Outcome) -> Outcome:
+def without_details(outcome: ForecastResult) -> ForecastResult:
     """Return the result without peaks and timelines."""
     return tuple(replace(phase, peaks=(), timeline=()) for phase in outcome)
 
 
-def at_length(outcome: Outcome) -> bool:
+def is_full(outcome: ForecastResult) -> bool:
     """Return whether a result has peaks and timelines."""
     return any(phase.timeline for phase in outcome)
 
 
-def most_reserved(outcome: Outcome) -> int:
+def most_reserved(outcome: ForecastResult) -> int:
     """Return the most bytes reserved from the driver in any phase."""
     return max(phase.reserved for phase in outcome)
 
 
 def write_outcomes(
-    path: Path, outcomes: Mapping[str, Outcome], oom_result: Mapping[str, Sequence[OomResult]] | None = None
+    path: Path, outcomes: Mapping[str, ForecastResult], oom_result: Mapping[str, Sequence[OomResult]] | None = None
 ) -> None:
     """Write results and the effects of memory limits, by key, into one archive, atomically."""
     entries: dict[str, Sequence[PhaseForecast] | Sequence[OomResult]] = {**outcomes}
@@ -81,12 +81,12 @@ def write_outcomes(
             archive.writestr(entry, json.dumps(list(map(to_record, content)), separators=(",", ":")))
 
 
-def read_outcome(path: Path, key: str) -> Outcome | None:
+def read_outcome(path: Path, key: str) -> ForecastResult | None:
     """Return the result under ``key`` in an archive; None if there is none or its checksum shows damage."""
     return _read(path, key, phase_from) or None
 
 
-def read_hindered(path: Path, key: str) -> tuple[OomResult, ...]:
+def read_oom(path: Path, key: str) -> tuple[OomResult, ...]:
     """Return the effects of memory limits under ``key`` in an archive; none if it is damaged."""
     return _read(
         path, f"{key}.{_OOM_KEY}", lambda found: build(OomResult, {**found, "retries": tuple(found["retries"])})
@@ -104,7 +104,7 @@ def _read(path: Path, name: str, parse: Callable[[dict[str, Any]], T]) -> tuple[
         return ()
 
 
-class OutcomeStore:
+class ResultStore:
     """Forecast results by key."""
 
     def __init__(self, folder: Path, shipped: Path | None = None) -> None:
@@ -113,39 +113,39 @@ class OutcomeStore:
         self.shipped = shipped
 
     @classmethod
-    def beside(cls, store: TraceStore) -> OutcomeStore:
+    def beside(cls, store: TraceStore) -> ResultStore:
         """Return the results of runs on the traces in ``store``, kept in the same folders."""
         return cls(store.outcomes, store.shipped_outcomes)
 
-    def load(self, key: str, *, brief: bool) -> Outcome | None:
+    def load(self, key: str, *, brief: bool) -> ForecastResult | None:
         """Return the result under ``key``, in full unless ``brief``; None if there is none or it is damaged."""
         own = self.folder / f"{key}{OUTCOME_SUFFIX}"
         for path in (own,) if self.shipped is None else (self.shipped, own):
             found = read_outcome(path, key)
-            if found is not None and (brief or at_length(found)):
+            if found is not None and (brief or is_full(found)):
                 if path == own:
                     mark_used(own)
-                return in_brief(found) if brief else found
+                return without_details(found) if brief else found
         return None
 
-    def save(self, key: str, outcome: Outcome) -> None:
+    def save(self, key: str, outcome: ForecastResult) -> None:
         """Store a result under ``key``, atomically; raises OSError when the disk refuses."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write_outcomes(self.folder / f"{key}{OUTCOME_SUFFIX}", {key: outcome})
-        make_room(self.folder, OUTCOME_SUFFIX, MOST_OUTCOME_BYTES)
+        evict(self.folder, OUTCOME_SUFFIX, MOST_OUTCOME_BYTES)
 
-    def hindered(self, key: str) -> tuple[OomResult, ...]:
+    def oom_result(self, key: str) -> tuple[OomResult, ...]:
         """Return the known effects of memory limits under ``key``."""
-        own = self.folder / f"{key}{HINDERED_SUFFIX}"
-        shipped = () if self.shipped is None else read_hindered(self.shipped, key)
-        if found := read_hindered(own, key):
+        own = self.folder / f"{key}{OOM_SUFFIX}"
+        shipped = () if self.shipped is None else read_oom(self.shipped, key)
+        if found := read_oom(own, key):
             mark_used(own)
         return (*shipped, *found)
 
-    def save_hindered(self, key: str, found: OomResult) -> None:
+    def save_oom(self, key: str, found: OomResult) -> None:
         """Add the effect of another memory limit, as ``save`` does."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"{key}{HINDERED_SUFFIX}"
-        others = [other for other in read_hindered(path, key) if other != found]
-        write_outcomes(path, {}, {key: [*others, found][-MOST_HINDERED:]})
-        make_room(self.folder, OUTCOME_SUFFIX, MOST_OUTCOME_BYTES)
+        path = self.folder / f"{key}{OOM_SUFFIX}"
+        others = [other for other in read_oom(path, key) if other != found]
+        write_outcomes(path, {}, {key: [*others, found][-MAX_OOM_RESULTS:]})
+        evict(self.folder, OUTCOME_SUFFIX, MOST_OUTCOME_BYTES)

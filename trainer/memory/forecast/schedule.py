@@ -12,19 +12,19 @@ from typing import Literal
 
 import numpy as np
 
-from trainer.config.fit import MOST_GRAPHS
+from trainer.config.fit import MAX_CUDA_GRAPHS
 from trainer.config.job import Job
 from trainer.config.recipe import RecipeConfig
-from trainer.dataset.cache_keys import CacheKeys, texts_at_once
-from trainer.dataset.picture import Picture
-from trainer.dataset.sampling import dealt_showings, measured_samples, steps_per_epoch
+from trainer.dataset.cache_keys import CacheKeys, text_batch_size
+from trainer.dataset.image import ImageRecord
+from trainer.dataset.sampling import batched_samples, measured_samples, steps_per_epoch
 from trainer.memory.device.roofline import loading_seconds
-from trainer.memory.forecast.cache_shards import NOT_LATER, LaterShards, first_portion, later_portions
-from trainer.memory.forecast.results import OutcomeStore
+from trainer.memory.forecast.cache_shards import NO_LATER_SHARDS, LaterShards, first_shard, later_shards
+from trainer.memory.forecast.results import ResultStore
 from trainer.memory.trace.library import Steps, T, TraceLibrary
-from trainer.memory.trace.memory_trace import MemoryTrace, Storage, Totals, TraceSummary, Work, in_a_row
+from trainer.memory.trace.memory_trace import MemoryTrace, Storage, Totals, TraceSummary, Work, total_in_sequence
 from trainer.memory.trace.workload import SourceFacts, TracePart, TraceRequest, Workload, learns_texts, sizes_of_parts
-from trainer.protocol.forecast import ForecastPhase, Rate
+from trainer.protocol.forecast import DeviceSpeed, ForecastPhase
 from trainer.training.device.release_points import AT_START, BETWEEN_STEPS
 
 Size = tuple[int, int]
@@ -45,7 +45,7 @@ _BEFORE: tuple[OtherPhase, ...] = ("cache_pictures", "cache_texts", "load", "qua
 MOST_ROUNDS = 4
 
 
-def makeups(images: Sequence[Picture], recipe: RecipeConfig) -> tuple[tuple[BatchComposition, int], ...]:
+def batch_compositions(images: Sequence[ImageRecord], recipe: RecipeConfig) -> tuple[tuple[BatchComposition, int], ...]:
     """Return how often each batch composition is trained in the first epochs of a run of ``recipe.steps``.
 
     The batches come from the run's own sampling, so that mixed and short ones occur as often as in training.
@@ -53,7 +53,7 @@ def makeups(images: Sequence[Picture], recipe: RecipeConfig) -> tuple[tuple[Batc
     an_epoch, steps = steps_per_epoch(images, recipe), recipe.steps or 1
     found: Counter[BatchComposition] = Counter()
     for epoch in range(min(MOST_EPOCHS, -(-steps // an_epoch)) if an_epoch else 0):
-        for showings in dealt_showings(images, recipe, epoch)[: steps - epoch * an_epoch]:
+        for showings in batched_samples(images, recipe, epoch)[: steps - epoch * an_epoch]:
             found[tuple(Counter(image.bucket for image, _ in showings).items())] += 1
     return tuple(found.items())
 
@@ -80,12 +80,12 @@ class GraphSchedule:
     """Plain steps of shapes that are not captured yet."""
 
     @property
-    def tapes(self) -> tuple[MemoryTrace, ...]:
+    def traces(self) -> tuple[MemoryTrace, ...]:
         """Return all traces."""
         return (*self.held, *self.recorded, *self.beside)
 
 
-def graphs_of(steps: Sequence[Steps[MemoryTrace]], beside: Sequence[MemoryTrace], shapes: int) -> GraphSchedule:
+def graph_schedule(steps: Sequence[Steps[MemoryTrace]], beside: Sequence[MemoryTrace], shapes: int) -> GraphSchedule:
     """Return the graph schedule for ``shapes`` micro-batches; ``steps`` are those of the bounding shapes."""
     return GraphSchedule(
         held=(_held(steps[0].micro_first, steps[0].micro_more, shapes),),
@@ -131,7 +131,7 @@ OtherPhase = Literal["cache_pictures", "cache_texts", "load", "quantise", "valid
 class PhaseCounts:
     """How often a run does what is not a training step; the defaults fit twenty images without previews."""
 
-    pictures: int = 20
+    images: int = 20
     """Number of distinct images that the VAE encodes."""
     texts: int = 20
     """Number of distinct texts that are encoded."""
@@ -143,19 +143,19 @@ class PhaseCounts:
     """Number of times that all prompts are drawn."""
     batches: tuple[tuple[BatchComposition, int], ...] = ()
     """How often each batch composition is trained; if empty, full batches of one shape, weighted by its images."""
-    later: LaterShards = NOT_LATER
+    later: LaterShards = NO_LATER_SHARDS
     """What is encoded between epochs."""
 
 
-def occasions_of(
-    job: Job, source: SourceFacts, images: Sequence[Picture], cached: CacheKeys | None = None
+def phase_counts(
+    job: Job, source: SourceFacts, images: Sequence[ImageRecord], cached: CacheKeys | None = None
 ) -> PhaseCounts:
     """Return the counts of a frozen job on its base and images; what is ``cached`` is not encoded again."""
     steps, report = job.recipe.steps or 1, job.report
     samples = measured_samples(images, job.recipe)
     prompts = report.previews.prompts
-    later = later_portions(job, images, () if learns_texts(job.recipe) else source.text_configs, cached)
-    images_encoded, texts_encoded = first_portion(
+    later = later_shards(job, images, () if learns_texts(job.recipe) else source.text_configs, cached)
+    images_encoded, texts_encoded = first_shard(
         job,
         images,
         later,
@@ -164,13 +164,13 @@ def occasions_of(
         cached=cached,
     )
     return PhaseCounts(
-        pictures=images_encoded,
+        images=images_encoded,
         texts=texts_encoded,
         measured=len(samples),
         # Before the first step, at intervals, and after the last step.
         validations=1 + -(-steps // (report.validation.every or steps)),
         previews=1 + -(-steps // (report.previews.every or steps)) if prompts else 0,
-        batches=makeups(images, job.recipe),
+        batches=batch_compositions(images, job.recipe),
         later=later,
     )
 
@@ -180,7 +180,7 @@ class PhaseTraces:
     """Traces of one phase, in the order in which they are played."""
 
     phase: ForecastPhase
-    tapes: tuple[MemoryTrace, ...]
+    traces: tuple[MemoryTrace, ...]
 
 
 def bounding_buckets(workload: Workload) -> tuple[Size, ...]:
@@ -213,10 +213,10 @@ def repeats(workload: Workload) -> tuple[int, ...]:
     return (1, 1) if parts(workload) == 1 else (1, parts(workload) - 1, 1)
 
 
-def training_sums(workload: Workload, steps: Steps[TraceSummary]) -> Totals:
+def training_totals(workload: Workload, steps: Steps[TraceSummary]) -> Totals:
     """Return a lower bound for training in one shape: the weights, the first step and a later one."""
     first, later = optimizer_step(workload, steps, first=True), optimizer_step(workload, steps)
-    return in_a_row([steps.weights, *first, *later])
+    return total_in_sequence([steps.weights, *first, *later])
 
 
 def parts(workload: Workload) -> int:
@@ -236,60 +236,60 @@ def step_seconds(workload: Workload, steps: Steps[TraceSummary], seconds: Second
 class RunSchedule:
     """The phases of one workload, in order; missing traces are recorded when they are needed."""
 
-    def __init__(self, workload: Workload, traces: TraceLibrary, counts: PhaseCounts, rate: Rate) -> None:
-        self.subject = workload
-        self.occasions = counts
+    def __init__(self, workload: Workload, traces: TraceLibrary, counts: PhaseCounts, rate: DeviceSpeed) -> None:
+        self.workload = workload
+        self.counts = counts
         self.rate = rate
-        self.outcomes = OutcomeStore.beside(traces.store)
+        self.results = ResultStore.beside(traces.store)
         self._traces = traces
 
     def steps(self, bucket: Size) -> Steps[MemoryTrace]:
         """Return the traces of training in one shape."""
-        return self._traces.steps(self.subject, bucket, self.subject.fit.micro_batch or 1)
+        return self._traces.steps(self.workload, bucket, self.workload.fit.micro_batch or 1)
 
-    def step_outlines(self, bucket: Size) -> Steps[TraceSummary]:
+    def step_summaries(self, bucket: Size) -> Steps[TraceSummary]:
         """Return the summaries of training in one shape."""
-        return self._traces.step_outlines(self.subject, bucket, self.subject.fit.micro_batch or 1)
+        return self._traces.step_summaries(self.workload, bucket, self.workload.fit.micro_batch or 1)
 
     def before_training(self) -> list[PhaseTraces]:
         """Return the phases before training: caching, then placing base, adapter and master weights."""
-        return [PhaseTraces(phase, self.tapes(phase)) for phase in _BEFORE]
+        return [PhaseTraces(phase, self.traces(phase)) for phase in _BEFORE]
 
     def between_epochs(self) -> list[PhaseTraces]:
         """Return the caching between epochs, which happens beside all that training holds."""
-        later = self.occasions.later
-        encoded: dict[OtherPhase, int] = {"cache_pictures": later.pictures, "cache_texts": later.texts}
-        return [PhaseTraces(phase, self.tapes(phase)) for phase, count in encoded.items() if count]
+        later = self.counts.later
+        encoded: dict[OtherPhase, int] = {"cache_pictures": later.images, "cache_texts": later.texts}
+        return [PhaseTraces(phase, self.traces(phase)) for phase, count in encoded.items() if count]
 
     def at_start(self) -> list[PhaseTraces]:
         """Return what a run does before its first step."""
-        return [PhaseTraces(phase, self.tapes(phase)) for phase in AT_START]
+        return [PhaseTraces(phase, self.traces(phase)) for phase in AT_START]
 
     def between_steps(self) -> list[PhaseTraces]:
         """Return what a run does between two steps, beside what training left allocated and cached."""
-        return [PhaseTraces(phase, self.tapes(phase)) for phase in BETWEEN_STEPS]
+        return [PhaseTraces(phase, self.traces(phase)) for phase in BETWEEN_STEPS]
 
-    def foreseen(self) -> list[TraceRequest]:
+    def prefetch_requests(self) -> list[TraceRequest]:
         """Return requests for all phases but training, the last phase first: simulations start at the first."""
-        return [TraceRequest(_as_traced(self.subject, part), part) for part in reversed((*_BEFORE, *BETWEEN_STEPS))]
+        return [TraceRequest(_as_traced(self.workload, part), part) for part in reversed((*_BEFORE, *BETWEEN_STEPS))]
 
     def other_seconds(self, seconds: Seconds) -> dict[ForecastPhase, float]:
         """Return the seconds of every phase but training over the whole run."""
-        measured = self.occasions.validations * self.occasions.measured
+        measured = self.counts.validations * self.counts.measured
         return {
-            "cache_pictures": self._picture_seconds(seconds),
+            "cache_pictures": self._image_seconds(seconds),
             "cache_texts": self._text_seconds(seconds),
             "load": self.loading(),
             "quantise": self.loading(),
             "validate": measured * seconds(self._work("validate")),
-            "preview": self.occasions.previews * seconds(self._work("preview")),
+            "preview": self.counts.previews * seconds(self._work("preview")),
             "checkpoint": 0.0,
             "save": 0.0,
         }
 
     def key(self, *more: object) -> str:
         """Return SHA-256 (hex) over everything that a run plays, and ``more`` that its result depends on."""
-        workload, size = self.subject, self.subject.fit.micro_batch or 1
+        workload, size = self.workload, self.workload.fit.micro_batch or 1
         others = [_as_traced(workload, part).key(part) for part in (*_BEFORE, *BETWEEN_STEPS)]
         steps = [workload.key("micro", bucket, size) for bucket in bounding_buckets(workload)]
         steps.append(workload.key("optimizer"))
@@ -301,7 +301,7 @@ class RunSchedule:
 
     def first_step(self) -> tuple[MemoryTrace, ...]:
         """Return the optimizer step in which the optimizer's state is allocated, in the largest shape."""
-        return tuple(optimizer_step(self.subject, self.steps(bounding_buckets(self.subject)[0]), first=True))
+        return tuple(optimizer_step(self.workload, self.steps(bounding_buckets(self.workload)[0]), first=True))
 
     def round(self) -> tuple[MemoryTrace, ...]:
         """Return later optimizer steps in which every shape follows every other.
@@ -310,50 +310,50 @@ class RunSchedule:
         master weights' gradients wait while a smaller one is computed. That needs more memory only if the adapter is
         larger than what the missing images would take.
         """
-        order = transitions(bounding_buckets(self.subject))
-        return tuple(trace for bucket in order for trace in optimizer_step(self.subject, self.steps(bucket)))
+        order = transitions(bounding_buckets(self.workload))
+        return tuple(trace for bucket in order for trace in optimizer_step(self.workload, self.steps(bucket)))
 
     def graphs(self) -> GraphSchedule | None:
         """Return what CUDA graphs need beside plain steps; None for a job without them."""
         if not self._records:
             return None
-        recorded = [self.steps(bucket) for bucket in bounding_buckets(self.subject)]
+        recorded = [self.steps(bucket) for bucket in bounding_buckets(self.workload)]
         # A shape that occurs late is first computed without a graph, beside all captured ones; it may be any shape.
         beside = self.round() if self._graph_shapes() > 1 else ()
-        return graphs_of(recorded, beside, min(self._graph_shapes(), MOST_GRAPHS))
+        return graph_schedule(recorded, beside, min(self._graph_shapes(), MAX_CUDA_GRAPHS))
 
     @property
     def _records(self) -> bool:
-        return self.subject.fit.cuda_graphs and self.subject.fit.device != "cpu"
+        return self.workload.fit.cuda_graphs and self.workload.fit.device != "cpu"
 
     def _graph_shapes(self) -> int:
         """Return the number of different micro-batches by shape and number of images."""
-        most = self.subject.fit.micro_batch or 1
+        most = self.workload.fit.micro_batch or 1
         shapes = {part for batch in self._batch_counts() for part in split(batch, most)}
-        return len(shapes) or len(self.subject.buckets)
+        return len(shapes) or len(self.workload.buckets)
 
     def step_seconds(self, seconds: Seconds) -> dict[Size, float]:
         """Return the seconds of one full optimizer step by shape."""
-        of_shape = self._by_pixels(lambda size: step_seconds(self.subject, self.step_outlines(size), seconds))
-        return {bucket.size: of_shape(bucket.size) for bucket in self.subject.buckets}
+        of_shape = self._by_pixels(lambda size: step_seconds(self.workload, self.step_summaries(size), seconds))
+        return {bucket.size: of_shape(bucket.size) for bucket in self.workload.buckets}
 
     def mean_step_seconds(self, seconds: Seconds) -> float:
         """Return the mean seconds of an optimizer step: mixed and short batches count as often as they occur."""
         if not (batch_counts := self._batch_counts()):
             full = self.step_seconds(seconds)
-            shown = {bucket.size: bucket.pictures for bucket in self.subject.buckets}
+            shown = {bucket.size: bucket.images for bucket in self.workload.buckets}
             weights = shown if any(shown.values()) else dict.fromkeys(full, 1)
             return sum(full[size] * weight for size, weight in weights.items()) / sum(weights.values())
-        most = self.subject.fit.micro_batch or 1
+        most = self.workload.fit.micro_batch or 1
 
         @cache  # the same few parts occur in many batch compositions
         def of_part(part: Part, place: Literal["micro_first", "micro_more"]) -> float:
             size, count = part
             return self._by_pixels(
-                lambda size: seconds(scaled_work(getattr(self.step_outlines(size), place).work, count / most))
+                lambda size: seconds(scaled_work(getattr(self.step_summaries(size), place).work, count / most))
             )(size)
 
-        total = seconds(self.step_outlines(bounding_buckets(self.subject)[0]).optimizer.work) * sum(
+        total = seconds(self.step_summaries(bounding_buckets(self.workload)[0]).optimizer.work) * sum(
             batch_counts.values()
         )
         for batch, times in batch_counts.items():
@@ -366,50 +366,50 @@ class RunSchedule:
 
         The planner changes shapes and batches of a workload without counting its batches again.
         """
-        shapes = {bucket.size for bucket in self.subject.buckets}
+        shapes = {bucket.size for bucket in self.workload.buckets}
         same = all(
             shapes.issuperset(size for size, _ in batch)
-            and sum(count for _, count in batch) <= self.subject.recipe.effective_batch
-            for batch, _ in self.occasions.batches
+            and sum(count for _, count in batch) <= self.workload.recipe.effective_batch
+            for batch, _ in self.counts.batches
         )
-        return dict(self.occasions.batches) if same else {}
+        return dict(self.counts.batches) if same else {}
 
     def _by_pixels(self, seconds: Callable[[Size], float]) -> Callable[[Size], float]:
         """Return a function that interpolates between the bounding shapes by their pixels."""
-        bounds = bounding_buckets(self.subject)
+        bounds = bounding_buckets(self.workload)
         large, small = bounds[0], bounds[-1]
         known = {size: seconds(size) for size in bounds}
         # Other shapes have no traces: one for each bucket would take seconds each.
         slope = (known[large] - known[small]) / ((_pixels(large) - _pixels(small)) or 1)
         return lambda size: known.get(size, known[large] - slope * (_pixels(large) - _pixels(size)))
 
-    def tapes(self, part: TracePart) -> tuple[MemoryTrace, ...]:
+    def traces(self, part: TracePart) -> tuple[MemoryTrace, ...]:
         """Return the traces of a phase other than training."""
-        return self._traces.phase(_as_traced(self.subject, part), part)
+        return self._traces.phase(_as_traced(self.workload, part), part)
 
     def _work(self, part: TracePart, stage: str | None = None) -> list[Work]:
-        summaries = self._traces.phase_outlines(_as_traced(self.subject, part), part)
+        summaries = self._traces.phase_summaries(_as_traced(self.workload, part), part)
         return [work for each in summaries for work in each.work if stage is None or work.stage == stage]
 
     def _text_seconds(self, seconds: Seconds) -> float:
         """Return total caption-encoding seconds; a partial last batch costs a full one."""
-        texts = self.occasions.texts + self.occasions.later.texts
-        return -(-texts // texts_at_once(self.subject.fit)) * seconds(self._work("cache_texts", "texts"))
+        texts = self.counts.texts + self.counts.later.texts
+        return -(-texts // text_batch_size(self.workload.fit)) * seconds(self._work("cache_texts", "texts"))
 
-    def _picture_seconds(self, seconds: Seconds) -> float:
+    def _image_seconds(self, seconds: Seconds) -> float:
         """Return total image-encoding seconds, by the share of images in each shape."""
-        shown = sum(bucket.pictures for bucket in self.subject.buckets) or 1
+        shown = sum(bucket.images for bucket in self.workload.buckets) or 1
         return sum(
-            (self.occasions.pictures + self.occasions.later.pictures)
-            * bucket.pictures
+            (self.counts.images + self.counts.later.images)
+            * bucket.images
             / shown
             * seconds(self._work("cache_pictures", f"encode {bucket.width}x{bucket.height}"))
-            for bucket in self.subject.buckets
+            for bucket in self.workload.buckets
         )
 
     def loading(self) -> float:
         """Return the seconds to place everything that training needs."""
-        traces = (*self.tapes("load"), *self.tapes("quantise"))
+        traces = (*self.traces("load"), *self.traces("quantise"))
         size = sum(storage.bytes for trace in traces for storage in trace.storages if storage.kind == "weights")
         return loading_seconds(size, self.rate)
 
@@ -424,5 +424,5 @@ def _as_traced(workload: Workload, part: TracePart) -> Workload:
     Checkpointing matters only where there is a backward.
     """
     return (
-        replace(workload, fit=workload.fit.changed(gradient_checkpointing="none")) if part == "validate" else workload
+        replace(workload, fit=workload.fit.replaced(gradient_checkpointing="none")) if part == "validate" else workload
     )

@@ -10,10 +10,17 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol, TypeVar
 
 from trainer.config.fit import FitConfig
-from trainer.memory.forecast.schedule import Seconds, bounding_buckets, step_seconds, training_sums
+from trainer.memory.forecast.schedule import Seconds, bounding_buckets, step_seconds, training_totals
 from trainer.memory.planner.search_space import Checkpointing, within
 from trainer.memory.trace.library import Steps, TraceLibrary
-from trainer.memory.trace.memory_trace import MemoryTrace, TraceSummary, UnetBlock, blocks, held_after_forward, in_a_row
+from trainer.memory.trace.memory_trace import (
+    MemoryTrace,
+    TraceSummary,
+    UnetBlock,
+    blocks,
+    held_after_forward,
+    total_in_sequence,
+)
 from trainer.memory.trace.workload import OPEN_FIT, TraceRequest, Workload
 
 Candidate = TypeVar("Candidate")
@@ -48,7 +55,7 @@ class Preference(NamedTuple):
     """Peak bytes of its tensors over all phases."""
 
 
-class Appraiser(Protocol[_Contra]):
+class CandidateEvaluator(Protocol[_Contra]):
     """Knowledge about candidates: first bounds, and exact values on request."""
 
     def preference(self, candidate: _Contra) -> Preference:
@@ -57,13 +64,13 @@ class Appraiser(Protocol[_Contra]):
     def exact(self, candidate: _Contra) -> bool:
         """Return whether ``preference`` is exact."""
 
-    def hopeless(self, candidate: _Contra) -> bool:
+    def cannot_fit(self, candidate: _Contra) -> bool:
         """Return whether it is already known not to fit."""
 
-    def foresee(self, following: Callable[[], Sequence[_Contra]]) -> None:
+    def prefetch(self, following: Callable[[], Sequence[_Contra]]) -> None:
         """Take a function that returns the next candidates in the queue, for prefetching."""
 
-    def appraise(self, candidate: _Contra) -> None:
+    def refine(self, candidate: _Contra) -> None:
         """Take a step toward an exact ``preference``; may raise the bounds of other candidates."""
 
     def fits(self, candidate: _Contra) -> bool:
@@ -75,7 +82,7 @@ def time_step(seconds: float) -> int:
     return math.floor(math.log(max(seconds, 1e-9)) / math.log1p(SAME_TIME))
 
 
-def best(candidates: Sequence[Candidate], appraiser: Appraiser[Candidate]) -> Candidate | None:
+def best(candidates: Sequence[Candidate], appraiser: CandidateEvaluator[Candidate]) -> Candidate | None:
     """Return the most preferred candidate that fits, the earlier of equal ones; None where none does.
 
     A bound never exceeds the true preference. So when the first candidate in the queue is known exactly and fits, no
@@ -90,13 +97,13 @@ def best(candidates: Sequence[Candidate], appraiser: Appraiser[Candidate]) -> Ca
     while line:
         known, place = heapq.heappop(line)
         candidate = candidates[place]
-        if appraiser.hopeless(candidate):
+        if appraiser.cannot_fit(candidate):
             continue
         if (now := appraiser.preference(candidate)) > known:  # other candidates have raised its bound
             heapq.heappush(line, (now, place))
         elif not appraiser.exact(candidate):
-            appraiser.foresee(following)
-            appraiser.appraise(candidate)
+            appraiser.prefetch(following)
+            appraiser.refine(candidate)
             heapq.heappush(line, (appraiser.preference(candidate), place))
         elif not appraiser.fits(candidate):
             continue
@@ -143,7 +150,7 @@ class Evaluator:
 
     def __init__(
         self,
-        subject: Workload,
+        workload: Workload,
         traces: TraceLibrary,
         seconds: Seconds,
         budget: int,
@@ -159,9 +166,9 @@ class Evaluator:
         With ``free_choice`` quantized bases rank with the others. ``later`` returns traces that the plan is likely to
         need besides. After ``until`` (of time.monotonic) nothing more is traced.
         """
-        self.subject = subject
+        self.workload = workload
         self.traces = traces
-        self.bucket = bounding_buckets(subject)[0]
+        self.bucket = bounding_buckets(workload)[0]
         self.until = until
         self.left_out = False
         """Whether a candidate was skipped because time ran out."""
@@ -193,19 +200,19 @@ class Evaluator:
         """Return whether its traces are known; time lost by returning cached blocks is known only once simulated."""
         return _step_key(fit) in self._steps and self._previews_of(fit) is not None
 
-    def hopeless(self, fit: FitConfig) -> bool:
+    def cannot_fit(self, fit: FitConfig) -> bool:
         """Return whether its tensors alone exceed the budget, or it is too late to find out."""
         if self.preference(fit).bytes > self._budget or any(rule(fit) for rule in self._ruled_out):
             return True
-        late = self.late_for(fit)
+        late = self.past_deadline(fit)
         self.left_out |= late
         return late
 
-    def foresee(self, following: Callable[[], Sequence[FitConfig]]) -> None:
+    def prefetch(self, following: Callable[[], Sequence[FitConfig]]) -> None:
         """Prefetch the missing traces of the next fits in the queue, which are likely to be needed."""
-        self.traces.foresee(lambda: [*self._missing_traces(following()), *self._later()])
+        self.traces.set_prefetch(lambda: [*self._missing_traces(following()), *self._later()])
 
-    def appraise(self, fit: FitConfig) -> None:
+    def refine(self, fit: FitConfig) -> None:
         """Read or record one more missing trace: of the anchor, the fit's steps, or its previews."""
         quantize = fit.quantize or "none"
         if quantize not in self._anchors:
@@ -224,7 +231,7 @@ class Evaluator:
         """Add ``seconds`` over the whole run to all fits with the steps of ``fit``."""
         self._retrying[_step_key(fit)] = seconds
 
-    def late_for(self, fit: FitConfig) -> bool:
+    def past_deadline(self, fit: FitConfig) -> bool:
         """Return whether it is too late to record the missing traces of a fit."""
         return not self.exact(fit) and self._is_late() and not self.is_traced(fit)
 
@@ -234,8 +241,8 @@ class Evaluator:
 
     def is_traced(self, fit: FitConfig) -> bool:
         """Return whether its training and preview traces are recorded already."""
-        subject = replace(self.subject, fit=fit)
-        return self._has_steps(fit) and (not self._previews or self.traces.has_phase(subject, "preview"))
+        workload = replace(self.workload, fit=fit)
+        return self._has_steps(fit) and (not self._previews or self.traces.has_phase(workload, "preview"))
 
     def estimate(self, quantize: str, checkpointing: Checkpointing, size: int) -> int:
         """Return the least bytes of training, good enough to compare block sets and sizes; 0 without an anchor."""
@@ -249,12 +256,12 @@ class Evaluator:
     def anchor(self, quantize: str) -> Anchor:
         """Return the figures of one image without checkpointing, with the base quantized like this."""
         if quantize not in self._anchors:
-            fit = _anchored(self.subject.fit.changed(quantize=quantize))
+            fit = _anchored(self.workload.fit.replaced(quantize=quantize))
             steps = self._traces(fit)
             summaries = self._summaries(fit)
             self._anchors[quantize] = Anchor(
-                lasting=in_a_row([summaries.weights, summaries.micro_first, summaries.optimizer_first]).net,
-                gradients=summaries.micro_first.sums.net,
+                lasting=total_in_sequence([summaries.weights, summaries.micro_first, summaries.optimizer_first]).net,
+                gradients=summaries.micro_first.totals.net,
                 held=held_after_forward(steps.micro_first),
                 blocks=tuple(blocks(steps.weights, steps.micro_first)),
                 steps=summaries,
@@ -263,7 +270,7 @@ class Evaluator:
         return self._anchors[quantize]
 
     def _has_steps(self, fit: FitConfig) -> bool:
-        return self.traces.has_steps(replace(self.subject, fit=fit), self.bucket, fit.micro_batch or 1)
+        return self.traces.has_steps(replace(self.workload, fit=fit), self.bucket, fit.micro_batch or 1)
 
     def _most_telling(self, fit: FitConfig) -> FitConfig:
         """Return the fit to trace next: the fit itself, or the fully checkpointed one if that is not traced yet.
@@ -271,7 +278,7 @@ class Evaluator:
         What checkpointed blocks keep of one image nearly determines what every block set takes with any number of
         images, so that sets which are too large need no trace.
         """
-        saving = fit.changed(gradient_checkpointing="full", micro_batch=1)
+        saving = fit.replaced(gradient_checkpointing="full", micro_batch=1)
         if fit.gradient_checkpointing in (None, "none") or self.knows_steps(saving) or self._has_steps(fit):
             return fit
         return saving
@@ -283,16 +290,16 @@ class Evaluator:
 
     def _next_request(self, fit: FitConfig) -> TraceRequest:
         if self.knows_steps(fit):
-            return TraceRequest(replace(self.subject, fit=fit), "preview")
+            return TraceRequest(replace(self.workload, fit=fit), "preview")
         fit = self._most_telling(fit) if (fit.quantize or "none") in self._anchors else _anchored(fit)
-        return TraceRequest(replace(self.subject, fit=fit), "micro", (self.bucket, fit.micro_batch or 1))
+        return TraceRequest(replace(self.workload, fit=fit), "micro", (self.bucket, fit.micro_batch or 1))
 
     def _traces(self, fit: FitConfig) -> Steps[MemoryTrace]:
         """Return the training traces of the bucket with the most pixels."""
-        return self.traces.steps(replace(self.subject, fit=fit), self.bucket, fit.micro_batch or 1)
+        return self.traces.steps(replace(self.workload, fit=fit), self.bucket, fit.micro_batch or 1)
 
     def _summaries(self, fit: FitConfig) -> Steps[TraceSummary]:
-        return self.traces.step_outlines(replace(self.subject, fit=fit), self.bucket, fit.micro_batch or 1)
+        return self.traces.step_summaries(replace(self.workload, fit=fit), self.bucket, fit.micro_batch or 1)
 
     def _is_late(self) -> bool:
         return self.until is not None and time.monotonic() > self.until
@@ -301,27 +308,27 @@ class Evaluator:
         """Return how many keys differ from the defaults: nothing saved, the whole effective batch at once."""
         plain = (OPEN_FIT.quantize, OPEN_FIT.gradient_checkpointing, OPEN_FIT.vae_tiling, OPEN_FIT.preview_offload)
         now = (fit.quantize, fit.gradient_checkpointing, fit.vae_tiling, fit.preview_offload)
-        split = fit.micro_batch != self.subject.recipe.effective_batch
+        split = fit.micro_batch != self.workload.recipe.effective_batch
         return sum(one != other for one, other in zip(plain, now, strict=True)) + split
 
     def _step_figures(self, fit: FitConfig) -> Figures:
         steps = self._summaries(fit)
-        subject = replace(self.subject, fit=fit)
+        workload = replace(self.workload, fit=fit)
         if fit.gradient_checkpointing == "full" and fit.micro_batch == 1 and (fit.quantize or "none") in self._anchors:
             self._anchors[fit.quantize or "none"].kept.update(held_after_forward(self._traces(fit).micro_first))
-        seconds = step_seconds(subject, steps, self._seconds)
-        return Figures(seconds * (self.subject.recipe.steps or 1), training_sums(subject, steps).peak)
+        seconds = step_seconds(workload, steps, self._seconds)
+        return Figures(seconds * (self.workload.recipe.steps or 1), training_totals(workload, steps).peak)
 
     def _step_bound(self, fit: FitConfig) -> Figures:
         """Return bounds from fits that checkpoint less or more, from other micro-batches, and from the anchor."""
         quantize, checkpointing, size = _step_key(fit)
         seconds, needed = 0.0, 0
-        for (other, blocks_set, pictures), figures in self._steps.items():
+        for (other, blocks_set, images), figures in self._steps.items():
             if other != quantize:
                 continue
-            if within(blocks_set, checkpointing) and pictures >= size:
+            if within(blocks_set, checkpointing) and images >= size:
                 seconds = max(seconds, figures.seconds)
-            if within(checkpointing, blocks_set) and pictures <= size:
+            if within(checkpointing, blocks_set) and images <= size:
                 needed = max(needed, figures.bytes)
         if (anchor := self._anchors.get(quantize)) is not None:
             seconds = max(seconds, self._least_seconds(anchor, checkpointing, fit))
@@ -337,7 +344,7 @@ class Evaluator:
         total = sum(block.cost for block in anchor.blocks) or 1.0
         again = sum(block.cost for block in anchor.blocks if _checkpointed(block.name, checkpointing)) / total
         micro = whole + LEAST_RECOMPUTED * again * forward
-        return max(self.subject.recipe.effective_batch / size, 1.0) * micro * (self.subject.recipe.steps or 1)
+        return max(self.workload.recipe.effective_batch / size, 1.0) * micro * (self.workload.recipe.steps or 1)
 
     def _scaled(self, anchor: Anchor, size: int) -> tuple[float, float]:
         """Return seconds of a micro-batch and its forward as if only FLOPs grew: weights are read once."""
@@ -346,9 +353,9 @@ class Evaluator:
 
     def _preview_figures(self, fit: FitConfig) -> Figures:
         anchor = self.anchor(fit.quantize or "none")
-        traces = self.traces.phase_outlines(replace(self.subject, fit=fit), "preview")
+        traces = self.traces.phase_summaries(replace(self.workload, fit=fit), "preview")
         seconds = sum(self._seconds(trace.work) for trace in traces)
-        return Figures(seconds * self._previews, anchor.lasting + in_a_row(traces).peak)
+        return Figures(seconds * self._previews, anchor.lasting + total_in_sequence(traces).peak)
 
     def _previews_of(self, fit: FitConfig) -> Figures | None:
         return self._preview_cache.get(_preview_key(fit)) if self._previews else NOTHING_KNOWN
@@ -366,7 +373,7 @@ class Evaluator:
 
 
 def _anchored(fit: FitConfig) -> FitConfig:
-    return fit.changed(gradient_checkpointing="none", micro_batch=1)
+    return fit.replaced(gradient_checkpointing="none", micro_batch=1)
 
 
 def _step_key(fit: FitConfig) -> tuple[str, Checkpointing, int]:

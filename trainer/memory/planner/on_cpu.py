@@ -17,19 +17,19 @@ import numpy as np
 
 from trainer.config.job import Job
 from trainer.config.presets.exchange import load_preset
-from trainer.dataset.cache_keys import texts_at_once
+from trainer.dataset.cache_keys import text_batch_size
 from trainer.files.assets import preset_path
 from trainer.host import usable_cores
 from trainer.memory.device import roofline
-from trainer.memory.device.device_state import DeviceState, situation_on_cpu
+from trainer.memory.device.device_state import DeviceState, state_of_cpu
 from trainer.memory.forecast.forecast import PROCESS_BYTES, forecast_on_cpu
 from trainer.memory.forecast.schedule import PhaseCounts, RunSchedule
-from trainer.memory.planner.planner import Plan, Planned
-from trainer.memory.planner.request import question_ahead
+from trainer.memory.planner.planner import Plan, PlanResult
+from trainer.memory.planner.request import request_without_job
 from trainer.memory.trace.library import Steps, TraceLibrary
-from trainer.memory.trace.memory_trace import TraceSummary, Work, in_a_row
+from trainer.memory.trace.memory_trace import TraceSummary, Work, total_in_sequence
 from trainer.memory.trace.workload import BucketUse, TracePart, TraceRequest, Workload
-from trainer.protocol.forecast import CPU, Forecast, ForecastPhase, PhaseForecast, Rate, Timed
+from trainer.protocol.forecast import CPU, DeviceSpeed, Forecast, ForecastPhase, PhaseForecast, TimedOperation
 from trainer.training.device.release_points import PHASES
 
 # How long the rate is measured; each operation is timed three times at least, however long that takes.
@@ -54,48 +54,48 @@ ROWS, WIDTH, SUMMED, QUICK_SECONDS = 1024, 640, 8 << 20, 0.25
 REACHED = {"gemm": 0.8, "conv": 0.8, "attention": 0.4}
 LAUNCH = 2e-5
 MOST_RATES = 32
-_rates: dict[tuple[int | None, bool | None, tuple[Work, ...]], Rate] = {}
+_rates: dict[tuple[int | None, bool | None, tuple[Work, ...]], DeviceSpeed] = {}
 """Rates measured in this process, by threads, determinism and what was timed."""
 
 
-def plan_on_cpu(job: Job, subject: Workload, occasions: PhaseCounts, traces: TraceLibrary) -> Planned:
+def plan_on_cpu(job: Job, workload: Workload, counts: PhaseCounts, traces: TraceLibrary) -> PlanResult:
     """Return the plan of a resolved job on this computer's CPU, whose rate is measured.
 
     The answer takes seconds: only bases that are smaller than the published ones are traced, which loads torch.
     """
-    reference = _reference(subject, traces)
+    reference = _reference(workload, traces)
     if reference is None:
-        return _traced(job, subject, occasions, traces)
-    situation = situation_on_cpu(_quick_rate(job.fit.threads))
-    forecast = _Estimate(subject, occasions, reference, traces, situation).forecast()
-    return Planned(situation, Plan(job.fit, forecast))
+        return _traced(job, workload, counts, traces)
+    device_state = state_of_cpu(_quick_rate(job.fit.threads))
+    forecast = _Estimate(workload, counts, reference, traces, device_state).forecast()
+    return PlanResult(device_state, Plan(job.fit, forecast))
 
 
-def _traced(job: Job, subject: Workload, occasions: PhaseCounts, traces: TraceLibrary) -> Planned:
-    steps = traces.step_outlines(subject, subject.buckets[0].size, subject.fit.micro_batch or 1)
+def _traced(job: Job, workload: Workload, counts: PhaseCounts, traces: TraceLibrary) -> PlanResult:
+    steps = traces.step_summaries(workload, workload.buckets[0].size, workload.fit.micro_batch or 1)
     rate = _rate(job, steps.micro_first.work)
-    situation = situation_on_cpu(rate)
-    forecast = forecast_on_cpu(RunSchedule(subject, traces, occasions, rate), situation)
-    return Planned(situation, Plan(job.fit, forecast))
+    device_state = state_of_cpu(rate)
+    forecast = forecast_on_cpu(RunSchedule(workload, traces, counts, rate), device_state)
+    return PlanResult(device_state, Plan(job.fit, forecast))
 
 
-def _rate(job: Job, work: tuple[Work, ...]) -> Rate:
+def _rate(job: Job, work: tuple[Work, ...]) -> DeviceSpeed:
     """Return the CPU's rate for some work with the job's threads; a resident planner measures it once."""
     import torch
 
     from trainer.training.acceleration.throughput import measure_rate
-    from trainer.training.device.device import numerics
+    from trainer.training.device.device import numeric_settings
 
     key = job.fit.threads, job.fit.deterministic, work
     if key not in _rates:
         if len(_rates) >= MOST_RATES:
             _rates.clear()
-        with numerics(job):
+        with numeric_settings(job):
             _rates[key] = measure_rate(torch.device("cpu"), work, name=CPU, seconds=MEASURED_SECONDS)
     return _rates[key]
 
 
-def _quick_rate(threads: int | None) -> Rate:
+def _quick_rate(threads: int | None) -> DeviceSpeed:
     """Return the CPU's rate from one matrix product and one sum, which numpy does on all cores in half a second.
 
     Torch is not loaded, which alone would take several seconds.
@@ -106,8 +106,8 @@ def _quick_rate(threads: int | None) -> Rate:
     flops = share * 2 * ROWS * WIDTH**2 / _quickest(lambda: left @ right)
     one, other = np.ones(SUMMED, np.float32), np.ones(SUMMED, np.float32)
     bandwidth = 3 * one.nbytes / _quickest(lambda: np.add(one, other, out=other))
-    timed = [Timed(kind, "float32", part * flops, 1.0, 1.0) for kind, part in REACHED.items()]
-    return Rate(CPU, (*timed, Timed("other", "float32", 0.0, bandwidth, 1.0)), bandwidth, LAUNCH, 0.0)
+    timed = [TimedOperation(kind, "float32", part * flops, 1.0, 1.0) for kind, part in REACHED.items()]
+    return DeviceSpeed(CPU, (*timed, TimedOperation("other", "float32", 0.0, bandwidth, 1.0)), bandwidth, LAUNCH, 0.0)
 
 
 def _quickest(call: Callable[[], object]) -> float:
@@ -120,13 +120,13 @@ def _quickest(call: Callable[[], object]) -> float:
     return best
 
 
-def _reference(subject: Workload, traces: TraceLibrary) -> Workload | None:
+def _reference(workload: Workload, traces: TraceLibrary) -> Workload | None:
     """Return a workload of the same base whose traces ship; None for other bases, and other versions of PyTorch."""
-    if not subject.has_published_unet:
+    if not workload.has_published_unet:
         return None
-    recipe = load_preset(preset_path("recipes") / f"{subject.family}-{REFERENCE}.toml").recipe
-    reference = question_ahead(subject.family, recipe, REFERENCE_GPU).subject
-    reference = replace(reference, fit=reference.fit.changed(**REFERENCE_FIT))
+    recipe = load_preset(preset_path("recipes") / f"{workload.family}-{REFERENCE}.toml").recipe
+    reference = request_without_job(workload.family, recipe, REFERENCE_GPU).workload
+    reference = replace(reference, fit=reference.fit.replaced(**REFERENCE_FIT))
     wishes = [TraceRequest(reference, part) for part in REFERENCE_PARTS]
     wishes.append(TraceRequest(reference, "micro", (reference.buckets[0].size, 1)))
     return reference if all(map(traces.has, wishes)) else None
@@ -136,16 +136,16 @@ def _reference(subject: Workload, traces: TraceLibrary) -> Workload | None:
 class _Estimate:
     """A full-size job on the CPU, as its reference takes it."""
 
-    subject: Workload
-    occasions: PhaseCounts
+    workload: Workload
+    counts: PhaseCounts
     reference: Workload
     traces: TraceLibrary
-    situation: DeviceState
+    device_state: DeviceState
 
     def forecast(self) -> Forecast:
         """Return time and main memory by phase."""
-        timed, host, steps = self._seconds(), self._host(), self.subject.recipe.steps or 1
-        by_bucket = {f"{one.width}x{one.height}": self._step(self._share(one)) for one in self.subject.buckets}
+        timed, host, steps = self._seconds(), self._host(), self.workload.recipe.steps or 1
+        by_bucket = {f"{one.width}x{one.height}": self._step(self._share(one)) for one in self.workload.buckets}
         mean = self._weighed(self._step)
         timed |= {"first_step": mean, "train": mean * (steps - 1)}
         phases = tuple(
@@ -166,7 +166,7 @@ class _Estimate:
             step_seconds=by_bucket,
             exact=False,
             error=ESTIMATE_ERROR,
-            time_factor=self.situation.correction.time_factor,
+            time_factor=self.device_state.correction.time_factor,
         )
 
     @cached_property
@@ -179,18 +179,18 @@ class _Estimate:
 
     @cached_property
     def _steps(self) -> Steps[TraceSummary]:
-        return self.traces.step_outlines(self.reference, self._size.size, 1)
+        return self.traces.step_summaries(self.reference, self._size.size, 1)
 
     def _seconds(self) -> dict[ForecastPhase, float]:
         """Return the seconds of all phases but training."""
-        done, texts = self.occasions, texts_at_once(self.subject.fit)
-        pictures, told = done.pictures + done.later.pictures, done.texts + done.later.texts
+        done, texts = self.counts, text_batch_size(self.workload.fit)
+        images, told = done.images + done.later.images, done.texts + done.later.texts
         encoded, forward = self._stage("cache_pictures", "encode"), _forward(self._steps.micro_first)
-        measured = done.validations * done.measured * self.subject.validation_timesteps
+        measured = done.validations * done.measured * self.workload.validation_timesteps
         return {
-            "cache_pictures": pictures * self._weighed(lambda share: self._time(encoded, share)),
+            "cache_pictures": images * self._weighed(lambda share: self._time(encoded, share)),
             "cache_texts": -(-told // texts) * self._time(self._stage("cache_texts", "texts")),
-            "load": roofline.loading_seconds(self._weights, self.situation.rate),
+            "load": roofline.loading_seconds(self._weights, self.device_state.rate),
             "validate": measured * self._weighed(lambda share: self._time(forward, share)),
             "preview": done.previews * self._preview(),
         }
@@ -201,7 +201,7 @@ class _Estimate:
         prompts = self.reference.previews
         drawn_steps = sum(prompt.steps for prompt in prompts)
         total = 0.0
-        for prompt in self.subject.previews:
+        for prompt in self.workload.previews:
             share = (prompt.width or 0) * (prompt.height or 0) / self._pixels
             passes = 1.0 if prompt.guidance > 1.0 else 0.5
             total += passes * prompt.steps / drawn_steps * self._time(drawn, share)
@@ -210,15 +210,15 @@ class _Estimate:
 
     def _step(self, share: float) -> float:
         """Return the seconds of an optimizer step on images with this share of the reference's pixels."""
-        batch, steps = self.subject.recipe.effective_batch, self._steps
-        again = {"none": 0.0, "full": 1.0}.get(str(self.subject.fit.gradient_checkpointing), 0.5)
+        batch, steps = self.workload.recipe.effective_batch, self._steps
+        again = {"none": 0.0, "full": 1.0}.get(str(self.workload.fit.gradient_checkpointing), 0.5)
         forward = self._time(_forward(steps.micro_more), share)
         return batch * (self._time(steps.micro_more.work, share) + again * forward) + self._time(steps.optimizer.work)
 
     def _weighed(self, seconds: Callable[[float], float]) -> float:
         """Return the mean over the job's images of a function of their share of the reference's pixels."""
-        buckets = self.subject.buckets
-        counts = [bucket.pictures for bucket in buckets]
+        buckets = self.workload.buckets
+        counts = [bucket.images for bucket in buckets]
         weights = counts if any(counts) else [1] * len(buckets)
         found = (
             weight * seconds(self._share(bucket)) for bucket, weight in zip(buckets, weights, strict=True) if weight
@@ -230,21 +230,21 @@ class _Estimate:
 
     def _stage(self, part: TracePart, stage: str) -> list[Work]:
         """Return the work of a part's stages whose names start so."""
-        outlines = self.traces.phase_outlines(self.reference, part)
-        return [work for each in outlines for work in each.work if work.stage.startswith(stage)]
+        summaries = self.traces.phase_summaries(self.reference, part)
+        return [work for each in summaries for work in each.work if work.stage.startswith(stage)]
 
     def _time(self, work: Iterable[Work], share: float = 1.0) -> float:
         """Return the corrected seconds of work in fp32 at this share of the pixels."""
         scaled = [_in_fp32(each, share) for each in work]
-        return self.situation.correction.time_factor * roofline.seconds(scaled, self.situation.rate)
+        return self.device_state.correction.time_factor * roofline.seconds(scaled, self.device_state.rate)
 
     def _host(self) -> dict[ForecastPhase, int]:
         """Return the main memory of each phase beside the process itself: numbers take twice what they do in bf16."""
-        micro = min(self.subject.fit.micro_batch or 1, self.subject.recipe.effective_batch)
-        steps, share = self._steps, self._share(self.subject.buckets[0])
-        step = in_a_row([steps.micro_first, steps.optimizer_first]).peak
+        micro = min(self.workload.fit.micro_batch or 1, self.workload.recipe.effective_batch)
+        steps, share = self._steps, self._share(self.workload.buckets[0])
+        step = total_in_sequence([steps.micro_first, steps.optimizer_first]).peak
         encoding, texts, drawing = (
-            in_a_row(self.traces.phase_outlines(self.reference, part)).peak
+            total_in_sequence(self.traces.phase_summaries(self.reference, part)).peak
             for part in ("cache_pictures", "cache_texts", "preview")
         )
         return {
@@ -259,7 +259,7 @@ class _Estimate:
 
     @cached_property
     def _weights(self) -> int:
-        return 2 * in_a_row(self.traces.phase_outlines(self.reference, "load")).net
+        return 2 * total_in_sequence(self.traces.phase_summaries(self.reference, "load")).net
 
 
 def _in_fp32(work: Work, share: float) -> Work:
@@ -269,5 +269,5 @@ def _in_fp32(work: Work, share: float) -> Work:
     return replace(work, dtype="float32", flops=round(flops), bytes=round(moved))
 
 
-def _forward(outline: TraceSummary) -> list[Work]:
-    return [work for work in outline.work if work.stage == "forward"]
+def _forward(summary: TraceSummary) -> list[Work]:
+    return [work for work in summary.work if work.stage == "forward"]

@@ -14,11 +14,11 @@ from trainer.memory.forecast.forecast import BudgetCheck, RunSimulator, forecast
 from trainer.memory.forecast.schedule import PhaseCounts, RunSchedule, bounding_buckets
 from trainer.memory.planner.evaluator import Evaluator, best
 from trainer.memory.planner.search_space import Checkpointing, candidates, fallbacks_below, nested_sets
-from trainer.memory.planner.suggestions import RecipeChange, lighter
+from trainer.memory.planner.suggestions import RecipeChange, reduced_recipes
 from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.memory_trace import Work
 from trainer.memory.trace.workload import TracePart, TraceRequest, Workload, complete_fit
-from trainer.protocol.forecast import SEARCHED, Forecast, ForecastPhase, PhaseForecast
+from trainer.protocol.forecast import SEARCHED_FIT_KEYS, Forecast, ForecastPhase, PhaseForecast
 
 Quality = Literal["exact", "int8", "int8_products", "nf4"]
 
@@ -53,15 +53,15 @@ class ReducedRecipe:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlanResult:
     """The pick of a search with its alternatives, each of which may be absent."""
 
-    situation: DeviceState
+    device_state: DeviceState
     pick: Plan | None
     """None where nothing fits."""
-    quicker: Plan | None = None
+    faster: Plan | None = None
     """Faster than the pick, but too large."""
-    missing: int = 0
+    excess_bytes: int = 0
     """Bytes by which ``quicker`` is too large; without a pick, the smallest fit."""
     smaller: Plan | None = None
     """Leaves memory to other programs; without a pick, the smallest fit there is."""
@@ -71,7 +71,7 @@ class Planned:
     """The reason: a phase that needs about as much in every fit."""
     quantized: Plan | None = None
     """Faster with a base in fewer bits, at a cost in fidelity."""
-    lighter: ReducedRecipe | None = None
+    reduced_recipe: ReducedRecipe | None = None
     """Where nothing fits: a changed recipe that does."""
     fallbacks: tuple[FallbackStep, ...] = ()
     complete: bool = True
@@ -81,20 +81,20 @@ class Planned:
 
 
 def plan(
-    subject: Workload,
+    workload: Workload,
     written: FitConfig,
-    situation: DeviceState,
+    device_state: DeviceState,
     traces: TraceLibrary,
-    occasions: PhaseCounts,
+    counts: PhaseCounts,
     *,
     until: float | None = None,
     until_beside: float | None = None,
     others: bool = True,
     runs: RunSimulator | None = None,
     likely: FitConfig | None = None,
-    on_soon: Callable[[Planned], None] | None = None,
-    on_pick: Callable[[Planned], None] = lambda _: None,
-) -> Planned:
+    on_soon: Callable[[PlanResult], None] | None = None,
+    on_pick: Callable[[PlanResult], None] = lambda _: None,
+) -> PlanResult:
     """Return the plan for ``subject`` in ``situation``; keys ``written`` into the fit by the user stay as they are.
 
     Fits whose simulation stays within the budget rank by: unquantized before int8 before nf4 (unless the fit allows
@@ -109,45 +109,45 @@ def plan(
 
     Raises JobError when none of the GPU's memory can be used.
     """
-    situation.require_budget()
-    planning = _Planning(subject, written, situation, traces, occasions, until, runs)
-    traces.foresee(lambda: planning.foreseen)
+    device_state.require_budget()
+    planning = _Planning(workload, written, device_state, traces, counts, until, runs)
+    traces.set_prefetch(lambda: planning.prefetched)
 
     def report(soon: Plan) -> None:
         assert on_soon
-        on_soon(Planned(situation, soon, complete=False))
+        on_soon(PlanResult(device_state, soon, complete=False))
 
     reported = on_soon and likely is not None and planning.report_likely(likely, report)
     pick = planning.best(planning.choices, None if reported or not on_soon else report)
     if pick is None:
         return planning.nothing_fits(look_for_change=others)
     chosen = planning.plan_of(pick, brief=False)
-    picked = Planned(
-        situation,
+    picked = PlanResult(
+        device_state,
         chosen,
         fallbacks=planning.fallbacks(pick),
-        complete=not planning.appraisal.left_out,
+        complete=not planning.evaluator.left_out,
     )
     on_pick(picked)
     if not others:
         return picked
-    planning.appraisal.until, planning.appraisal.left_out = until_beside, False
-    quicker = planning.quicker(pick)
-    most = int(SMALLER * min(chosen.forecast.reserved, situation.budget))
+    planning.evaluator.until, planning.evaluator.left_out = until_beside, False
+    quicker = planning.faster(pick)
+    most = int(SMALLER * min(chosen.forecast.reserved, device_state.budget))
     # Caches filled between epochs are encoded beside the model, so their memory depends on the fit and sets no floor.
-    floor = _floor(chosen.forecast, most) if not occasions.later.portions else None
+    floor = _floor(chosen.forecast, most) if not counts.later.shards else None
     smaller = planning.smaller(pick, most) if floor is None else None
-    smallest = smaller is None and (floor is not None or not planning.appraisal.left_out)
+    smallest = smaller is None and (floor is not None or not planning.evaluator.left_out)
     quantized = planning.quantized(pick)
     return replace(
         picked,
-        quicker=quicker,
-        missing=max(quicker.forecast.reserved - situation.budget, 1) if quicker else 0,
+        faster=quicker,
+        excess_bytes=max(quicker.forecast.reserved - device_state.budget, 1) if quicker else 0,
         smaller=smaller,
         smallest=smallest,
         floor=floor,
         quantized=quantized,
-        complete_beside=not planning.appraisal.left_out,
+        complete_beside=not planning.evaluator.left_out,
     )
 
 
@@ -156,24 +156,24 @@ class _Planning:
 
     def __init__(
         self,
-        subject: Workload,
+        workload: Workload,
         written: FitConfig,
-        situation: DeviceState,
+        device_state: DeviceState,
         traces: TraceLibrary,
-        occasions: PhaseCounts,
+        counts: PhaseCounts,
         until: float | None,
         runs: RunSimulator | None = None,
     ) -> None:
-        dtype = "bf16" if situation.card.bf16 else "fp16"
-        start = complete_fit(written.changed(dtype=written.dtype or dtype))
-        self.subject = replace(subject, fit=start)
+        dtype = "bf16" if device_state.gpu.bf16 else "fp16"
+        start = complete_fit(written.replaced(dtype=written.dtype or dtype))
+        self.workload = replace(workload, fit=start)
         self.written = written
-        self.situation = situation
+        self.device_state = device_state
         self.traces = traces
-        self.occasions = occasions if subject.previews else replace(occasions, previews=0)
+        self.counts = counts if workload.previews else replace(counts, previews=0)
         self.until = until
-        self.appraisal = self._appraisal(self._fits, until)
-        self._runs = runs or RunSimulator(situation)
+        self.evaluator = self._evaluator(self._fits, until)
+        self._runs = runs or RunSimulator(device_state)
 
     @property
     def qualities(self) -> tuple[str, ...]:
@@ -181,14 +181,14 @@ class _Planning:
         return (self.written.quantize,) if self.written.quantize else ("none", "int8", "nf4")
 
     @property
-    def foreseen(self) -> list[TraceRequest]:
+    def prefetched(self) -> list[TraceRequest]:
         """Return traces to prefetch: the optimizer, and the fits that save the most memory.
 
         They cover two quantizations of the base, because a GPU that is too small for the first needs both.
         """
-        base, bucket = self.subject.fit, bounding_buckets(self.subject)[0]
-        plain = base.changed(micro_batch=1, gradient_checkpointing="none")
-        saving = base.changed(
+        base, bucket = self.workload.fit, bounding_buckets(self.workload)[0]
+        plain = base.replaced(micro_batch=1, gradient_checkpointing="none")
+        saving = base.replaced(
             micro_batch=self.written.micro_batch or 1,
             gradient_checkpointing=self.written.gradient_checkpointing or "full",
             vae_tiling=True,
@@ -196,14 +196,14 @@ class _Planning:
         )
 
         def request(fit: FitConfig, part: TracePart, *more: object) -> TraceRequest:
-            return TraceRequest(replace(self.subject, fit=fit), part, more)
+            return TraceRequest(replace(self.workload, fit=fit), part, more)
 
         looked_at = self.qualities[:2]
-        fits = [fit.changed(quantize=quantize) for quantize in looked_at for fit in (plain, saving)]
+        fits = [fit.replaced(quantize=quantize) for quantize in looked_at for fit in (plain, saving)]
         steps = [request(fit, "micro", bucket, fit.micro_batch) for fit in fits[1:]]
-        last = plain.changed(quantize=looked_at[-1])
+        last = plain.replaced(quantize=looked_at[-1])
         parts: tuple[TracePart, ...] = ("load", "quantise", "validate")
-        previews = [request(fits[-1], "preview")] if self.occasions.previews else []
+        previews = [request(fits[-1], "preview")] if self.counts.previews else []
         return [request(plain, "optimizer"), *steps, *previews, *(request(last, part) for part in parts)]
 
     @cached_property
@@ -211,18 +211,18 @@ class _Planning:
         """Return the block sets to checkpoint; blocks are ranked by a single image without checkpointing."""
         if self.written.gradient_checkpointing is not None:
             return (self.written.gradient_checkpointing,)
-        return nested_sets(self.appraisal.anchor(self.qualities[0]).blocks)
+        return nested_sets(self.evaluator.anchor(self.qualities[0]).blocks)
 
     @cached_property
     def choices(self) -> list[FitConfig]:
         """Return every fit of the search space."""
         return candidates(
             self.written,
-            self.subject.fit,
-            effective_batch=self.subject.recipe.effective_batch,
+            self.workload.fit,
+            effective_batch=self.workload.recipe.effective_batch,
             checkpointing=self.sets,
             quantize=self.qualities,
-            previews=bool(self.subject.previews),
+            previews=bool(self.workload.previews),
         )
 
     def best(self, choices: Sequence[FitConfig], report: Callable[[Plan], None] | None = None) -> FitConfig | None:
@@ -233,9 +233,9 @@ class _Planning:
         for alike in self._by_quality(choices):
             if report is not None and self._has_to_trace(alike):
                 report = None if self._report(max(alike, key=self._saving), report) else report
-            found = best(alike, self.appraisal)
+            found = best(alike, self.evaluator)
             if found is None:
-                found = self._first_fit_after_deadline([fit for fit in alike if self.appraisal.late_for(fit)])
+                found = self._first_fit_after_deadline([fit for fit in alike if self.evaluator.past_deadline(fit)])
             if found is not None:
                 return found
         return None
@@ -252,45 +252,45 @@ class _Planning:
         The fastest fits that lack only preview traces come first, because the fit that saves the most would be slow for
         the whole run. Then that one: if its tensors alone exceed the budget, nearly all others are ruled out too.
         """
-        self.appraisal.until = None
+        self.evaluator.until = None
         saving_first = sorted(left_out, key=self._saving, reverse=True)
-        half_known = [fit for fit in saving_first if self.appraisal.knows_steps(fit)]
-        quickest_first = sorted(half_known, key=lambda fit: self.appraisal.preference(fit).time)
+        half_known = [fit for fit in saving_first if self.evaluator.knows_steps(fit)]
+        quickest_first = sorted(half_known, key=lambda fit: self.evaluator.preference(fit).time)
         in_order = (*quickest_first, *saving_first)
-        found = next((fit for fit in in_order if best([fit], self.appraisal) is not None), None)
-        self.appraisal.until = self.until
-        self.appraisal.left_out = found is not None
+        found = next((fit for fit in in_order if best([fit], self.evaluator) is not None), None)
+        self.evaluator.until = self.until
+        self.evaluator.left_out = found is not None
         return found
 
     def report_likely(self, likely: FitConfig, report: Callable[[Plan], None]) -> bool:
         """Report a likely fit, with the stated keys, if it works and a search would have to trace first."""
-        stated = {name: value for name in SEARCHED if (value := getattr(self.written, name)) is not None}
-        fit = self.subject.fit.changed(**{name: getattr(likely, name) for name in SEARCHED} | stated)
-        fit = fit.changed(micro_batch=min(fit.micro_batch or 1, self.subject.recipe.effective_batch or 1))
-        return not self.appraisal.is_traced(fit) and self._report(fit, report)
+        stated = {name: value for name in SEARCHED_FIT_KEYS if (value := getattr(self.written, name)) is not None}
+        fit = self.workload.fit.replaced(**{name: getattr(likely, name) for name in SEARCHED_FIT_KEYS} | stated)
+        fit = fit.replaced(micro_batch=min(fit.micro_batch or 1, self.workload.recipe.effective_batch or 1))
+        return not self.evaluator.is_traced(fit) and self._report(fit, report)
 
     def _report(self, fit: FitConfig, report: Callable[[Plan], None]) -> bool:
         """Report a fit if it works; return whether it does."""
-        if self.appraisal.hopeless(fit) or not self._fits(fit):
+        if self.evaluator.cannot_fit(fit) or not self._fits(fit):
             return False
         report(self.plan_of(fit, brief=False))
         return True
 
     def _has_to_trace(self, choices: Sequence[FitConfig]) -> bool:
         """Return whether the most preferred of the fits that may work has to be traced."""
-        if all(map(self.appraisal.hopeless, choices)):
+        if all(map(self.evaluator.cannot_fit, choices)):
             return False
-        self.appraisal.anchor(choices[0].quantize or "none")
-        possible = [fit for fit in choices if not self.appraisal.hopeless(fit)]
-        return bool(possible) and not self.appraisal.is_traced(min(possible, key=self.appraisal.preference))
+        self.evaluator.anchor(choices[0].quantize or "none")
+        possible = [fit for fit in choices if not self.evaluator.cannot_fit(fit)]
+        return bool(possible) and not self.evaluator.is_traced(min(possible, key=self.evaluator.preference))
 
     def plan_of(self, fit: FitConfig, *, brief: bool = True) -> Plan:
         """Return a fit with its forecast, with timeline and peaks unless `brief`."""
-        return Plan(fit, forecast_of(self._schedule(fit), self.situation, runs=self._runs, brief=brief))
+        return Plan(fit, forecast_of(self._schedule(fit), self.device_state, runs=self._runs, brief=brief))
 
-    def quicker(self, pick: FitConfig) -> Plan | None:
+    def faster(self, pick: FitConfig) -> Plan | None:
         """Return the smallest of the fits that are faster than the pick with a base of the same precision."""
-        preference = self.appraisal.preference
+        preference = self.evaluator.preference
         for fit in sorted(self._faster_fits(pick), key=lambda fit: preference(fit).bytes)[:LOOKED_AT]:
             if self._known_exactly(fit) and preference(fit).time < preference(pick).time:
                 return self.plan_of(fit)
@@ -298,17 +298,17 @@ class _Planning:
 
     def _faster_fits(self, pick: FitConfig) -> list[FitConfig]:
         """Return fits of the same precision that are or may be faster, all of which the search has ruled out."""
-        time = self.appraisal.preference(pick).time
+        time = self.evaluator.preference(pick).time
         alike = [fit for fit in self.choices if fit.quantize == pick.quantize]
-        return [fit for fit in alike if self.appraisal.preference(fit).time < time]
+        return [fit for fit in alike if self.evaluator.preference(fit).time < time]
 
     def _known_exactly(self, fit: FitConfig) -> bool:
         """Evaluate a fit exactly; return False if there is no time to trace it."""
-        while not self.appraisal.exact(fit):
-            if self.appraisal.late_for(fit):
-                self.appraisal.left_out = True
+        while not self.evaluator.exact(fit):
+            if self.evaluator.past_deadline(fit):
+                self.evaluator.left_out = True
                 return False
-            self.appraisal.appraise(fit)
+            self.evaluator.refine(fit)
         return True
 
     def smaller(self, pick: FitConfig, most: int) -> Plan | None:
@@ -318,7 +318,7 @@ class _Planning:
         """
         alike = [fit for fit in self.choices if fit.quantize == pick.quantize]
         looked_at: list[Plan] = []
-        for fit in sorted(alike, key=self.appraisal.preference):
+        for fit in sorted(alike, key=self.evaluator.preference):
             if len(looked_at) == LOOKED_AT:
                 break
             if any(_too_large_alike(fit, former, most) for former in looked_at) or not self._may_take(fit, most):
@@ -332,7 +332,7 @@ class _Planning:
         """Return whether the tensors of a fit take at most ``most`` bytes; False if there is no time to find out."""
 
         def is_within() -> bool:
-            return self.appraisal.preference(fit).bytes <= most
+            return self.evaluator.preference(fit).bytes <= most
 
         return is_within() and self._known_exactly(fit) and is_within()
 
@@ -343,10 +343,10 @@ class _Planning:
         """
         if pick.quantize != "none" or self.written.quantize is not None:
             return None
-        preference = self.appraisal.preference
+        preference = self.evaluator.preference
         ahead = {_without_quantization(fit) for fit in self._faster_fits(pick)}
         quantized = [fit for fit in self.choices if fit.quantize != "none" and _without_quantization(fit) in ahead]
-        found = best(quantized, self.appraisal)
+        found = best(quantized, self.evaluator)
         if found is None or preference(found).time >= preference(pick).time:
             return None
         return self.plan_of(found)
@@ -355,30 +355,30 @@ class _Planning:
         """Return the fallback steps from a fit."""
         looked_at = self.qualities if pick.allow_quantized else (pick.quantize or "none",)
         for quantize in looked_at:
-            self.appraisal.anchor(quantize)
+            self.evaluator.anchor(quantize)
         return fallbacks_below(
             pick,
             self.written,
             sets=self.sets,
-            effective_batch=self.subject.recipe.effective_batch,
-            previews=bool(self.subject.previews),
-            need=self.appraisal.estimate,
+            effective_batch=self.workload.recipe.effective_batch,
+            previews=bool(self.workload.previews),
+            need=self.evaluator.estimate,
         )
 
-    def nothing_fits(self, *, look_for_change: bool) -> Planned:
+    def nothing_fits(self, *, look_for_change: bool) -> PlanResult:
         """Return by how much the smallest fit is too large, and the smallest change of the recipe that fits."""
         smallest = self.plan_of(self.smallest, brief=False)
-        missing = max(smallest.forecast.reserved - self.situation.budget, 1)
-        found = self._lighter(self._within(self.smallest).failed_in) if look_for_change else None
-        return Planned(self.situation, None, missing=missing, smaller=smallest, lighter=found)
+        missing = max(smallest.forecast.reserved - self.device_state.budget, 1)
+        found = self._reduced_recipe(self._within(self.smallest).failed_in) if look_for_change else None
+        return PlanResult(self.device_state, None, excess_bytes=missing, smaller=smallest, reduced_recipe=found)
 
-    def _lighter(self, failed_in: ForecastPhase | None) -> ReducedRecipe | None:
-        for change in lighter(self.subject):
+    def _reduced_recipe(self, failed_in: ForecastPhase | None) -> ReducedRecipe | None:
+        for change in reduced_recipes(self.workload):
             if failed_in == "cache_pictures" and "resolution" not in change.keys:
                 continue  # encoding images depends on nothing else in a recipe
-            subject = change.applied_to(self.subject)
+            workload = change.applied_to(self.workload)
             other = _Planning(
-                subject, self.written, self.situation, self.traces, self.occasions, self.until, self._runs
+                workload, self.written, self.device_state, self.traces, self.counts, self.until, self._runs
             )
             if other.smallest_fits and (pick := other.best(other.choices)) is not None:
                 return ReducedRecipe(change, other.plan_of(pick))
@@ -404,44 +404,44 @@ class _Planning:
         """Return whether that choice fits; its tensors are added up before the costlier simulation."""
         if not self._known_exactly(self.smallest):
             return False
-        return not self.appraisal.hopeless(self.smallest) and self._fits(self.smallest)
+        return not self.evaluator.cannot_fit(self.smallest) and self._fits(self.smallest)
 
-    def _appraisal(self, fits: Callable[[FitConfig], bool], until: float | None) -> Evaluator:
+    def _evaluator(self, fits: Callable[[FitConfig], bool], until: float | None) -> Evaluator:
         return Evaluator(
-            self.subject,
+            self.workload,
             self.traces,
             self._seconds,
-            self.situation.budget,
+            self.device_state.budget,
             fits,
-            previews=self.occasions.previews,
+            previews=self.counts.previews,
             free_choice=self.written.allow_quantized,
             until=until,
-            later=lambda: self.foreseen,
+            later=lambda: self.prefetched,
         )
 
     def _seconds(self, work: Iterable[Work]) -> float:
-        return roofline.seconds(work, self.situation.rate)
+        return roofline.seconds(work, self.device_state.rate)
 
     def _schedule(self, fit: FitConfig) -> RunSchedule:
         """Return the run schedule of a fit, and prefetch the traces that its simulation needs."""
-        course = RunSchedule(replace(self.subject, fit=fit), self.traces, self.occasions, self.situation.rate)
-        self.traces.foresee(course.foreseen)
-        return course
+        schedule = RunSchedule(replace(self.workload, fit=fit), self.traces, self.counts, self.device_state.rate)
+        self.traces.set_prefetch(schedule.prefetch_requests)
+        return schedule
 
     def _within(self, fit: FitConfig) -> BudgetCheck:
-        return self._runs.within(self._schedule(fit), self.situation.budget)
+        return self._runs.check_budget(self._schedule(fit), self.device_state.budget)
 
     def _fits(self, fit: FitConfig) -> bool:
         """Return whether a run stays within the budget; a failing phase rules out all fits that share that phase."""
         failed_in, seconds = self._within(fit)
         if failed_in in ("cache_pictures", "cache_texts"):
-            self.appraisal.rule_out(lambda _: True)
+            self.evaluator.rule_out(lambda _: True)
         elif failed_in in ("load", "quantise"):
-            self.appraisal.rule_out(lambda other: other.quantize == fit.quantize)
+            self.evaluator.rule_out(lambda other: other.quantize == fit.quantize)
         elif failed_in in ("first_step", "train"):
-            self.appraisal.rule_out(lambda other: _of_steps(other) == _of_steps(fit))
+            self.evaluator.rule_out(lambda other: _of_steps(other) == _of_steps(fit))
         if failed_in is None and seconds:
-            self.appraisal.slowed(fit, seconds * (self.subject.recipe.steps or 1))
+            self.evaluator.slowed(fit, seconds * (self.workload.recipe.steps or 1))
         return failed_in is None
 
 

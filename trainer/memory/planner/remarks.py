@@ -10,12 +10,12 @@ from trainer.protocol.plan import MemoryAdvice, Remark, advise
 if TYPE_CHECKING:
     from trainer.memory.device.device_state import DeviceState
     from trainer.memory.forecast.cache_shards import LaterShards
-    from trainer.memory.planner.planner import Planned
+    from trainer.memory.planner.planner import PlanResult
     from trainer.memory.planner.request import PlanRequest
     from trainer.protocol.forecast import Forecast
 
 
-def remarks_of(request: PlanRequest, planned: Planned, *, whole: bool = True) -> Iterator[Remark]:
+def remarks_of(request: PlanRequest, planned: PlanResult, *, whole: bool = True) -> Iterator[Remark]:
     """Yield the remarks on a plan; whether the search was cut short is known only once the plan is `whole`."""
     if whole and not planned.complete:
         yield Remark("search.incomplete")
@@ -27,19 +27,19 @@ def remarks_of(request: PlanRequest, planned: Planned, *, whole: bool = True) ->
     elif planned.smallest:
         yield Remark("smaller.none")
     if planned.pick is not None:
-        yield from _of_later_shards(request.occasions.later, planned.pick.forecast)
+        yield from _of_later_shards(request.counts.later, planned.pick.forecast)
         yield from estimate_of(planned.pick.forecast)
 
 
 def _of_later_shards(later: LaterShards, forecast: Forecast) -> Iterator[Remark]:
     """Yield how a cache above its size limit is filled; nothing where all of it is encoded before the first step."""
-    encoded = [name for name, count in (("images", later.pictures), ("captions", later.texts)) if count]
+    encoded = [name for name, count in (("images", later.images), ("captions", later.texts)) if count]
     if encoded:
         values = {
-            "epochs": later.together,
+            "epochs": later.epochs_per_shard,
             "limit": later.limited,
             "encoded": encoded,
-            "rounds": later.portions,
+            "rounds": later.shards,
             "offloaded": forecast.encodes_alone,
         }
         yield Remark("cache.shards", values)
@@ -57,4 +57,4 @@ def estimate_of(forecast: Forecast) -> Iterator[Remark]:
 
 def memory_advice(missing: int, state: DeviceState) -> MemoryAdvice:
     """Return how to raise the memory budget of a GPU by `missing` bytes, which takes more than that to be freed."""
-    return advise(state.to_free(missing), state.card.total_bytes - state.free_bytes, state.uses)
+    return advise(state.to_free(missing), state.gpu.total_bytes - state.free_bytes, state.uses)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainer import gpu
 from trainer.config.base import BaseConfig, Family, Prediction
-from trainer.config.checks import unforeseen
+from trainer.config.checks import not_forecast
 from trainer.config.fit import FitConfig
 from trainer.config.job import DatasetConfig, FolderConfig, Job, PreviewConfig, PromptConfig, ReportConfig
 from trainer.config.load import load_job
@@ -18,7 +18,7 @@ from trainer.dataset.cache_keys import CacheKeys, latent_bytes, text_bytes
 from trainer.dataset.dataset import read_dataset
 from trainer.dataset.decoders import Progress
 from trainer.dataset.findings import Finding
-from trainer.dataset.picture import Picture
+from trainer.dataset.image import ImageRecord
 from trainer.dataset.sampling import samples_per_epoch
 from trainer.errors import ImpastoError, JobError, RunError
 from trainer.files.architecture import NAMES, Config
@@ -34,13 +34,13 @@ from trainer.files.identify import (
     vae_files,
 )
 from trainer.host import usable_cores
-from trainer.memory.device.device_state import DeviceState, situation_ahead, situation_here, situation_on_cpu
-from trainer.memory.device.gpu_specs import find_card
-from trainer.memory.forecast.schedule import PhaseCounts, occasions_of
-from trainer.memory.trace.workload import Workload, subject_ahead, subject_of_job
-from trainer.protocol.places import cache_folder, existing, free_bytes
+from trainer.memory.device.device_state import DeviceState, state_of_cpu, state_of_listed_gpu, state_of_local_gpu
+from trainer.memory.device.gpu_specs import find_gpu
+from trainer.memory.forecast.schedule import PhaseCounts, phase_counts
+from trainer.memory.trace.workload import Workload, workload_of_job, workload_without_base
+from trainer.protocol.places import cache_folder, free_bytes, nearest_existing
 from trainer.protocol.plan import Remark
-from trainer.protocol.run_directory import require_place
+from trainer.protocol.run_directory import require_writable
 from trainer.protocol.text import size
 
 # Weights of a LoRA of rank 1 on each family's published UNet, by the kind of layer.
@@ -54,26 +54,26 @@ _CHECKPOINT_BYTES = 4
 _FILE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
 _NAMED_BY = {"run.room": "with output.runs in the job", "cache.room": "in the environment variable IMPASTO_CACHE"}
 # Assumed before there are images and prompts: as many as a first LoRA usually has.
-PICTURES_AHEAD = 20
-PROMPTS_AHEAD = 2
+ASSUMED_IMAGES = 20
+ASSUMED_PROMPTS = 2
 
 
-def require_room(job: Job, subject: Workload, encoded: PhaseCounts | None) -> None:
+def require_disk_space(job: Job, workload: Workload, encoded: PhaseCounts | None) -> None:
     """Raise RunError if a disk is too small for what a run writes at least.
 
     ``job`` is resolved; ``encoded`` holds what goes into the cache, or None if that is not known.
     """
-    for error in lacking_room(job, subject, encoded):
+    for error in disk_errors(job, workload, encoded):
         raise error
 
 
-def lacking_room(job: Job, subject: Workload, encoded: PhaseCounts | None) -> Iterator[RunError]:
+def disk_errors(job: Job, workload: Workload, encoded: PhaseCounts | None) -> Iterator[RunError]:
     """Yield an error for each disk that is too small for what a run writes at least; see `require_room`."""
     runs, cache = Path(job.output.runs), cache_folder()
-    needs = [("run.room", runs, _run_bytes(job, subject) + _SPARE_BYTES, "LoRA files and checkpoints")]
-    entries = _cache_bytes(subject, encoded) if encoded else 0
+    needs = [("run.room", runs, _run_bytes(job, workload) + _SPARE_BYTES, "LoRA files and checkpoints")]
+    entries = _cache_bytes(workload, encoded) if encoded else 0
     try:
-        if entries and existing(runs).stat().st_dev == existing(cache).stat().st_dev:
+        if entries and nearest_existing(runs).stat().st_dev == nearest_existing(cache).stat().st_dev:
             what = "LoRA files, checkpoints, encoded images and captions"
             needs = [("run.room", runs, needs[0][2] + entries, what)]
         elif entries:
@@ -93,19 +93,19 @@ def _too_little(code: str, folder: Path, free: int, need: int, what: str) -> Run
     )
 
 
-def _run_bytes(job: Job, subject: Workload) -> int:
+def _run_bytes(job: Job, workload: Workload) -> int:
     """Return the least bytes of LoRA files and checkpoints, without optimizer state."""
-    if not subject.has_published_unet:
+    if not workload.has_published_unet:
         return 0  # a base of another size, whose layers are not in the table
     saving, steps = job.report.saving, job.recipe.steps or 1
     files = min(-(-steps // (saving.every_steps or steps)), saving.keep or steps)
     checkpoints = min(-(-steps // (saving.checkpoint_every or steps)), saving.checkpoint_keep)
-    return _weights(subject) * (files * _FILE_BYTES[job.output.dtype] + checkpoints * _CHECKPOINT_BYTES)
+    return _weights(workload) * (files * _FILE_BYTES[job.output.dtype] + checkpoints * _CHECKPOINT_BYTES)
 
 
-def _weights(subject: Workload) -> int:
+def _weights(workload: Workload) -> int:
     """Return the number of LoRA weights on the UNet."""
-    recipe, counts = subject.recipe, _WEIGHTS[subject.family]
+    recipe, counts = workload.recipe, _WEIGHTS[workload.family]
     if not recipe.learning_rate:
         return 0
     return sum(counts[kind] * _rank(recipe, kind) for kind in _kinds(recipe))
@@ -121,12 +121,12 @@ def _rank(recipe: RecipeConfig, kind: str) -> int:
     return min(recipe.rank, recipe.conv_rank or recipe.rank) if kind == "conv" else recipe.rank
 
 
-def _cache_bytes(subject: Workload, encoded: PhaseCounts) -> int:
+def _cache_bytes(workload: Workload, encoded: PhaseCounts) -> int:
     """Return the bytes of what is encoded before the first step."""
-    shown = sum(bucket.pictures for bucket in subject.buckets) or 1
-    latents = sum(latent_bytes(bucket.size, masked=False) * bucket.pictures for bucket in subject.buckets) / shown
-    widths = () if subject.trained_texts else (int(config["hidden_size"]) for config in subject.text_configs)
-    return int(encoded.pictures * latents) + encoded.texts * text_bytes(subject.recipe.token_chunks, widths)
+    shown = sum(bucket.images for bucket in workload.buckets) or 1
+    latents = sum(latent_bytes(bucket.size, masked=False) * bucket.images for bucket in workload.buckets) / shown
+    widths = () if workload.trained_texts else (int(config["hidden_size"]) for config in workload.text_configs)
+    return int(encoded.images * latents) + encoded.texts * text_bytes(workload.recipe.token_chunks, widths)
 
 
 @dataclass(frozen=True)
@@ -134,11 +134,11 @@ class PlanRequest:
     """A job on a GPU, as far as a plan depends on it."""
 
     name: str
-    subject: Workload
+    workload: Workload
     written: FitConfig
     """The fit as the user wrote it; absent keys are planned."""
-    situation: DeviceState
-    occasions: PhaseCounts
+    device_state: DeviceState
+    counts: PhaseCounts
     remarks: tuple[Remark, ...] = ()
     """Assumptions behind the request."""
     obstacles: tuple[ImpastoError, ...] = ()
@@ -163,7 +163,7 @@ class _BaseFacts:
     """Hashes of its VAE and text encoders, if its files were hashed before; see trainer.dataset.cache_keys."""
 
 
-def situation_of(card: str | None, fit: FitConfig | None = None) -> DeviceState:
+def device_state_of(card: str | None, fit: FitConfig | None = None) -> DeviceState:
     """Return the state of a GPU by name or memory size as sold, or of this PC's GPU for "here" or None.
 
     "Here" is the CPU without a working NVIDIA GPU and for a ``fit`` on the CPU, as it is for a run. Raises ImpastoError
@@ -171,24 +171,24 @@ def situation_of(card: str | None, fit: FitConfig | None = None) -> DeviceState:
     """
     deterministic, device = bool(fit and fit.deterministic), fit.device if fit else None
     if card is not None and not _is_here(card):
-        return situation_ahead(find_card(card), deterministic=deterministic)
+        return state_of_listed_gpu(find_gpu(card), deterministic=deterministic)
     if device == "cpu":
-        return situation_on_cpu()
+        return state_of_cpu()
     try:
-        found = gpu.cards()
+        found = gpu.list_gpus()
     except ImpastoError:
         if device is not None:
             raise
-        return situation_on_cpu()
+        return state_of_cpu()
     if not found:
         if device is None:
-            return situation_on_cpu()
-        find_card("here")  # raises an error that says what to do
-    return situation_here(max(found, key=lambda one: one.free_bytes), deterministic=deterministic)
+            return state_of_cpu()
+        find_gpu("here")  # raises an error that says what to do
+    return state_of_local_gpu(max(found, key=lambda one: one.free_bytes), deterministic=deterministic)
 
 
-def question_of_job(
-    path: Path, overrides: Sequence[str], card: str | None, progress: Progress | None = None
+def request_of_job(
+    path: Path, overrides: Sequence[str], gpu: str | None, progress: Progress | None = None
 ) -> PlanRequest:
     """Return the request for a job on a GPU, with assumptions where its base or images cannot be read.
 
@@ -199,37 +199,37 @@ def question_of_job(
     Raises ImpastoError for a job that cannot be used, or a base of unknown family.
     """
     job = load_job(path, overrides)
-    situation = situation_of(card, job.fit)
+    device_state = device_state_of(gpu, job.fit)
     # The request is about this device, whichever the job names.
-    job = job.changed(fit=job.fit.changed(device=None))
-    remarks = [Remark("fit.experiment", {"key": key}) for key, _ in unforeseen(job)]
+    job = job.replaced(fit=job.fit.replaced(device=None))
+    remarks = [Remark("fit.experiment", {"key": key}) for key, _ in not_forecast(job)]
     obstacles: list[ImpastoError] = []
     source = _base_facts(job.base, remarks, obstacles)
-    resolved = _resolved(job, source, situation, PICTURES_AHEAD)
-    pictures, findings = _images_of(resolved, remarks, obstacles, progress)
-    here = card is None or _is_here(card)
-    if pictures:
-        resolved = _resolved(job, source, situation, samples_per_epoch(pictures))
+    resolved = _resolved(job, source, device_state, ASSUMED_IMAGES)
+    images, findings = _images_of(resolved, remarks, obstacles, progress)
+    here = gpu is None or _is_here(gpu)
+    if images:
+        resolved = _resolved(job, source, device_state, samples_per_epoch(images))
         cached = CacheKeys(cache_folder(), resolved, source.family, *source.hashes) if here and source.hashes else None
-        subject = subject_of_job(resolved, source, pictures)
-        occasions = occasions_of(resolved, source, pictures, cached)
+        workload = workload_of_job(resolved, source, images)
+        counts = phase_counts(resolved, source, images, cached)
     else:
-        subject, occasions = _ahead(resolved, source)
-    obstacles += _disk_errors(resolved, subject, occasions if here and pictures else None)
+        workload, counts = _ahead(resolved, source)
+    obstacles += _disk_errors(resolved, workload, counts if here and images else None)
     return PlanRequest(
-        job.name, subject, job.fit, situation, occasions, tuple(remarks), tuple(obstacles), findings, resolved
+        job.name, workload, job.fit, device_state, counts, tuple(remarks), tuple(obstacles), findings, resolved
     )
 
 
-def question_ahead(
-    family: Family, recipe: RecipeConfig | None, card: str | None, name: str = "", fit: FitConfig | None = None
+def request_without_job(
+    family: Family, recipe: RecipeConfig | None, gpu: str | None, name: str = "", fit: FitConfig | None = None
 ) -> PlanRequest:
     """Return the request for a recipe on a GPU before there is a job: published base, square images, two prompts.
 
     The keys of ``fit`` stay as they are.
     """
-    situation = situation_of(card)
-    prompts = (PromptConfig(prompt="preview"),) * PROMPTS_AHEAD
+    device_state = device_state_of(gpu)
+    prompts = (PromptConfig(prompt="preview"),) * ASSUMED_PROMPTS
     job = Job(
         name="plan",
         base=BaseConfig(model="plan", family=family),
@@ -239,18 +239,18 @@ def question_ahead(
         report=ReportConfig(previews=PreviewConfig(prompts=prompts)),
     )
     source = _assumed(family)
-    resolved = _resolved(job, source, situation, PICTURES_AHEAD)
-    subject, occasions = _ahead(resolved, source)
-    remark = Remark("dataset.assumed", {"images": PICTURES_AHEAD, "prompts": PROMPTS_AHEAD})
-    return PlanRequest(name or NAMES[family], subject, job.fit, situation, occasions, (remark,), resolved=resolved)
+    resolved = _resolved(job, source, device_state, ASSUMED_IMAGES)
+    workload, counts = _ahead(resolved, source)
+    remark = Remark("dataset.assumed", {"images": ASSUMED_IMAGES, "prompts": ASSUMED_PROMPTS})
+    return PlanRequest(name or NAMES[family], workload, job.fit, device_state, counts, (remark,), resolved=resolved)
 
 
-def _is_here(card: str) -> bool:
-    return card.strip().lower() == "here"
+def _is_here(gpu: str) -> bool:
+    return gpu.strip().lower() == "here"
 
 
-def _resolved(job: Job, source: _BaseFacts, situation: DeviceState, showings: int) -> Job:
-    card, cores = situation.card, usable_cores()
+def _resolved(job: Job, source: _BaseFacts, device_state: DeviceState, showings: int) -> Job:
+    card, cores = device_state.gpu, usable_cores()
     machine = Machine("cuda:0", card.name, card.total_bytes, card.bf16, cores)
     return resolve_job(
         job,
@@ -258,15 +258,15 @@ def _resolved(job: Job, source: _BaseFacts, situation: DeviceState, showings: in
         prediction=source.prediction,
         zero_terminal_snr=source.zero_terminal_snr,
         samples_per_epoch=showings,
-        machine=Machine("cpu", None, None, bf16=True, cores=cores) if situation.on_cpu else machine,
+        machine=Machine("cpu", None, None, bf16=True, cores=cores) if device_state.on_cpu else machine,
     )
 
 
 def _ahead(job: Job, source: _BaseFacts) -> tuple[Workload, PhaseCounts]:
     """Return the workload and counts for square images, for a job whose images are not known."""
-    square = subject_ahead(source.family, job.recipe, job.fit).buckets
-    subject = replace(subject_of_job(job, source, ()), buckets=square)
-    return subject, replace(occasions_of(job, source, ()), pictures=PICTURES_AHEAD, texts=PICTURES_AHEAD, measured=8)
+    square = workload_without_base(source.family, job.recipe, job.fit).buckets
+    workload = replace(workload_of_job(job, source, ()), buckets=square)
+    return workload, replace(phase_counts(job, source, ()), images=ASSUMED_IMAGES, texts=ASSUMED_IMAGES, measured=8)
 
 
 def _base_facts(base: BaseConfig, remarks: list[Remark], obstacles: list[ImpastoError]) -> _BaseFacts:
@@ -307,13 +307,13 @@ def _base_facts(base: BaseConfig, remarks: list[Remark], obstacles: list[Impasto
     )
 
 
-def _disk_errors(job: Job, subject: Workload, encoded: PhaseCounts | None) -> list[ImpastoError]:
+def _disk_errors(job: Job, workload: Workload, encoded: PhaseCounts | None) -> list[ImpastoError]:
     """Return the errors of disks that cannot take the run; without ``encoded`` the cache is not counted."""
     try:
-        require_place(Path(job.output.runs))
+        require_writable(Path(job.output.runs))
     except ImpastoError as error:
         return [error]
-    return [*lacking_room(job, subject, encoded)]
+    return [*disk_errors(job, workload, encoded)]
 
 
 def _hashes_of(base: BaseConfig, identity: BaseIdentity) -> tuple[str, str] | None:
@@ -342,15 +342,15 @@ def _assumed(family: Family, base: BaseConfig | None = None) -> _BaseFacts:
 
 def _images_of(
     job: Job, remarks: list[Remark], obstacles: list[ImpastoError], progress: Progress | None
-) -> tuple[Sequence[Picture], tuple[Finding, ...]]:
+) -> tuple[Sequence[ImageRecord], tuple[Finding, ...]]:
     """Return the images and findings of the dataset; add a remark if there are no images to plan for."""
     try:
         dataset = read_dataset(job.dataset, job.recipe, progress)
     except ImpastoError as error:
         obstacles.append(error)
-        remarks.append(Remark("dataset.unreadable", {"images": PICTURES_AHEAD}))
+        remarks.append(Remark("dataset.unreadable", {"images": ASSUMED_IMAGES}))
         return (), ()
-    if not any(picture.kind == "train" for picture in dataset.pictures):
-        remarks.append(Remark("dataset.empty", {"images": PICTURES_AHEAD}))
+    if not any(image.kind == "train" for image in dataset.images):
+        remarks.append(Remark("dataset.empty", {"images": ASSUMED_IMAGES}))
         return (), dataset.findings
-    return dataset.pictures, dataset.findings
+    return dataset.images, dataset.findings

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from trainer.config.fit import LARGEST_MICRO_BATCH, FallbackStep, FitConfig
 from trainer.memory.trace.memory_trace import UnetBlock, _forward_order
-from trainer.protocol.forecast import SEARCHED
+from trainer.protocol.forecast import SEARCHED_FIT_KEYS
 from trainer.training.active_plan import encoding_fallbacks
 
 Checkpointing = Literal["none", "full"] | tuple[str, ...]
@@ -40,8 +40,8 @@ def nested_sets(ordered: Sequence[UnetBlock]) -> tuple[Checkpointing, ...]:
 
     Blocks that hold next to nothing are checkpointed only together with all others.
     """
-    least = WORTH_A_SET * sum(block.held for block in ordered)
-    names = [block.name for block in ordered if block.held >= least]
+    least = WORTH_A_SET * sum(block.saved_bytes for block in ordered)
+    names = [block.name for block in ordered if block.saved_bytes >= least]
     partial = [tuple(sorted(names[:count], key=_forward_order)) for count in range(1, len(names))]
     return ("none", *partial, "full")
 
@@ -63,11 +63,11 @@ def candidates(
         (True, False) if previews else (True,),
         (False, True) if previews else (False,),
     )
-    choices = dict(zip(SEARCHED, every, strict=True))
-    for name in SEARCHED:
+    choices = dict(zip(SEARCHED_FIT_KEYS, every, strict=True))
+    for name in SEARCHED_FIT_KEYS:
         if (written := getattr(constraints, name)) is not None:
             choices[name] = (min(written, effective_batch) if name == "micro_batch" else written,)
-    return [start.changed(**dict(zip(choices, values, strict=True))) for values in product(*choices.values())]
+    return [start.replaced(**dict(zip(choices, values, strict=True))) for values in product(*choices.values())]
 
 
 def within(inner: Checkpointing, outer: Checkpointing) -> bool:

@@ -10,7 +10,7 @@ from trainer.config.fit import FitConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.memory.device import roofline
 from trainer.memory.device.device_state import DeviceState
-from trainer.memory.forecast.schedule import bounding_buckets, step_seconds, training_sums
+from trainer.memory.forecast.schedule import bounding_buckets, step_seconds, training_totals
 from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.memory_trace import Work
 from trainer.memory.trace.workload import BucketUse, Workload
@@ -28,17 +28,17 @@ class RecipeChange:
     keys: Mapping[str, Any]
     """Values by key below ``recipe``, such as "text_encoder.learning_rate"."""
 
-    def applied_to(self, subject: Workload) -> Workload:
+    def applied_to(self, workload: Workload) -> Workload:
         """Return the workload with the change; its buckets scale with the resolution."""
-        recipe = changed(subject.recipe, self.keys)
-        share = (recipe.resolution or 1) / (subject.recipe.resolution or 1)
-        buckets = subject.buckets if share == 1.0 else _scaled(subject, share)
-        return replace(subject, recipe=recipe, buckets=buckets)
+        recipe = changed(workload.recipe, self.keys)
+        share = (recipe.resolution or 1) / (workload.recipe.resolution or 1)
+        buckets = workload.buckets if share == 1.0 else _scaled(workload, share)
+        return replace(workload, recipe=recipe, buckets=buckets)
 
 
-def lighter(subject: Workload) -> Iterator[RecipeChange]:
+def reduced_recipes(workload: Workload) -> Iterator[RecipeChange]:
     """Yield changes in the order of their cost to the result: single ones first, then all with a lower resolution."""
-    recipe = subject.recipe
+    recipe = workload.recipe
     kept: dict[str, Any] = {}
     for single in _singles(recipe):
         yield RecipeChange(single)
@@ -83,13 +83,13 @@ def _sides(recipe: RecipeConfig) -> Iterator[int]:
             yield lower
 
 
-def _scaled(subject: Workload, share: float) -> tuple[BucketUse, ...]:
+def _scaled(workload: Workload, share: float) -> tuple[BucketUse, ...]:
     """Return buckets scaled by `share`, about as the images would fall into them."""
-    step = subject.recipe.images.bucket_step
+    step = workload.recipe.images.bucket_step
     uses: dict[tuple[int, int], int] = {}
-    for bucket in subject.buckets:
+    for bucket in workload.buckets:
         width, height = (max(step, int(side * share) // step * step) for side in bucket.size)
-        uses[width, height] = uses.get((width, height), 0) + bucket.pictures
+        uses[width, height] = uses.get((width, height), 0) + bucket.images
     largest_first = sorted(uses, key=lambda size: (-size[0] * size[1], size))
     return tuple(BucketUse(*size, uses[size]) for size in largest_first)
 
@@ -107,27 +107,29 @@ class Suggestion:
     """Factor of the time per step; below 1 is faster."""
 
 
-def levers(subject: Workload, fit: FitConfig, situation: DeviceState, traces: TraceLibrary) -> Iterator[Suggestion]:
+def suggestions(
+    workload: Workload, fit: FitConfig, device_state: DeviceState, traces: TraceLibrary
+) -> Iterator[Suggestion]:
     """Yield the suggestions that save memory, those for the fit first; record missing traces."""
-    planned = replace(subject, fit=fit)
-    now = training_figures(planned, situation, traces)
+    planned = replace(workload, fit=fit)
+    now = training_figures(planned, device_state, traces)
     for key, value, other in _changed(planned):
-        then = training_figures(other, situation, traces)
+        then = training_figures(other, device_state, traces)
         if then[0] < now[0]:
             yield Suggestion(key, value, now[0] - then[0], then[1] / now[1])
 
 
-def _changed(subject: Workload) -> Iterator[tuple[str, Any, Workload]]:
-    fit = subject.fit
+def _changed(workload: Workload) -> Iterator[tuple[str, Any, Workload]]:
+    fit = workload.fit
     for key, value in _of_fit(fit):
-        yield f"fit.{key}", value, replace(subject, fit=fit.changed(**{key: value}))
+        yield f"fit.{key}", value, replace(workload, fit=fit.replaced(**{key: value}))
     seen: set[str] = set()
-    for change in lighter(subject):
+    for change in reduced_recipes(workload):
         (key, value), *more = change.keys.items()
         if (more and key != "rank") or key in seen:  # suggest only the first step down of each key
             continue
         seen.add(key)
-        yield f"recipe.{key}", value, change.applied_to(subject)
+        yield f"recipe.{key}", value, change.applied_to(workload)
 
 
 def _of_fit(fit: FitConfig) -> Iterable[tuple[str, Any]]:
@@ -141,11 +143,11 @@ def _of_fit(fit: FitConfig) -> Iterable[tuple[str, Any]]:
         yield "quantize", "nf4"
 
 
-def training_figures(subject: Workload, situation: DeviceState, traces: TraceLibrary) -> tuple[int, float]:
+def training_figures(workload: Workload, device_state: DeviceState, traces: TraceLibrary) -> tuple[int, float]:
     """Return peak bytes of training and seconds per step; record missing traces."""
 
     def seconds(work: Iterable[Work]) -> float:
-        return roofline.seconds(work, situation.rate)
+        return roofline.seconds(work, device_state.rate)
 
-    steps = traces.step_outlines(subject, bounding_buckets(subject)[0], subject.fit.micro_batch or 1)
-    return training_sums(subject, steps).peak, step_seconds(subject, steps, seconds)
+    steps = traces.step_summaries(workload, bounding_buckets(workload)[0], workload.fit.micro_batch or 1)
+    return training_totals(workload, steps).peak, step_seconds(workload, steps, seconds)

@@ -24,11 +24,11 @@ FlopsOf = Callable[[Work, int, int], int | None]
 # Flash attention processes this many tokens at a time (flash_api.cpp).
 FLASH_BLOCK = 128
 # A token of the UNet's latents covers a square of 8 × 8 pixels.
-PIXELS_A_PLACE = 64
+PIXELS_PER_TOKEN = 64
 # Depths at which published UNets attend: one more than they halve their sides.
 DEPTHS = 4
 # Larger micro-batches are derived from these two. One image is no source: PyTorch skips copies there.
-PICTURES = (2, 3)
+IMAGE_COUNTS = (2, 3)
 # LoRAs of other ranks are derived from these two. The built-in recipes use one of them, and both ship.
 RANKS = (16, 32)
 # Other shapes are derived from these two. At every depth of the UNet, the padded token counts of the two are in another
@@ -41,10 +41,10 @@ SHAPES: dict[Family, tuple[Size, Size]] = {
 WHOLE_SIDE = 64
 LEAST_SIDE = 128
 # An optimizer's state and sums are rounded up to blocks; the other parts do not depend on the LoRA.
-NOT_RANKED: tuple[TracePart, ...] = ("optimizer", "cache_pictures", "cache_texts", "checkpoint")
+RANK_INDEPENDENT: tuple[TracePart, ...] = ("optimizer", "cache_pictures", "cache_texts", "checkpoint")
 
 
-def joined(name: str, traces: Iterable[MemoryTrace]) -> MemoryTrace:
+def join(name: str, traces: Iterable[MemoryTrace]) -> MemoryTrace:
     """Return one trace that does what ``traces`` do in order; what one leaves, later ones find by name."""
     storages: list[Storage] = []
     events: list[int] = []
@@ -71,7 +71,7 @@ def joined(name: str, traces: Iterable[MemoryTrace]) -> MemoryTrace:
     return MemoryTrace(name, tuple(storages), np.array(events, dtype=np.int32), tuple(work))
 
 
-def scaled(one: MemoryTrace, other: MemoryTrace, sizes: tuple[int, int], size: int) -> MemoryTrace | None:
+def scale(one: MemoryTrace, other: MemoryTrace, sizes: tuple[int, int], size: int) -> MemoryTrace | None:
     """Return the trace for micro-batches (or a LoRA rank) of ``size`` from those for two other ``sizes``.
 
     If both have the same events, the bytes and FLOPs of everything are a + b * size. Returns None where that does not
@@ -82,7 +82,7 @@ def scaled(one: MemoryTrace, other: MemoryTrace, sizes: tuple[int, int], size: i
     return _interpolate(one, other, linear, lambda _, a, b: linear(a, b), lambda _, a, b: linear(a, b))
 
 
-def reshaped(one: MemoryTrace, other: MemoryTrace, shapes: tuple[Size, Size], shape: Size) -> MemoryTrace | None:
+def reshape(one: MemoryTrace, other: MemoryTrace, shapes: tuple[Size, Size], shape: Size) -> MemoryTrace | None:
     """Return the trace of micro-batches of ``shape`` from those of two other ``shapes`` (width, height).
 
     Bytes and FLOPs are a + b * pixels, with two exceptions in flash attention: its buffers in backward are padded to
@@ -141,7 +141,7 @@ def _on_line(sizes: tuple[int, int], size: int, first: int, second: int) -> int 
 
 def _padded(pixels: int, depth: int) -> int:
     """Return the tokens at a depth of the UNet, padded to whole blocks of flash attention."""
-    return -(-pixels // (PIXELS_A_PLACE << 2 * depth) // FLASH_BLOCK) * FLASH_BLOCK
+    return -(-pixels // (PIXELS_PER_TOKEN << 2 * depth) // FLASH_BLOCK) * FLASH_BLOCK
 
 
 def _have_same_events(one: MemoryTrace, other: MemoryTrace) -> bool:
@@ -186,30 +186,30 @@ def rules(request: TraceRequest) -> list[DerivationRule]:
 
 
 def _by_rank(request: TraceRequest) -> DerivationRule | None:
-    workload, rank = request.subject, request.subject.recipe.rank
-    if request.part in NOT_RANKED or rank in RANKS or not workload.has_one_rank:
+    workload, rank = request.workload, request.workload.recipe.rank
+    if request.part in RANK_INDEPENDENT or rank in RANKS or not workload.has_one_rank:
         return None
-    one, other = (replace(request, subject=workload.at_rank(known)) for known in RANKS)
-    return DerivationRule((one, other), partial(scaled, sizes=RANKS, size=rank))
+    one, other = (replace(request, workload=workload.at_rank(known)) for known in RANKS)
+    return DerivationRule((one, other), partial(scale, sizes=RANKS, size=rank))
 
 
 def _by_image_count(request: TraceRequest) -> DerivationRule | None:
-    if request.part != "micro" or request.more[1] <= max(PICTURES):
+    if request.part != "micro" or request.more[1] <= max(IMAGE_COUNTS):
         return None
     bucket, images = request.more
-    one, other = (replace(request, more=(bucket, known)) for known in PICTURES)
-    return DerivationRule((one, other), partial(scaled, sizes=PICTURES, size=images))
+    one, other = (replace(request, more=(bucket, known)) for known in IMAGE_COUNTS)
+    return DerivationRule((one, other), partial(scale, sizes=IMAGE_COUNTS, size=images))
 
 
 def _by_shape(request: TraceRequest) -> DerivationRule | None:
     """Return the rule for another shape, for published UNets with flash attention."""
-    fit = request.subject.fit
+    fit = request.workload.fit
     flash = fit.attention in ("auto", "flash") and fit.dtype in ("bf16", "fp16")
-    if request.part != "micro" or not flash or not request.subject.has_published_unet:
+    if request.part != "micro" or not flash or not request.workload.has_published_unet:
         return None
-    shapes = SHAPES[request.subject.family]
+    shapes = SHAPES[request.workload.family]
     bucket, images = request.more
     if bucket in shapes or min(bucket) < LEAST_SIDE or any(side % WHOLE_SIDE for side in bucket):
         return None
     one, other = (replace(request, more=(known, images)) for known in shapes)
-    return DerivationRule((one, other), partial(reshaped, shapes=shapes, shape=bucket))
+    return DerivationRule((one, other), partial(reshape, shapes=shapes, shape=bucket))

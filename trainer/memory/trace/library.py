@@ -10,8 +10,8 @@ from typing import Generic, TypeVar
 
 from trainer.base.imports import quick_imports
 from trainer.host import usable_cores
-from trainer.memory.trace.derive import PICTURES, DerivationRule, rules
-from trainer.memory.trace.memory_trace import MemoryTrace, TraceSummary, outline_of
+from trainer.memory.trace.derive import IMAGE_COUNTS, DerivationRule, rules
+from trainer.memory.trace.memory_trace import MemoryTrace, TraceSummary, summary_of
 from trainer.memory.trace.prefetch import TracePrefetcher
 from trainer.memory.trace.store import TraceStore
 from trainer.memory.trace.workload import TracePart, TraceRequest, Workload
@@ -58,41 +58,41 @@ class TraceLibrary:
         """
         self.store = store
         self.before_tracing = before_tracing
-        self.aside = aside
+        self.prefetcher = aside
         self.used: set[str] = set()
         """Keys of all entries that were requested."""
-        self.made: list[str] = []
+        self.traced: list[str] = []
         """Keys of those that had to be traced."""
         self._traces: dict[str, tuple[MemoryTrace, ...]] = {}
         self._summaries: dict[str, tuple[TraceSummary, ...]] = {}
         self._likely_requests: Callable[[], Sequence[TraceRequest]] = tuple
 
     @contextmanager
-    def helped(self) -> Iterator[None]:
+    def with_prefetcher(self) -> Iterator[None]:
         """Let a second process prefetch likely requests until the block ends."""
-        self.aside = TracePrefetcher(self.store, tracer)
+        self.prefetcher = TracePrefetcher(self.store, make_tracer)
         try:
             yield
         finally:
-            self.aside.close()
-            self.aside = None
+            self.prefetcher.close()
+            self.prefetcher = None
 
-    def relax(self) -> None:
+    def stop_prefetching(self) -> None:
         """Prefetch nothing more after the current trace."""
-        if self.aside is not None:
-            self.aside.want(())
+        if self.prefetcher is not None:
+            self.prefetcher.replace_requests(())
 
-    def rest(self) -> None:
+    def restart_prefetcher(self) -> None:
         """Stop the second process until traces are missing again: it holds 0.8 GB of main memory."""
-        if self.aside is not None:
-            self.aside.close()
-            self.aside = TracePrefetcher(self.store, tracer)
+        if self.prefetcher is not None:
+            self.prefetcher.close()
+            self.prefetcher = TracePrefetcher(self.store, make_tracer)
 
-    def foresee(self, requests: Callable[[], Sequence[TraceRequest]]) -> None:
+    def set_prefetch(self, requests: Callable[[], Sequence[TraceRequest]]) -> None:
         """Set a function that returns the likely next requests, most urgent first."""
         self._likely_requests = requests
 
-    def fulfil(self, request: TraceRequest) -> None:
+    def ensure(self, request: TraceRequest) -> None:
         """Ensure that the traces of a request are on disk."""
         self._ensure_traces(request)
 
@@ -101,16 +101,16 @@ class TraceLibrary:
         micro = self._ensure_traces(TraceRequest(workload, "micro", (bucket, images)))
         return Steps(*micro, *self.phase(workload, "optimizer"))
 
-    def step_outlines(self, workload: Workload, bucket: Size, images: int) -> Steps[TraceSummary]:
+    def step_summaries(self, workload: Workload, bucket: Size, images: int) -> Steps[TraceSummary]:
         """Return the summaries of the traces of ``steps``."""
         micro = self._ensure_summaries(TraceRequest(workload, "micro", (bucket, images)))
-        return Steps(*micro, *self.phase_outlines(workload, "optimizer"))
+        return Steps(*micro, *self.phase_summaries(workload, "optimizer"))
 
     def phase(self, workload: Workload, part: TracePart) -> tuple[MemoryTrace, ...]:
         """Return the traces of a phase other than training, or of the optimizer step."""
         return self._ensure_traces(TraceRequest(workload, part))
 
-    def phase_outlines(self, workload: Workload, part: TracePart) -> tuple[TraceSummary, ...]:
+    def phase_summaries(self, workload: Workload, part: TracePart) -> tuple[TraceSummary, ...]:
         """Return the summaries of the traces of ``phase``."""
         return self._ensure_summaries(TraceRequest(workload, part))
 
@@ -147,7 +147,7 @@ class TraceLibrary:
             return here
         found = self._derive(request)
         if found is None and request.part == "micro" and request.more[1] > LARGEST_TRACED:
-            for images in PICTURES:
+            for images in IMAGE_COUNTS:
                 self._ensure_traces(replace(request, more=(request.more[0], images)))
             found = self._derive(request)
         if found is None:
@@ -177,7 +177,7 @@ class TraceLibrary:
         return self._traces.get(key)
 
     def _read_summaries(self, key: str) -> tuple[TraceSummary, ...] | None:
-        if key not in self._summaries and (summaries := self.store.outlines(key)) is not None:
+        if key not in self._summaries and (summaries := self.store.summaries(key)) is not None:
             self._summaries[key] = summaries
             self.used.add(key)
         return self._summaries.get(key)
@@ -185,7 +185,7 @@ class TraceLibrary:
     def _summarize(self, key: str, traces: Sequence[MemoryTrace]) -> tuple[TraceSummary, ...]:
         """Return the summaries of traces that are in memory by now."""
         if key not in self._summaries:
-            self._summaries[key] = tuple(map(outline_of, traces))
+            self._summaries[key] = tuple(map(summary_of, traces))
         return self._summaries[key]
 
     def _trace(self, request: TraceRequest) -> tuple[MemoryTrace, ...]:
@@ -194,10 +194,10 @@ class TraceLibrary:
         self._prefetch_for(request)
         prepare()
         self.before_tracing()  # again: the import took seconds, in which the caller may have moved on
-        self.made.append(key)
-        if self.aside is not None:
+        self.traced.append(key)
+        if self.prefetcher is not None:
             # The second process may be tracing just this: waiting for it is quicker than tracing it twice.
-            self.aside.finish(key)
+            self.prefetcher.finish(key)
             if (found := self._read(key)) is not None:
                 return found
         traces = self._keep(key, _traced(request))
@@ -206,14 +206,14 @@ class TraceLibrary:
 
     def _prefetch_for(self, request: TraceRequest) -> None:
         """Prefetch likely requests while this one is traced; on a single core do nothing."""
-        if self.aside is not None and usable_cores() > 1 and _is_large(request.subject):
-            self.aside.want(
+        if self.prefetcher is not None and usable_cores() > 1 and _is_large(request.workload):
+            self.prefetcher.replace_requests(
                 [each for each in self._likely_requests() if each.key != request.key and not self.has(each)]
             )
 
     def _keep(self, key: str, traces: Sequence[MemoryTrace]) -> tuple[MemoryTrace, ...]:
         self._traces[key] = kept = tuple(traces)
-        self._summaries[key] = tuple(map(outline_of, kept))
+        self._summaries[key] = tuple(map(summary_of, kept))
         self.used.add(key)
         return kept
 
@@ -222,9 +222,9 @@ class TraceLibrary:
             self.store.save(key, traces)
 
 
-def tracer(store: TraceStore) -> Callable[[TraceRequest], None]:
+def make_tracer(store: TraceStore) -> Callable[[TraceRequest], None]:
     """Return a function that traces requests into a store."""
-    return TraceLibrary(store).fulfil
+    return TraceLibrary(store).ensure
 
 
 def prepare() -> None:
@@ -242,9 +242,9 @@ def _traced(request: TraceRequest) -> tuple[MemoryTrace, ...]:
     from trainer.memory.trace.train_step import trace_micro, trace_optimizer
 
     if request.part == "optimizer":
-        return trace_optimizer(request.subject)
+        return trace_optimizer(request.workload)
     if request.part != "micro":
-        return tuple(getattr(other_phases, request.part)(request.subject))
+        return tuple(getattr(other_phases, request.part)(request.workload))
     bucket, images = request.more
-    traced = trace_micro(request.subject, [bucket], images)
+    traced = trace_micro(request.workload, [bucket], images)
     return traced.weights, traced.first[bucket], traced.more[bucket]

@@ -65,7 +65,7 @@ class UnetBlock:
     """Block of the UNet, measured in a forward without checkpointing."""
 
     name: str
-    held: int
+    saved_bytes: int
     """Bytes of activations saved for backward at the end of the forward."""
     cost: float
     """Relative cost of computing the block again."""
@@ -105,7 +105,7 @@ def blocks(weights: MemoryTrace, micro: MemoryTrace) -> list[UnetBlock]:
             sizes[name] += storage.bytes
     levels = sum(name.startswith("down_blocks.") for name in sizes)
     found = [UnetBlock(name, held.get(name, 0), size / 4 ** _level(name, levels)) for name, size in sizes.items()]
-    return sorted(found, key=lambda block: (-block.held / max(block.cost, 1.0), block.name))
+    return sorted(found, key=lambda block: (-block.saved_bytes / max(block.cost, 1.0), block.name))
 
 
 def _level(name: str, levels: int) -> int:
@@ -143,11 +143,11 @@ class TraceSummary:
     """The parts of a trace that the planner's search needs."""
 
     name: str
-    sums: Totals
+    totals: Totals
     work: tuple[Work, ...]
 
 
-def sums(trace: MemoryTrace) -> Totals:
+def totals(trace: MemoryTrace) -> Totals:
     """Return the totals of a trace, without workspaces, whose size depends on the GPU.
 
     They are a lower bound for any allocator: what cannot be split off a block only adds to them.
@@ -162,14 +162,14 @@ def sums(trace: MemoryTrace) -> Totals:
     return Totals(int(running[-1]), max(0, int(running.max()))) if len(running) else NOTHING
 
 
-def outline_of(trace: MemoryTrace) -> TraceSummary:
+def summary_of(trace: MemoryTrace) -> TraceSummary:
     """Return the summary of a trace."""
-    return TraceSummary(trace.name, sums(trace), trace.work)
+    return TraceSummary(trace.name, totals(trace), trace.work)
 
 
-def in_a_row(summaries: Iterable[TraceSummary]) -> Totals:
+def total_in_sequence(summaries: Iterable[TraceSummary]) -> Totals:
     """Return the totals of traces played one after the other."""
     total = NOTHING
     for summary in summaries:
-        total = total.then(summary.sums)
+        total = total.then(summary.totals)
     return total

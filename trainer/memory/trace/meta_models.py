@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from trainer.adapter.attach import Adapter, attach, models_by_part
 from trainer.base.encoding import TextConditioning
 from trainer.base.families import FAMILIES, TextEncoder
-from trainer.base.quantized import choose_products, quantize_linears
+from trainer.base.quantized import quantize_linears, set_int8_directions
 from trainer.base.source import BaseSource, empty_clip_model, empty_diffusers_model
 from trainer.base.weights import Placer, StoredTensor, place_weights
 from trainer.config.base import BaseConfig
@@ -27,7 +27,7 @@ from trainer.config.job import DatasetConfig, FolderConfig, Job
 from trainer.dataset.cache_keys import LATENT_SCALE
 from trainer.memory.trace.recorder import Tracer
 from trainer.memory.trace.workload import Workload
-from trainer.training.build import RunParts, put_together
+from trainer.training.build import RunParts, assemble_engine
 from trainer.training.device.device import DTYPES
 from trainer.training.loop import Engine
 from trainer.training.optim.lr_schedule import Segment
@@ -47,7 +47,7 @@ def bare_unet(workload: Workload, device: torch.device = META) -> tuple[UNet2DCo
     if kind is None or kind == "none":
         return unet, None
     placer = quantize_linears(unet, kind, dtype_of(workload), device)
-    choose_products(unet, workload.fit.products)
+    set_int8_directions(unet, workload.fit.products)
     return unet, placer
 
 
@@ -140,15 +140,15 @@ def _engine_of(
     job = job_of(workload)
     # A workload has all that is asked of a source here; there is nothing to cache, batch or collate.
     nothing = cast(Any, None)
-    parts = RunParts(cast(BaseSource, workload), cache=nothing, feed=nothing, assembler=nothing, device=device)
+    parts = RunParts(cast(BaseSource, workload), cache=nothing, batches=nothing, collator=nothing, device=device)
     models = StepModels(workload.family, unet, tuple(encoders), workload.recipe.clip_skip, dtype_of(workload))
-    engine = put_together(job, parts, [Segment(0, job.recipe.steps or 1)], models, adapter)
+    engine = assemble_engine(job, parts, [Segment(0, job.recipe.steps or 1)], models, adapter)
     if device == META:
-        let_begin(engine.optimizer)
+        allow_first_step(engine.optimizer)
     return engine
 
 
-def let_begin(optimizer: Optimizer) -> None:
+def allow_first_step(optimizer: Optimizer) -> None:
     """Let a fused Adam take its first step on meta tensors, where it refuses to create its state.
 
     That is made for it, in its own order; real steps are compared with it by
@@ -166,7 +166,7 @@ def let_begin(optimizer: Optimizer) -> None:
     optimizer.register_step_pre_hook(make_state)
 
 
-def know_engine(tracer: Tracer, engine: Engine) -> dict[str, str]:
+def label_engine(tracer: Tracer, engine: Engine) -> dict[str, str]:
     """Label everything that an engine keeps, in the order in which it is placed, and watch its models.
 
     Returns the module of each adapter weight, by its key.
@@ -178,17 +178,17 @@ def know_engine(tracer: Tracer, engine: Engine) -> dict[str, str]:
             if id(weight) in working:
                 modules[working[id(weight)]] = f"{part}.{path.removesuffix('.weight')}"
             else:
-                tracer.know(weight, "weights", f"{part}.{path.rpartition('.')[0]}", f"{part}.{path}")
+                tracer.label(weight, "weights", f"{part}.{path.rpartition('.')[0]}", f"{part}.{path}")
         tracer.watch(part, model)
     for key, weight in engine.adapter.parameters.items():
-        tracer.know(weight, "adapter", modules[key], f"working.{key}")
-    for key, master in engine.masters.masters.items():
-        tracer.know(master, "adapter", modules[key], f"master.{key}")
+        tracer.label(weight, "adapter", modules[key], f"working.{key}")
+    for key, master in engine.master_weights.masters.items():
+        tracer.label(master, "adapter", modules[key], f"master.{key}")
     for slot in engine.adapter.slots:
-        tracer.know_zero(engine.masters.masters[slot.up])  # as in every new LoRA
+        tracer.mark_zero(engine.master_weights.masters[slot.up])  # as in every new LoRA
     schedule = engine.noise_schedule
     for name in ("alphas_cumprod", "snr", "signal", "sigma"):
-        tracer.know(getattr(schedule, name), "weights", "noise_schedule", f"noise_schedule.{name}")
+        tracer.label(getattr(schedule, name), "weights", "noise_schedule", f"noise_schedule.{name}")
     return modules
 
 

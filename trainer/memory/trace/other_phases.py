@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trainer.base.drawing import RenderSpec, decode_levels, draw_latents, make_sampler
-from trainer.base.encoding import TextConditioning, encode_words, posterior
+from trainer.base.encoding import TextConditioning, encode_texts, posterior
 from trainer.base.families import TextEncoder
 from trainer.config.job import PromptConfig
 from trainer.config.optimizer import ScheduleFreeConfig
-from trainer.dataset.cache_keys import LATENT_SCALE, texts_at_once
+from trainer.dataset.cache_keys import LATENT_SCALE, text_batch_size
 from trainer.memory.trace.cuda_kernels import AttentionKernel, as_on_cuda, attention_kernel
-from trainer.memory.trace.derive import joined
+from trainer.memory.trace.derive import join
 from trainer.memory.trace.memory_trace import MemoryTrace, Storage
 from trainer.memory.trace.meta_models import (
     META,
@@ -34,15 +34,15 @@ from trainer.memory.trace.meta_models import (
     dtype_of,
     empty_engine,
     engine_around,
-    know_engine,
+    label_engine,
     lasting_tensors,
     micro_batch,
     place,
 )
 from trainer.memory.trace.recorder import Tracer, recording
 from trainer.memory.trace.workload import Workload, sizes_of_parts
-from trainer.training.callbacks.lora_export import as_exported
-from trainer.training.callbacks.validation import losses_of_picture
+from trainer.training.callbacks.lora_export import export_mode
+from trainer.training.callbacks.validation import losses_of_image
 from trainer.training.device.device import DTYPES
 from trainer.training.loop import Engine
 from trainer.training.optim.optimizer import averaged_weights
@@ -98,7 +98,7 @@ def cache_texts(workload: Workload) -> tuple[MemoryTrace, ...]:
         for part, encoder in zip(ENCODERS, encoders, strict=False):
             _place(tracer, part, encoder, dtype)
         with tracer.stage("texts"):
-            _encode(workload, encoders, texts_at_once(workload.fit))
+            _encode(workload, encoders, text_batch_size(workload.fit))
         del encoder, encoders  # the loop variable too, which would keep the last one alive
         return (tracer.cut("cache_texts"),)
 
@@ -109,17 +109,17 @@ def validate(workload: Workload) -> tuple[MemoryTrace, ...]:
     width, height = size = (workload.validation_buckets or workload.buckets)[0].size
     stage, traces = f"validate {width}x{height}", []
     with recording(attention_kernel(workload.fit.attention, dtype_of(workload))) as tracer:
-        know_engine(tracer, engine)
+        label_engine(tracer, engine)
         tracer.cut("weights")
-        with tracer.stage(stage), as_exported(engine):
+        with tracer.stage(stage), export_mode(engine):
             for count, times in Counter(
                 sizes_of_parts(workload.validation_timesteps, workload.fit.micro_batch or 1)
             ).items():
                 batch = replace(micro_batch(workload, size, count), mask=None, input_noise=None)
-                losses_of_picture(engine.models, engine.noise_schedule, [batch], META)
+                losses_of_image(engine.models, engine.noise_schedule, [batch], META)
                 traces.append(_scale_work(tracer.cut("part"), {stage: times}))
         traces.append(tracer.cut("end"))
-    return (joined("validate", traces),)
+    return (join("validate", traces),)
 
 
 def preview(workload: Workload) -> tuple[MemoryTrace, ...]:
@@ -131,10 +131,10 @@ def preview(workload: Workload) -> tuple[MemoryTrace, ...]:
         return ()
     engine, vae = empty_engine(workload), bare_vae(workload)
     with recording(attention_kernel(workload.fit.attention, dtype_of(workload))) as tracer:
-        know_engine(tracer, engine)
+        label_engine(tracer, engine)
         weights = tracer.cut("weights")
         leaving = _offloaded_storages(engine, weights) if workload.fit.preview_offload else []
-        with tracer.stage("save"), as_exported(engine):
+        with tracer.stage("save"), export_mode(engine):
             latents = {_size(p): _draw(tracer, workload, engine, p) for p in _distinct(workload.previews)}
             drawn = tracer.cut("draw")
             _place(tracer, "vae", vae, _vae_dtype(workload))
@@ -159,9 +159,9 @@ def save(workload: Workload) -> tuple[MemoryTrace, ...]:
         return (NOTHING,)
     engine = empty_engine(workload)
     with recording("math") as tracer:
-        know_engine(tracer, engine)
+        label_engine(tracer, engine)
         tracer.cut("weights")
-        with tracer.stage("save"), averaged_weights(engine.optimizer, engine.masters):
+        with tracer.stage("save"), averaged_weights(engine.optimizer, engine.master_weights):
             pass
         trace = tracer.cut("save")
     return (trace,)
@@ -187,7 +187,7 @@ def _load_trace(workload: Workload, name: str) -> MemoryTrace:
                 place(encoder, dtype)
             with _disable_current_modes():  # PEFT creates its layers on the meta device first, on a GPU as well
                 engine = engine_around(workload, unet, encoders)
-            know_engine(tracer, engine)
+            label_engine(tracer, engine)
         return tracer.cut(name)
 
 
@@ -196,7 +196,7 @@ def _place(tracer: Tracer, part: str, model: nn.Module, dtype: torch.dtype) -> N
     with tracer.stage("load"):
         place(model, dtype)
     for path, weight in lasting_tensors(model):
-        tracer.know(weight, "weights", f"{part}.{path.rpartition('.')[0]}")
+        tracer.label(weight, "weights", f"{part}.{path.rpartition('.')[0]}")
     tracer.watch(part, model)
 
 
@@ -207,7 +207,7 @@ def _shapes(workload: Workload) -> list[Size]:
 
 def _encode(workload: Workload, encoders: Sequence[TextEncoder], texts: int = 1) -> TextConditioning:
     recipe = workload.recipe
-    return encode_words(workload.family, encoders, [""] * texts, recipe.clip_skip, META, recipe.token_chunks)
+    return encode_texts(workload.family, encoders, [""] * texts, recipe.clip_skip, META, recipe.token_chunks)
 
 
 def _distinct(prompts: Iterable[PromptConfig]) -> list[PromptConfig]:
@@ -223,7 +223,7 @@ def _size(prompt: PromptConfig) -> Size:
 def _draw(tracer: Tracer, workload: Workload, engine: Engine, prompt: PromptConfig) -> Tensor:
     """Draw the latents of one prompt, in as few steps as show what every step does."""
     width, height = _size(prompt)
-    few = prompt.changed(steps=min(prompt.steps, STEPS_DRAWN))
+    few = prompt.replaced(steps=min(prompt.steps, STEPS_DRAWN))
     sampler = make_sampler(prompt.sampler, workload.prediction, zero_terminal_snr=workload.zero_terminal_snr)
     with tracer.stage("texts"):
         positive, negative = _text(workload, engine), _text(workload, engine)

@@ -68,14 +68,14 @@ class TracePrefetcher:
         if self._pipe is not None:
             self._pipe.close()
 
-    def want(self, requests: Sequence[TraceRequest]) -> None:
+    def replace_requests(self, requests: Sequence[TraceRequest]) -> None:
         """Trace these next, in order; earlier requests that have not started are dropped."""
         for key in [key for key, asked in self._futures.items() if asked.cancel()]:
             del self._futures[key]
         for request in requests:
-            self.ask(request)
+            self.submit(request)
 
-    def ask(self, request: TraceRequest) -> Future[None]:
+    def submit(self, request: TraceRequest) -> Future[None]:
         """Trace this after all earlier requests; the future is done when it was traced, failed or was dropped."""
         if request.key not in self._futures:
             self._futures[request.key] = self._executor.submit(self._trace, request)

@@ -147,7 +147,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._hooks.clear()
         self._alive.clear()
 
-    def know(self, tensor: Tensor, kind: StorageKind, module: str, name: str | None = None) -> None:
+    def label(self, tensor: Tensor, kind: StorageKind, module: str, name: str | None = None) -> None:
         """Label a tensor's storage; if it is not known yet, its birth is recorded now.
 
         ``name`` identifies it in later traces, unless it has a name already. No two live storages may share one.
@@ -157,7 +157,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         live.kind, live.module = kind, module
         live.name = live.name or name
 
-    def know_zero(self, tensor: Tensor) -> None:
+    def mark_zero(self, tensor: Tensor) -> None:
         """Mark a tensor as holding only zeros, for code that branches on its values."""
         self._zeros.add(tensor.untyped_storage()._cdata)
 

@@ -31,7 +31,7 @@ from trainer.memory.trace.memory_trace import (
     TraceSummary,
     Work,
     WorkKind,
-    sums,
+    totals,
 )
 from trainer.protocol import files, places
 from trainer.protocol.reading import open_file, parse_json
@@ -52,7 +52,7 @@ DAMAGED = (
 )  # fmt: skip
 MOST_BYTES = 256 * 2**20  # some thousand entries
 SUFFIX = ".npz"
-OF_OTHERS = "others"
+SOURCES_FOLDER = "others"
 SHIPPED_OUTCOMES = "outcomes.zip"
 # A temporary file not written to for this many seconds was left by a process that ended while writing.
 STRAY_SECONDS = 3600.0
@@ -75,12 +75,12 @@ def write_archive(path: Path, entries: Mapping[str, Sequence[MemoryTrace]]) -> N
 
 def read(path: Path) -> tuple[MemoryTrace, ...] | None:
     """Return the traces in a file of ``write``; None if it is missing, damaged, or of another format."""
-    return _read(path, _Columns.tapes)
+    return _read(path, _Columns.traces)
 
 
-def read_outlines(path: Path) -> tuple[TraceSummary, ...] | None:
+def read_summaries(path: Path) -> tuple[TraceSummary, ...] | None:
     """Return the summaries of the traces in a file without reading their storages; None as for ``read``."""
-    return _read(path, _Columns.outlines)
+    return _read(path, _Columns.summaries)
 
 
 class Archive:
@@ -106,11 +106,11 @@ class Archive:
 
     def read(self, key: str) -> tuple[MemoryTrace, ...] | None:
         """Return the traces under ``key``; None if there are none or the file is damaged."""
-        return self._found(key, self._columns.tapes)
+        return self._found(key, self._columns.traces)
 
-    def read_outlines(self, key: str) -> tuple[TraceSummary, ...] | None:
+    def read_summaries(self, key: str) -> tuple[TraceSummary, ...] | None:
         """Return the summaries of the traces under ``key``; None as for ``read``."""
-        return self._found(key, self._columns.outlines)
+        return self._found(key, self._columns.summaries)
 
     def _found(self, key: str, parse: Callable[[slice], Iterator[T]]) -> tuple[T, ...] | None:
         try:
@@ -208,7 +208,7 @@ def _arrays_of(traces: Sequence[MemoryTrace]) -> dict[str, NDArray[Any]]:
     distances = [
         np.where(dead, ~trace.events, trace.events) - np.cumsum(~dead) for trace, dead in zip(traces, died, strict=True)
     ]
-    added = [sums(trace) for trace in traces]
+    added = [totals(trace) for trace in traces]
     rows = [
         (word(trace.name), len(trace.storages), len(trace.events), len(trace.work), one.net, one.peak)
         for trace, one in zip(traces, added, strict=True)
@@ -242,7 +242,7 @@ class _Columns:
         self.arrays = arrays
         self._known: dict[int, Storage] = {}
 
-    def outlines(self, which: slice) -> Iterator[TraceSummary]:
+    def summaries(self, which: slice) -> Iterator[TraceSummary]:
         """Yield the summaries of the traces at positions ``which``."""
         words, work = self._words, self._work
         for (name, _, _, count, net, peak), (_, _, start) in zip(self._rows[which], self._starts[which], strict=True):
@@ -253,10 +253,10 @@ class _Columns:
             )
             yield TraceSummary(words[name], Totals(net, peak), items)
 
-    def tapes(self, which: slice) -> Iterator[MemoryTrace]:
+    def traces(self, which: slice) -> Iterator[MemoryTrace]:
         """Yield the traces at positions ``which``."""
         rows, starts = self._rows[which], self._starts[which]
-        for summary, row, (first, start, _) in zip(self.outlines(which), rows, starts, strict=True):
+        for summary, row, (first, start, _) in zip(self.summaries(which), rows, starts, strict=True):
             numbers = self._numbers[first : first + row[1]]
             events = self._events(start, row[2], len(numbers))
             yield MemoryTrace(summary.name, self._storages(numbers), events, summary.work)
@@ -363,15 +363,15 @@ class TraceStore:
         """Return the traces under ``key``; None if there are none or the entry is damaged, which removes it."""
         return self._found(key, Archive.read, read)
 
-    def outlines(self, key: str) -> tuple[TraceSummary, ...] | None:
+    def summaries(self, key: str) -> tuple[TraceSummary, ...] | None:
         """Return the summaries of the traces under ``key`` ten times faster than ``load``; None as there."""
-        return self._found(key, Archive.read_outlines, read_outlines)
+        return self._found(key, Archive.read_summaries, read_summaries)
 
     def save(self, key: str, traces: Sequence[MemoryTrace]) -> None:
         """Store ``traces`` under ``key``, atomically; raises OSError when the disk refuses."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write(self.folder / f"{key}{SUFFIX}", traces)
-        make_room(self.folder, SUFFIX, self.most_bytes)
+        evict(self.folder, SUFFIX, self.most_bytes)
 
     @cached_property
     def _archives(self) -> list[Archive]:
@@ -379,7 +379,7 @@ class TraceStore:
 
     @cached_property
     def _other_archives(self) -> list[Archive]:
-        return _archives_in(self.shipped and self.shipped / OF_OTHERS)
+        return _archives_in(self.shipped and self.shipped / SOURCES_FOLDER)
 
     def _found(
         self, key: str, look: Callable[[Archive, str], T | None], reader: Callable[[Path], T | None]
@@ -411,10 +411,10 @@ def _find_in(archives: Sequence[Archive], key: str, look: Callable[[Archive, str
     return next((look(archive, key) for archive in archives if key in archive), None)
 
 
-def make_room(folder: Path, suffix: str, most_bytes: int) -> None:
+def evict(folder: Path, suffix: str, most_bytes: int) -> None:
     """Remove stray temporary files, and the least recently used files until the rest fits or one is left."""
     with suppress(OSError):  # tried again the next time
-        files.remove_strays(folder, idle=STRAY_SECONDS)
+        files.remove_temporary_files(folder, idle=STRAY_SECONDS)
     stamped = []
     for path in folder.glob(f"*{suffix}"):
         with suppress(OSError):  # another process removed it

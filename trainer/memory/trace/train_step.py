@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trainer.memory.trace.cuda_kernels import attention_kernel
-from trainer.memory.trace.derive import joined
+from trainer.memory.trace.derive import join
 from trainer.memory.trace.memory_trace import MemoryTrace
-from trainer.memory.trace.meta_models import META, dtype_of, empty_engine, know_engine, micro_batch
+from trainer.memory.trace.meta_models import META, dtype_of, empty_engine, label_engine, micro_batch
 from trainer.memory.trace.recorder import Tracer, recording
 from trainer.memory.trace.workload import Workload
 from trainer.training.loop import Engine
@@ -29,7 +29,7 @@ SMALLEST: Size = (64, 64)
 
 
 @dataclass(frozen=True, slots=True)
-class MicroTapes:
+class MicroTraces:
     """Traces of micro-batches, which pass storages on by name: ``first``, then any number of ``more``."""
 
     weights: MemoryTrace
@@ -40,7 +40,7 @@ class MicroTapes:
     """Any further micro-batch, by bucket."""
 
 
-def trace_micro(workload: Workload, buckets: Sequence[Size], images: int) -> MicroTapes:
+def trace_micro(workload: Workload, buckets: Sequence[Size], images: int) -> MicroTraces:
     """Trace micro-batches of ``images`` in each of ``buckets`` (width, height) on meta tensors."""
     engine = empty_engine(workload)
     with recording(attention_kernel(workload.fit.attention, dtype_of(workload))) as tracer:
@@ -49,10 +49,10 @@ def trace_micro(workload: Workload, buckets: Sequence[Size], images: int) -> Mic
         begin = work.begin_step()
         steps = {bucket: work.micro_step(bucket, images) for bucket in buckets}
         first, more = work.accumulate("accumulate_first"), work.accumulate("accumulate_more")
-    return MicroTapes(
+    return MicroTraces(
         weights=weights,
-        first={bucket: joined("micro_first", (begin, step, first)) for bucket, step in steps.items()},
-        more={bucket: joined("micro_more", (step, more)) for bucket, step in steps.items()},
+        first={bucket: join("micro_first", (begin, step, first)) for bucket, step in steps.items()},
+        more={bucket: join("micro_more", (step, more)) for bucket, step in steps.items()},
     )
 
 
@@ -94,7 +94,7 @@ class _Training:
         self.workload = workload
         self.engine = engine
         self.tracer = tracer
-        self.modules = know_engine(tracer, engine)
+        self.modules = label_engine(tracer, engine)
         self.total: Tensor | None = None
         self.slots: dict[str, _GradientSlot] = {}
         """Memory of the working weights' gradients, by key, for those that get one."""
@@ -103,7 +103,7 @@ class _Training:
     def begin_step(self) -> MemoryTrace:
         """Trace the allocation of the sum of losses."""
         self.total = torch.zeros((), device=META)
-        self.tracer.know(self.total, "temporary", "", "loss")
+        self.tracer.label(self.total, "temporary", "", "loss")
         return self.tracer.cut("begin")
 
     def micro_step(self, bucket: Size, images: int) -> MemoryTrace:
@@ -112,7 +112,7 @@ class _Training:
         assert self.total is not None
         with self.tracer.stage("forward"):
             self.total += self.engine.micro_step(micro)
-        working = self.engine.masters.working
+        working = self.engine.master_weights.working
         self.slots = {key: _place(weight.grad) for key, weight in working.items() if weight.grad is not None}
         self._label_gradients(working)
         trace = self.tracer.cut("micro_step")
@@ -123,7 +123,7 @@ class _Training:
 
     def accumulate(self, name: str) -> MemoryTrace:
         """Trace adding the working weights' gradients, set up outside of the trace, to the master weights'."""
-        masters = self.engine.masters
+        masters = self.engine.master_weights
         # One buffer for each storage: layers computed together share one, which dies with its last gradient.
         buffers: dict[int, Tensor] = {}
         for key, place in self.slots.items():
@@ -145,27 +145,27 @@ class _Training:
         assert self.total is not None
         with self.tracer.stage("optimizer"):
             set_learning_rates(engine.optimizer, 1.0)
-            measure(self.total, engine.masters, engine.loss_scale)
-            engine.move(1.0, 1.0)
+            measure(self.total, engine.master_weights, engine.loss_scale)
+            engine.optimizer_step(1.0, 1.0)
             self.total = None
         self._label_state()
         return self.tracer.cut(name)
 
     def _label_gradients(self, weights: Mapping[str, Tensor]) -> None:
-        kind = "working" if weights is self.engine.masters.working else "master"
+        kind = "working" if weights is self.engine.master_weights.working else "master"
         for key, weight in weights.items():
             if weight.grad is not None:
-                self.tracer.know(weight.grad, "gradients", self.modules[key], f"{kind}_gradient.{key}")
+                self.tracer.label(weight.grad, "gradients", self.modules[key], f"{kind}_gradient.{key}")
 
     def _label_state(self) -> None:
         """Label the optimizer's state; large paged state stays unknown to the tracer.
 
         Single numbers come from torch.tensor, which no dispatch mode sees, so their birth is recorded here.
         """
-        for key, master in self.engine.masters.masters.items():
+        for key, master in self.engine.master_weights.masters.items():
             for entry, value in self.engine.optimizer.state.get(master, {}).items():
                 if isinstance(value, Tensor) and value.is_meta and (value.numel() == 1 or self.tracer.knows(value)):
-                    self.tracer.know(value, "optimizer", self.modules[key], f"{entry}.{key}")
+                    self.tracer.label(value, "optimizer", self.modules[key], f"{entry}.{key}")
 
 
 def _place(gradient: Tensor) -> _GradientSlot:

@@ -13,13 +13,13 @@ from typing import Any, Literal, Protocol
 
 from trainer import __version__
 from trainer.config.base import Family, Prediction
-from trainer.config.fit import FitConfig, ProductConfig
+from trainer.config.fit import FitConfig, Int8LayerConfig
 from trainer.config.job import Job, PromptConfig
 from trainer.config.optimizer import ScheduleFreeConfig
 from trainer.config.recipe import RecipeConfig
-from trainer.dataset.cache_keys import texts_at_once
-from trainer.dataset.picture import Picture
-from trainer.dataset.sampling import epoch_showings
+from trainer.dataset.cache_keys import text_batch_size
+from trainer.dataset.image import ImageRecord
+from trainer.dataset.sampling import epoch_samples
 from trainer.files.architecture import Config
 from trainer.files.assets import PARTS, bundled_configs
 
@@ -77,7 +77,7 @@ class BucketUse:
 
     width: int
     height: int
-    pictures: int
+    images: int
     """Number of images shown in it in the first epoch, with repeats; 0: in later epochs only."""
 
     @property
@@ -129,8 +129,8 @@ class Workload:
     def at_rank(self, rank: int) -> Workload:
         """Return the workload with all parts of the LoRA at ``rank``."""
         recipe = self.recipe
-        encoders = {name: getattr(recipe, name).changed(rank=rank) for name in ("text_encoder", "text_encoder_2")}
-        return replace(self, recipe=recipe.changed(rank=rank, conv_rank=rank, **encoders))
+        encoders = {name: getattr(recipe, name).replaced(rank=rank) for name in ("text_encoder", "text_encoder_2")}
+        return replace(self, recipe=recipe.replaced(rank=rank, conv_rank=rank, **encoders))
 
     def key(self, part: TracePart, *more: object) -> str:
         """Return the key of a part's traces: SHA-256 (hex) over everything that they depend on.
@@ -151,7 +151,7 @@ class Workload:
             "vae": _plain(self.vae_config),
             "texts": texts,
             "live_texts": texts if self.trained_texts else None,
-            "texts_at_once": texts_at_once(fit),
+            "texts_at_once": text_batch_size(fit),
             "text_form": (recipe.token_chunks, recipe.clip_skip),
             "adapter": self._adapter_facts(),
             # "auto" uses flash attention; see trainer.memory.trace.cuda_kernels.attention_kernel.
@@ -215,9 +215,9 @@ class SourceFacts(Protocol):
     zero_terminal_snr: bool
 
 
-def subject_of_job(job: Job, source: SourceFacts, images: Sequence[Picture]) -> Workload:
+def workload_of_job(job: Job, source: SourceFacts, images: Sequence[ImageRecord]) -> Workload:
     """Return the workload of a job with a resolved recipe, from its base and images."""
-    shown = Counter(image.bucket for image, _ in epoch_showings(images, 0))
+    shown = Counter(image.bucket for image, _ in epoch_samples(images, 0))
     shown.update({image.bucket: 0 for image in images if image.kind != "validation"})
     held_out = Counter(image.bucket for image in images if image.kind == "validation")
     side = job.recipe.resolution
@@ -233,14 +233,14 @@ def subject_of_job(job: Job, source: SourceFacts, images: Sequence[Picture]) -> 
         prediction=source.prediction,
         zero_terminal_snr=source.zero_terminal_snr,
         masks=any(image.mask != "none" and image.kind != "validation" for image in images),
-        previews=tuple(p.changed(width=p.width or side, height=p.height or side) for p in prompts),
+        previews=tuple(p.replaced(width=p.width or side, height=p.height or side) for p in prompts),
         validation=bool(held_out),
         validation_buckets=_uses(held_out),
         validation_timesteps=len(job.report.validation.timesteps),
     )
 
 
-def subject_ahead(
+def workload_without_base(
     family: Family, recipe: RecipeConfig, fit: FitConfig | None = None, buckets: Iterable[BucketUse] = ()
 ) -> Workload:
     """Return the workload of a recipe without base or images: published configs, one square bucket."""
@@ -263,7 +263,7 @@ def subject_ahead(
 
 def complete_fit(fit: FitConfig) -> FitConfig:
     """Return the fit with open settings that affect memory filled in from `OPEN_FIT`."""
-    return fit.changed(**{name: value for name, value in OPEN_FIT if getattr(fit, name) is None})
+    return fit.replaced(**{name: value for name, value in OPEN_FIT if getattr(fit, name) is None})
 
 
 def _uses(shown: Counter[tuple[int, int]]) -> tuple[BucketUse, ...]:
@@ -276,7 +276,7 @@ def _plain(config: Config) -> dict[str, object]:
     return {name: value for name, value in config.items() if not name.startswith("_")}
 
 
-def _product_facts(product: ProductConfig) -> dict[str, int | None]:
+def _product_facts(product: Int8LayerConfig) -> dict[str, int | None]:
     """Return the sizes of int8 products under literal keys: a renamed attribute must not change a hash."""
     return {
         "inputs": product.inputs,
@@ -301,14 +301,14 @@ def library_versions() -> tuple[str, ...]:
 class TraceRequest:
     """Request for the traces of one part of a workload; ``more`` is as in ``Workload.key``."""
 
-    subject: Workload
+    workload: Workload
     part: TracePart
     more: tuple[Any, ...] = ()
 
     @property
     def key(self) -> str:
         """Return the key of the traces."""
-        return self.subject.key(self.part, *self.more)
+        return self.workload.key(self.part, *self.more)
 
 
 def sizes_of_parts(count: int, most: int) -> list[int]:

@@ -20,12 +20,19 @@ from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 
 from trainer.config.job import Job
-from trainer.dataset.picture import Picture
-from trainer.dataset.sampling import epoch_showings
+from trainer.dataset.image import ImageRecord
+from trainer.dataset.sampling import epoch_samples
 from trainer.errors import JobError
 from trainer.files.architecture import Config
-from trainer.training.device.device import DTYPES, KERNELS, AttentionChoice, head_widths, numerics, settled
-from trainer.training.device.offload import release
+from trainer.training.device.device import (
+    DTYPES,
+    KERNELS,
+    AttentionChoice,
+    choose_attention_kernel,
+    head_widths,
+    numeric_settings,
+)
+from trainer.training.device.offload import empty_cache
 from trainer.training.device.out_of_memory import is_out_of_memory
 
 T = TypeVar("T")
@@ -39,9 +46,9 @@ SECONDS = 1.0
 """Time budget for all kernels at all shapes; the warm-up calls come on top."""
 MOST_BUCKETS = 3
 """Number of bucket sizes to time, the most frequent first. All buckets have about the same number of tokens."""
-WORTH = 0.03
+MIN_GAIN = 0.03
 """Minimum gain over the planned kernel, as a fraction of its time; smaller gains are measurement noise."""
-SPARE = 32 << 20
+PEAK_TOLERANCE = 32 << 20
 """Bytes that a kernel's peak may exceed the planned one: half of the smallest safety margin of forecasts."""
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}
 """Largest norm-relative difference between two kernels. Generous: a wrong kernel is off by about 1."""
@@ -54,7 +61,7 @@ _NO_KERNEL_MESSAGES = ("No available kernel", "No viable backend")
 class Shape:
     """Sizes of one attention call in the UNet; ``queries`` and ``keys`` are token counts, ``width`` is per head."""
 
-    pictures: int
+    images: int
     heads: int
     width: int
     queries: int
@@ -80,7 +87,7 @@ class Benchmark:
         return f"Attention kernel: {self.chosen} ({measured}{others})."
 
 
-def attentions(unet: Config, size: tuple[int, int], images: int, text_tokens: int) -> Counter[Shape]:
+def attention_shapes(unet: Config, size: tuple[int, int], images: int, text_tokens: int) -> Counter[Shape]:
     """Count the attention calls of a UNet by shape, for images of ``size`` (width, height) in pixels.
 
     ``text_tokens`` is the length of an encoded caption. Follows how diffusers' UNet2DConditionModel builds its blocks:
@@ -116,7 +123,7 @@ def by_depth(unet: Config, key: str, default: int) -> Sequence[int]:
     return numbers if len(numbers) == depths and all(isinstance(number, int) for number in numbers) else ()
 
 
-def race(
+def autotune(
     planned: AttentionChoice,
     shapes: Mapping[Shape, float],
     device: torch.device,
@@ -144,14 +151,14 @@ def race(
             seconds[kernel] = _seconds(kernel, shapes, device, dtype, measure)
         except RuntimeError as error:
             refused[kernel] = reason(error)
-        release(device)  # after the except block: until then the traceback's frames keep the tensors alive
+        empty_cache(device)  # after the except block: until then the traceback's frames keep the tensors alive
     best = min(seconds, key=lambda kernel: seconds[kernel], default=planned)
-    wins = planned in seconds and seconds[best] < (1 - WORTH) * seconds[planned]
+    wins = planned in seconds and seconds[best] < (1 - MIN_GAIN) * seconds[planned]
     return Benchmark(best if wins else planned, seconds, refused)
 
 
-def race_of(
-    job: Job, written: AttentionChoice | None, unet: Config, texts: Iterable[Config], images: Iterable[Picture]
+def autotune_attention(
+    job: Job, written: AttentionChoice | None, unet: Config, texts: Iterable[Config], images: Iterable[ImageRecord]
 ) -> Benchmark | None:
     """Time the attention kernels for a frozen and planned job, at the shapes of its most frequent buckets.
 
@@ -160,17 +167,17 @@ def race_of(
     """
     if written not in (None, "auto") or job.fit.deterministic:
         return None
-    buckets = Counter(image.bucket for image, _ in epoch_showings(images, 0))
+    buckets = Counter(image.bucket for image, _ in epoch_samples(images, 0))
     batch = min(job.fit.micro_batch or 1, job.recipe.effective_batch)
     frequent = buckets.most_common(MOST_BUCKETS)
     total = sum(uses for _, uses in frequent)
     weights: dict[Shape, float] = defaultdict(float)
     for size, uses in frequent:
-        for shape, count in attentions(unet, size, batch, job.recipe.token_chunks + 2).items():
+        for shape, count in attention_shapes(unet, size, batch, job.recipe.token_chunks + 2).items():
             weights[shape] += count * uses / total
     device, dtype = torch.device(job.fit.device or "cpu"), DTYPES[job.fit.dtype or "fp32"]
-    with numerics(job):
-        return race(job.fit.attention or "auto", weights, device, dtype, widths=head_widths(unet, texts))
+    with numeric_settings(job):
+        return autotune(job.fit.attention or "auto", weights, device, dtype, widths=head_widths(unet, texts))
 
 
 def stopwatch(seconds: float) -> Clock:
@@ -192,7 +199,7 @@ class _Attention:
 
         def rows(count: int) -> Tensor:
             values = torch.randn(
-                shape.pictures, count, shape.heads, shape.width, generator=generator, device=device, dtype=dtype
+                shape.images, count, shape.heads, shape.width, generator=generator, device=device, dtype=dtype
             )
             return values.transpose(1, 2)
 
@@ -223,7 +230,7 @@ def _seconds(
 def _require_head_widths(kernel: AttentionChoice, device: torch.device, dtype: torch.dtype, widths: Set[int]) -> None:
     """Raise RuntimeError if a run could not use ``kernel``: text encoders have other head widths than the UNet."""
     try:
-        settled(kernel, device, dtype, widths)
+        choose_attention_kernel(kernel, device, dtype, widths)
     except JobError as error:
         raise RuntimeError(f"does not support head widths {', '.join(map(str, sorted(widths)))}") from error
 
@@ -242,7 +249,7 @@ def _require_same_results(
         if not (difference := _relative_difference(found.values, expected.values)) <= TOLERANCES.get(dtype, 0.0):
             raise RuntimeError(f"results differ from {planned} by {difference:.2g}, relative")
         # Saved bytes add up over all layers until backward, so only 1 % more is allowed; a short peak may be higher.
-        if found.saved > expected.saved + expected.saved // 100 or found.peak > expected.peak + SPARE:
+        if found.saved > expected.saved + expected.saved // 100 or found.peak > expected.peak + PEAK_TOLERANCE:
             raise RuntimeError(f"needs more memory than {planned}")
 
 
@@ -258,8 +265,8 @@ class _Measured:
 
 def _measure(kernel: AttentionChoice, attention: _Attention, device: torch.device) -> _Measured:
     with _forced_kernel(kernel):
-        _, saved, _ = held(device, attention.forward)
-        values, _, peak = held(device, attention.forward_backward)
+        _, saved, _ = measure_memory(device, attention.forward)
+        values, _, peak = measure_memory(device, attention.forward_backward)
     return _Measured(values, saved, peak)
 
 
@@ -273,7 +280,7 @@ def _forced_kernel(kernel: AttentionChoice) -> Iterator[None]:
         yield
 
 
-def held(device: torch.device, work: Callable[[], T]) -> tuple[T, int, int]:
+def measure_memory(device: torch.device, work: Callable[[], T]) -> tuple[T, int, int]:
     """Return the result of ``work``, the GPU bytes that it left allocated, and the peak bytes; both 0 off CUDA."""
     if device.type != "cuda":
         return work(), 0, 0
@@ -289,7 +296,7 @@ def _relative_difference(found: Sequence[Tensor], expected: Sequence[Tensor]) ->
     return max(float((actual - wanted).norm() / wanted.norm()) for actual, wanted in pairs)
 
 
-def tried_twice(work: Callable[[], T], device: torch.device) -> T:
+def retry_once_on_oom(work: Callable[[], T], device: torch.device) -> T:
     """Call ``work``; if memory runs out, release the allocator's cache and call it a second time.
 
     A second out-of-memory error is raised, not counted against the candidate: the choice is frozen for the whole run
@@ -300,7 +307,7 @@ def tried_twice(work: Callable[[], T], device: torch.device) -> T:
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-    release(device)
+    empty_cache(device)
     return work()
 
 

@@ -20,20 +20,20 @@ from torch import Tensor, nn
 
 from trainer.adapter.lean.residual import NormAndSilu, Normed, is_channels_last, lean_residuals
 from trainer.config.job import Job
-from trainer.dataset.picture import Picture
-from trainer.dataset.sampling import epoch_showings
+from trainer.dataset.image import ImageRecord
+from trainer.dataset.sampling import epoch_samples
 from trainer.files.architecture import Config
-from trainer.training.acceleration.attention_autotune import Clock, by_depth, reason, stopwatch, tried_twice
-from trainer.training.acceleration.compile import compile_apart, compiler_trouble
-from trainer.training.device.device import DTYPES, numerics
-from trainer.training.device.offload import release
+from trainer.training.acceleration.attention_autotune import Clock, by_depth, reason, retry_once_on_oom, stopwatch
+from trainer.training.acceleration.compile import compile_function, compiler_error
+from trainer.training.device.device import DTYPES, numeric_settings
+from trainer.training.device.offload import empty_cache
 from trainer.training.device.out_of_memory import is_out_of_memory
 
 SECONDS = 1.0
 """Time budget for all sizes in both formats; the warm-up calls come on top."""
-WORTH = 0.03
+MIN_GAIN = 0.03
 """Minimum gain as a fraction of the time; smaller gains are measurement noise."""
-ALIKE = 0.05
+TOLERANCE = 0.05
 """Largest norm-relative difference of gradients. Generous: wrong ones are off by about 1."""
 
 
@@ -42,13 +42,13 @@ class Kernels:
 
     def __init__(self, *, compiled: bool) -> None:
         self.compiled = compiled
-        self._forward = compile_apart(_forward) if compiled else _forward
-        self._backward = compile_apart(_backward) if compiled else _backward
+        self._forward = compile_function(_forward) if compiled else _forward
+        self._backward = compile_function(_backward) if compiled else _backward
 
     @classmethod
     def of(cls, device: torch.device) -> Kernels:
         """Return compiled kernels for a GPU with a working compiler; on the CPU compiling costs more than it gains."""
-        return cls(compiled=device.type == "cuda" and not compiler_trouble(device))
+        return cls(compiled=device.type == "cuda" and not compiler_error(device))
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Normed:
         """Return SiLU(GroupNorm(x)) with the shape of x (B, C, h, w), and the mean and 1 / deviation of each group."""
@@ -74,15 +74,15 @@ class Kernels:
         return plain(*inputs)
 
 
-class LastNormAndSilu(NormAndSilu):
+class ChannelsLastNormAndSilu(NormAndSilu):
     """Frozen GroupNorm with SiLU that preserves the memory format of its input."""
 
     kernels: Kernels
 
-    def normed(self, x: Tensor) -> Normed:
+    def norm_silu(self, x: Tensor) -> Normed:
         """Return SiLU(GroupNorm(x)), mean and 1 / deviation for x (B, C, h, w) in either memory format."""
         if not is_channels_last(x):
-            return super().normed(x)
+            return super().norm_silu(x)
         return self.kernels.forward(x, self.weight, self.bias, self.num_groups, self.eps)
 
     def gradient(self, grad_output: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ class LastNormAndSilu(NormAndSilu):
         return self.kernels.backward(grad_output, x, self.weight, self.bias, mean, rstd)
 
 
-def lay_out(unet: nn.Module, kernels: Kernels) -> None:
+def convert_to_channels_last(unet: nn.Module, kernels: Kernels) -> None:
     """Convert frozen convolutions to channels-last, and make the residual blocks' and the last norm preserve it.
 
     Trainable weights keep their format. Parameters stay the same objects; only the data of convolution weights moves.
@@ -103,8 +103,8 @@ def lay_out(unet: nn.Module, kernels: Kernels) -> None:
         if isinstance(module, nn.Conv2d) and not module.weight.requires_grad:
             module.weight.data = module.weight.data.to(memory_format=torch.channels_last)
         elif type(module) is NormAndSilu:
-            module.__class__ = LastNormAndSilu
-            cast(LastNormAndSilu, module).kernels = kernels
+            module.__class__ = ChannelsLastNormAndSilu
+            cast(ChannelsLastNormAndSilu, module).kernels = kernels
 
 
 def _forward(x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Normed:
@@ -142,10 +142,10 @@ def _from_groups(parts: Tensor, like: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Maps:
+class ResidualShape:
     """Sizes of the feature maps of a residual block."""
 
-    pictures: int
+    images: int
     inputs: int
     """Channels in."""
     outputs: int
@@ -158,13 +158,13 @@ class Maps:
 class LayoutChoice:
     """Whether to use channels-last feature maps, and why."""
 
-    pays: bool
+    is_faster: bool
     sentence: str
     """For the run's log."""
 
 
-def layout_of(
-    job: Job, unet: Config, images: Iterable[Picture], clock: Callable[[float], Clock] = stopwatch
+def autotune_layout(
+    job: Job, unet: Config, images: Iterable[ImageRecord], clock: Callable[[float], Clock] = stopwatch
 ) -> LayoutChoice | None:
     """Time whether channels-last pays for a frozen, planned job; return None if there is nothing to decide.
 
@@ -178,7 +178,7 @@ def layout_of(
         )
     if job.fit.deterministic:
         return None
-    buckets = Counter(image.bucket for image, _ in epoch_showings(images, 0))
+    buckets = Counter(image.bucket for image, _ in epoch_samples(images, 0))
     (size, _), *_ = buckets.most_common(1)
     blocks = residual_blocks(unet, size, min(job.fit.micro_batch or 1, job.recipe.effective_batch))
     if not blocks:
@@ -188,10 +188,10 @@ def layout_of(
     device, dtype = torch.device(job.fit.device or "cpu"), DTYPES[job.fit.dtype or "fp32"]
     measure = clock(SECONDS / (2 * len(blocks)))
     try:
-        with numerics(job), torch.random.fork_rng([] if device.type == "cpu" else [device]):
+        with numeric_settings(job), torch.random.fork_rng([] if device.type == "cpu" else [device]):
             kernels = Kernels.of(device)
             timings = [
-                (count, tried_twice(partial(_seconds, maps, unet, kernels, device, dtype, measure), device))
+                (count, retry_once_on_oom(partial(_seconds, maps, unet, kernels, device, dtype, measure), device))
                 for maps, count in blocks.items()
             ]
     except RuntimeError as error:
@@ -199,32 +199,32 @@ def layout_of(
             raise
         return LayoutChoice(False, f"fit.channels_last is not used: timing it failed ({reason(error)}).")
     finally:
-        release(device)
+        empty_cache(device)
     contiguous, channels_last = (sum(count * seconds[index] for count, seconds in timings) for index in (0, 1))
-    pays = channels_last < (1 - WORTH) * contiguous
+    pays = channels_last < (1 - MIN_GAIN) * contiguous
     comparison = (
         f"residual blocks take {channels_last * 1e3:.2f} ms per micro-batch with it, {contiguous * 1e3:.2f} ms without"
     )
     return LayoutChoice(pays, f"fit.channels_last is {'used' if pays else 'not used'}: {comparison}.")
 
 
-def residual_blocks(unet: Config, size: tuple[int, int], images: int) -> Counter[Maps]:
+def residual_blocks(unet: Config, size: tuple[int, int], images: int) -> Counter[ResidualShape]:
     """Estimate how many residual blocks of each size a UNet has, for images of ``size`` (width, height) in pixels.
 
     Up blocks are counted with twice the input channels, because skip connections are concatenated there. Empty if the
     config does not give the number of layers per depth.
     """
-    counts: Counter[Maps] = Counter()
+    counts: Counter[ResidualShape] = Counter()
     depths = list(zip(unet["block_out_channels"], by_depth(unet, "layers_per_block", 2), strict=False))
     for depth, (channels, layers) in enumerate(depths):
         width, height = (-(-side // (8 << depth)) for side in size)
-        counts[Maps(images, channels, channels, height, width)] += layers + 2 * (depth == len(depths) - 1)
-        counts[Maps(images, 2 * channels, channels, height, width)] += layers + 1
+        counts[ResidualShape(images, channels, channels, height, width)] += layers + 2 * (depth == len(depths) - 1)
+        counts[ResidualShape(images, 2 * channels, channels, height, width)] += layers + 1
     return counts
 
 
 def _seconds(
-    maps: Maps, unet: Config, kernels: Kernels, device: torch.device, dtype: torch.dtype, clock: Clock
+    maps: ResidualShape, unet: Config, kernels: Kernels, device: torch.device, dtype: torch.dtype, clock: Clock
 ) -> tuple[float, float]:
     """Return the seconds of a block's forward and backward, in the default format and channels-last.
 
@@ -239,9 +239,9 @@ def _seconds(
     )
     block.requires_grad_(requires_grad=False).to(device, dtype)
     sizes = (maps.height, maps.width)
-    x = torch.randn(maps.pictures, maps.inputs, *sizes, device=device, dtype=dtype).requires_grad_()
-    grad_output = torch.randn(maps.pictures, maps.outputs, *sizes, device=device, dtype=dtype)
-    embedding = torch.randn(maps.pictures, embedding_width, device=device, dtype=dtype)
+    x = torch.randn(maps.images, maps.inputs, *sizes, device=device, dtype=dtype).requires_grad_()
+    grad_output = torch.randn(maps.images, maps.outputs, *sizes, device=device, dtype=dtype)
+    embedding = torch.randn(maps.images, embedding_width, device=device, dtype=dtype)
 
     def input_gradient(x: Tensor, grad_output: Tensor) -> Tensor:
         (gradient,) = torch.autograd.grad(block(x, embedding), x, grad_output)
@@ -250,12 +250,12 @@ def _seconds(
     lean_residuals(block)
     expected = input_gradient(x, grad_output)
     contiguous = clock(lambda: input_gradient(x, grad_output))
-    lay_out(block, kernels)
+    convert_to_channels_last(block, kernels)
     x_last = x.detach().to(memory_format=torch.channels_last).requires_grad_()
     grad_output_last = grad_output.to(memory_format=torch.channels_last)
     difference = float(
         (input_gradient(x_last, grad_output_last).float() - expected.float()).norm() / expected.float().norm()
     )
-    if not difference <= ALIKE:
+    if not difference <= TOLERANCE:
         raise RuntimeError(f"gradients differ by {difference:.2g}, relative")
     return contiguous, clock(lambda: input_gradient(x_last, grad_output_last))

@@ -19,35 +19,35 @@ from diffusers.models.attention import BasicTransformerBlock
 from torch import Tensor, nn
 
 from trainer.config.job import Job
-from trainer.training.acceleration.cuda_graphs import Tell
-from trainer.training.device.offload import release
+from trainer.training.acceleration.cuda_graphs import OnNotice
+from trainer.training.device.offload import empty_cache
 from trainer.training.device.out_of_memory import is_out_of_memory
 from trainer.training.loop import Engine
 
 BACKEND = "inductor"
 """torch.compile backend that generates the kernels."""
-MOST_GRAPHS = 256
+RECOMPILE_LIMIT = 256
 """Recompile limit per function. PyTorch's 8 is too low: a UNet has up to four kinds of blocks per image shape."""
 TRIES = 2
 """Attempts to compile before giving up.
 
 Ctrl-C also ends the compiler's worker processes, and a run that is only pausing sees that as a failure to compile.
 Running the step uncompiled then would round differently than in an undisturbed run, so it is compiled again."""
-MOST_WORDS = 200
+MAX_ERROR_LENGTH = 200
 """Longest part of a compiler error that is shown, in characters."""
 
 
-def compiled_of(job: Job, device: torch.device, tell: Tell) -> CompiledBlocks | None:
+def make_compiled(job: Job, device: torch.device, tell: OnNotice) -> CompiledBlocks | None:
     """Return the compiled blocks if the job requests them and a compiler works; report it if none does."""
     if not job.fit.compile or job.fit.cuda_graphs or job.recipe.has_dropouts:
         return None
-    if error := compiler_trouble(device):
+    if error := compiler_error(device):
         _report(tell, f"no working compiler found ({error})")
         return None
     return CompiledBlocks(tell)
 
 
-def compiler_trouble(device: torch.device) -> str:
+def compiler_error(device: torch.device) -> str:
     """Return why torch.compile does not work for this device, tested on a sum; "" if it works."""
 
     def total(x: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ def compiler_trouble(device: torch.device) -> str:
 class CompiledBlocks:
     """Runs the UNet's transformer blocks compiled within :meth:`step`, until compiling fails."""
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, tell: OnNotice) -> None:
         self._tell = tell
         self._in_step = False
         self._disabled = False
@@ -99,9 +99,9 @@ class CompiledBlocks:
                     raise
                 message = _short_message(error)
             # The failed attempt may have left partial gradients, which would be added to those of the next.
-            for weight in engine.masters.working.values():
+            for weight in engine.master_weights.working.values():
                 weight.grad = None
-            release(engine.device)
+            empty_cache(engine.device)
             _restart_workers()
         self._disabled = True
         _report(self._tell, f"compiling the transformer blocks failed ({message})")
@@ -126,7 +126,7 @@ class CompiledBlocks:
         return (compiled if self._in_step else eager)(*args, **kwargs)
 
 
-def compile_apart(function: Callable[..., Any]) -> Callable[..., Any]:
+def compile_function(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a compiled version of ``function``; calls raise whatever the compiler raises on its second failure."""
     compiled = _compile(function)
 
@@ -149,7 +149,7 @@ def compile_apart(function: Callable[..., Any]) -> Callable[..., Any]:
 @contextmanager
 def _compiler_settings() -> Iterator[None]:
     """Raise the recompile limits within the block, and hide the compiler's own warnings."""
-    limits: dict[str, Any] = {"recompile_limit": MOST_GRAPHS, "accumulated_recompile_limit": MOST_GRAPHS}
+    limits: dict[str, Any] = {"recompile_limit": RECOMPILE_LIMIT, "accumulated_recompile_limit": RECOMPILE_LIMIT}
     with torch._dynamo.config.patch(limits), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         # Dynamo inspects every tensor that a block uses, including .grad of tensors that are not leaves.
@@ -173,7 +173,7 @@ def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
     return compiled
 
 
-def _report(tell: Tell, message: str) -> None:
+def _report(tell: OnNotice, message: str) -> None:
     tell("compile", f"fit.compile: {message}. The run continues without it.")
 
 
@@ -181,4 +181,4 @@ def _short_message(error: BaseException) -> str:
     """Return the first line of a compiler error, shortened; the rest is for compiler developers."""
     error = getattr(error, "inner_exception", error)
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {first}"[:MOST_WORDS]
+    return f"{type(error).__name__}: {first}"[:MAX_ERROR_LENGTH]

@@ -21,8 +21,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from trainer.config.fit import MOST_GRAPHS, FitConfig
-from trainer.training.device.offload import release
+from trainer.config.fit import MAX_CUDA_GRAPHS, FitConfig
+from trainer.training.device.offload import empty_cache
 from trainer.training.device.out_of_memory import is_out_of_memory
 from trainer.training.loop import Engine
 from trainer.training.step import MicroBatch
@@ -32,11 +32,11 @@ TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 
 Generous: a wrong graph is off by about 1. In deterministic mode the difference must be 0."""
 
-Tell = Callable[[str, str], object]
+OnNotice = Callable[[str, str], object]
 """Called with a code and a sentence for the user."""
 Shape = tuple[torch.Size, ...]
 # In older versions a failed capture left PyTorch's allocator unusable: https://github.com/pytorch/pytorch/pull/180395
-MINIMUM = "2.13"
+MIN_TORCH = "2.13"
 
 
 class Recording(Protocol):
@@ -80,7 +80,7 @@ class CudaRecorder:
     def record(self, work: Callable[[], Tensor]) -> Recording:
         """Run ``work`` once on a side stream to warm up, then capture it there."""
         outside = torch.cuda.current_stream(self.device)
-        release(self.device)  # cached blocks belong to one stream, so the side stream could not reuse them
+        empty_cache(self.device)  # cached blocks belong to one stream, so the side stream could not reuse them
         graph = torch.cuda.CUDAGraph()
         try:
             self._stream.wait_stream(outside)
@@ -100,19 +100,19 @@ RECORDERS: dict[str, Callable[[torch.device], Recorder]] = {"cuda": CudaRecorder
 """Recorder class by device type; other device types always run eagerly."""
 
 
-def graphs_of(fit: FitConfig, device: torch.device, tell: Tell) -> RecordedSteps | None:
+def make_graphs(fit: FitConfig, device: torch.device, tell: OnNotice) -> GraphedSteps | None:
     """Return the graphs for a run if its job requests them and its device supports them; None otherwise."""
     recorder = RECORDERS.get(device.type)
     if not fit.cuda_graphs or recorder is None:
         return None
-    if torch.__version__ < MINIMUM:  # a TorchVersion: compares by number, not as text
+    if torch.__version__ < MIN_TORCH:  # a TorchVersion: compares by number, not as text
         tell(
             "graphs",
-            f"fit.cuda_graphs needs PyTorch {MINIMUM} or newer, but {torch.__version__} is installed: "
+            f"fit.cuda_graphs needs PyTorch {MIN_TORCH} or newer, but {torch.__version__} is installed: "
             "the run continues without CUDA graphs. Install a newer PyTorch to use them.",
         )
         return None
-    return RecordedSteps(lambda: recorder(device), tell)
+    return GraphedSteps(lambda: recorder(device), tell)
 
 
 @dataclass(frozen=True)
@@ -139,14 +139,14 @@ class _Graph:
         return self.recording.result
 
 
-class RecordedSteps:
+class GraphedSteps:
     """Runs micro-batches through CUDA graphs: the first of a shape eagerly, the second captured, later ones replayed.
 
     A graph is used only if its first replay gives the gradients of an eager pass over the same micro-batch. If a
     capture fails or its results differ, that is reported once, and such micro-batches run eagerly.
     """
 
-    def __init__(self, recorders: Callable[[], Recorder], tell: Tell) -> None:
+    def __init__(self, recorders: Callable[[], Recorder], tell: OnNotice) -> None:
         self._recorders = recorders
         self._tell = tell
         self._recorder: Recorder | None = None
@@ -158,7 +158,7 @@ class RecordedSteps:
         self._weights: list[tuple[Tensor, int]] = []
         self._gradients: list[Tensor] = []
 
-    def learn(self, engine: Engine, micro: MicroBatch) -> Tensor:
+    def run(self, engine: Engine, micro: MicroBatch) -> Tensor:
         """See trainer.training.loop.StepRecorder."""
         shape = tuple(tensor.shape for tensor in micro.tensors())
         # Checked before every replay; costs a comparison per weight on the host, without waiting for the GPU.
@@ -196,14 +196,14 @@ class RecordedSteps:
     def _should_capture(self, engine: Engine, shape: Shape) -> bool:
         # The first micro-batch of a run allocates the gradients; before that they have no fixed address.
         wanted = self._enabled and shape in self._seen and shape not in self._refused
-        return wanted and len(self._graphs) < MOST_GRAPHS and bool(engine.masters.gradients())
+        return wanted and len(self._graphs) < MAX_CUDA_GRAPHS and bool(engine.master_weights.gradients())
 
     def _run_and_capture(self, engine: Engine, micro: MicroBatch, shape: Shape) -> Tensor:
         """Run the micro-batch eagerly, then try to capture it; the step uses the eager gradients whatever happens.
 
         While this runs, gradients are held three times: of earlier micro-batches, of the eager pass, of the replay.
         """
-        gradients, seed = engine.masters.gradients(), torch.initial_seed()
+        gradients, seed = engine.master_weights.gradients(), torch.initial_seed()
         accumulated = _copies(gradients)
         torch._foreach_zero_(gradients)
         loss = _run_eagerly(engine, micro)
@@ -212,7 +212,7 @@ class RecordedSteps:
             torch.manual_seed(seed)  # so that dropout draws the same masks again
             self._capture(engine, micro, shape, [loss, *eager])
         if not self._enabled:  # not earlier: the failed graph was still referenced
-            release(engine.device)
+            empty_cache(engine.device)
         torch._foreach_copy_(gradients, eager)
         torch._foreach_add_(gradients, accumulated)
         return loss
@@ -224,11 +224,11 @@ class RecordedSteps:
             self._recorder = self._recorder or self._recorders()
             graph = _Graph.of(engine, micro, self._recorder)
             torch.manual_seed(seed)
-            engine.masters.zero_grad(keep=True)  # the warm-up before the capture added its gradients
+            engine.master_weights.zero_grad(keep=True)  # the warm-up before the capture added its gradients
             loss = graph.replay(micro, engine.loss_scale)
-            difference = _relative_difference([loss, *engine.masters.gradients()], eager)
+            difference = _relative_difference([loss, *engine.master_weights.gradients()], eager)
         except Exception as error:  # noqa: BLE001 (captures fail in many ways)
-            engine.masters.zero_grad(keep=True)
+            engine.master_weights.zero_grad(keep=True)
             self._fail(error)
             return
         exact = torch.are_deterministic_algorithms_enabled()
@@ -256,14 +256,14 @@ class RecordedSteps:
         models = (engine.models.unet, *engine.models.text_encoders)
         weights = chain.from_iterable((*model.parameters(), *model.buffers()) for model in models)
         self._weights = [(weight, weight.data_ptr()) for weight in weights]
-        self._gradients = engine.masters.gradients()
+        self._gradients = engine.master_weights.gradients()
 
     def _is_unmoved(self, engine: Engine) -> bool:
         """Return whether weights and gradients are unmoved; previews may have offloaded the UNet and loaded it back.
 
         Replaying after a move would read and write freed memory.
         """
-        gradients = engine.masters.gradients()
+        gradients = engine.master_weights.gradients()
         return (
             len(gradients) == len(self._gradients)
             and all(now is before for now, before in zip(gradients, self._gradients, strict=True))
@@ -280,7 +280,7 @@ class RecordedSteps:
 def _run_eagerly(engine: Engine, micro: MicroBatch, scale: Tensor | None = None) -> Tensor:
     """Run forward and backward of a micro-batch eagerly and add its gradients to the master weights'."""
     loss = engine.micro_step(micro, scale)
-    engine.masters.accumulate()
+    engine.master_weights.accumulate()
     return loss
 
 

@@ -18,16 +18,23 @@ import torch
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 from torch import Tensor, nn
 
-from trainer.base.quantized import NEVER, Directions, directions_of, input_gradient, product, quantizable
+from trainer.base.quantized import (
+    NEVER,
+    Directions,
+    input_gradient,
+    int8_directions,
+    quantizable_linears,
+    quantized_linear,
+)
 from trainer.base.source import BaseSource
-from trainer.config.fit import EVERYWHERE, LEAST_ROWS, ProductConfig
-from trainer.config.job import Job, live_text
+from trainer.config.fit import ALL_LAYERS, MIN_INT8_ROWS, Int8LayerConfig
+from trainer.config.job import Job, trains_text_encoder
 from trainer.dataset.cache_keys import LATENT_SCALE
-from trainer.dataset.picture import Picture
-from trainer.dataset.sampling import epoch_showings
-from trainer.training.acceleration.attention_autotune import Clock, reason, stopwatch, tried_twice
-from trainer.training.device.device import DTYPES, numerics
-from trainer.training.device.offload import release
+from trainer.dataset.image import ImageRecord
+from trainer.dataset.sampling import epoch_samples
+from trainer.training.acceleration.attention_autotune import Clock, reason, retry_once_on_oom, stopwatch
+from trainer.training.device.device import DTYPES, numeric_settings
+from trainer.training.device.offload import empty_cache
 from trainer.training.device.out_of_memory import is_out_of_memory
 
 Direction = Literal["forward", "backward"]
@@ -35,13 +42,13 @@ DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 
 SECONDS = 2.0
 """Time budget for all sizes, formats and directions; the warm-up calls come on top."""
-WORTH = 0.05
+MIN_GAIN = 0.05
 """Minimum gain as a fraction of the time: int8 is less exact, and smaller gains are measurement noise."""
-FEWER_ROWS = 0.75
+ROWS_TOLERANCE = 0.75
 """Fraction of the timed rows from which int8 is used: only the most frequent bucket is timed, others are close."""
-ALIKE = 0.1
+TOLERANCE = 0.1
 """Largest norm-relative difference of results. int8 rounds normal values by about 0.01; wrong sums are off by 1."""
-_BOTH = Directions(LEAST_ROWS, LEAST_ROWS)
+_BOTH = Directions(MIN_INT8_ROWS, MIN_INT8_ROWS)
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,7 @@ class Linear:
     rows: int
     inputs: int
     outputs: int
-    learns: bool
+    has_input_gradient: bool
     """Whether the input needs a gradient, so that there is a backward GEMM."""
 
 
@@ -61,9 +68,9 @@ class Timing:
 
     linear: Linear
     direction: Direction
-    plain: float
+    unquantized: float
     """Seconds with an unquantized base."""
-    usual: float
+    dequantized: float
     """Seconds with int8 weights that are dequantized first."""
     int8: float
     """Seconds of the int8 GEMM; infinite if it failed."""
@@ -71,15 +78,15 @@ class Timing:
     """Why int8 failed; empty if it works."""
 
     @property
-    def pays(self) -> bool:
+    def is_faster(self) -> bool:
         """Return whether int8 is enough faster to be used."""
-        return self.int8 < (1 - WORTH) * self.usual
+        return self.int8 < (1 - MIN_GAIN) * self.dequantized
 
     @property
     def sentence(self) -> str:
         """Return a summary such as "640 to 5120 (4096 rows) 0.31 instead of 0.55 ms"."""
         linear = self.linear
-        result = self.refused or f"{self.int8 * 1e3:.2f} instead of {self.usual * 1e3:.2f} ms"
+        result = self.refused or f"{self.int8 * 1e3:.2f} instead of {self.dequantized * 1e3:.2f} ms"
         return f"{linear.inputs} to {linear.outputs} ({linear.rows} rows) {result}"
 
 
@@ -87,13 +94,13 @@ class Timing:
 class ProductChoice:
     """Which layers of a run use int8 GEMMs, and why."""
 
-    products: tuple[ProductConfig, ...]
+    products: tuple[Int8LayerConfig, ...]
     sentences: tuple[str, ...]
     """Sentences for the run's log."""
 
 
-def products_of(
-    job: Job, source: BaseSource, images: Iterable[Picture], clock: Callable[[float], Clock] = stopwatch
+def autotune_int8(
+    job: Job, source: BaseSource, images: Iterable[ImageRecord], clock: Callable[[float], Clock] = stopwatch
 ) -> ProductChoice | None:
     """Choose the layers of a frozen, planned job that use int8 GEMMs; return None if there is nothing to decide.
 
@@ -103,25 +110,27 @@ def products_of(
         return None
     if job.fit.int8_products is not None:
         return ProductChoice(job.fit.int8_products, ("int8 GEMMs are used for the layers in fit.int8_products.",))
-    buckets = Counter(image.bucket for image, _ in epoch_showings(images, 0))
+    buckets = Counter(image.bucket for image, _ in epoch_samples(images, 0))
     (size, _), *_ = buckets.most_common(1)
     batch = min(job.fit.micro_batch or 1, job.recipe.effective_batch)
-    layers = linears(source.empty_unet(), size, batch, job.recipe.token_chunks + 2, live_text=live_text(job))
+    layers = linear_calls(
+        source.empty_unet(), size, batch, job.recipe.token_chunks + 2, live_text=trains_text_encoder(job)
+    )
     device, dtype = torch.device(job.fit.device or "cpu"), DTYPES[job.fit.dtype or "fp32"]
-    with numerics(job):
+    with numeric_settings(job):
         if job.fit.deterministic:
             timings = time_all(layers, device, dtype, None)
             refused = "".join(f"; {timing.direction} {timing.sentence}" for timing in timings if timing.refused)
             sentence = f"int8 GEMMs are used wherever they work, untimed, because the run is deterministic{refused}."
-            return ProductChoice(worthwhile(timings), (sentence,))
+            return ProductChoice(choose_int8(timings), (sentence,))
         timings = time_all(layers, device, dtype, clock)
     shape = f"{batch} of {size[0]}x{size[1]}, {job.fit.dtype}"
     return ProductChoice(
-        worthwhile(timings), tuple(_summary(timings, layers, direction, shape) for direction in DIRECTIONS)
+        choose_int8(timings), tuple(_summary(timings, layers, direction, shape) for direction in DIRECTIONS)
     )
 
 
-def linears(
+def linear_calls(
     unet: UNet2DConditionModel, size: tuple[int, int], images: int, text_tokens: int, *, live_text: bool
 ) -> Counter[Linear]:
     """Count the calls of quantizable linear layers in a UNet on the meta device, by their sizes.
@@ -136,7 +145,7 @@ def linears(
         counts[Linear(x.numel() // inputs, inputs, outputs, x.requires_grad)] += 1
 
     # The latents require a gradient in place of the first LoRA layer, so that all later inputs need one as in training.
-    hooks = [linear.register_forward_pre_hook(count) for linear in quantizable(unet).values()]
+    hooks = [linear.register_forward_pre_hook(count) for linear in quantizable_linears(unet).values()]
     config = unet.config
     meta_tensor = partial(torch.empty, device="meta")
     added_conditions = None
@@ -165,11 +174,11 @@ def time_all(
     tasks = [(linear, direction) for linear in layers for direction in DIRECTIONS if _is_candidate(linear, direction)]
     measure = clock(SECONDS / max(3 * len(tasks), 1)) if clock else None
     try:
-        return [tried_twice(partial(_timing, *task, device, dtype, measure), device) for task in tasks]
+        return [retry_once_on_oom(partial(_timing, *task, device, dtype, measure), device) for task in tasks]
     finally:
         if device.type == "cuda":  # cuBLAS would keep its workspaces; the run allocates them when it needs them
             torch._C._cuda_clearCublasWorkspaces()
-        release(device)
+        empty_cache(device)
 
 
 def _timing(
@@ -185,7 +194,7 @@ def _timing(
         return Timing(linear, direction, 0.0, 0.0, math.inf, reason(error))
 
 
-def worthwhile(timings: Iterable[Timing]) -> tuple[ProductConfig, ...]:
+def choose_int8(timings: Iterable[Timing]) -> tuple[Int8LayerConfig, ...]:
     """Return the layers to compute in int8, each with the row count above which int8 won in every timing."""
     by_size: dict[tuple[int, int, Direction], list[Timing]] = defaultdict(list)
     # Sorted by falling rows: int8 is used down to the last size before it stops paying.
@@ -193,14 +202,16 @@ def worthwhile(timings: Iterable[Timing]) -> tuple[ProductConfig, ...]:
         by_size[timing.linear.inputs, timing.linear.outputs, timing.direction].append(timing)
     minimum_rows: dict[tuple[int, int], dict[str, int]] = defaultdict(dict)
     for (inputs, outputs, direction), descending in by_size.items():
-        for timing in takewhile(lambda timing: timing.pays, descending):
-            minimum_rows[inputs, outputs][direction] = max(LEAST_ROWS, int(FEWER_ROWS * timing.linear.rows))
-    return tuple(ProductConfig(inputs=size[0], outputs=size[1], **minimum_rows[size]) for size in sorted(minimum_rows))
+        for timing in takewhile(lambda timing: timing.is_faster, descending):
+            minimum_rows[inputs, outputs][direction] = max(MIN_INT8_ROWS, int(ROWS_TOLERANCE * timing.linear.rows))
+    return tuple(
+        Int8LayerConfig(inputs=size[0], outputs=size[1], **minimum_rows[size]) for size in sorted(minimum_rows)
+    )
 
 
 def _is_candidate(linear: Linear, direction: Direction) -> bool:
-    fits = linear.rows >= LEAST_ROWS and directions_of(linear.inputs, linear.outputs, EVERYWHERE) == _BOTH
-    return fits and (direction == "forward" or linear.learns)
+    fits = linear.rows >= MIN_INT8_ROWS and int8_directions(linear.inputs, linear.outputs, ALL_LAYERS) == _BOTH
+    return fits and (direction == "forward" or linear.has_input_gradient)
 
 
 def _product_call(
@@ -217,7 +228,7 @@ def _product_call(
         values = weight.to(dtype)
         return lambda: rows @ (values.t() if direction == "forward" else values)
     if direction == "forward":
-        return lambda: product(rows, weight, scales, None, directions)
+        return lambda: quantized_linear(rows, weight, scales, None, directions)
     return lambda: input_gradient(rows, weight, scales, directions)
 
 
@@ -225,7 +236,7 @@ def _require_same_results(int8: Callable[[], Tensor], usual: Callable[[], Tensor
     """Raise RuntimeError if the int8 GEMM is unsupported here or wrong, as it is with some versions of cuBLAS."""
     result, expected = int8().float(), usual().float()
     difference = float((result - expected).norm() / expected.norm())
-    if not difference <= ALIKE:
+    if not difference <= TOLERANCE:
         raise RuntimeError(f"wrong results (off by {difference:.2g}, relative)")
 
 
@@ -235,13 +246,13 @@ def _summary(timings: Sequence[Timing], layers: Mapping[Linear, int], direction:
     def total_ms(seconds: Callable[[Timing], float]) -> str:
         return f"{1e3 * sum(layers[timing.linear] * seconds(timing) for timing in matching):.1f}"
 
-    best = total_ms(lambda timing: timing.int8 if timing.pays else timing.usual)
-    usual, plain = total_ms(lambda timing: timing.usual), total_ms(lambda timing: timing.plain)
+    best = total_ms(lambda timing: timing.int8 if timing.is_faster else timing.dequantized)
+    usual, plain = total_ms(lambda timing: timing.dequantized), total_ms(lambda timing: timing.unquantized)
     parts = [
         f"Linear layers, {direction}: {best} ms with int8 GEMMs where faster, {usual} ms without, {plain} ms with an "
         f"unquantized base ({shape})"
     ]
     for verdict, pays in (("faster", True), ("not faster", False)):
-        if layers_text := [timing.sentence for timing in matching if timing.pays == pays]:
+        if layers_text := [timing.sentence for timing in matching if timing.is_faster == pays]:
             parts.append(f"{verdict}: {', '.join(layers_text)}")
     return "; ".join(parts) + "."

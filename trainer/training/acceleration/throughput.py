@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trainer.adapter.attach import attach
 from trainer.base.encoding import TextConditioning
 from trainer.config.recipe import RecipeConfig
-from trainer.protocol.forecast import Operation, Rate, Timed
+from trainer.protocol.forecast import DeviceSpeed, Operation, TimedOperation
 from trainer.training.device.dispatched import is_allocation, is_view
 from trainer.training.objective import NoiseSchedule
 from trainer.training.step import MicroBatch, StepModels, training_step
@@ -33,8 +33,8 @@ _HEAD = 64  # usual attention head width
 _NARROWEST = 8  # smallest attention head width
 # For each kind and dtype, the largest sizes are timed until they cover this fraction of the work.
 COVERED = 0.95
-SIZES_OF_A_KIND = 12  # at most so many sizes for each kind and dtype
-LEAST_KERNEL = 3e-6  # seconds per empty kernel on a GPU, launched back to back
+MAX_SIZES_PER_KIND = 12  # at most so many sizes for each kind and dtype
+EMPTY_KERNEL_SECONDS = 3e-6  # seconds per empty kernel on a GPU, launched back to back
 _TRIES = 12
 _CACHE = 1 << 21  # bytes: twice the L2 cache of a core, so that a pass over them evicts all of it
 _COLD_TRIES = 11  # pairs of steps, each pair about 0.12 s
@@ -63,7 +63,7 @@ class OperationSize:
     bytes: int
 
 
-def examples_of(size: OperationSize, device: torch.device) -> list[Thunk]:
+def sample_calls(size: OperationSize, device: torch.device) -> list[Thunk]:
     """Return calls whose mean time estimates that of an operation of this size.
 
     Traces record FLOPs and bytes but no shapes. The calls use shapes that match both, assuming square weight matrices
@@ -167,25 +167,25 @@ Clock = Callable[[Thunk], float]
 
 def measure_rate(
     device: torch.device, operations: Iterable[Operation] = (), *, name: str | None = None, seconds: float = 1.0
-) -> Rate:
+) -> DeviceSpeed:
     """Measure how fast ``device`` computes ``operations``: the largest are timed on random data of their size.
 
     Without operations, SDXL sizes are timed on a GPU and small ones on the CPU, with the threads that PyTorch is set
     to use. Each is tried several times to reduce the influence of other programs. On a GPU, call this before anything
     is allocated there: it releases all allocator memory at the end, but creates the CUDA context.
     """
-    sizes = largest(operations) or typical_sizes(device)
+    sizes = dominant_sizes(operations) or typical_sizes(device)
     host = _operation_seconds(device, torch.get_num_threads())
     if device.type != "cuda":
         timed = _timed(sizes, device, _cpu_clock(), _bare_call(), seconds)
-        return Rate(name or f"cpu, {torch.get_num_threads()} threads", timed, _fastest(timed), host, 0.0)
-    timed = _timed(sizes, device, _gpu_clock(device), LEAST_KERNEL, seconds)
+        return DeviceSpeed(name or f"cpu, {torch.get_num_threads()} threads", timed, _fastest(timed), host, 0.0)
+    timed = _timed(sizes, device, _gpu_clock(device), EMPTY_KERNEL_SECONDS, seconds)
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
-    return Rate(name or str(device), timed, _fastest(timed), LEAST_KERNEL, host)
+    return DeviceSpeed(name or str(device), timed, _fastest(timed), EMPTY_KERNEL_SECONDS, host)
 
 
-def largest(operations: Iterable[Operation]) -> list[OperationSize]:
+def dominant_sizes(operations: Iterable[Operation]) -> list[OperationSize]:
     """Return the sizes that make up most of the work, for each kind and dtype."""
     work: Counter[OperationSize] = Counter()
     for operation in operations:
@@ -201,7 +201,7 @@ def largest(operations: Iterable[Operation]) -> list[OperationSize]:
     count: Counter[tuple[str, str]] = Counter()
     for size, amount in work.most_common():
         group = size.kind, size.dtype
-        if covered[group] < COVERED * total[group] and count[group] < SIZES_OF_A_KIND:
+        if covered[group] < COVERED * total[group] and count[group] < MAX_SIZES_PER_KIND:
             chosen.append(size)
             covered[group] += amount
             count[group] += 1
@@ -230,14 +230,14 @@ def _sizes(dtype: str, item: int, shapes: Iterable[tuple[int, int]]) -> Iterator
         yield OperationSize("other", dtype, "forward", 0, item * 3 * plane)
 
 
-def _fastest(timed: Iterable[Timed]) -> float:
+def _fastest(timed: Iterable[TimedOperation]) -> float:
     """Return the highest bandwidth of all operations, in bytes per second."""
     return max(operation.bytes / operation.seconds for operation in timed)
 
 
 def _timed(
     sizes: Sequence[OperationSize], device: torch.device, clock: Clock, bare: float, budget: float
-) -> tuple[Timed, ...]:
+) -> tuple[TimedOperation, ...]:
     """Time every size, within ``budget`` seconds in all; ``bare`` is the fixed overhead in each timing.
 
     On the CPU the sizes take turns, so that each finds the CPU caches full of other data, as in a training step:
@@ -249,7 +249,7 @@ def _timed(
     seconds = [mean for group in groups for mean in _seconds_each(group, device, clock, budget / len(groups))]
     # The fixed overhead is counted per operation elsewhere. Operations that are all overhead keep a tenth.
     return tuple(
-        Timed(size.kind, size.dtype, size.flops, size.bytes, max(mean - bare, 0.1 * mean))
+        TimedOperation(size.kind, size.dtype, size.flops, size.bytes, max(mean - bare, 0.1 * mean))
         for size, mean in zip(sizes, seconds, strict=True)
     )
 
@@ -260,7 +260,7 @@ def _seconds_each(sizes: Sequence[OperationSize], device: torch.device, clock: C
     On a GPU the fastest try counts, because nothing else runs between its events. On the CPU the median counts: a
     training step meets the same clock speeds and other programs, and takes 10 to 25 % longer than the fastest try.
     """
-    examples = [examples_of(size, device) for size in sizes]
+    examples = [sample_calls(size, device) for size in sizes]
     tries: list[list[list[float]]] = [[[] for _ in variants] for variants in examples]
     ends = time.perf_counter() + budget
     for turn in range(_TRIES):

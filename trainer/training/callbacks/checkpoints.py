@@ -19,7 +19,7 @@ from trainer.training.optim.optimizer import pack_state, unpack_state
 from trainer.training.reporting.reporter import Reporter
 
 
-class Checkpoints:
+class CheckpointCallback:
     """Callback that writes resumable checkpoints."""
 
     phase: ForecastPhase = "checkpoint"
@@ -49,12 +49,12 @@ class Checkpoints:
 
         ``captured`` is the training state of the current step, if it was captured before the models were unloaded.
         """
-        if self._saved == progress and self.fallbacks == self.plan.taken:
+        if self._saved == progress and self.fallbacks == self.plan.applied:
             return
         self.reporter.phase("save", 0, 1)
         now = captured or capture(self.engine, self.plan.state())
         folder = checkpoint.save_checkpoint(self.run.checkpoints, now)
-        self._saved, self.fallbacks = dataclasses.replace(progress), self.plan.taken
+        self._saved, self.fallbacks = dataclasses.replace(progress), self.plan.applied
         # The new one needs protection: skipped damaged checkpoints of later steps count among the newest.
         protect = {step for step in (progress.step, progress.best_step) if step is not None}
         checkpoint.prune(self.run.checkpoints, self.engine.job.report.saving.checkpoint_keep, protect)
@@ -72,7 +72,7 @@ def capture(engine: Engine, fallbacks: list[dict[str, object]]) -> checkpoint.Ch
         "fit": engine.job.fit.model_dump(mode="json"),
         "rungs": fallbacks,
     }
-    masters = {key: master.detach() for key, master in engine.masters.masters.items()}
+    masters = {key: master.detach() for key, master in engine.master_weights.masters.items()}
     return checkpoint.Checkpoint(engine.progress.step, masters, tensors, state)
 
 
@@ -103,7 +103,7 @@ def _tensor_names(value: Any) -> Iterator[str]:
 
 def restore(engine: Engine, saved: checkpoint.Checkpoint) -> None:
     """Restore a checkpoint into an engine with the same adapter and optimizer."""
-    engine.masters.load(saved.adapter)
+    engine.master_weights.load(saved.adapter)
     state: Mapping[str, Any] = saved.state
     unpack_state(engine.optimizer, saved.optimizer, state["optimizer"])
     if engine.scaler:

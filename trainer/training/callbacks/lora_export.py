@@ -14,7 +14,7 @@ from trainer.adapter.attach import Adapter
 from trainer.adapter.export import ExportFacts, count_tags, export_lora, lora_metadata, write_side_files
 from trainer.base.source import BaseSource
 from trainer.config.job import Job
-from trainer.dataset.picture import Picture
+from trainer.dataset.image import ImageRecord
 from trainer.errors import LoraFileError, RunError
 from trainer.files.header import read_header
 from trainer.protocol import events, files
@@ -38,12 +38,12 @@ class Exporter:
     """Writer of a run's LoRA files, with their names and metadata."""
 
     def __init__(
-        self, run: RunDirectory, job: Job, source: BaseSource, images: Sequence[Picture], steps_per_epoch: int
+        self, run: RunDirectory, job: Job, source: BaseSource, images: Sequence[ImageRecord], steps_per_epoch: int
     ) -> None:
         self.run = run
         self.job = job
         self.source = source
-        self.pictures = tuple(images)
+        self.images = tuple(images)
         self.steps_per_epoch = steps_per_epoch
         self.stem = safe_name(job.name, "lora")
 
@@ -108,8 +108,8 @@ class Exporter:
     def facts(self, step: int) -> ExportFacts:
         """Return the metadata of this run's LoRA at ``step``; the same in every attempt."""
         job, source = self.job, self.source
-        kinds = Counter(image.kind for image in self.pictures)
-        trained = [image for image in self.pictures if image.kind == "train"]
+        kinds = Counter(image.kind for image in self.images)
+        trained = [image for image in self.images if image.kind == "train"]
         triggers = dict.fromkeys(image.trigger for image in trained if image.trigger)
         captions = (caption for image in trained for caption in image.captions[:1])
         return ExportFacts(
@@ -124,8 +124,8 @@ class Exporter:
             step=step,
             epoch=self._epochs(step),
             epochs=self._epochs(job.recipe.steps or 0),
-            pictures=kinds["train"],
-            regularization_pictures=kinds["regularization"],
+            images=kinds["train"],
+            regularization_images=kinds["regularization"],
             started_at=self._started_at(),
             trigger_words=tuple(triggers),
             buckets=Counter(image.bucket for image in trained),
@@ -152,17 +152,17 @@ def due(step: int, every: int | None) -> bool:
 
 
 @contextmanager
-def as_exported(engine: Engine) -> Iterator[None]:
+def export_mode(engine: Engine) -> Iterator[None]:
     """Put the model into its exported form: without dropout, with Schedule-Free's averaged weights."""
     engine.adapter.training = False
     try:
-        with averaged_weights(engine.optimizer, engine.masters):
+        with averaged_weights(engine.optimizer, engine.master_weights):
             yield
     finally:
         engine.adapter.training = True
 
 
-class Saving:
+class ExportCallback:
     """Callback that exports the LoRA; all files are kept unless the user sets a limit."""
 
     phase: ForecastPhase = "save"
@@ -195,8 +195,10 @@ class Saving:
     def save(self, progress: TrainingProgress, *, final: bool = False) -> Path:
         """Export the LoRA now, as a step's file or as the finished one, and return its path."""
         self.reporter.phase("save", 0, 1)
-        with averaged_weights(self.engine.optimizer, self.engine.masters):
-            path, sha256 = self.exporter.export(self.engine.masters.masters, self.engine.adapter, progress, final=final)
+        with averaged_weights(self.engine.optimizer, self.engine.master_weights):
+            path, sha256 = self.exporter.export(
+                self.engine.master_weights.masters, self.engine.adapter, progress, final=final
+            )
         self.reporter.write(events.Saved(step=progress.step, file=f"output/{path.name}", sha256=sha256))
         self.reporter.phase("save", 1, 1)
         if not final:

@@ -11,18 +11,18 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from trainer.base.drawing import RenderSpec, decode, draw_latents, make_sampler, save_picture
+from trainer.base.drawing import RenderSpec, decode, draw_latents, make_sampler, save_image
 from trainer.base.encoding import TextConditioning
 from trainer.base.families import TextEncoder
 from trainer.base.source import BaseSource
 from trainer.config.job import Job, PromptConfig
-from trainer.config.schema import stated
+from trainer.config.schema import require_value
 from trainer.protocol import events
 from trainer.protocol.forecast import ForecastPhase
-from trainer.training.callbacks.lora_export import Exporter, as_exported, due
+from trainer.training.callbacks.lora_export import Exporter, due, export_mode
 from trainer.training.data.latent_cache import Cache
-from trainer.training.device.device import DTYPES, attention
-from trainer.training.device.offload import away, release_at
+from trainer.training.device.device import DTYPES, attention_kernels
+from trainer.training.device.offload import offloaded, release_at
 from trainer.training.loop import Engine, StepResult, TrainingProgress
 from trainer.training.reporting.reporter import Reporter
 
@@ -52,11 +52,11 @@ class Previewer:
         """Return the image path of one prompt at one step: samples/step-00000500-0.png."""
         return self.folder / f"step-{step:08d}-{index}.png"
 
-    def drawn(self, step: int) -> bool:
+    def is_complete(self, step: int) -> bool:
         """Return whether every prompt has its image for this step."""
         return all(self.path(step, index).exists() for index in range(len(self.prompts)))
 
-    def draw_all(
+    def render_all(
         self,
         step: int,
         unet: torch.nn.Module,
@@ -72,11 +72,11 @@ class Previewer:
         latents, seconds = [], []
         for index, prompt in enumerate(self.prompts):
             started = time.monotonic()
-            latents.append(self._draw(prompt, unet, encoders))
+            latents.append(self._render(prompt, unet, encoders))
             seconds.append(time.monotonic() - started)
             on_progress(index + 1, len(self.prompts))
         started = time.monotonic()
-        with away(unet) if self.job.fit.preview_offload else nullcontext():
+        with offloaded(unet) if self.job.fit.preview_offload else nullcontext():
             release_at("draw", self.cache.device)
             images = self._decode(latents)
             release_at("decode", self.cache.device)
@@ -86,7 +86,7 @@ class Previewer:
             file = self._write(image, prompt, step, index)
             on_drawn(index, file, seconds[index] + decoding + time.monotonic() - started)
 
-    def _draw(self, prompt: PromptConfig, unet: torch.nn.Module, encoders: Sequence[TextEncoder]) -> Tensor:
+    def _render(self, prompt: PromptConfig, unet: torch.nn.Module, encoders: Sequence[TextEncoder]) -> Tensor:
         source = self.source
         sampler = make_sampler(prompt.sampler, source.prediction, zero_terminal_snr=source.zero_terminal_snr)
         return draw_latents(source.family, unet, sampler, self._render_spec(prompt, encoders), lambda *_: None)
@@ -95,23 +95,23 @@ class Previewer:
         """Return the decoded images; the VAE is loaded for this call only."""
         vae = self.source.load_vae(DTYPES[self.job.fit.vae_dtype or "fp32"], self.cache.device)
         # A kernel that the job sets for the UNet may not support the VAE's single wide head.
-        with attention("auto", vae.device, vae.dtype):
+        with attention_kernels("auto", vae.device, vae.dtype):
             return [decode(vae, drawn, tiling=bool(self.job.fit.vae_tiling)) for drawn in latents]
 
     def _render_spec(self, prompt: PromptConfig, encoders: Sequence[TextEncoder]) -> RenderSpec:
         positive, negative = (self._text(text, encoders) for text in (prompt.prompt, prompt.negative))
-        return RenderSpec(prompt, stated(prompt.width), stated(prompt.height), positive, negative)
+        return RenderSpec(prompt, require_value(prompt.width), require_value(prompt.height), positive, negative)
 
     def _text(self, text: str, encoders: Sequence[TextEncoder]) -> TextConditioning:
         return self.cache.encode_now(encoders, [text]) if encoders else self.cache.text(text)
 
     def _write(self, image: Image.Image, prompt: PromptConfig, step: int, index: int) -> Path:
         path = self.path(step, index)
-        save_picture(image, path, prompt.model_dump() | {"step": step, "run": self.job.name})
+        save_image(image, path, prompt.model_dump() | {"step": step, "run": self.job.name})
         return path
 
 
-class Previews:
+class PreviewCallback:
     """Callback that draws the preview prompts, first at step 0 as the baseline."""
 
     phase: ForecastPhase = "preview"
@@ -124,24 +124,24 @@ class Previews:
 
     def at_start(self, progress: TrainingProgress) -> None:
         """Draw the baseline, or what a killed attempt could not."""
-        if (progress.step == 0 or self._due(progress.step)) and not self.previewer.drawn(progress.step):
-            self.draw(progress)
+        if (progress.step == 0 or self._due(progress.step)) and not self.previewer.is_complete(progress.step):
+            self.render(progress)
 
     def after_step(self, progress: TrainingProgress, result: StepResult) -> None:
         """Draw if previews are due, and after the last step."""
         if self._due(progress.step):
-            self.draw(progress)
+            self.render(progress)
 
     def _due(self, step: int) -> bool:
         return step == self.engine.steps or due(step, self.engine.job.report.previews.every)
 
-    def draw(self, progress: TrainingProgress) -> None:
+    def render(self, progress: TrainingProgress) -> None:
         """Draw all prompts with the weights in their exported form."""
         if not self.previewer.prompts:
             return
         self.reporter.phase("preview", 0, len(self.previewer.prompts))
-        with as_exported(self.engine):
-            self.previewer.draw_all(
+        with export_mode(self.engine):
+            self.previewer.render_all(
                 progress.step,
                 self.engine.models.unet,
                 self.engine.models.text_encoders,

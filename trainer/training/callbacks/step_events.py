@@ -17,7 +17,7 @@ from trainer.errors import JobError
 from trainer.protocol import events
 from trainer.protocol.forecast import ForecastPhase
 from trainer.protocol.text import share
-from trainer.training.device.out_of_memory import MIB, card_in_use
+from trainer.training.device.out_of_memory import MIB, current_gpu_info
 from trainer.training.loop import Engine, StepResult, TrainingProgress
 from trainer.training.reporting.memory_use import PhaseMemoryMeter
 from trainer.training.reporting.reporter import Reporter
@@ -34,7 +34,7 @@ FULL_SHARE = 0.97
 OTHERS_BUSY_BYTES = 512 * MIB
 
 
-class Curves:
+class TensorBoardCallback:
     """Callback that writes loss, gradient norm and learning rates to TensorBoard after every step."""
 
     phase: ForecastPhase = "train"
@@ -62,7 +62,7 @@ class Curves:
         self.writer.flush()
 
 
-class StepEvents:
+class StepEventCallback:
     """Callback that writes an event for each step and keeps the heartbeat."""
 
     phase: ForecastPhase = "train"
@@ -97,7 +97,7 @@ class StepEvents:
             self.reporter.write(events.Skipped(step=result.step, reason=result.skipped))
 
 
-class SlowSteps:
+class SlowStepWarning:
     """Callback that warns once when steps take over three times the usual time, until they recover."""
 
     phase: ForecastPhase = "train"
@@ -139,9 +139,9 @@ class SlowSteps:
 
     def _sizes(self, step: int) -> object:
         """Return what a step's time depends on: the bucket and the number of images of each micro-batch."""
-        feed = self.engine.feed
+        feed = self.engine.batches
         parts = feed.split(feed.batch(step))
-        return tuple(sorted((part[0].picture.bucket, len(part)) for part in parts))
+        return tuple(sorted((part[0].image.bucket, len(part)) for part in parts))
 
     def _warn(self, result: StepResult, usual: float) -> None:
         if self._slow:
@@ -158,15 +158,15 @@ def reason_for_slowness(device: torch.device) -> tuple[str, str]:
 
     "spilled": GPU memory is full, so the driver uses main memory. "others": other programs use the GPU too.
     """
-    gpu_info = card_in_use(device)
+    gpu_info = current_gpu_info(device)
     return why_slow(gpu_info, os.getpid()) if gpu_info else ("unknown", "")
 
 
-def why_slow(gpu_info: gpu.Card, own_pid: int) -> tuple[str, str]:
+def why_slow(gpu_info: gpu.Gpu, own_pid: int) -> tuple[str, str]:
     """Return the code and evidence of `reason_for_slowness` from the present state of the GPU."""
     held = gpu_info.total_bytes - gpu_info.free_bytes
     others = [use for use in gpu_info.uses if use.pid != own_pid]
-    named = gpu.others_named(gpu_info, own_pid)
+    named = gpu.other_processes_text(gpu_info, own_pid)
     if held > FULL_SHARE * gpu_info.total_bytes:
         full = share(held, gpu_info.total_bytes)
         return "spilled", f"{full}; other programs: {named}" if named else full

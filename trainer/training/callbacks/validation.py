@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from trainer.config.job import Job
-from trainer.config.schema import stated
-from trainer.dataset.picture import Picture
+from trainer.config.schema import require_value
+from trainer.dataset.image import ImageRecord
 from trainer.dataset.sampling import measured_samples
 from trainer.errors import BaseModelError
 from trainer.protocol import events
 from trainer.protocol.forecast import ForecastPhase
-from trainer.training.callbacks.lora_export import as_exported, due
+from trainer.training.callbacks.lora_export import due, export_mode
 from trainer.training.data.batches import Collator
 from trainer.training.loop import Engine, StepResult, TrainingProgress, is_finite
 from trainer.training.objective import NoiseSchedule
@@ -35,7 +35,7 @@ class ValidationResult:
 class Validator:
     """Measurement of the plain MSE loss on a fixed set of samples, with the same noise every time."""
 
-    def __init__(self, images: Sequence[Picture], job: Job, assembler: Collator, device: torch.device) -> None:
+    def __init__(self, images: Sequence[ImageRecord], job: Job, assembler: Collator, device: torch.device) -> None:
         self.held_out = any(image.kind == "validation" for image in images)
         self.job = job
         self.assembler = assembler
@@ -48,11 +48,11 @@ class Validator:
         """Return the current loss of ``models``, which do not change; reads from the device once, at the end."""
         losses = []
         timesteps = self.job.report.validation.timesteps
-        size = stated(self.job.fit.micro_batch)
+        size = require_value(self.job.fit.micro_batch)
         for done, sample in enumerate(self.samples, 1):
             parts = [timesteps[start : start + size] for start in range(0, len(timesteps), size)]
             batches = (self.assembler.assemble_fixed(sample, part) for part in parts)
-            losses.append(losses_of_picture(models, schedule, batches, self.device))
+            losses.append(losses_of_image(models, schedule, batches, self.device))
             on_progress(done, len(self.samples))
         by_timestep = torch.stack(losses).double().mean(dim=0).tolist()
         return ValidationResult(
@@ -62,7 +62,7 @@ class Validator:
         )
 
 
-def losses_of_picture(
+def losses_of_image(
     models: StepModels, schedule: NoiseSchedule, batches: Iterable[MicroBatch], device: torch.device
 ) -> Tensor:
     """Return the losses of all ``batches`` in a row, on ``device``.
@@ -96,7 +96,7 @@ class ValidationCallback:
         # If the run is interrupted from here on, its checkpoint has this set, and a resume starts with this validation.
         progress.unvalidated = True
         self.reporter.phase("validate", 0, len(self.validator.samples))
-        with as_exported(self.engine):
+        with export_mode(self.engine):
             measured = self.validator.measure(
                 self.engine.models,
                 self.engine.noise_schedule,

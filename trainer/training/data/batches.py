@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.base.encoding import TextConditioning, scale_latents, tokenise
+from trainer.base.encoding import TextConditioning, scale_latents, tokenize
 from trainer.base.source import BaseSource
 from trainer.config.job import Job
-from trainer.config.schema import stated
-from trainer.dataset.cache_keys import GIGABYTE, MOST_SHOWINGS, encoding_form, latent_bytes, text_bytes
-from trainer.dataset.picture import Picture
+from trainer.config.schema import require_value
+from trainer.dataset.cache_keys import GIGABYTE, MAX_SHARD_SAMPLES, encoding_settings, latent_bytes, text_bytes
+from trainer.dataset.image import ImageRecord
 from trainer.dataset.sampling import (
     Purpose,
     Sample,
@@ -46,12 +46,12 @@ class CacheShard:
 class BatchSchedule:
     """The effective batches of a run by step, a pure function of the frozen listing and job."""
 
-    def __init__(self, images: Sequence[Picture], job: Job, cache: Cache, *, live_text: bool) -> None:
-        self.pictures = tuple(images)
+    def __init__(self, images: Sequence[ImageRecord], job: Job, cache: Cache, *, live_text: bool) -> None:
+        self.images = tuple(images)
         self.job = job
         self.cache = cache
         self.live_text = live_text
-        self.steps_per_epoch = steps_per_epoch(self.pictures, job.recipe)
+        self.steps_per_epoch = steps_per_epoch(self.images, job.recipe)
         self.prepared: CacheShard | None = None
         # Bytes of one text. Counted for each distinct sample, although samples with equal captions share an entry.
         widths = (int(config["hidden_size"]) for config in cache.source.text_configs)
@@ -60,7 +60,7 @@ class BatchSchedule:
         self._epoch = lru_cache(maxsize=2)(self._batches_of)
 
     def _batches_of(self, epoch: int) -> list[tuple[Sample, ...]]:
-        return epoch_batches(self.pictures, self.job.recipe, epoch)
+        return epoch_batches(self.images, self.job.recipe, epoch)
 
     def epoch_of(self, step: int) -> int:
         """Return the epoch (from 0) of optimizer step ``step`` (from 0)."""
@@ -72,7 +72,7 @@ class BatchSchedule:
 
     def split(self, batch: tuple[Sample, ...]) -> list[tuple[Sample, ...]]:
         """Return the batch split into micro-batches of one bucket each."""
-        return micro_batches(batch, stated(self.job.fit.micro_batch))
+        return micro_batches(batch, require_value(self.job.fit.micro_batch))
 
     def prepare(
         self,
@@ -93,7 +93,7 @@ class BatchSchedule:
         texts = dict.fromkeys([*(sample.caption for sample in samples), *extra_texts])
         if self.prepared is not None:
             self.cache.drop_all_but(samples, texts)
-        if cached := self.cache.ensure_pictures(samples, lambda *amount: on_phase("cache_pictures", *amount)):
+        if cached := self.cache.ensure_latents(samples, lambda *amount: on_phase("cache_pictures", *amount)):
             report(cached)
         if not self.live_text and (
             cached := self.cache.ensure_texts(texts, lambda *amount: on_phase("cache_texts", *amount))
@@ -105,28 +105,28 @@ class BatchSchedule:
     def holds(self, step: int) -> bool:
         """Return whether the data of ``step`` is cached with the encoding settings of the plan in force."""
         shard = self.prepared
-        if shard is None or shard.form != encoding_form(self.job.fit):
+        if shard is None or shard.form != encoding_settings(self.job.fit):
             return False
         return shard.first <= self.epoch_of(step) <= shard.last
 
     def _list_shard(self, first: int) -> tuple[CacheShard, list[Sample]]:
         """Return a shard of the epochs from ``first`` on that fit the disk limit, and its distinct samples."""
         limit = (self.job.fit.cache_gigabytes or float("inf")) * GIGABYTE
-        last_epoch = self.epoch_of(stated(self.job.recipe.steps) - 1)
+        last_epoch = self.epoch_of(require_value(self.job.recipe.steps) - 1)
         distinct: dict[tuple[str, str], Sample] = {}
-        form = encoding_form(self.job.fit)
+        form = encoding_settings(self.job.fit)
         size, showings = 0.0, 0
         for epoch in range(first, last_epoch + 1):
             fresh = {
                 key: sample
                 for batch in self._epoch(epoch)
                 for sample in batch
-                if (key := (self.cache.picture_key(sample), sample.caption)) not in distinct
+                if (key := (self.cache.image_key(sample), sample.caption)) not in distinct
             }
-            images = [sample.picture for sample in fresh.values()]
+            images = [sample.image for sample in fresh.values()]
             size += sum(latent_bytes(one.bucket, masked=one.mask != "none") + self._text_bytes for one in images)
             showings += sum(map(len, self._epoch(epoch)))
-            if epoch > first and (size > limit or showings > MOST_SHOWINGS):
+            if epoch > first and (size > limit or showings > MAX_SHARD_SAMPLES):
                 return CacheShard(first, epoch - 1, form), list(distinct.values())
             distinct |= fresh
         return CacheShard(first, last_epoch, form), list(distinct.values())
@@ -144,7 +144,7 @@ class Collator:
     def stream(self, sample: Sample, purpose: Purpose) -> np.random.Generator:
         """Return the random stream for one use of one image and one purpose."""
         return generator(
-            self.job.recipe.seed, purpose, epoch=sample.epoch, sample=sample.picture.id, repeat=sample.repeat
+            self.job.recipe.seed, purpose, epoch=sample.epoch, sample=sample.image.id, repeat=sample.repeat
         )
 
     def assemble(self, samples: Sequence[Sample], batch_size: int) -> MicroBatch:
@@ -174,7 +174,7 @@ class Collator:
         """
         latents = scale_latents(self.source.vae_config, self.cache.latents(sample)["mean"])
         seed, shape, samples = self.job.recipe.seed, tuple(latents.shape), [sample] * len(timesteps)
-        streams = (generator(seed, "validation", sample=sample.picture.id, repeat=timestep) for timestep in timesteps)
+        streams = (generator(seed, "validation", sample=sample.image.id, repeat=timestep) for timestep in timesteps)
         noise = [stream.standard_normal(shape, dtype=np.float32) for stream in streams]
         return MicroBatch(
             latents=torch.stack([latents] * len(timesteps)),
@@ -212,7 +212,7 @@ class Collator:
         if not self.live_text:
             return None
         captions = [sample.caption for sample in samples]
-        return tuple(tokenise(self.source.family, captions, self.job.recipe.token_chunks))
+        return tuple(tokenize(self.source.family, captions, self.job.recipe.token_chunks))
 
     def _time_ids(self, samples: Sequence[Sample]) -> Tensor | None:
         if self.source.family != "sdxl":
@@ -232,8 +232,8 @@ class Collator:
         return torch.stack(masks).mul(1.0 - floor).add(floor)
 
     def _weight(self, sample: Sample) -> float:
-        prior = self.job.recipe.objective.prior_weight if sample.picture.kind == "regularization" else 1.0
-        return sample.picture.weight * prior
+        prior = self.job.recipe.objective.prior_weight if sample.image.kind == "regularization" else 1.0
+        return sample.image.weight * prior
 
 
 def join_texts(texts: Sequence[TextConditioning]) -> TextConditioning:

@@ -19,12 +19,12 @@ import torch
 from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from torch import Tensor
 
-from trainer.base.encoding import TextConditioning, encode_latents, encode_words
+from trainer.base.encoding import TextConditioning, encode_latents, encode_texts
 from trainer.base.families import TextEncoder
 from trainer.base.source import BaseSource
 from trainer.config.job import Job
-from trainer.dataset.cache_keys import LATENT_SCALE, CacheKeys, entry_path, texts_at_once
-from trainer.dataset.picture import Picture
+from trainer.dataset.cache_keys import LATENT_SCALE, CacheKeys, entry_path, text_batch_size
+from trainer.dataset.image import ImageRecord
 from trainer.dataset.pixels import crop_pixels
 from trainer.dataset.sampling import Sample
 from trainer.errors import DatasetError, ResumableError
@@ -32,9 +32,9 @@ from trainer.protocol import events, files
 from trainer.protocol.places import is_disk_full
 from trainer.protocol.reading import open_file
 from trainer.training.checkpoint import disk_full
-from trainer.training.data.pipeline import MemoryLimiter, Pace, Pipeline
-from trainer.training.device.device import DTYPES, attention
-from trainer.training.device.offload import release_at, trim
+from trainer.training.data.pipeline import MemoryLimiter, Pipeline, PipelineSpeed
+from trainer.training.device.device import DTYPES, attention_kernels
+from trainer.training.device.offload import release_at, trim_host_memory
 from trainer.training.device.out_of_memory import is_out_of_memory
 
 MOST_NAMED = 5
@@ -57,7 +57,7 @@ def digest(tensors: dict[str, Tensor]) -> str:
     return sha.hexdigest()
 
 
-def require_unchanged(images: Iterable[Picture], check: Callable[[], object] = lambda: None) -> None:
+def require_unchanged(images: Iterable[ImageRecord], check: Callable[[], object] = lambda: None) -> None:
     """Raise DatasetError with the images and masks whose files are missing or differ from the listing.
 
     Reads every file, so ``check`` is called before each; it may raise to interrupt.
@@ -136,7 +136,7 @@ class EntryStore:
                 raise
             return None  # a damaged entry can raise anything; it is encoded again
 
-    def sound(self, key: str) -> bool:
+    def is_valid(self, key: str) -> bool:
         """Return whether the entry exists undamaged, and mark it as used; a damaged one is deleted."""
         path = self.path(key)
         if self.read(key) is None:
@@ -153,7 +153,7 @@ class Cache:
 
     def __init__(self, folder: Path, source: BaseSource, job: Job, device: torch.device) -> None:
         self.entries = CacheKeys(folder, job, source.family, source.vae_hash, source.text_hash)
-        self.pictures, self.texts = EntryStore(self.entries.pictures), EntryStore(self.entries.texts)
+        self.latent_store, self.texts = EntryStore(self.entries.pictures), EntryStore(self.entries.texts)
         self.source = source
         self.device = device
 
@@ -166,28 +166,28 @@ class Cache:
     def job(self, job: Job) -> None:
         self.entries = dataclasses.replace(self.entries, job=job)
 
-    def picture_key(self, sample: Sample) -> str:
+    def image_key(self, sample: Sample) -> str:
         """Return the key of a sample's latents."""
-        return self.entries.picture_key(sample)
+        return self.entries.image_key(sample)
 
     def text_key(self, text: str) -> str:
         """Return the key of a text's embeddings."""
         return self.entries.text_key(text)
 
-    def ensure_pictures(self, samples: Iterable[Sample], progress: OnProgress) -> events.CachingSpeed | None:
+    def ensure_latents(self, samples: Iterable[Sample], progress: OnProgress) -> events.CachingSpeed | None:
         """Encode missing and damaged latents; the VAE is loaded only if there are any, and freed afterwards.
 
         Images are encoded one at a time, so that none affects another's rounding; meanwhile the next ones are decoded
         and the last one is written. ``progress`` counts the entries on disk. Returns the speed, or None if nothing was
         missing.
         """
-        wanted = {self.picture_key(sample): sample for sample in samples}
-        missing = self._missing(self.pictures, wanted)
+        wanted = {self.image_key(sample): sample for sample in samples}
+        missing = self._missing(self.latent_store, wanted)
         cached = len(wanted) - len(missing)
         progress(cached, len(wanted))
         if not missing:
             return None
-        require_unchanged({wanted[key].picture for key in missing}, self.source.check)
+        require_unchanged({wanted[key].image for key in missing}, self.source.check)
         # Largest first, so that every later shape reuses the memory cached for the first; forecasts assume this too. In
         # dataset order, encoding at 1024 reserved 6.6 GiB instead of 3.7.
         missing.sort(key=lambda key: _by_size(wanted[key]))
@@ -200,29 +200,29 @@ class Cache:
 
         def is_missing(key: str) -> bool:
             self.source.check()
-            return not store.sound(key)
+            return not store.is_valid(key)
 
         return [key for key in wanted if is_missing(key)]
 
     def _encode_images(
         self, missing: Sequence[str], samples: Mapping[str, Sample], on_written: Callable[[int], object]
-    ) -> Pace:
+    ) -> PipelineSpeed:
         dtype = DTYPES[self.job.fit.vae_dtype or "fp32"]
         vae, tiled = self.source.load_vae(dtype, self.device), bool(self.job.fit.vae_encode_tiling)
         limiter = MemoryLimiter(PIXELS_AT_ONCE)
 
         def crop(key: str) -> tuple[Floats, Floats | None]:
-            image = samples[key].picture
+            image = samples[key].image
             pixels = image.width * image.height
             with limiter.hold(pixels):
                 crop = self._crop(samples[key])
                 if pixels > LARGE_PIXELS:  # otherwise each reader thread would keep the memory of the largest image
-                    trim()
+                    trim_host_memory()
                 return crop
 
-        pipeline = Pipeline(crop, lambda inputs: _encode_image(vae, *inputs, tiled=tiled), self.pictures.write)
+        pipeline = Pipeline(crop, lambda inputs: _encode_image(vae, *inputs, tiled=tiled), self.latent_store.write)
         # A kernel that the job sets for the UNet may not support the VAE's single wide head.
-        with attention("auto", self.device, dtype):
+        with attention_kernels("auto", self.device, dtype):
             return pipeline.run(missing, on_written)
 
     def _crop(self, sample: Sample) -> tuple[Floats, Floats | None]:
@@ -241,7 +241,7 @@ class Cache:
 
     def drop_all_but(self, samples: Iterable[Sample], texts: Iterable[str]) -> None:
         """Delete the entries that this process wrote, except those of ``samples`` and ``texts``."""
-        self.pictures.drop_written({self.picture_key(sample) for sample in samples})
+        self.latent_store.drop_written({self.image_key(sample) for sample in samples})
         self.texts.drop_written({self.text_key(text) for text in texts})
 
     def ensure_texts(self, texts: Iterable[str], progress: OnProgress) -> events.CachingSpeed | None:
@@ -261,10 +261,10 @@ class Cache:
 
     def _encode_texts(
         self, missing: Sequence[str], texts: Mapping[str, str], on_written: Callable[[int], object]
-    ) -> Pace:
+    ) -> PipelineSpeed:
         dtype = DTYPES[self.job.fit.dtype or "fp32"]
         encoders = self.source.load_text_encoders(dtype, self.device)
-        groups = _groups(missing, texts_at_once(self.job.fit))
+        groups = _groups(missing, text_batch_size(self.job.fit))
 
         def encode(keys: Sequence[str]) -> list[dict[str, Tensor]]:
             return _each_text(self.encode_now(encoders, [texts[key] for key in keys]))
@@ -275,20 +275,20 @@ class Cache:
 
         done = list(accumulate(len(group) for group in groups))
         pipeline = Pipeline(list, encode, write)
-        with attention("auto", self.device, dtype):  # the same kernel before the first step and between epochs
+        with attention_kernels("auto", self.device, dtype):  # the same kernel before the first step and between epochs
             return pipeline.run(groups, lambda count: on_written(done[count - 1])).of_parts(len(missing))
 
     def encode_now(self, encoders: Sequence[TextEncoder], texts: Sequence[str]) -> TextConditioning:
         """Return embeddings of ``texts`` by loaded encoders, without the cache."""
         recipe = self.job.recipe
-        return encode_words(self.source.family, encoders, texts, recipe.clip_skip, self.device, recipe.token_chunks)
+        return encode_texts(self.source.family, encoders, texts, recipe.clip_skip, self.device, recipe.token_chunks)
 
     def latents(self, sample: Sample) -> dict[str, Tensor]:
         """Return ``mean`` and ``std`` of a sample's posterior, and its ``mask`` if it has one.
 
         Shapes (4, h/8, w/8) unscaled fp32, and (1, h/8, w/8).
         """
-        return self._entry(self.pictures, self.picture_key(sample), f"the latents of {sample.picture.path.name}")
+        return self._entry(self.latent_store, self.image_key(sample), f"the latents of {sample.image.path.name}")
 
     def text(self, text: str) -> TextConditioning:
         """Return a text's embeddings as a batch of one, on the CPU."""
@@ -308,7 +308,7 @@ class Cache:
 
 
 def _by_size(sample: Sample) -> tuple[int, int]:
-    width, height = sample.picture.bucket
+    width, height = sample.image.bucket
     return -width * height, width
 
 
@@ -334,6 +334,6 @@ def _each_text(encoded: TextConditioning) -> list[dict[str, Tensor]]:
     return [{name: tensor[row] for name, tensor in moved.items()} for row in range(len(encoded.hidden))]
 
 
-def _cached(phase: Literal["cache_pictures", "cache_texts"], pace: Pace) -> events.CachingSpeed:
+def _cached(phase: Literal["cache_pictures", "cache_texts"], pace: PipelineSpeed) -> events.CachingSpeed:
     decode = pace.ready if phase == "cache_pictures" else None
     return events.CachingSpeed(phase, pace.count, pace.seconds, decode=decode, encode=pace.compute, write=pace.keep)

@@ -16,9 +16,9 @@ from typing import Generic, TypeVar
 
 from trainer.host import usable_cores
 
-READERS = min(4, usable_cores())
+READER_THREADS = min(4, usable_cores())
 """Threads that prepare items; more would gain little and take more memory."""
-MOST_KEPT = 8
+MAX_PENDING_WRITES = 8
 """Number of results that may wait to be written."""
 
 Item = TypeVar("Item")
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Pace:
+class PipelineSpeed:
     """Throughput of a pipeline, and items per second of each stage if it waited for no other."""
 
     count: int
@@ -37,21 +37,21 @@ class Pace:
     compute: float
     keep: float
 
-    def of_parts(self, parts: int) -> Pace:
+    def of_parts(self, parts: int) -> PipelineSpeed:
         """Return the pace in ``parts``, where each item of the pipeline held several of them."""
         share = parts / self.count
-        return Pace(parts, self.seconds, self.ready * share, self.compute * share, self.keep * share)
+        return PipelineSpeed(parts, self.seconds, self.ready * share, self.compute * share, self.keep * share)
 
 
 @dataclass(frozen=True)
 class Pipeline(Generic[Item, Ready, Result]):
     """The stages: ``ready`` prepares an item, ``compute`` computes, ``keep`` writes the result."""
 
-    ready: Callable[[Item], Ready]
+    prepare: Callable[[Item], Ready]
     compute: Callable[[Ready], Result]
-    keep: Callable[[Item, Result], object]
+    write: Callable[[Item, Result], object]
 
-    def run(self, items: Iterable[Item], on_written: Callable[[int], object]) -> Pace:
+    def run(self, items: Iterable[Item], on_written: Callable[[int], object]) -> PipelineSpeed:
         """Pass all ``items`` through the stages in order and return the pace.
 
         ``on_written`` is called in this thread with the number of written results, once for each. An error in a stage
@@ -70,22 +70,22 @@ class Pipeline(Generic[Item, Ready, Result]):
 
         with (
             ThreadPoolExecutor(1, thread_name_prefix="keeper") as writer,
-            closing(_prefetched(self.ready, items)) as prefetched,
+            closing(_prefetched(self.prepare, items)) as prefetched,
         ):
             for item, (ready, seconds) in prefetched:
                 ready_seconds += seconds
                 result, seconds = _timed(self.compute, ready)
                 compute_seconds += seconds
-                writing.append(writer.submit(_timed, self.keep, item, result))
+                writing.append(writer.submit(_timed, self.write, item, result))
                 # Waiting here bounds the results in main memory if the disk is slower than the device.
-                while writing and (writing[0].done() or len(writing) > MOST_KEPT):
+                while writing and (writing[0].done() or len(writing) > MAX_PENDING_WRITES):
                     finish_oldest()
             while writing:
                 finish_oldest()
-        return Pace(
+        return PipelineSpeed(
             count,
             time.perf_counter() - started,
-            ready=_rate(min(READERS, count) * count, ready_seconds),
+            ready=_rate(min(READER_THREADS, count) * count, ready_seconds),
             compute=_rate(count, compute_seconds),
             keep=_rate(count, keep_seconds),
         )
@@ -96,11 +96,11 @@ def _prefetched(
 ) -> Generator[tuple[Item, tuple[Ready, float]], None, None]:
     """Yield each item with the result of ``work`` and its seconds, in order; one per thread is started."""
     started: deque[tuple[Item, Future[tuple[Ready, float]]]] = deque()
-    pool = ThreadPoolExecutor(READERS, thread_name_prefix="reader")
+    pool = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="reader")
     try:
         for item in items:
             started.append((item, pool.submit(_timed, work, item)))
-            if len(started) > READERS:
+            if len(started) > READER_THREADS:
                 first, ready = started.popleft()
                 yield first, ready.result()
         while started:

@@ -18,7 +18,7 @@ from trainer.config.resolve import Machine
 from trainer.errors import JobError
 from trainer.files.architecture import Config
 from trainer.host import usable_cores
-from trainer.training.device.out_of_memory import card_of, is_out_of_memory
+from trainer.training.device.out_of_memory import gpu_info, is_out_of_memory
 
 # "auto" takes the first kernel that supports the inputs. cuDNN's backward was wrong in torch 2.10, so it is used only
 # where the user asks for it, or where autotuning has checked its results (acceleration.attention_autotune).
@@ -39,19 +39,19 @@ def this_machine(requested: str | None) -> Machine:
     """
     cores = usable_cores()
     if requested == "cpu" or (requested is None and not torch.cuda.is_available()):
-        return Machine(device="cpu", card=None, total_bytes=None, bf16=True, cores=cores)
-    index = torch.device(requested or best_card()).index or 0
+        return Machine(device="cpu", gpu=None, total_bytes=None, bf16=True, cores=cores)
+    index = torch.device(requested or freest_gpu()).index or 0
     if index >= torch.cuda.device_count():
         raise JobError(
             "fit.device",
             f'Could not use fit.device = "{requested}": PyTorch sees {torch.cuda.device_count()} CUDA GPU(s) here.',
             "Set fit.device to one of them, or remove the line; `python -m trainer doctor` lists them.",
         )
-    found = card_of(index)
+    found = gpu_info(index)
     return Machine(f"cuda:{index}", found.name, found.total_bytes, found.bf16, cores)
 
 
-def own_bytes(gpu_info: gpu.Card, index: int) -> int | None:
+def own_bytes(gpu_info: gpu.Gpu, index: int) -> int | None:
     """Return the bytes that this process holds on PyTorch's GPU ``index``, its CUDA context included.
 
     Returns None if there is a context but the driver does not report its size: on Windows, and in containers with
@@ -64,14 +64,14 @@ def own_bytes(gpu_info: gpu.Card, index: int) -> int | None:
     return next((use.bytes for use in gpu_info.uses if use.pid == os.getpid()), None)
 
 
-def best_card() -> str:
+def freest_gpu() -> str:
     """Return the name of the GPU with the most free memory."""
-    free = [card_of(index).free_bytes for index in range(torch.cuda.device_count())]
+    free = [gpu_info(index).free_bytes for index in range(torch.cuda.device_count())]
     return f"cuda:{free.index(max(free))}"
 
 
 @contextmanager
-def numerics(job: Job) -> Iterator[None]:
+def numeric_settings(job: Job) -> Iterator[None]:
     """Apply the frozen job's threads, determinism and fp16 accumulation inside the block.
 
     It also makes the job's GPU the current one. Events and streams without a device are created on the current GPU; on
@@ -109,7 +109,7 @@ AttentionChoice = Literal["auto", "flash", "efficient", "math", "cudnn"]
 
 
 @contextmanager
-def attention(choice: AttentionChoice, device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+def attention_kernels(choice: AttentionChoice, device: torch.device, dtype: torch.dtype) -> Iterator[None]:
     """Allow only the attention kernels of ``choice`` inside the block, in recomputed forward passes too.
 
     Wrap it around training and validation, but not around the VAE: few kernels support its single wide head. Raises
@@ -122,7 +122,9 @@ def attention(choice: AttentionChoice, device: torch.device, dtype: torch.dtype)
         yield
 
 
-def settled(choice: AttentionChoice, device: torch.device, dtype: torch.dtype, widths: Set[int]) -> AttentionChoice:
+def choose_attention_kernel(
+    choice: AttentionChoice, device: torch.device, dtype: torch.dtype, widths: Set[int]
+) -> AttentionChoice:
     """Return the kernel to freeze a run with: for "auto" the first that supports heads of all ``widths``.
 
     Raises JobError if a kernel that the user chose does not support them on this device, and RuntimeError if memory
@@ -134,7 +136,7 @@ def settled(choice: AttentionChoice, device: torch.device, dtype: torch.dtype, w
         return choice
     for kernel in ("flash", "efficient"):
         with suppress(JobError):
-            return settled(kernel, device, dtype, widths)
+            return choose_attention_kernel(kernel, device, dtype, widths)
     return "math"
 
 

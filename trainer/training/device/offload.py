@@ -18,7 +18,7 @@ from trainer.training.device.release_points import ReleasePoint
 _LOG = logging.getLogger(__name__)
 
 
-def release(device: torch.device) -> None:
+def empty_cache(device: torch.device) -> None:
     """Return cached memory to the driver, so that this phase's blocks do not fragment the next phase.
 
     Call it between phases, not between steps: allocating the memory again costs some milliseconds.
@@ -33,10 +33,10 @@ def release_at(point: ReleasePoint, device: torch.device) -> None:
     Use it at points that every run passes, and :func:`release` where something has gone wrong.
     """
     _LOG.debug("Returning cached memory after %s", point)
-    release(device)
+    empty_cache(device)
 
 
-def trim() -> None:
+def trim_host_memory() -> None:
     """Return freed main memory to the operating system; takes some milliseconds.
 
     Only glibc on Linux needs this: it keeps freed memory for each thread, 180 MiB after one large photo.
@@ -51,7 +51,7 @@ def _trimmer() -> Callable[[int], object] | None:
 
 
 @contextmanager
-def away(model: nn.Module) -> Iterator[None]:
+def offloaded(model: nn.Module) -> Iterator[None]:
     """Offload the model's weights to main memory inside the block, and bring them back after it.
 
     The storages are resized in place, so that other references to the tensors (the adapter's working weights, the
@@ -76,7 +76,7 @@ def away(model: nn.Module) -> Iterator[None]:
             storage.copy_(copy)
 
 
-def discard(model: nn.Module) -> None:
+def free_weights(model: nn.Module) -> None:
     """Free the memory of a model's weights even if they are referenced; the model becomes unusable."""
     for storage in _storages(model):
         if storage.resizable():

@@ -56,7 +56,7 @@ SPARE_BYTES = 256 * MIB
 
 
 @dataclass(frozen=True, slots=True)
-class Shortage:
+class OomDetails:
     """Details of an out-of-memory error."""
 
     requested: int | None
@@ -108,7 +108,7 @@ def requested_bytes(error: BaseException) -> int | None:
     return _bytes(_REQUESTED, str(error))
 
 
-def shortage_of(error: BaseException, models: Mapping[str, nn.Module]) -> Shortage:
+def oom_details(error: BaseException, models: Mapping[str, nn.Module]) -> OomDetails:
     """Return the details of an out-of-memory error, with the module by the names of ``models``.
 
     The stage and the module come from the local variables of the traceback's frames. The result keeps no frame, and
@@ -132,7 +132,7 @@ def shortage_of(error: BaseException, models: Mapping[str, nn.Module]) -> Shorta
         stage = _STAGES.get(frame.f_code, stage)
         if isinstance(owner, nn.Module):
             module = names.get(id(owner), module or type(owner).__name__)
-    return Shortage(requested, stage, module, allocated, reserved)
+    return OomDetails(requested, stage, module, allocated, reserved)
 
 
 def _bytes(pattern: re.Pattern[str], message: str) -> int | None:
@@ -171,10 +171,10 @@ def gpu_guard(action: str) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise memory_full(error, action) from error
+        raise oom_error(error, action) from error
 
 
-def memory_full(error: BaseException, action: str) -> ImpastoError:
+def oom_error(error: BaseException, action: str) -> ImpastoError:
     """Return an out-of-memory error as an error for users that names the programs using the memory."""
     requested = requested_bytes(error)
     more = f"{size(requested)} more requested" if requested else ""
@@ -192,31 +192,31 @@ def memory_full(error: BaseException, action: str) -> ImpastoError:
         "memory.full",
         f"Could not {action}: {full_gpu.name if full_gpu else 'the GPU'} does not have enough free memory"
         f"{f' ({details})' if details else ''}.",
-        f"{closing(full_gpu)}, then try again.",
+        f"{close_programs_advice(full_gpu)}, then try again.",
     )
 
 
-def closing(gpu_info: gpu.Card | None) -> str:
+def close_programs_advice(gpu_info: gpu.Gpu | None) -> str:
     """Return the advice to close other programs that use a GPU, with their names if known."""
-    others = gpu.others_named(gpu_info, os.getpid()) if gpu_info else ""
+    others = gpu.other_processes_text(gpu_info, os.getpid()) if gpu_info else ""
     return f"Close other programs that use the GPU{f' ({others})' if others else ''}"
 
 
-def card_in_use(device: torch.device) -> gpu.Card | None:
+def current_gpu_info(device: torch.device) -> gpu.Gpu | None:
     """Return the present state of the run's GPU; None on the CPU and if the driver does not answer."""
     if device.type == "cuda":
         with suppress(ImpastoError, RuntimeError):
-            return card_of(device.index or 0)
+            return gpu_info(device.index or 0)
     return None
 
 
-def _full_gpu(index: int | None) -> gpu.Card | None:
+def _full_gpu(index: int | None) -> gpu.Gpu | None:
     """Return PyTorch's GPU ``index``, or if it is None the GPU with the least free memory."""
     if index is not None:
-        return card_in_use(torch.device("cuda", index))
-    found: list[gpu.Card] = []
+        return current_gpu_info(torch.device("cuda", index))
+    found: list[gpu.Gpu] = []
     with suppress(ImpastoError):
-        found = gpu.cards()
+        found = gpu.list_gpus()
     return min(found, key=lambda one: one.free_bytes, default=None)
 
 
@@ -235,18 +235,18 @@ def cap_memory(device: torch.device) -> int | None:
     return cap
 
 
-def card_of(index: int) -> gpu.Card:
+def gpu_info(index: int) -> gpu.Gpu:
     """Return PyTorch's GPU ``index`` as the driver describes it, or PyTorch if the driver does not.
 
     Asking the driver takes no memory; asking PyTorch for the free memory creates a CUDA context of hundreds of MiB.
     """
     properties = torch.cuda.get_device_properties(index)
-    found: list[gpu.Card] = []
+    found: list[gpu.Gpu] = []
     with suppress(ImpastoError):  # PyTorch can use the GPU, so training works without NVML's figures
-        found = gpu.cards()
-    listed = gpu.card_with_uuid(str(properties.uuid), found)
+        found = gpu.list_gpus()
+    listed = gpu.gpu_with_uuid(str(properties.uuid), found)
     if listed is not None:
         return listed
     free, total = torch.cuda.mem_get_info(index)
     capability = (properties.major, properties.minor)
-    return gpu.Card(index, str(properties.uuid), properties.name, total, free, "unknown", (0, 0), capability, uses=())
+    return gpu.Gpu(index, str(properties.uuid), properties.name, total, free, "unknown", (0, 0), capability, uses=())

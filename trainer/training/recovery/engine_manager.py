@@ -13,8 +13,8 @@ from trainer.config.fit import FitConfig
 from trainer.config.job import Job
 from trainer.errors import ResumableError
 from trainer.training import checkpoint
-from trainer.training.acceleration.compile import compiled_of
-from trainer.training.acceleration.cuda_graphs import Tell, graphs_of
+from trainer.training.acceleration.compile import make_compiled
+from trainer.training.acceleration.cuda_graphs import OnNotice, make_graphs
 from trainer.training.active_plan import ActivePlan
 from trainer.training.build import RunParts, build_engine
 from trainer.training.callbacks.checkpoints import capture, is_restorable, restore
@@ -22,11 +22,11 @@ from trainer.training.callbacks.preview import Previewer
 from trainer.training.callbacks.validation import Validator
 from trainer.training.data.batches import PrefetchCollator
 from trainer.training.device.gradient_checkpointing import set_checkpointing
-from trainer.training.device.offload import discard, is_emptied, release, release_at
+from trainer.training.device.offload import empty_cache, free_weights, is_emptied, release_at
 from trainer.training.device.release_points import load_phase
 from trainer.training.loop import Engine, Prepare, StepResult, TrainingProgress
 from trainer.training.optim.lr_schedule import Segment
-from trainer.training.reporting.reporter import watch
+from trainer.training.reporting.reporter import check_in_backward
 
 
 class EngineManager:
@@ -47,20 +47,20 @@ class EngineManager:
         plan: ActivePlan,
         evaluators: tuple[Validator, Previewer],
         folder: Path,
-        notify: Tell,
+        notify: OnNotice,
     ) -> None:
         self.job = job
         prefetching = PrefetchCollator(
-            parts.assembler, parts.feed, parts.device, lambda: self._loaded_engine().progress.step
+            parts.collator, parts.batches, parts.device, lambda: self._loaded_engine().progress.step
         )
-        self.parts = dataclasses.replace(parts, assembler=prefetching)
+        self.parts = dataclasses.replace(parts, collator=prefetching)
         self.segments = segments
         self.plan = plan
         self.evaluators = evaluators
         self.folder = folder
-        self.graphs = graphs_of(job.fit, parts.device, notify)
+        self.graphs = make_graphs(job.fit, parts.device, notify)
         """CUDA graphs shared by every engine of the attempt; None once memory has run out."""
-        self.compiled = compiled_of(job, parts.device, notify)
+        self.compiled = make_compiled(job, parts.device, notify)
         self.engine: Engine | None = None
         self.partially_updated = False
         """Whether the optimizer may have updated some master weights and not others."""
@@ -94,7 +94,7 @@ class EngineManager:
     def follow_plan(self, step: int) -> None:
         """Apply the plan in force at ``step`` to caching, validation and previews, but not yet to the models."""
         fit = self.plan.at(step)
-        if fit != self.parts.feed.job.fit:
+        if fit != self.parts.batches.job.fit:
             self._use(fit)
 
     def mark_goal(self) -> None:
@@ -125,7 +125,7 @@ class EngineManager:
             state: dict[str, Any] = self._captured.state
             engine.progress = TrainingProgress(**state["progress"])
 
-    def set_aside(self) -> bool:
+    def offload(self) -> bool:
         """Free the models until they are needed again, keeping the training state in main memory.
 
         Returns whether there was anything to free.
@@ -135,7 +135,7 @@ class EngineManager:
         self._unload()
         return True
 
-    def drop(self) -> None:
+    def free_failed_step(self) -> None:
         """Free what a failed step left behind: gradients, CUDA graphs, compiled code and half-restored models."""
         if self.engine is None or self._unloaded:
             return
@@ -145,7 +145,7 @@ class EngineManager:
             self.graphs = self.engine.graphs = None
         if self.compiled:
             self.compiled.give_up()
-        self.engine.masters.zero_grad()
+        self.engine.master_weights.zero_grad()
         # A preview that ran out of memory while it brought the UNet back leaves weights without storage.
         if any(is_emptied(model) for model in self.models.values()):
             self._unload()
@@ -208,17 +208,17 @@ class EngineManager:
 
     def _use(self, fit: FitConfig) -> Job:
         """Return the job with ``fit``, after handing it to everything that reads the fit."""
-        job = self.job.changed(fit=fit)
-        for user in (self.parts.cache, self.parts.feed, *self.evaluators):
+        job = self.job.replaced(fit=fit)
+        for user in (self.parts.cache, self.parts.batches, *self.evaluators):
             user.job = job
         return job
 
     def _build(self, *, fresh: bool) -> Engine:
-        engine = build_engine(self.parts.feed.job, self.parts, self.segments, fresh=fresh)
+        engine = build_engine(self.parts.batches.job, self.parts, self.segments, fresh=fresh)
         engine.optimizer.register_step_pre_hook(self._on_optimizer_step)
         engine.graphs, engine.compiled = self.graphs, self.compiled
         engine.check = self.parts.source.check
-        watch(engine.masters.working.values(), engine.check)
+        check_in_backward(engine.master_weights.working.values(), engine.check)
         if self.compiled:
             self.compiled.install(engine.models.unet)
         release_at(load_phase(engine.job.fit), engine.device)
@@ -243,10 +243,10 @@ class EngineManager:
             engine.graphs.forget()
         # References to the tensors exist in many places, so their storage is freed instead of waiting for the last one.
         for model in self.models.values():
-            discard(model)
-        engine.masters.discard()
+            free_weights(model)
+        engine.master_weights.discard()
         engine.optimizer.state.clear()
-        release(engine.device)
+        empty_cache(engine.device)
 
     def _last_checkpoint(self) -> checkpoint.Checkpoint:
         saved, _ = checkpoint.load_latest(self.folder, is_restorable)

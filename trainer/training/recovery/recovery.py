@@ -13,17 +13,17 @@ from trainer.protocol import events
 from trainer.protocol.forecast import Forecast, ForecastPhase
 from trainer.protocol.text import size
 from trainer.training.active_plan import ActivePlan
-from trainer.training.callbacks.checkpoints import Checkpoints
-from trainer.training.device.offload import release
-from trainer.training.device.out_of_memory import card_in_use, closing, is_out_of_memory, shortage_of
-from trainer.training.loop import Component, Engine, StepResult, TrainingProgress
+from trainer.training.callbacks.checkpoints import CheckpointCallback
+from trainer.training.device.offload import empty_cache
+from trainer.training.device.out_of_memory import close_programs_advice, current_gpu_info, is_out_of_memory, oom_details
+from trainer.training.loop import Callback, Engine, StepResult, TrainingProgress
 from trainer.training.recovery.engine_manager import EngineManager
 from trainer.training.reporting.memory_use import PhaseMemoryMeter
 from trainer.training.reporting.reporter import Reporter
 
 # The same plan often fits after freeing, because that also undoes fragmentation. Each retry costs a repeated step or a
 # replay, so a plan that needs more of them is too tight.
-TRIES_OF_A_PLAN = 3
+MAX_RETRIES_PER_PLAN = 3
 
 REMEDIES: dict[ForecastPhase, str] = {
     "cache_pictures": ", or start a new run with fit.vae_encode_tiling = true or at a lower resolution",
@@ -63,7 +63,7 @@ class Recovery:
         self.forecast = forecast
         self.phase: ForecastPhase = "load"
         """Phase that the current work counts as."""
-        self.checkpoints: Checkpoints | None = None
+        self.checkpoints: CheckpointCallback | None = None
         self.first = 0
         """Step that the attempt continues from; used until there is an engine."""
         self._tries = 0
@@ -94,14 +94,14 @@ class Recovery:
                 report = self._report(error)
             # Not inside the except block: there the traceback keeps the failed frames and their tensors alive.
             self._free()
-            if tried or self._tries == TRIES_OF_A_PLAN:
+            if tried or self._tries == MAX_RETRIES_PER_PLAN:
                 self._step_down(report)
             else:
                 tried, self._tries = True, self._tries + 1
 
     def prepare_step(self, step: int) -> None:
         """Cache what ``step`` needs; unload the models first if encoding does not fit beside them."""
-        make_room = self.manager.set_aside if self.forecast and self.forecast.encodes_alone else _free_nothing
+        make_room = self.manager.offload if self.forecast and self.forecast.encodes_alone else _free_nothing
         self.run(self.phase, lambda: self.prepare(step, make_room))
 
     def train_step(self) -> StepResult:
@@ -116,8 +116,8 @@ class Recovery:
             return self.manager.step()
 
         # The first step allocates the optimizer state and loads kernels, so its peak is not that of the others.
-        result = self.run("train" if self.meter.knows("first_step") else "first_step", work)
-        self.meter.lap()
+        result = self.run("train" if self.meter.has_measured("first_step") else "first_step", work)
+        self.meter.sample()
         return result
 
     def with_engine(self, phase: ForecastPhase, work: Callable[[TrainingProgress], T]) -> T:
@@ -142,8 +142,8 @@ class Recovery:
         The figures come from the error message where it has them. By the time an error of backward arrives here, most
         of the memory that was in use when it was raised has been freed, and the allocator's counters are too low.
         """
-        allocated, reserved = self.meter.present()
-        shortage = shortage_of(error, self.manager.models)
+        allocated, reserved = self.meter.current_bytes()
+        shortage = oom_details(error, self.manager.models)
         phase = self.phase
         forecast = self.forecast.of(phase) if self.forecast else None
         report = events.MemoryExhausted(
@@ -160,14 +160,14 @@ class Recovery:
         return report
 
     def _free(self) -> None:
-        self.manager.drop()
+        self.manager.free_failed_step()
         gc.collect()  # errors and their frames can form reference cycles, which keep tensors alive
-        release(self.manager.parts.device)
+        empty_cache(self.manager.parts.device)
 
     def _step_down(self, report: events.MemoryExhausted) -> None:
         # Encoding between two cache shards does not need the trained models. Unloading them costs seconds but does not
         # change the result, as every fallback step of encoding does; so it comes first.
-        if report.phase in ("cache_pictures", "cache_texts") and self.manager.set_aside():
+        if report.phase in ("cache_pictures", "cache_texts") and self.manager.offload():
             return
         down = self.plan.step_down(self.position, report.phase)
         if down is None:
@@ -184,7 +184,7 @@ class Recovery:
         Only called before a step, when all callbacks of the last one are done: a resume would skip its validation.
         """
         engine, checkpoints = self._loaded_engine(), self.checkpoints
-        if checkpoints and checkpoints.fallbacks != self.plan.taken:
+        if checkpoints and checkpoints.fallbacks != self.plan.applied:
             checkpoints.save(engine.progress)
 
     def _give_up(self, report: events.MemoryExhausted) -> ResumableError:
@@ -195,8 +195,8 @@ class Recovery:
                 self.checkpoints.save(self._loaded_engine().progress)
         return ResumableError(
             "memory.exhausted",
-            f"Could not continue training: memory ran out ({in_words(report)}), and no smaller plan is left.",
-            f"{self._allowed(report)}{closing(card_in_use(self.manager.parts.device))}"
+            f"Could not continue training: memory ran out ({describe_oom(report)}), and no smaller plan is left.",
+            f"{self._allowed(report)}{close_programs_advice(current_gpu_info(self.manager.parts.device))}"
             f"{REMEDIES.get(report.phase, OTHER_REMEDY)}; `resume` continues from the last checkpoint.",
         )
 
@@ -216,10 +216,10 @@ def _free_nothing() -> None:
     """Do nothing: free no memory before encoding."""
 
 
-class Protected:
+class RecoverableCallback:
     """A callback whose work is repeated after an out-of-memory error."""
 
-    def __init__(self, callback: Component, recovery: Recovery) -> None:
+    def __init__(self, callback: Callback, recovery: Recovery) -> None:
         self.callback = callback
         self.recovery = recovery
         self.phase: ForecastPhase = callback.phase
@@ -233,7 +233,7 @@ class Protected:
         self.recovery.with_engine(self.phase, lambda now: self.callback.after_step(now, result))
 
 
-def in_words(report: events.MemoryExhausted) -> str:
+def describe_oom(report: events.MemoryExhausted) -> str:
     """Return where memory ran out: "train, step 12, backward, at unet.mid_block, 20 MiB requested"."""
     parts = [
         report.phase.replace("_", " "),

@@ -14,7 +14,7 @@ from trainer.errors import ImpastoError
 from trainer.host import private_bytes
 from trainer.protocol import events
 from trainer.protocol.forecast import ForecastPhase
-from trainer.training.device.out_of_memory import card_of
+from trainer.training.device.out_of_memory import gpu_info
 from trainer.training.reporting.reporter import Reporter
 
 
@@ -50,7 +50,7 @@ class PhaseMemoryMeter:
         if phase == self.phase and phase in self._uses:
             return
         if self._uses:
-            self.lap()
+            self.sample()
             self._report_if_risen(self.phase)
         elif self.device.type == "cuda":
             # The peaks so far come from autotuning before the run and belong to no phase of it.
@@ -59,7 +59,7 @@ class PhaseMemoryMeter:
         self._uses.setdefault(phase, PhaseMemoryUse())
         self._since = time.monotonic()
 
-    def lap(self) -> None:
+    def sample(self) -> None:
         """Add time and peaks since the last lap to the current phase."""
         use, now = self._uses.setdefault(self.phase, PhaseMemoryUse()), time.monotonic()
         use.seconds, self._since = use.seconds + now - self._since, now
@@ -72,11 +72,11 @@ class PhaseMemoryMeter:
             use.reserved = _higher(use.reserved, peaks["reserved_bytes"]["all"]["peak"])
             torch.cuda.reset_peak_memory_stats(self.device)
 
-    def knows(self, phase: ForecastPhase) -> bool:
+    def has_measured(self, phase: ForecastPhase) -> bool:
         """Return whether the phase has been measured, that is, lapped or left, before."""
         return phase in self._uses and self._uses[phase].seconds > 0
 
-    def present(self) -> tuple[int | None, int | None]:
+    def current_bytes(self) -> tuple[int | None, int | None]:
         """Return the bytes allocated and reserved on the GPU now; None for both on the CPU."""
         if self.device.type != "cuda":
             return None, None
@@ -84,7 +84,7 @@ class PhaseMemoryMeter:
 
     def close(self) -> None:
         """Write the final memory and seconds of every phase, for the report."""
-        self.lap()
+        self.sample()
         for phase in self._uses:
             self._report(phase)
 
@@ -118,9 +118,9 @@ def outside_bytes(device: torch.device) -> int | None:
     """
     if device.type != "cuda":
         return None
-    own: list[gpu.Use] = []
+    own: list[gpu.GpuProcess] = []
     with suppress(ImpastoError):
-        own = [use for use in card_of(device.index or 0).uses if use.pid == os.getpid()]
+        own = [use for use in gpu_info(device.index or 0).uses if use.pid == os.getpid()]
     if not own or own[0].bytes is None:
         return None
     return max(0, own[0].bytes - torch.cuda.memory_reserved(device))

@@ -11,8 +11,8 @@ from trainer.host import versions
 from trainer.protocol import events
 from trainer.protocol.forecast import Forecast, ForecastPhase, PhaseForecast
 from trainer.protocol.report import CachingReport, Memory, PhaseReport, RunReport
-from trainer.protocol.text import about, size
-from trainer.training.device.out_of_memory import card_of
+from trainer.protocol.text import duration_text, size
+from trainer.training.device.out_of_memory import gpu_info
 
 
 def make_report(
@@ -25,10 +25,10 @@ def make_report(
     done = [event for event in written if isinstance(event, events.StepEvent)]
     training = sum(event.seconds for event in done)
     flops = forecast.flops / steps * len(done) / training if forecast and training else None
-    gpu_info = card_of(device.index or 0) if device.type == "cuda" else None
-    driver = {"driver": gpu_info.driver} if gpu_info else {}
+    gpu = gpu_info(device.index or 0) if device.type == "cuda" else None
+    driver = {"driver": gpu.driver} if gpu else {}
     return RunReport(
-        card=gpu_info.name if gpu_info else "cpu",
+        card=gpu.name if gpu else "cpu",
         system=platform.system(),
         versions=versions() | driver,
         seconds=sum(_attempt_seconds(written)),
@@ -43,7 +43,7 @@ def make_report(
     )
 
 
-def in_short(report: RunReport) -> str:
+def summarize(report: RunReport) -> str:
     """Return the report as short sentences, shown at the end of a run."""
     share = f", {report.share_of_limit:.0%} of the GPU's compute limit" if report.share_of_limit else ""
     sentences = [f"Speed: {report.pictures_per_second:.3g} images per second{share}."]
@@ -53,8 +53,8 @@ def in_short(report: RunReport) -> str:
         assert highest.measured is not None
         expected = f", forecast {size(highest.forecast.reserved)}" if highest.forecast else ""
         sentences.append(f"Peak memory: {size(highest.measured.reserved)} ({name.replace('_', ' ')}{expected}).")
-    expected = f", forecast {about(report.forecast_seconds)}" if report.forecast_seconds is not None else ""
-    sentences.append(f"Time: {about(report.seconds)}{expected}.")
+    expected = f", forecast {duration_text(report.forecast_seconds)}" if report.forecast_seconds is not None else ""
+    sentences.append(f"Time: {duration_text(report.seconds)}{expected}.")
     if report.exhausted:
         times = f"{report.exhausted} times" if report.exhausted > 1 else "once"
         sentences.append(f"Memory ran out {times}.")

@@ -29,7 +29,7 @@ Learn = Callable[[RunReport], str | None]
 """Called with the report of a finished run to calibrate later forecasts; returns a problem to report, or None."""
 # Seconds between two listings of the command folder. Each takes about 10 µs on a local disk, far more on a network
 # share.
-LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.05
 CHECKS_IN_BACKWARD = 32
 
 
@@ -118,7 +118,7 @@ def answer(reporter: Reporter, command: commands.Command, outcome: commands.Comm
     reporter.write(events.CommandEvent(name=command.name, outcome=outcome, detail=detail))
 
 
-def watch(weights: Iterable[Parameter], check: Callable[[], object]) -> None:
+def check_in_backward(weights: Iterable[Parameter], check: Callable[[], object]) -> None:
     """Call ``check`` several times during each backward pass that computes gradients of ``weights``."""
     learned = list(weights)
     for weight in learned[:: max(1, len(learned) // CHECKS_IN_BACKWARD)]:
@@ -140,7 +140,7 @@ class Control:
         """Raise Interrupted if the run has to end, until `begin_ending`; called in all phases and threads."""
         if self._ending or _is_capturing():
             return
-        if self._order is None and time.monotonic() - self._polled_at >= LOOK_SECONDS:
+        if self._order is None and time.monotonic() - self._polled_at >= POLL_SECONDS:
             self._poll()
         self._raise_if_ending()
 

@@ -81,7 +81,7 @@ def trim(limit: int) -> Pruned | None:
     return _counted(chosen, set(entries).difference(chosen))
 
 
-def tell_trimmed(reporter: Reporter) -> None:
+def trim_and_report(reporter: Reporter) -> None:
     """Trim the cache to the user's limit and report it; a failure does not stop the run."""
     limit = places.cache_limit()
     try:
@@ -150,10 +150,10 @@ def entries_of(run: RunDirectory, folder: Path) -> Iterator[Path]:
     images = read_listing(run.listing)
     source = open_base(job.base, None)
     parts = build_parts(job, images, source, folder)
-    samples = [sample for step in range(job.recipe.steps or 0) for sample in parts.feed.batch(step)]
-    samples += Validator(images, job, parts.assembler, parts.device).samples
+    samples = [sample for step in range(job.recipe.steps or 0) for sample in parts.batches.batch(step)]
+    samples += Validator(images, job, parts.collator, parts.device).samples
     texts = (*Previewer(job, source, parts.cache, run.samples).texts(), *(sample.caption for sample in samples))
-    yield from (parts.cache.pictures.path(parts.cache.picture_key(sample)) for sample in set(samples))
+    yield from (parts.cache.latent_store.path(parts.cache.image_key(sample)) for sample in set(samples))
     yield from _text_entries(parts.cache, texts)
 
 

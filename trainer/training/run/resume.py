@@ -119,7 +119,7 @@ def as_last_started(job: Job, attempts: Sequence[Mapping[str, Any]]) -> Job:
     lengths = [facts["job"]["recipe.steps"] for facts in attempts]
     if job.recipe.steps not in lengths:
         return job
-    return job.changed(recipe=job.recipe.changed(steps=lengths[-1]))
+    return job.replaced(recipe=job.recipe.replaced(steps=lengths[-1]))
 
 
 def require_longer(run: RunDirectory, steps: int) -> None:
@@ -150,7 +150,7 @@ def require_same_job(facts: Mapping[str, Any], job: Job) -> None:
 
 def extended(job: Job, steps: int, schedule: Extension, segments: Sequence[Segment]) -> tuple[Job, list[Segment]]:
     """Return the job with a new length, and the segments of steps that the schedule runs over."""
-    longer = job.changed(recipe=job.recipe.changed(steps=steps))
+    longer = job.replaced(recipe=job.recipe.replaced(steps=steps))
     old_end = segments[-1].last
     if schedule == "stretch" or steps <= old_end:
         return longer, [Segment(0, steps)]

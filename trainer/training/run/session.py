@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trainer.base.source import BaseSource
-from trainer.config.checks import unforeseen
+from trainer.config.checks import not_forecast
 from trainer.config.job import Job
-from trainer.dataset.picture import Picture
+from trainer.dataset.image import ImageRecord
 from trainer.errors import ImpastoError
 from trainer.protocol import events, places
 from trainer.protocol.forecast import ForecastPhase, read_forecast
@@ -19,22 +19,22 @@ from trainer.protocol.run_directory import RunDirectory, State, Status, newest_s
 from trainer.training import checkpoint
 from trainer.training.active_plan import ActivePlan
 from trainer.training.build import build_parts
-from trainer.training.callbacks.checkpoints import Checkpoints, is_restorable
-from trainer.training.callbacks.lora_export import Exporter, Saving
-from trainer.training.callbacks.preview import Previewer, Previews
-from trainer.training.callbacks.step_events import Curves, SlowSteps, StepEvents
+from trainer.training.callbacks.checkpoints import CheckpointCallback, is_restorable
+from trainer.training.callbacks.lora_export import ExportCallback, Exporter
+from trainer.training.callbacks.preview import PreviewCallback, Previewer
+from trainer.training.callbacks.step_events import SlowStepWarning, StepEventCallback, TensorBoardCallback
 from trainer.training.callbacks.validation import ValidationCallback, Validator
-from trainer.training.device.device import attention
+from trainer.training.device.device import attention_kernels
 from trainer.training.device.out_of_memory import cap_memory
 from trainer.training.device.release_points import load_phase
-from trainer.training.loop import Component, Engine, StepResult, TrainingProgress
+from trainer.training.loop import Callback, Engine, StepResult, TrainingProgress
 from trainer.training.optim.lr_schedule import Segment
 from trainer.training.recovery.engine_manager import EngineManager
-from trainer.training.recovery.recovery import Protected, Recovery
+from trainer.training.recovery.recovery import RecoverableCallback, Recovery
 from trainer.training.reporting.memory_use import PhaseMemoryMeter, warn_of_allocator
-from trainer.training.reporting.report import in_short, make_report
+from trainer.training.reporting.report import make_report, summarize
 from trainer.training.reporting.reporter import Control, Interrupted, Order, Reporter, answer
-from trainer.training.run.cache_pruning import tell_trimmed
+from trainer.training.run.cache_pruning import trim_and_report
 
 Ended = tuple[events.Outcome, Path | None]
 
@@ -48,7 +48,7 @@ class Attempt:
         self,
         run: RunDirectory,
         job: Job,
-        images: Sequence[Picture],
+        images: Sequence[ImageRecord],
         source: BaseSource,
         reporter: Reporter,
         control: Control,
@@ -60,15 +60,15 @@ class Attempt:
         self.control = control
         source.check = control.check
         self.parts = build_parts(job, images, source, places.cache_folder())
-        self.validator = Validator(images, job, self.parts.assembler, self.parts.device)
+        self.validator = Validator(images, job, self.parts.collator, self.parts.device)
         self.previewer = Previewer(job, source, self.parts.cache, run.samples)
-        self.exporter = Exporter(run, job, source, images, self.parts.feed.steps_per_epoch)
+        self.exporter = Exporter(run, job, source, images, self.parts.batches.steps_per_epoch)
         self.plan = ActivePlan.of(job)
         self.meter = PhaseMemoryMeter(self.parts.device, reporter)
         evaluators = (self.validator, self.previewer)
         self.manager = EngineManager(job, self.parts, segments, self.plan, evaluators, run.checkpoints, reporter.notice)
         self.forecast = read_forecast(run.forecast)
-        self.saving: Saving | None = None
+        self.saving: ExportCallback | None = None
         """Exporter of the LoRA; None until there is an engine."""
         self.recovery = Recovery(self.manager, self.plan, self.prepare, reporter, self.meter, self.forecast)
 
@@ -105,10 +105,12 @@ class Attempt:
         recovery.first = saved.step if saved else 0
         recovery.prepare_step(recovery.first)
         engine = self._load(saved)
-        recovery.checkpoints = checkpoints = Checkpoints(engine, self.run, self.reporter, self.plan)
-        self.saving = saving = Saving(engine, self.exporter, self.reporter)
-        callbacks = [Protected(callback, recovery) for callback in self._callbacks(engine, checkpoints, saving)]
-        with attention(self.job.fit.attention or "auto", engine.device, engine.models.dtype):
+        recovery.checkpoints = checkpoints = CheckpointCallback(engine, self.run, self.reporter, self.plan)
+        self.saving = saving = ExportCallback(engine, self.exporter, self.reporter)
+        callbacks = [
+            RecoverableCallback(callback, recovery) for callback in self._callbacks(engine, checkpoints, saving)
+        ]
+        with attention_kernels(self.job.fit.attention or "auto", engine.device, engine.models.dtype):
             engine.train(recovery.prepare_step, recovery.train_step, callbacks)
             self.control.begin_ending()
             return self._finish(engine, saving)
@@ -130,7 +132,7 @@ class Attempt:
         last = (self.job.recipe.steps or 1) - 1
         self.manager.follow_plan(step)
         texts = [*self.previewer.texts(), *(sample.caption for sample in self.validator.samples)]
-        feed, samples = self.parts.feed, self.validator.samples
+        feed, samples = self.parts.batches, self.validator.samples
 
         def on_phase(phase: events.Phase, done: int, total: int) -> None:
             if phase == "cache_pictures" or phase == "cache_texts":
@@ -140,7 +142,7 @@ class Attempt:
                 make_room()
 
         if feed.prepare(min(step, last), texts, samples, on_phase, self.reporter.write):
-            tell_trimmed(self.reporter)
+            trim_and_report(self.reporter)
 
     def _find_checkpoint(self) -> checkpoint.Checkpoint | None:
         saved, damaged = checkpoint.load_latest(self.run.checkpoints, is_restorable)
@@ -150,18 +152,18 @@ class Attempt:
             self.plan.load(saved.state)
         return saved
 
-    def _callbacks(self, engine: Engine, checkpoints: Checkpoints, saving: Saving) -> list[Component]:
+    def _callbacks(self, engine: Engine, checkpoints: CheckpointCallback, saving: ExportCallback) -> list[Callback]:
         """Return the callbacks of the loop in their order.
 
         What a checkpoint has to contain comes before it, what may fail comes after it. Everything from validation on
         may be interrupted; `at_start` does it when the run is resumed.
         """
-        previews = Previews(engine, self.previewer, self.exporter, self.reporter)
+        previews = PreviewCallback(engine, self.previewer, self.exporter, self.reporter)
         # Before the callbacks that may be interrupted, because a resume adds no points of earlier steps.
-        curves = [Curves(self.run.path / "tensorboard")] if self.job.report.tensorboard else []
+        curves = [TensorBoardCallback(self.run.path / "tensorboard")] if self.job.report.tensorboard else []
         return [
-            StepEvents(engine, self.reporter, self.meter),
-            SlowSteps(engine, self.reporter),
+            StepEventCallback(engine, self.reporter, self.meter),
+            SlowStepWarning(engine, self.reporter),
             *curves,
             ValidationCallback(engine, self.validator, self.reporter),
             checkpoints,
@@ -180,14 +182,14 @@ class Attempt:
         report = make_report(written, self.forecast, self.parts.device, steps)
         write_report(self.run.report, report)
         if outcome == "done":
-            self.reporter.notice("report", in_short(report))
+            self.reporter.notice("report", summarize(report))
         # Runs with an experimental option, or whose forecast was only an estimate, would distort later forecasts.
         fit = self.job.fit
-        is_special = fit.cuda_graphs or fit.quantize == "int8_products" or any(unforeseen(self.job))
+        is_special = fit.cuda_graphs or fit.quantize == "int8_products" or any(not_forecast(self.job))
         if not is_special and (problem := self.reporter.learn(report)):
             self.reporter.notice("calibration", problem)
 
-    def _finish(self, engine: Engine, saving: Saving) -> Path:
+    def _finish(self, engine: Engine, saving: ExportCallback) -> Path:
         best = engine.progress.best_step
         if best is not None:
             self.reporter.notice("best", f"Suggested: step {best}, the lowest validation loss.")
@@ -217,7 +219,7 @@ class Attempt:
 
     def _is_complete(self, progress: TrainingProgress) -> bool:
         """Return whether validation and previews of the current step are done."""
-        return not progress.unvalidated and self.previewer.drawn(progress.step)
+        return not progress.unvalidated and self.previewer.is_complete(progress.step)
 
 
 class CommandHandler:
@@ -226,7 +228,12 @@ class CommandHandler:
     phase: ForecastPhase = "preview"
 
     def __init__(
-        self, control: Control, reporter: Reporter, saving: Saving, previews: Previews, checkpoints: Checkpoints
+        self,
+        control: Control,
+        reporter: Reporter,
+        saving: ExportCallback,
+        previews: PreviewCallback,
+        checkpoints: CheckpointCallback,
     ) -> None:
         self.control = control
         self.reporter = reporter
@@ -255,5 +262,5 @@ class CommandHandler:
         return self.saving.save(progress).name
 
     def _sample(self, progress: TrainingProgress) -> str:
-        self.previews.draw(progress)
+        self.previews.render(progress)
         return f"previews of step {progress.step}"

@@ -11,14 +11,14 @@ from typing import Any, Protocol
 import torch
 
 from trainer.base.source import BaseSource, open_base
-from trainer.config.checks import doubtful, effectless
+from trainer.config.checks import doubtful, settings_without_effect
 from trainer.config.fit import FallbackStep, FitConfig
-from trainer.config.job import Job, live_text
+from trainer.config.job import Job, trains_text_encoder
 from trainer.config.load import load_job
 from trainer.config.resolve import Machine, identity, resolve_job, resolve_length
 from trainer.config.write import dump_job
 from trainer.dataset.dataset import Dataset, read_dataset, read_listing, write_listing
-from trainer.dataset.picture import Picture
+from trainer.dataset.image import ImageRecord
 from trainer.dataset.sampling import samples_per_epoch
 from trainer.errors import (
     EXIT_DONE,
@@ -27,20 +27,20 @@ from trainer.errors import (
     ImpastoError,
     ResumableError,
 )
-from trainer.host import kept_awake, versions
+from trainer.host import keep_awake, versions
 from trainer.protocol import events, files, locks
 from trainer.protocol.forecast import Forecast, write_forecast
 from trainer.protocol.places import cache_limit, is_disk_full
 from trainer.protocol.run_directory import RunDirectory
-from trainer.training.acceleration.attention_autotune import race_of
-from trainer.training.acceleration.channels_last import layout_of
-from trainer.training.acceleration.int8_autotune import products_of
+from trainer.training.acceleration.attention_autotune import autotune_attention
+from trainer.training.acceleration.channels_last import autotune_layout
+from trainer.training.acceleration.int8_autotune import autotune_int8
 from trainer.training.active_plan import implied_fallbacks
 from trainer.training.build import attach_adapter
 from trainer.training.checkpoint import disk_full
 from trainer.training.data.latent_cache import file_digest
-from trainer.training.device.device import DTYPES, head_widths, numerics, settled, this_machine
-from trainer.training.device.out_of_memory import cap_memory, gpu_guard, is_out_of_memory, memory_full
+from trainer.training.device.device import DTYPES, choose_attention_kernel, head_widths, numeric_settings, this_machine
+from trainer.training.device.out_of_memory import cap_memory, gpu_guard, is_out_of_memory, oom_error
 from trainer.training.optim.lr_schedule import Segment
 from trainer.training.reporting.reporter import Control, Learn, OnEvent, Reporter, learn_nothing
 from trainer.training.run.session import Attempt
@@ -62,7 +62,7 @@ class Planner(Protocol):
     """Chooses the fit settings that a job leaves open, for this machine at this moment."""
 
     def __call__(
-        self, job: Job, written: FitConfig, source: BaseSource, pictures: Sequence[Picture], machine: Machine
+        self, job: Job, written: FitConfig, source: BaseSource, images: Sequence[ImageRecord], machine: Machine
     ) -> PlannedFit:
         """Return the fit of a resolved ``job``; keys of ``written``, which the user set, do not change.
 
@@ -100,34 +100,34 @@ def _start(job: Job, reporter: Reporter, planner: Planner | None, made: Callable
     cap_memory(torch.device(frozen.fit.device or "cpu"))  # before autotuning, whose timings must not include spilling
     planned = PlannedFit(frozen.fit)
     if planner is not None:
-        planned = planner(frozen, job.fit, source, dataset.pictures, this_machine(job.fit.device))
+        planned = planner(frozen, job.fit, source, dataset.images, this_machine(job.fit.device))
     for sentence in planned.notices:
         reporter.notice("plan", sentence)
-    frozen = frozen.changed(fit=planned.fit, fallbacks=settled_fallbacks(job, planned))
-    frozen, notices = measured(frozen, job.fit, source, dataset.pictures)
+    frozen = frozen.replaced(fit=planned.fit, fallbacks=settled_fallbacks(job, planned))
+    frozen, notices = autotuned(frozen, job.fit, source, dataset.images)
     run = RunDirectory.create(Path(frozen.output.runs), frozen.name)
     made(run.path)
     files.write_text(run.job, dump_job(frozen, comments=False))
-    run.write_typed(job.recipe.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True))
-    write_listing(run.listing, dataset.pictures)
+    run.write_user_recipe(job.recipe.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True))
+    write_listing(run.listing, dataset.images)
     if planned.forecast is not None:
         write_forecast(run.forecast, planned.forecast)
     return attempt(run, frozen, source, reporter, [Segment(0, frozen.recipe.steps or 0)], notices=notices)
 
 
-def measured(
-    job: Job, written: FitConfig, source: BaseSource, images: Sequence[Picture]
+def autotuned(
+    job: Job, written: FitConfig, source: BaseSource, images: Sequence[ImageRecord]
 ) -> tuple[Job, list[tuple[str, str]]]:
     """Return the planned job with settings chosen by short measurements, and notices (code, sentence)."""
     notices: list[tuple[str, str]] = []
-    if raced := race_of(job, written.attention, source.unet_config, source.text_configs, images):
-        job = job.changed(fit=job.fit.changed(attention=raced.chosen))
+    if raced := autotune_attention(job, written.attention, source.unet_config, source.text_configs, images):
+        job = job.replaced(fit=job.fit.replaced(attention=raced.chosen))
         notices.append(("attention", raced.sentence))
-    if layout := layout_of(job, source.unet_config, images):
-        job = job.changed(fit=job.fit.changed(channels_last=layout.pays))
+    if layout := autotune_layout(job, source.unet_config, images):
+        job = job.replaced(fit=job.fit.replaced(channels_last=layout.is_faster))
         notices.append(("channels_last", layout.sentence))
-    if found := products_of(job, source, images):
-        job = job.changed(fit=job.fit.changed(int8_products=found.products))
+    if found := autotune_int8(job, source, images):
+        job = job.replaced(fit=job.fit.replaced(int8_products=found.products))
         notices += [("int8_products", sentence) for sentence in found.sentences]
     return job, notices
 
@@ -152,35 +152,35 @@ def freeze(job: Job, source: BaseSource, reporter: Reporter) -> tuple[Job, Datas
     dataset = read_dataset(job.dataset, recipe, lambda done, total: reporter.phase("check", done, total))
     for finding in dataset.findings:
         reporter.notice(finding.code, finding.sentence)
-    if not any(one.kind == "train" for one in dataset.pictures):
+    if not any(one.kind == "train" for one in dataset.images):
         raise DatasetError(
             "dataset.empty",
             "Could not start training: the dataset has no usable training images.",
             "Run `python -m trainer check` on the folder: it lists the problem of each image.",
         )
-    showings = samples_per_epoch(dataset.pictures)
+    showings = samples_per_epoch(dataset.images)
     reporter.notice("length", f"Length: {resolve_length(job.recipe, showings)}.")
-    for key, reason in effectless(job, source.family):
+    for key, reason in settings_without_effect(job, source.family):
         reporter.notice("no_effect", f"{key} has no effect: {reason}.")
     for key, reason in doubtful(job, zero_terminal_snr=source.zero_terminal_snr):
         reporter.notice("doubtful", f"{key}: {reason}.")
     frozen = resolve_job(job, samples_per_epoch=showings, **facts)
     fit = frozen.fit
     widths = head_widths(source.unet_config, source.text_configs)
-    with numerics(frozen):  # deterministic mode refuses some kernels
-        kernel = settled(
+    with numeric_settings(frozen):  # deterministic mode refuses some kernels
+        kernel = choose_attention_kernel(
             fit.attention or "auto", torch.device(fit.device or "cpu"), DTYPES[fit.dtype or "fp32"], widths
         )
-    frozen = frozen.changed(fit=fit.changed(attention=kernel))
+    frozen = frozen.replaced(fit=fit.replaced(attention=kernel))
     if source.revision:  # a branch may get new commits; the run keeps the commit it started with
-        frozen = frozen.changed(base=frozen.base.changed(revision=source.revision))
+        frozen = frozen.replaced(base=frozen.base.replaced(revision=source.revision))
     return frozen, dataset
 
 
 def require_usable_lora(job: Job, source: BaseSource) -> None:
     """Raise LoraFileError if the LoRA to continue from does not fit; tried on models without weights."""
     if job.base.continue_from:
-        encoders = source.empty_text_encoders() if live_text(job) else ()
+        encoders = source.empty_text_encoders() if trains_text_encoder(job) else ()
         attach_adapter(job, source, source.empty_unet(), encoders, torch.float32, fresh=True)
 
 
@@ -213,12 +213,12 @@ def attempt(
         "versions": versions(),
     }
     images = read_listing(run.listing)
-    with run.hold(), locks.marked(locks.lane_of(job.fit.device)), kept_awake(f"Training {run.name}"):
+    with run.hold(), locks.try_hold_lane(locks.lane_of(job.fit.device)), keep_awake(f"Training {run.name}"):
         held(run.path)
         number = run.begin_attempt(facts)
         files.write_text(run.job, dump_job(job, comments=False))
         control = Control(run)
-        with events.EventWriter(run.events, number) as writer, control.signals(), numerics(job):
+        with events.EventWriter(run.events, number) as writer, control.signals(), numeric_settings(job):
             reporter.writer = writer
             for code, sentence in notices:
                 reporter.notice(code, sentence)
@@ -247,7 +247,7 @@ def conclude(run: RunDirectory, work: Attempt, reporter: Reporter, number: int) 
     except KeyboardInterrupt:
         outcome, file = "paused", None
     except (ImpastoError, OSError, RuntimeError, MemoryError) as error:
-        reported = in_words(error, run)
+        reported = as_user_error(error, run)
         ended("paused" if isinstance(reported, ResumableError) else "failed", error=reported)
         if reported is None or reported is error:
             raise
@@ -259,7 +259,7 @@ def conclude(run: RunDirectory, work: Attempt, reporter: Reporter, number: int) 
     return EXIT_DONE if outcome == "done" else EXIT_RESUMABLE
 
 
-def in_words(error: Exception, run: RunDirectory) -> ImpastoError | None:
+def as_user_error(error: Exception, run: RunDirectory) -> ImpastoError | None:
     """Return the error as one that a user can act on, or None for a bug in the program."""
     if isinstance(error, ImpastoError):
         return error
@@ -267,7 +267,7 @@ def in_words(error: Exception, run: RunDirectory) -> ImpastoError | None:
         return disk_full(run.path, error.strerror or str(error)) if is_disk_full(error) else None
     if not is_out_of_memory(error):
         return None
-    full = memory_full(error, "continue training")
+    full = oom_error(error, "continue training")
     return ResumableError(
         "memory.exhausted", full.sentence, f"{full.remedy} `resume` continues from the last checkpoint."
     )

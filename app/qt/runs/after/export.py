@@ -25,7 +25,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.after.export import Candidate, Exported, LoraSummary, TakenError, about, export
+from app.core.after.export import Candidate, Exported, FileExistsConflict, LoraSummary, export, read_summary
 from app.core.models.verdict import Destination
 from app.core.session import Session
 from app.core.tasks import only
@@ -68,7 +68,7 @@ class ExportDialog(QDialog):
             QLineEdit(summary.author),
         )
         self.triggers, self.license, self.description = QLineEdit(summary.triggers), ComboBox(), QPlainTextEdit()
-        self.picture_box, self.picture = ComboBox(), ImageView(session, self.tr("No image"))
+        self.image_box, self.image = ComboBox(), ImageView(session, self.tr("No image"))
         self.buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
         self.export_button = self.buttons.addButton(self.tr("Export"), QDialogButtonBox.ButtonRole.AcceptRole)
         self.path = QLabel()
@@ -87,14 +87,14 @@ class ExportDialog(QDialog):
     @property
     def summary(self) -> LoraSummary:
         """The metadata that the exported file gets."""
-        picture = self.picture_box.currentData()
+        image = self.image_box.currentData()
         return LoraSummary(
             self.title.text().strip(),
             self.author.text().strip(),
             self.license.currentText().strip(),
             self.description.toPlainText().strip(),
             self.triggers.text().strip(),
-            Path(picture) if picture else None,
+            Path(image) if image else None,
         )
 
     def add_folder(self, folder: Path) -> None:
@@ -112,23 +112,23 @@ class ExportDialog(QDialog):
         self.license.addItems(["", *_LICENSES])
         self.license.setCurrentText(summary.license)
         self.description.setPlainText(summary.description)
-        for index, file in candidate.pictures.items():
-            self.picture_box.addItem(self.tr("Preview {number}").format(number=index + 1), str(file))
-        self.picture_box.addItem(self.tr("None"), "")
-        if summary.picture:
-            place = self.picture_box.findData(str(summary.picture))
+        for index, file in candidate.images.items():
+            self.image_box.addItem(self.tr("Preview {number}").format(number=index + 1), str(file))
+        self.image_box.addItem(self.tr("None"), "")
+        if summary.image:
+            place = self.image_box.findData(str(summary.image))
             if place < 0:
-                self.picture_box.insertItem(0, self.tr("Your last image"), str(summary.picture))
-            self.picture_box.setCurrentIndex(max(place, 0))
+                self.image_box.insertItem(0, self.tr("Your last image"), str(summary.image))
+            self.image_box.setCurrentIndex(max(place, 0))
 
     def _refresh(self) -> None:
-        folder, picture = self.folder, self.picture_box.currentData()
+        folder, image = self.folder, self.image_box.currentData()
         ready = bool(folder and self.name.text().strip())
         self.export_button.setEnabled(ready)
         self.path.setText(str(folder / f"{self.name.text().strip()}.safetensors") if folder and ready else "")
         self.path.setToolTip(plain_tip(self.path.text()))
-        if self.picture.file != (Path(picture) if picture else None):
-            self.picture.show_file(Path(picture) if picture else None)
+        if self.image.file != (Path(image) if image else None):
+            self.image.show_file(Path(image) if image else None)
 
     def _ask_folder(self) -> None:
         found = QFileDialog.getExistingDirectory(self, self.tr("Choose a folder for LoRAs"))
@@ -137,7 +137,7 @@ class ExportDialog(QDialog):
 
     def _listen(self) -> None:
         self.folder_box.currentIndexChanged.connect(lambda _: self._refresh())
-        self.picture_box.currentIndexChanged.connect(lambda _: self._refresh())
+        self.image_box.currentIndexChanged.connect(lambda _: self._refresh())
         self.name.textChanged.connect(lambda _: self._refresh())
         self.folder_button.clicked.connect(self._ask_folder)
         self.buttons.accepted.connect(self.accept)
@@ -156,7 +156,7 @@ class ExportDialog(QDialog):
         self.path.setProperty("role", "muted")
         self.path.setTextFormat(Qt.TextFormat.PlainText)
         self.path.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
-        self.picture.setFixedSize(200, 200)
+        self.image.setFixedSize(200, 200)
         place = QHBoxLayout()
         place.addWidget(self.folder_box, 1)
         place.addWidget(self.folder_button)
@@ -177,11 +177,11 @@ class ExportDialog(QDialog):
         for words, widget in rows:
             form.addRow(words, widget)
             widget.setAccessibleName(words)
-        self.picture_box.setAccessibleName(self.tr("Image"))
+        self.image_box.setAccessibleName(self.tr("Image"))
         right = QVBoxLayout()
         right.addWidget(QLabel(self.tr("Image")))
-        right.addWidget(self.picture_box)
-        right.addWidget(self.picture)
+        right.addWidget(self.image_box)
+        right.addWidget(self.image)
         right.addStretch(1)
         row = QHBoxLayout()
         row.setSpacing(18)
@@ -199,7 +199,7 @@ class ExportDialog(QDialog):
 class Exporting(QObject):
     """Runs a panel's exports and remembers the last folder."""
 
-    told = Signal(str, str, object)
+    notified = Signal(str, str, object)
     failed = Signal(object)
     opened = Signal(object)
     """A dialog to open."""
@@ -215,20 +215,20 @@ class Exporting(QObject):
         """Return the folder used last, or the first known one."""
         return self._used or next(iter(self._session.models.destinations()), None)
 
-    def ask(self, candidate: Candidate, picture: Path | None) -> None:
+    def ask(self, candidate: Candidate, image: Path | None) -> None:
         """Ask for an export's folder and metadata, starting from the metadata in the file."""
-        self._with_about(candidate, picture, lambda summary: self._ask(candidate, summary))
+        self._with_about(candidate, image, lambda summary: self._ask(candidate, summary))
 
-    def send(self, candidate: Candidate, picture: Path | None, destination: Destination) -> None:
+    def send(self, candidate: Candidate, image: Path | None, destination: Destination) -> None:
         """Export a LoRA with its current metadata and an image."""
         self._use(destination)
         name = candidate.file.stem
-        self._with_about(candidate, picture, lambda summary: self._export(candidate, destination.folder, name, summary))
+        self._with_about(candidate, image, lambda summary: self._export(candidate, destination.folder, name, summary))
 
-    def _with_about(self, candidate: Candidate, picture: Path | None, then: Callable[[LoraSummary], None]) -> None:
+    def _with_about(self, candidate: Candidate, image: Path | None, then: Callable[[LoraSummary], None]) -> None:
         self._session.tasks.run(
-            lambda: about(candidate.file),
-            lambda summary: then(replace(summary, picture=picture)),
+            lambda: read_summary(candidate.file),
+            lambda summary: then(replace(summary, image=image)),
             only(ImpastoError, self.failed.emit),
         )
 
@@ -249,9 +249,9 @@ class Exporting(QObject):
         self, candidate: Candidate, folder: Path, name: str, summary: LoraSummary, *, over: bool = False
     ) -> None:
         def refused(fault: ImpastoError) -> None:
-            if isinstance(fault, TakenError):
+            if isinstance(fault, FileExistsConflict):
                 again = (self.tr("Replace"), lambda: self._export(candidate, folder, name, summary, over=True))
-                self.told.emit(fault.sentence, "warning", again)
+                self.notified.emit(fault.sentence, "warning", again)
             else:
                 self.failed.emit(fault)
 
@@ -260,17 +260,17 @@ class Exporting(QObject):
 
     def _on_exported(self, made: Exported) -> None:
         words = self.tr("Exported {name} to {folder}.").format(name=made.file.name, folder=made.file.parent)
-        self.told.emit(words, "info", (self.tr("Show file"), lambda: reveal(made.file)))
+        self.notified.emit(words, "info", (self.tr("Show file"), lambda: reveal(made.file)))
 
     def _use(self, destination: Destination) -> None:
         self._used = destination
         self.used.emit()
 
 
-class CardDialog(QDialog):
+class ModelCardDialog(QDialog):
     """Editor for the model card, in the Markdown that Civitai, Hugging Face and GitHub render."""
 
-    said = Signal(str)
+    message_shown = Signal(str)
     failed = Signal(object)
 
     def __init__(self, session: Session, text: str, name: str, parent: QWidget | None = None) -> None:
@@ -299,14 +299,14 @@ class CardDialog(QDialog):
     def copy(self) -> None:
         """Copy the model card to the clipboard."""
         QGuiApplication.clipboard().setText(self.text.toPlainText())
-        self.said.emit(self.tr("Model card copied."))
+        self.message_shown.emit(self.tr("Model card copied."))
 
     def save(self, file: Path) -> None:
         """Write the model card to a file."""
         text = self.text.toPlainText()
         self._session.tasks.run(
             lambda: files.write_text(file, text),
-            lambda _: self.said.emit(self.tr("Saved {name}.").format(name=file.name)),
+            lambda _: self.message_shown.emit(self.tr("Saved {name}.").format(name=file.name)),
             only(OSError, lambda fault: self._on_save_failed(file, fault)),
         )
 

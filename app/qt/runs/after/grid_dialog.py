@@ -34,8 +34,8 @@ from app.core.after.drawing import RenderJob, grid
 from app.core.after.export import Candidate
 from app.core.session import Session
 from app.qt.runs.after.strip import paint_fitting, read_image
-from app.qt.runs.after.try_box import lay_progress, show_progress
-from app.qt.theme import colours
+from app.qt.runs.after.try_box import show_progress, style_progress
+from app.qt.theme import colors
 from app.qt.tile_painting import panel, ring
 from app.qt.widgets import plain_tip
 
@@ -59,13 +59,13 @@ class _Cell(QStyledItemDelegate):
         cell = option.rect.adjusted(2, 2, -2, -2)
         painter.save()
         if selected:
-            panel(painter, QRectF(cell), colours().accent)
+            panel(painter, QRectF(cell), colors().accent)
         image = index.data(Qt.ItemDataRole.UserRole)
         room = cell.adjusted(4, 4, -4, -4)
         if isinstance(image, QImage) and not image.isNull():
             paint_fitting(painter, room, image, painter.device().devicePixelRatioF())
         else:
-            panel(painter, QRectF(room), colours().raised, colours().line)
+            panel(painter, QRectF(room), colors().raised, colors().line)
         if option.state & QStyle.StateFlag.State_HasFocus:
             ring(painter, cell, selected=selected)
         painter.restore()
@@ -96,7 +96,7 @@ class GridDialog(QDialog):
         self._rows: list[str] = []
         self.steps, self.strengths, self.prompts = QListWidget(), QLineEdit("0.6, 0.8, 1"), QPlainTextEdit()
         self.count, self.progress, self.stage, self.table = QLabel(), QProgressBar(), QLabel(), QTableWidget()
-        self.draw_button, self.cancel_button = QPushButton(self.tr("Generate")), QPushButton(self.tr("Cancel"))
+        self.render_button, self.cancel_button = QPushButton(self.tr("Generate")), QPushButton(self.tr("Cancel"))
         self.pick_button, self.close_button = QPushButton(self.tr("Use this step")), QPushButton(self.tr("Close"))
         self.setWindowTitle(self.tr("Grid of steps, strengths and prompts"))
         self.resize(960, 700)
@@ -146,7 +146,7 @@ class GridDialog(QDialog):
 
     # --- generating
 
-    def draw(self) -> None:
+    def start_rendering(self) -> None:
         """Generate the grid; the cells appear one by one."""
         strengths = self.chosen_strengths()
         if self.problem() or strengths is None:
@@ -156,7 +156,7 @@ class GridDialog(QDialog):
         cells = grid([candidate.file for candidate in chosen], strengths, settings)
         self._lay_table(chosen, strengths, prompts)
         folder = self._folder / f"grid {datetime.now().astimezone():%Y-%m-%d %H.%M.%S}"
-        self.drawing = drawing = self._session.renderer.draw(self._job, cells, folder)
+        self.drawing = drawing = self._session.renderer.render(self._job, cells, folder)
         rows = len(prompts)
         drawing.drawn.connect(lambda number: self._show(drawing, number, number % rows, number // rows))
         drawing.changed.connect(lambda _: self._refresh())
@@ -252,7 +252,7 @@ class GridDialog(QDialog):
         counted = self.tr("{count} images, all with seed {seed}.")
         words = problem or counted.format(count=QLocale().toString(cells), seed=self._settings["seed"])
         self.count.setText(words)
-        self.draw_button.setEnabled(not problem)
+        self.render_button.setEnabled(not problem)
         self.cancel_button.setVisible(busy)
         self.pick_button.setEnabled(self.table.currentColumn() >= 0)
         show_progress(self.progress, self.stage, self.drawing if busy else None)
@@ -263,7 +263,7 @@ class GridDialog(QDialog):
         self.prompts.textChanged.connect(self._refresh)
         self.table.currentCellChanged.connect(lambda *_: self._refresh())
         self.table.cellDoubleClicked.connect(lambda *_: self.pick())
-        self.draw_button.clicked.connect(self.draw)
+        self.render_button.clicked.connect(self.start_rendering)
         self.cancel_button.clicked.connect(self.cancel)
         self.pick_button.clicked.connect(self.pick)
         self.close_button.clicked.connect(self.reject)
@@ -284,9 +284,9 @@ class GridDialog(QDialog):
         self.prompts.setTabChangesFocus(True)
         self.prompts.setPlaceholderText(self.tr("one prompt per line"))
         self.prompts.setFixedHeight(84)
-        lay_progress(self.progress, self.stage)
+        style_progress(self.progress, self.stage)
         self.count.setProperty("role", "muted")
-        for button in (self.draw_button, self.cancel_button, self.pick_button, self.close_button):
+        for button in (self.render_button, self.cancel_button, self.pick_button, self.close_button):
             button.setAutoDefault(False)
         left, right = QFormLayout(), QFormLayout()
         left.addRow(self.tr("Steps"), self.steps)
@@ -296,7 +296,7 @@ class GridDialog(QDialog):
         top.setSpacing(18)
         top.addLayout(left, 4)
         top.addLayout(right, 6)
-        middle.addWidget(self.draw_button)
+        middle.addWidget(self.render_button)
         middle.addWidget(self.cancel_button)
         middle.addWidget(self.progress, 1)
         middle.addWidget(self.stage)

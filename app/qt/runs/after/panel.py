@@ -24,13 +24,13 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.after.export import Candidate, SavedSteps, about, candidates, model_card
+from app.core.after.export import Candidate, SavedSteps, candidates, model_card, read_summary
 from app.core.after.run_jobs import Edited, edited, new_job
 from app.core.models.verdict import Destination
 from app.core.session import Session
 from app.core.tasks import Single, only, raise_again
 from app.qt.actions.commands import Action, Commands
-from app.qt.runs.after.export import CardDialog, Exporting, destination_name
+from app.qt.runs.after.export import Exporting, ModelCardDialog, destination_name
 from app.qt.runs.after.grid_dialog import GridDialog
 from app.qt.runs.after.strip import CandidateStrip
 from app.qt.runs.after.try_box import TryBox
@@ -48,7 +48,13 @@ _CANDIDATE = "has_candidate"
 _MAX_PROMPT_WIDTH = 520  # px: shows a prompt of usual length in full
 ACTIONS = (
     Action(
-        "after.draw", _NOOP("Action", "Generate with the selected step"), "runs", "draw", (), "can_draw", icon="brush"
+        "after.draw",
+        _NOOP("Action", "Generate with the selected step"),
+        "runs",
+        "start_rendering",
+        (),
+        "can_render",
+        icon="brush",
     ),
     Action("after.cancel", _NOOP("Action", "Stop generating"), "runs", "cancel", (), "is_drawing"),
     Action(
@@ -79,8 +85,8 @@ ACTIONS = (
 class AfterPanel(QWidget):
     """Tab that shows a run's saved LoRAs, tries them and exports them."""
 
-    said = Signal(str)
-    told = Signal(str, str, object)
+    message_shown = Signal(str)
+    notified = Signal(str, str, object)
     failed = Signal(object)
 
     def __init__(self, session: Session, commands: Commands, parent: QWidget | None = None) -> None:
@@ -110,7 +116,9 @@ class AfterPanel(QWidget):
             end()
         self._run = run
         self._ends = (
-            [run.arrived.connect(self._on_events), run.changed.connect(lambda _: self._on_run_changed())] if run else []
+            [run.events_arrived.connect(self._on_events), run.changed.connect(lambda _: self._on_run_changed())]
+            if run
+            else []
         )
         self.edited_bar.hide()
         self._job = None
@@ -148,9 +156,9 @@ class AfterPanel(QWidget):
         """Return whether a grid can be generated."""
         return self.has_candidate() and self.has_job()
 
-    def can_draw(self) -> bool:
+    def can_render(self) -> bool:
         """Return whether an image can be generated."""
-        return self.trying.can_draw()
+        return self.trying.can_render()
 
     def is_drawing(self) -> bool:
         """Return whether an image is being generated."""
@@ -167,9 +175,9 @@ class AfterPanel(QWidget):
 
     # --- called by actions
 
-    def draw(self) -> None:
+    def start_rendering(self) -> None:
         """Generate an image with the current settings."""
-        self.trying.draw()
+        self.trying.start_rendering()
 
     def cancel(self) -> None:
         """Stop generating."""
@@ -189,7 +197,7 @@ class AfterPanel(QWidget):
         """Ask for folder and metadata, then export the selected LoRA."""
         candidate = self.strip.current()
         if candidate:
-            self.exporting.ask(candidate, self._picture(candidate))
+            self.exporting.ask(candidate, self._image(candidate))
 
     def send(self) -> None:
         """Export the selected LoRA to the last folder, or to the first known one."""
@@ -201,7 +209,7 @@ class AfterPanel(QWidget):
         """Export the selected LoRA to a folder with its current metadata."""
         candidate = self.strip.current()
         if candidate:
-            self.exporting.send(candidate, self._picture(candidate), destination)
+            self.exporting.send(candidate, self._image(candidate), destination)
 
     def show_card(self) -> None:
         """Show the model card of the selected LoRA."""
@@ -211,7 +219,7 @@ class AfterPanel(QWidget):
 
             def work() -> str:
                 name = candidate.file.stem
-                return model_card(job, about(candidate.file), candidate, name, _trained_on(listing))
+                return model_card(job, read_summary(candidate.file), candidate, name, _trained_on(listing))
 
             self._session.tasks.run(work, lambda text: self._show_card(text, candidate.file.stem), self._refused)
 
@@ -238,14 +246,14 @@ class AfterPanel(QWidget):
         self._session.renderer.free()
         self._session.queue.resume(run, steps)
         words = self.tr("{name} continues to {steps} steps when its turn comes.")
-        self.said.emit(words.format(name=run.name, steps=QLocale().toString(steps)))
+        self.message_shown.emit(words.format(name=run.name, steps=QLocale().toString(steps)))
 
     def begin_again(self) -> None:
         """Create a new job from this run and show it."""
         if self._run is None:
             return
         folder, directory = self._session.jobs.folder, self._run.directory
-        self._session.tasks.run(lambda: new_job(folder, directory), self._session.going.job.emit, self._refused)
+        self._session.tasks.run(lambda: new_job(folder, directory), self._session.navigator.job.emit, self._refused)
 
     # --- updates from the run
 
@@ -325,18 +333,18 @@ class AfterPanel(QWidget):
     def _destination(self) -> Destination | None:
         return self.exporting.destination() if self.isVisible() else None
 
-    def _picture(self, candidate: Candidate) -> Path | None:
+    def _image(self, candidate: Candidate) -> Path | None:
         """Return the image to export with a candidate: its preview, or the last image generated with it."""
-        drawn = candidate.pictures
-        return drawn.get(self.strip.candidates.prompt) or next(iter(drawn.values()), self.trying.picture_of(candidate))
+        drawn = candidate.images
+        return drawn.get(self.strip.candidates.prompt) or next(iter(drawn.values()), self.trying.image_of(candidate))
 
     def _on_picked(self, step: int, strength: float) -> None:
         self.choose(step)
         self.trying.strength.setValue(strength)
 
     def _show_card(self, text: str, name: str) -> None:
-        dialog = CardDialog(self._session, text, name, self)
-        dialog.said.connect(self.said.emit)
+        dialog = ModelCardDialog(self._session, text, name, self)
+        dialog.message_shown.connect(self.message_shown.emit)
         dialog.failed.connect(self.failed.emit)
         self._open(dialog)
 
@@ -389,8 +397,8 @@ class AfterPanel(QWidget):
             lambda place: self.strip.show_candidates(self.strip.candidates.all, max(0, place))
         )
         self.trying.failed.connect(self.failed.emit)
-        self.trying.said.connect(self.said.emit)
-        self.exporting.told.connect(self.told.emit)
+        self.trying.message_shown.connect(self.message_shown.emit)
+        self.exporting.notified.connect(self.notified.emit)
         self.exporting.failed.connect(self.failed.emit)
         self.exporting.opened.connect(self._open)
         self.exporting.used.connect(self._refresh)
@@ -471,4 +479,4 @@ def _trained_on(listing: Path) -> int:
     """Return the number of images a run was trained on."""
     from trainer.dataset.dataset import read_listing
 
-    return sum(picture.kind == "train" for picture in read_listing(listing))
+    return sum(image.kind == "train" for image in read_listing(listing))

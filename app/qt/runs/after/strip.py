@@ -27,9 +27,9 @@ from app.core.after.export import Candidate
 from app.core.pixels import Pixels, read_pixels
 from app.core.session import Session
 from app.core.tasks import raise_again
-from app.qt.theme import colours
+from app.qt.theme import colors
 from app.qt.tile_painting import panel, ring
-from app.qt.widgets import image_of, plain_tip, while_there
+from app.qt.widgets import plain_tip, to_image, while_alive
 
 _SIDE = 132
 _INSET = 8
@@ -46,9 +46,9 @@ def read_image(
     """
 
     def on_pixels(pixels: Pixels | None) -> None:
-        done(image_of(pixels) if pixels else QImage())
+        done(to_image(pixels) if pixels else QImage())
 
-    session.tasks.run(lambda: read_pixels(file, side), while_there(owner, on_pixels), raise_again, kept=False)
+    session.tasks.run(lambda: read_pixels(file, side), while_alive(owner, on_pixels), raise_again, kept=False)
 
 
 def paint_fitting(painter: QPainter, room: QRect, image: QImage, ratio: float) -> None:
@@ -98,9 +98,9 @@ class ImageView(QWidget):
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
         """Paint the image centered."""
         painter = QPainter(self)
-        painter.fillRect(self.rect(), colours().base)
+        painter.fillRect(self.rect(), colors().base)
         if self._image.isNull():
-            painter.setPen(colours().muted)
+            painter.setPen(colors().muted)
             room = self.rect().adjusted(16, 16, -16, -16)
             painter.drawText(room, Qt.AlignmentFlag.AlignCenter | Qt.TextFlag.TextWordWrap, self._sentence)
             return
@@ -172,7 +172,7 @@ class Candidates(QAbstractListModel):
 
     def image(self, candidate: Candidate) -> QImage | None:
         """Return a candidate's preview; None while it is being read or if it has none."""
-        file = candidate.pictures.get(self.prompt)
+        file = candidate.images.get(self.prompt)
         if file is None:
             return None
         if file not in self._images:
@@ -183,7 +183,7 @@ class Candidates(QAbstractListModel):
     def _take(self, file: Path, image: QImage) -> None:
         self._images[file] = None if image.isNull() else image
         for row, candidate in enumerate(self.all):
-            if candidate.pictures.get(self.prompt) == file:
+            if candidate.images.get(self.prompt) == file:
                 self.dataChanged.emit(self.index(row), self.index(row))
 
 
@@ -206,31 +206,31 @@ class _CandidateDelegate(QStyledItemDelegate):
         )  # the view stretches cells to its own height
         painter.save()
         if selected:
-            panel(painter, QRectF(cell), colours().accent)
+            panel(painter, QRectF(cell), colors().accent)
         room = QRect(cell.left() + _INSET - 2, cell.top() + _INSET - 2, _SIDE, _SIDE)
-        self._picture(painter, room, model, candidate)
+        self._image(painter, room, model, candidate)
         self._mark(painter, room, option.font, model.mark(candidate), best=candidate.best)
         line = QFontMetrics(option.font).lineSpacing()
         words = QRect(room.left(), room.bottom() + 5, room.width(), line)
         bold = QFont(option.font)
         bold.setBold(True)
         painter.setFont(bold)
-        painter.setPen(QColor(colours().on_accent if selected else colours().text))
+        painter.setPen(QColor(colors().on_accent if selected else colors().text))
         painter.drawText(words, Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter, model.title(candidate))
         painter.setFont(option.font)
-        painter.setPen(QColor(colours().on_accent if selected else colours().muted))
+        painter.setPen(QColor(colors().on_accent if selected else colors().muted))
         below = words.translated(0, line)
         painter.drawText(below, Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter, model.loss(candidate))
         if state & QStyle.StateFlag.State_HasFocus:
             ring(painter, cell, selected=selected)
         painter.restore()
 
-    def _picture(self, painter: QPainter, room: QRect, model: Candidates, candidate: Candidate) -> None:
+    def _image(self, painter: QPainter, room: QRect, model: Candidates, candidate: Candidate) -> None:
         image = model.image(candidate)
         if image is None:
-            panel(painter, QRectF(room), colours().raised, colours().line)
-            painter.setPen(QColor(colours().muted))
-            words = self.tr("no preview") if model.prompt not in candidate.pictures else ""
+            panel(painter, QRectF(room), colors().raised, colors().line)
+            painter.setPen(QColor(colors().muted))
+            words = self.tr("no preview") if model.prompt not in candidate.images else ""
             painter.drawText(room, Qt.AlignmentFlag.AlignCenter, words)
             return
         paint_fitting(painter, room, image, painter.device().devicePixelRatioF())
@@ -241,10 +241,10 @@ class _CandidateDelegate(QStyledItemDelegate):
         metrics = QFontMetrics(font)
         pill = QRectF(room.left() + 6, room.top() + 6, metrics.horizontalAdvance(words) + 16, metrics.height() + 4)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        painter.setPen(QColor(colours().edge))
-        painter.setBrush(QColor(colours().accent if best else colours().raised))
+        painter.setPen(QColor(colors().edge))
+        painter.setBrush(QColor(colors().accent if best else colors().raised))
         painter.drawRoundedRect(pill.translated(QPointF(0.5, 0.5)), 5, 5)
-        painter.setPen(QColor(colours().on_accent if best else colours().text))
+        painter.setPen(QColor(colors().on_accent if best else colors().text))
         painter.drawText(pill, Qt.AlignmentFlag.AlignCenter, words)
 
 

@@ -36,7 +36,7 @@ class TryBox(QWidget):
     """Prompt and settings on the left, the generated image on the right."""
 
     failed = Signal(object)
-    said = Signal(str)
+    message_shown = Signal(str)
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -50,9 +50,9 @@ class TryBox(QWidget):
         self.prompt, self.negative = QPlainTextEdit(), QLineEdit()
         self.strength, self.slider = DoubleSpinBox(), Slider(Qt.Orientation.Horizontal)
         self.seed, self.width_box, self.height_box = SpinBox(), SpinBox(), SpinBox()
-        self.draw_button, self.cancel_button = QPushButton(self.tr("Generate")), QPushButton(self.tr("Cancel"))
+        self.render_button, self.cancel_button = QPushButton(self.tr("Generate")), QPushButton(self.tr("Cancel"))
         self.progress, self.stage = QProgressBar(), QLabel()
-        self.picture = ImageView(session, self.tr("The image appears here."))
+        self.image = ImageView(session, self.tr("The image appears here."))
         self._configure()
         self._lay_out()
         self._listen()
@@ -67,7 +67,7 @@ class TryBox(QWidget):
         if folder != self._folder:
             self.cancel()
             self.drawing = None
-            self.picture.show_file(None)
+            self.image.show_file(None)
         self._job, self._folder = job, folder
         if is_new and job:
             self._load_job(job)
@@ -78,15 +78,15 @@ class TryBox(QWidget):
         self._candidate = candidate
         self._refresh()
 
-    def draw(self) -> None:
+    def start_rendering(self) -> None:
         """Generate the prompt's image; a request still running is canceled."""
-        if not self.can_draw() or self._job is None or self._candidate is None:
+        if not self.can_render() or self._job is None or self._candidate is None:
             return
         cell = GridCell(self._candidate.file, self.strength.value(), self.prompt_settings())
-        self.drawing = drawing = self._session.renderer.draw(self._job, [cell], self._folder)
+        self.drawing = drawing = self._session.renderer.render(self._job, [cell], self._folder)
         drawing.changed.connect(lambda _: self._refresh())
-        drawing.drawn.connect(lambda number: self.picture.show_file(drawing.files[number]))
-        drawing.noticed.connect(self.said.emit)
+        drawing.drawn.connect(lambda number: self.image.show_file(drawing.files[number]))
+        drawing.noticed.connect(self.message_shown.emit)
         drawing.failed.connect(self.failed.emit)
         self._refresh()
 
@@ -95,7 +95,7 @@ class TryBox(QWidget):
         if self.is_drawing():
             self._session.renderer.cancel()
 
-    def can_draw(self) -> bool:
+    def can_render(self) -> bool:
         """Return whether there are a prompt, a LoRA and a job to generate with."""
         return bool(self._job and self._candidate and self.prompt.toPlainText().strip())
 
@@ -103,7 +103,7 @@ class TryBox(QWidget):
         """Return whether an image is being generated."""
         return bool(self.drawing and not self.drawing.over)
 
-    def picture_of(self, candidate: Candidate) -> Path | None:
+    def image_of(self, candidate: Candidate) -> Path | None:
         """Return the latest generated image if it was made with this candidate."""
         drawing = self.drawing
         return drawing.files.get(0) if drawing and drawing.cells[0].lora == candidate.file else None
@@ -136,7 +136,7 @@ class TryBox(QWidget):
 
     def _refresh(self) -> None:
         drawing, busy = self.drawing, self.is_drawing()
-        self.draw_button.setEnabled(self.can_draw())
+        self.render_button.setEnabled(self.can_render())
         self.cancel_button.setVisible(busy)
         show_progress(self.progress, self.stage, drawing if busy else None)
 
@@ -159,7 +159,7 @@ class TryBox(QWidget):
             box.setValue(512)
             box.setAccessibleName(name)
             box.editingFinished.connect(lambda box=box: box.setValue(box.value() // 8 * 8))
-        lay_progress(self.progress, self.stage)
+        style_progress(self.progress, self.stage)
         numbers: list[QAbstractSpinBox] = [self.strength, self.seed, self.width_box, self.height_box]
         for number in numbers:
             number.lineEdit().setTextMargins(5, 0, 0, 0)  # Qt ignores the style sheet's padding here
@@ -172,7 +172,7 @@ class TryBox(QWidget):
         for widget in (self.width_box, QLabel("×"), self.height_box):
             size.addWidget(widget)
         size.addStretch(1)
-        buttons.addWidget(self.draw_button)
+        buttons.addWidget(self.render_button)
         buttons.addWidget(self.cancel_button)
         buttons.addWidget(self.progress, 1)
         buttons.addWidget(self.stage)
@@ -196,13 +196,13 @@ class TryBox(QWidget):
         row.setContentsMargins(0, 0, 0, 0)
         row.setSpacing(18)
         row.addLayout(left, 5)
-        row.addWidget(self.picture, 6)
+        row.addWidget(self.image, 6)
 
     def _listen(self) -> None:
         self.slider.valueChanged.connect(lambda value: self.strength.setValue(value / 20))
         self.strength.valueChanged.connect(self._on_strength_changed)
         self.prompt.textChanged.connect(self._refresh)
-        self.draw_button.clicked.connect(self.draw)
+        self.render_button.clicked.connect(self.start_rendering)
         self.cancel_button.clicked.connect(self.cancel)
 
     def _on_strength_changed(self, strength: float) -> None:
@@ -227,7 +227,7 @@ def show_progress(bar: QProgressBar, words: QLabel, drawing: RenderJob | None) -
     words.setText(stages.get(drawing.stage, ""))
 
 
-def lay_progress(bar: QProgressBar, words: QLabel) -> None:
+def style_progress(bar: QProgressBar, words: QLabel) -> None:
     """Style a progress bar without text and the label beside it."""
     bar.setTextVisible(False)
     bar.setFixedHeight(12)

@@ -12,11 +12,11 @@ from PySide6.QtCore import QCoreApplication, QLocale, QTimer
 from PySide6.QtWidgets import QGridLayout, QWidget
 
 from app.core.runs.curves import arrays, smoothed
-from app.core.runs.run import CardWatch, Run
+from app.core.runs.run import GpuMonitor, Run
 from app.core.runs.series import Mark, Track
 from app.qt.runs.charts.chart import Chart
 from app.qt.runs.charts.painting import ChartLine, ChartSpec, Level, Look, Wording, color_of, count, number, rate
-from app.qt.widgets import keep_room
+from app.qt.widgets import retain_size
 
 # Percent of the values at either end that the axis may cut off.
 _CLIP = 1.0
@@ -100,7 +100,7 @@ def speed(runs: Sequence[Run], wishes: ChartOptions) -> ChartSpec:
     return ChartSpec(lines, clip=_CLIP if wishes.clip else 0.0, words=_summary(lines, number))
 
 
-def card(watch: CardWatch) -> ChartSpec:
+def card(watch: GpuMonitor) -> ChartSpec:
     """Return the chart of GPU load and temperature since watching began."""
     tracks = ((watch.load, _tr("load, %"), "series1"), (watch.temperature, _tr("temperature, °C"), "series2"))
     lines = [ChartLine(label, *arrays(track), "plain", color) for track, label, color in tracks if len(track) > 1]
@@ -184,9 +184,9 @@ _LARGE, _SMALL = 280, 190
 class Board(QWidget):
     """Grid of charts: the loss at full width, the others in two columns below."""
 
-    def __init__(self, card: CardWatch, parent: QWidget | None = None) -> None:
+    def __init__(self, gpu: GpuMonitor, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._card_watch = card
+        self._card_watch = gpu
         self._runs: Sequence[Run] = ()
         self._made: list[Chart] = []
         self._waiting: list[tuple[Callable[[], Chart], Callable[[], ChartSpec]]] = []
@@ -212,7 +212,7 @@ class Board(QWidget):
         self._follow.setSingleShot(True)
         self._follow.setInterval(_FOLLOW_MS)
         self._follow.timeout.connect(self._update_spans)
-        card.changed.connect(lambda _: self._draw_card())
+        gpu.changed.connect(lambda _: self._draw_card())
 
     # --- the charts: each is created when first drawn
 
@@ -344,7 +344,7 @@ class Board(QWidget):
         chart.setParent(self)
         chart.hide()
         chart.setMinimumHeight(_SMALL)
-        keep_room(chart)
+        retain_size(chart)
         return chart
 
     def _draw_card(self) -> None:

@@ -37,7 +37,7 @@ from app.qt.runs.charts.painting import (
     paint_label,
     room_for,
 )
-from app.qt.theme import colours
+from app.qt.theme import colors
 
 ZOOM = 0.7
 """Factor of the visible range at each wheel notch or key press."""
@@ -111,10 +111,10 @@ class Plot(QWidget):
         painter.drawPixmap(0, 0, self._painted)
         if self._cursor is not None:
             field, across = self.scale.field, self.scale.across(self._cursor)
-            painter.setPen(QPen(QColor(colours().muted), 1))
+            painter.setPen(QPen(QColor(colors().muted), 1))
             painter.drawLine(QLineF(across, field.top(), across, field.bottom()))
         if self.hasFocus():
-            painter.setPen(QPen(QColor(colours().focus), 2))
+            painter.setPen(QPen(QColor(colors().focus), 2))
             painter.drawRect(self.rect().adjusted(1, 1, -1, -1))
         painter.end()
 
@@ -197,7 +197,7 @@ class Plot(QWidget):
     def _paint(self, ratio: float) -> QPixmap:
         pixmap = QPixmap(self.size() * ratio)
         pixmap.setDevicePixelRatio(ratio)
-        pixmap.fill(QColor(colours().base))
+        pixmap.fill(QColor(colors().base))
         painter, scale = QPainter(pixmap), self.scale
         painter.setFont(self._small_font())
         paint_axes(painter, scale, self._words, self._along, whole=self._whole)

@@ -15,7 +15,7 @@ from PySide6.QtWidgets import QWidget
 
 from app.core.runs.curves import Values, extent, means, peaks, shown
 from app.core.runs.series import Mark
-from app.qt.theme import colours
+from app.qt.theme import colors
 from app.qt.theme.palettes import CONTRAST
 
 Entry = tuple[str, str, str]
@@ -49,7 +49,7 @@ _SWATCH, _GAP, _BETWEEN = 18, 6, 16
 
 def pale(color: QColor) -> QColor:
     """Return an opaque pale color for a line's noise: with transparency, overlapping noise would get darker."""
-    ground, share = QColor(colours().base), _PALE_IN_CONTRAST if colours() is CONTRAST else _PALE
+    ground, share = QColor(colors().base), _PALE_IN_CONTRAST if colors() is CONTRAST else _PALE
     parts = ((color.red(), ground.red()), (color.green(), ground.green()), (color.blue(), ground.blue()))
     return QColor(*(round(share * one + (1.0 - share) * other) for one, other in parts))
 
@@ -88,7 +88,7 @@ class Legend(QWidget):
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
         """Paint the entries from the left."""
-        painter, scheme, metrics = QPainter(self), colours(), self.fontMetrics()
+        painter, scheme, metrics = QPainter(self), colors(), self.fontMetrics()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         inside = self.contentsRect()
         x, middle = inside.left(), inside.top() + inside.height() / 2
@@ -168,7 +168,7 @@ class ChartLine:
     values: Values
     look: Look
     color: str = "series1"
-    """Role of `Colours`."""
+    """Role of `Colors`."""
     run: str = ""
     """The run's name if several runs are overlaid."""
 
@@ -275,7 +275,7 @@ def paint_axes(painter: QPainter, scale: Scale, words: Wording, along: Wording, 
     """Paint the grid and the labels of both axes, in the painter's font."""
     field, metrics = scale.field, QFontMetricsF(painter.font())
     room = field.height() / (_APART_UP * metrics.height())
-    faint = QColor(colours().edge)
+    faint = QColor(colors().edge)
     faint.setAlpha(_GRID)
     for value in (logarithmic if scale.logarithmic else even)(*scale.values, max(2, int(room))):
         up = scale.up(value)
@@ -283,13 +283,13 @@ def paint_axes(painter: QPainter, scale: Scale, words: Wording, along: Wording, 
         painter.drawLine(QPointF(field.left(), up), QPointF(field.right(), up))
         beside = QRectF(0, up - metrics.height(), field.left() - _AXIS_GAP, 2 * metrics.height())
         _write(painter, beside, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter, words(value))
-    painter.setPen(QPen(QColor(colours().edge), 1))
+    painter.setPen(QPen(QColor(colors().edge), 1))
     painter.drawLine(field.topLeft(), field.bottomLeft())
     painter.drawLine(field.bottomLeft(), field.bottomRight())
     room = field.width() / (_APART_ALONG * metrics.height())
     for step in even(*scale.steps, max(2, int(room)), whole=whole):
         across = scale.across(step)
-        painter.setPen(QPen(QColor(colours().edge), 1))
+        painter.setPen(QPen(QColor(colors().edge), 1))
         painter.drawLine(QPointF(across, field.bottom()), QPointF(across, field.bottom() + 4))
         text = along(step)
         width = metrics.horizontalAdvance(text) + 2
@@ -303,7 +303,7 @@ def paint_drawing(painter: QPainter, scale: Scale, drawing: ChartSpec) -> None:
     painter.setRenderHint(QPainter.RenderHint.Antialiasing, False)
     _paint_marks(painter, scale, drawing.marks)
     if drawing.best is not None:
-        _paint_vertical(painter, scale, drawing.best, QPen(QColor(colours().good), 1, Qt.PenStyle.DashDotLine))
+        _paint_vertical(painter, scale, drawing.best, QPen(QColor(colors().good), 1, Qt.PenStyle.DashDotLine))
     order = {"raw": 0, "smooth": 2}
     for line in sorted(drawing.lines, key=lambda line: order.get(line.look, 1)):
         _paint_line(painter, scale, line)
@@ -321,13 +321,13 @@ def paint_label(painter: QPainter, scale: Scale, step: float, text: str) -> None
     box.moveTopLeft(QPointF(across + 3, scale.field.top() + 3))
     if box.right() > scale.field.right():
         box.moveRight(across - 3)
-    painter.fillRect(box, QColor(colours().base))
-    painter.setPen(QColor(colours().good))
+    painter.fillRect(box, QColor(colors().base))
+    painter.setPen(QColor(colors().good))
     painter.drawText(box, Qt.AlignmentFlag.AlignCenter, text)
 
 
 def _write(painter: QPainter, box: QRectF, where: Qt.AlignmentFlag, text: str) -> None:
-    painter.setPen(QColor(colours().muted))
+    painter.setPen(QColor(colors().muted))
     painter.drawText(box, where, text)
 
 
@@ -338,7 +338,7 @@ def _paint_line(painter: QPainter, scale: Scale, line: ChartLine) -> None:
     thin = peaks if noisy or line.look == "points" else means
     steps, values = thin(line.steps, line.values, *scale.steps, max(1, columns))
     painter.setRenderHint(QPainter.RenderHint.Antialiasing, not noisy)
-    color = QColor(getattr(colours(), line.color))
+    color = QColor(getattr(colors(), line.color))
     color = pale(color) if line.look == "raw" else color
     painter.setPen(QPen(color, 0 if noisy else 2, DASHES.get(line.look, Qt.PenStyle.SolidLine)))
     for points in _parts(scale.all_across(steps), scale.all_up(values)):
@@ -363,7 +363,7 @@ def _parts(across: Values, up: Values) -> Iterator[list[QPointF]]:
 
 def _paint_level(painter: QPainter, scale: Scale, level: Level) -> None:
     up = scale.up(level.value)
-    painter.setPen(QPen(QColor(getattr(colours(), level.color)), 1, Qt.PenStyle.DashLine))
+    painter.setPen(QPen(QColor(getattr(colors(), level.color)), 1, Qt.PenStyle.DashLine))
     painter.drawLine(QPointF(scale.field.left(), up), QPointF(scale.field.right(), up))
 
 
@@ -373,10 +373,10 @@ def _paint_marks(painter: QPainter, scale: Scale, marks: Iterable[Mark]) -> None
         steps.setdefault(mark.kind, set()).add(mark.step)
     for kind, color, style in _VERTICALS:
         for step in steps.get(kind, ()):
-            _paint_vertical(painter, scale, step, QPen(QColor(getattr(colours(), color)), 1, style))
+            _paint_vertical(painter, scale, step, QPen(QColor(getattr(colors(), color)), 1, style))
     for kind, color, height in _TICKS:
         for step in steps.get(kind, ()):
-            _paint_vertical(painter, scale, step, QPen(QColor(getattr(colours(), color)), 2), height)
+            _paint_vertical(painter, scale, step, QPen(QColor(getattr(colors(), color)), 2), height)
 
 
 def _paint_vertical(painter: QPainter, scale: Scale, step: float, pen: QPen, height: float = 1.0) -> None:

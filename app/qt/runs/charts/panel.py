@@ -23,12 +23,12 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.runs.run import CardWatch, Run
+from app.core.runs.run import GpuMonitor, Run
 from app.core.session import Session
 from app.core.tasks import Single
 from app.qt.actions.commands import Action, Commands
 from app.qt.runs.charts.painting import Legend, color_of
-from app.qt.widgets import QT_TRANSLATE_NOOP, FlowLayout, Slider, plain_tip, while_there
+from app.qt.widgets import QT_TRANSLATE_NOOP, FlowLayout, Slider, plain_tip, while_alive
 
 if TYPE_CHECKING:
     from app.qt.runs.charts.board import Board
@@ -146,7 +146,7 @@ class ProgressPanel(QWidget):
         self._ends: list[Callable[[], None]] = []
         self._loading = Single(session.tasks)
         self._logarithmic, self._clip = False, True
-        self.card = CardWatch(session.tasks)
+        self.card = GpuMonitor(session.tasks)
         self.legend = Legend()
         self.difference = DifferenceTable()
         self.waiting = QLabel()
@@ -170,7 +170,9 @@ class ProgressPanel(QWidget):
         self.runs = tuple(runs)
         self.card.watch(self.runs[0] if runs else None)
         self._ends = [
-            event.connect(lambda _: self._schedule_draw()) for run in runs for event in (run.arrived, run.changed)
+            event.connect(lambda _: self._schedule_draw())
+            for run in runs
+            for event in (run.events_arrived, run.changed)
         ]
         entries = [(run.summary.name, color_of(place), "plain") for place, run in enumerate(runs)]
         self.legend.show_entries(entries)
@@ -260,7 +262,7 @@ class ProgressPanel(QWidget):
 
     def _load(self) -> None:
         """Load numpy on a worker: it takes about 0.1 s and the charts need it."""
-        build = while_there(self, lambda _: self._build())
+        build = while_alive(self, lambda _: self._build())
         self._loading.run(lambda: importlib.import_module("app.core.runs.curves"), build)
 
     def _build(self) -> None:

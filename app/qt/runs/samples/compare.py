@@ -8,10 +8,10 @@ from PySide6.QtCore import QPointF, QRect, QRectF, Qt, Signal
 from PySide6.QtGui import QColor, QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QPen, QRegion, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QSizePolicy, QVBoxLayout, QWidget
 
-from app.core.library import Picture
+from app.core.library import LibraryImage
 from app.core.session import Session
-from app.qt.pictures.zoom import Zoom, ZoomArea
-from app.qt.theme import colours
+from app.qt.images.zoom import Zoom, ZoomArea
+from app.qt.theme import colors
 from app.qt.widgets import Slider
 
 _GRIP = 22
@@ -97,11 +97,11 @@ class _DividerLine(QWidget):
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         across, middle = self.width() / 2, self.height() / 2
-        for width, color in ((3.0, colours().base), (1.0, colours().text)):
+        for width, color in ((3.0, colors().base), (1.0, colors().text)):
             painter.setPen(QPen(QColor(color), width))
             painter.drawLine(QPointF(across, 0), QPointF(across, self.height()))
-        painter.setPen(QPen(QColor(colours().text), 1.0))
-        painter.setBrush(QColor(colours().raised))
+        painter.setPen(QPen(QColor(colors().text), 1.0))
+        painter.setBrush(QColor(colors().raised))
         painter.drawEllipse(QRectF(across - 8, middle - 8, 16, 16))
         for left in (-2.5, 2.5):
             painter.drawLine(QPointF(across + left, middle - 3), QPointF(across + left, middle + 3))
@@ -117,7 +117,7 @@ class _DividerLine(QWidget):
 class SampleCompare(QWidget):
     """Comparison of two samples with their titles and the divider's slider."""
 
-    walked = Signal(int, int)
+    moved = Signal(int, int)
     """Move the selection by so many rows and columns."""
     left = Signal()
 
@@ -138,7 +138,7 @@ class SampleCompare(QWidget):
             area.pressed.connect(self.setFocus)
 
     @property
-    def beside(self) -> bool:
+    def side_by_side(self) -> bool:
         """Whether the samples are side by side."""
         return self.stage.beside
 
@@ -148,16 +148,19 @@ class SampleCompare(QWidget):
         self._arrange()
 
     def show_samples(
-        self, pictures: Mapping[int, Picture], first: tuple[Picture | None, str], second: tuple[Picture | None, str]
+        self,
+        images: Mapping[int, LibraryImage],
+        first: tuple[LibraryImage | None, str],
+        second: tuple[LibraryImage | None, str],
     ) -> None:
         """Show two of these images with their titles; the same image twice is shown once."""
         self.stage.alone = first[0] is None or first[0] is second[0]
-        for area, label, (picture, words) in (
+        for area, label, (image, words) in (
             (self.stage.first, self.first, first),
             (self.stage.second, self.second, second),
         ):
-            area.pictures = pictures
-            area.show_picture(picture.id if picture else None)
+            area.images = images
+            area.show_image(image.id if image else None)
             label.setText(words)
         self.setAccessibleDescription(second[1] if self.stage.alone else f"{first[1]} | {second[1]}")
         self._arrange()
@@ -189,7 +192,7 @@ class SampleCompare(QWidget):
         """Handle keys: arrows move through the samples, +, - and Z zoom, Escape or Enter leave."""
         key = event.key()
         if key in _ARROWS:
-            self.walked.emit(*_ARROWS[Qt.Key(key)])
+            self.moved.emit(*_ARROWS[Qt.Key(key)])
         elif key in (Qt.Key.Key_Plus, Qt.Key.Key_Equal):
             self.stage.second.zoom_by(1.25)
         elif key == Qt.Key.Key_Minus:

@@ -22,11 +22,11 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QAbstractScrollArea, QFrame, QToolTip, QWidget
 
 from app.core.disk.thumbnails import Edge, Thumbnail, edge_for
-from app.core.library import Picture
+from app.core.library import LibraryImage
 from app.core.runs.series import CellIndex, Samples
 from app.core.session import Session
-from app.qt.theme import colours, icon
-from app.qt.tile_painting import Cells, panel, ring
+from app.qt.theme import colors, icon
+from app.qt.tile_painting import CellPainter, panel, ring
 from app.qt.tiles import Images, SampleLayout
 from app.qt.widgets import plain_tip, until_destroyed
 
@@ -51,7 +51,7 @@ class SampleGrid(QAbstractScrollArea):
     """The user opened the current sample."""
     moved = Signal()
     """The current sample changed; there may be none."""
-    menu_asked = Signal(QPoint)
+    menu_requested = Signal(QPoint)
     """A context menu is requested at this global position."""
     resized = Signal(int)
     """New length of a cell's longer side."""
@@ -60,7 +60,7 @@ class SampleGrid(QAbstractScrollArea):
         super().__init__(parent)
         self._session = session
         self._images = Images(session.thumbnails)
-        self._cells = Cells(self.font())
+        self._cells = CellPainter(self.font())
         self._shape = 1.0, 1.0
         self.samples: Samples | None = None
         self.current: CellIndex | None = None
@@ -132,7 +132,7 @@ class SampleGrid(QAbstractScrollArea):
         column = min(max(samples.steps.index(self.current.step) + columns, 0), last_column)
         self.go(CellIndex(samples.steps[column], row))
 
-    def picture(self, spot: CellIndex | None) -> Picture | None:
+    def image(self, spot: CellIndex | None) -> LibraryImage | None:
         """Return the image of a cell, if there is one."""
         return self.samples.at(spot) if self.samples and spot else None
 
@@ -185,7 +185,7 @@ class SampleGrid(QAbstractScrollArea):
         layout, room = self.layout_now, self.viewport().size()
         across, down = self.horizontalScrollBar(), self.verticalScrollBar()
         across.setRange(0, max(0, layout.all_across - room.width()))
-        across.setPageStep(max(1, room.width() - layout.kept))
+        across.setPageStep(max(1, room.width() - layout.fixed_right))
         across.setSingleStep(layout.pitch)
         down.setRange(0, max(0, layout.all_down - room.height()))
         down.setPageStep(max(1, room.height() - layout.head))
@@ -193,13 +193,13 @@ class SampleGrid(QAbstractScrollArea):
         self._update_view()
 
     def _scroll_to_current(self) -> None:
-        if self.picture_place is None:
+        if self.image_place is None:
             return
-        place, layout, room = self.picture_place, self.layout_now, self.viewport().size()
+        place, layout, room = self.image_place, self.layout_now, self.viewport().size()
         across, down = self.horizontalScrollBar(), self.verticalScrollBar()
         if self.samples and self.current and self.current.step != self.samples.steps[0]:
-            if place.left() < layout.kept:
-                across.setValue(across.value() + place.left() - layout.kept)
+            if place.left() < layout.fixed_right:
+                across.setValue(across.value() + place.left() - layout.fixed_right)
             elif place.right() > room.width() - layout.gap:
                 across.setValue(across.value() + place.right() - room.width() + layout.gap)
         if place.top() - layout.line < layout.head:
@@ -208,7 +208,7 @@ class SampleGrid(QAbstractScrollArea):
             down.setValue(down.value() + place.bottom() - room.height() + layout.gap)
 
     @property
-    def picture_place(self) -> QRect | None:
+    def image_place(self) -> QRect | None:
         """The current cell's rectangle in viewport coordinates."""
         return self.rectangle(self.current) if self.samples and self.current else None
 
@@ -222,14 +222,14 @@ class SampleGrid(QAbstractScrollArea):
     def _request_thumbnails(self) -> None:
         """Request the thumbnails of the visible cells only."""
         if self.isVisible():
-            pictures = (self.picture(spot) for spot in self.seen())
-            self._session.thumbnails.show((one for one in pictures if one), self._edge())
+            images = (self.image(spot) for spot in self.seen())
+            self._session.thumbnails.show((one for one in images if one), self._edge())
 
     def _edge(self) -> Edge:
         return edge_for((self.side - 2 * _INSET) * self.devicePixelRatioF())
 
     def _on_thumbnail_ready(self, thumbnail: Thumbnail) -> None:
-        if self.samples and thumbnail.picture in self.samples.pictures:
+        if self.samples and thumbnail.image in self.samples.images:
             self.viewport().update()
 
     # Painting
@@ -237,18 +237,18 @@ class SampleGrid(QAbstractScrollArea):
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
         """Paint the visible cells, then the fixed first column, then the titles on top."""
         painter = QPainter(self.viewport())
-        painter.fillRect(event.rect(), QColor(colours().base))
+        painter.fillRect(event.rect(), QColor(colors().base))
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         samples, layout = self.samples, self.layout_now
         if not samples or not layout.columns:
-            painter.setPen(QColor(colours().muted))
+            painter.setPen(QColor(colors().muted))
             painter.drawText(self.viewport().rect().adjusted(24, 24, -24, -24), _CENTERED, self.empty)
             painter.end()
             return
         self._images.begin()
         room, spots = self.viewport().rect(), self.seen()
         first = samples.steps[0]
-        painter.setClipRect(room.adjusted(layout.kept - _INSET, layout.head, 0, 0))
+        painter.setClipRect(room.adjusted(layout.fixed_right - _INSET, layout.head, 0, 0))
         self._paint_cells(painter, [spot for spot in spots if spot.step != first])
         painter.setClipRect(room.adjusted(0, layout.head, 0, 0))
         self._paint_cells(painter, [spot for spot in spots if spot.step == first])
@@ -256,26 +256,26 @@ class SampleGrid(QAbstractScrollArea):
         painter.setClipping(False)
         self._paint_titles(painter, layout)
         painter.end()
-        if self._images.behind:
+        if self._images.incomplete:
             QTimer.singleShot(0, self.viewport(), self.viewport().update)
 
     def _paint_cells(self, painter: QPainter, spots: list[CellIndex]) -> None:
         for spot in spots:
-            room, picture = self.rectangle(spot), self.picture(spot)
+            room, picture = self.rectangle(spot), self.image(spot)
             if picture is None:
-                panel(painter, room.toRectF(), colours().window, colours().line)
+                panel(painter, room.toRectF(), colors().window, colors().line)
             else:
                 inner = room.adjusted(_INSET, _INSET, -_INSET, -_INSET)
                 image = self._images.pixmap(picture, self._edge(), self._side(picture, inner), self.devicePixelRatioF())
-                self._cells.picture(painter, inner, picture, image)
+                self._cells.image(painter, inner, picture, image)
             if spot == self.pinned:
                 self._paint_pin(painter, room)
             if spot == self.current:
                 ring(painter, room) if self.hasFocus() else self._paint_frame(painter, room)
 
-    def _side(self, picture: Picture, room: QRect) -> int:
+    def _side(self, image: LibraryImage, room: QRect) -> int:
         """Return the longer side at which an image fits its cell, whatever its aspect ratio."""
-        known = self._session.thumbnails.get(picture, self._edge())
+        known = self._session.thumbnails.get(image, self._edge())
         if known is None or not known.width:
             return min(room.width(), room.height())
         scale = min(room.width() / known.width, room.height() / known.height)
@@ -284,33 +284,33 @@ class SampleGrid(QAbstractScrollArea):
     def _paint_frame(self, painter: QPainter, room: QRect) -> None:
         """Mark the current cell while the focus is elsewhere."""
         painter.setBrush(Qt.BrushStyle.NoBrush)
-        painter.setPen(QPen(QColor(colours().edge), 2.0))
+        painter.setPen(QPen(QColor(colors().edge), 2.0))
         painter.drawRoundedRect(room.toRectF().adjusted(1, 1, -1, -1), 5, 5)
 
     def _paint_pin(self, painter: QPainter, room: QRect) -> None:
         place = QRect(room.left() + 8, room.top() + 8, _ICON_SIZE + 8, _ICON_SIZE + 8)
-        panel(painter, place.toRectF(), colours().raised, colours().edge)
+        panel(painter, place.toRectF(), colors().raised, colors().edge)
         icon("pin").paint(painter, place.adjusted(4, 4, -4, -4))
 
     def _paint_prompts(self, painter: QPainter, layout: SampleLayout) -> None:
         """Paint each row's title at the left edge, wherever its cells are scrolled to."""
         width = self.viewport().width() - 2 * layout.gap - 2
-        painter.setPen(QColor(colours().text))
+        painter.setPen(QColor(colors().text))
         painter.setFont(self.font())
         for row in layout.rows_seen(self.scrolled[1], self.viewport().height()):
             room = QRect(layout.gap + 2, layout.top(row, self.scrolled[1]), width, layout.line)
             words = self.fontMetrics().elidedText(self.prompt_title(row)[:1000], Qt.TextElideMode.ElideRight, width)
             painter.drawText(room, _LEFT, words)
             if self.scrolled[0]:  # cells are scrolled under the fixed column
-                edge = QRect(layout.kept - layout.gap // 2, room.bottom(), 1, layout.height)
-                painter.fillRect(edge, QColor(colours().edge))
+                edge = QRect(layout.fixed_right - layout.gap // 2, room.bottom(), 1, layout.height)
+                painter.fillRect(edge, QColor(colors().edge))
 
     def _paint_titles(self, painter: QPainter, layout: SampleLayout) -> None:
         samples, strip = self.samples, QRect(0, 0, self.viewport().width(), layout.head)
         assert samples is not None
-        painter.fillRect(strip, QColor(colours().window))
-        painter.fillRect(strip.adjusted(0, strip.height() - 1, 0, 0), QColor(colours().line))
-        painter.setClipRect(strip.adjusted(layout.kept - _INSET, 0, 0, 0))
+        painter.fillRect(strip, QColor(colors().window))
+        painter.fillRect(strip.adjusted(0, strip.height() - 1, 0, 0), QColor(colors().line))
+        painter.setClipRect(strip.adjusted(layout.fixed_right - _INSET, 0, 0, 0))
         for column in layout.columns_seen(self.scrolled[0], strip.width()):
             self._paint_title(painter, layout, column)
         painter.setClipping(False)
@@ -329,7 +329,7 @@ class SampleGrid(QAbstractScrollArea):
             icon("save", "muted").paint(painter, sign)
             room.setRight(sign.left() - 4)
         painter.setFont(self.font())
-        painter.setPen(QColor(colours().text if step == self.samples.best else colours().muted))
+        painter.setPen(QColor(colors().text if step == self.samples.best else colors().muted))
         words = self.step_title(step)
         painter.drawText(room, _LEFT, self.fontMetrics().elidedText(words, Qt.TextElideMode.ElideRight, room.width()))
 
@@ -374,7 +374,7 @@ class SampleGrid(QAbstractScrollArea):
     def contextMenuEvent(self, event: QContextMenuEvent) -> None:  # noqa: N802
         """Request the context menu."""
         if self.current is not None:
-            self.menu_asked.emit(event.globalPos())
+            self.menu_requested.emit(event.globalPos())
 
     def viewportEvent(self, event: QEvent) -> bool:  # noqa: N802
         """Show a tooltip for the cell under the pointer."""
@@ -386,15 +386,15 @@ class SampleGrid(QAbstractScrollArea):
 
     def describe(self, spot: CellIndex, between: str = ", ") -> str:
         """Return a sample's description: step, marks, state and prompt."""
-        picture = self.picture(spot)
-        thumbnail = self._session.thumbnails.get(picture, self._edge()) if picture else None
+        image = self.image(spot)
+        thumbnail = self._session.thumbnails.get(image, self._edge()) if image else None
         samples = self.samples
         words = [
             self.step_title(spot.step),
             self.tr("lowest validation loss") if samples and spot.step == samples.best else "",
             self.tr("LoRA saved") if samples and spot.step in samples.saved else "",
             self.tr("pinned") if spot == self.pinned else "",
-            "" if picture else self.tr("not generated yet"),
+            "" if image else self.tr("not generated yet"),
             thumbnail.problem or "" if thumbnail else "",
             self.prompt_title(spot.prompt),
         ]
@@ -425,7 +425,7 @@ class SampleGrid(QAbstractScrollArea):
         """Apply a new font."""
         super().changeEvent(event)
         if hasattr(self, "_cells"):  # Qt sends such events during construction
-            self._cells = Cells(self.font())
+            self._cells = CellPainter(self.font())
 
     def sizeHint(self) -> QSize:  # noqa: N802
         """Return room for a few columns."""

@@ -18,7 +18,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.library import Picture
+from app.core.library import LibraryImage
 from app.core.runs.series import CellIndex, Samples
 from app.core.session import Session
 from app.core.tasks import raise_again
@@ -100,7 +100,7 @@ ACTIONS = (
 class SampleMatrix(QWidget):
     """Tab with the previews of one run, and the comparison of two of them."""
 
-    said = Signal(str)
+    message_shown = Signal(str)
     failed = Signal(object)
     """An ImpastoError."""
     chosen = Signal(int)
@@ -130,7 +130,9 @@ class SampleMatrix(QWidget):
             end()
         self._run = run
         self._ends = (
-            [run.arrived.connect(self._on_events), run.changed.connect(lambda _: self._on_run_changed())] if run else []
+            [run.events_arrived.connect(self._on_events), run.changed.connect(lambda _: self._on_run_changed())]
+            if run
+            else []
         )
         self._load_samples()
 
@@ -157,7 +159,7 @@ class SampleMatrix(QWidget):
         self._job = job
         was_lost, self._lost = self._lost, bool(run and run.summary.problem)
         if was_lost and not self._lost and self.samples:  # the folder is back
-            self._session.thumbnails.retry(self.samples.pictures)
+            self._session.thumbnails.retry(self.samples.images)
             self.grid.follow()
         if (words := self._empty_text()) != self.grid.empty:
             self.grid.empty = words
@@ -194,7 +196,7 @@ class SampleMatrix(QWidget):
 
     def has_current(self) -> bool:
         """Return whether a sample is current."""
-        return self.grid.picture(self.grid.current) is not None
+        return self.grid.image(self.grid.current) is not None
 
     def has_lora(self) -> bool:
         """Return whether a LoRA was saved at the current sample's step."""
@@ -206,7 +208,7 @@ class SampleMatrix(QWidget):
 
     def is_beside(self) -> bool:
         """Return whether compared samples are side by side."""
-        return self.compare.beside
+        return self.compare.side_by_side
 
     def is_pinned(self) -> bool:
         """Return whether the current sample is pinned."""
@@ -278,16 +280,16 @@ class SampleMatrix(QWidget):
         if not self.in_compare() or samples is None or current is None:
             return
         other = self.grid.pinned or CellIndex(samples.steps[0], current.prompt)
-        self.compare.show_samples(samples.pictures, self._titled_sample(other), self._titled_sample(current))
+        self.compare.show_samples(samples.images, self._titled_sample(other), self._titled_sample(current))
 
-    def _titled_sample(self, spot: CellIndex) -> tuple[Picture | None, str]:
-        return self.grid.picture(spot), self.grid.step_title(spot.step)
+    def _titled_sample(self, spot: CellIndex) -> tuple[LibraryImage | None, str]:
+        return self.grid.image(spot), self.grid.step_title(spot.step)
 
     def _on_moved(self) -> None:
         self._show_compared()
         self._commands.refresh()
 
-    def _on_menu_asked(self, place: QPoint) -> None:
+    def _on_menu_requested(self, place: QPoint) -> None:
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         for action in ACTIONS[:-1]:
@@ -301,8 +303,8 @@ class SampleMatrix(QWidget):
         self.grid.resized.connect(self.slider.setValue)
         self.grid.opened.connect(self.show_compare)
         self.grid.moved.connect(self._on_moved)
-        self.grid.menu_asked.connect(self._on_menu_asked)
-        self.compare.walked.connect(self.grid.step)
+        self.grid.menu_requested.connect(self._on_menu_requested)
+        self.compare.moved.connect(self.grid.step)
         self.compare.left.connect(self.show_grid)
 
     def _lay_out(self) -> None:

@@ -20,7 +20,7 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 
 from app.core.planning.answer import AnsweredPlan, PlanAnswer
-from app.qt.theme import colours
+from app.qt.theme import colors
 from app.qt.train import words
 from app.qt.widgets import plain_tip
 from trainer.protocol.forecast import Peak, PhaseForecast
@@ -128,7 +128,7 @@ class Timeline(QWidget):
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
         """Paint each phase's columns, the limit, the peaks."""
-        now, painter = colours(), QPainter(self)
+        now, painter = colors(), QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         field = self._field()
         painter.fillRect(field, QColor(now.base))
@@ -176,7 +176,7 @@ class Timeline(QWidget):
 
     def _paint_phase(self, painter: QPainter, phase: PhaseForecast, left: float, width: float) -> None:
         """Paint reserved memory, and memory in use in front of it."""
-        now = colours()
+        now = colors()
         painter.setPen(Qt.PenStyle.NoPen)
         for column, role in ((1, "pressed"), (0, "series1")):
             corners = [QPointF(left, self._field().bottom())]
@@ -190,11 +190,11 @@ class Timeline(QWidget):
 
     def _paint_limit(self, painter: QPainter, plan: AnsweredPlan) -> None:
         field, height = self._field(), self._height_of(plan.forecast.budget)
-        painter.setPen(QPen(QColor(colours().text), 1.5, Qt.PenStyle.DashLine))
+        painter.setPen(QPen(QColor(colors().text), 1.5, Qt.PenStyle.DashLine))
         painter.drawLine(QPointF(field.left(), height), QPointF(field.right(), height))
 
     def _paint_spots(self, painter: QPainter) -> None:
-        now = colours()
+        now = colors()
         order = sorted(range(len(self.spots)), key=lambda index: index == self.current)
         for index, spot in ((index, self.spots[index]) for index in order):
             chosen = index == self.current
@@ -241,7 +241,7 @@ class BarSegment:
 
     name: str
     bytes: int
-    colour: str
+    color: str
     """Color role of the theme."""
     ours: bool = True
     """Whether the run uses it; other segments are hatched."""
@@ -252,14 +252,14 @@ def pieces(answer: PlanAnswer, plan: AnsweredPlan) -> list[BarSegment]:
     found = [
         BarSegment(
             QCoreApplication.translate("Forecast", "Other programs"),
-            answer.card.total - answer.card.free,
+            answer.gpu.total - answer.gpu.free,
             "edge",
             ours=False,
         ),
         BarSegment(QCoreApplication.translate("Forecast", "CUDA"), plan.forecast.outside, "disabled"),
     ]
     phase = plan.decisive
-    taken = plan.taken(phase.reserved)
+    taken = plan.reserved(phase.reserved)
     if phase.peaks:
         kinds = max(phase.peaks, key=lambda one: one.allocated).by_kind
         found += [BarSegment(words.kind_name(kind), kinds.get(kind, 0), role) for kind, role in KINDS.items()]
@@ -282,10 +282,10 @@ class MemoryBar(QWidget):
 
     def show_plan(self, answer: PlanAnswer, plan: AnsweredPlan) -> None:
         """Show the GPU memory of a plan."""
-        card = answer.card
+        gpu = answer.gpu
         self.pieces = pieces(answer, plan)
-        self._limit = card.total - card.free + plan.forecast.outside + card.budget
-        self._total = max(card.total, sum(piece.bytes for piece in self.pieces))
+        self._limit = gpu.total - gpu.free + plan.forecast.outside + gpu.budget
+        self._total = max(gpu.total, sum(piece.bytes for piece in self.pieces))
         told = [f"{piece.name} {words.gigabytes(piece.bytes)}" for piece in self.pieces]
         self.setAccessibleDescription(", ".join(told))
         self.updateGeometry()
@@ -319,7 +319,7 @@ class MemoryBar(QWidget):
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
         """Paint bar, mark and legend."""
-        now, painter = colours(), QPainter(self)
+        now, painter = colors(), QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         bar = QRectF(0.5, _MARK + 0.5, self.width() - 1, _BAR)
         painter.fillRect(bar, QColor(now.base))
@@ -336,11 +336,11 @@ class MemoryBar(QWidget):
 
     def _paint_limit(self, painter: QPainter, bar: QRectF) -> None:
         place = bar.left() + self._limit * bar.width() / self._total
-        painter.setPen(QPen(QColor(colours().text), 2))
+        painter.setPen(QPen(QColor(colors().text), 2))
         painter.drawLine(QPointF(place, bar.top() - _MARK + 1), QPointF(place, bar.bottom() + _MARK - 1))
 
     def _paint_legend(self, painter: QPainter) -> None:
-        now, top = colours(), _BAR + 2 * _MARK
+        now, top = colors(), _BAR + 2 * _MARK
         for piece, (left, line) in zip(self.pieces, self._legend(self.width()), strict=False):
             swatch = QRectF(left + 0.5, top + line + (_LINE - _SWATCH) / 2, _SWATCH, _SWATCH)
             painter.setPen(QPen(QColor(now.edge), 1))
@@ -353,7 +353,7 @@ class MemoryBar(QWidget):
         self._paint_label(painter, left, top + line, self._limit_label())
 
     def _paint_label(self, painter: QPainter, left: int, top: int, label: str) -> None:
-        painter.setPen(QColor(colours().text))
+        painter.setPen(QColor(colors().text))
         text = QRectF(left + _SWATCH + 6, top, self.width(), _LINE)
         painter.drawText(text, Qt.AlignmentFlag.AlignVCenter, label)
 
@@ -385,4 +385,4 @@ class MemoryBar(QWidget):
 
 def _brush(piece: BarSegment) -> QBrush:
     style = Qt.BrushStyle.SolidPattern if piece.ours else Qt.BrushStyle.BDiagPattern
-    return QBrush(QColor(getattr(colours(), piece.colour)), style)
+    return QBrush(QColor(getattr(colors(), piece.color)), style)

@@ -22,11 +22,11 @@ from PySide6.QtWidgets import (
 
 from app.core.jobs.settings import title_of
 from app.core.planning.answer import AnsweredPlan, PlanAnswer, PreflightCheck
-from app.qt.theme import colours, set_icon
+from app.qt.theme import colors, set_icon
 from app.qt.train import words
-from app.qt.train.form import shown
+from app.qt.train.form import to_text
 from app.qt.widgets import plain_tip
-from trainer.errors import joined
+from trainer.errors import sentence_and_remedy
 
 _TITLE = 84
 _ICONS = {"error": ("error", "bad"), "warning": ("warning", "warning"), "info": ("info", "muted")}
@@ -55,7 +55,7 @@ class PlanRow(NamedTuple):
 class PlanTable(QWidget):
     """Table of plans; emits `taken` with the keys and title of the plan that the user applies."""
 
-    taken = Signal(object, str)
+    reserved = Signal(object, str)
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -79,18 +79,22 @@ class PlanTable(QWidget):
         if answer.pick is not None:
             found = [
                 (self.tr("Recommended"), answer.pick, ""),
-                (self.tr("Faster"), answer.quicker, words.too_large(answer.missing, answer.room)),
+                (self.tr("Faster"), answer.faster, words.too_large(answer.missing, answer.memory_advice)),
                 (self.tr("Uses less memory"), answer.smaller, self.tr("leaves memory for other programs")),
                 (self.tr("Quantized"), answer.quantized, ""),
             ]
             yield from (PlanRow(title, plan, note, plan.keys) for title, plan, note in found if plan is not None)
             return
-        if answer.lighter is not None:
+        if answer.reduced_recipe is not None:
             keys = {f"recipe.{key}": value for key, value in answer.changes.items()}
-            changes = ", ".join(f"{title_of(key)} {shown(value)}" for key, value in keys.items())
-            yield PlanRow(self.tr("Would fit"), answer.lighter, self.tr("with {keys}").format(keys=changes), keys)
+            changes = ", ".join(f"{title_of(key)} {to_text(value)}" for key, value in keys.items())
+            yield PlanRow(
+                self.tr("Would fit"), answer.reduced_recipe, self.tr("with {keys}").format(keys=changes), keys
+            )
         if answer.smaller is not None:
-            yield PlanRow(self.tr("Smallest"), answer.smaller, words.too_large(answer.missing, answer.room), {})
+            yield PlanRow(
+                self.tr("Smallest"), answer.smaller, words.too_large(answer.missing, answer.memory_advice), {}
+            )
 
     def _line(self, row: PlanRow, answer: PlanAnswer) -> QWidget:
         line = QFrame()
@@ -116,7 +120,7 @@ class PlanTable(QWidget):
         return line
 
     def _figures(self, plan: AnsweredPlan) -> str:
-        return f"{words.duration(plan.forecast.seconds)} · {words.gigabytes(plan.needed)}"
+        return f"{words.format_duration(plan.forecast.seconds)} · {words.gigabytes(plan.needed)}"
 
     def _button(self, row: PlanRow) -> QPushButton:
         from trainer.config.toml_file import toml_value  # the schema takes a fifth of a second, after the window
@@ -125,7 +129,7 @@ class PlanTable(QWidget):
         button.setAccessibleName(self.tr("Use this plan: {plan}").format(plan=row.title))
         keys = ", ".join(f"{key} = {toml_value(value)}" for key, value in row.keys.items())
         button.setToolTip(self.tr("Writes into the job: {keys}").format(keys=keys))
-        button.clicked.connect(lambda: self.taken.emit(row.keys, row.title))
+        button.clicked.connect(lambda: self.reserved.emit(row.keys, row.title))
         return button
 
 
@@ -143,7 +147,7 @@ class ShareBar(QWidget):
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
         """Paint the background and the filled share."""
-        now, painter = colours(), QPainter(self)
+        now, painter = colors(), QPainter(self)
         painter.fillRect(self.rect(), QColor(now.base))
         painter.fillRect(QRectF(0, 0, max(self.width() * self._share, 2), self.height()), QColor(now.series3))
 
@@ -168,8 +172,8 @@ class PhaseTable(QWidget):
             number, name = QLabel(str(row + 1)), QLabel(words.phase_name(phase.phase))
             number.setProperty("role", "muted")
             name.setProperty("role", "heading" if decides else "")
-            time = QLabel(words.duration(phase.seconds) if phase.seconds >= 0.5 else self.tr("under 1 s"))
-            memory = QLabel(words.gigabytes(phase.host if on_cpu else plan.taken(phase.reserved)))
+            time = QLabel(words.format_duration(phase.seconds) if phase.seconds >= 0.5 else self.tr("under 1 s"))
+            memory = QLabel(words.gigabytes(phase.host if on_cpu else plan.reserved(phase.reserved)))
             if decides:
                 memory.setProperty("role", "heading")
                 memory.setToolTip(self.tr("This phase needs the most memory."))
@@ -222,7 +226,7 @@ class PreflightList(QWidget):
             mark.setFocusPolicy(Qt.FocusPolicy.NoFocus)
             mark.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
         remedy = QCoreApplication.translate("Preflight", check.remedy) if check.remedy else ""
-        text = QLabel(joined(_sentence(check), remedy))
+        text = QLabel(sentence_and_remedy(_sentence(check), remedy))
         text.setToolTip(plain_tip(check.key))
         text.setTextFormat(Qt.TextFormat.PlainText)
         text.setWordWrap(True)

@@ -29,7 +29,7 @@ from app.qt.train import words
 from app.qt.train.forecast.charts import MemoryBar, PeakMark, Timeline, described
 from app.qt.train.forecast.lists import PhaseTable, PlanTable, PreflightList
 from app.qt.widgets import QT_TRANSLATE_NOOP, ComboBox
-from trainer.protocol.forecast import SEARCHED
+from trainer.protocol.forecast import SEARCHED_FIT_KEYS
 
 if TYPE_CHECKING:
     from app.core.jobs.draft import Draft
@@ -59,7 +59,7 @@ ACTIONS = (
 )
 
 
-class CardChooser(QWidget):
+class GpuChooser(QWidget):
     """Chooser of the device that the details are for; emits `chosen` with `HERE`, a GPU name or a memory size."""
 
     chosen = Signal(str)
@@ -71,13 +71,13 @@ class CardChooser(QWidget):
         self.box, self.uses = ComboBox(), QLabel()
         self._build()
         self._fill()
-        self.box.activated.connect(lambda _: self.chosen.emit(self.card))
+        self.box.activated.connect(lambda _: self.chosen.emit(self.gpu))
         line = self.box.lineEdit()
         assert line is not None
-        line.returnPressed.connect(lambda: self.chosen.emit(self.card))
+        line.returnPressed.connect(lambda: self.chosen.emit(self.gpu))
 
     @property
-    def card(self) -> str:
+    def gpu(self) -> str:
         """Return the chosen device."""
         text = self.box.currentText().strip()
         known = self.box.findText(text)
@@ -112,7 +112,7 @@ class CardChooser(QWidget):
 
     def _fill(self) -> None:
         """List this PC's device first; keep the choice."""
-        former = self.card if self.box.count() else HERE
+        former = self.gpu if self.box.count() else HERE
         self.box.clear()
         self.box.addItem(self._here(), HERE)
         self.box.addItem(NAMED, NAMED)
@@ -123,29 +123,29 @@ class CardChooser(QWidget):
             self.box.setEditText(former)
 
     def _here(self) -> str:
-        card = self._forecaster.here
-        if self._on_cpu or card is None:
+        gpu = self._forecaster.here
+        if self._on_cpu or gpu is None:
             return self.tr("This PC: CPU")
-        return self.tr("This PC: {card}").format(card=_short(card.name))
+        return self.tr("This PC: {card}").format(card=_short(gpu.name))
 
     def _uses(self) -> str:
         """Return a note on this PC's GPU: free memory and programs that use it, or why it is not used."""
         forecaster = self._forecaster
-        if forecaster.cards is None:
+        if forecaster.gpus is None:
             return ""
-        if forecaster.card_error is not None:
-            return in_words(forecaster.card_error)
-        card = forecaster.here
-        if card is None:
+        if forecaster.gpu_error is not None:
+            return in_words(forecaster.gpu_error)
+        gpu = forecaster.here
+        if gpu is None:
             return self.tr("No NVIDIA GPU was found, so training uses the CPU.")
         if self._on_cpu:
             return self.tr("This job trains on the CPU.")
-        if self.card != HERE:
+        if self.gpu != HERE:
             return ""
         free = self.tr("{free} of {total} free.").format(
-            free=words.gigabytes(card.free_bytes), total=words.gigabytes(card.total_bytes)
+            free=words.gigabytes(gpu.free_bytes), total=words.gigabytes(gpu.total_bytes)
         )
-        told = [f"{use.name} {words.gigabytes(use.bytes)}" if use.bytes else use.name for use in card.uses[:_NAMES]]
+        told = [f"{use.name} {words.gigabytes(use.bytes)}" if use.bytes else use.name for use in gpu.uses[:_NAMES]]
         others = self.tr("Also in use by {programs}.").format(programs=", ".join(told)) if told else ""
         return f"{free} {others}".strip()
 
@@ -161,8 +161,8 @@ _PAUSE_MS, _LOOK_MS = 250, 5000
 class ForecastPanel(QWidget):
     """Panel that requests a forecast when the job changes; meanwhile the last one is marked as outdated."""
 
-    said = Signal(str)
-    told = Signal(str, str, object)
+    message_shown = Signal(str)
+    notified = Signal(str, str, object)
     failed = Signal(object)
     wanted = Signal(str)
     """Emitted with the key of a setting that the user wants to see."""
@@ -175,14 +175,14 @@ class ForecastPanel(QWidget):
         self._leave: list[Callable[[], None]] = []
         self._fresh = False
         self._soon, self._looks = QTimer(self), QTimer(self)
-        self.chooser = CardChooser(self.forecaster)
+        self.chooser = GpuChooser(self.forecaster)
         self.headline, self.state, self.stale = QLabel(), QLabel(), QLabel()
         self.bar = QProgressBar()
         self.checks = PreflightList()
-        self.memory, self.timeline, self.spot = MemoryBar(), Timeline(), QLabel()
+        self.memory, self.timeline, self.marker = MemoryBar(), Timeline(), QLabel()
         self.phases, self.plans, self.fallbacks = PhaseTable(), PlanTable(), QLabel()
         self.again = QPushButton()
-        self.comparison, self.course = QLabel(), QLabel()
+        self.comparison, self.timeline_title = QLabel(), QLabel()
         self._of_gpu: list[QWidget] = []
         """Widgets that are shown for a GPU only."""
         self.key = QLabel()
@@ -199,7 +199,7 @@ class ForecastPanel(QWidget):
         for leave in self._leave:
             leave()
         self._leave, self._draft, self._fresh = [], draft, False
-        self.forecaster.forget()
+        self.forecaster.clear()
         if draft is not None:
             self._leave = [
                 draft.changed.connect(lambda _: self._outdate()),
@@ -231,14 +231,14 @@ class ForecastPanel(QWidget):
     def has_planned_keys(self) -> bool:
         """Return whether the job sets a key that is otherwise planned."""
         draft = self._draft
-        return draft is not None and any(draft.get(f"fit.{name}") is not None for name in SEARCHED)
+        return draft is not None and any(draft.get(f"fit.{name}") is not None for name in SEARCHED_FIT_KEYS)
 
     def plan_again(self) -> None:
         """Remove the planned keys from the job."""
         if self._draft is not None:
 
             def work(values: dict[str, Any]) -> None:
-                for name in SEARCHED:
+                for name in SEARCHED_FIT_KEYS:
                     drop(values, f"fit.{name}")
 
             self._draft.edit(self.tr("Plan memory settings again"), work)
@@ -248,7 +248,7 @@ class ForecastPanel(QWidget):
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
         """Read the GPU's state, and request the forecast if it is outdated."""
         super().showEvent(event)
-        self.forecaster.look()
+        self.forecaster.read_gpus()
         self._looks.start(_LOOK_MS)
         if not self._fresh:
             self._ask_soon()
@@ -259,7 +259,7 @@ class ForecastPanel(QWidget):
         self._looks.stop()
         self._soon.stop()
         self._fresh = self._fresh and not self.forecaster.waiting
-        self.forecaster.rest()
+        self.forecaster.stop()
 
     # --- asking
 
@@ -277,7 +277,7 @@ class ForecastPanel(QWidget):
 
     def _ask(self) -> None:
         draft = self._draft
-        if draft is None or draft.job is None or draft.file.unsaved or self.forecaster.cards is None:
+        if draft is None or draft.job is None or draft.file.unsaved or self.forecaster.gpus is None:
             return  # a change of any of these requests the forecast again
         self._fresh = True
         self.forecaster.ask(ForecastRequest.of(draft, HERE), self._compared_gpu())
@@ -285,27 +285,27 @@ class ForecastPanel(QWidget):
     def _on_cpu(self) -> bool:
         """Return whether training will use the CPU: the job says so, or this PC has no working GPU."""
         by_job = self._draft is not None and self._draft.get("fit.device") == "cpu"
-        return by_job or self.forecaster.cards == ()
+        return by_job or self.forecaster.gpus == ()
 
     def _compared_gpu(self) -> str | None:
         """Return the GPU to compare with; None where the details are for the device that training uses."""
-        return None if self.chooser.card == HERE else self.chooser.card
+        return None if self.chooser.gpu == HERE else self.chooser.gpu
 
     def _detailed(self) -> PlanAnswer | None:
         """Return the answer that the details show."""
         return self.forecaster.answer if self._compared_gpu() is None else self.forecaster.compared
 
-    def _see_cards(self) -> None:
+    def _on_gpus_changed(self) -> None:
         """Request the forecast again if other programs took or freed much GPU memory."""
         self.chooser.renew(on_cpu=self._on_cpu())
-        answer, card = self.forecaster.answer, self.forecaster.here
-        if card and answer and not answer.on_cpu and not self.forecaster.waiting:
-            moved = abs(card.free_bytes - answer.card.free)
+        answer, gpu = self.forecaster.answer, self.forecaster.here
+        if gpu and answer and not answer.on_cpu and not self.forecaster.waiting:
+            moved = abs(gpu.free_bytes - answer.gpu.free)
             self._fresh = self._fresh and moved < _WORTH_ASKING
         if not self._fresh:
             self._ask_soon()
 
-    def _see_pictures(self) -> None:
+    def _on_images_changed(self) -> None:
         """Request the forecast when this page is shown next, because images or captions changed on another page."""
         self._fresh = self._fresh and self.isVisible()
 
@@ -326,7 +326,7 @@ class ForecastPanel(QWidget):
                     put(values, key, value)
 
             self._draft.edit(self.tr("Plan: {title}").format(title=title), work)
-            self.said.emit(self.tr("Plan applied to the job. Undo removes it."))
+            self.message_shown.emit(self.tr("Plan applied to the job. Undo removes it."))
 
     # --- showing
 
@@ -355,7 +355,9 @@ class ForecastPanel(QWidget):
         """Show the details of an answer; on the CPU there is no GPU memory and no plan to choose."""
         for part in self._of_gpu:
             part.setVisible(not answer.on_cpu)
-        self.course.setText(self.tr("Time and main memory") if answer.on_cpu else self.tr("Memory over the run"))
+        self.timeline_title.setText(
+            self.tr("Time and main memory") if answer.on_cpu else self.tr("Memory over the run")
+        )
         self.phases.show_plan(best)
         if answer.on_cpu:
             return
@@ -397,13 +399,13 @@ class ForecastPanel(QWidget):
             "asked": self.tr("Forecasting…"),
         }.get(self.forecaster.state, "")
 
-    def _tell_spot(self, spot: PeakMark | None) -> None:
+    def _show_marker(self, spot: PeakMark | None) -> None:
         """Show what a peak consists of."""
         if spot is None:
-            self.spot.setText("")
+            self.marker.setText("")
             return
         name, size = words.phase_name(spot.phase.phase), words.gigabytes(spot.peak.allocated)
-        self.spot.setText(f"{name}, {spot.peak.name}: {size}\n{described(spot)}")
+        self.marker.setText(f"{name}, {spot.peak.name}: {size}\n{described(spot)}")
 
     # --- building
 
@@ -421,11 +423,11 @@ class ForecastPanel(QWidget):
         self.bar.setAccessibleName(self.tr("The forecast is being computed"))
         self.again.setText(self.tr("Plan memory settings again"))
         self.again.setToolTip(self.tr("Removes the memory settings chosen here from the job and plans them again."))
-        self.spot.setMinimumHeight(self.spot.fontMetrics().lineSpacing() * 3)
-        self.spot.setAlignment(Qt.AlignmentFlag.AlignTop)
+        self.marker.setMinimumHeight(self.marker.fontMetrics().lineSpacing() * 3)
+        self.marker.setAlignment(Qt.AlignmentFlag.AlignTop)
         self.key.setProperty("role", "muted")
         self.comparison.setProperty("role", "muted")
-        for label in (self.headline, self.comparison, self.state, self.stale, self.key, self.spot, self.fallbacks):
+        for label in (self.headline, self.comparison, self.state, self.stale, self.key, self.marker, self.fallbacks):
             label.setTextFormat(Qt.TextFormat.PlainText)
             label.setWordWrap(True)
         inner = QWidget()
@@ -452,7 +454,7 @@ class ForecastPanel(QWidget):
         column.setSpacing(6)
         for heading, parts in (
             (QLabel(self.tr("Memory at the peak")), (self.memory,)),
-            (self.course, (self.timeline, self.key, self.spot, self.phases)),
+            (self.timeline_title, (self.timeline, self.key, self.marker, self.phases)),
             (QLabel(self.tr("Plans")), (self.plans,)),
             (QLabel(self.tr("If memory still runs out")), (self.fallbacks,)),
         ):
@@ -461,7 +463,7 @@ class ForecastPanel(QWidget):
             column.addWidget(heading)
             for part in parts:
                 column.addWidget(part)
-            self._of_gpu += [part for part in (heading, *parts) if part not in (self.course, self.phases)]
+            self._of_gpu += [part for part in (heading, *parts) if part not in (self.timeline, self.phases)]
         return self.figures
 
     def _key_words(self, plan: AnsweredPlan) -> str:
@@ -474,16 +476,16 @@ class ForecastPanel(QWidget):
 
     def _connect(self) -> None:
         self._soon.timeout.connect(self._ask)
-        self._looks.timeout.connect(self.forecaster.look)
+        self._looks.timeout.connect(self.forecaster.read_gpus)
         self.chooser.chosen.connect(lambda _: self._choose())
-        self.timeline.pointed.connect(self._tell_spot)
-        self.plans.taken.connect(self._take)
+        self.timeline.pointed.connect(self._show_marker)
+        self.plans.reserved.connect(self._take)
         self.again.clicked.connect(self.plan_again)
         self.checks.wanted.connect(self.wanted)
         ends = [
             self.forecaster.changed.connect(lambda _: self._renew()),
-            self.forecaster.seen.connect(lambda _: self._see_cards()),
-            self.session.library.altered.connect(lambda _: self._see_pictures()),
+            self.forecaster.gpus_read.connect(lambda _: self._on_gpus_changed()),
+            self.session.library.altered.connect(lambda _: self._on_images_changed()),
         ]
         forecaster = self.forecaster
 

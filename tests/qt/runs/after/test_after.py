@@ -14,14 +14,14 @@ from shiboken6 import delete
 from app.core.models.verdict import Destination
 from app.core.runs.queue import Look
 from app.qt.actions.commands import Commands
-from app.qt.runs.after.export import CardDialog, ExportDialog
+from app.qt.runs.after.export import ModelCardDialog, ExportDialog
 from app.qt.runs.after.grid_dialog import GridDialog
 from app.qt.runs.after.panel import AfterPanel
 from app.qt.runs.after.strip import ImageView
 from tests.support.drafts import opened
 from tests.support.finished import DEMO, PROMPTS, write_finished_run
 from trainer.files.header import read_header
-from trainer.protocol.queue import Entry, Reading
+from trainer.protocol.queue import Entry, QueueSnapshot
 
 
 @pytest.fixture
@@ -117,22 +117,22 @@ def test_a_prompt_is_tried_out_and_a_grid_is_drawn_and_taken_from(panel, run, se
     box = panel.trying
     assert box.prompt.toPlainText() == PROMPTS[0] and box.width_box.value() == 128
     box.prompt.setPlainText("a green tree")
-    qtbot.mouseClick(box.draw_button, Qt.MouseButton.LeftButton)
+    qtbot.mouseClick(box.render_button, Qt.MouseButton.LeftButton)
     assert box.is_drawing() and box.cancel_button.isVisible()
-    qtbot.waitUntil(lambda: box.picture.shows)
+    qtbot.waitUntil(lambda: box.image.shows)
     qtbot.waitUntil(lambda: box.drawing.stage == "done")
     assert not box.progress.isVisible()
-    with Image.open(box.picture.file) as picture:
+    with Image.open(box.image.file) as picture:
         drawn = json.loads(picture.text["impasto"])
     assert drawn["prompt"] == "a green tree" and drawn["loras"] == ["neon-step000200.safetensors:1"]
-    assert box.picture.file.parent == run.directory.path / "tries"
+    assert box.image.file.parent == run.directory.path / "tries"
 
     panel.show_grid()
     dialog = panel.dialog
     assert isinstance(dialog, GridDialog) and [one.step for one in dialog.chosen()] == [200, 300]
     assert dialog.steps.currentRow() == 1
     dialog.strengths.setText("1, x")
-    assert not dialog.draw_button.isEnabled() and "numbers" in dialog.count.text()
+    assert not dialog.render_button.isEnabled() and "numbers" in dialog.count.text()
     dialog.strengths.setText("0,8, 1")
     assert dialog.chosen_strengths() == [0, 8, 1]
     language = QLocale()
@@ -143,13 +143,13 @@ def test_a_prompt_is_tried_out_and_a_grid_is_drawn_and_taken_from(panel, run, se
     dialog.strengths.setText("0, 1")
     dialog.prompts.setPlainText("a green tree\na red star")
     assert dialog.count.text() == "8 images, all with seed 1."
-    qtbot.mouseClick(dialog.draw_button, Qt.MouseButton.LeftButton)
+    qtbot.mouseClick(dialog.render_button, Qt.MouseButton.LeftButton)
     qtbot.waitUntil(lambda: dialog.drawing.over)
     assert dialog.drawing.stage == "done"
     qtbot.waitUntil(lambda: all(dialog.table.item(row, column) for row in range(2) for column in range(4)))
     cells = {number: pixels(file) for number, file in dialog.drawing.files.items()}
     at = {(column, row): cells[2 * column + row] for column in range(4) for row in range(2)}
-    assert np.array_equal(at[1, 0], pixels(box.picture.file)), "the cell of step 200 at 1 is what was tried out"
+    assert np.array_equal(at[1, 0], pixels(box.image.file)), "the cell of step 200 at 1 is what was tried out"
     assert np.array_equal(at[0, 0], at[2, 0]), "at 0 every step is the base"
     assert not np.array_equal(at[1, 0], at[3, 0]) and not np.array_equal(at[1, 0], at[0, 0])
     dialog.table.setCurrentCell(1, 3)
@@ -157,28 +157,28 @@ def test_a_prompt_is_tried_out_and_a_grid_is_drawn_and_taken_from(panel, run, se
     assert panel.strip.current().step == 300 and box.strength.value() == 1.0
 
     box.prompt.setPlainText("another")
-    box.draw()
+    box.start_rendering()
     qtbot.mouseClick(box.cancel_button, Qt.MouseButton.LeftButton)
     assert box.drawing.stage == "cancelled" and not box.cancel_button.isVisible()
 
-    box.draw()
+    box.start_rendering()
     session.renderer.make_way(queued(WAITING))
     assert box.is_drawing(), "on the CPU there is room for both"
     with qtbot.waitSignal(panel.failed) as failed:
         session.renderer._served._process.kill()
-    assert failed.args[0].code == "render.ended" and not box.is_drawing() and box.draw_button.isEnabled()
+    assert failed.args[0].code == "render.ended" and not box.is_drawing() and box.render_button.isEnabled()
 
 
 WAITING = Entry("00000000", None, None, "waiting")
 
 
 def queued(entry, *, held=False, working=True):
-    return Look(Reading((entry,), held=held), working=working)
+    return Look(QueueSnapshot((entry,), held=held), working=working)
 
 
 def test_a_training_that_waits_takes_the_card(panel, session, qtbot):
     """The process that draws is ended: even without a base it would hold some of the card."""
-    panel.trying.draw()
+    panel.trying.start_rendering()
     process = session.renderer._served._process
     for free in (
         queued(Entry("00000000", None, None, "running")),
@@ -205,14 +205,14 @@ def test_what_was_written_stays_when_the_run_goes_on_and_begins_anew_with_anothe
 
 def test_a_picture_goes_out_only_with_what_it_was_drawn_with(panel, session, qtbot, tmp_path):
     box, (first, second) = panel.trying, panel.strip.candidates.all[-2:]
-    bare, drawn = [replace(one, pictures={}) for one in (first, second)], first.pictures[0]
+    bare, drawn = [replace(one, images={}) for one in (first, second)], first.images[0]
     panel.choose(first.step)
-    box.draw()
+    box.start_rendering()
     asked = box.drawing
     session.renderer._on_answered({"id": session.renderer._number, "state": "drawn", "picture": 0, "file": str(drawn)})
-    assert panel._picture(bare[0]) == drawn and panel._picture(bare[1]) is None
+    assert panel._image(bare[0]) == drawn and panel._image(bare[1]) is None
     box.show_job(panel._run.job, tmp_path)  # another run is looked at
-    assert asked.stage == "cancelled" and box.picture.file is None and panel._picture(bare[0]) is None
+    assert asked.stage == "cancelled" and box.image.file is None and panel._image(bare[0]) is None
 
 
 def test_one_click_exports_to_a_program_and_asks_before_it_replaces(panel, session, qtbot, tmp_path, monkeypatch):
@@ -220,18 +220,18 @@ def test_one_click_exports_to_a_program_and_asks_before_it_replaces(panel, sessi
     monkeypatch.setattr(session.models, "destinations", lambda: [comfy])
     session.models.changed.emit(None)
     assert panel.send_button.text() == "Export to ComfyUI"
-    with qtbot.waitSignal(panel.told) as told:
+    with qtbot.waitSignal(panel.notified) as told:
         qtbot.mouseClick(panel.send_button, Qt.MouseButton.LeftButton)
     assert told.args[1] == "info"
     made = comfy.folder / "neon-step000200.safetensors"
     assert read_header(made, "lora").metadata["modelspec.thumbnail"].startswith("data:image/jpeg;base64,")
-    assert np.array_equal(pixels(made.with_suffix(".png")), pixels(panel.strip.current().pictures[0]))
+    assert np.array_equal(pixels(made.with_suffix(".png")), pixels(panel.strip.current().images[0]))
     made.write_bytes(b"another")
-    with qtbot.waitSignal(panel.told) as told:
+    with qtbot.waitSignal(panel.notified) as told:
         panel.send()
     sentence, kind, (title, replace) = told.args
     assert "already" in sentence and (kind, title) == ("warning", "Replace") and made.read_bytes() == b"another"
-    with qtbot.waitSignal(panel.told):
+    with qtbot.waitSignal(panel.notified):
         replace()
     assert read_header(made, "lora").metadata["modelspec.title"] == "neon"
 
@@ -248,7 +248,7 @@ def test_the_export_dialog_takes_what_the_file_says_and_remembers_a_folder(panel
     dialog.name.setText("glow")
     dialog.author.setText("<b>me</b>")
     dialog.license.setCurrentText("CC0-1.0")
-    with qtbot.waitSignal(panel.told):
+    with qtbot.waitSignal(panel.notified):
         qtbot.mouseClick(dialog.export_button, Qt.MouseButton.LeftButton)
     said = read_header(tmp_path / "Lora é" / "glow.safetensors", "lora").metadata
     assert (said["modelspec.author"], said["modelspec.license"], said["ss_output_name"]) == (
@@ -268,7 +268,7 @@ def test_it_is_trained_longer_and_begun_anew(panel, session, run, qtbot, monkeyp
     panel.dialog.accept()
     assert asked == [(run.directory.path, 450)]
     went = []
-    session.going.job.connect(went.append)
+    session.navigator.job.connect(went.append)
     panel.begin_again()
     qtbot.waitUntil(lambda: bool(went))
     draft = opened(went[0], session.tasks)
@@ -288,10 +288,10 @@ def test_captions_that_were_edited_since_are_told_and_the_card_says_what_was_lea
     qtbot.waitUntil(lambda: "captions changed: 2" in panel.edited_words.text())
     qtbot.waitUntil(lambda: panel.strip.current() is not None)
     panel.show_card()
-    qtbot.waitUntil(lambda: isinstance(panel.dialog, CardDialog))
+    qtbot.waitUntil(lambda: isinstance(panel.dialog, ModelCardDialog))
     text = panel.dialog.text.toPlainText()
     assert text.startswith("# neon\n") and "| Validation loss | 0.0832 |" in text and "| Images | 18 |" in text
-    with qtbot.waitSignal(panel.dialog.said):
+    with qtbot.waitSignal(panel.dialog.message_shown):
         panel.dialog.save(tmp_path / "card.md")
     assert (tmp_path / "card.md").read_text(encoding="utf-8") == text
     panel.dialog.close()

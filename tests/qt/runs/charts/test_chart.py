@@ -7,12 +7,12 @@ from PySide6.QtGui import QColor, QWheelEvent
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 
-from app.core.runs.run import CardWatch
+from app.core.runs.run import GpuMonitor
 from app.core.runs.series import Mark
 from app.qt.runs.charts.board import Board, ChartOptions
 from app.qt.runs.charts.chart import Chart
 from app.qt.runs.charts.painting import ChartLine, ChartSpec, Level, number
-from app.qt.theme import colours
+from app.qt.theme import colors
 from tests.support.runs import step_event, write_events, write_run
 from trainer.protocol.events import Validation
 
@@ -50,18 +50,18 @@ def test_a_line_is_painted_where_its_values_are_and_has_gaps_where_they_are_not_
     values = np.where((STEPS > 40) & (STEPS < 60), np.nan, 0.2 + STEPS / 100)
     chart.draw(ChartSpec([line(values)]))
     for step in (10, 30, 80):
-        rows = ink(chart, step, colours().series1)
+        rows = ink(chart, step, colors().series1)
         assert abs(np.mean(rows) - chart.plot.scale.up(0.2 + step / 100)) < 2.0, step
-    assert ink(chart, 50, colours().series1) == []
+    assert ink(chart, 50, colors().series1) == []
 
 
 def test_on_a_logarithmic_axis_tenfold_is_everywhere_as_far(chart):
     chart.draw(ChartSpec([line(10.0 ** (-STEPS / 25.0))], logarithmic=True))
-    ups = [np.mean(ink(chart, step, colours().series1)) for step in (25, 50, 75)]
+    ups = [np.mean(ink(chart, step, colors().series1)) for step in (25, 50, 75)]
     assert abs((ups[1] - ups[0]) - (ups[2] - ups[1])) <= 2.0
     assert ups[0] < ups[1] < ups[2]
     chart.draw(ChartSpec([line(np.where(STEPS == 50, 0.0, 1.0))], logarithmic=True))
-    assert ink(chart, 50, colours().series1) == []  # nothing has no logarithm
+    assert ink(chart, 50, colors().series1) == []  # nothing has no logarithm
 
 
 def test_a_peak_between_a_million_points_is_seen(chart):
@@ -70,26 +70,26 @@ def test_a_peak_between_a_million_points_is_seen(chart):
     values[500_000] = 3.0
     chart.draw(ChartSpec([line(values, "thin", steps)]))
     chart.show_steps(0.0, 1e6)
-    rows = [row for by in (-2, 0, 2) for row in ink(chart, 500_001 + by * 1000, colours().series1)]
+    rows = [row for by in (-2, 0, 2) for row in ink(chart, 500_001 + by * 1000, colors().series1)]
     assert max(rows) - min(rows) > 0.8 * chart.plot.scale.field.height()
 
 
 def test_a_step_between_two_that_are_not_known_is_a_dot(chart):
     chart.draw(ChartSpec([line(np.where(STEPS == 50, 0.5, np.nan))]))
-    assert ink(chart, 50, colours().series1)
+    assert ink(chart, 50, colors().series1)
 
 
 def test_best_step_levels_and_marks_are_painted(chart):
     marks = [Mark("out_of_memory", 20), Mark("saved", 30)]
     chart.draw(ChartSpec([line(STEPS)], [Level("limit", 50.0, "series3")], marks, best=60))
     field = chart.plot.scale.field
-    assert len(ink(chart, 20, colours().bad)) > 0.9 * field.height()
-    assert 0 < len(ink(chart, 30, colours().good)) < 0.1 * field.height()
-    assert len(ink(chart, 60, colours().good)) > 0.3 * field.height()  # broken, and a point between
-    dashes = [ink(chart, step, colours().series3) for step in range(70, 90)]
+    assert len(ink(chart, 20, colors().bad)) > 0.9 * field.height()
+    assert 0 < len(ink(chart, 30, colors().good)) < 0.1 * field.height()
+    assert len(ink(chart, 60, colors().good)) > 0.3 * field.height()  # broken, and a point between
+    dashes = [ink(chart, step, colors().series3) for step in range(70, 90)]
     assert any(dashes) and not all(dashes)
     chart.draw(ChartSpec([line(STEPS)], best=None))
-    assert ink(chart, 60, colours().good) == []
+    assert ink(chart, 60, colors().good) == []
 
 
 def test_lines_are_painted_once_for_as_many_places_of_the_cursor_as_there_are(chart, qtbot):
@@ -154,7 +154,7 @@ def test_only_held_out_pictures_tell_a_best_step_and_the_chart_says_which_they_a
     run = session.runs.open(directory.path)
     run.read()
     qtbot.waitUntil(lambda: run.loaded)
-    board = Board(CardWatch(session.tasks))
+    board = Board(GpuMonitor(session.tasks))
     qtbot.addWidget(board)
     board.draw([run], ChartOptions())
     qtbot.waitUntil(lambda: not board._next.isActive())
@@ -168,7 +168,7 @@ def test_charts_are_made_when_they_are_drawn(session, qtbot, tmp_path):
     run = session.runs.open(write_run(tmp_path, "run", 50).path)
     run.read()
     qtbot.waitUntil(lambda: run.loaded)
-    board = Board(CardWatch(session.tasks))
+    board = Board(GpuMonitor(session.tasks))
     qtbot.addWidget(board)
     assert board.findChildren(Chart) == []
     board.draw([run], ChartOptions())

@@ -17,7 +17,7 @@ from app.core.runs.series import CellIndex
 from app.core.session import Session
 from app.qt.actions.commands import Commands
 from app.qt.runs.samples.matrix import SampleMatrix
-from app.qt.theme import colours
+from app.qt.theme import colors
 from tests.support.told_runs import PROMPTS, Teller, held, new_run, sample
 from trainer.protocol import events
 
@@ -58,7 +58,7 @@ def matrix(qtbot: QtBot, session: Session, run: Run) -> Iterator[SampleMatrix]:
 def arrive(qtbot: QtBot, run: Run) -> None:
     """Read what is new, as the page's clock does."""
     heard: list[None] = []
-    end = run.looked.connect(heard.append)
+    end = run.polled.connect(heard.append)
     run.read()
     qtbot.waitUntil(lambda: bool(heard))
     end()
@@ -92,12 +92,12 @@ def _ground(spot: CellIndex) -> tuple[int, int, int]:
 
 
 def test_only_what_is_seen_is_decoded(matrix, qtbot, session):
-    seen = {matrix.grid.picture(spot).id for spot in matrix.grid.seen()}
+    seen = {matrix.grid.image(spot).id for spot in matrix.grid.seen()}
     made: set[int] = set()
-    session.thumbnails.ready.connect(lambda thumbnail: made.add(thumbnail.picture))
-    qtbot.waitUntil(lambda: all(session.thumbnails.get(matrix.samples.pictures[one], 256) for one in seen))
+    session.thumbnails.ready.connect(lambda thumbnail: made.add(thumbnail.image))
+    qtbot.waitUntil(lambda: all(session.thumbnails.get(matrix.samples.images[one], 256) for one in seen))
     assert made <= seen
-    assert len(seen) < len(matrix.samples.pictures)
+    assert len(seen) < len(matrix.samples.images)
 
 
 def test_new_samples_come_in_at_the_right_unless_the_user_looks_elsewhere(matrix, qtbot, run, engine):
@@ -210,7 +210,7 @@ def test_while_comparing_keys_walk_on_and_a_pinned_sample_takes_the_place_of_the
     assert not compared.compare.first.isVisible(), "it is compared with itself"
     press(qtbot, compared, Qt.Key.Key_Down, Qt.Key.Key_Left)
     assert (compared.compare.first.text(), compared.compare.second.text()) == ("Step 500", "Step 400")
-    assert compared.compare.stage.first.picture == compared.grid.picture(CellIndex(500, 1)).id
+    assert compared.compare.stage.first.image == compared.grid.image(CellIndex(500, 1)).id
     compared.grid.go(CellIndex(500, 1))
     assert compared.is_pinned()
     compared.pin(False)
@@ -246,8 +246,8 @@ def test_a_damaged_picture_says_so_and_a_row_has_its_prompt_as_it_stands(matrix,
     engine.tell(events.Preview(step=600, index=0, file="samples/broken.png", seconds=1.0))
     arrive(qtbot, run)
     spot = CellIndex(600, 0)
-    qtbot.waitUntil(lambda: session.thumbnails.get(matrix.grid.picture(spot), 256) is not None)
-    problem = session.thumbnails.get(matrix.grid.picture(spot), 256).problem
+    qtbot.waitUntil(lambda: session.thumbnails.get(matrix.grid.image(spot), 256) is not None)
+    problem = session.thumbnails.get(matrix.grid.image(spot), 256).problem
     assert problem and problem in matrix.grid.describe(spot)
     assert matrix.grid.prompt_title(2) == PROMPTS[2], "what looks like HTML is none"
 
@@ -261,7 +261,7 @@ def test_samples_of_a_folder_that_comes_back_are_shown(matrix, qtbot, run, engin
     spot = CellIndex(700, 0)
 
     def problem() -> str | None:
-        shown = session.thumbnails.get(matrix.grid.picture(spot), 256)
+        shown = session.thumbnails.get(matrix.grid.image(spot), 256)
         return shown.problem if shown else "none yet"
 
     qtbot.waitUntil(lambda: problem() not in (None, "none yet"))
@@ -277,7 +277,7 @@ def test_a_picture_of_another_form_stays_within_its_cell(matrix, qtbot, run, eng
     spot = CellIndex(700, 0)
     place = matrix.grid.rectangle(spot)
     qtbot.waitUntil(lambda: _at(matrix, place.center()) == _middle(spot))
-    ground = QColor(colours().base).getRgb()[:3]
+    ground = QColor(colors().base).getRgb()[:3]
     assert _at(matrix, QPoint(place.right() + 3, place.center().y())) == ground
     assert _at(matrix, QPoint(place.center().x(), place.top() + 8)) == ground, "it is less high than the cell"
 
@@ -315,7 +315,7 @@ def test_two_thousand_samples_hold_the_window_up_nowhere(matrix, qtbot, run, eng
             for step in range(400) for index in range(5)]  # fmt: skip
     engine.tell(*made)
     arrive(qtbot, run)
-    assert len(matrix.samples.pictures) == 2000 + len(STEPS) * len(PROMPTS)
+    assert len(matrix.samples.images) == 2000 + len(STEPS) * len(PROMPTS)
     bar = matrix.grid.horizontalScrollBar()
     longest = 0.0
     for part in range(60):

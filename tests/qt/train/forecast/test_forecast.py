@@ -48,12 +48,12 @@ def test_a_job_is_forecast_and_a_plan_goes_into_it_and_out_again(qtbot, session,
     answered(qtbot, panel)
     answer = panel.forecaster.compared
     assert panel.comparison.text().startswith("For comparison only (not used for training): About ")
-    assert "GB that are free; peak " in panel.comparison.text() and answer.card.name in panel.comparison.text()
-    assert answer.card.name not in panel.headline.text() and not panel.stale.isVisible()
+    assert "GB that are free; peak " in panel.comparison.text() and answer.gpu.name in panel.comparison.text()
+    assert answer.gpu.name not in panel.headline.text() and not panel.stale.isVisible()
     # The bar holds what the figures say: all that the run takes, and what others have of the card.
     taken = answer.pick.taken(answer.pick.decisive.reserved) + answer.pick.forecast.outside
     assert sum(piece.bytes for piece in panel.memory.pieces) == pytest.approx(
-        taken + answer.card.total - answer.card.free, rel=0.01
+        taken + answer.gpu.total - answer.gpu.free, rel=0.01
     )
     # Base and pictures of this job are not there: both would end a training.
     wrong = [check.sentence for check in panel.checks.checks if check.severity == "error"]
@@ -86,12 +86,12 @@ def test_peaks_are_told_by_key_and_pointer(qtbot, panel, draft):
     answered(qtbot, panel)
     timeline = panel.timeline
     highest = timeline.spots[timeline.current]
-    assert highest.phase is panel.forecaster.compared.pick.decisive and highest.peak.name in panel.spot.text()
+    assert highest.phase is panel.forecaster.compared.pick.decisive and highest.peak.name in panel.marker.text()
     timeline.setFocus()
     before = timeline.current
     qtbot.keyClick(timeline, Qt.Key.Key_Left)
     assert timeline.current == before - 1
-    assert described(timeline.spots[before - 1]) in panel.spot.text()
+    assert described(timeline.spots[before - 1]) in panel.marker.text()
     qtbot.hover(timeline, timeline._place(timeline.spots[0]).toPoint())
     qtbot.waitUntil(lambda: timeline.current == 0)
     assert "Base weights" in panel.memory.accessibleDescription()
@@ -179,7 +179,7 @@ def test_the_headline_is_of_the_cpu_that_training_will_use(qtbot, panel, draft, 
     answered(qtbot, panel)
     answer = panel.forecaster.answer
     assert answer.on_cpu and panel.chooser.box.currentText() == "This PC: CPU"
-    time = words.duration(answer.pick.forecast.seconds)
+    time = words.format_duration(answer.pick.forecast.seconds)
     memory = words.gigabytes(max(phase.host for phase in answer.pick.forecast.phases))
     assert panel.headline.text() == f"About {time} on this PC's CPU, {memory} of main memory."
     assert panel.cpu_seconds(draft) == answer.pick.forecast.seconds > 600

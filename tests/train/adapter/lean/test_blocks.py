@@ -23,7 +23,7 @@ from trainer.adapter.lean.residual import (
     is_channels_last,
     lean_residuals,
 )
-from trainer.adapter.lean.transformer import LeanBlock, LeanFeedForward, gated, install
+from trainer.adapter.lean.transformer import LeanBlock, LeanFeedForward, geglu, install
 from trainer.config.base import Family
 from trainer.config.recipe import RecipeConfig
 
@@ -112,7 +112,7 @@ def test_what_gates_is_that_of_diffusers() -> None:
         theirs = GEGLU(6, 10).to(dtype)
         wide = normal(2, 3, 20).to(dtype).requires_grad_()
         theirs.proj = nn.Identity()  # type: ignore[assignment]
-        results = theirs(wide), gated(wide)
+        results = theirs(wide), geglu(wide)
         assert torch.equal(*results)
         above = normal(2, 3, 10, seed=1).to(dtype)
         assert torch.equal(*(torch.autograd.grad(one, wide, above)[0] for one in results))

@@ -22,17 +22,17 @@ from tests.support.steps import distance, make_batch, step_models, take_gradient
 from tests.train.dataset.test_cache import prepared, quiet, showings
 from trainer.adapter.attach import Adapter, attach
 from trainer.adapter.lean.lora import (
+    FusedInt8,
+    FusedLinear,
+    FusedNF4,
     LeanConv2d,
     LeanInt8,
     LeanLinear,
     LeanNF4,
-    WholeInt8,
-    WholeLinear,
-    WholeNF4,
     register,
 )
-from trainer.adapter.lean.transformer import LeanAttention, projected
-from trainer.base.quantized import choose_products, quantize_linears
+from trainer.adapter.lean.transformer import LeanAttention, project
+from trainer.base.quantized import quantize_linears, set_int8_directions
 from trainer.config.base import Family
 from trainer.config.fit import FitConfig
 from trainer.config.recipe import ObjectiveConfig, RecipeConfig
@@ -64,12 +64,12 @@ def maps() -> Tensor:
 
 # What is adapted, what it is given, and which class of ours takes it, without and with dropouts.
 KINDS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], type[nn.Module], type[nn.Module]]] = {
-    "linear": (lambda: nn.Linear(INPUTS, OUTPUTS), lambda: rows(2, 37), WholeLinear, LeanLinear),
-    "no bias": (lambda: nn.Linear(INPUTS, OUTPUTS, bias=False), lambda: rows(51), WholeLinear, LeanLinear),
+    "linear": (lambda: nn.Linear(INPUTS, OUTPUTS), lambda: rows(2, 37), FusedLinear, LeanLinear),
+    "no bias": (lambda: nn.Linear(INPUTS, OUTPUTS, bias=False), lambda: rows(51), FusedLinear, LeanLinear),
     "transposed": (
         lambda: nn.Linear(INPUTS, OUTPUTS),
         lambda: normal(2, INPUTS, 33).transpose(1, 2),
-        WholeLinear,
+        FusedLinear,
         LeanLinear,
     ),
     "conv 1x1": (lambda: nn.Conv2d(INPUTS, OUTPUTS, 1), maps, LeanConv2d, LeanConv2d),
@@ -152,11 +152,11 @@ def test_bf16_is_as_near_to_float64_as_pefts_layers_are(kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "dropouts", "expected"),
     [
-        ("int8", False, WholeInt8),
+        ("int8", False, FusedInt8),
         ("int8", True, LeanInt8),
-        ("int8_products", False, WholeInt8),
+        ("int8_products", False, FusedInt8),
         ("int8_products", True, LeanInt8),
-        ("nf4", False, WholeNF4),
+        ("nf4", False, FusedNF4),
         ("nf4", True, LeanNF4),
     ],
 )
@@ -167,7 +167,7 @@ def test_quantised_bases_give_what_pefts_layers_give(
     """bitsandbytes' layers are linear layers too, and must not be taken for ones of full precision."""
     model = nn.ModuleDict({"transformer_blocks": nn.ModuleDict({"layer": nn.Linear(INPUTS, OUTPUTS, bias=bias)})})
     place = quantize_linears(model, kind, torch.float32, torch.device("cpu"))
-    choose_products(model, FitConfig(quantize=kind).products)
+    set_int8_directions(model, FitConfig(quantize=kind).products)
     base: Any = model.get_submodule("transformer_blocks.layer")
     place(base, "weight", normal(OUTPUTS, INPUTS).float())
     base.bias = nn.Parameter(normal(OUTPUTS).float()) if bias else None
@@ -283,12 +283,12 @@ def test_projections_lie_together_until_their_weights_are_moved() -> None:
     attention = found[0]
     layers: list[Any] = [attention.to_q, attention.to_k, attention.to_v]
     x = normal(2, 5, attention.query_dim)
-    together = projected(layers, x)
+    together = project(layers, x)
     assert {type(part.grad_fn).__name__ for part in together} == {"_ProjectionsWithLoraBackward"}
     alone = [layer(x) for layer in layers]
     assert all(distance(one.detach(), other.detach()) < 1e-14 for one, other in zip(together, alone, strict=True))
     layers[1].lora_A["default"].weight.data = layers[1].lora_A["default"].weight.data.clone()
-    moved = projected(layers, x)
+    moved = project(layers, x)
     assert {type(part.grad_fn).__name__ for part in moved} == {"_LinearWithLoraBackward"}
     assert all(torch.equal(one, other) for one, other in zip(moved, alone, strict=True))
 
@@ -319,7 +319,7 @@ def test_training_goes_on_from_a_checkpoint_with_the_same_bits(tmp_path: Path) -
     photographs(tmp_path / "pictures", 3)
     job, pictures, parts = prepared(tmp_path, ("fit.dtype=bf16", "recipe.layers=attention"))
     samples = list(showings(job, pictures, 3))
-    parts.cache.ensure_pictures(samples, quiet)
+    parts.cache.ensure_latents(samples, quiet)
     parts.cache.ensure_texts([sample.caption for sample in samples], quiet)
     engine = build_engine(job, parts, [Segment(0, 6)], fresh=True)
     assert engine.adapter.lean
@@ -331,7 +331,7 @@ def test_training_goes_on_from_a_checkpoint_with_the_same_bits(tmp_path: Path) -
     other = build_engine(job, parts, [Segment(0, 6)], fresh=False)
     restore(other, saved)
     other.train_step()
-    for mine, wanted in zip(other.masters.masters.values(), engine.masters.masters.values(), strict=True):
+    for mine, wanted in zip(other.master_weights.masters.values(), engine.master_weights.masters.values(), strict=True):
         assert torch.equal(mine, wanted)
         assert not mine.isnan().any()
 

@@ -43,13 +43,13 @@ def test_a_preset_is_planned_for_the_card_before_it_is_kept(capsys, monkeypatch)
     assert " at most (" in told
     assert told.index("On RTX 3060") < told.index("Added ")
 
-    card = gpu.Card(0, "GPU-1", "NVIDIA GeForce RTX 3060", 12 * GIB, 11 * GIB, "581.15", (13, 1), (8, 6), ())
-    monkeypatch.setattr(gpu, "cards", lambda: [card])
+    card = gpu.Gpu(0, "GPU-1", "NVIDIA GeForce RTX 3060", 12 * GIB, 11 * GIB, "581.15", (13, 1), (8, 6), ())
+    monkeypatch.setattr(gpu, "list_gpus", lambda: [card])
     assert cli.main(["presets", "check", "small.toml"]) == 0
     assert "On NVIDIA GeForce RTX 3060: bf16 base" in capsys.readouterr().out
 
     full = dataclasses.replace(card, free_bytes=GIB // 4)
-    monkeypatch.setattr(gpu, "cards", lambda: [full])
+    monkeypatch.setattr(gpu, "list_gpus", lambda: [full])
     assert cli.main(["presets", "check", "small.toml"]) == 0
     assert "Could not plan for NVIDIA GeForce RTX 3060: none of its memory can be used" in capsys.readouterr().out
 
@@ -59,10 +59,10 @@ def test_what_hinders_a_plan_is_told_and_the_preset_is_sound_all_the_same(capsys
     assert cli.main(["presets", "check", unusable, "--gpu", "8GB"]) == 0
     assert "Could not plan with this preset alone: " in capsys.readouterr().out
 
-    def broken() -> list[gpu.Card]:
+    def broken() -> list[gpu.Gpu]:
         raise ImpastoError("gpu.driver", "The NVIDIA driver does not work: it was updated.", "Start the computer anew.")
 
-    monkeypatch.setattr(gpu, "cards", broken)
+    monkeypatch.setattr(gpu, "list_gpus", broken)
     assert cli.main(["presets", "add", "--yes", write()]) == 0
     assert "fp32 base, both images at once, no checkpointing. On the CPU: about " in capsys.readouterr().out
     assert library.find_preset("small").origin == "received"
@@ -76,7 +76,7 @@ def test_what_a_fit_holds_is_told_and_planned_with(capsys):
     told = capsys.readouterr().out
     assert 'Its fit:\n  fit.dtype = "bf16"\n  fit.micro_batch = 1\n  fit.gradient_checkpointing = "full"\n' in told
     assert 'GTX 1080 8GB does not support bf16; use "fp16"' in told
-    assert request.question_ahead("sd15", None, "8GB", fit=made.fit).written == made.fit
+    assert request.request_without_job("sd15", None, "8GB", fit=made.fit).written == made.fit
 
 
 def test_a_card_that_nobody_knows_is_told_and_nothing_is_kept(capsys):
@@ -89,6 +89,6 @@ def test_a_preset_in_a_folder_with_a_long_path_is_planned_under_its_own_name(tmp
     folder = tmp_path / ("long" * 20) / ("path" * 20)
     folder.mkdir(parents=True)
     (folder / "small.toml").write_text(Path(write()).read_text(encoding="utf-8"), encoding="utf-8")
-    question = planning.question_ahead_of("sd15", str(folder / "small.toml"), "8GB")
+    question = planning.request_for_preset("sd15", str(folder / "small.toml"), "8GB")
     assert question.name == "small"
-    assert question.subject.recipe.rank == 4
+    assert question.workload.recipe.rank == 4

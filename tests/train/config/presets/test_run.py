@@ -12,8 +12,8 @@ from trainer import cli
 from trainer.base.source import open_base
 from trainer.config.base import BaseConfig
 from trainer.config.load import load_job
+from trainer.config.presets.creating import hash_of_base
 from trainer.config.presets.exchange import load_preset
-from trainer.config.presets.making import hash_of_base
 from trainer.config.recipe import TextEncoderConfig
 from trainer.files.weights import digest_file
 from trainer.protocol.run_directory import RunDirectory

@@ -23,13 +23,13 @@ from trainer.config.base import BaseConfig
 from trainer.config.fit import FitConfig
 from trainer.config.job import DatasetConfig, FolderConfig, Job
 from trainer.config.recipe import RecipeConfig
-from trainer.dataset.picture import Picture
+from trainer.dataset.image import ImageRecord
 from trainer.dataset.sampling import Sample, measured_samples
 from trainer.memory.device.device_state import DeviceState
-from trainer.memory.forecast.cache_shards import NOT_LATER, LaterShards, first_portion, later_portions
+from trainer.memory.forecast.cache_shards import NO_LATER_SHARDS, LaterShards, first_shard, later_shards
 from trainer.memory.forecast.forecast import RunSimulator, forecast_of
 from trainer.memory.forecast.schedule import PhaseCounts, RunSchedule
-from trainer.memory.planner.planner import Plan, Planned
+from trainer.memory.planner.planner import Plan, PlanResult
 from trainer.memory.planner.remarks import remarks_of
 from trainer.memory.planner.request import PlanRequest
 from trainer.memory.trace.library import TraceLibrary
@@ -39,7 +39,7 @@ from trainer.training.data.batches import BatchSchedule
 from trainer.training.data.latent_cache import Cache
 
 AMPLE = 2**30
-LATER = LaterShards(portions=3, pictures=30, texts=12, together=2)
+LATER = LaterShards(shards=3, images=30, texts=12, epochs_per_shard=2)
 
 # --- how many there are -----------------------------------------------------------------------------------------------
 
@@ -54,7 +54,7 @@ def job_of(gigabytes: float, **recipe: Any) -> Job:
     )
 
 
-def pictures() -> list[Picture]:
+def pictures() -> list[ImageRecord]:
     """Ten pictures with three tags each, five steps an epoch."""
     return [
         make_picture(number, bucket=(64, 64), width=90, height=300, captions=(f"a {number}, b, c",))
@@ -68,7 +68,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> BaseSource:
     return open_base(BaseConfig(model=str(base), family="sd15"))
 
 
-def cut(job: Job, shown: Sequence[Picture], source: BaseSource, folder: Path) -> list[list[Sample]]:
+def cut(job: Job, shown: Sequence[ImageRecord], source: BaseSource, folder: Path) -> list[list[Sample]]:
     """The showings of each portion, as the feed of a run lists them."""
     feed = BatchSchedule(shown, job, Cache(folder, source, job, torch.device("cpu")), live_text=False)
     portions, first = [], 0
@@ -85,44 +85,44 @@ def test_portions_are_those_that_a_run_cuts(epochs_together: float, source: Base
     width = source.text_configs[0]["hidden_size"]
     limit = epochs_together * 10 * (2048 + 77 * width * 4)
     job = job_of(limit / 1e9, images={"crop": "random"}, captions={"shuffle": True, "wildcards": True})
-    found = later_portions(job, pictures(), source.text_configs)
+    found = later_shards(job, pictures(), source.text_configs)
     portions = cut(job, pictures(), source, tmp_path)
-    assert found.portions == len(portions) - 1
-    encoded = sum(len({(one.picture.id, one.window, one.flip) for one in portion}) for portion in portions[1:])
-    assert found.pictures == pytest.approx(encoded, rel=0.1)
+    assert found.shards == len(portions) - 1
+    encoded = sum(len({(one.image.id, one.window, one.flip) for one in portion}) for portion in portions[1:])
+    assert found.images == pytest.approx(encoded, rel=0.1)
 
 
 def test_without_chance_nothing_is_encoded_twice_and_with_room_there_is_one_portion() -> None:
     texts = [tiny_configs("sd15")["text_encoder"]]
-    assert later_portions(job_of(1.0, images={"crop": "random"}), pictures(), texts) == NOT_LATER
-    plain = later_portions(job_of(1e-9, images={"crop": "center"}), pictures(), texts)
-    assert (plain.pictures, plain.texts) == (0, 0)
-    shuffled = later_portions(job_of(1e-9, captions={"shuffle": True}), pictures(), texts)
-    assert shuffled.portions == 7 and shuffled.texts > 0
-    learning = later_portions(job_of(1e-9, captions={"shuffle": True}), pictures(), ())
-    assert learning.portions == 7 and (learning.pictures, learning.texts) == (0, 0)
-    assert later_portions(job_of(1e-9), [], texts) == NOT_LATER
+    assert later_shards(job_of(1.0, images={"crop": "random"}), pictures(), texts) == NO_LATER_SHARDS
+    plain = later_shards(job_of(1e-9, images={"crop": "center"}), pictures(), texts)
+    assert (plain.images, plain.texts) == (0, 0)
+    shuffled = later_shards(job_of(1e-9, captions={"shuffle": True}), pictures(), texts)
+    assert shuffled.shards == 7 and shuffled.texts > 0
+    learning = later_shards(job_of(1e-9, captions={"shuffle": True}), pictures(), ())
+    assert learning.shards == 7 and (learning.images, learning.texts) == (0, 0)
+    assert later_shards(job_of(1e-9), [], texts) == NO_LATER_SHARDS
 
 
 def test_what_is_listed_at_once_limits_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [tiny_configs("sd15")["text_encoder"]]
     job = job_of(1.0, images={"crop": "random"})
-    monkeypatch.setattr("trainer.memory.forecast.cache_shards.MOST_SHOWINGS", 30)
-    found = later_portions(job, pictures(), texts)
-    assert (found.together, found.portions, found.limited) == (3, 2, "listing")
-    disk = later_portions(job.changed(fit=job.fit.changed(cache_gigabytes=1e-9)), pictures(), texts)
-    assert (disk.together, disk.limited) == (1, "disk")
+    monkeypatch.setattr("trainer.memory.forecast.cache_shards.MAX_SHARD_SAMPLES", 30)
+    found = later_shards(job, pictures(), texts)
+    assert (found.epochs_per_shard, found.shards, found.limited) == (3, 2, "listing")
+    disk = later_shards(job.replaced(fit=job.fit.replaced(cache_gigabytes=1e-9)), pictures(), texts)
+    assert (disk.epochs_per_shard, disk.limited) == (1, "disk")
 
 
 def test_a_large_dataset_is_known_by_some_of_its_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [tiny_configs("sd15")["text_encoder"]]
     job = job_of(2e-4, images={"crop": "random"}, captions={"shuffle": True})
     shown = [make_picture(n, bucket=(64, 64), width=90, height=300, captions=(f"a {n}, b, c",)) for n in range(40)]
-    whole = later_portions(job.changed(recipe=job.recipe.changed(steps=160)), shown, texts)
+    whole = later_shards(job.replaced(recipe=job.recipe.replaced(steps=160)), shown, texts)
     monkeypatch.setattr("trainer.memory.forecast.cache_shards._MAX_LISTED", 10)
-    found = later_portions(job.changed(recipe=job.recipe.changed(steps=160)), shown, texts)
-    assert (found.portions, found.together) == (whole.portions, whole.together)
-    assert found.pictures == pytest.approx(whole.pictures, rel=0.05)
+    found = later_shards(job.replaced(recipe=job.recipe.replaced(steps=160)), shown, texts)
+    assert (found.shards, found.epochs_per_shard) == (whole.shards, whole.epochs_per_shard)
+    assert found.images == pytest.approx(whole.images, rel=0.05)
     assert found.texts == pytest.approx(whole.texts, rel=0.3)  # six orders of three words for each picture
 
 
@@ -137,7 +137,7 @@ CHANCES: list[dict[str, Any]] = [
 
 def encoded(samples: Sequence[Sample]) -> tuple[int, int]:
     """How many pictures and captions differ."""
-    cuts = {(one.picture.id, one.window, one.flip) for one in samples}
+    cuts = {(one.image.id, one.window, one.flip) for one in samples}
     return len(cuts), len({one.caption for one in samples})
 
 
@@ -148,23 +148,23 @@ def test_what_is_encoded_before_the_first_step_is_what_a_run_lists(
 ) -> None:
     job, shown = job_of(gigabytes, **chance), pictures()
     (first, *_) = cut(job, shown, source, tmp_path)
-    later = later_portions(job, shown, source.text_configs)
-    assert first_portion(job, shown, later) == encoded(first)
+    later = later_shards(job, shown, source.text_configs)
+    assert first_shard(job, shown, later) == encoded(first)
     measured = measured_samples(shown, job.recipe)
-    more = first_portion(job, shown, later, samples=measured, texts=["a preview", "a preview", ""])
+    more = first_shard(job, shown, later, samples=measured, texts=["a preview", "a preview", ""])
     listed = encoded([*first, *measured])
     assert more == (listed[0], listed[1] + 1 + (not any(one.caption == "" for one in first)))
-    assert first_portion(job, [], NOT_LATER) == (0, 0)
+    assert first_shard(job, [], NO_LATER_SHARDS) == (0, 0)
 
 
 def test_what_much_chance_makes_of_a_large_dataset_is_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three tags have six orders, of which few are left to come; a cut is another one nearly each time."""
     shown = [make_picture(n, bucket=(64, 64), width=90, height=3000, captions=(f"a {n}, b, c",)) for n in range(60)]
     job = job_of(1.0, steps=900, captions={"shuffle": True}, images={"crop": "random"})
-    whole = first_portion(job, shown, NOT_LATER)
+    whole = first_shard(job, shown, NO_LATER_SHARDS)
     assert whole == (pytest.approx(60 * 30, rel=0.02), pytest.approx(60 * 6, rel=0.02))
     monkeypatch.setattr("trainer.memory.forecast.cache_shards._MAX_LISTED", 200)
-    assert first_portion(job, shown, NOT_LATER) == tuple(pytest.approx(count, rel=0.1) for count in whole)
+    assert first_shard(job, shown, NO_LATER_SHARDS) == tuple(pytest.approx(count, rel=0.1) for count in whole)
 
 
 def test_what_lies_in_the_cache_is_not_forecast_to_be_encoded(source: BaseSource, tmp_path: Path) -> None:
@@ -173,16 +173,16 @@ def test_what_lies_in_the_cache_is_not_forecast_to_be_encoded(source: BaseSource
     portions = cut(job, pictures(), source, tmp_path)
 
     def found() -> tuple[int, int, int, int]:
-        later = later_portions(job, pictures(), source.text_configs, cache.entries)
-        return *first_portion(job, pictures(), later, cached=cache.entries), later.pictures, later.texts
+        later = later_shards(job, pictures(), source.text_configs, cache.entries)
+        return *first_shard(job, pictures(), later, cached=cache.entries), later.images, later.texts
 
     absent = found()
     assert absent[:2] == encoded(portions[0]) and min(absent) > 0
     for sample in portions[1]:
-        cache.pictures.write(cache.picture_key(sample), {"mean": torch.zeros(1)})
+        cache.latent_store.write(cache.image_key(sample), {"mean": torch.zeros(1)})
     assert found() == (absent[0], absent[1], 0, absent[3])
     for sample in portions[0] + portions[1]:
-        cache.pictures.write(cache.picture_key(sample), {"mean": torch.zeros(1)})
+        cache.latent_store.write(cache.image_key(sample), {"mean": torch.zeros(1)})
         cache.texts.write(cache.text_key(sample.caption), {"hidden": torch.zeros(1)})
     assert found() == (0, 0, 0, 0)
 
@@ -199,7 +199,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> TraceLibrary:
 def subject() -> Workload:
     """Previews would come after what is looked at here."""
     job = next(job for job in truth_jobs() if job.name == "sd15 r16 full all phases")
-    return replace(job.subject(tiny=True, dtype="fp32"), previews=())
+    return replace(job.workload(tiny=True, dtype="fp32"), previews=())
 
 
 def course_of(
@@ -217,9 +217,9 @@ def test_encoding_between_epochs_takes_what_a_real_run_takes_then(subject: Workl
     beside = meter.measure(real.cache_pictures).requested
     runs, course = RunSimulator(situation), course_of(subject, traces, situation)
     played = runs.between_epochs(course, None).phases["cache_pictures"]
-    alone = runs.through(course, None).phases["cache_pictures"]
+    alone = runs.simulate(course, None).phases["cache_pictures"]
     peaks = [
-        int(phase.played[moment.tape].requested[moment.event])
+        int(phase.played[moment.trace].requested[moment.event])
         for phase in (played, alone)
         for moment in [phase.peak_requested()]
     ]
@@ -232,7 +232,7 @@ def test_a_forecast_counts_them_beside_training_or_with_the_models_put_aside(
 ) -> None:
     ample = situation_with(AMPLE)
     without, beside = (
-        forecast_of(course_of(subject, traces, ample, later), ample, brief=True) for later in (NOT_LATER, LATER)
+        forecast_of(course_of(subject, traces, ample, later), ample, brief=True) for later in (NO_LATER_SHARDS, LATER)
     )
     phases = [found.of("cache_pictures") for found in (without, beside)]
     assert phases[0] and phases[1] and phases[1].allocated > phases[0].allocated + beside.phases[3].allocated // 2
@@ -258,8 +258,8 @@ def test_a_plan_says_how_they_are_encoded(subject: Workload, traces: TraceLibrar
     situation = situation_with(AMPLE)
     course = course_of(subject, traces, situation)
     forecast = replace(forecast_of(course, situation, brief=True), encodes_alone=alone)
-    question = PlanRequest("portions", subject, FitConfig(), situation, course.occasions)
-    (found,) = remarks_of(question, Planned(situation, Plan(subject.fit, forecast)))
+    question = PlanRequest("portions", subject, FitConfig(), situation, course.counts)
+    (found,) = remarks_of(question, PlanResult(situation, Plan(subject.fit, forecast)))
     assert remark(found) == (
         "The cache holds 2 epochs (fit.cache_gigabytes). Images and captions are encoded between "
         f"epochs too: 3 times, {how}."

@@ -17,12 +17,12 @@ from tests.support.waiting import until
 from tests.train.memory.trace.test_other_phases import CPU, played, subject, tiny
 from trainer.adapter.attach import initial_weights
 from trainer.config.fit import FitConfig
-from trainer.memory.forecast.host_memory import CROPS_WAITING, PICTURE_BYTES, host_bytes
+from trainer.memory.forecast.host_memory import CROPS_WAITING, IMAGE_BYTES, host_bytes
 from trainer.memory.trace import other_phases
 from trainer.memory.trace.memory_trace import Storage
 from trainer.memory.trace.meta_models import empty_engine
 from trainer.training.checkpoint import Checkpoint, save_checkpoint
-from trainer.training.data.pipeline import READERS, Pipeline
+from trainer.training.data.pipeline import READER_THREADS, Pipeline
 
 MIB = 2**20
 
@@ -59,7 +59,7 @@ def first_weights(wanted: other_phases.Subject) -> int:
 
 
 def test_the_unet_that_waits_lies_in_main_memory() -> None:
-    staying, leaving = tiny("sd15"), tiny("sd15", CPU.changed(preview_offload=True))
+    staying, leaving = tiny("sd15"), tiny("sd15", CPU.replaced(preview_offload=True))
     unet = sum(weight.nbytes for weight in empty_engine(staying).models.unet.parameters())
     without = host_bytes("preview", staying, other_phases.preview(staying), ())
     assert host_bytes("preview", leaving, other_phases.preview(leaving), ()) == without + unet
@@ -68,12 +68,12 @@ def test_the_unet_that_waits_lies_in_main_memory() -> None:
 def test_caching_holds_one_weight_one_picture_and_what_waits_before_and_after_the_model() -> None:
     """Cut pictures and latents or embeddings: eight of these and those in work."""
     wanted = subject("sdxl", 1024, FitConfig(vae_dtype="fp32", dtype="bf16"))
-    waiting = (READERS + 2) * 3 * 4 * 1024 * 1024 + 11 * 2 * 4 * 128 * 128 * 4
-    pictures = PICTURE_BYTES + 4 * 512 * 512 * 9 + waiting
+    waiting = (READER_THREADS + 2) * 3 * 4 * 1024 * 1024 + 11 * 2 * 4 * 128 * 128 * 4
+    pictures = IMAGE_BYTES + 4 * 512 * 512 * 9 + waiting
     assert host_bytes("cache_pictures", wanted, other_phases.cache_pictures(wanted), ()) == pictures
     masked = host_bytes("cache_pictures", replace(wanted, masks=True), other_phases.cache_pictures(wanted), ())
-    assert masked == pictures + (READERS + 2) * 4 * 1024 * 1024 + 11 * 128 * 128 * 4
-    exact = replace(wanted, fit=wanted.fit.changed(deterministic=True))
+    assert masked == pictures + (READER_THREADS + 2) * 4 * 1024 * 1024 + 11 * 128 * 128 * 4
+    exact = replace(wanted, fit=wanted.fit.replaced(deterministic=True))
     for one, at_once in ((wanted, 8), (exact, 1)):
         texts = 6 * 49408 * 1280 + 11 * at_once * 77 * (768 + 1280) * 4
         assert host_bytes("cache_texts", one, other_phases.cache_texts(one), ()) == texts
@@ -92,7 +92,7 @@ def test_as_many_cut_pictures_wait_as_are_counted() -> None:
         return holder
 
     def compute(_: Any) -> int:
-        for _ in range(READERS + 1 if not waiting else len(waiting) + READERS < count):
+        for _ in range(READER_THREADS + 1 if not waiting else len(waiting) + READER_THREADS < count):
             made.acquire()
         # A reader lets go of a picture a moment after it has handed it over.
         until(lambda: len(alive) < CROPS_WAITING)

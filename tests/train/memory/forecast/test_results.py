@@ -12,8 +12,8 @@ from trainer.config.fit import FitConfig
 from trainer.memory.allocator.settings import AllocatorSettings
 from trainer.memory.device.device_state import DeviceState
 from trainer.memory.forecast import forecast
-from trainer.memory.forecast.forecast import BudgetCheck, RunSimulator, forecast_of, retry_seconds, run_through
-from trainer.memory.forecast.results import OutcomeStore, in_brief
+from trainer.memory.forecast.forecast import BudgetCheck, RunSimulator, forecast_of, retry_seconds, simulate_run
+from trainer.memory.forecast.results import ResultStore, without_details
 from trainer.memory.forecast.schedule import PhaseCounts, RunSchedule
 from trainer.memory.planner.planner import plan
 from trainer.memory.trace.library import TraceLibrary
@@ -52,7 +52,7 @@ def test_what_came_out_once_is_not_played_again(traces: TraceLibrary) -> None:
     assert again == first
     assert again.pick is not None
     course = course_of(replace(subject, fit=again.pick.fit), traces)
-    played = run_through(course, situation, None)
+    played = simulate_run(course, situation, None)
     told = {phase.phase: phase for phase in again.pick.forecast.phases}
     assert told.keys() == played.phases.keys()
     for name, replayed in played.phases.items():
@@ -67,25 +67,25 @@ def test_a_brief_outcome_is_told_at_length_when_it_is_asked_for(traces: TraceLib
         course_of(small_subject(previews=False, effective_batch=2), traces),
         RunSimulator(situation_with(AMPLE)),
     )
-    brief = runs.unhindered(course, brief=True)
-    whole = runs.unhindered(course, brief=False)
-    assert brief == in_brief(whole) != whole
+    brief = runs.unlimited_result(course, brief=True)
+    whole = runs.unlimited_result(course, brief=False)
+    assert brief == without_details(whole) != whole
     later = RunSimulator(situation_with(AMPLE), never)
-    assert later.unhindered(course, brief=False) == whole
-    assert later.unhindered(course, brief=True) == brief
+    assert later.unlimited_result(course, brief=False) == whole
+    assert later.unlimited_result(course, brief=True) == brief
 
 
 def test_only_a_limit_that_may_hinder_is_played(traces: TraceLibrary) -> None:
     course = course_of(small_subject(previews=False, effective_batch=2), traces)
-    need = run_through(course, situation_with(AMPLE), None).reserved
-    RunSimulator(situation_with(AMPLE)).unhindered(course, brief=True)
-    assert RunSimulator(situation_with(need), never).within(course, need) == BudgetCheck(None, 0.0)
+    need = simulate_run(course, situation_with(AMPLE), None).reserved
+    RunSimulator(situation_with(AMPLE)).unlimited_result(course, brief=True)
+    assert RunSimulator(situation_with(need), never).check_budget(course, need) == BudgetCheck(None, 0.0)
     with pytest.raises(AssertionError, match="played"):
-        RunSimulator(situation_with(need), never).within(course, need - 512)
+        RunSimulator(situation_with(need), never).check_budget(course, need - 512)
     outcomes = set()
     for capacity in (need - 512, need * 9 // 10, need * 7 // 10, need // 2):
-        within = RunSimulator(situation_with(capacity)).within(course, capacity)
-        apart = run_through(course, situation_with(capacity), capacity)
+        within = RunSimulator(situation_with(capacity)).check_budget(course, capacity)
+        apart = simulate_run(course, situation_with(capacity), capacity)
         assert within == BudgetCheck(apart.failed_in, retry_seconds(course, apart.round_retries))
         assert forecast_of(course, situation_with(capacity)).fits == (apart.failure is None)
         outcomes.add(within.failed_in)
@@ -95,21 +95,24 @@ def test_only_a_limit_that_may_hinder_is_played(traces: TraceLibrary) -> None:
 def test_what_a_limit_did_once_is_not_played_again_within_its_bounds(traces: TraceLibrary, tmp_path: Path) -> None:
     """Within the bounds every limit does the same, on either side of them not: then it is played."""
     course, situation = course_of(small_subject(previews=False, effective_batch=2), traces), situation_with(AMPLE)
-    course.outcomes = OutcomeStore.beside(TraceStore(tmp_path))
-    need = run_through(course, situation, None).reserved
+    course.results = ResultStore.beside(TraceStore(tmp_path))
+    need = simulate_run(course, situation, None).reserved
     capacity, failed = need - 512, set()
     while capacity > need // 3:
-        within, played = RunSimulator(situation).within(course, capacity), run_through(course, situation, capacity)
+        within, played = (
+            RunSimulator(situation).check_budget(course, capacity),
+            simulate_run(course, situation, capacity),
+        )
         assert within == BudgetCheck(played.failed_in, retry_seconds(course, played.round_retries))
-        (*_, kept) = course.outcomes.hindered(RunSimulator(situation).key(course))
-        assert kept == played.hindered
+        (*_, kept) = course.results.oom_result(RunSimulator(situation).key(course))
+        assert kept == played.oom_result
         assert kept.least <= capacity < kept.beyond <= need
         for other in (kept.least, kept.beyond - 1):
-            assert RunSimulator(situation, never).within(course, other) == within
-            assert run_through(course, situation, other).hindered == kept
+            assert RunSimulator(situation, never).check_budget(course, other) == within
+            assert simulate_run(course, situation, other).oom_result == kept
         with pytest.raises(AssertionError, match="played"):
-            RunSimulator(situation, never).within(course, kept.least - 1)
-        assert run_through(course, situation, kept.beyond).hindered != kept
+            RunSimulator(situation, never).check_budget(course, kept.least - 1)
+        assert simulate_run(course, situation, kept.beyond).oom_result != kept
         failed.add(within.failed_in)
         capacity = kept.least - 1
     assert len(failed) > 1
@@ -121,15 +124,15 @@ def test_an_allocator_that_is_set_otherwise_is_followed(traces: TraceLibrary) ->
     course, usual = course_of(large, traces), situation_with(AMPLE)
     expanding = replace(usual, allocator=AllocatorSettings(expandable=True))
     assert RunSimulator(expanding).key(course) != RunSimulator(usual).key(course)
-    free = run_through(course, expanding, None)
-    encoded, as_usual = free.phases["cache_pictures"], run_through(course, usual, None).phases["cache_pictures"]
+    free = simulate_run(course, expanding, None)
+    encoded, as_usual = free.phases["cache_pictures"], simulate_run(course, usual, None).phases["cache_pictures"]
     assert encoded.reserved(encoded.peak_reserved()) < as_usual.reserved(as_usual.peak_reserved())
-    RunSimulator(expanding).unhindered(course, brief=True)
+    RunSimulator(expanding).unlimited_result(course, brief=True)
     for capacity in (free.reserved, free.reserved // 2):
         with pytest.raises(AssertionError, match="played"):
-            RunSimulator(expanding, never).within(course, capacity)
-        apart = run_through(course, expanding, capacity)
-        within = RunSimulator(expanding).within(course, capacity)
+            RunSimulator(expanding, never).check_budget(course, capacity)
+        apart = simulate_run(course, expanding, capacity)
+        within = RunSimulator(expanding).check_budget(course, capacity)
         assert within == BudgetCheck(apart.failed_in, retry_seconds(course, apart.round_retries))
     assert within.failed_in is not None
 
@@ -141,7 +144,7 @@ def with_workspace(size: int) -> DeviceState:
 
 def test_outcomes_are_kept_under_all_that_they_depend_on(traces: TraceLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
     subject, runs = small_subject(effective_batch=4), RunSimulator(situation_with(AMPLE))
-    fits = [subject.fit.changed(**change) for change in (
+    fits = [subject.fit.replaced(**change) for change in (
         {}, {"micro_batch": 2}, {"micro_batch": 4}, {"gradient_checkpointing": "full"}, {"quantize": "int8"},
         {"dtype": "fp32"}, {"vae_tiling": False}, {"preview_offload": True}, {"vae_dtype": "bf16"},
     )]  # fmt: skip
@@ -164,6 +167,6 @@ def test_a_disk_that_refuses_costs_nothing_but_time(tmp_path: Path, traces: Trac
     course = course_of(small_subject(previews=False, effective_batch=2), traces)
     blocked = tmp_path / "file"
     blocked.write_text("no folder", encoding="utf-8")
-    course.outcomes = OutcomeStore.beside(TraceStore(blocked / "below"))
-    whole = RunSimulator(situation_with(AMPLE)).unhindered(course, brief=False)
-    assert whole == RunSimulator(situation_with(AMPLE)).unhindered(course, brief=False)
+    course.results = ResultStore.beside(TraceStore(blocked / "below"))
+    whole = RunSimulator(situation_with(AMPLE)).unlimited_result(course, brief=False)
+    assert whole == RunSimulator(situation_with(AMPLE)).unlimited_result(course, brief=False)

@@ -10,23 +10,23 @@ import pytest
 from tests.support.cpu_steps import tiny_subject
 from tests.support.pictures import make_picture, recipe_of
 from tests.support.plans import situation_with
-from trainer.dataset.picture import Picture
+from trainer.dataset.image import ImageRecord
 from trainer.dataset.sampling import epoch_batches, micro_batches
 from trainer.memory.allocator.allocator import MIB, Allocator
 from trainer.memory.allocator.replay import SurvivingStorage, replay
-from trainer.memory.forecast.forecast import CHAPTERS_TO_TRAINING, RunSimulator
+from trainer.memory.forecast.forecast import GROUPS_TO_TRAINING, RunSimulator
 from trainer.memory.forecast.results import most_reserved
-from trainer.memory.forecast.schedule import DRIVER_BYTES, PhaseCounts, RunSchedule, makeups, split
+from trainer.memory.forecast.schedule import DRIVER_BYTES, PhaseCounts, RunSchedule, batch_compositions, split
 from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.memory_trace import MemoryTrace, Work
 from trainer.memory.trace.store import TraceStore
 from trainer.memory.trace.workload import BucketUse, Workload
-from trainer.protocol.forecast import Rate
+from trainer.protocol.forecast import DeviceSpeed
 
 SIZES = ((96, 64), (64, 96), (64, 64), (32, 64))
 COUNTS = (5, 2, 1, 1)
 SITUATION = situation_with(400 * MIB)
-RATE = Rate("none", (), 1.0, 0.0, 0.0)
+RATE = DeviceSpeed("none", (), 1.0, 0.0, 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> TraceLibrary:
     return TraceLibrary(TraceStore(tmp_path_factory.mktemp("tapes")))
 
 
-def pictures() -> list[Picture]:
+def pictures() -> list[ImageRecord]:
     sizes = [size for size, count in zip(SIZES, COUNTS, strict=True) for _ in range(count)]
     return [make_picture(number, bucket=size, width=200, height=300) for number, size in enumerate(sizes)]
 
@@ -44,7 +44,7 @@ def course_of(traces: TraceLibrary, micro_batch: int) -> RunSchedule:
     recipe = {"effective_batch": 4, "steps": 9, "seed": 1}
     subject = tiny_subject("sd15", recipe, {"micro_batch": micro_batch}, SIZES)
     uses = tuple(BucketUse(*size, count) for size, count in zip(SIZES, COUNTS, strict=True))
-    batches = makeups(pictures(), subject.recipe)
+    batches = batch_compositions(pictures(), subject.recipe)
     return RunSchedule(replace(subject, buckets=uses), traces, PhaseCounts(batches=batches), RATE)
 
 
@@ -52,18 +52,20 @@ def real_parts(subject: Workload) -> list[list[tuple[tuple[int, int], int]]]:
     """The micro-batches of every step of the run, as it deals them."""
     steps = [batch for epoch in range(3) for batch in epoch_batches(pictures(), subject.recipe, epoch)]
     most = subject.fit.micro_batch or 1
-    return [[(part[0].picture.bucket, len(part)) for part in micro_batches(step, most)] for step in steps[:9]]
+    return [[(part[0].image.bucket, len(part)) for part in micro_batches(step, most)] for step in steps[:9]]
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 4])
 def test_makeups_are_the_batches_that_a_run_deals(most: int) -> None:
     recipe = recipe_of(64, effective_batch=4, steps=8, seed=1)
-    found = [tuple(split(makeup, most)) for makeup, times in makeups(pictures(), recipe) for _ in range(times)]
+    found = [
+        tuple(split(makeup, most)) for makeup, times in batch_compositions(pictures(), recipe) for _ in range(times)
+    ]
     dealt = [batch for epoch in range(3) for batch in epoch_batches(pictures(), recipe, epoch)][:8]
-    real = [tuple((p[0].picture.bucket, len(p)) for p in micro_batches(batch, most)) for batch in dealt]
+    real = [tuple((p[0].image.bucket, len(p)) for p in micro_batches(batch, most)) for batch in dealt]
     assert sorted(found) == sorted(real)
     assert any(len({size for size, _ in step}) > 1 for step in real)
-    assert makeups([], recipe) == ()
+    assert batch_compositions([], recipe) == ()
 
 
 def operations(work: Iterable[Work]) -> float:
@@ -78,12 +80,12 @@ def flops(work: Iterable[Work]) -> float:
 def test_a_mean_step_does_what_the_runs_steps_do(traces: TraceLibrary, most: int) -> None:
     """As in the run's own micro-batches, each traced in its shape and size; single pictures spare themselves copies."""
     course = course_of(traces, most)
-    steps = real_parts(course.subject)
+    steps = real_parts(course.workload)
     assert any(len(step) != -(-4 // most) for step in steps)  # mixed and short ones are not like full ones
     for measure in (operations, flops):
         real = 0.0
         for first, *further in steps:
-            known = {part: traces.steps(course.subject, *part) for part in (first, *further)}
+            known = {part: traces.steps(course.workload, *part) for part in (first, *further)}
             real += measure(known[first].micro_first.work) + measure(known[first].optimizer.work)
             real += sum(measure(known[part].micro_more.work) for part in further)
         assert course.mean_step_seconds(measure) == pytest.approx(real / len(steps), rel=0.06)
@@ -94,10 +96,10 @@ def test_batches_of_other_shapes_or_sizes_count_for_nothing(traces: TraceLibrary
     full = course.step_seconds(operations)
     shown = dict(zip(SIZES, COUNTS, strict=True))
     by_shape = sum(full[size] * count for size, count in shown.items()) / sum(COUNTS)
-    smaller = replace(course.subject, recipe=course.subject.recipe.changed(effective_batch=3))
-    fewer = replace(course.subject, buckets=course.subject.buckets[:2])
-    assert RunSchedule(smaller, traces, course.occasions, RATE).mean_step_seconds(operations) < by_shape * 1.01
-    assert RunSchedule(fewer, traces, course.occasions, RATE).mean_step_seconds(operations) == pytest.approx(
+    smaller = replace(course.workload, recipe=course.workload.recipe.replaced(effective_batch=3))
+    fewer = replace(course.workload, buckets=course.workload.buckets[:2])
+    assert RunSchedule(smaller, traces, course.counts, RATE).mean_step_seconds(operations) < by_shape * 1.01
+    assert RunSchedule(fewer, traces, course.counts, RATE).mean_step_seconds(operations) == pytest.approx(
         full[SIZES[0]]
     )
     assert course.mean_step_seconds(operations) > 1.2 * by_shape
@@ -107,8 +109,8 @@ def test_batches_of_other_shapes_or_sizes_count_for_nothing(traces: TraceLibrary
 
 
 def with_graphs(course: RunSchedule, traces: TraceLibrary) -> RunSchedule:
-    subject = replace(course.subject, fit=course.subject.fit.changed(cuda_graphs=True))
-    return RunSchedule(subject, traces, course.occasions, RATE)
+    subject = replace(course.workload, fit=course.workload.fit.replaced(cuda_graphs=True))
+    return RunSchedule(subject, traces, course.counts, RATE)
 
 
 def reserved_by(allocator: Allocator, tapes: Sequence[MemoryTrace]) -> int:
@@ -121,14 +123,14 @@ def reserved_by(allocator: Allocator, tapes: Sequence[MemoryTrace]) -> int:
 def test_what_was_recorded_stays_taken_and_serves_nobody(traces: TraceLibrary) -> None:
     """One shape: after plain steps all that is free is given back, and from then on nothing but a pool is needed."""
     plain = course_of(traces, 2)
-    subject = replace(plain.subject, buckets=plain.subject.buckets[:1])
+    subject = replace(plain.workload, buckets=plain.workload.buckets[:1])
     plain = RunSchedule(subject, traces, PhaseCounts(), RATE)
     graphed = with_graphs(plain, traces)
     graphs = graphed.graphs()
     assert graphs is not None and not graphs.beside and plain.graphs() is None
     runs = RunSimulator(SITUATION)
-    alone = runs.through(plain, None, chapters=CHAPTERS_TO_TRAINING).copy(None).allocator
-    found = runs.through(graphed, None, chapters=CHAPTERS_TO_TRAINING).allocator
+    alone = runs.simulate(plain, None, chapters=GROUPS_TO_TRAINING).copy(None).allocator
+    found = runs.simulate(graphed, None, chapters=GROUPS_TO_TRAINING).allocator
     alone.empty_cache()
     pool = Allocator()
     assert found.reserved == reserved_by(alone, graphs.held) + reserved_by(pool, graphs.recorded)
@@ -148,20 +150,20 @@ def test_a_shape_that_comes_late_is_computed_beside_what_was_recorded(traces: Tr
     graphs = graphed.graphs()
     assert graphs is not None and graphs.beside == plain.round()
     runs = RunSimulator(SITUATION)
-    plainly, taken = (runs.unhindered(course, brief=True) for course in (plain, graphed))
+    plainly, taken = (runs.unlimited_result(course, brief=True) for course in (plain, graphed))
     before, after = (next(one for one in outcome if one.phase == "train").reserved for outcome in (plainly, taken))
     assert after >= before + reserved_by(Allocator(), graphs.recorded)
     assert runs.key(plain) != runs.key(graphed)
-    here = replace(graphed.subject, fit=graphed.subject.fit.changed(device="cpu"))
-    assert RunSchedule(here, traces, graphed.occasions, RATE).graphs() is None
+    here = replace(graphed.workload, fit=graphed.workload.fit.replaced(device="cpu"))
+    assert RunSchedule(here, traces, graphed.counts, RATE).graphs() is None
     # Where there is room for the plain run alone, the forecast says so.
     room = most_reserved(plainly)
-    assert runs.within(plain, room).failed_in is None
-    assert runs.within(graphed, room).failed_in == "train"
+    assert runs.check_budget(plain, room).failed_in is None
+    assert runs.check_budget(graphed, room).failed_in == "train"
 
 
 def test_shapes_are_counted_as_a_run_deals_them(traces: TraceLibrary) -> None:
     for most in (1, 2, 4):
         course = with_graphs(course_of(traces, most), traces)
-        dealt = {part for step in real_parts(course.subject) for part in step}
+        dealt = {part for step in real_parts(course.workload) for part in step}
         assert course._graph_shapes() == len(dealt)

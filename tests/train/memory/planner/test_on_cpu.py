@@ -13,14 +13,14 @@ import torch
 from tests.support.forecasts import known_job
 from trainer.memory.forecast.schedule import PhaseCounts, RunSchedule
 from trainer.memory.planner import on_cpu
-from trainer.memory.planner.request import PlanRequest, question_ahead, question_of_job
+from trainer.memory.planner.request import PlanRequest, request_of_job, request_without_job
 from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.store import TraceStore
-from trainer.protocol.forecast import Forecast, Rate, Timed
+from trainer.protocol.forecast import DeviceSpeed, Forecast, TimedOperation
 
 # Round figures for a CPU with a few cores, so that the estimate does not depend on the machine that runs the test.
-COMPUTED = tuple(Timed(kind, "float32", 2e11, 1e10, 1.0) for kind in ("gemm", "conv", "attention"))
-RATE = Rate("cpu", (*COMPUTED, Timed("other", "float32", 0.0, 1e10, 1.0)), 1e10, 2e-5, 0.0)
+COMPUTED = tuple(TimedOperation(kind, "float32", 2e11, 1e10, 1.0) for kind in ("gemm", "conv", "attention"))
+RATE = DeviceSpeed("cpu", (*COMPUTED, TimedOperation("other", "float32", 0.0, 1e10, 1.0)), 1e10, 2e-5, 0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -35,14 +35,14 @@ def never() -> None:
 def estimate(question: PlanRequest) -> Forecast:
     assert question.resolved is not None
     traces = TraceLibrary(TraceStore.of_user(), never)
-    planned = on_cpu.plan_on_cpu(question.resolved, question.subject, question.occasions, traces)
-    assert planned.pick is not None and planned.situation.on_cpu
+    planned = on_cpu.plan_on_cpu(question.resolved, question.workload, question.counts, traces)
+    assert planned.pick is not None and planned.device_state.on_cpu
     return planned.pick.forecast
 
 
 @pytest.mark.parametrize("family", ["sd15", "sdxl"])
 def test_a_full_size_base_is_estimated_without_tracing(family, tmp_path) -> None:
-    question = question_of_job(known_job(tmp_path / "job", family), (), None)
+    question = request_of_job(known_job(tmp_path / "job", family), (), None)
     found = estimate(question)
     assert not found.exact and found.error > 0 and found.on_cpu
     assert {phase.phase for phase in found.phases} >= {"cache_pictures", "load", "train", "validate", "preview"}
@@ -52,12 +52,12 @@ def test_a_full_size_base_is_estimated_without_tracing(family, tmp_path) -> None
 
 
 def test_an_estimate_grows_with_steps_images_and_their_size() -> None:
-    small = question_ahead("sd15", None, None)
+    small = request_without_job("sd15", None, None)
     assert small.resolved is not None
-    steps = small.subject.recipe.steps or 1
-    longer = replace(small, subject=replace(small.subject, recipe=small.subject.recipe.changed(steps=2 * steps)))
-    wide = replace(small.subject.buckets[0], width=1024)
-    wider = replace(small, subject=replace(small.subject, buckets=(wide,)))
+    steps = small.workload.recipe.steps or 1
+    longer = replace(small, workload=replace(small.workload, recipe=small.workload.recipe.replaced(steps=2 * steps)))
+    wide = replace(small.workload.buckets[0], width=1024)
+    wider = replace(small, workload=replace(small.workload, buckets=(wide,)))
     base, long, large = map(estimate, (small, longer, wider))
     assert training(long) == pytest.approx(2 * training(base), rel=1e-6)
     assert 1.8 * training(base) < training(large) < 2.5 * training(base)
@@ -65,13 +65,13 @@ def test_an_estimate_grows_with_steps_images_and_their_size() -> None:
 
 def test_an_estimate_agrees_with_the_exact_forecast_where_that_is_traced() -> None:
     """The traced step of the very fit, in fp32, at the same rate: only the adapter and the bytes moved differ."""
-    question = question_ahead("sd15", None, None)
-    fit = question.subject.fit.changed(micro_batch=1)
-    subject = replace(question.subject, fit=fit, recipe=question.subject.recipe.changed(rank=8, conv_rank=8))
+    question = request_without_job("sd15", None, None)
+    fit = question.workload.fit.replaced(micro_batch=1)
+    subject = replace(question.workload, fit=fit, recipe=question.workload.recipe.replaced(rank=8, conv_rank=8))
     assert question.resolved is not None
     course = RunSchedule(subject, TraceLibrary(TraceStore.of_user()), PhaseCounts(previews=0, validations=0), RATE)
     exact = course.step_seconds(lambda work: on_cpu.roofline.seconds(work, RATE))[512, 512]
-    found = estimate(replace(question, subject=subject)).step_seconds["512x512"]
+    found = estimate(replace(question, workload=subject)).step_seconds["512x512"]
     assert exact / 1.25 < found < 1.25 * exact
 
 

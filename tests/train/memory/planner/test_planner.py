@@ -12,11 +12,11 @@ import pytest
 from tests.support.exhaustive import AMPLE, OCCASIONS, Exhaustive, every_fit
 from tests.support.plans import situation_with, small_subject
 from trainer.config.fit import FitConfig
-from trainer.memory.forecast.forecast import RunSimulator, Simulation, forecast, forecast_of, run_through
+from trainer.memory.forecast.forecast import RunSimulator, Simulation, forecast, forecast_of, simulate_run
 from trainer.memory.forecast.schedule import RunSchedule, bounding_buckets, transitions
-from trainer.memory.planner.planner import Planned, plan
+from trainer.memory.planner.planner import PlanResult, plan
 from trainer.memory.planner.search_space import nested_sets
-from trainer.memory.planner.suggestions import changed, lighter
+from trainer.memory.planner.suggestions import changed, reduced_recipes
 from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.memory_trace import blocks
 from trainer.memory.trace.store import TraceStore
@@ -69,18 +69,18 @@ def test_the_pick_is_that_of_an_exhaustive_search(cases: int, searched: list[Exh
         one = chance.choice(searched)
         # Quantized bases have tapes of their own, so the one with the most micro-batches goes without.
         written = random_constraints(chance, free_base=one is not searched[1])
-        anchor = one.subject.fit.changed(
+        anchor = one.workload.fit.replaced(
             quantize=written.quantize or "none", gradient_checkpointing="none", micro_batch=1
         )
-        steps = traces.steps(replace(one.subject, fit=anchor), one.subject.buckets[0].size, 1)
-        choices = every_fit(one.subject, written, nested_sets(blocks(steps.weights, steps.micro_first)))
+        steps = traces.steps(replace(one.workload, fit=anchor), one.workload.buckets[0].size, 1)
+        choices = every_fit(one.workload, written, nested_sets(blocks(steps.weights, steps.micro_first)))
         # Around what one of them takes, or little more than its tensors sum to: that is where mistakes would be made.
         aimed_at = chance.choice(choices)
         taken, needed = one.free(aimed_at), one.figures(aimed_at)[2]
         budget = int(chance.choice((taken * chance.uniform(0.85, 1.05), needed * chance.uniform(1.0, 1.2))))
         situation = situation_with(budget)
         picks = one.picks(choices, situation, free_choice=written.allow_quantized)
-        planned = plan(one.subject, written, situation, traces, OCCASIONS, others=False, runs=runs)
+        planned = plan(one.workload, written, situation, traces, OCCASIONS, others=False, runs=runs)
         picked = planned.pick.fit if planned.pick else None
         assert picked == (picks[-1] if picks else None), f"case {case}: {written}"
         found["pick" if picked else "nothing"] += 1
@@ -88,17 +88,17 @@ def test_the_pick_is_that_of_an_exhaustive_search(cases: int, searched: list[Exh
             assert planned.pick.forecast.fits
             found["quantized"] += picked.quantize != "none"
             found["partial"] += isinstance(picked.gradient_checkpointing, tuple)
-            found["split"] += picked.micro_batch != one.subject.recipe.effective_batch
+            found["split"] += picked.micro_batch != one.workload.recipe.effective_batch
             found["with retries"] += planned.pick.forecast.reserved > budget
     assert min(found.values()) > 3, found
 
 
 @pytest.fixture(scope="module")
-def ample(searched: list[Exhaustive], traces: TraceLibrary) -> Planned:
-    return plan(searched[0].subject, FitConfig(allow_quantized=True), situation_with(AMPLE), traces, OCCASIONS)
+def ample(searched: list[Exhaustive], traces: TraceLibrary) -> PlanResult:
+    return plan(searched[0].workload, FitConfig(allow_quantized=True), situation_with(AMPLE), traces, OCCASIONS)
 
 
-def test_with_room_for_everything_nothing_is_saved(ample: Planned) -> None:
+def test_with_room_for_everything_nothing_is_saved(ample: PlanResult) -> None:
     assert ample.pick is not None
     fit = ample.pick.fit
     assert (fit.quantize, fit.gradient_checkpointing, fit.micro_batch, fit.preview_offload) == (
@@ -107,7 +107,7 @@ def test_with_room_for_everything_nothing_is_saved(ample: Planned) -> None:
         4,
         False,
     )
-    assert (ample.pick.quality, ample.quicker, ample.missing, ample.complete) == ("exact", None, 0, True)
+    assert (ample.pick.quality, ample.faster, ample.excess_bytes, ample.complete) == ("exact", None, 0, True)
     assert ample.pick.forecast.budget == AMPLE
     assert ample.smaller is not None
     assert ample.smaller.forecast.allocated < ample.pick.forecast.allocated
@@ -117,15 +117,15 @@ def test_with_room_for_everything_nothing_is_saved(ample: Planned) -> None:
 ENCODING = ("vae_dtype", "vae_encode_tiling", "text_encoder_batch_size")
 
 
-def test_each_rung_of_the_ladder_needs_less_than_the_one_before(searched: list[Exhaustive], ample: Planned) -> None:
+def test_each_rung_of_the_ladder_needs_less_than_the_one_before(searched: list[Exhaustive], ample: PlanResult) -> None:
     one = searched[0]
     assert ample.pick is not None
-    fit = ample.pick.fit.changed(vae_tiling=False)
+    fit = ample.pick.fit.replaced(vae_tiling=False)
     kinds, needs = [], [one.training(fit)]
     for fallback in ample.fallbacks:
         changes = fallback.model_dump(exclude={"exact"}, exclude_none=True)
         (key,) = changes
-        fit = fit.changed(**changes)
+        fit = fit.replaced(**changes)
         kinds.append((key, fallback.exact))
         if key not in ("vae_tiling", "preview_offload", *ENCODING):
             needs.append(one.training(fit))
@@ -140,14 +140,14 @@ def test_each_rung_of_the_ladder_needs_less_than_the_one_before(searched: list[E
 def test_a_quantised_base_is_a_rung_only_where_the_job_allows_it(
     searched: list[Exhaustive], traces: TraceLibrary
 ) -> None:
-    planned = plan(searched[0].subject, FitConfig(), situation_with(AMPLE), traces, OCCASIONS, others=False)
+    planned = plan(searched[0].workload, FitConfig(), situation_with(AMPLE), traces, OCCASIONS, others=False)
     assert planned.fallbacks
     assert all(fallback.quantize is None for fallback in planned.fallbacks)
 
 
 def test_the_ladder_leaves_alone_what_the_user_wrote(searched: list[Exhaustive], traces: TraceLibrary) -> None:
     written = FitConfig(gradient_checkpointing="none", preview_offload=False)
-    planned = plan(searched[0].subject, written, situation_with(AMPLE), traces, OCCASIONS, others=False)
+    planned = plan(searched[0].workload, written, situation_with(AMPLE), traces, OCCASIONS, others=False)
     assert [fallback.model_dump(exclude_none=True) for fallback in planned.fallbacks] == [
         {"exact": False, "micro_batch": 2},
         {"exact": False, "micro_batch": 1},
@@ -158,20 +158,20 @@ def test_the_ladder_leaves_alone_what_the_user_wrote(searched: list[Exhaustive],
 
 def test_what_is_just_out_of_reach_is_said_with_what_it_lacks(searched: list[Exhaustive], traces: TraceLibrary) -> None:
     one = searched[1]
-    fastest = plan(one.subject, FitConfig(quantize="none"), situation_with(AMPLE), traces, OCCASIONS, others=False)
+    fastest = plan(one.workload, FitConfig(quantize="none"), situation_with(AMPLE), traces, OCCASIONS, others=False)
     assert fastest.pick is not None
     budget = fastest.pick.forecast.reserved - 8 * MIB
-    planned = plan(one.subject, FitConfig(quantize="none"), situation_with(budget), traces, OCCASIONS)
+    planned = plan(one.workload, FitConfig(quantize="none"), situation_with(budget), traces, OCCASIONS)
     assert planned.pick is not None
-    assert planned.quicker is not None
-    assert planned.quicker.forecast.seconds < planned.pick.forecast.seconds
-    assert not planned.quicker.forecast.fits
-    assert planned.missing == planned.quicker.forecast.reserved - budget > 0
+    assert planned.faster is not None
+    assert planned.faster.forecast.seconds < planned.pick.forecast.seconds
+    assert not planned.faster.forecast.fits
+    assert planned.excess_bytes == planned.faster.forecast.reserved - budget > 0
     # With just that much more it fits.
-    more = situation_with(budget + planned.missing)
-    again = plan(one.subject, FitConfig(quantize="none"), more, traces, OCCASIONS, others=False)
+    more = situation_with(budget + planned.excess_bytes)
+    again = plan(one.workload, FitConfig(quantize="none"), more, traces, OCCASIONS, others=False)
     assert again.pick is not None
-    assert again.pick.forecast.seconds <= planned.quicker.forecast.seconds
+    assert again.pick.forecast.seconds <= planned.faster.forecast.seconds
 
 
 def test_where_nothing_fits_the_smallest_change_is_offered(traces: TraceLibrary) -> None:
@@ -180,15 +180,15 @@ def test_where_nothing_fits_the_smallest_change_is_offered(traces: TraceLibrary)
     written = FitConfig(quantize="none", gradient_checkpointing="none")
     smallest = small_subject(previews=False, side=448, effective_batch=1)
     course = RunSchedule(smallest, traces, OCCASIONS, _rate())
-    budget = run_through(course, situation_with(AMPLE), None).reserved
+    budget = simulate_run(course, situation_with(AMPLE), None).reserved
     planned = plan(subject, written, situation_with(budget), traces, OCCASIONS)
     assert planned.pick is None
-    assert planned.missing > 0
+    assert planned.excess_bytes > 0
     assert planned.smaller is not None
     assert not planned.smaller.forecast.fits
-    assert planned.lighter is not None
-    assert planned.lighter.change.keys == {"resolution": 448}
-    assert planned.lighter.plan.forecast.fits
+    assert planned.reduced_recipe is not None
+    assert planned.reduced_recipe.change.keys == {"resolution": 448}
+    assert planned.reduced_recipe.plan.forecast.fits
 
 
 def _rate():  # type: ignore[no-untyped-def]
@@ -197,7 +197,7 @@ def _rate():  # type: ignore[no-untyped-def]
 
 def test_changes_of_a_recipe_begin_with_the_least() -> None:
     subject = small_subject(side=512, rank=16, alpha=8.0, text_encoder={"learning_rate": 1e-5})
-    keys = [dict(change.keys) for change in lighter(subject)]
+    keys = [dict(change.keys) for change in reduced_recipes(subject)]
     assert keys[:4] == [
         {"optimizer.name": "adamw8bit"},
         {"text_encoder.learning_rate": 0.0},
@@ -215,7 +215,7 @@ def test_changes_of_a_recipe_begin_with_the_least() -> None:
 
 def test_shapes_follow_a_changed_resolution() -> None:
     subject = replace(small_subject(side=512), buckets=(BucketUse(512, 512, 3), BucketUse(384, 640, 2)))
-    change = next(change for change in lighter(subject) if change.keys.get("resolution") == 256)
+    change = next(change for change in reduced_recipes(subject) if change.keys.get("resolution") == 256)
     assert change.applied_to(subject).buckets == (BucketUse(256, 256, 3), BucketUse(192, 320, 2))
 
 
@@ -242,11 +242,11 @@ def test_what_is_too_large_for_sure_is_not_traced(traces: TraceLibrary, tmp_path
     saving = FitConfig(quantize="none", vae_dtype="bf16", gradient_checkpointing="full", micro_batch=1)
     least = plan(subject, saving, situation_with(AMPLE), traces, OCCASIONS, others=False).pick
     assert least is not None
-    plain = least.fit.changed(gradient_checkpointing="none")
+    plain = least.fit.replaced(gradient_checkpointing="none")
     steps = traces.steps(replace(subject, fit=plain), subject.buckets[0].size, 1)
     sets = nested_sets(blocks(steps.weights, steps.micro_first))
     *_, less, full = (
-        Exhaustive(subject, traces).figures(least.fit.changed(gradient_checkpointing=each))[2] for each in sets
+        Exhaustive(subject, traces).figures(least.fit.replaced(gradient_checkpointing=each))[2] for each in sets
     )
     assert full < less
     fresh, few = TraceLibrary(TraceStore(tmp_path)), situation_with(less - 1)
@@ -255,7 +255,7 @@ def test_what_is_too_large_for_sure_is_not_traced(traces: TraceLibrary, tmp_path
     assert planned.pick is not None
     assert planned.pick.fit == least.fit
     fits = {micro_key(subject, fit): fit for fit in every_fit(subject, written, sets)}
-    traced = [(fits[key].gradient_checkpointing, fits[key].micro_batch) for key in fresh.made if key in fits]
+    traced = [(fits[key].gradient_checkpointing, fits[key].micro_batch) for key in fresh.traced if key in fits]
     assert traced[:2] == [("none", 1), ("full", 1)]
     assert {size for checkpointing, size in traced if checkpointing == "none"} == {1}
     assert len(traced) < len(fits) - 2
@@ -277,7 +277,7 @@ def test_before_a_search_has_to_trace_one_that_fits_is_told(traces: TraceLibrary
     wanted = plan(subject, FitConfig(), few, traces, OCCASIONS, others=False)
     assert wanted.pick is not None
     likely = {"fits": wanted.pick.fit, "does not fit": whole.pick.fit, "none": None}[known]
-    told: list[Planned] = []
+    told: list[PlanResult] = []
     fresh = TraceLibrary(TraceStore(tmp_path))
     plan(
         subject,
@@ -345,7 +345,7 @@ def test_haste_rounds_no_base(traces: TraceLibrary, tmp_path: Path) -> None:
 def test_runs_that_begin_alike_are_those_played_apart(searched: list[Exhaustive]) -> None:
     one = searched[0]
     fits = [
-        one.subject.fit.changed(quantize=quantize, micro_batch=size, vae_tiling=tiling, preview_offload=offload)
+        one.workload.fit.replaced(quantize=quantize, micro_batch=size, vae_tiling=tiling, preview_offload=offload)
         for quantize, size in (("none", 2), ("none", 1), ("int8", 2))
         for tiling, offload in ((True, False), (False, False), (True, True))
     ]
@@ -355,8 +355,8 @@ def test_runs_that_begin_alike_are_those_played_apart(searched: list[Exhaustive]
     for budget in (need[-1], need[0], int(0.9 * need[len(need) // 2])):
         for fit in fits:
             for capacity in (budget, None):
-                shared = runs.through(one.course(fit), capacity)
-                apart = run_through(one.course(fit), situation_with(budget), capacity)
+                shared = runs.simulate(one.timeline(fit), capacity)
+                apart = simulate_run(one.timeline(fit), situation_with(budget), capacity)
                 assert (shared.failed_in, shared.allocator.retries) == (apart.failed_in, apart.allocator.retries)
                 assert shared.allocator.snapshot() == apart.allocator.snapshot()
                 assert shared.phases.keys() == apart.phases.keys()
@@ -367,24 +367,24 @@ def test_runs_that_begin_alike_are_those_played_apart(searched: list[Exhaustive]
 
 def test_what_gives_memory_back_in_every_step_is_slower_by_that(traces: TraceLibrary) -> None:
     one = Exhaustive(small_subject(previews=False, effective_batch=4, steps=10, side=512), traces)
-    fit = one.subject.fit.changed(micro_batch=4, gradient_checkpointing="none")
-    free = forecast_of(one.course(fit), situation_with(AMPLE))
+    fit = one.workload.fit.replaced(micro_batch=4, gradient_checkpointing="none")
+    free = forecast_of(one.timeline(fit), situation_with(AMPLE))
     for share in range(99, 50, -1):  # until a replay gives memory back in steps
         situation = situation_with(one.free(fit) * share // 100)
         slowed = one.retrying(fit, situation)
         if slowed is None or slowed:
             break
     assert slowed, "a budget at which steps go on by giving back"
-    steps = one.subject.recipe.steps or 1
-    told = forecast_of(one.course(fit), situation)
+    steps = one.workload.recipe.steps or 1
+    told = forecast_of(one.timeline(fit), situation)
     assert told.fits
     assert told.seconds == pytest.approx(free.seconds + slowed)
     assert told.step_seconds["512x512"] == pytest.approx(free.step_seconds["512x512"] + slowed / steps)
     # So another that is slower else, but does without, is the pick.
     written = FitConfig(quantize="none", gradient_checkpointing="none")
-    first, *passed_over_for = one.picks(every_fit(one.subject, written, ()), situation, free_choice=False)
+    first, *passed_over_for = one.picks(every_fit(one.workload, written, ()), situation, free_choice=False)
     assert first == fit
-    planned = plan(one.subject, written, situation, traces, OCCASIONS, others=False)
+    planned = plan(one.workload, written, situation, traces, OCCASIONS, others=False)
     assert passed_over_for
     assert planned.pick is not None
     assert planned.pick.fit == passed_over_for[-1]
@@ -394,7 +394,7 @@ def test_tapes_are_traced_once_and_come_from_the_disk_afterwards(traces: TraceLi
     subject = small_subject(previews=False, effective_batch=1)
     first = TraceLibrary(TraceStore(tmp_path))
     plan(subject, FitConfig(quantize="none"), situation_with(AMPLE), first, OCCASIONS, others=False)
-    assert first.made
+    assert first.traced
 
     def never() -> None:
         raise AssertionError("traced again")
@@ -408,7 +408,7 @@ def test_tapes_are_traced_once_and_come_from_the_disk_afterwards(traces: TraceLi
 # Forecasts
 
 
-def test_a_forecast_tells_of_every_phase(ample: Planned, searched: list[Exhaustive]) -> None:
+def test_a_forecast_tells_of_every_phase(ample: PlanResult, searched: list[Exhaustive]) -> None:
     assert ample.pick is not None
     found = ample.pick.forecast
     assert [phase.phase for phase in found.phases] == [
@@ -418,7 +418,7 @@ def test_a_forecast_tells_of_every_phase(ample: Planned, searched: list[Exhausti
     assert found.reserved == max(phase.reserved for phase in found.phases)
     assert found.seconds == pytest.approx(sum(phase.seconds for phase in found.phases))
     assert set(found.step_seconds) == {"256x256"}
-    steps = searched[0].subject.recipe.steps or 0
+    steps = searched[0].workload.recipe.steps or 0
     trained = sum(phase.seconds for phase in found.phases if phase.phase in ("first_step", "train"))
     assert trained == pytest.approx(steps * found.step_seconds["256x256"])
     train = found.of("train")
@@ -455,21 +455,21 @@ def test_reserved_memory_has_stopped_growing(traces: TraceLibrary) -> None:
     course = RunSchedule(subject, traces, OCCASIONS, _rate())
     playing = Simulation(situation_with(AMPLE), None)
     for act in (*course.before_training(), *course.at_start()):
-        playing.play(act.phase, act.tapes)
+        playing.play(act.phase, act.traces)
     playing.play("first_step", course.first_step())
     reserved = []
     for _ in range(12):
         playing.play("train", course.round())
         reserved.append(playing.allocator.reserved)
-    settled = run_through(course, situation_with(AMPLE), None).phases["train"]
+    settled = simulate_run(course, situation_with(AMPLE), None).phases["train"]
     assert settled.reserved(settled.peak_reserved()) == reserved[-1]
 
 
 def test_a_forecast_within_a_budget_says_whether_it_fits(searched: list[Exhaustive]) -> None:
     one = searched[1]
-    fit = one.subject.fit.changed(micro_batch=8)
+    fit = one.workload.fit.replaced(micro_batch=8)
     need = one.free(fit)
-    assert forecast_of(one.course(fit), situation_with(need)).fits
-    assert not forecast_of(one.course(fit), situation_with(need // 2)).fits
-    told = forecast_of(one.course(fit), situation_with(need // 2))
+    assert forecast_of(one.timeline(fit), situation_with(need)).fits
+    assert not forecast_of(one.timeline(fit), situation_with(need // 2)).fits
+    told = forecast_of(one.timeline(fit), situation_with(need // 2))
     assert told.reserved == need, "what it would take stays what it is"

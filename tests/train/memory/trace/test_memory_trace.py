@@ -23,9 +23,9 @@ from trainer.config.base import Family
 from trainer.config.fit import FitConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.memory.trace.memory_trace import MemoryTrace
-from trainer.memory.trace.meta_models import empty_engine, know_engine, micro_batch
+from trainer.memory.trace.meta_models import empty_engine, label_engine, micro_batch
 from trainer.memory.trace.recorder import recording
-from trainer.memory.trace.workload import subject_ahead
+from trainer.memory.trace.workload import workload_without_base
 
 aten = torch.ops.aten
 GIB = 2**30
@@ -35,7 +35,7 @@ SECONDS = 100.0
 
 
 def traced(family: Family, fit: dict[str, Any], recipe: dict[str, Any], pictures: int = 1) -> StepTapes:
-    subject = subject_ahead(
+    subject = workload_without_base(
         family,
         RecipeConfig.model_validate({"resolution": NATIVE[family][0], **recipe}),
         FitConfig.model_validate(fit),
@@ -113,7 +113,7 @@ def test_what_is_computed_again_is_what_checkpointing_says() -> None:
     engine, account = empty_engine(subject), _Account()
     account.watch((engine.models.unet, *engine.models.text_encoders))
     with recording("efficient") as recorder:
-        know_engine(recorder, engine)
+        label_engine(recorder, engine)
         recorder.cut("weights")
         with recorder.stage("forward"), account:
             engine.micro_step(micro_batch(subject, (64, 64), 1))

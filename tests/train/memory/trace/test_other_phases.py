@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from tests.support.tiny import Family, tiny_configs, tiny_models
 from trainer.adapter.attach import attach
 from trainer.base.drawing import SAMPLERS, RenderSpec, decode_levels, draw_latents, make_sampler
-from trainer.base.encoding import TextConditioning, encode_latents, encode_words, posterior
+from trainer.base.encoding import TextConditioning, encode_latents, encode_texts, posterior
 from trainer.config.fit import FitConfig
 from trainer.config.job import PromptConfig
 from trainer.config.optimizer import ScheduleFreeConfig
@@ -30,10 +30,10 @@ from trainer.config.recipe import RecipeConfig, TextEncoderConfig
 from trainer.memory.allocator.allocator import Allocator
 from trainer.memory.allocator.replay import SurvivingStorage, replay
 from trainer.memory.trace import other_phases, recorder
-from trainer.memory.trace.memory_trace import MemoryTrace, sums
+from trainer.memory.trace.memory_trace import MemoryTrace, totals
 from trainer.memory.trace.meta_models import bare_unet, empty_engine, micro_batch
-from trainer.memory.trace.workload import BucketUse, Workload, subject_ahead
-from trainer.training.callbacks.validation import losses_of_picture
+from trainer.memory.trace.workload import BucketUse, Workload, workload_without_base
+from trainer.training.callbacks.validation import losses_of_image
 from trainer.training.objective import NoiseSchedule
 from trainer.training.step import MicroBatch, StepModels
 
@@ -44,13 +44,13 @@ CPU = FitConfig(dtype="fp32", attention="math")
 def recipe(family: Family, resolution: int, **settings: Any) -> RecipeConfig:
     """As resolve_job leaves one, where memory depends on it."""
     wanted = RecipeConfig(**{"rank": 16} | settings, resolution=resolution, steps=100, conv_rank=16, layers="linear")
-    encoders = {name: getattr(wanted, name).changed(rank=16) for name in ("text_encoder", "text_encoder_2")}
-    return wanted.changed(clip_skip=1 if family == "sd15" else None, **encoders)
+    encoders = {name: getattr(wanted, name).replaced(rank=16) for name in ("text_encoder", "text_encoder_2")}
+    return wanted.replaced(clip_skip=1 if family == "sd15" else None, **encoders)
 
 
 def subject(family: Family, resolution: int, fit: FitConfig | None = None, **settings: Any) -> Workload:
     """A full-size base with one preview at its resolution."""
-    made = subject_ahead(family, recipe(family, resolution, **settings), fit)
+    made = workload_without_base(family, recipe(family, resolution, **settings), fit)
     return replace(made, previews=(PromptConfig(prompt="a cat", steps=20, width=resolution, height=resolution),))
 
 
@@ -218,7 +218,7 @@ def test_encoding_again_in_fp32_takes_what_an_fp32_vae_does() -> None:
 def test_decoding_in_tiles_against_the_cpu(family: Family, side: int) -> None:
     """At 640 pixels there are four tiles."""
     prompt = PromptConfig(prompt="a cat", steps=1, width=side, height=side)
-    wanted = replace(tiny(family, CPU.changed(vae_tiling=True)), previews=(prompt,))
+    wanted = replace(tiny(family, CPU.replaced(vae_tiling=True)), previews=(prompt,))
     _, tape, _ = other_phases.preview(wanted)
     vae = cast(Any, tiny_models(family)["vae"])
     latents = torch.zeros(1, 4, side // 8, side // 8)
@@ -229,9 +229,9 @@ def test_decoding_in_tiles_against_the_cpu(family: Family, side: int) -> None:
 @pytest.mark.parametrize(("deterministic", "texts"), [(True, 1), (False, 8)])
 @pytest.mark.usefixtures("as_on_the_cpu")
 def test_encoding_texts_against_the_cpu(family: Family, deterministic: bool, texts: int) -> None:
-    (tape,) = other_phases.cache_texts(tiny(family, CPU.changed(deterministic=deterministic)))
+    (tape,) = other_phases.cache_texts(tiny(family, CPU.replaced(deterministic=deterministic)))
     encoders = [cast(Any, model) for part, model in tiny_models(family).items() if part.startswith("text")]
-    real = most_alive(lambda: encode_words(family, encoders, [""] * texts, 1, torch.device("cpu")))
+    real = most_alive(lambda: encode_texts(family, encoders, [""] * texts, 1, torch.device("cpu")))
     ids = texts * 77 * 8  # moved to a card, where they are already on the CPU
     assert stage_peak(tape, "texts") == real + ids * len(encoders)
 
@@ -254,14 +254,14 @@ def test_drawing_against_the_cpu(family: Family, sampler: Any) -> None:
 @FAMILIES
 @pytest.mark.usefixtures("as_on_the_cpu")
 def test_validation_against_the_cpu(family: Family) -> None:
-    wanted = tiny(family, CPU.changed(micro_batch=2))
+    wanted = tiny(family, CPU.replaced(micro_batch=2))
     (tape,) = other_phases.validate(wanted)
     models = StepModels(family, with_adapter(family), (), None, torch.float32)
     schedule = NoiseSchedule.create("epsilon", False).to("cpu", torch.float32)
 
     batch = replace(micro_batch(wanted, (64, 64), 2), input_noise=None, mask=None)
     cpu = torch.device("cpu")
-    real = most_alive(lambda: losses_of_picture(models, schedule, (copied(one) for one in [batch]), cpu))
+    real = most_alive(lambda: losses_of_image(models, schedule, (copied(one) for one in [batch]), cpu))
     assert stage_peak(tape, "validate 64x64") == real
 
 
@@ -322,7 +322,7 @@ def test_quantizing_needs_one_weight_in_16_bits_at_a_time(kind: Any, bits: float
     assert of_kind(tape, "weights") == pytest.approx(expected, rel=1e-3)
     assert max(storage.bytes for storage in tape.storages if storage.kind == "temporary") == 2 * max(numbers)
     # At no time is more there than what stays in the end and one weight in 16 bits.
-    assert sums(tape).peak <= sums(tape).net + 2 * max(numbers)
+    assert totals(tape).peak <= totals(tape).net + 2 * max(numbers)
 
 
 def test_tracing_leaves_quantizing_intact() -> None:
@@ -354,7 +354,7 @@ def test_every_shape_is_encoded_once_and_the_largest_measured() -> None:
 
 
 def test_the_unet_makes_room_for_decoding_and_returns() -> None:
-    staying, leaving = (tiny("sdxl", CPU.changed(preview_offload=offload)) for offload in (False, True))
+    staying, leaving = (tiny("sdxl", CPU.replaced(preview_offload=offload)) for offload in (False, True))
     loaded = other_phases.load(staying)
     before, plain = played(loaded, other_phases.preview(staying))
     after, roomy = played(loaded, other_phases.preview(leaving))
@@ -381,15 +381,15 @@ def test_the_work_of_previews_is_that_of_all_prompts_and_steps() -> None:
 
     one = PromptConfig(prompt="a", steps=2, width=64, height=64)
     few = flops(one)
-    many = flops(one.changed(steps=12), one.changed(steps=8, seed=3))
+    many = flops(one.replaced(steps=12), one.replaced(steps=8, seed=3))
     assert many == (10 * few[0], 2 * few[1])
 
 
 def test_saving_takes_nothing_but_where_weights_are_averaged() -> None:
     for tapes in (other_phases.checkpoint(tiny("sd15")), other_phases.save(tiny("sd15"))):
-        assert sums(tapes[0]).peak == 0
+        assert totals(tapes[0]).peak == 0
     averaged = tiny("sd15", optimizer=ScheduleFreeConfig())
     (tape,) = other_phases.save(averaged)
     masters = 4 * sum(weight.numel() for weight in empty_engine(averaged).adapter.parameters.values())
-    assert (sums(tape).net, of_kind(tape, "temporary")) == (0, masters)
+    assert (totals(tape).net, of_kind(tape, "temporary")) == (0, masters)
     assert of_kind(other_phases.validate(averaged)[0], "temporary") > masters

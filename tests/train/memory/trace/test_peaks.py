@@ -10,7 +10,7 @@ from tests.train.memory.trace.test_other_phases import subject
 from trainer.config.fit import FitConfig
 from trainer.memory.forecast.peaks import high_points
 from trainer.memory.trace import other_phases
-from trainer.memory.trace.memory_trace import sums
+from trainer.memory.trace.memory_trace import totals
 
 
 def names_of_step(
@@ -21,7 +21,7 @@ def names_of_step(
     steps = trace_steps(wanted, [(resolution, resolution)], 1)
     micro = steps.micro_more[resolution, resolution]
     points = high_points(micro)
-    assert max(point.bytes for point in points) <= sums(micro).peak
+    assert max(point.bytes for point in points) <= totals(micro).peak
     return [point.name for point in points], [point.name for point in high_points(steps.optimizer_first)]
 
 

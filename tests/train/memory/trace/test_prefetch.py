@@ -18,7 +18,7 @@ from tests.support.plans import situation_with, small_subject
 from trainer.config.fit import FitConfig
 from trainer.memory.forecast.schedule import PhaseCounts
 from trainer.memory.planner.planner import plan
-from trainer.memory.trace.library import TraceLibrary, tracer
+from trainer.memory.trace.library import TraceLibrary, make_tracer
 from trainer.memory.trace.prefetch import TracePrefetcher
 from trainer.memory.trace.store import TraceStore
 from trainer.memory.trace.workload import TraceRequest
@@ -33,7 +33,7 @@ from pathlib import Path
 from trainer.memory.trace import prefetch as module
 from trainer.memory.trace.prefetch import TracePrefetcher
 from trainer.memory.trace.store import TraceStore
-from trainer.memory.trace.library import tracer
+from trainer.memory.trace.library import make_tracer
 
 module.PATIENCE = 600.0
 
@@ -46,10 +46,10 @@ class Endless:
             "print('begun', flush=True)\\nwhile True: pass",
         )
 
-with TracePrefetcher(TraceStore(Path(sys.argv[1])), tracer) as aside:
+with TracePrefetcher(TraceStore(Path(sys.argv[1])), make_tracer) as aside:
     aside.ask(Endless())
     sys.stdin.readline()
-with TracePrefetcher(TraceStore(Path(sys.argv[1])), tracer) as aside:
+with TracePrefetcher(TraceStore(Path(sys.argv[1])), make_tracer) as aside:
     aside.ask(Endless()).result()
 """
 AMPLE = 400 * 2**20
@@ -63,7 +63,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> TraceStore:
 @pytest.fixture(scope="module")
 def aside(store: TraceStore) -> Iterator[TracePrefetcher]:
     """One for all: it takes seconds to start."""
-    with TracePrefetcher(store, tracer) as aside:
+    with TracePrefetcher(store, make_tracer) as aside:
         yield aside
 
 
@@ -88,18 +88,18 @@ def test_that_tapes_are_missing_is_told_before_what_makes_them_is_imported(
     monkeypatch.setitem(sys.modules, "trainer.memory.trace.other_phases", None)  # cannot be imported
     told: list[str] = []
     with pytest.raises(ImportError):
-        TraceLibrary(TraceStore(tmp_path), lambda: told.append("tracing")).fulfil(steps_of(3))
+        TraceLibrary(TraceStore(tmp_path), lambda: told.append("tracing")).ensure(steps_of(3))
     assert told == ["tracing"]
 
 
 def test_its_tapes_are_those_that_are_traced_here(aside: TracePrefetcher, store: TraceStore, tmp_path: Path) -> None:
     """Also after a wish that cannot be fulfilled, which leaves nothing."""
     impossible, wish = steps_of(3, bucket=(7, 7)), steps_of(3)
-    for done in [aside.ask(one) for one in (impossible, wish)]:
+    for done in [aside.submit(one) for one in (impossible, wish)]:
         done.result()
     assert store.load(impossible.key) is None
     found, here = store.load(wish.key), TraceLibrary(TraceStore(tmp_path))
-    here.fulfil(wish)
+    here.ensure(wish)
     assert found is not None
     for tape, own in zip(found, here.store.load(wish.key) or (), strict=True):
         assert (tape.storages, tape.work) == (own.storages, own.work)
@@ -114,7 +114,7 @@ def test_a_plan_is_the_same_with_it(
     )  # of tiny ones nothing is traced beside
     monkeypatch.setattr("trainer.memory.trace.library.usable_cores", lambda: 2)
     asked: list[TraceRequest] = []
-    monkeypatch.setattr(aside, "ask", lambda wish, ask=aside.ask: asked.append(wish) or ask(wish))
+    monkeypatch.setattr(aside, "submit", lambda wish, ask=aside.submit: asked.append(wish) or ask(wish))
     subject = small_subject(effective_batch=2)
     alone, helped = TraceLibrary(TraceStore(tmp_path)), TraceLibrary(store, aside=aside)
     plans = [
@@ -122,11 +122,11 @@ def test_a_plan_is_the_same_with_it(
     ]
     assert plans[0] == plans[1]
     assert plans[0].pick is not None
-    parts = [(wish.part, wish.subject.fit.quantize, wish.subject.fit.gradient_checkpointing) for wish in asked]
+    parts = [(wish.part, wish.workload.fit.quantize, wish.workload.fit.gradient_checkpointing) for wish in asked]
     assert [part for part, *_ in parts[:4]] == ["optimizer", "micro", "micro", "micro"]
     assert parts[1:4] == [("micro", "none", "full"), ("micro", "int8", "none"), ("micro", "int8", "full")]
     # Then what the search has next in line, whatever it looks at.
-    assert len({wish.subject.fit.micro_batch for wish in asked if wish.part == "micro"}) > 1
+    assert len({wish.workload.fit.micro_batch for wish in asked if wish.part == "micro"}) > 1
 
 
 @pytest.mark.parametrize("rounds", [0, 1])
@@ -135,7 +135,7 @@ def test_previews_are_foreseen_only_where_any_are_drawn(
 ) -> None:
     traces = TraceLibrary(store)
     told: list[list[TraceRequest]] = []
-    monkeypatch.setattr(traces, "foresee", lambda wishes: told.append(wishes()))
+    monkeypatch.setattr(traces, "set_prefetch", lambda wishes: told.append(wishes()))
     plan(small_subject(effective_batch=2), FitConfig(), situation_with(AMPLE), traces, PhaseCounts(previews=rounds))
     foreseen = told[0]
     assert sum(wish.part == "preview" for wish in foreseen) == rounds
@@ -145,13 +145,13 @@ def test_previews_are_foreseen_only_where_any_are_drawn(
 def test_a_process_that_stands_still_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is ended, and what is missing is traced here."""
     store, wish, begun = TraceStore(tmp_path), steps_of(9), threading.Event()
-    with TracePrefetcher(store, tracer) as aside:
+    with TracePrefetcher(store, make_tracer) as aside:
         monkeypatch.setattr(aside, "_start", lambda start=aside._start: (begun.set(), start())[1])
-        stuck, later = aside.ask(cast("TraceRequest", Stuck(wish.key))), aside.ask(steps_of(10))
+        stuck, later = aside.submit(cast("TraceRequest", Stuck(wish.key))), aside.submit(steps_of(10))
         assert begun.wait(60)
         monkeypatch.setattr("trainer.memory.trace.prefetch.LONGEST", 0.0)
         traces = TraceLibrary(store, aside=aside)
-        traces.fulfil(wish)
+        traces.ensure(wish)
         assert store.load(wish.key) is not None
         for asked in (stuck, later):
             asked.result()
@@ -161,12 +161,12 @@ def test_a_process_that_stands_still_holds_nobody_up(tmp_path: Path, monkeypatch
 def test_help_ends_with_its_block(store: TraceStore) -> None:
     """Tapes that are asked for later are traced without it."""
     traces = TraceLibrary(store)
-    with traces.helped():
-        first = traces.aside
+    with traces.with_prefetcher():
+        first = traces.prefetcher
         assert first is not None
-        traces.rest()
-        assert traces.aside not in (None, first)
-    assert traces.aside is None
+        traces.restart_prefetcher()
+        assert traces.prefetcher not in (None, first)
+    assert traces.prefetcher is None
 
 
 def test_what_is_not_begun_is_taken_back(
@@ -174,7 +174,7 @@ def test_what_is_not_begun_is_taken_back(
 ) -> None:
     taken_back = threading.Event()
     monkeypatch.setattr(aside, "_trace", lambda wish, trace=aside._trace: (taken_back.wait(), trace(wish)))
-    first, second = (aside.ask(steps_of(rank)) for rank in (5, 6))
+    first, second = (aside.submit(steps_of(rank)) for rank in (5, 6))
     aside.finish(steps_of(6).key)
     assert second.cancelled()
     taken_back.set()
@@ -195,37 +195,37 @@ def test_what_is_wanted_now_comes_before_what_was_wanted_and_is_not_begun(
         go_on.wait()
 
     first, former, both, now = map(steps_of, (5, 6, 7, 8))
-    with TracePrefetcher(TraceStore(tmp_path), tracer) as aside:
+    with TracePrefetcher(TraceStore(tmp_path), make_tracer) as aside:
         monkeypatch.setattr(aside, "_trace", trace)
-        aside.want([first, former, both])
+        aside.replace_requests([first, former, both])
         assert begun.wait(60)
-        aside.want([now, both])
+        aside.replace_requests([now, both])
         go_on.set()
-        aside.ask(both).result()
+        aside.submit(both).result()
         assert traced == [first, now, both]
-        aside.want([former])  # it was taken back, and is asked for anew
-        aside.ask(former).result()
+        aside.replace_requests([former])  # it was taken back, and is asked for anew
+        aside.submit(former).result()
     assert traced == [first, now, both, former]
 
 
 def test_ended_in_the_middle_it_leaves_what_it_was_at_to_others(tmp_path: Path) -> None:
     store, wish = TraceStore(tmp_path), steps_of(4)
-    with TracePrefetcher(store, tracer) as aside:
-        aside.ask(wish)
+    with TracePrefetcher(store, make_tracer) as aside:
+        aside.submit(wish)
     aside.finish(wish.key)
     assert store.load(wish.key) is None
     traces = TraceLibrary(store)
-    traces.fulfil(wish)
+    traces.ensure(wish)
     assert store.load(wish.key) is not None
 
 
 def test_outlines_of_tapes_that_come_while_they_are_asked_for(tmp_path: Path) -> None:
     """Another process made them between the look for them and the trace."""
     store, wish = TraceStore(tmp_path), steps_of(7)
-    with TracePrefetcher(store, tracer) as aside:
-        traces = TraceLibrary(store, lambda: TraceLibrary(store).fulfil(wish), aside)
-        outlines = traces.step_outlines(wish.subject, BUCKET, 1)
-    assert outlines == TraceLibrary(store).step_outlines(wish.subject, BUCKET, 1)
+    with TracePrefetcher(store, make_tracer) as aside:
+        traces = TraceLibrary(store, lambda: TraceLibrary(store).ensure(wish), aside)
+        outlines = traces.step_summaries(wish.workload, BUCKET, 1)
+    assert outlines == TraceLibrary(store).step_summaries(wish.workload, BUCKET, 1)
 
 
 def test_where_no_process_can_be_started_plans_do_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,8 +233,8 @@ def test_where_no_process_can_be_started_plans_do_without(tmp_path: Path, monkey
         raise OSError("no memory is left")
 
     monkeypatch.setattr(SpawnProcess, "_Popen", staticmethod(refuse))
-    with TracePrefetcher(TraceStore(tmp_path), tracer) as aside:
-        aside.ask(steps_of(8)).result()
+    with TracePrefetcher(TraceStore(tmp_path), make_tracer) as aside:
+        aside.submit(steps_of(8)).result()
         aside.finish(steps_of(8).key)
 
 

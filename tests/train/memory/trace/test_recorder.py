@@ -61,7 +61,7 @@ def test_births_and_deaths_in_their_order() -> None:
 def test_what_outlives_a_tape_dies_in_a_later_one_under_its_name() -> None:
     with recording("flash") as tracer:
         weight = torch.empty(8, device=META)
-        tracer.know(weight, "weights", "layer", "layer.weight")
+        tracer.label(weight, "weights", "layer", "layer.weight")
         nameless = weight * 2
         first = tracer.cut("first")
         del nameless, weight
@@ -82,7 +82,7 @@ def test_stages_modules_and_what_is_kept_for_backward() -> None:
             model(batch).sum().backward()
         for path, weight in model.named_parameters():
             assert weight.grad is not None
-            tracer.know(weight.grad, "gradients", path)
+            tracer.label(weight.grad, "gradients", path)
 
     tape = tape_of(program)
     kept = by_kind(tape, "activations")
@@ -170,7 +170,7 @@ def test_workspaces_of_products_and_convolutions() -> None:
 def test_numbers_can_be_read_where_there_are_none() -> None:
     def program(tracer: Tracer) -> None:
         zeros, others = torch.zeros(3, device=META), torch.zeros(3, device=META)
-        tracer.know_zero(zeros)
+        tracer.mark_zero(zeros)
         assert not zeros.any()
         assert others.any()
         assert others.sum().item() == 1.0

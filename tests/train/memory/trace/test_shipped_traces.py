@@ -13,10 +13,10 @@ import pytest
 from tests.benchmarks.built_in import built_in
 from tests.benchmarks.ship_traces import INDEX, archive_name, noted_key, noted_run, read_index, wish_of
 from trainer.files.assets import asset_path
-from trainer.memory.forecast.results import OomResult, Outcome, OutcomeStore, at_length, write_outcomes
+from trainer.memory.forecast.results import ForecastResult, OomResult, ResultStore, is_full, write_outcomes
 from trainer.memory.planner.planner import SMALLER, plan
 from trainer.memory.trace.library import TraceLibrary
-from trainer.memory.trace.memory_trace import outline_of
+from trainer.memory.trace.memory_trace import summary_of
 from trainer.memory.trace.store import SHIPPED_OUTCOMES, SUFFIX, Archive, TraceStore
 from trainer.memory.trace.workload import TraceRequest, library_versions
 from trainer.protocol.forecast import ForecastPhase
@@ -92,13 +92,13 @@ def test_tracing_again_gives_what_ships(
     )
     shipped = TraceStore(tmp_path / "none", asset_path("traces")).load(key)
     traces = TraceLibrary(TraceStore(tmp_path))
-    traces.fulfil(wish_of(note))
-    assert traces.made == [key]
+    traces.ensure(wish_of(note))
+    assert traces.traced == [key]
     made = traces.store.load(key)
     assert made is not None
     assert shipped is not None
     for one, other in zip(made, shipped, strict=True):
-        assert outline_of(one) == outline_of(other), REMEDY
+        assert summary_of(one) == summary_of(other), REMEDY
         assert one.storages == other.storages, REMEDY
         assert one.events.tolist() == other.events.tolist(), REMEDY
 
@@ -117,7 +117,7 @@ def test_a_recipe_at_another_rank_and_shape_needs_no_trace(entries: Notes, shipp
     assert all(map(shipped.has, asked))
     for wish in asked:
         if wish.part in ("load", "quantise"):  # one of them is no tape at all
-            shipped.fulfil(wish)
+            shipped.ensure(wish)
 
 
 def is_of_character(note: Mapping[str, Any], family: str) -> bool:
@@ -128,8 +128,8 @@ def is_of_character(note: Mapping[str, Any], family: str) -> bool:
 
 def elsewhere(wish: TraceRequest) -> TraceRequest:
     """The same for another rank, and for training in another shape."""
-    more = (SHAPES[wish.subject.family], wish.more[1]) if wish.part == "micro" else wish.more
-    return replace(wish, subject=wish.subject.at_rank(RANK), more=more)
+    more = (SHAPES[wish.workload.family], wish.more[1]) if wish.part == "micro" else wish.more
+    return replace(wish, workload=wish.workload.at_rank(RANK), more=more)
 
 
 @pytest.mark.parametrize("family", ["sd15", "sdxl"])
@@ -138,30 +138,30 @@ def test_tapes_of_another_rank_and_shape_are_those_that_a_trace_gives(
 ) -> None:
     first = next(note for note in entries.values() if is_of_character(note, family) and note["part"] == "micro")
     wish, real = elsewhere(wish_of(first)), TraceLibrary(TraceStore(tmp_path))
-    shipped.fulfil(wish)
-    real.fulfil(wish)
-    assert real.made == [wish.key]
+    shipped.ensure(wish)
+    real.ensure(wish)
+    assert real.traced == [wish.key]
     for one, traced in zip(shipped.store.load(wish.key) or (), real.store.load(wish.key) or (), strict=True):
         assert (one.storages, one.work) == (traced.storages, traced.work)
         assert one.events.tolist() == traced.events.tolist()
 
 
 def test_shipped_outcomes_are_those_that_are_asked_for(index: Mapping[str, Notes], shipped: TraceLibrary) -> None:
-    store = OutcomeStore.beside(TraceStore(Path("nowhere"), asset_path("traces")))
+    store = ResultStore.beside(TraceStore(Path("nowhere"), asset_path("traces")))
     for key, note in index["outcomes"].items():
         runs, course = noted_run(note, shipped)
         assert runs.key(course) == key, REMEDY
-        assert store.load(key, brief=True) is not None or store.hindered(key)
+        assert store.load(key, brief=True) is not None or store.oom_result(key)
 
 
-def wrong(store: OutcomeStore, notes: Notes, traces: TraceLibrary) -> list[str]:
+def wrong(store: ResultStore, notes: Notes, traces: TraceLibrary) -> list[str]:
     """The keys of outcomes that are not what their tapes come to."""
     found = []
     for key, note in notes.items():
         kept = store.load(key, brief=False) or store.load(key, brief=True)
         assert kept is not None
         runs, course = noted_run(note, traces)
-        if runs.unhindered(course, brief=not at_length(kept)) != kept:
+        if runs.unlimited_result(course, brief=not is_full(kept)) != kept:
             found.append(key)
     return found
 
@@ -169,23 +169,23 @@ def wrong(store: OutcomeStore, notes: Notes, traces: TraceLibrary) -> list[str]:
 @pytest.fixture(scope="module")
 def looked_at(index: Mapping[str, Notes]) -> Notes:
     """Of each family an unquantized and a quantized run."""
-    store = OutcomeStore.beside(TraceStore(Path("nowhere"), asset_path("traces")))
+    store = ResultStore.beside(TraceStore(Path("nowhere"), asset_path("traces")))
     notes = {key: note for key, note in index["outcomes"].items() if store.load(key, brief=True) is not None}
     kinds = {(note["family"], note["fit"]["quantize"] == "none"): key for key, note in notes.items()}
     return {key: notes[key] for key in kinds.values()}
 
 
 def test_playing_again_gives_what_ships(looked_at: Notes, shipped: TraceLibrary) -> None:
-    store = OutcomeStore.beside(TraceStore(Path("nowhere"), asset_path("traces")))
+    store = ResultStore.beside(TraceStore(Path("nowhere"), asset_path("traces")))
     assert not wrong(store, looked_at, shipped), REMEDY
 
 
 def test_playing_again_within_a_limit_gives_what_ships(index: Mapping[str, Notes], shipped: TraceLibrary) -> None:
     """Of each family that run which ends soonest: a phase before training, where there is one."""
-    store = OutcomeStore.beside(TraceStore(Path("nowhere"), asset_path("traces")))
+    store = ResultStore.beside(TraceStore(Path("nowhere"), asset_path("traces")))
     soonest: dict[str, tuple[int, str, OomResult]] = {}
     for key, note in index["outcomes"].items():
-        for found in store.hindered(key):
+        for found in store.oom_result(key):
             phases = get_args(ForecastPhase)
             end = phases.index(found.failed_in) if found.failed_in else len(phases)
             soonest[note["family"]] = min(
@@ -194,14 +194,14 @@ def test_playing_again_within_a_limit_gives_what_ships(index: Mapping[str, Notes
     for _, key, found in soonest.values():
         runs, course = noted_run(index["outcomes"][key], shipped)
         for capacity in (found.least, found.beyond - 1):
-            assert runs.through(course, capacity).hindered == found, REMEDY
+            assert runs.simulate(course, capacity).oom_result == found, REMEDY
 
 
 def test_what_is_called_smaller_takes_less_of_the_card(index: Mapping[str, Notes], shipped: TraceLibrary) -> None:
     """Of a whole run: pictures one by one alone would not do here, as previews take as much as training did."""
     del index  # skips where the tapes are those of other libraries
     question = built_in("sd15", "likeness", "RTX 3060", "Linux")
-    planned = plan(question.subject, question.written, question.situation, shipped, question.occasions)
+    planned = plan(question.workload, question.written, question.device_state, shipped, question.counts)
     assert planned.pick is not None and planned.smaller is not None
     assert planned.smaller.forecast.reserved <= SMALLER * planned.pick.forecast.reserved
     assert planned.smaller.fit.preview_offload and not planned.pick.fit.preview_offload
@@ -209,17 +209,17 @@ def test_what_is_called_smaller_takes_less_of_the_card(index: Mapping[str, Notes
 
 
 def test_a_wrong_outcome_would_be_noticed(looked_at: Notes, shipped: TraceLibrary, tmp_path: Path) -> None:
-    sound = OutcomeStore.beside(TraceStore(Path("nowhere"), asset_path("traces")))
+    sound = ResultStore.beside(TraceStore(Path("nowhere"), asset_path("traces")))
     key = next(key for key, note in looked_at.items() if note["family"] == "sd15")
     kept = sound.load(key, brief=False) or sound.load(key, brief=True)
     assert kept is not None
     for place in range(len(kept)):
         write_outcomes(tmp_path / "wrong.zip", {key: _spoilt(kept, place)})
-        store = OutcomeStore(tmp_path / "none", tmp_path / "wrong.zip")
+        store = ResultStore(tmp_path / "none", tmp_path / "wrong.zip")
         assert wrong(store, {key: looked_at[key]}, shipped) == [key]
 
 
-def _spoilt(outcome: Outcome, place: int) -> Outcome:
+def _spoilt(outcome: ForecastResult, place: int) -> ForecastResult:
     """With one number of one phase another."""
     phase = replace(outcome[place], reserved=outcome[place].reserved + 2**21)
     return (*outcome[:place], phase, *outcome[place + 1 :])

@@ -34,14 +34,14 @@ from trainer.config.fit import FitConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.memory.trace import meta_models
 from trainer.memory.trace import recorder as tracer
-from trainer.memory.trace.derive import joined, scaled
+from trainer.memory.trace.derive import join, scale
 from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.memory_trace import MemoryTrace
-from trainer.memory.trace.meta_models import empty_engine, know_engine, lasting_tensors, micro_batch
+from trainer.memory.trace.meta_models import empty_engine, label_engine, lasting_tensors, micro_batch
 from trainer.memory.trace.recorder import recording
 from trainer.memory.trace.store import TraceStore
 from trainer.memory.trace.train_step import trace_micro, trace_optimizer
-from trainer.memory.trace.workload import TracePart, TraceRequest, Workload, subject_ahead
+from trainer.memory.trace.workload import TracePart, TraceRequest, Workload, workload_without_base
 from trainer.training import loop
 from trainer.training.loop import Engine
 from trainer.training.optim.master_weights import measure
@@ -126,7 +126,7 @@ def subjects_of(size: str) -> list[Workload]:
     if size == "tiny":
         return [tiny_subject(family, recipe, fit) for family, _, recipe, fit in SETTINGS[2::2]]
     recipe = RecipeConfig(resolution=64, text_encoder={"learning_rate": 1e-5})  # type: ignore[arg-type]
-    return [subject_ahead("sd15", recipe, FitConfig(dtype="fp32", attention="math"))]
+    return [workload_without_base("sd15", recipe, FitConfig(dtype="fp32", attention="math"))]
 
 
 @pytest.mark.parametrize("size", ["tiny", pytest.param("full", marks=pytest.mark.slow)])
@@ -137,7 +137,7 @@ def test_what_autograd_saves_is_known_to_the_byte(size: str) -> None:
             engine.micro_step(real_micro_batch(subject, BUCKET, 2))
         traced, engine = _Saved(), empty_engine(subject)
         with recording("math") as recorder, traced.watching(engine):
-            know_engine(recorder, engine)
+            label_engine(recorder, engine)
             recorder.cut("weights")
             with recorder.stage("forward"):
                 engine.micro_step(micro_batch(subject, BUCKET, 2))
@@ -181,7 +181,7 @@ class _Saved:
 def test_weights_gradients_and_state_are_exact_to_the_byte(optimizer: Options) -> None:
     subject = tiny_subject("sd15", {"text_encoder": {"learning_rate": 1e-4}, "rank": 32, "optimizer": optimizer})
     engine = cpu_engine(subject)
-    engine.masters.load(initial_weights(engine.adapter, lambda _: np.random.default_rng(0)))
+    engine.master_weights.load(initial_weights(engine.adapter, lambda _: np.random.default_rng(0)))
     tapes = trace_steps(subject, [BUCKET], 1)
     micros = (tapes.micro_first[BUCKET], tapes.micro_more[BUCKET])
     alive: dict[str, int] = {}
@@ -190,12 +190,12 @@ def test_weights_gradients_and_state_are_exact_to_the_byte(optimizer: Options) -
         total = torch.zeros(())
         for micro_tape in micros:
             total += engine.micro_step(real_micro_batch(subject, BUCKET, 1))
-            engine.masters.accumulate()
+            engine.master_weights.accumulate()
             play(alive, micro_tape)
         assert alive_bytes(alive) == sum(sizes_of(kept_by(engine)).values()) + total.nbytes
         set_learning_rates(engine.optimizer, 1.0)
-        measure(total, engine.masters)
-        engine.move(1.0, 1.0)
+        measure(total, engine.master_weights)
+        engine.optimizer_step(1.0, 1.0)
         play(alive, optimizer_tape)
         assert alive_bytes(alive) == sum(sizes_of(kept_by(engine)).values())
 
@@ -204,7 +204,7 @@ def kept_by(engine: Engine) -> Iterator[Tensor]:
     """Every tensor that an engine keeps on its device."""
     for model in (engine.models.unet, *engine.models.text_encoders):
         yield from (tensor for _, tensor in lasting_tensors(model))
-    for master in engine.masters.masters.values():
+    for master in engine.master_weights.masters.values():
         yield master
         if master.grad is not None:
             yield master.grad
@@ -246,16 +246,16 @@ def test_tapes_put_together_are_a_trace_of_the_loops_own_step(dtype: str, monkey
     engine = empty_engine(subject)
     monkeypatch.setattr(loop, "measure", _measured)
     data: Any = _Data(subject)
-    engine.feed = engine.assembler = data
+    engine.batches = engine.collator = data
     with recording("math") as recorder:
-        know_engine(recorder, engine)
+        label_engine(recorder, engine)
         recorder.cut("weights")
         for optimizer in (tapes.optimizer_first, tapes.optimizer):
             with recorder.stage("forward"):
                 engine.train_step()
             whole = recorder.cut("whole")
             micros = (tapes.micro_first[BUCKET], tapes.micro_more[BUCKET], tapes.micro_more[BUCKET])
-            parts = joined("whole", (*micros, optimizer))
+            parts = join("whole", (*micros, optimizer))
             assert changes(parts) == changes(whole)
             assert sum(work.flops * work.count for work in parts.work) == sum(
                 work.flops * work.count for work in whole.work
@@ -266,7 +266,7 @@ class _Data:
     """Deals three micro-batches of one bucket a step, as Feed and Assembler do."""
 
     def __init__(self, subject: Workload) -> None:
-        self.subject = subject
+        self.workload = subject
 
     def batch(self, step: int) -> Sequence[int]:
         return range(6)
@@ -278,7 +278,7 @@ class _Data:
         return 0
 
     def assemble(self, samples: Sequence[int], size: int) -> Any:
-        return micro_batch(self.subject, BUCKET, len(samples))
+        return micro_batch(self.workload, BUCKET, len(samples))
 
 
 def _measured(*arguments: Any) -> Any:
@@ -331,7 +331,7 @@ def test_tapes_of_two_and_three_pictures_give_those_of_any_more(
     for pictures in (4, 8):
         for kind in ("first", "more"):
             two, three, real = (getattr(tapes[size], kind)[bucket] for size in (2, 3, pictures))
-            tape = scaled(two, three, (2, 3), pictures)
+            tape = scale(two, three, (2, 3), pictures)
             assert tape is not None
             assert (tape.storages, tape.work) == (real.storages, real.work)
             assert np.array_equal(tape.events, real.events)
@@ -341,7 +341,7 @@ def test_a_single_picture_follows_no_rule_of_more() -> None:
     """PyTorch sees a transposed picture as a matrix where it has to copy several."""
     subject = tiny_subject("sd15", {}, {"attention": "auto"})
     one, two = (trace_micro(subject, [BUCKET], pictures).more[BUCKET] for pictures in (1, 2))
-    assert scaled(one, two, (1, 2), 4) is None
+    assert scale(one, two, (1, 2), 4) is None
 
 
 @pytest.mark.parametrize("family", ["sd15", "sdxl"])
@@ -386,14 +386,14 @@ def test_tapes_of_two_ranks_give_those_of_any_other(
     wishes = [TraceRequest(subject, "micro", (BUCKET, 2)), *(TraceRequest(subject, part) for part in phases)]
     traces, real = TraceLibrary(TraceStore(tmp_path)), TraceLibrary(TraceStore(tmp_path / "real"))
     for rank in (20, 28, *ranks):
-        for wish in (replace(wish, subject=subject.at_rank(rank)) for wish in wishes):
+        for wish in (replace(wish, workload=subject.at_rank(rank)) for wish in wishes):
             assert traces.has(wish) == (rank in ranks)
-            traces.fulfil(wish)
+            traces.ensure(wish)
             if rank in ranks:
-                real.fulfil(wish)
+                real.ensure(wish)
                 assert_alike(traces.store.load(wish.key) or (), real.store.load(wish.key) or ())
-    assert len(traces.made) == 2 * len(wishes)
-    assert len(real.made) == len(ranks) * len(wishes)
+    assert len(traces.traced) == 2 * len(wishes)
+    assert len(real.traced) == len(ranks) * len(wishes)
 
 
 @pytest.mark.parametrize("name", ["adamw8bit", pytest.param("adafactor", marks=pytest.mark.slow), "schedulefree"])
@@ -412,7 +412,7 @@ def test_micro_batches_and_optimizers_do_not_depend_on_each_other(name: str) -> 
 @pytest.mark.parametrize("quantize", [pytest.param("int8", marks=pytest.mark.slow), "int8_products", "nf4"])
 def test_models_that_were_traced_before_give_the_same_tapes(quantize: str) -> None:
     subject = tiny_subject("sd15", ENCODER, {"dtype": "bf16", "quantize": quantize})
-    checkpointed = replace(subject, fit=subject.fit.changed(gradient_checkpointing="full"))
+    checkpointed = replace(subject, fit=subject.fit.replaced(gradient_checkpointing="full"))
 
     def unet() -> object:
         return empty_engine(subject).models.unet
@@ -436,7 +436,7 @@ def test_models_that_were_traced_before_give_the_same_tapes(quantize: str) -> No
 def test_rounded_weights_are_multiplied_as_often_as_plain_ones(quantize: str) -> None:
     """However a base is kept, its products are work of the same size, forward, recomputed and backward."""
     plain = tiny_subject("sdxl", {}, {"dtype": "bf16", "gradient_checkpointing": "full"})
-    rounded = replace(plain, fit=plain.fit.changed(quantize=quantize))
+    rounded = replace(plain, fit=plain.fit.replaced(quantize=quantize))
     assert products_of(rounded) == products_of(plain)
 
 

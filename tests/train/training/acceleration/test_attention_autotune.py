@@ -28,7 +28,13 @@ from trainer.config.load import load_job, parse_job
 from trainer.files.assets import bundled_configs
 from trainer.protocol import events
 from trainer.training.acceleration import attention_autotune
-from trainer.training.acceleration.attention_autotune import Clock, Shape, attentions, race, race_of
+from trainer.training.acceleration.attention_autotune import (
+    Clock,
+    Shape,
+    attention_shapes,
+    autotune,
+    autotune_attention,
+)
 from trainer.training.device.device import AttentionChoice
 from trainer.training.run.resume import resume
 from trainer.training.run.start import PlannedFit, start
@@ -89,7 +95,7 @@ def test_the_shapes_by_the_config_are_those_that_the_unet_attends_in(family: Fam
     with Attended() as attended, torch.no_grad():
         sample = torch.zeros(2, 4, size[1] // 8, size[0] // 8)
         unet(sample, torch.zeros(2), torch.zeros(2, words, width), added_cond_kwargs=more)
-    assert attended.shapes == attentions(config, size, 2, words)
+    assert attended.shapes == attention_shapes(config, size, 2, words)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +103,7 @@ def test_the_shapes_by_the_config_are_those_that_the_unet_attends_in(family: Fam
     [("sd15", 512, Shape(1, 8, 40, 4096, 4096), 16), ("sdxl", 1024, Shape(1, 10, 64, 4096, 4096), 70)],
 )
 def test_the_shapes_of_the_published_bases(family: Family, side: int, most: Shape, layers: int) -> None:
-    found = attentions(bundled_configs(family)["unet"], (side, side), 1, 77)
+    found = attention_shapes(bundled_configs(family)["unet"], (side, side), 1, 77)
     assert max(found, key=lambda shape: shape.queries * shape.keys) == most
     assert sum(found.values()) == 2 * layers
 
@@ -109,7 +115,7 @@ def test_the_shapes_of_the_published_bases(family: Family, side: int, most: Shap
 )
 def test_the_quickest_wins_unless_it_may_be_chance(seconds: tuple[float, float], chosen: str) -> None:
     called: list[str] = []
-    found = race(
+    found = autotune(
         "flash", SHAPES, CPU, torch.float32, clock_of(dict(zip(("flash", "math"), seconds, strict=True)), called)
     )
     assert found is not None and found.chosen == chosen
@@ -122,7 +128,7 @@ def test_the_quickest_wins_unless_it_may_be_chance(seconds: tuple[float, float],
 def test_real_clocks_measure_and_leave_chance_as_it_was(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention_autotune, "SECONDS", 0.002)
     before = torch.get_rng_state()
-    found = race("math", SHAPES, CPU, dtype)
+    found = autotune("math", SHAPES, CPU, dtype)
     assert found is not None and not found.refused
     assert all(0 < seconds < 10 for seconds in found.seconds.values()) and len(found.seconds) == 2
     assert found.chosen == ("flash" if found.seconds["flash"] < 0.97 * found.seconds["math"] else "math")
@@ -132,7 +138,7 @@ def test_real_clocks_measure_and_leave_chance_as_it_was(dtype: torch.dtype, monk
 
 def test_a_kernel_that_is_missing_is_told_and_never_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(attention_autotune.CANDIDATES, "cpu", ("flash", "efficient", "cudnn"))
-    found = race("flash", SHAPES, CPU, torch.bfloat16, clock_of({"flash": 9.0}, []))
+    found = autotune("flash", SHAPES, CPU, torch.bfloat16, clock_of({"flash": 9.0}, []))
     assert found is not None and found.chosen == "flash"
     assert found.sentence.endswith("; efficient: not supported here; cudnn: not supported here).")
 
@@ -152,7 +158,7 @@ def wrong_math(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("wrong_math")
 def test_a_kernel_with_wrong_gradients_is_refused() -> None:
-    found = race("flash", SHAPES, CPU, torch.bfloat16, clock_of({"flash": 9.0, "math": 0.1}, []))
+    found = autotune("flash", SHAPES, CPU, torch.bfloat16, clock_of({"flash": 9.0, "math": 0.1}, []))
     assert found is not None and found.chosen == "flash"
     assert found.refused["math"].startswith("results differ from flash by 0.2")
 
@@ -169,8 +175,8 @@ def test_a_kernel_that_takes_more_memory_than_was_planned_is_refused(
         more = not torch._C._get_flash_sdp_enabled()
         return work(), (1 << 20) + more * kept, (1 << 20) + more * most
 
-    monkeypatch.setattr(attention_autotune, "held", held)
-    found = race("flash", SHAPES, CPU, torch.float32, clock_of({"flash": 9.0, "math": 0.1}, []))
+    monkeypatch.setattr(attention_autotune, "measure_memory", held)
+    found = autotune("flash", SHAPES, CPU, torch.float32, clock_of({"flash": 9.0, "math": 0.1}, []))
     assert found is not None and (found.chosen == "flash") is refused
     assert found.refused == ({"math": "needs more memory than flash"} if refused else {})
 
@@ -191,8 +197,8 @@ def test_a_kernel_that_heads_of_a_text_encoder_do_not_suit_is_refused(
     monkeypatch.setattr(attention_autotune, "stopwatch", lambda _: clock_of({"flash": 2.0, "math": 1.0}, []))
     job = parse_job('name = "one"\nbase.model = "base"\ndataset.folders = [{path = "cats"}]\n', "job.toml", Path())
     text = {"hidden_size": 2 * other, "num_attention_heads": 2}
-    planned = job.changed(fit=job.fit.changed(attention="flash"))
-    found = race_of(planned, None, tiny_configs("sd15")["unet"], [text], [make_picture()])
+    planned = job.replaced(fit=job.fit.replaced(attention="flash"))
+    found = autotune_attention(planned, None, tiny_configs("sd15")["unet"], [text], [make_picture()])
     assert found is not None and (found.chosen == "math") is (other == 16)
     refused = {"math": "does not support head widths 8, 16, 256"}
     assert found.refused == ({} if other == 16 else refused)
@@ -209,15 +215,15 @@ def test_where_timing_fails_what_was_planned_stays(failing: str) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
         return seconds
 
-    found = race("flash", SHAPES, CPU, torch.float32, failing_clock)
+    found = autotune("flash", SHAPES, CPU, torch.float32, failing_clock)
     assert found is not None and found.chosen == "flash"
     assert found.refused == {failing: "out of memory"} and failing not in found.seconds
 
 
 def test_nothing_races_where_there_is_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert race("efficient", SHAPES, CPU, torch.float32) is None
+    assert autotune("efficient", SHAPES, CPU, torch.float32) is None
     monkeypatch.delitem(attention_autotune.CANDIDATES, "cpu")
-    assert race("flash", SHAPES, CPU, torch.float32) is None
+    assert autotune("flash", SHAPES, CPU, torch.float32) is None
 
 
 # In a run.
@@ -227,7 +233,7 @@ BRIEF = ("report.previews.prompts=[]", "recipe.steps=2", "recipe.layers=attentio
 
 def as_on_a_card(job: Job, written: FitConfig, source: object, pictures: object, machine: object) -> PlannedFit:
     """The CPU is always deterministic, and then nothing races."""
-    return PlannedFit(job.fit.changed(deterministic=False))
+    return PlannedFit(job.fit.replaced(deterministic=False))
 
 
 @pytest.fixture
@@ -273,5 +279,5 @@ def test_what_is_written_or_has_to_be_the_same_in_every_run_does_not_race(
     written: AttentionChoice | None, deterministic: bool, called: list[str]
 ) -> None:
     job = parse_job('name = "one"\nbase.model = "base"\ndataset.folders = [{path = "cats"}]\n', "job.toml", Path())
-    frozen = job.changed(fit=job.fit.changed(attention="flash", deterministic=deterministic))
-    assert race_of(frozen, written, bundled_configs("sd15")["unet"], (), ()) is None and not called
+    frozen = job.replaced(fit=job.fit.replaced(attention="flash", deterministic=deterministic))
+    assert autotune_attention(frozen, written, bundled_configs("sd15")["unet"], (), ()) is None and not called

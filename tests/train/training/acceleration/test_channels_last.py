@@ -30,13 +30,13 @@ from trainer.files.assets import bundled_configs
 from trainer.protocol import events
 from trainer.training.acceleration import channels_last, compile
 from trainer.training.acceleration import channels_last as layout_race
-from trainer.training.acceleration.attention_autotune import Clock, attentions
+from trainer.training.acceleration.attention_autotune import Clock, attention_shapes
 from trainer.training.acceleration.channels_last import (
+    ChannelsLastNormAndSilu,
     Kernels,
-    LastNormAndSilu,
-    Maps,
+    ResidualShape,
+    autotune_layout,
     is_channels_last,
-    layout_of,
     residual_blocks,
 )
 from trainer.training.loop import Engine
@@ -49,8 +49,8 @@ ONE = ("recipe.images.buckets=false", "recipe.effective_batch=2", "fit.micro_bat
 
 def lesson(engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
     """Loss and gradient of the first effective batch."""
-    loss = engine.forward_backward(engine.feed.batch(0))
-    return loss, torch.cat([gradient.flatten() for gradient in engine.masters.gradients()])
+    loss = engine.forward_backward(engine.batches.batch(0))
+    return loss, torch.cat([gradient.flatten() for gradient in engine.master_weights.gradients()])
 
 
 @pytest.mark.parametrize(
@@ -64,15 +64,15 @@ def test_a_step_learns_the_same_and_its_norms_keep_the_layout(
     last, usual = (engine_of(place, "sd15", (*ONE, *settings, *on), []) for on in ((ON,), ()))  # type: ignore[arg-type]
     kept: list[tuple[bool, bool]] = []
 
-    normed = LastNormAndSilu.normed
+    normed = ChannelsLastNormAndSilu.normed
 
-    def watched(norm: LastNormAndSilu, x: torch.Tensor) -> Normed:
+    def watched(norm: ChannelsLastNormAndSilu, x: torch.Tensor) -> Normed:
         found = normed(norm, x)
         kept.append((is_channels_last(x), is_channels_last(found[0])))
         return found
 
-    monkeypatch.setattr(LastNormAndSilu, "normed", watched)
-    norms = [module for module in last.models.unet.modules() if isinstance(module, LastNormAndSilu)]
+    monkeypatch.setattr(ChannelsLastNormAndSilu, "normed", watched)
+    norms = [module for module in last.models.unet.modules() if isinstance(module, ChannelsLastNormAndSilu)]
     (loss, gradient), (usual_loss, usual_gradient) = lesson(last), lesson(usual)
     assert float(loss) == pytest.approx(float(usual_loss), rel=1e-5)
     assert float((gradient - usual_gradient).norm() / usual_gradient.norm()) < 1e-4
@@ -88,7 +88,7 @@ def test_in_bf16_gradients_are_as_near_to_those_of_fp32_as_without(
     """Sums are rounded elsewhere, not more: over twelve batches, by single ones chance decides."""
     exact = gradients(place, "fp32")
     plain, last = (error(gradients(place, "bf16", *settings), exact) for settings in ((), (ON,)))
-    monkeypatch.setattr(lean, "SWITCHED_ON", False)
+    monkeypatch.setattr(lean, "ENABLED", False)
     peft = error(gradients(place, "bf16"), exact)
     assert 0.0 < last < 1.1 * max(plain, peft), f"plain {plain:.4f}, channels-last {last:.4f}, PEFT's layers {peft:.4f}"
 
@@ -109,7 +109,7 @@ def test_compiled_kernels_do_what_plain_ones_do_also_where_compiling_fails(
     norm = torch.nn.GroupNorm(4, 8).requires_grad_(requires_grad=False)
     x = torch.randn(2, 8, 3, 5).to(memory_format=torch.channels_last).requires_grad_()
     kernels = Kernels(compiled=True)
-    norm.__class__ = LastNormAndSilu
+    norm.__class__ = ChannelsLastNormAndSilu
 
     def by(one: Kernels) -> torch.Tensor:
         norm.kernels = one  # type: ignore[assignment]
@@ -138,10 +138,10 @@ def test_the_blocks_by_the_config_are_about_those_of_the_unet(family: Family, la
     for maps, times in residual_blocks(config, (96, 64), 2).items():
         found[maps.outputs, maps.height, maps.width] += times
     assert found == seen
-    shapes = attentions(config, (96, 64), 2, 7)
+    shapes = attention_shapes(config, (96, 64), 2, 7)
     attending = sum(isinstance(module, Attention) for module in unet.modules())
     assert sum(shapes.values()) == attending
-    assert Maps(1, 2560, 1280, 32, 32) in residual_blocks(bundled_configs("sdxl")["unet"], (1024, 1024), 1)
+    assert ResidualShape(1, 2560, 1280, 32, 32) in residual_blocks(bundled_configs("sdxl")["unet"], (1024, 1024), 1)
 
 
 def clock_of(usual: float, last: float, called: list[bool]) -> Callable[[float], Clock]:
@@ -161,7 +161,7 @@ def test_a_run_takes_it_only_where_it_is_quicker_and_says_so(
     place: SharedPlace, monkeypatch: pytest.MonkeyPatch, last: float, pays: bool
 ) -> None:
     called: list[bool] = []
-    monkeypatch.setattr(layout_race.layout_of, "__defaults__", (clock_of(2.0, last, called),))
+    monkeypatch.setattr(layout_race.autotune_layout, "__defaults__", (clock_of(2.0, last, called),))
     trial = Trial(place.job(), [*BRIEF, *ONE, ON, "recipe.steps=1"], planner=as_on_a_card).start()
     assert trial.code == 0 and load_job(trial.run.job).fit.channels_last is pays
     (sentence,) = [event.sentence for event in trial.of(events.Notice) if event.code == "channels_last"]
@@ -192,7 +192,7 @@ def test_a_shortage_while_timing_is_tried_again_and_never_decides(
 
     backward = channels_last._backward
     monkeypatch.setattr(channels_last, "_backward", short)
-    monkeypatch.setattr(layout_race.layout_of, "__defaults__", (clock_of(2.0, 1.0, []),))
+    monkeypatch.setattr(layout_race.autotune_layout, "__defaults__", (clock_of(2.0, 1.0, []),))
     trial = Trial(place.job(), [*BRIEF, *ONE, ON, "recipe.steps=1"], planner=as_on_a_card).start()
     assert trial.code == code
     assert load_job(trial.run.job).fit.channels_last if code == 0 else trial.error.code == "memory.full"  # type: ignore[union-attr]
@@ -200,22 +200,24 @@ def test_a_shortage_while_timing_is_tried_again_and_never_decides(
 
 def test_nothing_is_timed_where_it_is_not_asked_for(place: SharedPlace) -> None:
     job, config = load_job(place.job()), tiny_configs("sd15")["unet"]
-    assert layout_of(job, config, ()) is None
-    learning = job.changed(fit=job.fit.changed(channels_last=True), recipe=job.recipe.changed(layers="all"))
-    found = layout_of(learning, config, ())
-    assert found is not None and not found.pays and "convolution" in found.sentence
-    assert layout_of(job.changed(fit=job.fit.changed(channels_last=True, deterministic=True)), config, ()) is None
+    assert autotune_layout(job, config, ()) is None
+    learning = job.replaced(fit=job.fit.replaced(channels_last=True), recipe=job.recipe.replaced(layers="all"))
+    found = autotune_layout(learning, config, ())
+    assert found is not None and not found.is_faster and "convolution" in found.sentence
+    assert (
+        autotune_layout(job.replaced(fit=job.fit.replaced(channels_last=True, deterministic=True)), config, ()) is None
+    )
 
 
 @pytest.mark.parametrize("layers", [[2], [2, 2, 2], "2"])
 def test_where_the_config_does_not_tell_of_each_depth_nothing_is_timed(place: SharedPlace, layers: object) -> None:
     job, config = load_job(place.job(), [ON]), {**tiny_configs("sd15")["unet"], "layers_per_block": layers}
-    found = layout_of(job, config, [make_picture()])
-    assert found is not None and not found.pays
+    found = autotune_layout(job, config, [make_picture()])
+    assert found is not None and not found.is_faster
     assert found.sentence == (
         "fit.channels_last is not used: the base's config does not give the number of residual blocks."
     )
-    assert not attentions(config, (96, 64), 2, 7)
+    assert not attention_shapes(config, (96, 64), 2, 7)
 
 
 def test_a_killed_run_is_resumed_to_the_same_lora(place: SharedPlace) -> None:

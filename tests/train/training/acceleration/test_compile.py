@@ -22,13 +22,13 @@ import torch
 from tests.support.exhaustion import Exhaustion, Killed, SharedPlace, Trial, step_begins
 from tests.train.training.acceleration.test_cuda_graphs import BRIEF, engine_of, learned
 from trainer.adapter import lean
-from trainer.adapter.lean.lora import WholeInt8
+from trainer.adapter.lean.lora import FusedInt8
 from trainer.config.fit import FitConfig
 from trainer.config.load import load_job
 from trainer.protocol import events
 from trainer.training.acceleration import compile as compiled
-from trainer.training.acceleration.channels_last import LastNormAndSilu
-from trainer.training.acceleration.compile import CompiledBlocks, compiled_of
+from trainer.training.acceleration.channels_last import ChannelsLastNormAndSilu
+from trainer.training.acceleration.compile import CompiledBlocks, make_compiled
 from trainer.training.loop import Engine
 from trainer.training.recovery.engine_manager import EngineManager
 
@@ -93,8 +93,8 @@ def pair(place: SharedPlace, told: list[str], family: str = "sd15", *settings: s
 
 def lesson(engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
     """Loss and gradient of the first effective batch."""
-    loss = engine.forward_backward(engine.feed.batch(0))
-    return loss, torch.cat([gradient.flatten() for gradient in engine.masters.gradients()])
+    loss = engine.forward_backward(engine.batches.batch(0))
+    return loss, torch.cat([gradient.flatten() for gradient in engine.master_weights.gradients()])
 
 
 WAYS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -124,7 +124,7 @@ def test_in_bf16_gradients_are_as_near_to_those_of_fp32_as_without(
     """Sums that are fused are rounded elsewhere, not more: over twelve batches, by single ones chance decides."""
     exact = gradients(place, "fp32")
     plain, ours = error(gradients(place, "bf16"), exact), error(gradients(place, "bf16", compile=True), exact)
-    monkeypatch.setattr(lean, "SWITCHED_ON", False)
+    monkeypatch.setattr(lean, "ENABLED", False)
     peft = error(gradients(place, "bf16"), exact)
     assert 0.0 < ours < 1.1 * max(plain, peft), f"plain {plain:.4f}, compiled {ours:.4f}, PEFT's layers {peft:.4f}"
 
@@ -136,14 +136,14 @@ def gradients(place: SharedPlace, dtype: str, *settings: str, compile: bool = Fa
         engine.compiled = blocks = CompiledBlocks(lambda _, sentence: pytest.fail(sentence))
         blocks.install(engine.models.unet)
     chance = torch.Generator().manual_seed(7)
-    for weight in engine.masters.masters.values():
+    for weight in engine.master_weights.masters.values():
         weight.detach().copy_(torch.randn(weight.shape, generator=chance) * 0.05)
-    engine.masters.refresh()
+    engine.master_weights.refresh()
     found = []
-    for batch in map(engine.feed.batch, range(12)):
-        engine.masters.zero_grad()
+    for batch in map(engine.batches.batch, range(12)):
+        engine.master_weights.zero_grad()
         engine.forward_backward(batch)
-        found.append(torch.cat([gradient.flatten().double() for gradient in engine.masters.gradients()]))
+        found.append(torch.cat([gradient.flatten().double() for gradient in engine.master_weights.gradients()]))
     return found
 
 
@@ -217,7 +217,7 @@ def test_a_compiler_that_is_ended_once_is_asked_again(
     assert compiler.runs == runs + runs // 2  # two tries before, one now
     backends: list[Any] = [failing_at_once, compiler]
     monkeypatch.setattr(compiled, "BACKEND", lambda *made: (backends.pop(0) if backends[1:] else compiler)(*made))
-    assert not compiled.compiler_trouble(CPU) and backends == [compiler]
+    assert not compiled.compiler_error(CPU) and backends == [compiler]
 
 
 def test_a_fault_of_the_step_itself_is_not_hidden(place: SharedPlace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +240,7 @@ def test_a_run_compiles_only_where_it_can_and_is_asked_to(
     told: list[str] = []
 
     def made(*settings: str) -> CompiledBlocks | None:
-        return compiled_of(load_job(place.job(), settings), CPU, lambda _, sentence: told.append(sentence))
+        return make_compiled(load_job(place.job(), settings), CPU, lambda _, sentence: told.append(sentence))
 
     assert made() is None and made(ON, "fit.cuda_graphs=true") is None and made(ON, "recipe.dropout=0.1") is None
     assert not told
@@ -336,7 +336,7 @@ def test_with_everything_on_a_process_that_is_killed_leaves_what_leads_to_the_sa
     assert compiler.runs and "compile" not in {event.code for event in notices}
     assert load_job(trial.run.job).fit.int8_products
     for unet in (undisturbed_engine.models.unet, resumed_engine.models.unet):
-        assert {WholeInt8, LastNormAndSilu} <= {type(module) for module in unet.modules()}
+        assert {FusedInt8, ChannelsLastNormAndSilu} <= {type(module) for module in unet.modules()}
         assert unet.is_gradient_checkpointing
 
 

@@ -23,7 +23,7 @@ from trainer.dataset.dataset import read_dataset
 from trainer.protocol import events
 from trainer.training import loop
 from trainer.training.acceleration import cuda_graphs
-from trainer.training.acceleration.cuda_graphs import Recording, graphs_of
+from trainer.training.acceleration.cuda_graphs import Recording, make_graphs
 from trainer.training.build import build_engine, build_parts
 from trainer.training.device.device import this_machine
 from trainer.training.loop import Engine
@@ -90,18 +90,18 @@ def engine_of(place: Place, family: str, settings: Sequence[str], told: list[str
     """An engine as a run has it, with all that its steps need encoded."""
     job = load_job(place.job(family), settings)
     frozen = resolve_job(job, family=family, samples_per_epoch=6, machine=this_machine("cpu"), **FACTS)  # type: ignore[arg-type]
-    listed = read_dataset(frozen.dataset, frozen.recipe).pictures
+    listed = read_dataset(frozen.dataset, frozen.recipe).images
     parts = build_parts(frozen, listed, open_base(frozen.base), place.folder / "cache")
-    parts.feed.prepare(0, (), (), lambda *_: None, lambda _: None)
+    parts.batches.prepare(0, (), (), lambda *_: None, lambda _: None)
     engine = build_engine(frozen, parts, [Segment(0, 6)], fresh=True)
-    engine.graphs = graphs_of(frozen.fit, engine.device, lambda _, sentence: told.append(sentence))
+    engine.graphs = make_graphs(frozen.fit, engine.device, lambda _, sentence: told.append(sentence))
     return engine
 
 
 def learned(engine: Engine, steps: int = 4) -> tuple[list[float], list[torch.Tensor]]:
     """The losses of some steps, and the masters after them."""
     losses = [engine.train_step().loss for _ in range(steps)]
-    return losses, [master.detach() for master in engine.masters.masters.values()]
+    return losses, [master.detach() for master in engine.master_weights.masters.values()]
 
 
 def assert_same(found: Any, expected: Any) -> None:
@@ -193,7 +193,7 @@ def test_a_recording_that_gives_something_else_is_not_used(
 
     def off(one: Replay) -> None:
         replay(one)
-        master = graphed.masters.gradients()[-1]
+        master = graphed.master_weights.gradients()[-1]
         master += 1e-6
 
     monkeypatch.setattr(Replay, "replay", off)
@@ -219,7 +219,7 @@ def test_weights_that_moved_are_not_read_where_they_were(
 def test_no_more_shapes_are_recorded_than_memory_is_counted_for(
     pair: tuple[Engine, Engine, list[str]], replayers: list[Replayer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda_graphs, "MOST_GRAPHS", 1)
+    monkeypatch.setattr(cuda_graphs, "MAX_CUDA_GRAPHS", 1)
     graphed, plain, _ = pair
     assert_same(learned(graphed), learned(plain))
     assert len(replayed(replayers)) == 1
@@ -243,13 +243,13 @@ def test_what_was_given_up_stays_so_when_the_engine_is_built_anew(
     place: Place, replayers: list[Replayer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As it is where models did not come back from a preview."""
-    drop = EngineManager.drop
+    drop = EngineManager.free_failed_step
 
     def drop_all(keeper: EngineManager) -> None:
         drop(keeper)
-        keeper.set_aside()
+        keeper.offload()
 
-    monkeypatch.setattr(EngineManager, "drop", drop_all)
+    monkeypatch.setattr(EngineManager, "free_failed_step", drop_all)
     exhaustion = Exhaustion(step_begins(4), 1)
     trial = place.trial("sd15", (*ONE, ON), exhaustion.tell).start()
     assert trial.code == 0 and not exhaustion.left
@@ -273,7 +273,7 @@ def test_memory_that_runs_out_while_a_step_is_recorded_ends_the_graphs(
     assert_same(learned(graphed, 6), learned(plain, 6))
     assert len(replayed(replayers)) == 1
     assert len(told) == 1 and "ran out while a CUDA graph was captured, so CUDA graphs are off" in told[0]
-    assert not graphed.masters.gradients()
+    assert not graphed.master_weights.gradients()
 
 
 def test_a_killed_run_is_resumed_with_graphs_to_the_same_lora(place: Place, replayers: list[Replayer]) -> None:
@@ -295,15 +295,15 @@ def test_a_replayed_micro_batch_is_one_order_besides_its_inputs(place: Place, mo
     told: list[str] = []
     graphed = engine_of(place, "sd15", (*BRIEF, *ONE, ON), told)
     learned(graphed, 3)
-    learn, orders, sent = cuda_graphs.RecordedSteps.learn, list[Recording](), list[tuple[int, int]]()
+    learn, orders, sent = cuda_graphs.GraphedSteps.run, list[Recording](), list[tuple[int, int]]()
 
-    def counted(steps: cuda_graphs.RecordedSteps, engine: Engine, micro: MicroBatch) -> torch.Tensor:
+    def counted(steps: cuda_graphs.GraphedSteps, engine: Engine, micro: MicroBatch) -> torch.Tensor:
         with StepCounter(torch.device("cpu")) as counter, counter.stage("micro"):
             loss = learn(steps, engine, micro)
         sent.append((counter.total(), len(list(micro.tensors()))))
         return loss
 
-    monkeypatch.setattr(cuda_graphs.RecordedSteps, "learn", counted)
+    monkeypatch.setattr(cuda_graphs.GraphedSteps, "run", counted)
     monkeypatch.setattr(Replay, "replay", lambda replay: orders.append(replay))
     graphed.train_step()
     assert len(orders) == len(sent) > 0 and not told
@@ -314,19 +314,19 @@ def test_a_pytorch_that_a_failed_recording_breaks_records_nothing(monkeypatch: p
     told: list[str] = []
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.12.1+cu126"))
     assert (
-        graphs_of(FitConfig(cuda_graphs=True), torch.device("cpu"), lambda _, sentence: told.append(sentence)) is None
+        make_graphs(FitConfig(cuda_graphs=True), torch.device("cpu"), lambda _, sentence: told.append(sentence)) is None
     )
     assert told == [
         "fit.cuda_graphs needs PyTorch 2.13 or newer, but 2.12.1+cu126 is installed: "
         "the run continues without CUDA graphs. Install a newer PyTorch to use them."
     ]
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.13.0+cu126"))
-    assert graphs_of(FitConfig(cuda_graphs=True), torch.device("cpu"), lambda *_: None) is not None
+    assert make_graphs(FitConfig(cuda_graphs=True), torch.device("cpu"), lambda *_: None) is not None
 
 
 def test_where_nothing_can_be_recorded_or_is_asked_for_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, cpu = FitConfig(cuda_graphs=True), torch.device("cpu")
-    assert graphs_of(asked, cpu, lambda *_: None) is not None
-    assert graphs_of(FitConfig(), cpu, lambda *_: None) is None
+    assert make_graphs(asked, cpu, lambda *_: None) is not None
+    assert make_graphs(FitConfig(), cpu, lambda *_: None) is None
     monkeypatch.delitem(cuda_graphs.RECORDERS, "cpu")
-    assert graphs_of(asked, cpu, lambda *_: None) is None
+    assert make_graphs(asked, cpu, lambda *_: None) is None

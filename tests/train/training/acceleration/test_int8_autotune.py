@@ -17,15 +17,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.pictures import make_picture
 from tests.support.tiny import tiny_base, tiny_configs, tiny_models
-from trainer.base.quantized import quantizable
+from trainer.base.quantized import quantizable_linears
 from trainer.base.source import BaseSource, empty_diffusers_model, open_base
 from trainer.config.base import BaseConfig, Family
-from trainer.config.fit import ProductConfig
+from trainer.config.fit import Int8LayerConfig
 from trainer.config.job import Job
 from trainer.config.load import parse_job
 from trainer.training.acceleration import int8_autotune
 from trainer.training.acceleration.attention_autotune import Clock
-from trainer.training.acceleration.int8_autotune import Linear, Timing, linears, products_of, time_all, worthwhile
+from trainer.training.acceleration.int8_autotune import (
+    Linear,
+    Timing,
+    autotune_int8,
+    choose_int8,
+    linear_calls,
+    time_all,
+)
 
 CPU = torch.device("cpu")
 WIDE, TEXT = Linear(64, 32, 64, True), Linear(20, 32, 32, False)
@@ -47,15 +54,15 @@ def test_the_layers_found_are_those_at_work_in_a_real_forward(
         x = args[0]
         seen[Linear(x[..., 0].numel(), x.shape[-1], result.shape[-1], result.requires_grad)] += 1
 
-    hooks = [layer.register_forward_hook(note) for layer in quantizable(unet).values()]
+    hooks = [layer.register_forward_hook(note) for layer in quantizable_linears(unet).values()]
     latents = torch.zeros(2, 4, size[1] // 8, size[0] // 8, requires_grad=True)
     text = torch.zeros(2, words, tiny_configs(family)["unet"]["cross_attention_dim"], requires_grad=live_text)
     more = {"text_embeds": torch.zeros(2, 32), "time_ids": torch.zeros(2, 6)} if family == "sdxl" else None
     unet(latents, torch.zeros(2), text, added_cond_kwargs=more)
     for hook in hooks:
         hook.remove()
-    assert linears(empty(family), size, 2, words, live_text=live_text) == seen
-    assert {one.learns for one in seen} == {True, live_text}
+    assert linear_calls(empty(family), size, 2, words, live_text=live_text) == seen
+    assert {one.has_input_gradient for one in seen} == {True, live_text}
 
 
 def clock_of(seconds: list[float]) -> Callable[[float], Clock]:
@@ -73,14 +80,16 @@ def clock_of(seconds: list[float]) -> Callable[[float], Clock]:
 def test_each_direction_that_can_be_is_timed_and_decided_on_its_own(dtype: torch.dtype) -> None:
     chance = torch.get_rng_state()
     timings = time_all(LAYERS, CPU, dtype, clock_of([1.5, 2.0, 1.0, 0.5, 1.0, 0.96, 2.5, 3.0, 0.5]))
-    assert [(one.linear, one.direction, one.plain, one.usual, one.int8, one.pays) for one in timings] == [
+    assert [
+        (one.linear, one.direction, one.unquantized, one.dequantized, one.int8, one.is_faster) for one in timings
+    ] == [
         (WIDE, "forward", 1.5, 2.0, 1.0, True),
         (WIDE, "backward", 0.5, 1.0, 0.96, False),  # less than chance
         (TEXT, "forward", 2.5, 3.0, 0.5, True),  # nothing learns through it, so that there is no backward
     ]
-    assert worthwhile(timings) == (
-        ProductConfig(inputs=32, outputs=32, forward=17),
-        ProductConfig(inputs=32, outputs=64, forward=48),
+    assert choose_int8(timings) == (
+        Int8LayerConfig(inputs=32, outputs=32, forward=17),
+        Int8LayerConfig(inputs=32, outputs=64, forward=48),
     )
     assert torch.equal(torch.get_rng_state(), chance)
 
@@ -89,9 +98,9 @@ def test_clocks_are_real_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(int8_autotune, "SECONDS", 0.003)
     timings = time_all(LAYERS, CPU, torch.float32)
     assert len(timings) == 3
-    assert all(0 < seconds < 10 for one in timings for seconds in (one.plain, one.usual, one.int8))
+    assert all(0 < seconds < 10 for one in timings for seconds in (one.unquantized, one.dequantized, one.int8))
     assert not any(one.refused for one in timings)
-    assert all(f"{one.int8 * 1e3:.2f} instead of {one.usual * 1e3:.2f} ms" in one.sentence for one in timings)
+    assert all(f"{one.int8 * 1e3:.2f} instead of {one.dequantized * 1e3:.2f} ms" in one.sentence for one in timings)
 
 
 def timing(rows: int, int8: float, size: tuple[int, int] = (64, 64)) -> Timing:
@@ -100,12 +109,12 @@ def timing(rows: int, int8: float, size: tuple[int, int] = (64, 64)) -> Timing:
 
 def test_a_size_multiplies_so_from_where_it_pays_for_all_that_are_larger() -> None:
     falling = [(64, 0.5), (4096, 0.1), (256, 2.0), (1024, 0.9)]
-    found = worthwhile([*(timing(*one) for one in falling), timing(9, 0.1, (8, 8))])
+    found = choose_int8([*(timing(*one) for one in falling), timing(9, 0.1, (8, 8))])
     assert found == (
-        ProductConfig(inputs=8, outputs=8, backward=17),
-        ProductConfig(inputs=64, outputs=64, backward=768),
+        Int8LayerConfig(inputs=8, outputs=8, backward=17),
+        Int8LayerConfig(inputs=64, outputs=64, backward=768),
     )
-    assert worthwhile([timing(64, 0.1), timing(256, 1.0)]) == ()
+    assert choose_int8([timing(64, 0.1), timing(256, 1.0)]) == ()
 
 
 @pytest.mark.parametrize(
@@ -133,8 +142,8 @@ def test_products_that_are_wrong_or_not_to_be_had_are_refused(
     monkeypatch.setattr(torch, "_int_mm", product)
     for clock in (None, clock_of([])):
         timings = time_all(LAYERS, CPU, torch.float32, clock)
-        assert len(timings) == 3 and worthwhile(timings) == ()
-        assert all(told in one.refused and not one.pays and one.refused in one.sentence for one in timings)
+        assert len(timings) == 3 and choose_int8(timings) == ()
+        assert all(told in one.refused and not one.is_faster and one.refused in one.sentence for one in timings)
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +154,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> BaseSource:
 def job_of(**fit: Any) -> Job:
     text = 'name = "one"\nbase.model = "base"\ndataset.folders = [{path = "cats"}]\nrecipe.effective_batch = 4\n'
     job = parse_job(text, "job.toml", Path())
-    return job.changed(fit=job.fit.changed(**{"device": "cpu", "dtype": "bf16", "micro_batch": 2} | fit))
+    return job.replaced(fit=job.fit.replaced(**{"device": "cpu", "dtype": "bf16", "micro_batch": 2} | fit))
 
 
 PICTURES = [make_picture(number, bucket=size) for number, size in enumerate([(64, 64), (64, 64), (128, 64)])]
@@ -175,13 +184,13 @@ def test_a_run_multiplies_so_what_pays_in_the_shape_of_most_pictures_and_is_told
         seconds.append(0.001 if counter.count else 0.002 * (result.shape[0] >= 128))
         return seconds[-1]
 
-    found = products_of(job_of(quantize="int8_products"), source, PICTURES, lambda _: clock)
+    found = autotune_int8(job_of(quantize="int8_products"), source, PICTURES, lambda _: clock)
     assert found is not None and {*seconds} == {0.001, 0.002, 0.0}
     assert found.products == (
-        ProductConfig(inputs=32, outputs=32, forward=96, backward=96),
-        ProductConfig(inputs=32, outputs=64, forward=115),  # of captions, which learn nothing here
-        ProductConfig(inputs=32, outputs=256, forward=96, backward=96),
-        ProductConfig(inputs=128, outputs=32, forward=96, backward=96),
+        Int8LayerConfig(inputs=32, outputs=32, forward=96, backward=96),
+        Int8LayerConfig(inputs=32, outputs=64, forward=115),  # of captions, which learn nothing here
+        Int8LayerConfig(inputs=32, outputs=256, forward=96, backward=96),
+        Int8LayerConfig(inputs=128, outputs=32, forward=96, backward=96),
     )
     forward, backward = found.sentences
     for sentence, direction in ((forward, "forward"), (backward, "backward")):
@@ -196,11 +205,11 @@ def test_nothing_is_timed_where_it_is_written_or_every_run_is_to_be_the_same(sou
         raise AssertionError("timed")
 
     fit: dict[str, Any] = {"quantize": "int8_products"}
-    same = products_of(job_of(**fit, deterministic=True), source, PICTURES, timed)
+    same = autotune_int8(job_of(**fit, deterministic=True), source, PICTURES, timed)
     assert same is not None and len(same.sentences) == 1
     both = {(one.inputs, one.outputs) for one in same.products if one.forward and one.backward}
     assert both == {(32, 32), (32, 256), (128, 32), (64, 64), (64, 512), (256, 64)}
-    written = products_of(job_of(**fit, int8_products=(ProductConfig(forward=99),)), source, (), timed)
-    assert written is not None and written.products == (ProductConfig(forward=99),)
+    written = autotune_int8(job_of(**fit, int8_products=(Int8LayerConfig(forward=99),)), source, (), timed)
+    assert written is not None and written.products == (Int8LayerConfig(forward=99),)
     for other in ("none", "int8", "nf4"):
-        assert products_of(job_of(quantize=other), source, (), timed) is None
+        assert autotune_int8(job_of(quantize=other), source, (), timed) is None

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from trainer.memory.device.roofline import seconds
 from trainer.memory.trace.memory_trace import Work
 from trainer.training.acceleration import throughput
-from trainer.training.acceleration.throughput import OperationSize, cpu_time, examples_of, largest, measure_rate
+from trainer.training.acceleration.throughput import OperationSize, cpu_time, dominant_sizes, measure_rate, sample_calls
 
 CPU = torch.device("cpu")
 
@@ -46,7 +46,7 @@ def conv(places, channels, kernel, maps=2, item=4):
 )
 def test_examples_compute_as_much_as_the_operations_they_stand_for(kind, stage, dtype, flops, size):
     """Counted by PyTorch, which knows nothing of how the shapes were found."""
-    (example,) = examples_of(OperationSize(kind, dtype, stage, flops, size), CPU)
+    (example,) = sample_calls(OperationSize(kind, dtype, stage, flops, size), CPU)
     with FlopCounterMode(display=False) as counter:
         example()
     assert counter.get_total_flops() == pytest.approx(flops, rel=0.07)
@@ -58,7 +58,7 @@ def test_attention_is_as_wide_and_long_as_its_flops_and_bytes_say(stage, product
     heads, places, width = 2, 256, 64
     flops, size = 2 * products * heads * places**2 * width, 4 * maps * heads * places * width
     with sdpa_kernel(SDPBackend.MATH):
-        (example,) = examples_of(OperationSize("attention", "float32", stage, flops, size), CPU)
+        (example,) = sample_calls(OperationSize("attention", "float32", stage, flops, size), CPU)
         with FlopCounterMode(display=False) as counter:
             example()
     assert counter.get_total_flops() == 2 * counted * heads * places**2 * width
@@ -74,7 +74,7 @@ def test_examples_that_move_memory_move_as_much(size):
             tensors.append(sum(one.nbytes for one in (*args, result) if isinstance(one, torch.Tensor)))
             return result
 
-    examples = examples_of(OperationSize("other", "float32", "forward", 0, size), CPU)
+    examples = sample_calls(OperationSize("other", "float32", "forward", 0, size), CPU)
     with Bytes():
         for example in examples:
             example()
@@ -83,7 +83,7 @@ def test_examples_that_move_memory_move_as_much(size):
 
 def test_shapes_are_found_again_where_operations_are_square():
     flops, size = conv(16 * 16, 96, 3)
-    (example,) = examples_of(OperationSize("conv", "float32", "forward", flops, size), CPU)
+    (example,) = sample_calls(OperationSize("conv", "float32", "forward", flops, size), CPU)
     assert example().shape == (1, 96, 16, 16)
 
 
@@ -92,9 +92,9 @@ def test_whatever_a_trace_counts_can_be_timed():
     for kind in ("gemm", "conv", "attention", "other"):
         for flops, size in ((1, 4), (10**6, 4), (1, 10**6), (3, 7)):
             for stage in ("forward", "backward"):
-                for example in examples_of(OperationSize(kind, "float32", stage, flops, size), CPU):
+                for example in sample_calls(OperationSize(kind, "float32", stage, flops, size), CPU):
                     example()
-    for example in examples_of(OperationSize("gemm", "uint8", "forward", *gemm(64, 64, 64, 2)), CPU):
+    for example in sample_calls(OperationSize("gemm", "uint8", "forward", *gemm(64, 64, 64, 2)), CPU):
         assert example().dtype == torch.bfloat16
 
 
@@ -106,10 +106,10 @@ def test_the_sizes_that_matter_most_are_timed():
     small = [work("gemm", 10**4 + number, 10**3) for number in range(30)]
     large = [work("gemm", 10**8, 10**5, 20), work("gemm", 10**7, 10**4, 300), work("gemm", 10**8, 10**5, 20)]
     moving = [work("other", 0, 10**6, 5), work("conv", 0, 2 * 10**6, 5)]
-    chosen = largest([*small, *large, *moving])
+    chosen = dominant_sizes([*small, *large, *moving])
     assert [size.flops for size in chosen if size.kind == "gemm"] == [10**8, 10**7]
     assert sorted(size.bytes for size in chosen if size.kind == "other") == [10**6, 2 * 10**6]
-    assert len(largest(small)) == throughput.SIZES_OF_A_KIND
+    assert len(dominant_sizes(small)) == throughput.MAX_SIZES_PER_KIND
 
 
 def test_this_cpu_is_measured_in_about_a_second():

@@ -81,7 +81,7 @@ def test_save_and_sample_are_done_after_the_step_and_the_run_goes_on(shared: Pat
 def test_a_command_during_the_last_step_pauses_or_finishes_the_run(
     shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: commands.CommandName, code: int
 ) -> None:
-    monkeypatch.setattr(reporter, "LOOK_SECONDS", 0.0)  # so that the last validation is interrupted
+    monkeypatch.setattr(reporter, "POLL_SECONDS", 0.0)  # so that the last validation is interrupted
     job = a_job(shared, tmp_path)
     watcher = at_step(2, lambda: commands.send(run_of(job).commands, order))
     assert start(job, [*BARE, "recipe.steps=2"], watcher) == code

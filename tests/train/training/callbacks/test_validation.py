@@ -20,8 +20,8 @@ from trainer.training.optim.lr_schedule import Segment
 def test_it_is_the_plain_squared_error_at_each_timestep(tmp_path: Path, micro_batch: int) -> None:
     settings = ("report.validation.timesteps=[50, 500, 950]", f"fit.micro_batch={micro_batch}")
     job, pictures, parts = prepared(tmp_path, (*settings, "recipe.objective.min_snr_gamma=5"))
-    validator = Validator(pictures, job, parts.assembler, parts.device)
-    parts.cache.ensure_pictures(validator.samples, quiet)
+    validator = Validator(pictures, job, parts.collator, parts.device)
+    parts.cache.ensure_latents(validator.samples, quiet)
     parts.cache.ensure_texts([sample.caption for sample in validator.samples], quiet)
     engine = build_engine(job, parts, [Segment(0, 6)], fresh=True)
     seen: list[tuple[int, int]] = []
@@ -34,7 +34,7 @@ def test_it_is_the_plain_squared_error_at_each_timestep(tmp_path: Path, micro_ba
         losses = []
         for sample in validator.samples:
             latents = parts.cache.latents(sample)["mean"][None] * 0.13025
-            stream = generator(job.recipe.seed, "validation", sample=sample.picture.id, repeat=timestep)
+            stream = generator(job.recipe.seed, "validation", sample=sample.image.id, repeat=timestep)
             noise = torch.from_numpy(stream.standard_normal(tuple(latents.shape[1:]), dtype=np.float32))[None]
             text = parts.cache.text(sample.caption)
             conditions = {"text_embeds": text.pooled, "time_ids": torch.tensor([micro_conditioning(sample)])}
@@ -49,6 +49,6 @@ def test_it_is_the_plain_squared_error_at_each_timestep(tmp_path: Path, micro_ba
 def test_held_out_pictures_alone_are_measured_where_there_are_any(tmp_path: Path) -> None:
     job, pictures, parts = prepared(tmp_path, ("dataset.validation_share=0.4",))
     held_out = {picture.id for picture in pictures if picture.kind == "validation"}
-    validator = Validator(pictures, job, parts.assembler, parts.device)
+    validator = Validator(pictures, job, parts.collator, parts.device)
     assert validator.held_out and 0 < len(held_out) < 6
-    assert {sample.picture.id for sample in validator.samples} == held_out
+    assert {sample.image.id for sample in validator.samples} == held_out

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from trainer.training.data import pipeline
-from trainer.training.data.pipeline import MOST_KEPT, READERS, MemoryLimiter, Pace, Pipeline
+from trainer.training.data.pipeline import MAX_PENDING_WRITES, READER_THREADS, MemoryLimiter, Pipeline, PipelineSpeed
 
 PATIENCE = 60.0
 
@@ -82,12 +82,12 @@ def test_no_more_are_made_ready_than_there_are_threads() -> None:
         return item
 
     Pipeline(ready, compute, lambda *_: None).run(range(40), quiet)
-    assert 0 < max(ahead) <= READERS + 1
+    assert 0 < max(ahead) <= READER_THREADS + 1
 
 
 def test_no_more_wait_to_be_kept_than_stated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where none may wait, each is kept before the next is computed."""
-    monkeypatch.setattr(pipeline, "MOST_KEPT", 0)
+    monkeypatch.setattr(pipeline, "MAX_PENDING_WRITES", 0)
     kept: list[int] = []
     waiting: list[int] = []
 
@@ -115,14 +115,14 @@ def test_what_fails_is_raised_and_what_was_computed_before_is_kept(stage: str) -
 
     with pytest.raises(OSError, match=stage):
         Pipeline(failing("ready"), failing("compute"), failing("keep")).run(range(40), failing("kept"))
-    assert kept[:5] == [0, 1, 2, 3, 4] and len(kept) <= 5 + MOST_KEPT + 1
+    assert kept[:5] == [0, 1, 2, 3, 4] and len(kept) <= 5 + MAX_PENDING_WRITES + 1
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith(("reader", "keeper"))]
 
 
 def test_the_pace_of_a_stage_is_what_it_would_come_to_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that each stage moves, of one thread each."""
     now = [0.0]
-    monkeypatch.setattr(pipeline, "READERS", 1)
+    monkeypatch.setattr(pipeline, "READER_THREADS", 1)
     monkeypatch.setattr(pipeline, "_timed", lambda work, *args: (work(*args), 2.0))
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 
@@ -132,7 +132,7 @@ def test_the_pace_of_a_stage_is_what_it_would_come_to_by_itself(monkeypatch: pyt
 
     pace = Pipeline(int, compute, lambda item, result: None).run(range(10), quiet)
     assert (pace.seconds, pace.ready, pace.compute, pace.keep) == (40.0, 0.5, 0.5, 0.5)
-    assert pace.of_parts(75) == Pace(75, 40.0, ready=3.75, compute=3.75, keep=3.75)
+    assert pace.of_parts(75) == PipelineSpeed(75, 40.0, ready=3.75, compute=3.75, keep=3.75)
 
 
 def test_threads_hold_no_more_together_than_there_is_and_as_much() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.support.cpu_steps import tensors_of
 from tests.train.dataset.test_cache import SHUFFLED, prepared
-from trainer.dataset.cache_keys import encoding_form
+from trainer.dataset.cache_keys import encoding_settings
 from trainer.dataset.sampling import Sample
 from trainer.errors import ResumableError
 from trainer.training.build import RunParts
@@ -31,7 +31,7 @@ def quiet(phase: str, done: int, total: int) -> None:
 def parts(tmp_path_factory: pytest.TempPathFactory) -> RunParts:
     """Six steps, two an epoch, of a micro-batch of two pictures and one of one, or other ones where shapes differ."""
     _, _, parts = prepared(tmp_path_factory.mktemp("ahead"), SHUFFLED)
-    parts.feed.prepare(0, [], [], quiet, lambda cached: None)
+    parts.batches.prepare(0, [], [], quiet, lambda cached: None)
     return parts
 
 
@@ -41,7 +41,7 @@ class Turn:
     def __init__(self, parts: RunParts, monkeypatch: pytest.MonkeyPatch, device: torch.device = CPU) -> None:
         self.parts = parts
         self.step = 0
-        self.ahead = PrefetchCollator(parts.assembler, parts.feed, device, lambda: self.step)
+        self.ahead = PrefetchCollator(parts.collator, parts.batches, device, lambda: self.step)
         self.made: list[tuple[bool, Sequence[Sample]]] = []
         """Whether by the thread, and of what."""
         assemble = Collator.assemble
@@ -51,7 +51,7 @@ class Turn:
             return assemble(assembler, samples, batch_size)
 
         monkeypatch.setattr(Collator, "assemble", noted)
-        self.plain: Callable[[Sequence[Sample], int], MicroBatch] = partial(assemble, parts.assembler)
+        self.plain: Callable[[Sequence[Sample], int], MicroBatch] = partial(assemble, parts.collator)
 
     def all_made(self) -> list[tuple[bool, Sequence[Sample]]]:
         """``made``, when the thread has nothing left to do."""
@@ -60,8 +60,8 @@ class Turn:
 
     def take_step(self) -> Iterator[tuple[MicroBatch, MicroBatch]]:
         """Each micro-batch of a step, and the same made now."""
-        batch = self.parts.feed.batch(self.step)
-        for part in self.parts.feed.split(batch):
+        batch = self.parts.batches.batch(self.step)
+        for part in self.parts.batches.split(batch):
             yield self.ahead.assemble(part, len(batch)), self.plain(part, len(batch))
         self.step += 1
 
@@ -78,7 +78,7 @@ def test_all_but_the_first_are_made_ahead_and_are_those_that_would_be_made_now(
     for _ in range(STEPS):
         for ahead, now in turn.take_step():
             assert_same(ahead, now)
-    asked = [part for step in range(STEPS) for part in parts.feed.split(parts.feed.batch(step))]
+    asked = [part for step in range(STEPS) for part in parts.batches.split(parts.batches.batch(step))]
     assert turn.all_made() == [(place > 0, part) for place, part in enumerate(asked)]  # and nothing after the last
 
 
@@ -86,8 +86,8 @@ def test_another_micro_batch_size_leaves_what_was_begun(parts: RunParts, monkeyp
     turn = Turn(parts, monkeypatch)
     for _ in turn.take_step():
         pass
-    job = parts.feed.job
-    monkeypatch.setattr(parts.feed, "job", job.changed(fit=job.fit.changed(micro_batch=1)))
+    job = parts.batches.job
+    monkeypatch.setattr(parts.batches, "job", job.replaced(fit=job.fit.replaced(micro_batch=1)))
     for ahead, now in turn.take_step():
         assert len(ahead.weights) == 1
         assert_same(ahead, now)
@@ -95,19 +95,19 @@ def test_another_micro_batch_size_leaves_what_was_begun(parts: RunParts, monkeyp
 
 def test_what_is_not_cached_yet_is_not_begun(parts: RunParts, monkeypatch: pytest.MonkeyPatch) -> None:
     turn = Turn(parts, monkeypatch)
-    monkeypatch.setattr(parts.feed, "prepared", CacheShard(0, 0, encoding_form(parts.feed.job.fit)))
-    while parts.feed.epoch_of(turn.step) == 0:
+    monkeypatch.setattr(parts.batches, "prepared", CacheShard(0, 0, encoding_settings(parts.batches.job.fit)))
+    while parts.batches.epoch_of(turn.step) == 0:
         for _ in turn.take_step():
             pass
     assert [samples for _, samples in turn.all_made()] == [
-        part for step in range(turn.step) for part in parts.feed.split(parts.feed.batch(step))
+        part for step in range(turn.step) for part in parts.batches.split(parts.batches.batch(step))
     ]
 
 
 def test_what_fails_ahead_is_told_when_it_is_asked_for(parts: RunParts, monkeypatch: pytest.MonkeyPatch) -> None:
     turn = Turn(parts, monkeypatch)
-    first, second = parts.feed.split(parts.feed.batch(0))[:2]
-    entry = parts.cache.pictures.path(parts.cache.picture_key(second[0]))
+    first, second = parts.batches.split(parts.batches.batch(0))[:2]
+    entry = parts.cache.latent_store.path(parts.cache.image_key(second[0]))
     content = entry.read_bytes()
     entry.unlink()
     try:
@@ -129,7 +129,7 @@ def test_for_a_card_every_tensor_is_pinned(parts: RunParts, monkeypatch: pytest.
 
     monkeypatch.setattr(Tensor, "pin_memory", pin)
     turn = Turn(parts, monkeypatch, torch.device("cuda"))
-    samples = parts.feed.split(parts.feed.batch(STEPS - 1))[-1]  # after the last nothing is begun
+    samples = parts.batches.split(parts.batches.batch(STEPS - 1))[-1]  # after the last nothing is begun
     turn.step = STEPS - 1
     micro = turn.ahead.assemble(samples, 3)
     assert {id(tensor) for tensor in tensors_of(micro)} == {id(tensor) for tensor in pinned}

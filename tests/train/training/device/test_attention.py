@@ -16,7 +16,7 @@ from trainer.config.load import load_job
 from trainer.errors import JobError
 from trainer.protocol import events
 from trainer.training.device import device
-from trainer.training.device.device import head_widths, settled
+from trainer.training.device.device import choose_attention_kernel, head_widths
 from trainer.training.run.start import start
 
 CPU = torch.device("cpu")
@@ -54,10 +54,10 @@ def test_the_widths_of_heads_by_the_configs_are_those_of_the_models(family: str)
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_on_the_cpu_auto_is_flash(dtype: torch.dtype) -> None:
-    assert settled("auto", CPU, dtype, {8, 40, 160}) == "flash"
-    assert settled("math", CPU, dtype, {8}) == "math"
+    assert choose_attention_kernel("auto", CPU, dtype, {8, 40, 160}) == "flash"
+    assert choose_attention_kernel("math", CPU, dtype, {8}) == "math"
     with pytest.raises(JobError, match='"efficient": it has no kernel on cpu'):
-        settled("efficient", CPU, dtype, {8})
+        choose_attention_kernel("efficient", CPU, dtype, {8})
 
 
 def test_auto_passes_over_a_kernel_that_one_width_does_not_suit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +70,7 @@ def test_auto_passes_over_a_kernel_that_one_width_does_not_suit(monkeypatch: pyt
         return attend(query, *others)
 
     monkeypatch.setattr(device.F, "scaled_dot_product_attention", refusing)
-    assert settled("auto", CPU, torch.float32, {8, 256}) == "math"
+    assert choose_attention_kernel("auto", CPU, torch.float32, {8, 256}) == "math"
 
 
 def test_a_frozen_job_names_the_kernel_that_its_steps_run(tmp_path: Path) -> None:

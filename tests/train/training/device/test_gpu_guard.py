@@ -10,7 +10,7 @@ from trainer.config.job import Job
 from trainer.config.load import load_job
 from trainer.protocol import events
 from trainer.training.acceleration import attention_autotune, int8_autotune
-from trainer.training.device.device import settled
+from trainer.training.device.device import choose_attention_kernel
 from trainer.training.run.start import PlannedFit
 
 pytestmark = pytest.mark.usefixtures("shared_home")
@@ -28,7 +28,7 @@ RACES = (
 
 def as_on_a_gpu(job: Job, *_: object) -> PlannedFit:
     """The CPU is always deterministic, and then nothing is timed."""
-    return PlannedFit(job.fit.changed(deterministic=False))
+    return PlannedFit(job.fit.replaced(deterministic=False))
 
 
 @pytest.fixture(scope="module")
@@ -87,4 +87,4 @@ def test_a_kernel_that_finds_no_memory_is_not_said_to_be_missing(monkeypatch: py
     monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", full)
     for choice in ("auto", "flash"):
         with pytest.raises(torch.OutOfMemoryError):
-            settled(choice, torch.device("cpu"), torch.float32, {8})  # type: ignore[arg-type]
+            choose_attention_kernel(choice, torch.device("cpu"), torch.float32, {8})  # type: ignore[arg-type]

@@ -12,8 +12,8 @@ import torch
 from trainer import gpu
 from trainer.errors import ImpastoError
 from trainer.protocol import events
-from trainer.training.callbacks.step_events import SlowSteps, why_slow
-from trainer.training.device.out_of_memory import SPARE_BYTES, cap_memory, gpu_guard, memory_full
+from trainer.training.callbacks.step_events import SlowStepWarning, why_slow
+from trainer.training.device.out_of_memory import SPARE_BYTES, cap_memory, gpu_guard, oom_error
 from trainer.training.loop import StepResult, TrainingProgress
 from trainer.training.reporting.memory_use import warn_of_allocator
 from trainer.training.reporting.reporter import Reporter
@@ -21,8 +21,8 @@ from trainer.training.reporting.reporter import Reporter
 GIB = 1 << 30
 
 
-def card(free: float, temperature: int | None = 60, uses: tuple[gpu.Use, ...] = ()) -> gpu.Card:
-    return gpu.Card(
+def card(free: float, temperature: int | None = 60, uses: tuple[gpu.GpuProcess, ...] = ()) -> gpu.Gpu:
+    return gpu.Gpu(
         0, "GPU-1", "A card", 8 * GIB, int(free * GIB), "581.15", (13, 0), (8, 6), uses, temperature=temperature
     )
 
@@ -31,14 +31,14 @@ def card(free: float, temperature: int | None = 60, uses: tuple[gpu.Use, ...] = 
     ("seen", "reason", "detail"),
     [
         (card(0.1), "spilled", "7.9 of 8.0 GiB"),
-        (card(0.1, uses=(gpu.Use(7, "chrome.exe", None, "graphics"),)), "spilled", "other programs: chrome.exe"),
+        (card(0.1, uses=(gpu.GpuProcess(7, "chrome.exe", None, "graphics"),)), "spilled", "other programs: chrome.exe"),
         (card(4.0, temperature=91), "hot", "91 °C"),
-        (card(4.0, uses=(gpu.Use(7, "game.exe", 2 * GIB, "graphics"),)), "others", "game.exe 2.0 GiB"),
-        (card(4.0, uses=(gpu.Use(1, "python", 4 * GIB),)), "unknown", ""),
-        (card(4.0, temperature=None, uses=(gpu.Use(7, "dwm.exe", None, "graphics"),)), "unknown", ""),
+        (card(4.0, uses=(gpu.GpuProcess(7, "game.exe", 2 * GIB, "graphics"),)), "others", "game.exe 2.0 GiB"),
+        (card(4.0, uses=(gpu.GpuProcess(1, "python", 4 * GIB),)), "unknown", ""),
+        (card(4.0, temperature=None, uses=(gpu.GpuProcess(7, "dwm.exe", None, "graphics"),)), "unknown", ""),
     ],
 )
-def test_why_steps_are_slow(seen: gpu.Card, reason: str, detail: str) -> None:
+def test_why_steps_are_slow(seen: gpu.Gpu, reason: str, detail: str) -> None:
     told = why_slow(seen, own_pid=1)
     assert told[0] == reason and detail in told[1]
 
@@ -64,8 +64,12 @@ def test_another_allocator_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_shortage_names_who_holds_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    uses = (gpu.Use(7, "blender", 5 * GIB), gpu.Use(os.getpid(), "python", GIB), gpu.Use(9, "chrome.exe", None))
-    monkeypatch.setattr(gpu, "cards", lambda: [card(7.9), card(0.1, uses=uses)])
+    uses = (
+        gpu.GpuProcess(7, "blender", 5 * GIB),
+        gpu.GpuProcess(os.getpid(), "python", GIB),
+        gpu.GpuProcess(9, "chrome.exe", None),
+    )
+    monkeypatch.setattr(gpu, "list_gpus", lambda: [card(7.9), card(0.1, uses=uses)])
     with pytest.raises(ImpastoError) as full, gpu_guard("draw the image"):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB.")
     assert (full.value.code, full.value.exit_code) == ("memory.full", 2)
@@ -79,7 +83,7 @@ def test_a_shortage_names_who_holds_the_memory(monkeypatch: pytest.MonkeyPatch) 
 def test_a_shortage_of_main_memory_is_not_blamed_on_the_gpu() -> None:
     error = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes.")
     for shortage in (error, MemoryError()):
-        assert "main memory" in memory_full(shortage, "start training").sentence
+        assert "main memory" in oom_error(shortage, "start training").sentence
 
 
 def test_other_errors_pass_the_guard() -> None:
@@ -92,10 +96,12 @@ class Steps:
 
     def __init__(self, buckets: int = 1) -> None:
         self.now, self.step, self.told = 0.0, 0, list[events.Event]()
-        sizes = [SimpleNamespace(picture=SimpleNamespace(bucket=(64 * (1 + number), 64))) for number in range(buckets)]
+        sizes = [SimpleNamespace(image=SimpleNamespace(bucket=(64 * (1 + number), 64))) for number in range(buckets)]
         feed = SimpleNamespace(batch=lambda step: sizes[step % buckets], split=lambda batch: [(batch,)])
-        engine: Any = SimpleNamespace(feed=feed, device=torch.device("cpu"))
-        self.slow = SlowSteps(engine, Reporter(self.told.append), lambda: self.now, lambda device: ("hot", "91 °C"))
+        engine: Any = SimpleNamespace(batches=feed, device=torch.device("cpu"))
+        self.slow = SlowStepWarning(
+            engine, Reporter(self.told.append), lambda: self.now, lambda device: ("hot", "91 °C")
+        )
 
     def take(self, *seconds: float, waiting: float = 0.0) -> list[int]:
         """Takes steps and returns which were told to be slow since the last call."""

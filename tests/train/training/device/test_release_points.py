@@ -12,7 +12,7 @@ from tests.support.jobs import photographs, write_job
 from tests.support.plans import situation_with, small_subject
 from tests.support.tiny import tiny_base
 from trainer.memory.allocator.allocator import Allocator
-from trainer.memory.forecast.forecast import run_through
+from trainer.memory.forecast.forecast import simulate_run
 from trainer.memory.forecast.schedule import PhaseCounts, RunSchedule
 from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.store import TraceStore
@@ -46,7 +46,7 @@ def course(tmp_path_factory: pytest.TempPathFactory) -> RunSchedule:
 def played_points(course: RunSchedule) -> list[str]:
     """The release points of a forecast: one round of what comes between steps."""
     acts = (*course.before_training(), *course.at_start(), *course.between_steps())
-    return [tape.name for act in acts for tape in act.tapes if tape.name in RELEASE_POINTS]
+    return [tape.name for act in acts for tape in act.traces if tape.name in RELEASE_POINTS]
 
 
 def test_a_run_releases_memory_where_its_forecast_does(
@@ -65,8 +65,8 @@ def test_a_run_releases_memory_where_its_forecast_does(
 
 
 def test_loading_a_quantized_base_is_a_release_point_too(course: RunSchedule) -> None:
-    subject = replace(course.subject, fit=course.subject.fit.changed(quantize="int8"))
-    quantized = RunSchedule(subject, course._traces, course.occasions, course.rate)
+    subject = replace(course.workload, fit=course.workload.fit.replaced(quantize="int8"))
+    quantized = RunSchedule(subject, course._traces, course.counts, course.rate)
     assert played_points(quantized) == ["cache_pictures", "cache_texts", "quantise", "draw", "decode", "draw", "decode"]
 
 
@@ -82,7 +82,7 @@ def test_a_forecast_keeps_what_is_cached_between_its_release_points(
         empty_cache(allocator)
 
     monkeypatch.setattr(Allocator, "empty_cache", counted)
-    played = run_through(course, situation_with(1 << 40), None)
+    played = simulate_run(course, situation_with(1 << 40), None)
     assert len(releases) == len(played_points(course))
     reserved = {name: phase.reserved(phase.peak_reserved()) for name, phase in played.phases.items()}
     allocated = {name: phase.allocated(phase.peak_allocated()) for name, phase in played.phases.items()}

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainer.training.device.out_of_memory import is_out_of_memory, shortage_of
+from trainer.training.device.out_of_memory import is_out_of_memory, oom_details
 
 MORE_THAN_ANY = 1 << 45
 
@@ -23,7 +23,7 @@ def test_what_the_cpu_says_is_understood() -> None:
     with pytest.raises(RuntimeError) as refused:
         model(torch.zeros(1))
     assert is_out_of_memory(refused.value)
-    told = shortage_of(refused.value, {"unet": model})
+    told = oom_details(refused.value, {"unet": model})
     assert (told.requested, told.module, told.stage) == (MORE_THAN_ANY, "unet.1.0", "")
 
 
@@ -46,7 +46,7 @@ def test_numpy_too() -> None:
 )
 def test_what_cards_say_is_understood(words: str, requested: int | None) -> None:
     assert is_out_of_memory(RuntimeError(words))
-    assert shortage_of(RuntimeError(words), {}).requested == requested
+    assert oom_details(RuntimeError(words), {}).requested == requested
 
 
 @pytest.mark.parametrize("private", ["", " with 30.00 MiB allocated in private pools (e.g., CUDA Graphs),"])
@@ -58,7 +58,7 @@ def test_the_message_says_what_was_in_use_when_it_was_raised(private: str) -> No
         f"allocated memory 2.50 GiB is allocated by PyTorch,{private} and 102.00 MiB is reserved by PyTorch but "
         "unallocated. If reserved but unallocated memory is large try setting"
     )
-    found = shortage_of(error, {})
+    found = oom_details(error, {})
     assert (found.allocated, found.reserved) == (5 << 29, (5 << 29) + (102 << 20))
 
 

@@ -269,8 +269,8 @@ def test_masters_lie_as_a_fused_optimizer_wants_them() -> None:
     """On a card it refuses unlike strides of weights, gradients and moments; gradients and loaded moments are plain."""
     encoders = {"text_encoder": {"learning_rate": 1e-4}, "text_encoder_2": {"learning_rate": 1e-4}}
     engine = empty_engine(tiny_subject("sdxl", {"layers": "all", **encoders}))
-    assert {master.ndim for master in engine.masters.masters.values()} == {2, 4}
-    for master in engine.masters.masters.values():
+    assert {master.ndim for master in engine.master_weights.masters.values()} == {2, 4}
+    for master in engine.master_weights.masters.values():
         assert master.stride() == torch.empty(master.shape).stride()
 
 

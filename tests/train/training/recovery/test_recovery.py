@@ -374,7 +374,7 @@ def test_where_the_ladder_of_encoding_ends_the_run_pauses_with_a_remedy(place: P
 
 def on_a_gpu(job: Job, *_: object) -> PlannedFit:
     """The CPU always repeats exactly, and then captions are encoded one at a time anyway."""
-    return PlannedFit(job.fit.changed(deterministic=False))
+    return PlannedFit(job.fit.replaced(deterministic=False))
 
 
 def encoding_alone(job: Job, *_: object) -> PlannedFit:
@@ -389,18 +389,18 @@ def test_where_a_forecast_has_no_room_for_encoding_beside_them_the_models_leave_
 ) -> None:
     """Before anything fails; all that was learned leaves the card with them."""
     left: list[int] = []
-    set_aside = EngineManager.set_aside
+    set_aside = EngineManager.offload
 
     def watched(keeper: EngineManager) -> bool:
         aside = set_aside(keeper)
         if aside and keeper.engine:
             left.append(keeper.engine.progress.step)
-            masters = keeper.engine.masters.masters.values()
+            masters = keeper.engine.master_weights.masters.values()
             assert not any(master.untyped_storage().nbytes() for master in masters)
             assert not keeper.engine.optimizer.state
         return aside
 
-    monkeypatch.setattr(EngineManager, "set_aside", watched)
+    monkeypatch.setattr(EngineManager, "offload", watched)
     trial = Trial(place.job(), PORTIONS, planner=encoding_alone).start()
     assert left == [2] and not trial.of(events.MemoryExhausted)
     assert_right(place, "sd15", PORTIONS, trial)
@@ -417,7 +417,7 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     build = EngineManager._build
 
     def watched(keeper: EngineManager, *, fresh: bool) -> Engine:
-        fed.append(keeper.parts.feed.holds(0))
+        fed.append(keeper.parts.batches.holds(0))
         return build(keeper, fresh=fresh)
 
     monkeypatch.setattr(EngineManager, "_build", watched)

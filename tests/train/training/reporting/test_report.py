@@ -17,7 +17,7 @@ from trainer.protocol import events
 from trainer.protocol.events import MemoryExhausted, PhaseMemory, StepEvent
 from trainer.protocol.forecast import Forecast, PhaseForecast
 from trainer.protocol.report import CachingReport, Memory, RunReport, read_report
-from trainer.training.reporting.report import in_short, make_report
+from trainer.training.reporting.report import make_report, summarize
 
 GIB = 1 << 30
 FORECAST = Forecast(
@@ -74,12 +74,12 @@ def test_all_attempts_are_taken_together() -> None:
 
 def test_it_is_told_in_short() -> None:
     report = make_report(WRITTEN, FORECAST, torch.device("cpu"), steps=2)
-    assert in_short(report) == (
+    assert summarize(report) == (
         "Speed: 2.4 images per second, 60% of the GPU's compute limit. Peak memory: 7.0 GiB (train, forecast "
         "6.0 GiB). Time: 9 s, forecast 12 s. Memory ran out 2 times."
     )
     nothing = RunReport("cpu", "Linux", {}, 3725.0, None, 0.5, None, None)
-    assert in_short(nothing) == "Speed: 0.5 images per second. Time: 1 h 02 min."
+    assert summarize(nothing) == "Speed: 0.5 images per second. Time: 1 h 02 min."
 
 
 def test_a_real_run_leaves_its_report(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from trainer.protocol import commands, events
 from trainer.protocol.commands import CommandName
 from trainer.protocol.run_directory import RunDirectory
 from trainer.training.reporting import reporter
-from trainer.training.reporting.reporter import CHECKS_IN_BACKWARD, Control, Interrupted, watch
+from trainer.training.reporting.reporter import CHECKS_IN_BACKWARD, Control, Interrupted, check_in_backward
 from trainer.training.run.resume import resume
 from trainer.training.run.start import start
 
@@ -33,7 +33,7 @@ Act = Callable[[], object]
 @pytest.fixture(autouse=True)
 def looks_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiny models compute a whole forward within the time after which a command is looked for again."""
-    monkeypatch.setattr(reporter, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(reporter, "POLL_SECONDS", 0.0)
 
 
 class Forwards:
@@ -260,7 +260,7 @@ def test_a_backward_pass_is_interrupted_between_two_layers() -> None:
         if checks == 2:
             raise Interrupted("stop")
 
-    watch([layer.weight for layer in layers], check)
+    check_in_backward([layer.weight for layer in layers], check)
     with pytest.raises(Interrupted):
         model(torch.ones(1, 2)).sum().backward()
     learned = [layer.weight.grad is not None for layer in layers]

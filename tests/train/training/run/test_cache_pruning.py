@@ -17,7 +17,7 @@ from trainer.errors import RunError
 from trainer.protocol import events, places
 from trainer.protocol.run_directory import RunDirectory, State, Status
 from trainer.training.reporting.reporter import Reporter
-from trainer.training.run.cache_pruning import prune, tell_trimmed, trim
+from trainer.training.run.cache_pruning import prune, trim, trim_and_report
 from trainer.training.run.resume import resume
 from trainer.training.run.start import start
 
@@ -91,7 +91,7 @@ def test_what_cannot_be_deleted_stops_nothing() -> None:
 def told_when_trimming(limit: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     monkeypatch.setenv("IMPASTO_CACHE_GB", limit)
     watcher = Watcher()
-    tell_trimmed(Reporter(watcher))
+    trim_and_report(Reporter(watcher))
     return notices(watcher)
 
 
@@ -119,10 +119,10 @@ def test_only_a_run_that_is_over_or_never_began_needs_nothing(job: Path, state: 
 def test_an_entry_found_sound_counts_as_used(tmp_path: Path) -> None:
     job, pictures, parts = prepared(tmp_path)
     sample = next(showings(job, pictures, 1))
-    path = parts.cache.pictures.path(parts.cache.picture_key(sample))
-    parts.cache.ensure_pictures([sample], quiet)
+    path = parts.cache.latent_store.path(parts.cache.image_key(sample))
+    parts.cache.ensure_latents([sample], quiet)
     os.utime(path, (1, 1))
-    parts.cache.ensure_pictures([sample], quiet)
+    parts.cache.ensure_latents([sample], quiet)
     assert path.stat().st_mtime > 1e9
 
 
@@ -130,13 +130,13 @@ def test_a_cache_that_may_only_be_read_serves_as_well(tmp_path: Path, monkeypatc
     """The error is made where the system's call fails, since root may do everything."""
     job, pictures, parts = prepared(tmp_path)
     sample = next(showings(job, pictures, 1))
-    parts.cache.ensure_pictures([sample], quiet)
+    parts.cache.ensure_latents([sample], quiet)
 
     def refuse(path: Path) -> None:
         raise PermissionError(1, "Operation not permitted", str(path))
 
     monkeypatch.setattr(os, "utime", refuse)
-    parts.cache.ensure_pictures([sample], quiet)
+    parts.cache.ensure_latents([sample], quiet)
     assert parts.cache.latents(sample)
 
 

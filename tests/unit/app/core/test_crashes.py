@@ -49,7 +49,7 @@ def test_an_exception_is_told_where_it_happens_and_other_hooks_stay(monkeypatch)
     heard, told = [], []
     monkeypatch.setattr(threading, "excepthook", heard.append)
     net = CrashNet()
-    net.told = told.append
+    net.notified = told.append
     net.spread()
     thread = threading.Thread(target=lambda: 1 / 0)
     thread.start()

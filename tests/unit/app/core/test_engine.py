@@ -39,8 +39,8 @@ def posted():
 @pytest.fixture
 def child(gate, posted):
     child = ServedProcess(["plan", "--serve"], posted.put)
-    child.said, child.ends = [], []
-    child.answered.connect(child.said.append)
+    child.answers, child.ends = [], []
+    child.answered.connect(child.answers.append)
     child.ended.connect(child.ends.append)
     yield child
     child.close()
@@ -54,11 +54,11 @@ def until(posted, so):
 def test_a_request_longer_than_a_pipe_holds_waits_for_nobody(child, gate, posted):
     child.ask({"id": 1, "words": "x" * 1_000_000})
     child.ask({"id": 2})
-    assert child.said == []  # and yet here we are: the child has read nothing
+    assert child.answers == []  # and yet here we are: the child has read nothing
     gate.touch()
-    until(posted, lambda: len(child.said) == 2)
-    assert [answer["id"] for answer in child.said] == [1, 2]
-    assert child.said[0]["length"] > 1_000_000
+    until(posted, lambda: len(child.answers) == 2)
+    assert [answer["id"] for answer in child.answers] == [1, 2]
+    assert child.answers[0]["length"] > 1_000_000
 
 
 def test_a_child_that_never_reads_can_be_ended(child):
@@ -74,7 +74,7 @@ def test_leaving_a_child_does_not_wait_for_its_end(child, monkeypatch):
     left, threads = child._process, child._threads
     with monkeypatch.context() as patched:
         patched.setattr(left, "kill", lambda: None)  # one that takes its time to end
-        child.rest()
+        child.stop()
         assert left.poll() is None
         child.ask({"id": 2})
     assert child._process is not left
@@ -91,13 +91,13 @@ def test_a_child_that_died_is_told_once_and_started_anew_by_the_next_request(chi
     until(posted, lambda: child.ends)
     assert child.ends == ["no more"]
     child.ask({"id": 2})
-    until(posted, lambda: child.said)
-    assert child.said[0]["id"] == 2
+    until(posted, lambda: child.answers)
+    assert child.answers[0]["id"] == 2
     first = child._process
     first.kill()
     first.wait(PATIENCE)
     child.ask({"id": 3})  # before anybody was told
-    until(posted, lambda: len(child.said) == 2)
-    assert child.said[1]["id"] == 3
+    until(posted, lambda: len(child.answers) == 2)
+    assert child.answers[1]["id"] == 3
     assert child._process is not first
     assert len(child.ends) == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.first import CheckUp, demo_job, demo_pictures, this_machine
+from app.core.first import CheckUp, demo_images, demo_job, this_machine
 from app.core.settings import recent
 from app.core.settings.recent import is_first_start, remember_welcome
 from trainer import gpu
@@ -30,10 +30,10 @@ def test_who_had_a_window_before_is_not_new() -> None:
 
 
 def test_the_demo_is_a_copy_whose_edits_stay(tmp_path: Path) -> None:
-    folder = demo_pictures()
+    folder = demo_images()
     assert {path.name for path in folder.iterdir()} == {path.name for path in asset_path("demo", "pictures").iterdir()}
     (folder / "neon-01.txt").write_text("mine", encoding="utf-8")
-    assert demo_pictures() == folder
+    assert demo_images() == folder
     assert (folder / "neon-01.txt").read_text(encoding="utf-8") == "mine"
     job = load_job(demo_job(tmp_path / "jobs"))
     assert Path(job.dataset.folders[0].path) == folder
@@ -53,17 +53,17 @@ def test_a_second_tour_has_the_first_ones_job_while_its_base_is_there(tmp_path: 
 
 
 def test_this_machine_with_cards_and_with_a_broken_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    card = gpu.Card(0, "GPU-0", "NVIDIA GeForce RTX 3060", 12 << 30, 11 << 30, "581.15", (13, 1), (8, 6), ())
-    monkeypatch.setattr(gpu, "cards", lambda: [card])
+    card = gpu.Gpu(0, "GPU-0", "NVIDIA GeForce RTX 3060", 12 << 30, 11 << 30, "581.15", (13, 1), (8, 6), ())
+    monkeypatch.setattr(gpu, "list_gpus", lambda: [card])
     found = this_machine()
-    assert found.cards == (card,)
+    assert found.gpus == (card,)
     assert found.folder == places.home()
     assert found.free == places.free_bytes(places.home())
 
-    def broken() -> list[gpu.Card]:
+    def broken() -> list[gpu.Gpu]:
         raise ImpastoError("gpu.driver", "The NVIDIA driver does not work: it is lost.", "Restart the computer.")
 
-    monkeypatch.setattr(gpu, "cards", broken)
+    monkeypatch.setattr(gpu, "list_gpus", broken)
     assert this_machine().fault == "The NVIDIA driver does not work: it is lost. Restart the computer."
 
 

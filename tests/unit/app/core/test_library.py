@@ -17,7 +17,7 @@ ROOT = Path("/data/cats")
 
 
 def names(library: Library) -> list[str]:
-    return [picture.path.relative_to(ROOT.parent).as_posix() for picture in library.pictures.values()]
+    return [picture.path.relative_to(ROOT.parent).as_posix() for picture in library.images.values()]
 
 
 def test_numbers_in_names_sort_by_their_value_and_letters_without_case() -> None:
@@ -68,7 +68,7 @@ def test_pictures_stay_in_order_however_they_come() -> None:
 def test_a_dataset_that_is_opened_again_comes_behind_all_that_are_open() -> None:
     library, other = Library(), ROOT.with_name("another")
     for root in (ROOT, other, ROOT, ROOT.with_name("birds")):
-        library.remove([number for number, one in library.pictures.items() if one.folder.root == root])
+        library.remove([number for number, one in library.images.items() if one.folder.root == root])
         library.expect(root)
         library.add([(Folder(root, root), "a.png", {})])
     assert names(library) == ["another/a.png", "cats/a.png", "birds/a.png"]
@@ -81,7 +81,7 @@ def test_a_file_that_comes_back_is_the_picture_that_it_was() -> None:
     library.altered.connect(told.append)
     library.remove([first, 99])
     library.apply([ValueChange(first, "caption", None, "lost"), ValueChange(second, "caption", None, "kept")])
-    assert library.pictures[second].caption == "kept"
+    assert library.images[second].caption == "kept"
     assert library.add([(folder, "a.png", {}), (folder, "c.png", {})]) == [first, 3]
     assert names(library) == ["cats/a.png", "cats/b.png", "cats/c.png"]
     assert [(set(a.added), set(a.removed), set(a.altered)) for a in told] == [

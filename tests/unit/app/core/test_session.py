@@ -25,7 +25,7 @@ class Sitting:
         self.session = Session(desk.post)
         self.session.datasets.open(folder)
         self.look()
-        (self.number,) = self.session.library.pictures
+        (self.number,) = self.session.library.images
 
     def look(self) -> None:
         self.session.datasets.refresh(whole=True)
@@ -33,7 +33,7 @@ class Sitting:
         self.desk.until(lambda: not any(each.scanning or each.sizing for each in datasets))
 
     def value(self, field: Field) -> Value:
-        return self.session.library.pictures[self.number].value(field)
+        return self.session.library.images[self.number].value(field)
 
     def set_to(self, field: Field, value: Value) -> None:
         change = ValueChange(self.number, field, self.value(field), value)
@@ -41,7 +41,7 @@ class Sitting:
 
     def note(self, rating: int) -> None:
         """As another program does."""
-        write_sidecar(self.folder, read_sidecar(self.folder).with_picture("a.png", rating=rating))
+        write_sidecar(self.folder, read_sidecar(self.folder).with_image("a.png", rating=rating))
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_a_look_at_the_disk_never_takes_what_is_not_saved(sitting: Sitting) -> N
 
 
 def test_a_look_at_the_disk_never_takes_a_fact_of_a_folder_that_is_not_saved(sitting: Sitting) -> None:
-    session, folder = sitting.session, sitting.session.library.pictures[sitting.number].folder
+    session, folder = sitting.session, sitting.session.library.images[sitting.number].folder
     write_sidecar(sitting.folder, read_sidecar(sitting.folder).with_folder(trigger="theirs", repeats=4))
     session.history.do(Edit("Set", (), (FolderChange(folder, "trigger", None, "mine"),)))
     session.saver.flush()
@@ -88,7 +88,7 @@ def test_a_look_at_the_disk_never_takes_a_fact_of_a_folder_that_is_not_saved(sit
 
 
 def test_a_fact_edited_during_a_look_wins_over_what_the_look_read(sitting: Sitting) -> None:
-    session, folder = sitting.session, sitting.session.library.pictures[sitting.number].folder
+    session, folder = sitting.session, sitting.session.library.images[sitting.number].folder
     write_sidecar(sitting.folder, read_sidecar(sitting.folder).with_folder(trigger="theirs", repeats=4))
     session.datasets.refresh(whole=True)
     session.library.apply_to_folders([FolderChange(folder, "trigger", None, "mine")])

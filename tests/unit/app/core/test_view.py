@@ -21,7 +21,7 @@ def library() -> Library:
 @pytest.fixture
 def view(library: Library) -> View:
     made = View(library)
-    made.show(library.pictures)
+    made.show(library.images)
     return made
 
 
@@ -49,10 +49,10 @@ def test_who_hears_that_others_are_shown_sees_no_hidden_current(view: View) -> N
 
 def test_what_is_chosen_before_it_is_shown_is_current_as_soon_as_it_is(library: Library) -> None:
     view = View(library)
-    first = next(iter(library.pictures))
+    first = next(iter(library.images))
     view.select([first], first)
     assert (view.current, list(view.scope())) == (None, [])
-    view.show(library.pictures)
+    view.show(library.images)
     assert (view.current, list(view.scope())) == (first, [first])
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from app.core.words import in_words, sentence_of
-from trainer.errors import JobError, joined
+from trainer.errors import JobError, sentence_and_remedy
 
 
 @pytest.mark.parametrize("sentence", ["The base is gone.", "a.toml: schema: is missing: the version of its form"])
@@ -18,6 +18,6 @@ def test_a_reason_becomes_a_sentence_of_its_own():
 
 
 def test_either_of_what_happened_and_what_to_do_may_be_missing():
-    assert joined("The base is gone", "") == "The base is gone."
-    assert joined("", "Choose a base.") == "Choose a base."
-    assert joined("The base is gone", "Choose another.") == "The base is gone. Choose another."
+    assert sentence_and_remedy("The base is gone", "") == "The base is gone."
+    assert sentence_and_remedy("", "Choose a base.") == "Choose a base."
+    assert sentence_and_remedy("The base is gone", "Choose another.") == "The base is gone. Choose another."

@@ -12,17 +12,17 @@ from PIL import Image, PngImagePlugin
 
 from tests.unit.config.presets.test_hostile import FILES, GOOD, TINY
 from trainer.config.presets import library
+from trainer.config.presets.creating import revised
+from trainer.config.presets.embedded import PICTURE_KEY, contains_preset
 from trainer.config.presets.exchange import (
-    load_carried,
     load_preset,
+    load_preset_or_image,
     parse_preset,
     preset_text,
     read_pasted,
-    save_in_picture,
+    save_as_image,
 )
-from trainer.config.presets.held import PICTURE_KEY, holds_preset
 from trainer.config.presets.library import changed_keys
-from trainer.config.presets.making import revised
 from trainer.config.presets.preset import Preset, dump_preset
 from trainer.errors import JobError
 
@@ -45,14 +45,14 @@ def preset(**values: object) -> Preset:
 def as_file(made: Preset, folder: Path) -> Preset:
     path = folder / "päckchen 1.toml"
     path.write_text(dump_preset(made), encoding="utf-8", newline="\n")
-    return load_carried(path)
+    return load_preset_or_image(path)
 
 
 def as_picture(made: Preset, folder: Path) -> Preset:
     path = folder / "päckchen 1.png"
-    save_in_picture(made, path)
-    assert holds_preset(path)
-    return load_carried(path)
+    save_as_image(made, path)
+    assert contains_preset(path)
+    return load_preset_or_image(path)
 
 
 def as_text(made: Preset, folder: Path) -> Preset:
@@ -67,10 +67,10 @@ def as_chat(made: Preset, folder: Path) -> Preset:
 @pytest.mark.parametrize("way", [as_file, as_picture, as_text, as_chat])
 def test_it_is_the_same_in_another_folder_byte_for_byte(way, tmp_path, monkeypatch):
     """Sent from one configuration directory, received in another: equal files, but for the picture that no text has."""
-    mine, _ = library.keep_preset(preset())
+    mine, _ = library.save_preset(preset())
     arrived = way(load_preset(mine), tmp_path)
     monkeypatch.setenv("IMPASTO_HOME", str(tmp_path / "a friend's"))
-    theirs, version = library.keep_preset(arrived, "received")
+    theirs, version = library.save_preset(arrived, "received")
     assert (theirs.parent, version) == (tmp_path / "a friend's" / "presets" / "received", None)
     sent, received = mine.read_bytes(), theirs.read_bytes()
     if way in (as_text, as_chat):
@@ -86,7 +86,7 @@ def test_a_picture_and_a_text_are_refused_as_a_file_is(kind, tmp_path):
     held.add_itxt(PICTURE_KEY, content)
     path = tmp_path / "a.png"
     Image.new("RGB", (8, 8)).save(path, pnginfo=held)
-    for read in (lambda: load_carried(path), lambda: read_pasted(content, "The text")):
+    for read in (lambda: load_preset_or_image(path), lambda: read_pasted(content, "The text")):
         with pytest.raises(JobError) as caught:
             read()
         assert expected in caught.value.sentence
@@ -98,14 +98,14 @@ def test_a_picture_without_a_preset_is_told_apart(tmp_path):
     Image.new("RGB", (8, 8)).save(plain)
     broken.write_bytes(base64.b64decode(TINY)[:30])
     for path in (plain, broken, tmp_path / "none.png"):
-        assert not holds_preset(path)
+        assert not contains_preset(path)
         with pytest.raises(JobError, match="is an image without a preset"):
-            load_carried(path)
+            load_preset_or_image(path)
 
 
 def test_a_preset_without_a_picture_goes_into_none(tmp_path):
     with pytest.raises(JobError, match="has no preview image"):
-        save_in_picture(preset(preview=None), tmp_path / "a.png")
+        save_as_image(preset(preview=None), tmp_path / "a.png")
     assert not os.listdir(tmp_path)  # noqa: PTH208
 
 
@@ -116,7 +116,7 @@ def test_a_text_packed_to_fill_the_memory_is_not_unpacked(tmp_path):
     Image.new("RGB", (8, 8)).save(path, pnginfo=held)
     assert path.stat().st_size < 1 << 20
     with pytest.raises(JobError):
-        load_carried(path)
+        load_preset_or_image(path)
 
 
 @settings(max_examples=100)
@@ -132,7 +132,7 @@ def test_any_bytes_of_a_picture_changed_leave_a_preset_or_a_sentence(place, nois
     path.parent.mkdir(exist_ok=True, parents=True)
     path.write_bytes(bytes(data))
     try:
-        assert load_carried(path).name
+        assert load_preset_or_image(path).name
     except JobError as error:
         assert error.remedy
 
@@ -141,38 +141,38 @@ def test_any_bytes_of_a_picture_changed_leave_a_preset_or_a_sentence(place, nois
 
 
 def test_each_version_is_kept_and_told_by_its_time():
-    path, _ = library.keep_preset(preset())
+    path, _ = library.save_preset(preset())
     contents = [path.read_bytes()]
     for rank in (9, 10, 11):
         library.rewrite_preset(path, preset(recipe={"rank": rank}))
         contents.append(path.read_bytes())
-    other, _ = library.keep_preset(preset(name="gouache-20260101-000000"))
+    other, _ = library.save_preset(preset(name="gouache-20260101-000000"))
     library.rewrite_preset(other, preset(name="x"))
     assert [version.path.read_bytes() for version in library.versions_of(path)] == contents[2::-1]
     assert all(version.until.tzinfo is not None for version in library.versions_of(path))
 
 
 def test_a_renamed_preset_keeps_its_file_and_frees_its_name():
-    path, _ = library.keep_preset(preset())
+    path, _ = library.save_preset(preset())
     library.rewrite_preset(path, preset(name="watercolour"))
-    second, version = library.keep_preset(preset(recipe={"rank": 9}))
+    second, version = library.save_preset(preset(recipe={"rank": 9}))
     assert (second.name, version) == ("gouache.sdxl-2.toml", None)
     kept = {
-        each.preset.name: each.preset.recipe.rank for each in library.read_shelf().presets if each.origin == "yours"
+        each.preset.name: each.preset.recipe.rank for each in library.read_library().presets if each.origin == "yours"
     }
     assert kept == {"watercolour": 8, "gouache": 9}
 
 
 def test_a_name_is_numbered_until_it_is_free():
-    library.keep_preset(preset())
-    library.keep_preset(preset(name="Gouache 2"), "received")
-    at_hand = library.read_shelf()
+    library.save_preset(preset())
+    library.save_preset(preset(name="Gouache 2"), "received")
+    at_hand = library.read_library()
     assert library.free_name("gouache", "sdxl", at_hand) == "gouache 3"
     assert library.free_name("gouache", "sd15", at_hand) == "gouache"
     assert library.free_name("style", "sdxl", at_hand) == "style 2"
     long = "a" * 80
-    library.keep_preset(preset(name=long))
-    numbered = library.free_name(long, "sdxl", library.read_shelf())
+    library.save_preset(preset(name=long))
+    numbered = library.free_name(long, "sdxl", library.read_library())
     assert revised(preset(), {"name": numbered}).name == "a" * 76 + " 2"
 
 

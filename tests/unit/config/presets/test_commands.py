@@ -12,9 +12,9 @@ from trainer import cli
 from trainer.cli import presets
 from trainer.config.load import load_job, parse_job
 from trainer.config.presets import library
+from trainer.config.presets.creating import preset_of_job
 from trainer.config.presets.exchange import load_preset
 from trainer.config.presets.library import compared
-from trainer.config.presets.making import preset_of_job
 from trainer.config.presets.preset import Preset, dump_preset
 from trainer.config.recipe import RecipeConfig
 from trainer.files.assets import preset_path
@@ -51,7 +51,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, *given: str) -> list[str]:
 
 
 def mine() -> dict[str, int]:
-    kept = (each for each in library.read_shelf().presets if each.origin != "built-in")
+    kept = (each for each in library.read_library().presets if each.origin != "built-in")
     return {each.preset.name: each.preset.recipe.rank for each in kept}
 
 
@@ -90,7 +90,7 @@ def test_nobody_is_asked_without_a_terminal(here: Path, capsys: pytest.CaptureFi
     assert mine() == {"gouache": 8, "gouache 2": 9}
     assert cli.main(["presets", "add", changed, "--yes"]) == 0
     assert mine() == {"gouache": 9, "gouache 2": 9}
-    assert {each.origin for each in library.read_shelf().presets} == {"received", "built-in"}
+    assert {each.origin for each in library.read_library().presets} == {"received", "built-in"}
     assert len(library.versions_of(library.find_preset("gouache").path)) == 1
 
 
@@ -107,7 +107,7 @@ def test_nobody_is_asked_without_a_terminal(here: Path, capsys: pytest.CaptureFi
 def test_a_taken_name_is_a_choice(
     given: tuple[str, ...], kept: dict[str, int], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library.keep_preset(preset())
+    library.save_preset(preset())
     asked = answers(monkeypatch, *given)
     assert cli.main(["presets", "add", sent(here, preset(recipe={"rank": 9}))]) == 0
     assert mine() == kept
@@ -133,7 +133,7 @@ def test_show_gives_reasons_and_no_bytes_of_a_picture(here: Path, capsys: pytest
     assert "our choice" in capsys.readouterr().out
     buffer = BytesIO()
     Image.new("RGB", (8, 8), "red").save(buffer, "PNG")
-    library.keep_preset(preset(preview={"image": base64.b64encode(buffer.getvalue()).decode()}))
+    library.save_preset(preset(preview={"image": base64.b64encode(buffer.getvalue()).decode()}))
     assert cli.main(["presets", "show", "gouache"]) == 0
     shown = capsys.readouterr().out
     assert "rank = 8" in shown
@@ -141,7 +141,7 @@ def test_show_gives_reasons_and_no_bytes_of_a_picture(here: Path, capsys: pytest
 
 
 def test_a_preset_is_checked_by_name_or_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, _ = library.keep_preset(preset())
+    path, _ = library.save_preset(preset())
     for word in ("GOUACHE", str(path)):
         assert cli.main(["presets", "check", word]) == 0
         assert capsys.readouterr().out.startswith(f"{path} is a valid preset.\n")
@@ -179,7 +179,7 @@ def test_what_cannot_be_shared_is_told_and_not_written(
     words: list[str], expected: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / "taken.toml").write_text("mine", encoding="utf-8")
-    library.keep_preset(preset())
+    library.save_preset(preset())
     assert cli.main(["presets", "share", "gouache", *words]) == 2
     assert expected in capsys.readouterr().err
     assert [path.name for path in here.iterdir()] == ["taken.toml"]
@@ -262,13 +262,13 @@ def test_new_writes_the_recipe_of_a_preset(here: Path, capsys: pytest.CaptureFix
     assert cli.main([*words, "with", "--family", "sd15"]) == 0
     job = load_job(here / "with" / "job.toml")
     assert stated(job.recipe) == stated(library.find_preset("style", "sd15").preset.recipe)
-    library.keep_preset(preset())
+    library.save_preset(preset())
     assert cli.main(["new", "--base", "o/n", "--pictures", "pictures", "--recipe", "gouache", "short"]) == 0
     assert stated(load_job(here / "short" / "job.toml").recipe) == {"rank": 8, "images_seen": 1600}
 
 
 def test_a_preset_without_a_recipe_gives_none(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    library.keep_preset(preset(recipe=None, fit={"dtype": "bf16"}))
+    library.save_preset(preset(recipe=None, fit={"dtype": "bf16"}))
     (here / "pictures").mkdir()
     Image.new("RGB", (600, 600)).save(here / "pictures" / "a.png")
     words = ["new", "--base", "owner/name", "--pictures", "pictures", "--recipe", "gouache", "x"]

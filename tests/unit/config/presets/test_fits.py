@@ -12,9 +12,9 @@ from tests.benchmarks.ship_traces import read_index
 from tests.golden import peaks
 from trainer.config.base import Family
 from trainer.config.fit import FitConfig
-from trainer.config.presets.library import fit_for, read_shelf
+from trainer.config.presets.library import fit_for, read_library
 from trainer.files.assets import asset_path, preset_path
-from trainer.memory.device.gpu_specs import find_card
+from trainer.memory.device.gpu_specs import find_gpu
 from trainer.memory.forecast.forecast import Simulation
 from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.store import TraceStore
@@ -45,7 +45,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> TraceLibrary:
 def test_there_is_one_for_every_family_and_size_in_the_order_of_cards() -> None:
     names = [file_name(family, gigabytes) for family, gigabytes in EVERY]
     assert {path.name for path in preset_path("fits").glob("*.toml")} == set(names)
-    built_in = [each for each in read_shelf().presets if each.origin == "built-in"]
+    built_in = [each for each in read_library().presets if each.origin == "built-in"]
     assert [each.path.name for each in built_in if each.preset.gpu is not None] == names
 
 
@@ -59,7 +59,7 @@ def test_a_preset_is_what_the_planner_finds(family: Family, gigabytes: int, trac
 
 @pytest.mark.parametrize("row", ROWS)
 def test_a_preset_fits_its_card_with_margin_and_takes_what_it_took(row: peaks.Golden, traces: TraceLibrary) -> None:
-    situation = row.question.situation
+    situation = row.question.device_state
     assert situation.margin > 0
     playing = peaks.play(row.question, peaks.preset_fit(row.family, row.gigabytes), traces)
     assert playing.failure is None
@@ -86,6 +86,6 @@ def assert_golden(row: peaks.Golden, playing: Simulation) -> None:
 
 @pytest.mark.parametrize(("family", "gigabytes"), EVERY)
 def test_a_card_finds_the_preset_of_its_size(family: Family, gigabytes: int) -> None:
-    found = fit_for(read_shelf(), family, find_card(f"{gigabytes}GB").total_bytes)
+    found = fit_for(read_library(), family, find_gpu(f"{gigabytes}GB").total_bytes)
     assert found is not None
     assert found.path.name == file_name(family, gigabytes)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
 
 from trainer import cli
-from trainer.config.presets import exchange, picture
+from trainer.config.presets import exchange, preview_image
 from trainer.errors import JobError
 
 pytestmark = pytest.mark.usefixtures("quick_commands")
@@ -316,7 +316,7 @@ def test_a_picture_with_any_bytes_changed_is_a_picture_or_a_reason(place, noise)
     for form in ("PNG", "JPEG", "WEBP"):
         data = bytearray(base64.b64decode(encoded(Image.linear_gradient("L").resize((16, 16)), form)))
         data[place : place + len(noise)] = noise
-        reason = picture.picture_fault(base64.b64encode(bytes(data)).decode())
+        reason = preview_image.image_fault(base64.b64encode(bytes(data)).decode())
         assert reason is None or reason.startswith(("is ", "holds "))
 
 
@@ -325,9 +325,9 @@ def test_a_picture_is_made_small_and_clean(tmp_path: Path):
     exif = Image.Exif()
     exif[0x0112], exif[0x010F] = 6, "Somebody's camera"
     Image.linear_gradient("L").resize((1600, 800)).save(source, exif=exif)
-    text = picture.make_picture(source)
-    assert picture.picture_fault(text) is None
-    with Image.open(BytesIO(picture.decode_picture(text))) as made:
+    text = preview_image.make_preview(source)
+    assert preview_image.image_fault(text) is None
+    with Image.open(BytesIO(preview_image.decode_image(text))) as made:
         assert made.size == (256, 512)  # upright, as EXIF says
         assert not made.getexif()
     assert len(text) < 100_000
@@ -338,4 +338,4 @@ def test_what_is_no_picture_is_told(content, tmp_path):
     path = tmp_path / "a.png"
     path.write_bytes(content)
     with pytest.raises(JobError, match="as the preview image"):
-        picture.make_picture(path)
+        preview_image.make_preview(path)

@@ -12,9 +12,9 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 from trainer import cli
+from trainer.config.presets.creating import CreatedPreset, preset_of_lora
 from trainer.config.presets.exchange import load_preset
 from trainer.config.presets.kohya import LoraParts, recipe_of_metadata
-from trainer.config.presets.making import CreatedPreset, preset_of_lora
 from trainer.config.presets.preset import RECIPE_KEY
 from trainer.config.recipe import RecipeConfig
 from trainer.errors import ImpastoError

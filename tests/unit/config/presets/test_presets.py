@@ -15,7 +15,7 @@ from tests.support.presets import JOB, preset, stated
 from tests.support.tables import recipes
 from trainer import cli
 from trainer.config.base import Family
-from trainer.config.checks import effectless
+from trainer.config.checks import settings_without_effect
 from trainer.config.fit import FitConfig
 from trainer.config.load import parse_job
 from trainer.config.presets import library
@@ -97,7 +97,7 @@ def test_every_key_of_a_fit_travels_or_belongs_to_a_machine() -> None:
 
 def test_there_is_a_recipe_for_each_purpose_and_family() -> None:
     assert {path.stem for path in RECIPES} == {f"{family}-{kind}" for family in get_args(Family) for kind in KINDS}
-    found = {(each.preset.base.family, each.preset.name): each for each in library.read_shelf().presets}
+    found = {(each.preset.base.family, each.preset.name): each for each in library.read_library().presets}
     for family in get_args(Family):
         for kind in KINDS:
             assert found[family, kind].path.name == f"{family}-{kind}.toml"
@@ -114,7 +114,7 @@ def test_a_recipe_resolves_and_says_nothing_in_vain(path: Path) -> None:
         job, family=made.base.family, prediction="epsilon", zero_terminal_snr=False, samples_per_epoch=30, machine=CPU
     )
     assert frozen.recipe.resolution == {"sd15": 512, "sdxl": 1024}[made.base.family]
-    assert effectless(job, made.base.family) == []
+    assert settings_without_effect(job, made.base.family) == []
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -166,7 +166,7 @@ def test_the_wheel_holds_the_presets(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_name_means_ones_own_first_and_the_family_decides() -> None:
     mine = preset(name="Style")
-    path, backup = library.keep_preset(mine)
+    path, backup = library.save_preset(mine)
     assert (path.name, backup) == ("Style.sdxl.toml", None)
     assert library.find_preset("style", "sdxl").preset.recipe == mine.recipe
     assert library.find_preset("style", "sd15").origin == "built-in"
@@ -179,7 +179,7 @@ def test_what_is_not_there_is_told_with_names_that_are_near(tmp_path: Path) -> N
     with pytest.raises(JobError) as caught:
         library.find_preset("sytle", "sdxl")
     assert "Did you mean style?" in caught.value.remedy
-    library.keep_preset(preset())
+    library.save_preset(preset())
     with pytest.raises(JobError, match=r"is for SDXL, but the base is SD 1\.5"):
         library.find_preset("gouache", "sd15")
     file = tmp_path / "sent.toml"
@@ -190,7 +190,7 @@ def test_what_is_not_there_is_told_with_names_that_are_near(tmp_path: Path) -> N
 
 
 def test_a_broken_preset_of_ones_own_hides_no_other(capsys: pytest.CaptureFixture[str]) -> None:
-    library.keep_preset(preset())
+    library.save_preset(preset())
     (library.presets_folder() / "old.sdxl.toml").write_text("schema = 1\nname = 7\n", encoding="utf-8")
     assert library.find_preset("gouache").preset == preset()
     with pytest.raises(JobError, match=r"Could not use the preset .*old\.sdxl\.toml"):
@@ -202,16 +202,16 @@ def test_a_broken_preset_of_ones_own_hides_no_other(capsys: pytest.CaptureFixtur
 
 
 def test_what_is_replaced_is_kept() -> None:
-    first, _ = library.keep_preset(preset())
+    first, _ = library.save_preset(preset())
     before = first.read_bytes()
-    second, backup = library.keep_preset(preset(name="GOUACHE", recipe={"rank": 9}))
-    third, other = library.keep_preset(preset(recipe={"rank": 10}))
+    second, backup = library.save_preset(preset(name="GOUACHE", recipe={"rank": 9}))
+    third, other = library.save_preset(preset(recipe={"rank": 10}))
     assert first == second == third
     assert backup is not None
     assert other is not None
     assert backup != other
     assert backup.read_bytes() == before
-    assert [each.preset.recipe.rank for each in library.read_shelf().presets if each.origin == "yours"] == [10]
+    assert [each.preset.recipe.rank for each in library.read_library().presets if each.origin == "yours"] == [10]
 
 
 def test_the_largest_fit_that_a_card_can_hold_is_chosen() -> None:

@@ -44,7 +44,7 @@ def test_peaks_say_where_they_fall_and_what_lives_there() -> None:
     result = replay([LOAD, STEP, UPDATE], allocator, names)
     assert result.failure is None
     peak = result.peak_allocated()
-    assert peak == Moment(tape=1, event=1)
+    assert peak == Moment(trace=1, event=1)
     assert result.allocated(peak) == 102 * MIB
     alive = result.alive(peak)
     assert [part.module for part in alive] == ["unet.conv", "lora", "unet.mid", "unet.up"]

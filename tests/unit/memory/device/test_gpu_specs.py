@@ -5,14 +5,14 @@ import pytest
 
 from trainer import gpu
 from trainer.errors import ImpastoError
-from trainer.memory.device.gpu_specs import find_card, known_cards, model_of
+from trainer.memory.device.gpu_specs import find_gpu, known_gpus, specs_of
 
 MIB = 1 << 20
 GIB = 1 << 30
 
 
 def real(name, total=8 * GIB, capability=(8, 6), free=4 * GIB):
-    return gpu.Card(0, "GPU-0", name, total, free, "581.15", (13, 0), capability, ())
+    return gpu.Gpu(0, "GPU-0", name, total, free, "581.15", (13, 0), capability, ())
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def real(name, total=8 * GIB, capability=(8, 6), free=4 * GIB):
     ],
 )
 def test_cards_are_found_as_people_write_them(text, name):
-    assert find_card(text).name == name
+    assert find_gpu(text).name == name
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_cards_are_found_as_people_write_them(text, name):
 )
 def test_what_is_no_card_is_refused_with_near_names(text, hint):
     with pytest.raises(ImpastoError) as caught:
-        find_card(text)
+        find_gpu(text)
     assert caught.value.code == "gpu.unknown"
     assert hint in caught.value.remedy
 
@@ -89,16 +89,16 @@ def test_what_is_no_card_is_refused_with_near_names(text, hint):
 )
 def test_rates_are_those_of_the_data_sheets(name, bf16, fp16, tf32):
     """Dense, with fp32 accumulation: half of what GeForce sheets print first."""
-    card = find_card(name)
+    card = find_gpu(name)
     assert card.tflops["float16"] == pytest.approx(fp16, rel=0.01)
     assert card.tflops["tf32"] == pytest.approx(tf32, rel=0.01)
     assert card.tflops.get("bfloat16") == (None if bf16 is None else pytest.approx(bf16, rel=0.01))
 
 
 def test_every_card_of_the_table_is_plausible_and_found_by_its_own_name():
-    assert {card.gigabytes for card in known_cards()} >= {6, 8, 10, 11, 12, 16, 24, 32}
-    for card in known_cards():
-        assert find_card(card.name) is card
+    assert {card.gigabytes for card in known_gpus()} >= {6, 8, 10, 11, 12, 16, 24, 32}
+    for card in known_gpus():
+        assert find_gpu(card.name) is card
         assert 0.93 < card.total_bytes / (card.gigabytes * GIB) <= 1.0
         assert card.bf16 == ("bfloat16" in card.tflops)
         assert 2.5 < card.tflops["float32"] <= card.tflops["float16"] < 1000
@@ -108,20 +108,20 @@ def test_every_card_of_the_table_is_plausible_and_found_by_its_own_name():
 
 
 def test_a_card_that_is_here_keeps_its_name_and_memory_and_gets_the_rates_of_its_model():
-    here = model_of(real("NVIDIA GeForce RTX 4060 Ti", 16380 * MIB, (8, 9)))
+    here = specs_of(real("NVIDIA GeForce RTX 4060 Ti", 16380 * MIB, (8, 9)))
     assert (here.name, here.gigabytes) == ("NVIDIA GeForce RTX 4060 Ti", 16)
-    assert here.tflops == find_card("4060 Ti 16GB").tflops
+    assert here.tflops == find_gpu("4060 Ti 16GB").tflops
     assert here.unsure == ()
 
 
 def test_a_card_that_reports_much_less_than_it_is_sold_with_counts_as_sold():
-    assert model_of(real("Tesla T4", 15360 * MIB, (7, 5))).gigabytes == 16
+    assert specs_of(real("Tesla T4", 15360 * MIB, (7, 5))).gigabytes == 16
 
 
 def test_a_card_that_is_not_listed_borrows_from_the_nearest_of_its_generation_and_says_so():
-    here = model_of(real("NVIDIA RTX 4500 Ada Generation", 24570 * MIB, (8, 9)))
+    here = specs_of(real("NVIDIA RTX 4500 Ada Generation", 24570 * MIB, (8, 9)))
     assert (here.gigabytes, here.total_bytes, here.unsure) == (24, 24570 * MIB, ("rates",))
-    assert here.tflops == find_card("RTX 4090").tflops
+    assert here.tflops == find_gpu("RTX 4090").tflops
 
 
 def test_here_is_the_card_with_most_free_memory(monkeypatch):
@@ -129,14 +129,14 @@ def test_here_is_the_card_with_most_free_memory(monkeypatch):
         real("NVIDIA GeForce RTX 3060", 12 * GIB),
         real("NVIDIA GeForce RTX 3090", 24 * GIB, free=9 * GIB),
     ]
-    monkeypatch.setattr(gpu, "cards", lambda: found)
-    assert find_card("Here").name == "NVIDIA GeForce RTX 3090"
+    monkeypatch.setattr(gpu, "list_gpus", lambda: found)
+    assert find_gpu("Here").name == "NVIDIA GeForce RTX 3090"
 
 
 def test_here_without_a_card_is_told(monkeypatch):
-    monkeypatch.setattr(gpu, "cards", list)
+    monkeypatch.setattr(gpu, "list_gpus", list)
     with pytest.raises(ImpastoError) as caught:
-        find_card("here")
+        find_gpu("here")
     assert caught.value.code == "gpu.none"
     assert "--gpu" in caught.value.remedy
 

@@ -4,8 +4,8 @@ import pytest
 
 from trainer import gpu
 from trainer.memory.allocator.settings import AllocatorSettings
-from trainer.memory.device.device_state import situation_ahead, situation_here
-from trainer.memory.device.gpu_specs import cublas_workspace_bytes, find_card, known_cards, overheads_for
+from trainer.memory.device.device_state import state_of_listed_gpu, state_of_local_gpu
+from trainer.memory.device.gpu_specs import cublas_workspace_bytes, find_gpu, known_gpus, overheads_for
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -32,20 +32,20 @@ def test_the_workspace_of_cublas_is_what_a_run_or_the_user_states(capability, de
     [("RTX 3060", 10.98), ("8GB", 7.2)],
 )
 def test_what_windows_leaves_free_is_as_seen_on_real_machines(name, free):
-    card = find_card(name)
+    card = find_gpu(name)
     left = card.total_bytes - overheads_for(card, "Windows").desktop_bytes
     assert left / GIB == pytest.approx(free, abs=0.1)
 
 
 def test_windows_takes_more_than_linux_and_cards_without_a_screen_have_no_desktop():
-    card, rented = find_card("RTX 4090"), find_card("A100")
+    card, rented = find_gpu("RTX 4090"), find_gpu("A100")
     assert overheads_for(card, "Windows").desktop_bytes > overheads_for(card, "Linux").desktop_bytes > 512 * MIB
     assert overheads_for(rented, "Windows").desktop_bytes == overheads_for(rented, "Linux").desktop_bytes
     assert overheads_for(rented, "Linux").desktop_bytes == pytest.approx(0.02 * rented.total_bytes, rel=1e-6)
 
 
 def test_every_card_has_overheads_within_what_was_ever_seen():
-    for card in known_cards():
+    for card in known_gpus():
         for system in ("Windows", "Linux"):
             found = overheads_for(card, system)
             assert 0.1 * GIB < found.context_bytes < 0.6 * GIB
@@ -56,22 +56,22 @@ def test_every_card_has_overheads_within_what_was_ever_seen():
 
 
 def test_determinism_is_reckoned_with():
-    card = find_card("RTX 3060")
+    card = find_gpu("RTX 3060")
     assert overheads_for(card, "Linux", deterministic=True).cublas_workspace_bytes == 32 * MIB
 
 
 def test_only_a_card_that_is_here_has_its_allocator_set_by_the_environment(monkeypatch):
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
-    card = gpu.Card(0, "GPU-0", "NVIDIA GeForce RTX 3060", 12 * GIB, 9 * GIB, "581.15", (13, 0), (8, 6), ())
-    assert situation_here(card).allocator.max_split_size == 64 * MIB
-    assert situation_ahead(find_card("RTX 3060")).allocator == AllocatorSettings()
+    card = gpu.Gpu(0, "GPU-0", "NVIDIA GeForce RTX 3060", 12 * GIB, 9 * GIB, "581.15", (13, 0), (8, 6), ())
+    assert state_of_local_gpu(card).allocator.max_split_size == 64 * MIB
+    assert state_of_listed_gpu(find_gpu("RTX 3060")).allocator == AllocatorSettings()
 
 
 def test_what_this_process_holds_already_counts_as_free():
     """The forecast adds the context; where the driver does not say its size, the forecast's own figure cancels out."""
-    uses = (gpu.Use(os.getpid(), "python", 320 * MIB, "compute"), gpu.Use(1, "blender", GIB, "graphics"))
-    card = gpu.Card(0, "GPU-0", "NVIDIA GeForce RTX 3060", 12 * GIB, 9 * GIB, "581.15", (13, 0), (8, 6), uses)
-    assert [use.name for use in situation_here(card).uses] == ["blender"]
-    assert situation_here(card, own=320 * MIB).free_bytes == 9 * GIB + 320 * MIB
-    unknown = situation_here(card, own=None)
+    uses = (gpu.GpuProcess(os.getpid(), "python", 320 * MIB, "compute"), gpu.GpuProcess(1, "blender", GIB, "graphics"))
+    card = gpu.Gpu(0, "GPU-0", "NVIDIA GeForce RTX 3060", 12 * GIB, 9 * GIB, "581.15", (13, 0), (8, 6), uses)
+    assert [use.name for use in state_of_local_gpu(card).uses] == ["blender"]
+    assert state_of_local_gpu(card, own=320 * MIB).free_bytes == 9 * GIB + 320 * MIB
+    unknown = state_of_local_gpu(card, own=None)
     assert unknown.free_bytes - unknown.outside == 9 * GIB

@@ -1,9 +1,9 @@
 import pytest
 
-from trainer.memory.device.gpu_specs import find_card, known_cards
+from trainer.memory.device.gpu_specs import find_gpu, known_gpus
 from trainer.memory.device.roofline import loading_seconds, rate_of, seconds
 from trainer.memory.trace.memory_trace import Work
-from trainer.protocol.forecast import Rate, Timed
+from trainer.protocol.forecast import DeviceSpeed, TimedOperation
 
 GIB = 1 << 30
 
@@ -11,13 +11,13 @@ GIB = 1 << 30
 def rate(host=0.0, launch=0.0, **timed):
     """A device of 1 TFLOP/s for matrices in bf16, half of it for other formats' and convolutions, and 100 GB/s."""
     pieces = (
-        Timed("gemm", "bfloat16", 1e12, 1.0, 1.0),
-        Timed("gemm", "float32", 1e12, 1.0, 2.0),
-        Timed("conv", "bfloat16", 1e12, 1.0, 2.0),
-        Timed("attention", "bfloat16", 1e12, 1.0, 1.0),
-        Timed("other", "float32", 0.0, 1e11, 1.0),
+        TimedOperation("gemm", "bfloat16", 1e12, 1.0, 1.0),
+        TimedOperation("gemm", "float32", 1e12, 1.0, 2.0),
+        TimedOperation("conv", "bfloat16", 1e12, 1.0, 2.0),
+        TimedOperation("attention", "bfloat16", 1e12, 1.0, 1.0),
+        TimedOperation("other", "float32", 0.0, 1e11, 1.0),
     )
-    return Rate("test", pieces, 1e11, launch, host)
+    return DeviceSpeed("test", pieces, 1e11, launch, host)
 
 
 def work(kind="gemm", flops=10**9, size=1, count=1, dtype="bfloat16"):
@@ -53,8 +53,8 @@ def test_many_small_operations_wait_for_the_cpu():
 
 
 def test_the_most_similar_timing_is_taken():
-    timed = (Timed("gemm", "float32", 1e6, 1e4, 1e-4), Timed("gemm", "float32", 1e9, 1e6, 1e-3))
-    device = Rate("test", (*timed, Timed("other", "float32", 0.0, 1e6, 1e-3)), 1e12, 0.0, 0.0)
+    timed = (TimedOperation("gemm", "float32", 1e6, 1e4, 1e-4), TimedOperation("gemm", "float32", 1e9, 1e6, 1e-3))
+    device = DeviceSpeed("test", (*timed, TimedOperation("other", "float32", 0.0, 1e6, 1e-3)), 1e12, 0.0, 0.0)
     assert seconds([work(flops=2 * 10**6, size=10**4, dtype="float32")], device) == pytest.approx(2e-4)
     assert seconds([work(flops=2 * 10**9, size=10**6, dtype="float32")], device) == pytest.approx(2e-3)
 
@@ -71,7 +71,7 @@ def test_table_cards_keep_the_order_of_their_data_sheets():
         work("attention", 12 * 10**9, 20 * 10**6, 140),
         work("other", 0, 8 * 10**6, 7400),
     ]
-    took = {name: seconds(pieces, rate_of(find_card(name), "Windows")) for name in ("3060", "3090", "4090", "A100")}
+    took = {name: seconds(pieces, rate_of(find_gpu(name), "Windows")) for name in ("3060", "3090", "4090", "A100")}
     assert took["3060"] > took["3090"] > took["4090"]
     assert took["4090"] == took["A100"] == pytest.approx(sum(piece.count for piece in pieces) * 35e-6)
     # The best speeds that users report of other trainers: 0.42 pictures a second on a 3060, 1.34 on a 3090.
@@ -80,7 +80,7 @@ def test_table_cards_keep_the_order_of_their_data_sheets():
 
 
 def test_fp16_cards_compute_bf16_by_widening_it():
-    turing = rate_of(find_card("RTX 2080"), "Windows")
+    turing = rate_of(find_gpu("RTX 2080"), "Windows")
     assert seconds([work(dtype="bfloat16")], turing) > 2 * seconds([work(dtype="float16")], turing)
 
 
@@ -88,13 +88,13 @@ def test_fp16_cards_compute_bf16_by_widening_it():
     ("name", "quicker"), [("GTX 1080", 1), ("GTX 1660", 1), ("V100", 1), ("RTX 2060", 2), ("4090", 2)]
 )
 def test_cards_with_units_for_int8_multiply_it_twice_as_fast(name, quicker):
-    card = rate_of(find_card(name), "Windows")
+    card = rate_of(find_gpu(name), "Windows")
     rates = {timed.dtype: timed.flops for timed in card.timed if timed.kind == "gemm"}
     assert rates["int32"] == quicker * rates["int8"]
 
 
 def test_every_card_has_a_rate_for_every_kind_and_format():
-    for card in known_cards():
+    for card in known_gpus():
         known = {(timed.kind, timed.dtype) for timed in rate_of(card, "Linux").timed}
         formats = ("float32", "float16", "bfloat16", "uint8")
         assert known >= {(kind, dtype) for kind in ("gemm", "conv", "attention") for dtype in formats}

@@ -12,14 +12,14 @@ import pytest
 
 from tests.support.damage import damaged
 from trainer.memory.forecast.results import (
-    HINDERED_SUFFIX,
-    MOST_HINDERED,
+    MAX_OOM_RESULTS,
+    OOM_SUFFIX,
     OUTCOME_SUFFIX,
+    ForecastResult,
     OomResult,
-    Outcome,
-    OutcomeStore,
-    in_brief,
+    ResultStore,
     most_reserved,
+    without_details,
     write_outcomes,
 )
 from trainer.memory.trace.store import TraceStore
@@ -30,7 +30,7 @@ PEAK = Peak(
 )
 
 
-def outcome(seed: int = 0) -> Outcome:
+def outcome(seed: int = 0) -> ForecastResult:
     """One told at length."""
     chance = random.Random(seed)
     timeline = tuple((chance.randrange(2**36), chance.randrange(2**36)) for _ in range(50))
@@ -40,19 +40,19 @@ def outcome(seed: int = 0) -> Outcome:
 
 
 def test_outcomes_come_back_as_they_were(tmp_path: Path) -> None:
-    store = OutcomeStore(tmp_path / "a folder ü")
+    store = ResultStore(tmp_path / "a folder ü")
     assert store.load("key", brief=True) is None
     store.save("key", outcome())
     assert store.load("key", brief=False) == outcome()
-    assert store.load("key", brief=True) == in_brief(outcome()) != outcome()
+    assert store.load("key", brief=True) == without_details(outcome()) != outcome()
     assert store.load("other", brief=True) is None
     assert most_reserved(outcome()) == outcome()[1].reserved
 
 
 def test_a_brief_one_does_not_do_where_all_is_asked_for(tmp_path: Path) -> None:
-    write_outcomes(tmp_path / "shipped.zip", {"key": in_brief(outcome()), "other": outcome(1)})
-    store = OutcomeStore(tmp_path / "own", tmp_path / "shipped.zip")
-    assert store.load("key", brief=True) == in_brief(outcome())
+    write_outcomes(tmp_path / "shipped.zip", {"key": without_details(outcome()), "other": outcome(1)})
+    store = ResultStore(tmp_path / "own", tmp_path / "shipped.zip")
+    assert store.load("key", brief=True) == without_details(outcome())
     assert store.load("key", brief=False) is None
     store.save("key", outcome())
     assert store.load("key", brief=False) == outcome()
@@ -63,7 +63,7 @@ def test_what_ships_comes_first_and_is_left_alone(tmp_path: Path) -> None:
     shipped = tmp_path / "traces" / "outcomes.zip"
     write_outcomes(shipped, {"key": outcome(1), "other": outcome(2)})
     sound = shipped.read_bytes()
-    store = OutcomeStore.beside(TraceStore(tmp_path / "own", tmp_path / "traces"))
+    store = ResultStore.beside(TraceStore(tmp_path / "own", tmp_path / "traces"))
     store.save("key", outcome(3))
     assert store.load("key", brief=False) == outcome(1)
     assert store.load("other", brief=False) == outcome(2)
@@ -74,7 +74,7 @@ def test_what_ships_comes_first_and_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_damaged_outcome_is_never_taken_for_a_sound_one(tmp_path: Path) -> None:
-    store = OutcomeStore(tmp_path)
+    store = ResultStore(tmp_path)
     store.save("key", outcome())
     path = tmp_path / f"key{OUTCOME_SUFFIX}"
     sound, chance = path.read_bytes(), random.Random(3)
@@ -93,7 +93,7 @@ def test_a_damaged_outcome_is_never_taken_for_a_sound_one(tmp_path: Path) -> Non
 def test_what_is_no_outcome_is_a_miss(tmp_path: Path, content: bytes) -> None:
     with zipfile.ZipFile(tmp_path / f"key{OUTCOME_SUFFIX}", "w") as archive:
         archive.writestr("key", content)
-    assert OutcomeStore(tmp_path).load("key", brief=True) is None
+    assert ResultStore(tmp_path).load("key", brief=True) is None
 
 
 def hindered(least: int) -> OomResult:
@@ -102,41 +102,41 @@ def hindered(least: int) -> OomResult:
 
 def test_what_came_of_limits_is_kept_beside_what_ships(tmp_path: Path) -> None:
     write_outcomes(tmp_path / "shipped.zip", {"key": outcome()}, {"key": [hindered(1)]})
-    store = OutcomeStore(tmp_path / "own", tmp_path / "shipped.zip")
-    store.save_hindered("key", hindered(1000))
-    store.save_hindered("other", hindered(3))
-    assert store.hindered("key") == (hindered(1), hindered(1000))
-    assert store.hindered("other") == (hindered(3),)
-    assert store.hindered("none") == ()
+    store = ResultStore(tmp_path / "own", tmp_path / "shipped.zip")
+    store.save_oom("key", hindered(1000))
+    store.save_oom("other", hindered(3))
+    assert store.oom_result("key") == (hindered(1), hindered(1000))
+    assert store.oom_result("other") == (hindered(3),)
+    assert store.oom_result("none") == ()
     assert store.load("key", brief=False) == outcome()
     assert store.load("other", brief=True) is None
 
 
 def test_of_one_run_the_latest_limits_are_kept_each_once(tmp_path: Path) -> None:
-    store = OutcomeStore(tmp_path)
-    for least in (0, *range(MOST_HINDERED + 3), 5):
-        store.save_hindered("key", hindered(least))
-    assert [found.least for found in store.hindered("key")] == [3, 4, *range(6, MOST_HINDERED + 3), 5]
+    store = ResultStore(tmp_path)
+    for least in (0, *range(MAX_OOM_RESULTS + 3), 5):
+        store.save_oom("key", hindered(least))
+    assert [found.least for found in store.oom_result("key")] == [3, 4, *range(6, MAX_OOM_RESULTS + 3), 5]
 
 
 def test_damaged_limits_are_none(tmp_path: Path) -> None:
-    store = OutcomeStore(tmp_path)
-    path = tmp_path / f"key{HINDERED_SUFFIX}"
-    store.save_hindered("key", hindered(1))
+    store = ResultStore(tmp_path)
+    path = tmp_path / f"key{OOM_SUFFIX}"
+    store.save_oom("key", hindered(1))
     sound, chance = path.read_bytes(), random.Random(4)
     for _ in range(100):
         path.write_bytes(damaged(sound, chance))
-        assert store.hindered("key") in ((), (hindered(1),))
+        assert store.oom_result("key") in ((), (hindered(1),))
     for content in ("{}", "[1]", '[{"least": 1}]', "null"):
         with zipfile.ZipFile(path, "w") as archive:
-            archive.writestr("key.hindered", content)
-        assert store.hindered("key") == ()
-    store.save_hindered("key", hindered(2))
-    assert store.hindered("key") == (hindered(2),)
+            archive.writestr("key.oom_result", content)
+        assert store.oom_result("key") == ()
+    store.save_oom("key", hindered(2))
+    assert store.oom_result("key") == (hindered(2),)
 
 
 def test_the_oldest_used_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = OutcomeStore(tmp_path)
+    store = ResultStore(tmp_path)
     store.save("a", outcome())
     size = (tmp_path / f"a{OUTCOME_SUFFIX}").stat().st_size
     monkeypatch.setattr("trainer.memory.forecast.results.MOST_OUTCOME_BYTES", 3 * size + size // 2)

@@ -40,13 +40,13 @@ class Known:
     def exact(self, candidate: int) -> bool:
         return candidate in self.looked
 
-    def hopeless(self, candidate: int) -> bool:
+    def cannot_fit(self, candidate: int) -> bool:
         return self.hints[candidate] and not self.fitting[candidate]
 
-    def foresee(self, following: Callable[[], Sequence[int]]) -> None:
+    def prefetch(self, following: Callable[[], Sequence[int]]) -> None:
         self.following = following
 
-    def appraise(self, candidate: int) -> None:
+    def refine(self, candidate: int) -> None:
         assert candidate not in self.looked
         self.foreseen.append(self.following()[:1])
         self.looked.add(candidate)
@@ -183,6 +183,6 @@ def test_what_the_user_wrote_is_kept() -> None:
         micro_batch=9, gradient_checkpointing="full", quantize="int8", vae_tiling=False, preview_offload=True
     )
     (only,) = candidates(written, start, previews=False, **grid)
-    assert only == start.changed(
+    assert only == start.replaced(
         micro_batch=4, gradient_checkpointing="full", quantize="int8", vae_tiling=False, preview_offload=True
     )

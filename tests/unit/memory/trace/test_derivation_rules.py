@@ -11,11 +11,11 @@ import pytest
 from trainer.config.fit import FitConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.memory.trace.derive import RANKS, SHAPES, rules
-from trainer.memory.trace.workload import TracePart, TraceRequest, Workload, subject_ahead
+from trainer.memory.trace.workload import TracePart, TraceRequest, Workload, workload_without_base
 
 
 def subject(rank: int = 24, **fit: Any) -> Workload:
-    return subject_ahead("sdxl", RecipeConfig(resolution=1024), FitConfig(**fit)).at_rank(rank)
+    return workload_without_base("sdxl", RecipeConfig(resolution=1024), FitConfig(**fit)).at_rank(rank)
 
 
 def micro(subject: Workload, shape: tuple[int, int] = (832, 1216), pictures: int = 4) -> TraceRequest:
@@ -33,7 +33,7 @@ def ends(wish: TraceRequest) -> Iterator[TraceRequest]:
 
 
 def test_other_ranks_shapes_and_larger_batches_follow_from_the_few_that_ship() -> None:
-    last = [(wish.subject.recipe.rank, *wish.more) for wish in ends(micro(subject()))]
+    last = [(wish.workload.recipe.rank, *wish.more) for wish in ends(micro(subject()))]
     assert set(last) == {(rank, shape, pictures) for rank in RANKS for shape in SHAPES["sdxl"] for pictures in (2, 3)}
 
 
@@ -47,7 +47,7 @@ def test_other_ranks_shapes_and_larger_batches_follow_from_the_few_that_ship() -
         micro(replace(subject(16), unet_config={**subject().unet_config, "layers_per_block": 3}), pictures=2),
         TraceRequest(subject(), "optimizer"),
         TraceRequest(subject(), "cache_pictures"),
-        micro(replace(subject(), recipe=subject().recipe.changed(conv_rank=4)), SHAPES["sdxl"][0], pictures=3),
+        micro(replace(subject(), recipe=subject().recipe.replaced(conv_rank=4)), SHAPES["sdxl"][0], pictures=3),
     ],
 )
 def test_nothing_follows_that_would_not_be_exact(wish: TraceRequest) -> None:
@@ -56,7 +56,9 @@ def test_nothing_follows_that_would_not_be_exact(wish: TraceRequest) -> None:
 
 @pytest.mark.parametrize("part", ["load", "quantise", "validate", "preview", "save"])
 def test_phases_follow_by_rank_alone(part: TracePart) -> None:
-    assert [source.subject.recipe.rank for rule in rules(TraceRequest(subject(), part)) for source in rule.sources] == [
+    assert [
+        source.workload.recipe.rank for rule in rules(TraceRequest(subject(), part)) for source in rule.sources
+    ] == [
         16,
         32,
     ]

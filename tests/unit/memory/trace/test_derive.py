@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from trainer.memory.trace.derive import Size, joined, reshaped, scaled
+from trainer.memory.trace.derive import Size, join, reshape, scale
 from trainer.memory.trace.memory_trace import MemoryTrace, Storage, Work
 
 
@@ -22,7 +22,7 @@ def tape(name: str, storages: list[Storage], events: list[int], work: tuple[Work
 def test_joined_tapes_know_each_others_storages_by_name() -> None:
     first = tape("first", [storage(1), storage(2, "passed"), storage(3, "kept")], [0, 1, ~0, 2])
     second = tape("second", [storage(4), storage(2, "passed"), storage(5, "older")], [0, ~1, ~2, ~0])
-    both = joined("both", (first, second))
+    both = join("both", (first, second))
     assert both.storages == (storage(1), storage(2, "passed"), storage(3, "kept"), storage(4), storage(5, "older"))
     assert both.events.tolist() == [0, 1, ~0, 2, 3, ~1, ~4, ~3]
 
@@ -30,7 +30,7 @@ def test_joined_tapes_know_each_others_storages_by_name() -> None:
 def test_a_name_can_be_taken_again_once_its_storage_is_gone() -> None:
     first = tape("first", [storage(1, "x")], [0])
     second = tape("second", [storage(1, "x"), storage(2, "x")], [~0, 1])
-    assert joined("both", (first, second, second)).events.tolist() == [0, ~0, 1, ~1, 2]
+    assert join("both", (first, second, second)).events.tolist() == [0, ~0, 1, ~1, 2]
 
 
 WORK = Work("gemm", "bfloat16", "forward", flops=100, bytes=10, count=2)
@@ -40,7 +40,7 @@ THREE = tape("step", [storage(30), storage(7, "weight"), storage(55)], [0, 1, ~0
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8, 64])
 def test_every_size_follows_from_two_with_like_events(size: int) -> None:
-    result = scaled(TWO, THREE, (2, 3), size)
+    result = scale(TWO, THREE, (2, 3), size)
     assert result is not None
     assert [item.bytes for item in result.storages] == [10 * size, 7, 10 + 15 * size]
     assert [(item.flops, item.bytes, item.count) for item in result.work] == [(50 * size, 10, 2)]
@@ -57,13 +57,13 @@ def test_every_size_follows_from_two_with_like_events(size: int) -> None:
     ],
 )
 def test_nothing_follows_from_tapes_that_differ_in_more_than_size(other: MemoryTrace) -> None:
-    assert scaled(TWO, other, (2, 3), 4) is None
+    assert scale(TWO, other, (2, 3), 4) is None
 
 
 def test_nothing_follows_where_a_size_would_be_no_whole_number() -> None:
     """Rounding would hide that it does not grow so."""
     one, other = (tape("step", [storage(size)], [0]) for size in (16, 33))
-    assert scaled(one, other, (16, 32), 24) is None
+    assert scale(one, other, (16, 32), 24) is None
 
 
 def in_backward(size: int) -> Storage:
@@ -91,6 +91,6 @@ def test_every_shape_follows_from_two_by_its_pixels_and_whole_blocks_of_attentio
     shape: Size, made: MemoryTrace
 ) -> None:
     known = of_shape(4096, 4096, 1024), of_shape(10816, 10880, 2816)
-    result = reshaped(*known, ((512, 512), (832, 832)), shape)
+    result = reshape(*known, ((512, 512), (832, 832)), shape)
     assert result is not None
     assert (result.storages, result.work) == (made.storages, made.work)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tests.support.damage import damaged
-from trainer.memory.trace.memory_trace import MemoryTrace, Storage, Work, outline_of
-from trainer.memory.trace.store import STRAY_SECONDS, Archive, TraceStore, read, read_outlines, write, write_archive
+from trainer.memory.trace.memory_trace import MemoryTrace, Storage, Work, summary_of
+from trainer.memory.trace.store import STRAY_SECONDS, Archive, TraceStore, read, read_summaries, write, write_archive
 
 
 def tape(seed: int = 0, count: int = 200) -> MemoryTrace:
@@ -60,10 +60,10 @@ def test_tapes_come_back_as_they_were(tmp_path: Path) -> None:
 def test_outlines_are_those_of_the_tapes(tmp_path: Path) -> None:
     tapes = (tape(1), tape(2, 1), MemoryTrace("empty", (), np.zeros(0, np.int32), ()))
     write(tmp_path / "a.npz", tapes)
-    assert read_outlines(tmp_path / "a.npz") == tuple(map(outline_of, tapes))
+    assert read_summaries(tmp_path / "a.npz") == tuple(map(summary_of, tapes))
     store = TraceStore(tmp_path)
-    assert store.outlines("a") == tuple(map(outline_of, tapes))
-    assert store.outlines("b") is None
+    assert store.summaries("a") == tuple(map(summary_of, tapes))
+    assert store.summaries("b") is None
 
 
 def test_equal_tapes_give_equal_files(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_what_is_absent_is_not_removed(tmp_path: Path, monkeypatch: pytest.Monke
     """Another process may put it there at the same moment."""
     monkeypatch.setattr(Path, "unlink", lambda *_, **__: pytest.fail("something was removed"))
     assert TraceStore(tmp_path).load("key") is None
-    assert TraceStore(tmp_path).outlines("key") is None
+    assert TraceStore(tmp_path).summaries("key") is None
 
 
 def test_what_writers_left_that_were_killed_goes_with_time(tmp_path: Path) -> None:
@@ -123,14 +123,14 @@ def test_shipped_tapes_come_first(tmp_path: Path) -> None:
     shipped.mkdir()
     write_archive(shipped / "one.npz", {"key": [tape(1)], "nothing": []})
     store = TraceStore(tmp_path / "own", shipped)
-    assert (store.load("nothing"), store.outlines("nothing")) == ((), ())
+    assert (store.load("nothing"), store.summaries("nothing")) == ((), ())
     store.save("key", [tape(2)])
     assert same(store.load("key"), (tape(1),))
-    assert store.outlines("key") == (outline_of(tape(1)),)
+    assert store.summaries("key") == (summary_of(tape(1)),)
     (shipped / "one.npz").write_bytes(b"damaged")
     store = TraceStore(tmp_path / "own", shipped)
     assert same(store.load("key"), (tape(2),))
-    assert store.outlines("key") == (outline_of(tape(2)),)
+    assert store.summaries("key") == (summary_of(tape(2)),)
     assert (shipped / "one.npz").exists(), "what ships is left alone"
 
 
@@ -142,7 +142,7 @@ def test_every_entry_of_an_archive_is_as_it_was_put_in(tmp_path: Path) -> None:
         archive = Archive(tmp_path / "all.npz")
         for key in keys:
             assert key in archive
-            assert archive.read_outlines(key) == tuple(map(outline_of, entries[key]))
+            assert archive.read_summaries(key) == tuple(map(summary_of, entries[key]))
             assert same(archive.read(key), entries[key])
         assert "other" not in archive
         assert archive.read("other") is None

@@ -14,16 +14,18 @@ import pytest
 from trainer.config.fit import FitConfig
 from trainer.config.job import Job
 from trainer.config.recipe import RecipeConfig
-from trainer.dataset.picture import Picture
+from trainer.dataset.image import ImageRecord
 from trainer.files.assets import bundled_configs
-from trainer.memory.trace.workload import BucketUse, TracePart, Workload, subject_ahead, subject_of_job
+from trainer.memory.trace.workload import BucketUse, TracePart, Workload, workload_of_job, workload_without_base
 
 
 def subject(recipe: dict[str, Any] | None = None, **fit: Any) -> Workload:
-    return subject_ahead("sdxl", RecipeConfig.model_validate({"resolution": 1024, **(recipe or {})}), FitConfig(**fit))
+    return workload_without_base(
+        "sdxl", RecipeConfig.model_validate({"resolution": 1024, **(recipe or {})}), FitConfig(**fit)
+    )
 
 
-def picture(name: str, bucket: tuple[int, int], **facts: Any) -> Picture:
+def picture(name: str, bucket: tuple[int, int], **facts: Any) -> ImageRecord:
     plain: dict[str, Any] = {
         "id": name,
         "path": Path(name),
@@ -41,7 +43,7 @@ def picture(name: str, bucket: tuple[int, int], **facts: Any) -> Picture:
         "crop": None,
         "bucket": bucket,
     }
-    return Picture(**{**plain, **facts})
+    return ImageRecord(**{**plain, **facts})
 
 
 def job(**recipe: Any) -> Job:
@@ -65,7 +67,7 @@ SOURCE: Any = SimpleNamespace(
 
 
 def test_ahead_of_any_base_it_is_the_published_one_with_a_square_bucket() -> None:
-    ahead = subject_ahead("sd15", RecipeConfig(resolution=520))
+    ahead = workload_without_base("sd15", RecipeConfig(resolution=520))
     assert ahead.unet_config == bundled_configs("sd15")["unet"]
     assert [(bucket.width, bucket.height) for bucket in ahead.buckets] == [(512, 512)]
     assert (ahead.fit.dtype, ahead.fit.micro_batch, ahead.fit.gradient_checkpointing) == ("bf16", 1, "none")
@@ -73,7 +75,7 @@ def test_ahead_of_any_base_it_is_the_published_one_with_a_square_bucket() -> Non
 
 def test_a_recipe_without_its_resolution_is_refused() -> None:
     with pytest.raises(ValueError, match="resolution"):
-        subject_ahead("sd15", RecipeConfig())
+        workload_without_base("sd15", RecipeConfig())
 
 
 def test_buckets_of_a_job_by_pixels_with_what_is_shown_in_the_first_epoch() -> None:
@@ -84,8 +86,8 @@ def test_buckets_of_a_job_by_pixels_with_what_is_shown_in_the_first_epoch() -> N
         picture("d", (320, 320), kind="regularization", repeats=9),
         picture("e", (640, 384), kind="validation", mask="file"),
     ]
-    found = subject_of_job(job(), SOURCE, pictures)
-    shown = {bucket.size: bucket.pictures for bucket in found.buckets}
+    found = workload_of_job(job(), SOURCE, pictures)
+    shown = {bucket.size: bucket.images for bucket in found.buckets}
     assert shown[512, 512] == 3
     assert shown[448, 576] == 1
     assert shown[384, 640] + shown[320, 320] == 4  # as many as are trained on
@@ -190,7 +192,8 @@ def test_parts_and_what_was_asked_for_besides_have_keys_of_their_own() -> None:
 def test_keys_are_the_same_in_another_process() -> None:
     program = (
         "from trainer.memory.trace.workload import *; from trainer.config.recipe import RecipeConfig\n"
-        "import sys; print(subject_ahead('sdxl', RecipeConfig(resolution=1024)).key('micro'), 'torch' in sys.modules)"
+        "import sys; workload = workload_without_base('sdxl', RecipeConfig(resolution=1024))\n"
+        "print(workload.key('micro'), 'torch' in sys.modules)"
     )
     printed = run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     assert printed == [subject().key("micro"), "False"]

@@ -15,12 +15,20 @@ import safetensors.numpy
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from app.core.after.export import LoraSummary, SavedSteps, TakenError, about, candidates, export, model_card
+from app.core.after.export import (
+    FileExistsConflict,
+    LoraSummary,
+    SavedSteps,
+    candidates,
+    export,
+    model_card,
+    read_summary,
+)
 from app.core.after.run_jobs import Edited, edited
 from trainer.config.job import Job
 from trainer.dataset.dataset import write_listing
 from trainer.dataset.folders import scan_folders
-from trainer.dataset.picture import Picture
+from trainer.dataset.image import ImageRecord
 from trainer.errors import LoraFileError
 from trainer.files.header import read_header
 from trainer.files.rewriting import rewrite_metadata
@@ -86,7 +94,7 @@ def test_an_export_holds_what_it_says_of_itself_and_other_programs_find_its_pict
     told = LoraSummary("Title", "Ä", "CC0", "What it does", "sks, neon", picture)
     made = export(lora, tmp_path / "ComfyUI" / "loras", "neon: v1", told)
     assert made.file.name == "neon- v1.safetensors" and payload(made.file) == payload(lora)
-    assert about(made.file) == LoraSummary("Title", "Ä", "CC0", "What it does", "sks, neon")
+    assert read_summary(made.file) == LoraSummary("Title", "Ä", "CC0", "What it does", "sks, neon")
     said = read_header(made.file, "lora").metadata
     assert said["ss_output_name"] == "neon- v1", "A1111 and Forge call it by this"
     kind, _, data = said["modelspec.thumbnail"].partition(",")
@@ -104,10 +112,10 @@ def test_nothing_is_overwritten_without_being_asked(lora: Path, picture: Path, t
     folder = tmp_path / "loras"
     folder.mkdir()
     (folder / "neon.png").write_bytes(b"of somebody")
-    with pytest.raises(TakenError, match=r"neon\.png"):
-        export(lora, folder, "neon", LoraSummary("t", picture=picture))
+    with pytest.raises(FileExistsConflict, match=r"neon\.png"):
+        export(lora, folder, "neon", LoraSummary("t", image=picture))
     assert [path.name for path in folder.iterdir()] == ["neon.png"]
-    export(lora, folder, "neon", LoraSummary("t", picture=picture), replace=True)
+    export(lora, folder, "neon", LoraSummary("t", image=picture), replace=True)
     assert (folder / "neon.png").read_bytes() != b"of somebody"
     with pytest.raises(LoraFileError, match="own file"):
         export(lora, lora.parent, lora.stem, LoraSummary("t"), replace=True)
@@ -116,7 +124,7 @@ def test_nothing_is_overwritten_without_being_asked(lora: Path, picture: Path, t
 @pytest.mark.parametrize("fault", ["picture", "folder"])
 def test_what_cannot_be_exported_is_said_in_words(lora: Path, tmp_path: Path, fault: str) -> None:
     (tmp_path / "text").write_text("x")
-    told = LoraSummary("t", picture=tmp_path / "text" if fault == "picture" else None)
+    told = LoraSummary("t", image=tmp_path / "text" if fault == "picture" else None)
     with pytest.raises(LoraFileError) as refused:
         export(lora, tmp_path / "text" if fault == "folder" else tmp_path / "new", "neon", told)
     assert refused.value.code == f"export.{fault}" and refused.value.remedy
@@ -145,7 +153,7 @@ def test_candidates_are_the_saved_steps_that_are_there_and_the_best_has_the_lowe
         (30, 0.1, True, False),
         (40, None, False, True),
     ]
-    assert found[1].pictures == {1: tmp_path / "samples/b.png"} and found[2].file.name == "a.safetensors"
+    assert found[1].images == {1: tmp_path / "samples/b.png"} and found[2].file.name == "a.safetensors"
 
 
 def test_the_result_is_known_whatever_the_job_is_called(tmp_path: Path) -> None:
@@ -190,8 +198,8 @@ def test_edits_since_the_start_are_counted(tmp_path: Path) -> None:
     assert not edited(run, job)
 
 
-def frozen(path: Path, captions: tuple[str, ...]) -> Picture:
-    return Picture("0" * 64, path, 8, 8, "train", 1, 1.0, captions, "", "", "none", None, None, None, (8, 8))
+def frozen(path: Path, captions: tuple[str, ...]) -> ImageRecord:
+    return ImageRecord("0" * 64, path, 8, 8, "train", 1, 1.0, captions, "", "", "none", None, None, None, (8, 8))
 
 
 def test_the_model_card_tells_what_the_run_knows_and_shows_texts_as_they_are(tmp_path: Path, lora: Path) -> None:

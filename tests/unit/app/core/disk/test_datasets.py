@@ -44,7 +44,7 @@ def test_a_folder_gives_its_pictures_with_captions_notes_masks_and_sizes(opened:
     )
     opened.open(root)
     assert opened.names() == ["top.webp", "img 9.png", "img 10.jpg"]
-    top, nine, ten = opened.library.pictures.values()
+    top, nine, ten = opened.library.images.values()
     assert (top.caption, top.width, top.height, top.mask) == ("told", 64, 16, False)
     assert (nine.caption, nine.width, nine.height, nine.mask) == ("a cat,\nsitting", 30, 40, True)
     assert (ten.caption, ten.width, ten.height) == ("x", 30, 40)
@@ -146,7 +146,7 @@ def test_names_of_any_letters_and_length_open(opened: Open, tmp_path: Path) -> N
         picture(tmp_path / name)
         write(tmp_path / (name.removesuffix(".png") + ".txt"), name)
     opened.open(tmp_path)
-    assert {one.name: one.caption for one in opened.library.pictures.values()} == {name: name for name in names}
+    assert {one.name: one.caption for one in opened.library.images.values()} == {name: name for name in names}
     assert not opened.problems
 
 
@@ -169,19 +169,19 @@ def test_a_large_dataset_is_forgotten_in_portions_and_comes_back_as_it_was(
     for number in range(5):
         picture(tmp_path / f"{number}.png")
     opened.open(tmp_path)
-    ids = list(opened.library.pictures)
+    ids = list(opened.library.images)
     left: list[int] = []
-    opened.library.altered.connect(lambda altered: left.append(len(opened.library.pictures)))
+    opened.library.altered.connect(lambda altered: left.append(len(opened.library.images)))
     opened.datasets.close(tmp_path)
     assert opened.names() == ["0.png", "1.png", "2.png"] and not opened.datasets.folders
-    opened.desk.until(lambda: not opened.library.pictures)
+    opened.desk.until(lambda: not opened.library.images)
     assert left == [3, 1, 0]
     opened.open(tmp_path)
     opened.datasets.close(tmp_path)
     opened.datasets.open(tmp_path)
-    assert not opened.library.pictures  # else one whose file is found before it has left would come in twice
+    assert not opened.library.images  # else one whose file is found before it has left would come in twice
     opened.settle()
-    assert list(opened.library.pictures) == ids
+    assert list(opened.library.images) == ids
 
 
 def test_opening_a_folder_ends_only_the_forgetting_of_what_lies_there(
@@ -196,10 +196,10 @@ def test_opening_a_folder_ends_only_the_forgetting_of_what_lies_there(
     for root in roots:
         opened.datasets.close(root)
     opened.datasets.open(roots[0] / "in")
-    assert {one.folder.root for one in opened.library.pictures.values()} == {roots[1]}
+    assert {one.folder.root for one in opened.library.images.values()} == {roots[1]}
     opened.settle()
-    opened.desk.until(lambda: len(opened.library.pictures) == 3)
-    assert {one.folder.root for one in opened.library.pictures.values()} == {roots[0] / "in"}
+    opened.desk.until(lambda: len(opened.library.images) == 3)
+    assert {one.folder.root for one in opened.library.images.values()} == {roots[0] / "in"}
 
 
 def test_a_dataset_is_known_once_when_every_size_is(opened: Open, tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_dataset_is_known_once_when_every_size_is(opened: Open, tmp_path: Path
     told: list[tuple[str, int, bool]] = []
 
     def tell(dataset: OpenedDataset) -> None:
-        told.append((dataset.folder.name, dataset.pictures, all(one.width for one in opened.library.pictures.values())))
+        told.append((dataset.folder.name, dataset.images, all(one.width for one in opened.library.images.values())))
 
     opened.datasets.known.connect(tell)
     opened.open(tmp_path / "data")
@@ -256,8 +256,8 @@ def test_many_pictures_come_in_batches_in_order(opened: Open, tmp_path: Path) ->
         os.link(first, tmp_path / f"{number}.png")
     opened.open(tmp_path)
     assert opened.names() == [f"{number}.png" for number in range(1201)]
-    assert max(len(altered.added) for altered in opened.told) <= 500
-    assert all(one.width == 40 for one in opened.library.pictures.values())
+    assert max(len(altered.added) for altered in opened.changes) <= 500
+    assert all(one.width == 40 for one in opened.library.images.values())
 
 
 @pytest.mark.parametrize("where", ["before", "after", "none"])

@@ -64,7 +64,7 @@ def test_what_other_programs_do_appears_by_itself(opened: Open, tmp_path: Path) 
     write(tmp_path / "1.txt", "one")
     opened.open(tmp_path)
     before = opened["1.png"].id
-    opened.told.clear()
+    opened.changes.clear()
     picture(tmp_path / "new" / "10.png")
     write(tmp_path / "1.txt", "uno")
     write(tmp_path / "2.txt", "two")
@@ -75,9 +75,9 @@ def test_what_other_programs_do_appears_by_itself(opened: Open, tmp_path: Path) 
     assert opened.names() == ["1.png", "2.png", "3.png", "10.png"]
     assert (opened["1.png"].id, opened["1.png"].caption, opened["2.png"].caption) == (before, "uno", "two")
     assert (opened["2.png"].width, opened["3.png"].mask, opened["3.png"].rating) == (80, True, 2)
-    opened.told.clear()
+    opened.changes.clear()
     opened.look()
-    assert opened.told == []
+    assert opened.changes == []
 
 
 def test_an_edit_in_place_of_a_picture_in_sight_is_found_without_a_thorough_look(opened: Open, tmp_path: Path) -> None:
@@ -119,13 +119,13 @@ def test_a_note_reads_no_caption_again(opened: Open, tmp_path: Path, monkeypatch
     read = list[object]()
     read_caption = scanner.read_caption
     monkeypatch.setattr(scanner, "read_caption", lambda *words: read.append(words) or read_caption(*words))
-    opened.told.clear()
+    opened.changes.clear()
     write(tmp_path / "impasto.jsonl", '{"file": "1.png", "rating": 2}\n{"file": "2.png", "excluded": true}\n')
     opened.look()
     assert [(opened[f"{n}.png"].rating, opened[f"{n}.png"].excluded) for n in range(3)] == [
         (None, False), (2, False), (None, True),
     ]  # fmt: skip
-    assert (read, [len(altered.altered) for altered in opened.told]) == ([], [2])
+    assert (read, [len(altered.altered) for altered in opened.changes]) == ([], [2])
 
 
 def test_a_directory_that_takes_long_rests_until_a_thorough_look(
@@ -193,7 +193,7 @@ def test_a_dataset_that_vanishes_stays_listed_and_comes_back(opened: Open, tmp_p
     for _ in range(3):
         opened.look()
     assert opened.names() == ["1.png", "2.png"]
-    assert all(picture.problem for picture in opened.library.pictures.values())
+    assert all(picture.problem for picture in opened.library.images.values())
     assert len(opened.problems) == 1 and list(opened.datasets.lost) == [root]
     over = list[ImpastoError]()
     opened.datasets.found.connect(over.append)
@@ -203,7 +203,7 @@ def test_a_dataset_that_vanishes_stays_listed_and_comes_back(opened: Open, tmp_p
     write(root / "1.txt", "uno")
     opened.look()
     assert opened.names() == ["1.png", "2.png"]
-    assert [(one.problem, one.width) for one in opened.library.pictures.values()] == [(None, 40), (None, 40)]
+    assert [(one.problem, one.width) for one in opened.library.images.values()] == [(None, 40), (None, 40)]
     assert opened["1.png"].caption == "uno" and not opened.datasets.lost
     assert over == opened.problems
 
@@ -375,7 +375,7 @@ def known(opened: Open, root: Path) -> list[tuple[object, ...]]:
             *(one.path.relative_to(root).as_posix(), one.bytes, one.width, one.height, one.caption, one.rating),
             *(one.excluded, one.mask, one.problem, one.folder.repeats, one.folder.regularization),
         )
-        for one in opened.library.pictures.values()
+        for one in opened.library.images.values()
     ]
 
 

@@ -14,7 +14,7 @@ from app.core.disk import datasets, images, reading, scanner, thumbnails
 from app.core.disk.thumbnails import Thumbnails
 from app.core.edits import saver, writer
 from app.core.edits.history import Edit
-from app.core.library import Folder, Picture, ValueChange
+from app.core.library import Folder, LibraryImage, ValueChange
 from app.core.session import Session
 from tests.support.desk import a_desk
 from tests.support.opened import Open, picture
@@ -136,7 +136,7 @@ def test_of_a_silent_dataset_that_was_closed_nothing_is_heard_any_more(
 
 def test_thumbnails_of_a_disk_that_answers_come_beside_others(silent: Silent, tmp_path: Path) -> None:
     far, near = picture(silent.place / "far.png"), picture(tmp_path / "near" / "near.png")
-    one, other = (Picture(n, Folder(path.parent, path.parent), path.name) for n, path in enumerate((far, near)))
+    one, other = (LibraryImage(n, Folder(path.parent, path.parent), path.name) for n, path in enumerate((far, near)))
     with a_desk() as desk:
         made = Thumbnails(desk.post, tmp_path / "t.sqlite", threads=1)
         made.request(one, 256)
@@ -150,7 +150,7 @@ def test_where_all_threads_are_stuck_what_waits_is_made_at_the_next_look(
     silent: Silent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     far, near = picture(silent.place / "far.png"), picture(tmp_path / "near" / "near.png")
-    one, other = (Picture(n, Folder(path.parent, path.parent), path.name) for n, path in enumerate((far, near)))
+    one, other = (LibraryImage(n, Folder(path.parent, path.parent), path.name) for n, path in enumerate((far, near)))
     monkeypatch.setattr(thumbnails, "_STUCK_SECONDS", 3600.0)  # not stuck yet when the second is wished for
     with a_desk() as desk:
         made = Thumbnails(desk.post, tmp_path / "t.sqlite", threads=1)
@@ -177,10 +177,10 @@ def test_the_end_waits_for_no_silent_disk_and_the_next_start_writes_what_was_on_
         silent.answers.clear()
         while silent.asked.acquire(blocking=False):
             pass
-        (number,) = session.library.pictures
+        (number,) = session.library.images
         session.history.do(Edit("Set", (ValueChange(number, "caption", None, "kept"),)))
         session.datasets.refresh(whole=True)
-        session.thumbnails.request(session.library.pictures[number], 256)
+        session.thumbnails.request(session.library.images[number], 256)
         for _ in ("the file", "the folder", "the picture"):
             assert silent.asked.acquire(timeout=60)
         session.close()

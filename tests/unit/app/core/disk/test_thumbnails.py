@@ -12,7 +12,7 @@ from PIL import Image, ImageStat
 
 from app.core.disk import images
 from app.core.disk.thumbnails import Thumbnail, Thumbnails
-from app.core.library import Folder, Picture
+from app.core.library import Folder, LibraryImage
 from tests.support.desk import Desk, a_desk
 from trainer.protocol.row_store import RowStore, key_of
 
@@ -30,12 +30,12 @@ def thumbnails(desk: Desk, tmp_path: Path) -> Iterator[Thumbnails]:
     made.close()
 
 
-def picture(number: int, path: Path) -> Picture:
+def picture(number: int, path: Path) -> LibraryImage:
     facts = path.stat()
-    return Picture(number, Folder(path.parent, path.parent), path.name, facts.st_size, facts.st_mtime_ns)
+    return LibraryImage(number, Folder(path.parent, path.parent), path.name, facts.st_size, facts.st_mtime_ns)
 
 
-def saved(path: Path, image: Image.Image, number: int = 1, **more: object) -> Picture:
+def saved(path: Path, image: Image.Image, number: int = 1, **more: object) -> LibraryImage:
     image.save(path, **more)
     return picture(number, path)
 
@@ -44,7 +44,7 @@ def shown(thumbnail: Thumbnail) -> Image.Image:
     return Image.frombytes("RGB", (thumbnail.width, thumbnail.height), thumbnail.rgb)
 
 
-def one(desk: Desk, thumbnails: Thumbnails, asked: Picture, pixels: int = 256) -> Thumbnail:
+def one(desk: Desk, thumbnails: Thumbnails, asked: LibraryImage, pixels: int = 256) -> Thumbnail:
     thumbnails.request(asked, pixels)
     desk.until(lambda: thumbnails.get(asked, pixels))
     thumbnail = thumbnails.get(asked, pixels)
@@ -101,7 +101,7 @@ def test_the_newest_wish_comes_first_and_what_left_the_screen_not_at_all(desk: D
     made = Thumbnails(desk.post, tmp_path / "t.sqlite", threads=1)
     pictures = [saved(tmp_path / f"{n}.png", Image.new("RGB", (9, 9)), n) for n in range(1, 8)]
     order: list[int] = []
-    made.ready.connect(lambda thumbnail: order.append(thumbnail.picture))
+    made.ready.connect(lambda thumbnail: order.append(thumbnail.image))
     with made._change:  # the thread cannot take a wish before all are made
         for each in pictures[:3]:
             made.request(each, 256)
@@ -159,7 +159,7 @@ def test_idle_time_fills_the_disk_without_telling_anybody(desk: Desk, tmp_path: 
     keys = {key for (key,) in database.execute("select key from entries")}
     database.close()
     assert keys == {key_of(each.path, each.changed_ns, each.bytes, 256) for each in pictures if each.id != 2}
-    assert {thumbnail.picture for thumbnail in told} == {5}
+    assert {thumbnail.image for thumbnail in told} == {5}
 
 
 def test_idle_time_is_none_while_the_user_does_something(desk: Desk, tmp_path: Path) -> None:

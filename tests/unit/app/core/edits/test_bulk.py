@@ -24,9 +24,9 @@ def after(edit: Edit, *captions: str | None) -> list[str | None]:
     """The captions once the edit is done."""
     found = list(captions)
     for change in edit.changes:
-        assert (change.field, change.before) == ("caption", captions[change.picture])
+        assert (change.field, change.before) == ("caption", captions[change.image])
         assert change.after != change.before
-        found[change.picture] = str(change.after)
+        found[change.image] = str(change.after)
     return found
 
 
@@ -135,8 +135,8 @@ tags = st.text(st.sampled_from("ab _()\\é,\n "), max_size=12)
 @given(st.lists(st.one_of(st.none(), tags), max_size=5), st.sampled_from(["caption", "variants"]))
 def test_what_is_asked_is_so_afterwards_and_the_inverse_brings_all_back(captions: list[str | None], lines: str) -> None:
     def tags_after(edit: Edit) -> list[list[str]]:
-        restored = {change.picture: change.after for change in edit.inverse().changes}
-        assert restored == {change.picture: captions[change.picture] for change in edit.changes}
+        restored = {change.image: change.after for change in edit.inverse().changes}
+        assert restored == {change.image: captions[change.image] for change in edit.changes}
         return [split_tags(text, lines) for text in after(edit, *captions)]  # type: ignore[arg-type]
 
     before = [split_tags(text, lines) for text in captions]  # type: ignore[arg-type]

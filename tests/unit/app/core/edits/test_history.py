@@ -54,7 +54,7 @@ def test_typing_is_one_step_and_one_write(tmp_path: Path) -> None:
     assert (live.data / "0.txt").read_bytes() == b"abcd"
     assert live.saver.now.saved == 1
     live.history.undo()
-    assert live.library.pictures[live.ids[0]].caption == "red, x"
+    assert live.library.images[live.ids[0]].caption == "red, x"
     assert live.history.undo_name is None and live.history.redo_name == "Type"
     live.saver.close()
     assert list((tmp_path / "journal").iterdir()) == []
@@ -164,7 +164,7 @@ def test_what_stands_on_disk_is_taken_over_behind_a_large_edit_that_is_being_mad
     live.history.do(Edit("All", tuple(ValueChange(number, "caption", "red, x", "blue") for number in live.ids)))
     live.saver.learned.emit(DiskValue(Key(str(live.data), f"{AT_ONCE}.jpg", "caption"), 0, "red"))
     live.deliver()
-    assert {picture.caption for picture in live.library.pictures.values()} == {"blue"}
+    assert {picture.caption for picture in live.library.images.values()} == {"blue"}
     live.saver.close()
 
 
@@ -210,7 +210,7 @@ def test_an_undo_waits_its_turn_while_files_of_another_are_written(rewritten: tu
     assert told == ["Write 1", "Write 0", "Set"]
     assert (live.history.undo_name, live.history.redo_name) == (None, "Set")
     assert settle(live, tasks) == ["red, x", "red, x"]
-    assert (live.history.depths, live.library.pictures[live.ids[0]].caption) == ((0, 3), "red, x")
+    assert (live.history.depths, live.library.images[live.ids[0]].caption) == ((0, 3), "red, x")
     for _ in range(4):
         live.history.redo()
     assert settle(live, tasks) == ["whole", "whole"]
@@ -248,9 +248,9 @@ def test_what_is_asked_for_first_is_taken_back_last_though_it_waits(rewritten: t
     live.history.do(Edit("Rate", (ValueChange(live.ids[0], "rating", None, 3),)))
     assert [step.name for step in (live.history.undo(), live.history.undo()) if step] == ["Rate", "Write again"]
     assert (live.history.undo_name, live.history.redo_name) == ("Write 0", "Write again")
-    assert settle(live, tasks) == ["whole", "red, x"] and live.library.pictures[live.ids[0]].rating is None
+    assert settle(live, tasks) == ["whole", "red, x"] and live.library.images[live.ids[0]].rating is None
     assert [step.name for step in (live.history.redo(), live.history.redo()) if step] == ["Write again", "Rate"]
-    assert settle(live, tasks) == ["whole", "again"] and live.library.pictures[live.ids[0]].rating == 3
+    assert settle(live, tasks) == ["whole", "again"] and live.library.images[live.ids[0]].rating == 3
 
 
 def test_what_is_done_while_an_undo_waits_stays(rewritten: tuple[Live, Tasks]) -> None:
@@ -259,4 +259,4 @@ def test_what_is_done_while_an_undo_waits_stays(rewritten: tuple[Live, Tasks]) -
     live.history.undo()
     live.history.do(Edit("Rate", (ValueChange(live.ids[0], "rating", None, 3),)))
     assert settle(live, tasks) == ["one", "red, x"]
-    assert (live.library.pictures[live.ids[0]].rating, live.history.undo_name) == (3, "Rate")
+    assert (live.library.images[live.ids[0]].rating, live.history.undo_name) == (3, "Rate")

@@ -137,7 +137,7 @@ def trained(picture):
     """What the trainer does with the folder of a picture: its mask as a sample is shown."""
     config = DatasetConfig(folders=(FolderConfig(path=str(picture.parent)),), masks="files", validation_share=0.0)
     recipe = RecipeConfig(resolution=256)
-    (record,) = read_dataset(config, recipe).pictures
+    (record,) = read_dataset(config, recipe).images
     return record, crop_pixels(plain_sample(record, recipe), "#ffffff", 100)[1]
 
 

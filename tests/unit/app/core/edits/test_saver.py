@@ -292,7 +292,7 @@ def test_a_full_disk_says_so_and_keeps_the_edit(world: World) -> None:
     set_to(world, 0, "kept")
     world.settle()
     (problem,) = world.saver.now.problems
-    assert (problem.code, problem.waiting, problem.pictures) == ("save.disk_full", 1, frozenset({world.ids[0]}))
+    assert (problem.code, problem.waiting, problem.images) == ("save.disk_full", 1, frozenset({world.ids[0]}))
     assert world.saver.unsaved(world.picture(0)) == {"caption": "kept"}
     FAULTS.clear()
     world.settle()

@@ -9,7 +9,7 @@ from PIL import Image
 
 from app.core.health.groups import JudgingTarget
 from app.core.health.judging import LEAST, crop_to, largest, moved, scaled, shown_of
-from app.core.library import Folder, Picture
+from app.core.library import Folder, LibraryImage
 from trainer.config.job import DatasetConfig, FolderConfig
 from trainer.dataset.dataset import read_dataset
 from trainer.dataset.sampling import plain_sample
@@ -24,9 +24,9 @@ SIDE, FAR = st.integers(LEAST, 4000), st.floats(-1, 1)
 def test_what_is_shown_is_what_the_trainer_cuts_out(tmp_path, size, crop):
     Image.effect_noise(size, 60).convert("RGB").save(tmp_path / "a.png")
     if crop:
-        write_sidecar(tmp_path, Sidecar().with_picture("a.png", crop=crop))
+        write_sidecar(tmp_path, Sidecar().with_image("a.png", crop=crop))
     folders = (FolderConfig(path=str(tmp_path)),)
-    (record,) = read_dataset(DatasetConfig(folders=folders, validation_share=0.0), RECIPE).pictures
+    (record,) = read_dataset(DatasetConfig(folders=folders, validation_share=0.0), RECIPE).images
     left, top, width, height = plain_sample(record, RECIPE).window
     shown = shown_of(*size, crop, RECIPE)
     assert shown.bucket == record.bucket
@@ -72,7 +72,7 @@ def test_a_corner_stays_when_the_other_is_pulled():
 
 def test_crops_are_edits_with_a_name_and_nothing_changes_twice():
     folder = Folder(Path("data"), Path("data"))
-    picture = Picture(1, folder, "a.png", crop=(0.1, 0.1, 0.5, 0.5))
+    picture = LibraryImage(1, folder, "a.png", crop=(0.1, 0.1, 0.5, 0.5))
     edit = crop_to(picture, (0.1234567, 0.1, 0.6, 1.2))
     assert edit.name == "Crop a.png"
     assert edit.changes[0].after == (0.123457, 0.1, 0.6, 1.0)

@@ -53,7 +53,7 @@ class Checked:
 
     def names(self, code):
         ids = next((one.ids for one in self.health.now if one.code == code), ())
-        return sorted(self.library.pictures[number].name for number in ids)
+        return sorted(self.library.images[number].name for number in ids)
 
     def codes(self):
         return {one.code for one in self.health.now}
@@ -62,13 +62,13 @@ class Checked:
         return next(one for one in self.health.now if one.code == code)
 
     def number(self, name):
-        return next(one.id for one in self.library.pictures.values() if one.name == name)
+        return next(one.id for one in self.library.images.values() if one.name == name)
 
     def write(self, name, caption):
         number = self.number(name)
-        self.library.apply([ValueChange(number, "caption", self.library.pictures[number].caption, caption)])
+        self.library.apply([ValueChange(number, "caption", self.library.images[number].caption, caption)])
 
-    def mend(self, code):
+    def fix(self, code):
         edit = self.finding(code).fix()
         assert isinstance(edit, Edit)
         self.library.apply(edit.changes)
@@ -161,7 +161,7 @@ def test_sentences_have_their_count_and_one_reason_is_told_by_itself(checked):
     checked.settle()
     assert checked.finding("duplicate.exact").sentence.startswith("2 images identical to another")
     broken = checked.finding("picture.unusable")
-    path = checked.library.pictures[checked.number("broken.png")].path
+    path = checked.library.images[checked.number("broken.png")].path
     assert broken.sentence.startswith("broken.png is damaged")
     assert broken.place == str(path)
     assert all(one.sentence and one.severity for one in checked.health.now)
@@ -210,17 +210,17 @@ def test_a_picture_that_a_crop_makes_small_is_found(checked):
 
 def test_each_fix_mends_its_finding(checked):
     checked.settle()
-    assert checked.mend("tag.one_letter").name == "Remove tags of one letter from 1 caption"
-    assert checked.library.pictures[checked.number("letters.png")].caption == "a cat, dog"
-    assert len(checked.mend("duplicate.exact").changes) == 1
-    checked.mend("picture.tiny")
-    checked.mend("picture.unusable")
+    assert checked.fix("tag.one_letter").name == "Remove tags of one letter from 1 caption"
+    assert checked.library.images[checked.number("letters.png")].caption == "a cat, dog"
+    assert len(checked.fix("duplicate.exact").changes) == 1
+    checked.fix("picture.tiny")
+    checked.fix("picture.unusable")
     mended = {"tag.one_letter", "duplicate.exact", "picture.tiny", "picture.unusable"}
     checked.desk.until(lambda: mended.isdisjoint(checked.codes()))
-    edit = checked.mend("duplicate.near")
+    edit = checked.fix("duplicate.near")
     assert len(edit.changes) == 1
     checked.desk.until(lambda: "duplicate.near" not in checked.codes())
-    checked.mend("picture.excluded")
+    checked.fix("picture.excluded")
     checked.desk.until(lambda: mended & checked.codes())
 
 
@@ -231,7 +231,7 @@ def test_the_best_copy_is_kept(desk, tmp_path):
     checked = Checked(desk, tmp_path)
     checked.settle()
     edit = checked.finding("duplicate.near").fix()
-    kept = {checked.number(name) for name in "abc" for name in [f"{name}.jpg"]} - {one.picture for one in edit.changes}
+    kept = {checked.number(name) for name in "abc" for name in [f"{name}.jpg"]} - {one.image for one in edit.changes}
     assert kept == {checked.number("b.jpg")}
     checked.health.close()
 
@@ -244,8 +244,8 @@ def test_a_trigger_that_captions_lack_is_put_first(desk, tmp_path):
     checked.settle()
     assert checked.names("trigger.absent") == ["a.png"] == of_trainer(tmp_path, trigger="zwx")["trigger.absent"]
     assert checked.names("caption.words") == ["c.png"]
-    checked.mend("trigger.absent")
-    assert checked.library.pictures[checked.number("a.png")].caption == "zwx, a cat"
+    checked.fix("trigger.absent")
+    assert checked.library.images[checked.number("a.png")].caption == "zwx, a cat"
     checked.desk.until(lambda: "trigger.absent" not in checked.codes())
     checked.health.close()
 
@@ -314,5 +314,5 @@ def test_files_and_shared_equal_a_recount():
             assert files.under("mark", which) == {one for one, has in keys.items() if ("mark", which) in has}
         assert all(files.all("mark").values())
         have = [thing for thing in things.values() if thing]
-        assert shared.pictures == {one for one, thing in things.items() if thing and have.count(thing) > 1}
-        assert sorted(one for group in shared.groups() for one in group) == sorted(shared.pictures)
+        assert shared.images == {one for one, thing in things.items() if thing and have.count(thing) > 1}
+        assert sorted(one for group in shared.groups() for one in group) == sorted(shared.images)

@@ -20,7 +20,7 @@ from trainer.config.job import DatasetConfig, FolderConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset import decoders
 from trainer.dataset.dataset import read_dataset
-from trainer.dataset.sidecar import FolderNotes, Sidecar, write_sidecar
+from trainer.dataset.sidecar import FolderSettings, Sidecar, write_sidecar
 
 CODES = (
     "file.outside",
@@ -66,7 +66,7 @@ class Watched:
 
     def found(self) -> dict[str, list[str]]:
         """Which pictures or files are told of, by code."""
-        pictures = self.library.pictures
+        pictures = self.library.images
         return {
             one.code: sorted([*(pictures[number].name for number in one.ids), *(path.name for path in one.files)])
             for one in self.health.now
@@ -86,16 +86,16 @@ class Watched:
         return told
 
 
-def save(path: Path, size: tuple[int, int] = (SIDE, SIDE), colour: str = "teal") -> None:
-    Image.new("RGB", size, colour).save(path)
+def save(path: Path, size: tuple[int, int] = (SIDE, SIDE), color: str = "teal") -> None:
+    Image.new("RGB", size, color).save(path)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     folder = tmp_path / "ein Ordner é"
     folder.mkdir()
-    for number, colour in enumerate(("teal", "navy", "olive", "coral", "khaki")):
-        save(folder / f"{number}.png", colour=colour)
+    for number, color in enumerate(("teal", "navy", "olive", "coral", "khaki")):
+        save(folder / f"{number}.png", color=color)
         (folder / f"{number}.txt").write_text("a cat", encoding="utf-8")
     return folder
 
@@ -123,7 +123,7 @@ def test_each_line_is_judged_where_lines_are_alternatives(watched: Watched, fold
     (folder / "0.txt").write_text("a cat, " * 20 + "\n" + "zok, a dog, " * 12, encoding="utf-8")  # long only together
     (folder / "1.txt").write_text("zok, a cat\na cat of zok\n", encoding="utf-8")
     (folder / "2.txt").write_text("zok\n" + "zok, a cat, " * 40, encoding="utf-8")  # long by itself
-    write_sidecar(folder, Sidecar(FolderNotes(trigger="zok"), {}))
+    write_sidecar(folder, Sidecar(FolderSettings(trigger="zok"), {}))
     watched.look()
     absent = ["3.png", "4.png"]
     assert watched.found() == {"caption.long": ["0.png", "2.png"], "trigger.absent": absent} == watched.of_trainer()
@@ -131,7 +131,7 @@ def test_each_line_is_judged_where_lines_are_alternatives(watched: Watched, fold
     watched.settle()
     told = {"caption.long": ["2.png"], "trigger.absent": ["0.png", *absent]}
     assert watched.found() == told == watched.of_trainer("variants")
-    edit = findings.put_trigger_first(list(watched.library.pictures.values()), "variants")
+    edit = findings.put_trigger_first(list(watched.library.images.values()), "variants")
     watched.library.apply(edit.changes)
     watched.settle()
     assert watched.found() == {"caption.long": ["2.png"]}
@@ -159,7 +159,7 @@ def test_a_shape_that_fills_no_batch_is_told_until_it_does(watched: Watched, fol
     (folder / "wide.txt").write_text("a cat", encoding="utf-8")
     watched.look()
     assert watched.found() == {"bucket.lonely": ["wide.png"]} == watched.of_trainer()
-    inside = next(iter(watched.library.pictures.values())).folder
+    inside = next(iter(watched.library.images.values())).folder
     watched.library.apply_to_folders([FolderChange(inside, "repeats", None, 4)])
     watched.settle()
     assert watched.found() == {}
@@ -182,14 +182,14 @@ def test_pictures_that_no_process_can_look_at_are_not_called_damaged(folder: Pat
         (told,) = [one for one in watched.health.now if one.severity == "error"]
         assert told.code == "picture.no_process" and not told.ids and "The images may be fine" in told.remedy
         assert told.action == "look"
-        assert {(one.problem, one.width) for one in watched.library.pictures.values()} == {(None, SIDE)}
+        assert {(one.problem, one.width) for one in watched.library.images.values()} == {(None, SIDE)}
         (folder / "0.png").unlink()
         watched.look()  # asks nobody again before the user wants it, a folder is opened, or a while has passed
         assert watched.health._inspector.fault
         watched.health._inspector._again = 0.0
-        save(folder / "new.png", colour="gold")
+        save(folder / "new.png", color="gold")
         watched.look()
-        assert all(one.content for one in watched.library.pictures.values() if one.problem is None)
+        assert all(one.content for one in watched.library.images.values() if one.problem is None)
         assert not [one for one in watched.health.now if one.code == "picture.no_process"]
         watched.health.close()
 
@@ -198,21 +198,21 @@ def test_pictures_that_no_process_can_look_at_are_not_called_damaged(folder: Pat
 def test_pictures_that_go_while_they_are_looked_at_are_not_damaged_and_looked_at_when_they_are_back(
     watched: Watched, folder: Path, alone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save(folder / "new.png", colour="gold")
+    save(folder / "new.png", color="gold")
     here = folder / "new.png" if alone else folder
-    away, real = folder.with_name("away"), decoders.inspect_pictures
+    away, real = folder.with_name("away"), decoders.inspect_images
 
     def late(*asked: Any) -> Any:
         here.rename(away)
         return real(*asked)
 
     with monkeypatch.context() as going:
-        going.setattr(decoders, "inspect_pictures", late)
+        going.setattr(decoders, "inspect_images", late)
         watched.look()
     watched.look()
     away.rename(here)
     watched.look()
-    assert [(one.problem, bool(one.content)) for one in watched.library.pictures.values()] == [(None, True)] * 6
+    assert [(one.problem, bool(one.content)) for one in watched.library.images.values()] == [(None, True)] * 6
 
 
 @pytest.mark.parametrize("alone", [True, False], ids=["one picture", "the folder"])
@@ -222,7 +222,7 @@ def test_pictures_that_were_away_between_two_looks_are_looked_at_after_the_next(
 ) -> None:
     """As on a network that does not answer for a second: no look at the disk finds anything changed."""
     here = folder / "0.png" if alone else folder
-    away, look, judge = folder.with_name("away"), decoders.inspect_pictures, inspector._seen
+    away, look, judge = folder.with_name("away"), decoders.inspect_images, inspector._seen
     judged: list[Any] = []
 
     def inspect(*asked: Any) -> Any:
@@ -240,19 +240,19 @@ def test_pictures_that_were_away_between_two_looks_are_looked_at_after_the_next(
 
     with a_desk() as desk:
         with monkeypatch.context() as going:
-            going.setattr(decoders, "inspect_pictures", inspect)
+            going.setattr(decoders, "inspect_images", inspect)
             going.setattr(inspector, "_seen", seen)
             watched = Watched(desk, folder)
         assert judged.count(None) == (1 if alone else 5)
         watched.look()
-        assert [(one.problem, bool(one.content)) for one in watched.library.pictures.values()] == [(None, True)] * 5
+        assert [(one.problem, bool(one.content)) for one in watched.library.images.values()] == [(None, True)] * 5
         watched.health.close()
 
 
 def test_a_picture_that_comes_back_is_a_duplicate_again(watched: Watched, folder: Path) -> None:
     def duplicates() -> list[str]:
         found = [one for one in watched.health.now if one.code == "duplicate.exact"]
-        return sorted(watched.library.pictures[number].name for one in found for number in one.ids)
+        return sorted(watched.library.images[number].name for one in found for number in one.ids)
 
     save(folder / "new.png")
     watched.look()
@@ -268,7 +268,7 @@ def test_a_picture_that_comes_back_is_a_duplicate_again(watched: Watched, folder
 def test_the_encoding_of_a_caption_that_another_program_writes_is_followed(watched: Watched, folder: Path) -> None:
     def doubtful() -> list[str]:
         found = [one for one in watched.health.now if one.code == "caption.cp1252"]
-        return [watched.library.pictures[number].name for one in found for number in one.ids]
+        return [watched.library.images[number].name for one in found for number in one.ids]
 
     for text, encoding, names in (("un café", "cp1252", ["0.png"]), ("a café", "utf-8", [])):
         (folder / "0.txt").write_text(text, encoding=encoding)
@@ -284,7 +284,7 @@ def test_files_without_their_picture_are_told_until_it_comes(watched: Watched, f
     save(inside / "a-masklabel.png")
     watched.look()
     assert watched.found() == {} == watched.of_trainer()  # no folder of pictures
-    save(inside / "e.png", colour="gold")
+    save(inside / "e.png", color="gold")
     (inside / "e.txt").write_text("a cat", encoding="utf-8")
     watched.look()
     orphans = {"caption.orphan": ["a.txt", "b.txt", "c.txt", "d.txt"], "mask.orphan": ["a-masklabel.png"]}
@@ -293,7 +293,7 @@ def test_files_without_their_picture_are_told_until_it_comes(watched: Watched, f
     assert sentences["caption.orphan"].endswith("with no image of that name: a.txt, b.txt, c.txt and 1 more.")
     assert "caption.orphan" not in "".join(watched.health.marked())
     for stem in ("a", "b", "c"):
-        save(inside / f"{stem}.png", colour=f"#{stem}0{stem}")
+        save(inside / f"{stem}.png", color=f"#{stem}0{stem}")
     watched.look()
     assert watched.found() == {"caption.orphan": ["d.txt"]} == watched.of_trainer()
     (folder / "4.png").unlink()
@@ -320,10 +320,10 @@ def test_links_that_lead_out_of_the_dataset_are_neither_shown_nor_trained(watche
         pytest.skip("this user may not make symbolic links")
     (folder / "0.txt").unlink()
     (folder / "6.caption").symlink_to(folder / "1.txt")  # inside
-    save(folder / "6.png", colour="gold")
+    save(folder / "6.png", color="gold")
     watched.look()
     assert watched.found() == {"file.outside": sorted(links)} == watched.of_trainer()
-    captions = {picture.name: picture.caption for picture in watched.library.pictures.values()}
+    captions = {picture.name: picture.caption for picture in watched.library.images.values()}
     assert captions == {"0.png": None, **{f"{number}.png": "a cat" for number in (1, 2, 3, 4, 6)}}
-    assert not any(picture.mask for picture in watched.library.pictures.values())
-    assert all(picture.folder.trigger is None for picture in watched.library.pictures.values())
+    assert not any(picture.mask for picture in watched.library.images.values())
+    assert all(picture.folder.trigger is None for picture in watched.library.images.values())

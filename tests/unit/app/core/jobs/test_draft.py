@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from app.core.jobs import essentials
 from app.core.jobs.draft import Draft
-from app.core.jobs.essentials import Pictures
+from app.core.jobs.essentials import ImageFolder
 from app.core.jobs.job_file import to_toml
 from app.core.jobs.settings import setting
 from app.core.jobs.settings import settings as all_settings
@@ -204,9 +204,9 @@ def test_what_is_open_is_counted_by_folders_however_many_pictures_lie_in_them(
     hashed: list[Path] = []
     plain = Path.__hash__
     monkeypatch.setattr(Path, "__hash__", lambda path: (hashed.append(path), plain(path))[1])
-    found = essentials.open_pictures(library, (empty, cats))
+    found = essentials.open_images(library, (empty, cats))
     monkeypatch.undo()
-    assert found == [Pictures(empty, False, 0), Pictures(cats, True, 5), Pictures(dogs, False, 2)]
+    assert found == [ImageFolder(empty, False, 0), ImageFolder(cats, True, 5), ImageFolder(dogs, False, 2)]
     assert len(hashed) < 21  # one a picture would take 0.2 s at 100,000
 
 
@@ -220,7 +220,7 @@ def test_a_trigger_word_goes_to_the_pictures_that_are_learned_and_into_proposed_
         essentials.set_trigger(draft, text, typing=True)
     assert essentials.trigger(draft.values) == "ohwx"
     assert ("dataset.folders", "is missing: add the images to train on") in draft.problems
-    essentials.add_pictures(draft, [Pictures(tmp_path / "cats", False, 3), Pictures(tmp_path / "dogs", True, 4)])
+    essentials.add_images(draft, [ImageFolder(tmp_path / "cats", False, 3), ImageFolder(tmp_path / "dogs", True, 4)])
     assert draft.get("dataset.folders") == [
         {"path": str((tmp_path / "cats").as_posix()), "trigger": "ohwx"},
         {"path": str((tmp_path / "dogs").as_posix()), "recursive": True, "trigger": "ohwx"},
@@ -229,10 +229,10 @@ def test_a_trigger_word_goes_to_the_pictures_that_are_learned_and_into_proposed_
     draft.set("report.previews.prompts.0.prompt", "mine")
     essentials.set_trigger(draft, "zwx")
     assert [each["prompt"] for each in draft.get("report.previews.prompts")][:2] == ["mine", "ohwx, a house by a lake"]
-    essentials.add_pictures(draft, [Pictures(tmp_path / "cats", False, 3)])
+    essentials.add_images(draft, [ImageFolder(tmp_path / "cats", False, 3)])
     assert len(draft.get("dataset.folders")) == 2
     draft.set("dataset.folders.1.repeats", 10)
-    counted = [Pictures(tmp_path / "cats", False, 3), Pictures(tmp_path / "dogs", True, 4)]
+    counted = [ImageFolder(tmp_path / "cats", False, 3), ImageFolder(tmp_path / "dogs", True, 4)]
     assert essentials.samples(draft, counted) == 43
     essentials.set_trigger(draft, "")
     assert essentials.trigger(draft.values) is None
@@ -281,7 +281,7 @@ def test_a_file_that_another_program_broke_is_named_once_and_ours_stays(desk, ta
         desk.until(lambda turn=turn: len(read) == turn)
     assert [error.code for error in errors] == ["job.toml"] and draft.get("recipe.rank") == 8
     mended: list[JobError] = []
-    draft.file.mended.connect(mended.append)
+    draft.file.resolved.connect(mended.append)
     file.write_text(BARE, encoding="utf-8")
     draft.look()
     desk.until(lambda: len(read) == 3)
@@ -299,7 +299,7 @@ def test_another_reason_why_a_job_cannot_be_written_takes_the_place_of_the_forme
     told: list[JobError] = []
     mended: list[JobError] = []
     draft.file.failed.connect(told.append)
-    draft.file.mended.connect(mended.append)
+    draft.file.resolved.connect(mended.append)
     with monkeypatch.context() as patch:
         refuse_writing(file.parent, patch)
         draft.set("recipe.rank", 77)

@@ -167,7 +167,7 @@ def test_what_is_told_of_a_broken_file_is_over_when_another_job_is_opened(desk, 
     told: list[JobError] = []
     mended: list[JobError] = []
     draft.file.failed.connect(told.append)
-    jobs.mended.connect(mended.append)
+    jobs.resolved.connect(mended.append)
     file.write_text("rank = = 3", encoding="utf-8")
     draft.look()
     desk.until(lambda: bool(told))
@@ -201,7 +201,7 @@ def test_what_the_place_of_a_job_that_is_let_go_refuses_is_among_our_jobs(desk, 
     errors: list[JobError] = []
     mended: list[JobError] = []
     draft.file.failed.connect(errors.append)
-    jobs.mended.connect(mended.append)
+    jobs.resolved.connect(mended.append)
     draft.set("recipe.rank", 79)
     done(desk, jobs.open, other)
     desk.until(lambda: bool(told))

@@ -13,7 +13,7 @@ import pytest
 
 from app.core.models.models import Models
 from app.core.models.search import Known, Search, _is_worth, installations
-from app.core.models.tools import Installation, SearchRoots, ground, recognise
+from app.core.models.tools import Installation, SearchRoots, ground, recognize
 from app.core.models.verdict import FoundBase, cleaned, judge
 from tests.support import tool_homes
 from trainer.files.assets import asset_path
@@ -35,7 +35,7 @@ def everything(folder: Path) -> dict[Path, tuple[int, int]]:
 def test_comfy_with_folders_elsewhere(tmp_path: Path) -> None:
     root = tool_homes.comfy_portable(tmp_path / "home", tmp_path / "disk D")
     found, tools = search(SearchRoots(searched=(tmp_path / "home",)))
-    assert {name: (one.tool, one.told.family) for name, one in found.items()} == {
+    assert {name: (one.tool, one.description.family) for name, one in found.items()} == {
         "illustrious é.safetensors": ("ComfyUI", "sdxl"),
         "dreamy.safetensors": ("ComfyUI", "sd15"),
     }
@@ -46,19 +46,19 @@ def test_the_desktop_apps_data_by_its_settings(tmp_path: Path) -> None:
     settings = tmp_path / "home" / ".config"
     root = tool_homes.comfy_desktop(settings, tmp_path / "far" / "away")
     found, tools = search(SearchRoots(asked=(settings / "ComfyUI",)))
-    assert found["noobai-v.safetensors"].told.velocity is True
+    assert found["noobai-v.safetensors"].description.velocity is True
     assert [one.loras for one in tools] == [(root / "models" / "loras",)]
 
 
 def test_the_folders_that_forges_launcher_names(tmp_path: Path) -> None:
     tool_homes.forge(tmp_path / "home", tmp_path / "disk")
     found, (tool,) = search(SearchRoots(searched=(tmp_path / "home",)))
-    assert {name: one.told.family for name, one in found.items()} == {
+    assert {name: one.description.family for name, one in found.items()} == {
         "pony.safetensors": "sdxl",
         "sd-v1-5.safetensors": "sd15",
         "old.ckpt": None,
     }
-    assert "pickle" in found["old.ckpt"].told.problem
+    assert "pickle" in found["old.ckpt"].description.problem
     assert tool.tool == "A1111/Forge"
     assert tool.loras[0] == tmp_path / "disk" / "loras"
 
@@ -74,7 +74,7 @@ def test_a1111_as_installed(tmp_path: Path) -> None:
 def test_invoke_before_and_after_its_folders_became_flat(tmp_path: Path, version: str) -> None:
     root = tool_homes.invoke_3(tmp_path) if version == "3" else tool_homes.invoke_6(tmp_path)
     found, (tool,) = search(SearchRoots(searched=(tmp_path,)))
-    usable = [name for name, one in found.items() if not one.told.problem]
+    usable = [name for name, one in found.items() if not one.description.problem]
     assert usable == ["juggernaut.safetensors" if version == "3" else "realvis.safetensors"]
     assert len(found) == (1 if version == "3" else 2)
     assert tool.loras == ((root / "autoimport" / "lora",) if version == "3" else ())
@@ -107,8 +107,8 @@ def test_kohya_with_a_file_that_is_no_base(tmp_path: Path) -> None:
     tool_homes.kohya(tmp_path)
     found, (tool,) = search(SearchRoots(searched=(tmp_path,)))
     assert tool.tool == "kohya_ss"
-    assert found["nai.safetensors"].told.problem == ""
-    assert found["flux1-dev.safetensors"].told.problem == '"flux1-dev.safetensors" is a Flux model.'
+    assert found["nai.safetensors"].description.problem == ""
+    assert found["flux1-dev.safetensors"].description.problem == '"flux1-dev.safetensors" is a Flux model.'
 
 
 def test_the_base_that_one_trainer_used_last(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_diffusers_folder_and_what_is_not_supported(tmp_path: Path) -> None:
     tool_homes.sd2(mine / "sd2.safetensors")
     tool_homes.lora(mine / "lora.safetensors")
     found, _ = search(SearchRoots(), mine)
-    assert {name: (one.told.family, one.told.problem) for name, one in found.items()} == {
+    assert {name: (one.description.family, one.description.problem) for name, one in found.items()} == {
         "small": ("sd15", ""),
         "sd2.safetensors": (None, '"sd2.safetensors" is an SD 2 model.'),
         "lora.safetensors": (None, '"lora.safetensors" is a LoRA, not a base.'),
@@ -185,9 +185,9 @@ def test_settings_that_mean_nothing(tmp_path: Path, content: str) -> None:
     tool_homes.text(tmp_path / "s" / "Data" / "Settings.fds", content)
     tool_homes.text(tmp_path / "w" / "modules" / "x.py", "")
     tool_homes.text(tmp_path / "w" / "webui-user.bat", f"set COMMANDLINE_ARGS={content}")
-    assert recognise(tmp_path) == Installation("InvokeAI", tmp_path)
+    assert recognize(tmp_path) == Installation("InvokeAI", tmp_path)
     for name, tool in (("c", "ComfyUI"), ("s", "SwarmUI"), ("w", "A1111/Forge")):
-        assert recognise(tmp_path / name) == Installation(tool, tmp_path / name)  # type: ignore[arg-type]
+        assert recognize(tmp_path / name) == Installation(tool, tmp_path / name)  # type: ignore[arg-type]
 
 
 def test_a_known_base_is_told_from_the_cache_until_it_changes(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_the_whole_of_it(
     assert models.destinations() == []
     settle(models, posted)
     assert [one.folder for one in models.destinations()] == [webui / "models" / "Lora"]
-    assert [(one.name, bool(one.told.problem)) for one in models.bases] == [
+    assert [(one.name, bool(one.description.problem)) for one in models.bases] == [
         ("anything", False),
         ("Demo", False),
         ("nai", False),
@@ -314,13 +314,13 @@ def test_a_file_link_is_a_path(tmp_path: Path) -> None:
 )
 def test_what_a_text_means(text: str, place: str, problem: str) -> None:
     verdict = judge(text)
-    assert (verdict.place, bool(verdict.told.problem)) == (place, bool(problem))
-    assert problem in verdict.told.problem
+    assert (verdict.place, bool(verdict.description.problem)) == (place, bool(problem))
+    assert problem in verdict.description.problem
 
 
 def test_what_a_path_leads_to(tmp_path: Path) -> None:
     good = judge(str(tool_homes.sdxl_v(tmp_path / "v.safetensors")))
-    assert (good.place, good.told.family, good.told.velocity) == ("here", "sdxl", True)
+    assert (good.place, good.description.family, good.description.velocity) == ("here", "sdxl", True)
     assert good.bytes > 0
-    assert judge(str(tmp_path / "none.safetensors")).told.problem == '"none.safetensors" does not exist.'
-    assert "LoRA" in judge(str(tool_homes.lora(tmp_path / "l.safetensors"))).told.problem
+    assert judge(str(tmp_path / "none.safetensors")).description.problem == '"none.safetensors" does not exist.'
+    assert "LoRA" in judge(str(tool_homes.lora(tmp_path / "l.safetensors"))).description.problem

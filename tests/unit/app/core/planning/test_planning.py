@@ -106,7 +106,7 @@ def test_the_newest_question_is_answered_alone(desk: Desk, job: Path) -> None:
         desk.forecaster.ask(ForecastRequest(job, card))
     desk.wait(desk.ended)
     assert desk.states == ["asked", "asked", "asked", "picked", "done"]
-    assert desk.forecaster.answer is not None and "24GB" in desk.forecaster.answer.card.name
+    assert desk.forecaster.answer is not None and "24GB" in desk.forecaster.answer.gpu.name
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="os.kill with SIGKILL")
@@ -130,14 +130,14 @@ def test_a_killed_planner_is_started_again_and_one_that_dies_again_is_told(desk:
 def test_at_rest_no_process_is_left_and_what_was_asked_is_given_up(desk: Desk, job: Path) -> None:
     desk.forecaster.ask(ForecastRequest(job, "8GB"))
     process = desk.forecaster._served._process
-    desk.forecaster.rest()
+    desk.forecaster.stop()
     assert desk.forecaster.state == "idle" and not desk.forecaster.waiting
     assert process is not None and process.wait(60) != 0
 
 
 def test_the_cards_of_this_machine_are_looked_at(desk: Desk) -> None:
     seen: list[None] = []
-    desk.forecaster.seen.connect(seen.append)
-    desk.forecaster.look()
+    desk.forecaster.gpus_read.connect(seen.append)
+    desk.forecaster.read_gpus()
     desk.wait(lambda: bool(seen))
-    assert desk.forecaster.cards is not None
+    assert desk.forecaster.gpus is not None

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from app.core.presets.outlooks import CostEstimates
+from app.core.presets.cost_estimates import CostEstimates
 from app.core.presets.presets import Presets
 from tests.support.desk import Desk, a_desk
 from tests.unit.config.presets.test_hostile import GOOD
@@ -20,7 +20,7 @@ def desk():
 
 def test_a_planner_that_dies_is_told_in_the_place_of_the_answer_and_started_anew(desk: Desk, tmp_path):
     preset = parse_preset(GOOD, "good")
-    path, _ = library.keep_preset(preset)
+    path, _ = library.save_preset(preset)
     outlooks = CostEstimates(desk.post)
     outlooks.choose("8GB")
     outlooks.want([(path, preset)])
@@ -41,7 +41,7 @@ def test_a_planner_that_dies_is_told_in_the_place_of_the_answer_and_started_anew
 
 def test_what_was_read_before_a_preset_was_kept_does_not_hide_it_when_it_comes_later(desk: Desk, monkeypatch):
     presets, kept, looked = Presets(desk.tasks), [], []
-    read, goes_on, real = threading.Event(), threading.Event(), library.read_shelf
+    read, goes_on, real = threading.Event(), threading.Event(), library.read_library
 
     def late():
         if read.is_set():
@@ -51,14 +51,14 @@ def test_what_was_read_before_a_preset_was_kept_does_not_hide_it_when_it_comes_l
         assert goes_on.wait(120)
         return found
 
-    monkeypatch.setattr(library, "read_shelf", late)
+    monkeypatch.setattr(library, "read_library", late)
     presets._change(lambda: None, looked.append)
     assert read.wait(120)
     presets.keep(parse_preset(GOOD, "good"), "gouache", "yours", kept.append)
     desk.until(lambda: kept)
     goes_on.set()
     desk.until(lambda: looked)
-    assert "gouache" in {each.preset.name for each in presets.shelf.presets}
+    assert "gouache" in {each.preset.name for each in presets.entries.presets}
     presets.close()
 
 

@@ -59,7 +59,7 @@ def test_a_value_that_is_complete_is_followed_by_a_space(completer):
     assert proposal.put_into("-tag:r mask:") == ('-tag:"red hat" mask:', 14)
     (proposal,) = completer.propose("tag:r", 5)
     assert proposal.put_into("tag:r") == ('tag:"red hat" ', 14)
-    assert proposal.pictures == 2
+    assert proposal.images == 2
     assert completer.propose("rati", 4)[0].put_into("rati") == ("ratio:", 6)
 
 

@@ -35,7 +35,7 @@ class Sitting:
         self.shown += 1
 
     def add(self, captions):
-        start = len(self.library.pictures)
+        start = len(self.library.images)
         self.library.add((FOLDER, f"{start + n:06}.png", {"caption": text}) for n, text in enumerate(captions))
         self.run()
 
@@ -44,7 +44,7 @@ class Sitting:
             self.calls.get(timeout=120)()
 
     def write(self, number, caption):
-        self.library.apply([ValueChange(number, "caption", self.library.pictures[number].caption, caption)])
+        self.library.apply([ValueChange(number, "caption", self.library.images[number].caption, caption)])
 
 
 @pytest.fixture

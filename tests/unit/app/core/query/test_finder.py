@@ -182,7 +182,7 @@ def ask(finder, query, calls):
 
 
 def expected(root, library):
-    everyone = list(library.pictures.values())
+    everyone = list(library.images.values())
     return [p.id for p in everyone if naive(root, p, everyone)]
 
 
@@ -192,7 +192,7 @@ def test_the_finder_finds_what_a_plain_evaluation_finds(home, found, root, learn
     calls, tasks = home
     library, finder = finder_over(found, tasks)
     assert ask(finder, Query(root), calls) == expected(root, library)
-    ids = list(library.pictures)
+    ids = list(library.images)
     facts = {ids[place]: known for place, known in learned if place < len(ids)}
     library.learn(facts, *KINDS)
     library.remove(ids[gone : gone + 1])
@@ -201,8 +201,8 @@ def test_the_finder_finds_what_a_plain_evaluation_finds(home, found, root, learn
 
 def test_all_pictures_are_found_in_the_order_of_the_library(home):
     library, finder = finder_over([(FOLDERS[0], f"{n}.png", {"caption": "cat"}) for n in (10, 9, 1)], home[1])
-    assert [library.pictures[number].name for number in finder.find("")] == ["1.png", "9.png", "10.png"]
-    assert finder.find("tag:cat") == finder.find("") == list(library.pictures)
+    assert [library.images[number].name for number in finder.find("")] == ["1.png", "9.png", "10.png"]
+    assert finder.find("tag:cat") == finder.find("") == list(library.images)
 
 
 def test_a_text_that_is_no_query_is_refused(home):
@@ -226,7 +226,7 @@ def test_token_counts_come_behind_and_are_kept():
     tasks.close()  # whoever asks again gets the answer without a worker
     assert news == [Counting("tokens", 100), Counting("tokens", 0)]
     assert finder.find("tokens:>75") == expected(parse("tokens:>75").root, library)
-    library.apply([ValueChange(1, "caption", library.pictures[1].caption, library.pictures[2].caption)])
+    library.apply([ValueChange(1, "caption", library.images[1].caption, library.images[2].caption)])
     assert finder.find("tokens:>75") == expected(parse("tokens:>75").root, library)
 
 
@@ -260,9 +260,9 @@ def test_captions_are_looked_at_and_counted_in_portions(home, monkeypatch):
     assert max(looked) <= 6 and max(wanted) == 2 and finder.pending == 0
     looked.clear()
     without, over_those = finder_over([(FOLDERS[0], f"{n}.png", {}) for n in range(9)], home[1])
-    assert ask(over_those, "tokens:0", home[0]) == list(without.pictures)
+    assert ask(over_those, "tokens:0", home[0]) == list(without.images)
     assert max(looked) <= 3
-    library.apply([ValueChange(3, "caption", library.pictures[3].caption, "one of many words")])
+    library.apply([ValueChange(3, "caption", library.images[3].caption, "one of many words")])
     assert 3 not in finder.find("tokens:0..3")  # what it had before is no answer any more
     assert ask(finder, "tokens:4", home[0])[0] == 3
 
@@ -310,7 +310,7 @@ def test_counting_that_failed_once_is_tried_again_and_what_fails_twice_in_a_row_
             faults.append(fault)
             assert news[-1] == 0
             found = finder.find("tokens:>1")  # as the filter does
-    numbers = list(library.pictures)
+    numbers = list(library.images)
     assert tried == [captions[:2], captions[2:4], [captions[4], captions[0]], [captions[1]], [captions[1]]]
     assert found == finder.find("tokens:>1") == [numbers[0], *numbers[2:]] and finder.pending == 0
     library.apply([ValueChange(numbers[1], "caption", captions[1], f"{captions[1]}, edited")])
@@ -328,7 +328,7 @@ def test_a_query_knows_which_changes_can_alter_its_answer():
 
 def test_help_says_ways_with_the_separator_of_every_system(home):
     library, finder = finder_over([(FOLDERS[1], "a.png", {})], home[1])
-    assert finder.find(r"path:sub\a") == finder.find("path:sub/a") == list(library.pictures)
+    assert finder.find(r"path:sub\a") == finder.find("path:sub/a") == list(library.images)
     assert not re.search(r"\\", str(parse("path:sub/a")))
 
 

@@ -90,7 +90,7 @@ def test_a_list_that_somebody_holds_keeps_nobody_waiting_and_a_run_that_stays_in
     told = []
     runs.failed.connect(told.append)
     monkeypatch.setattr(run_directory, "_LIST_PATIENCE", 0.01)
-    with locks.held(places.runs_list().with_suffix(".lock"), 0):
+    with locks.hold_lock(places.runs_list().with_suffix(".lock"), 0):
         runs.forget(one.path)
         assert runs.all == []
         desk.until(lambda: told)

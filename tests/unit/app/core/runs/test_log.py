@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.core.runs import log
-from app.core.runs.log import ROOM, find, lines_of, read_after, read_before, read_end, report_on, without_home
+from app.core.runs.log import CHUNK_BYTES, find, lines_of, read_after, read_before, read_end, report_on, without_home
 from app.core.runs.run import Remarks
 from tests.support.told_runs import held, new_run
 from trainer.protocol import events
@@ -28,7 +28,7 @@ def test_pieces_from_the_end_to_the_start_are_the_whole_log(written):
     path, lines = written
     piece = read_end(path, torn=False)
     assert piece.end == piece.size == path.stat().st_size
-    assert piece.end - piece.start <= ROOM
+    assert piece.end - piece.start <= CHUNK_BYTES
     found = list(piece.lines)
     while piece.start:
         piece = read_before(path, piece.start)
@@ -63,12 +63,12 @@ def test_a_log_that_is_missing_empty_or_one_endless_line(tmp_path):
     assert read_end(path, torn=True) == log.LogChunk(0, 0, 0, ())
     path.write_bytes(b"")
     assert read_end(path, torn=False).lines == ()
-    path.write_bytes(b"x" * (3 * ROOM))
+    path.write_bytes(b"x" * (3 * CHUNK_BYTES))
     piece = read_end(path, torn=True)
-    assert sum(map(len, piece.lines)) == ROOM
-    assert max(map(len, piece.lines)) < ROOM, "a field would lay it out as a whole"
+    assert sum(map(len, piece.lines)) == CHUNK_BYTES
+    assert max(map(len, piece.lines)) < CHUNK_BYTES, "a field would lay it out as a whole"
     assert read_before(path, piece.start).end == piece.start
-    assert read_after(path, 0, torn=False).end == ROOM
+    assert read_after(path, 0, torn=False).end == CHUNK_BYTES
 
 
 def test_lines_are_as_a_terminal_shows_them():

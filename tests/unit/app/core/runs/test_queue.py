@@ -18,7 +18,7 @@ from app.core.runs.summary import RunSummary
 from tests.support.waiting import until
 from trainer.errors import ImpastoError
 from trainer.protocol import locks
-from trainer.protocol.queue import Entry, Queue, Reading
+from trainer.protocol.queue import Entry, Queue, QueueSnapshot
 
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 
@@ -53,13 +53,13 @@ def desk() -> Iterator[Desk]:
     """What is left in the queue at the end is taken out, so that its worker ends."""
     lane = contextlib.ExitStack()
     for one in {"cpu", *_lanes()}:
-        lane.enter_context(locks.occupied(one))
+        lane.enter_context(locks.hold_lane(one))
     with lane:
         desk = Desk()
         yield desk
         desk.keeper.close()
         for entry in Queue().entries():
-            Queue().conclude(entry.id, "stopped")
+            Queue().record_outcome(entry.id, "stopped")
         until(lambda: not Queue().worker_alive())
 
 
@@ -92,7 +92,7 @@ def test_starting_a_job_brings_a_worker_and_the_worker_s_death_is_told(desk: Des
     desk.watch(lambda: not desk.working)
     assert desk.keeper.now.died == ""
     assert (desk.states(), desk.keeper.now.left) == (["waiting", "waiting"], 2)
-    desk.keeper.go_on()
+    desk.keeper.resume_queue()
     desk.watch(lambda: desk.working and Queue().worker_alive())
     assert desk.keeper.now.died is None
 
@@ -119,7 +119,7 @@ def test_after_a_restart_of_the_computer_going_on_is_offered_and_not_begun(desk:
     desk.keeper.remove(desk.keeper.entries[1].id)
     desk.watch(lambda: len(desk.keeper.entries) == 1)
     assert not desk.working
-    desk.keeper.go_on()
+    desk.keeper.resume_queue()
     desk.watch(lambda: desk.working and desk.states() == ["waiting"])
 
 
@@ -219,7 +219,7 @@ def test_a_long_list_of_runs_is_compared_only_with_what_runs() -> None:
     ended = [Entry(str(number), None, Compared(f"run {number}"), "done") for number in range(30)]
     running = Entry("now", None, Compared("run 7"), "running")
     keeper = QueueKeeper(lambda work: None)
-    keeper.now = Look(Reading((*ended, running)))
+    keeper.now = Look(QueueSnapshot((*ended, running)))
     runs = [RunSummary(Path(f"run {number}"), f"run {number}", "done") for number in range(20)]
     assert [run.name for run in runs if keeper.begins(run)] == ["run 7"]
     assert Compared.times == 20

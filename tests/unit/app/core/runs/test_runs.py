@@ -9,12 +9,12 @@ import pytest
 
 from app.core.after.run_jobs import differences
 from app.core.runs import run as run_module
-from app.core.runs.run import Run, card_of
+from app.core.runs.run import Run, gpu_of
 from app.core.runs.summary import summarise
 from app.core.tasks import Tasks
 from tests.support.runs import step_event, write_checkpoint, write_events, write_run
 from trainer.config.load import load_job
-from trainer.gpu import Card, Use
+from trainer.gpu import Gpu, GpuProcess
 from trainer.protocol import events
 from trainer.protocol.events import EventWriter, latest_steps, read_events
 from trainer.protocol.run_directory import Status
@@ -79,7 +79,7 @@ def test_what_is_written_later_is_read_without_what_was_read(tmp_path, desk, mon
     original = events.read_lines
     monkeypatch.setattr(events, "read_lines", lambda *words: asked.append(words[1]) or original(*words))
     arrived = []
-    run.arrived.connect(arrived.extend)
+    run.events_arrived.connect(arrived.extend)
     size = directory.events.stat().st_size
     write_events(directory, [step_event(11, 100), step_event(12, 100)])
     desk.read(run)
@@ -108,7 +108,7 @@ def test_a_long_run_comes_in_portions_that_lose_nothing(tmp_path, desk, monkeypa
     directory = write_run(tmp_path, "run", 200)
     run = Run(directory.path, desk.tasks)
     portions = []
-    run.arrived.connect(lambda new: portions.append(len(new)))
+    run.events_arrived.connect(lambda new: portions.append(len(new)))
     run.read()
     desk.until(lambda: run.loaded)
     told, _ = read_events(directory.events)
@@ -133,7 +133,7 @@ def test_a_run_made_anew_in_the_same_place_is_told_anew(tmp_path, desk):
     directory = write_run(tmp_path, "run", 100)
     run = opened(directory.path, desk)
     told = []
-    run.arrived.connect(told.append)
+    run.events_arrived.connect(told.append)
     shutil.rmtree(directory.path)
     write_run(tmp_path, "run", 5)
     desk.read(run)
@@ -328,14 +328,14 @@ def test_jobs_differ_in_the_keys_that_differ(tmp_path):
 def test_the_card_of_a_run_is_the_one_where_its_process_is(tmp_path, desk):
     run = opened(write_run(tmp_path, "run", 10).path, desk)
     run.story.pid = 77
-    plain = Card(0, "a", "A", 1, 1, "", (12, 0), (8, 6), ())
-    used = Card(1, "b", "B", 1, 1, "", (12, 0), (8, 6), (Use(77, "python", None),))
-    named = Card(2, "c", "RTX 3060 12GB", 1, 1, "", (12, 0), (8, 6), ())
-    assert card_of(run, [plain, used, named]) is used
-    assert card_of(run, [plain, named]) is named
-    assert card_of(run, [plain]) is plain
-    assert card_of(run, [plain, plain]) is None
-    assert card_of(run, []) is None
+    plain = Gpu(0, "a", "A", 1, 1, "", (12, 0), (8, 6), ())
+    used = Gpu(1, "b", "B", 1, 1, "", (12, 0), (8, 6), (GpuProcess(77, "python", None),))
+    named = Gpu(2, "c", "RTX 3060 12GB", 1, 1, "", (12, 0), (8, 6), ())
+    assert gpu_of(run, [plain, used, named]) is used
+    assert gpu_of(run, [plain, named]) is named
+    assert gpu_of(run, [plain]) is plain
+    assert gpu_of(run, [plain, plain]) is None
+    assert gpu_of(run, []) is None
 
 
 # --- disks that do not answer

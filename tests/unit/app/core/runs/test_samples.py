@@ -34,7 +34,7 @@ def test_a_resumed_run_shows_what_it_drew_last_and_forgets_the_rest():
     latest = samples.at(CellIndex(100, 0))
     assert latest.id != former.id, "the thumbnail of the former picture would be shown"
     assert latest.changed_ns != former.changed_ns
-    assert list(samples.pictures.values()) == [latest]
+    assert list(samples.images.values()) == [latest]
     assert samples.steps == [100]
 
 
@@ -43,7 +43,7 @@ def test_numbers_of_samples_are_never_those_of_a_datasets_pictures():
     samples.take([preview(step) for step in range(3)])
     other = Samples(Path("other"))
     other.take([preview(0)])
-    numbers = [*samples.pictures, *other.pictures]
+    numbers = [*samples.images, *other.images]
     assert all(number < 0 for number in numbers)
     assert len(set(numbers)) == 4
 
@@ -81,7 +81,7 @@ def test_every_cell_is_found_where_it_lies():
             for column in range(20):
                 left, top, width, height = LAYOUT.cell(row, column, across, down)
                 x, y = left + width // 2, top + height // 2
-                hidden = y < LAYOUT.head or (column > 0 and x < LAYOUT.kept)
+                hidden = y < LAYOUT.head or (column > 0 and x < LAYOUT.fixed_right)
                 assert hidden or LAYOUT.at(x, y, across, down) == (row, column)
 
 
@@ -104,7 +104,7 @@ def test_the_ranges_that_are_seen_are_exactly_the_cells_in_sight():
 
         def in_sight(column: int, across: int = across) -> bool:
             left = LAYOUT.left(column, across)
-            return left + LAYOUT.width > LAYOUT.kept - LAYOUT.gap and left < width
+            return left + LAYOUT.width > LAYOUT.fixed_right - LAYOUT.gap and left < width
 
         seen = LAYOUT.columns_seen(across, width)
         assert [column for column in range(1, 20) if in_sight(column)] == list(seen)

@@ -24,22 +24,22 @@ class Watcher:
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
         self.runs, self.queue = Runs(desk.post), QueueKeeper(desk.post)
-        self.telling = RunWatcher(self.runs, self.queue, desk.tasks)
+        self.run_watcher = RunWatcher(self.runs, self.queue, desk.tasks)
         self.ended: list[Ended] = []
-        self.telling.ended.connect(self.ended.append)
+        self.run_watcher.ended.connect(self.ended.append)
 
     def close(self) -> None:
         """End as the app does."""
         self.queue.close()
         self.runs.close()
         self.desk.tasks.close()
-        self.telling.close()
+        self.run_watcher.close()
 
     def until(self, reached: Callable[[], object]) -> None:
         """Look as the window does, until something is so."""
 
         def looked() -> bool:
-            self.telling.look()
+            self.run_watcher.look()
             self.desk.post(lambda: None)  # a look that finds nothing posts nothing
             return bool(reached())
 
@@ -66,7 +66,7 @@ def test_a_run_that_is_done_is_told_once(watcher, tmp_path):
     run = new_run(tmp_path, "cats")
     with held(run) as engine:
         watcher.learn()
-        assert watcher.telling.watching
+        assert watcher.run_watcher.watching
         watcher.until(lambda: True)
         assert not watcher.ended
         engine.tell(events.Finished(outcome="done", step=1000, file=None))
@@ -76,7 +76,7 @@ def test_a_run_that_is_done_is_told_once(watcher, tmp_path):
         ("cats", "done", 1000)
     ]
     watcher.learn()
-    watcher.until(lambda: not watcher.telling.watching)
+    watcher.until(lambda: not watcher.run_watcher.watching)
     assert len(watcher.ended) == 1
 
 
@@ -107,7 +107,7 @@ def test_who_ends_a_run_needs_not_be_told(watcher, tmp_path, state):
     with held(new_run(tmp_path, "cats")) as engine:
         watcher.learn()
         engine.stand(state, 7)
-    watcher.until(lambda: not watcher.telling.watching)
+    watcher.until(lambda: not watcher.run_watcher.watching)
     assert watcher.ended == []
 
 
@@ -116,11 +116,11 @@ def test_a_run_that_a_full_disk_paused_is_told_and_one_that_is_paused_later_on_i
     for full in (True, False):
         with held(run) as engine:
             watcher.learn()
-            watcher.until(lambda: watcher.telling.watching)
+            watcher.until(lambda: watcher.run_watcher.watching)
             if full:
                 engine.tell(events.ErrorEvent(code="disk.full", sentence="No room.", remedy="Make some."))
             engine.stand("paused", 12)
-        watcher.until(lambda: not watcher.telling.watching)
+        watcher.until(lambda: not watcher.run_watcher.watching)
         (told,) = watcher.ended
         assert (told.summary.state, told.why) == ("paused", "No room. Make some.")
 
@@ -129,7 +129,7 @@ def test_runs_that_had_ended_before_are_not_told(watcher, tmp_path):
     with held(new_run(tmp_path, "cats")) as engine:
         engine.stand("done", 1000)
     watcher.learn()
-    assert not watcher.telling.watching
+    assert not watcher.run_watcher.watching
     assert watcher.ended == []
 
 
@@ -140,7 +140,7 @@ def test_a_list_that_is_read_by_the_page_tells_too_and_not_twice(watcher, tmp_pa
         engine.stand("done", 1000)
     watcher.learn()  # as the Runs page does
     watcher.desk.until(lambda: watcher.ended)
-    watcher.until(lambda: not watcher.telling.watching)
+    watcher.until(lambda: not watcher.run_watcher.watching)
     assert len(watcher.ended) == 1
     with held(run) as engine:  # trained longer: another start, another end
         watcher.learn()
@@ -198,40 +198,40 @@ def test_a_queue_in_which_something_only_waits_goes_on_and_trains_nothing(watche
     queue = watcher.queue.queue
     entry = queue.put(new_entry(job_file(tmp_path)))
     read(watcher)
-    assert watcher.telling.goes_on is None, "nobody works on it"
-    with locks.held(queue.worker_lock, 0.0):
+    assert watcher.run_watcher.goes_on is None, "nobody works on it"
+    with locks.hold_lock(queue.worker_lock, 0.0):
         read(watcher)
-        assert watcher.telling.goes_on == "queue"
+        assert watcher.run_watcher.goes_on == "queue"
         change(queue, entry.id, state="running")
         read(watcher)
-        assert watcher.telling.goes_on == "training"
+        assert watcher.run_watcher.goes_on == "training"
 
 
 def test_a_run_of_the_queue_is_told_once_although_run_and_entry_both_end(watcher, tmp_path):
     queue, run = watcher.queue.queue, new_run(tmp_path, "cats")
     entry = queue.put(replace(new_entry(job_file(tmp_path)), state="running", run=run.path))
-    with locks.held(queue.worker_lock, 0.0):  # somebody works on it
+    with locks.hold_lock(queue.worker_lock, 0.0):  # somebody works on it
         with held(run) as engine:
             watcher.learn()
             read(watcher)
-            assert watcher.telling.watching and watcher.telling.goes_on == "training"
+            assert watcher.run_watcher.watching and watcher.run_watcher.goes_on == "training"
             engine.stand("done", 1000)
         watcher.until(lambda: watcher.ended)
         change(queue, entry.id, state="done")
         watcher.queue.look()
-        watcher.until(lambda: watcher.queue.entries[0].state == "done" and not watcher.telling.watching)
+        watcher.until(lambda: watcher.queue.entries[0].state == "done" and not watcher.run_watcher.watching)
     assert len(watcher.ended) == 1
 
 
 def test_why_a_run_ended_is_told_though_a_full_disk_took_no_word_of_it(watcher, tmp_path):
     queue, run = watcher.queue.queue, new_run(tmp_path, "cats")
     entry = queue.put(replace(new_entry(job_file(tmp_path)), state="running", run=run.path))
-    with locks.held(queue.worker_lock, 0.0):  # somebody works on it
+    with locks.hold_lock(queue.worker_lock, 0.0):  # somebody works on it
         with held(run):
             watcher.learn()
             read(watcher)
         looks: list[None] = []
-        watcher.telling.changed.connect(lambda _: looks.append(None))
+        watcher.run_watcher.changed.connect(lambda _: looks.append(None))
         watcher.until(lambda: len(looks) > 3)
         assert watcher.ended == [], "what became of it is still to be entered"
         change(queue, entry.id, state="failed", problem="No room. Make some.")
@@ -259,9 +259,9 @@ def test_what_ended_while_the_app_was_closed_is_told_once_at_the_next_start(watc
         change(queue, second.id, state="failed", problem="There is no base.")
         with a_desk() as desk:
             again = Watcher(desk)
-            assert again.telling.watching and again.telling.goes_on is None, "of the last time, and not seen yet"
+            assert again.run_watcher.watching and again.run_watcher.goes_on is None, "of the last time, and not seen yet"
             again.learn()
-            assert again.telling.goes_on == "training"
+            assert again.run_watcher.goes_on == "training"
             read(again)
             again.until(lambda: len(again.ended) == 3)
             goes_on.stand("done", 5)

@@ -85,7 +85,7 @@ def test_what_cannot_be_written_holds_for_this_session_and_is_told_and_written_w
     store, told, failed, mended = Settings(path), [], [], []
     store.changed.connect(told.append)
     store.file.failed.connect(failed.append)
-    store.file.mended.connect(mended.append)
+    store.file.resolved.connect(mended.append)
     dark = Preferences(appearance=Appearance(look="dark"))
     store.change(dark)
     store.file.settle()

@@ -63,7 +63,7 @@ def test_what_was_open_at_the_end_is_opened_again(folders: list[Path]) -> None:
     with a_sitting() as second:
         assert second.session.datasets.folders == ()
         assert second.reopen() == {folders[0], folders[2]}
-        second.desk.until(lambda: len(second.session.library.pictures) == 2)
+        second.desk.until(lambda: len(second.session.library.images) == 2)
         assert second.session.recent.folders == (folders[2], folders[1], folders[0])
 
 

@@ -204,7 +204,7 @@ def test_lists_are_loaded_by_a_worker_when_first_needed(tmp_path):
     one.loaded.connect(said.append)
     calls = queue.Queue()
     tasks = Tasks(calls.put)
-    one.load_when_asked(tasks, tmp_path)
+    one.load_when_requested(tasks, tmp_path)
     assert (one.complete("lo"), one.complete("lo")) == ([], [])
     calls.get(timeout=120)()
     tasks.close()

@@ -32,14 +32,14 @@ def plain(text):
 
 
 def assert_equals_recount(index, made):
-    expected = Counter(tag for picture in made.pictures.values() for tag in tags(picture.caption))
+    expected = Counter(tag for picture in made.images.values() for tag in tags(picture.caption))
     assert index.counts() == expected
     assert len(index) == len(expected)
     for word in WORDS:
-        with_it = {p.id for p in made.pictures.values() if any(plain(t) == plain(word) for t in tags(p.caption))}
-        assert index.pictures_with(word) == with_it
+        with_it = {p.id for p in made.images.values() if any(plain(t) == plain(word) for t in tags(p.caption))}
+        assert index.images_with(word) == with_it
         assert sorted(index.search(word)) == sorted(tag for tag in expected if plain(word) in plain(tag))
-    for picture in made.pictures.values():
+    for picture in made.images.values():
         assert set(index.row(picture.id)) == tags(picture.caption)
     by_count = sorted(expected.items(), key=lambda pair: (-pair[1], pair[0]))
     for typed in ["", "r", "red", "a", "hat", "MIKU ("]:
@@ -56,7 +56,7 @@ def test_index_equals_a_recount_after_any_changes(captions, operations, chance):
     made = library(*captions)
     index = TagIndex(made)
     for kind, texts in operations:
-        ids = list(made.pictures)
+        ids = list(made.images)
         chosen = chance.sample(ids, min(len(ids), len(texts)))
         if kind == "add":
             made.add((FOLDER, f"new{len(ids)}-{place}.png", {"caption": text}) for place, text in enumerate(texts))
@@ -64,7 +64,7 @@ def test_index_equals_a_recount_after_any_changes(captions, operations, chance):
             made.remove(chosen)
         elif kind == "apply":
             made.apply(
-                ValueChange(number, "caption", made.pictures[number].caption, text)
+                ValueChange(number, "caption", made.images[number].caption, text)
                 for number, text in zip(chosen, texts, strict=False)
             )
         else:
@@ -104,7 +104,7 @@ def test_captions_changed_while_workers_read_are_read_again(home):
     calls, tasks = home
     made = library(*["cat"] * 1200)
     index = TagIndex(made, tasks)
-    numbers = list(made.pictures)
+    numbers = list(made.images)
     made.remove(numbers[:3])
     made.apply(ValueChange(number, "caption", "cat", "dog") for number in numbers[3:9] + numbers[-2:])
     run_until(calls, lambda: not index.pending)
@@ -117,7 +117,7 @@ def test_settling_reads_at_once_and_late_workers_change_nothing(home):
     index = TagIndex(made, tasks)
     index.settle()
     assert index.counts() == {"cat": 1200}
-    made.apply([ValueChange(next(iter(made.pictures)), "caption", "cat", "dog")])
+    made.apply([ValueChange(next(iter(made.images)), "caption", "cat", "dog")])
     calls.get(timeout=120)()
     assert index.counts() == {"cat": 1199, "dog": 1}
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.core.edits.bulk import CalledOffError, CaptionSnapshots, differences
-from app.core.library import Folder, Picture
+from app.core.library import Folder, LibraryImage
 from app.core.tags.index import summarise
 from app.core.tags.splitting import move_piece, pieces, split_tags
 from trainer.files.tokens import ClipTokens
@@ -79,7 +79,7 @@ def test_a_summary_tells_common_from_mixed_in_the_first_ones_order():
 
 def test_a_snapshot_stays_as_it_was_and_ends_when_it_is_called_off(tmp_path):
     folder = Folder(tmp_path, tmp_path)
-    pictures = [Picture(number, folder, f"{number}.png", caption="a") for number in (1, 2)]
+    pictures = [LibraryImage(number, folder, f"{number}.png", caption="a") for number in (1, 2)]
     snapshot = CaptionSnapshots(pictures)
     pictures[0].caption = "b"
     assert [tuple(words) for words in snapshot] == [(1, "a"), (2, "a")]
