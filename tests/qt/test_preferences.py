@@ -38,8 +38,8 @@ def test_every_preference_of_the_schema_has_a_row_with_its_words(dialog):
 
 
 def test_a_choice_counts_at_once_and_is_there_at_the_next_start(dialog, session, qtbot):
-    box = next(box for box in dialog.findChildren(QComboBox) if box.accessibleName() == "Colours")
-    assert [box.itemText(row) for row in range(box.count())] == ["As the system", "Light", "Dark", "High contrast"]
+    box = next(box for box in dialog.findChildren(QComboBox) if box.accessibleName() == "Theme")
+    assert [box.itemText(row) for row in range(box.count())] == ["System", "Light", "Dark", "High contrast"]
     for _ in range(2):
         qtbot.keyClick(box, Qt.Key.Key_Down)
     assert session.settings.preferences.appearance.look == "dark"
@@ -48,7 +48,7 @@ def test_a_choice_counts_at_once_and_is_there_at_the_next_start(dialog, session,
 
 
 def test_a_number_keeps_to_its_bounds(dialog, session, qtbot):
-    box = next(box for box in dialog.findChildren(QSpinBox) if box.accessibleName() == "Size of everything")
+    box = next(box for box in dialog.findChildren(QSpinBox) if box.accessibleName() == "Interface scale")
     assert (box.minimum(), box.maximum(), box.singleStep(), box.suffix()) == (100, 200, 5, " %")
     box.setValue(150)
     box.editingFinished.emit()
@@ -56,7 +56,7 @@ def test_a_number_keeps_to_its_bounds(dialog, session, qtbot):
 
 
 def test_a_number_that_the_schema_refuses_is_told_and_not_kept(dialog, session):
-    box = next(box for box in dialog.findChildren(QSpinBox) if box.accessibleName() == "Size of everything")
+    box = next(box for box in dialog.findChildren(QSpinBox) if box.accessibleName() == "Interface scale")
     box.setValue(151)  # no multiple of five
     box.editingFinished.emit()
     assert "multiple of 5" in dialog.fault.text()
@@ -69,7 +69,7 @@ def test_a_number_that_the_schema_refuses_is_told_and_not_kept(dialog, session):
 def test_a_disk_that_refuses_is_told_and_the_choice_holds(qtbot, dialog, window, session, per_user_folder):
     session.settings.file.path = per_user_folder / "file" / "preferences.toml"
     (per_user_folder / "file").write_text("no folder", encoding="utf-8")
-    box = next(box for box in dialog.findChildren(QComboBox) if box.accessibleName() == "Colours")
+    box = next(box for box in dialog.findChildren(QComboBox) if box.accessibleName() == "Theme")
     box.setCurrentIndex(2)
     assert session.settings.preferences.appearance.look == "dark"
     session.settings.judge(resolution=512)

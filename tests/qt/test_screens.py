@@ -122,5 +122,5 @@ def test_the_walk_would_find_a_nameless_button(qtbot):
     box.addItem("a value")
     top.show()
     assert nameless(top) == ["QComboBox '' in QWidget"]
-    box.setAccessibleName("Colours")
+    box.setAccessibleName("Theme")
     assert nameless(top) == []

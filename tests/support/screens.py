@@ -80,9 +80,7 @@ def runs(window: Window) -> QWidget:
 @screen("notices")
 def notices(window: Window) -> QWidget:
     window.show_images()
-    window.notices.show_notice(
-        "preferences.toml could not be read, so everything is as in a new installation.", "warning"
-    )
+    window.notices.show_notice("preferences.toml could not be read, so all preferences have their defaults.", "warning")
     window.report_crash("Traceback")
     return window
 

@@ -1,1 +1,1 @@
-"""The presets at hand, those that arrive, and what each would cost on a card."""
+"""Presets: the library, receiving new ones, and their cost on a GPU."""

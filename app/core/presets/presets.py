@@ -1,4 +1,4 @@
-"""The presets at hand, as the pages see them: read and written by workers, told when they are other ones."""
+"""Read and write the preset library on workers, and notify the pages of changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from app.core.presets.cost_estimates import CostEstimates
 from app.core.tasks import Tasks
 from trainer.errors import ImpastoError, JobError
 
-# The rooms of presets bring Pillow, for which the window does not wait: they are loaded by the workers.
+# These modules import Pillow, which would delay the window: workers import them.
 if TYPE_CHECKING:
     from app.core.presets.receiving import Received
     from trainer.config.presets.creating import CreatedPreset
@@ -21,37 +21,37 @@ if TYPE_CHECKING:
     from trainer.config.presets.preset import Preset
 
     Past = tuple[PresetVersion, list[tuple[str, str, str]]]
-    """A version, with the keys that going back to it would change: key, value now, value then."""
+    """A version and the keys that restoring it would change, each with the value now and the value then."""
 
 _Result = TypeVar("_Result")
 Refused = Callable[[ImpastoError], None] | None
-"""Who hears of it when something is not done; None: whoever listens to `failed`."""
+"""Called with the error if an action fails; with None, `failed` is emitted."""
 
 
 class Presets:
-    """Belongs to the thread that makes it. What is asked for comes back on it; what fails is told by `failed`."""
+    """Access to the preset library, for the thread that creates it; callbacks run on that thread."""
 
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
         self.entries: PresetLibrary | None = None
-        """None until it was read for the first time."""
+        """The library; None until it has been read for the first time."""
         self.changed: Emitter[None] = Emitter()
         self.failed: Emitter[ImpastoError] = Emitter()
         self.cost_estimates = CostEstimates(tasks.post)
-        self._readings = count(1)
+        self._reads = count(1)
         self._newest = 0
-        """The number of the reading that `shelf` comes from."""
+        """Number of the read that `entries` comes from."""
 
     def close(self) -> None:
-        """End the planner."""
+        """Stop the planner."""
         self.cost_estimates.close()
 
     def look(self) -> None:
-        """Read all of them again."""
+        """Read the library again."""
         self._change(lambda: None, lambda _: None)
 
     def receive(self, source: Path | str, then: Callable[[Received], None], refused: Refused = None) -> None:
-        """Read what somebody sent: a file, a picture that holds a preset, or text. Nothing is kept yet."""
+        """Read a preset from a file, an image that contains one, or pasted text, without adding it to the library."""
 
         def work() -> Received:
             from app.core.presets.receiving import receive_file, receive_text
@@ -63,41 +63,44 @@ class Presets:
     def keep(
         self, preset: Preset, name: str, origin: Origin, then: Callable[[Path], None], refused: Refused = None
     ) -> None:
-        """Keep a preset under a name, in the place of one that has it; `then` is given where."""
+        """Save a preset under a name, replacing one that has it; `then` gets its path."""
 
         def work() -> Path:
             from trainer.config.presets.creating import revised
             from trainer.config.presets.library import is_built_in, require_free, save_preset
 
-            kept = preset if name == preset.name else revised(preset, {"name": name})
-            if is_built_in(kept):
-                require_free(kept)
-            return save_preset(kept, origin)[0]
+            named = preset if name == preset.name else revised(preset, {"name": name})
+            if is_built_in(named):
+                require_free(named)
+            return save_preset(named, origin)[0]
 
         self._change(work, then, refused)
 
-    def duplicate(self, shelved: PresetEntry, then: Callable[[Path], None]) -> None:
-        """Make an own preset of any, under its name with a number."""
-        self._change(lambda: _kept_free(shelved.preset)[0], then)
+    def duplicate(self, entry: PresetEntry, then: Callable[[Path], None]) -> None:
+        """Copy a preset to the user's own, under its name and a number."""
+        self._change(lambda: _save_under_free_name(entry.preset)[0], then)
 
     def make_of_lora(
         self, lora: Path, then: Callable[[tuple[Path, CreatedPreset]], None], refused: Refused = None
     ) -> None:
-        """Make an own preset of what a LoRA file says of itself."""
+        """Create a preset from the metadata of a LoRA file."""
 
         def work() -> tuple[Path, CreatedPreset]:
             from trainer.config.presets.creating import preset_of_lora
 
-            made = preset_of_lora(lora)
-            path, preset = _kept_free(made.preset)
-            return path, replace(made, preset=preset)
+            created = preset_of_lora(lora)
+            path, preset = _save_under_free_name(created.preset)
+            return path, replace(created, preset=preset)
 
         self._change(work, then, refused)
 
     def revise(
-        self, shelved: PresetEntry, details: Mapping[str, object], then: Callable[[Path], None], refused: Refused = None
+        self, entry: PresetEntry, details: Mapping[str, object], then: Callable[[Path], None], refused: Refused = None
     ) -> None:
-        """Change details of a preset; what it was stays as a version. `picture` is a file to show, or None for none."""
+        """Change details of a preset and keep the old state as a version.
+
+        `details` by key; "picture" is the path of a new preview image, or None to remove it.
+        """
 
         def work() -> Path:
             from trainer.config.presets.creating import revised
@@ -108,25 +111,25 @@ class Presets:
             if "picture" in changed:
                 image = changed.pop("picture")
                 changed["preview"] = {"image": make_preview(image)} if isinstance(image, Path) else None
-            preset = revised(shelved.preset, changed)
-            require_free(preset, but=shelved.path)
-            rewrite_preset(shelved.path, preset)
-            return shelved.path
+            preset = revised(entry.preset, changed)
+            require_free(preset, but=entry.path)
+            rewrite_preset(entry.path, preset)
+            return entry.path
 
         self._change(work, then, refused)
 
-    def versions(self, shelved: PresetEntry, then: Callable[[list[Past]], None]) -> None:
-        """Tell what a preset was before, the latest first; not what it is now."""
+    def versions(self, entry: PresetEntry, then: Callable[[list[Past]], None]) -> None:
+        """Pass the earlier versions of a preset that differ from it to `then`, the latest first."""
 
         def work() -> list[Past]:
             from trainer.config.presets.exchange import load_preset
             from trainer.config.presets.library import changed_keys, versions_of
 
             found = []
-            for version in versions_of(shelved.path):
+            for version in versions_of(entry.path):
                 try:
-                    changes = changed_keys(shelved.preset, load_preset(version.path))
-                except JobError:  # a broken file that was replaced is kept too, and nothing to go back to
+                    changes = changed_keys(entry.preset, load_preset(version.path))
+                except JobError:  # a damaged file that was replaced is kept as a version too, but cannot be restored
                     continue
                 if changes:
                     found.append((version, changes))
@@ -135,23 +138,23 @@ class Presets:
         self._run(work, then)
 
     def go_back(
-        self, shelved: PresetEntry, version: PresetVersion, then: Callable[[Path], None], refused: Refused = None
+        self, entry: PresetEntry, version: PresetVersion, then: Callable[[Path], None], refused: Refused = None
     ) -> None:
-        """Make a preset what it was; what it is now stays as a version."""
+        """Restore an earlier version of a preset; the current state is kept as a version."""
 
         def work() -> Path:
             from trainer.config.presets.exchange import load_preset
             from trainer.config.presets.library import require_free, rewrite_preset
 
             preset = load_preset(version.path)
-            require_free(preset, but=shelved.path)
-            rewrite_preset(shelved.path, preset)
-            return shelved.path
+            require_free(preset, but=entry.path)
+            rewrite_preset(entry.path, preset)
+            return entry.path
 
         self._change(work, then, refused)
 
     def save(self, preset: Preset, target: Path, then: Callable[[Path], None]) -> None:
-        """Write a preset for others: into a picture where the name ends so, else as its file."""
+        """Export a preset: into an image if `target` ends in .png, otherwise as a preset file."""
 
         def work() -> Path:
             from trainer.config.presets.exchange import save_as_image
@@ -167,41 +170,41 @@ class Presets:
         self._run(work, then)
 
     def _change(self, work: Callable[[], _Result], then: Callable[[_Result], None], refused: Refused = None) -> None:
-        """Do something to the files, read them all again, and only then go on."""
+        """Run `work`, which changes files, then read the library again, then call `then`."""
 
-        def both() -> tuple[_Result, int, PresetLibrary]:
+        def work_and_read() -> tuple[_Result, int, PresetLibrary]:
             from trainer.config.presets.library import read_library
 
-            return work(), next(self._readings), read_library()
+            return work(), next(self._reads), read_library()
 
-        def have(came: tuple[_Result, int, PresetLibrary]) -> None:
-            result, number, shelf = came
-            if number > self._newest:  # of two workers the one that began earlier may come later
-                self._newest, self.entries = number, shelf
+        def on_read(outcome: tuple[_Result, int, PresetLibrary]) -> None:
+            result, number, library = outcome
+            if number > self._newest:  # with two workers, the earlier read may arrive later
+                self._newest, self.entries = number, library
                 self.changed.emit(None)
             then(result)
 
-        self._run(both, have, refused)
+        self._run(work_and_read, on_read, refused)
 
     def _run(self, work: Callable[[], _Result], then: Callable[[_Result], None], refused: Refused = None) -> None:
         self._tasks.run(work, then, lambda fault: (refused or self.failed.emit)(_in_words(fault)))
 
 
 def _in_words(fault: BaseException) -> ImpastoError:
-    """Return what hindered a task as an error for the user; faults that nobody expects are raised again."""
+    """Return a task's failure as an error for the user; raise unexpected exceptions again."""
     if isinstance(fault, ImpastoError):
         return fault
     if isinstance(fault, OSError):
-        sentence = f"The preset cannot be written: {fault.strerror or fault}."
-        return JobError("preset.unwritable", sentence, "Check the disk and your rights to the folder.")
+        sentence = f"Could not write the preset: {fault.strerror or fault}."
+        return JobError("preset.unwritable", sentence, "Check the disk and your permissions for the folder.")
     raise fault
 
 
-def _kept_free(preset: Preset) -> tuple[Path, Preset]:
-    """Keep a preset among the own ones, under its name or with a number behind it; return where, and as what."""
+def _save_under_free_name(preset: Preset) -> tuple[Path, Preset]:
+    """Save a preset to the user's own, with a number if its name is taken; return its path and the preset."""
     from trainer.config.presets.creating import revised
     from trainer.config.presets.library import free_name, read_library, save_preset
 
     name = free_name(preset.name, preset.base.family, read_library())
-    kept = preset if name == preset.name else revised(preset, {"name": name})
-    return save_preset(kept)[0], kept
+    named = preset if name == preset.name else revised(preset, {"name": name})
+    return save_preset(named)[0], named

@@ -1,4 +1,4 @@
-"""A preset that somebody sent, read and set against what is here, before anybody has agreed to it. For workers."""
+"""Read a received preset and compare it with the library before it is added. For workers."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ from trainer.protocol import files
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What came, and what it would change."""
+    """A received preset and what adding it would change."""
 
     preset: Preset
     place: Path
-    """A file that holds it for as long as it is looked at, for the planner to read."""
+    """Temporary file with the preset, for the planner to read while the preset is shown."""
     former: PresetEntry | None
-    """The one that has its name and family here."""
+    """The preset in the library with the same name and family, if any."""
     built_in: bool
-    """Its name is that of a preset that comes with Impasto, so that it needs another."""
+    """Whether a built-in preset has its name, so that it needs another one."""
     free_name: str
-    """Its name, or with a number behind it where that is taken."""
+    """Its name, with a number appended if the name is taken."""
     changes: tuple[tuple[str, str, str], ...]
-    """Key, value here, value there; against `former`, else against a job that states nothing."""
+    """Key, old and new value of each difference from `former` or, without one, from the defaults."""
 
     @property
     def had_already(self) -> bool:
-        """The one here is the same, key for key."""
+        """Return whether the library already has the same preset, key for key."""
         return self.former is not None and not self.changes
 
 
 def receive_file(path: Path) -> Received:
-    """Read a preset's file, or a picture that holds one; raises JobError in words for anything else."""
+    """Read a preset file or an image that contains a preset; raise JobError for anything else."""
     return _received(lambda: load_preset_or_image(path))
 
 
 def receive_text(text: str, source: str) -> Received:
-    """Read a preset that was pasted; raises JobError in words for anything else."""
+    """Read a pasted preset; raise JobError for anything else. `source` names the text in errors."""
     return _received(lambda: read_pasted(text, source))
 
 

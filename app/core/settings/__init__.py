@@ -1,1 +1,1 @@
-"""What the app remembers of its user: preferences, and how the window stood."""
+"""Settings that the app keeps: preferences, recent folders and the state of the window."""

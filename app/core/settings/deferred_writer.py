@@ -1,4 +1,4 @@
-"""Writes small files of the app's own behind what the user does."""
+"""Read and write the app's own small files without making the user wait."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from trainer.protocol.reading import UnusableFileError, decoded, read_json, reas
 T = TypeVar("T")
 
 Decode = Callable[[Any, list[str]], T]
-"""Makes a value of parsed content. It appends the name of each member that it has to leave out to the list."""
+"""Builds a value from parsed content, and appends the name of each entry that it has to leave out to the list."""
 
 
 def load(
     path: Path, decode: Decode[T], default: T, lost: str, read: Callable[[Path], Any] | None = None
 ) -> tuple[T, str]:
-    """Return what a stored file holds, and a sentence about what was wrong with it, empty for a sound or missing file.
+    """Return the content of a stored file and a message about what was wrong with it.
 
-    A file that cannot be used, as a whole or in part, is renamed to NAME.damaged.json so that the next write does not
-    destroy it. `lost` ends the sentence for a file that is of no use at all. `read` parses the file, by default JSON.
+    The message is empty for a valid or missing file. A file that cannot be used, as a whole or in part, is renamed to
+    NAME.damaged.json so that the next write does not destroy it. `lost` ends the message for a file that is of no use
+    at all. `read` parses the file, by default as JSON.
     """
     left_out: list[str] = []
     try:
@@ -37,43 +38,43 @@ def load(
     except FileNotFoundError:
         return default, ""
     except (OSError, UnusableFileError) as error:
-        return default, f"Could not read {path.name}: {reason_of(error)}, so {lost}. {_set_aside(path)}"
+        return default, f"Could not read {path.name}: {reason_of(error)}, so {lost}. {_rename_damaged(path)}"
     if not left_out:
         return found, ""
     names = ", ".join(left_out[:5]) + (f" and {len(left_out) - 5} more" if len(left_out) > 5 else "")
-    return found, f"{path.name} has entries that cannot be used ({names}); all others are kept. {_set_aside(path)}"
+    return found, f"{path.name} has entries that cannot be used ({names}); all others are used. {_rename_damaged(path)}"
 
 
-def _set_aside(path: Path) -> str:
-    """Rename a file to a name that is free and return a sentence about it."""
+def _rename_damaged(path: Path) -> str:
+    """Rename a damaged file to a free name and return a message about it."""
     names = (path.with_suffix(f"{ending}{path.suffix}") for ending in numbered(".damaged"))
-    aside = next(name for name in names if not name.exists())
+    renamed = next(name for name in names if not name.exists())
     try:
-        files.replace(path, aside)
+        files.replace(path, renamed)
     except OSError as error:
-        return f"It could not be set aside: {reason_of(error)}."
-    return f"The old file is now {aside}."
+        return f"Could not rename the file: {reason_of(error)}."
+    return f"The old file is now {renamed}."
 
 
 _log = logging.getLogger(__name__)
 
 
 class DeferredWriter:
-    """One file, written on a thread of its own while there is something to write: a disk that sleeps holds up nobody.
+    """Writer of one file on its own thread, which lives while there is something to write, so no slow disk blocks.
 
-    Of texts that are handed over meanwhile only the latest is written. A disk that refuses is noted, as `what` "was not
-    kept". `durable`: what was written outlives a loss of power, too.
+    Of several texts passed during a write, only the latest is written. Failures are logged as "`what` not saved".
+    With `durable`, written text survives a power loss.
     """
 
     def __init__(self, path: Path, what: str, *, durable: bool = False) -> None:
         self.path = path
         self._what, self._durable = what, durable
-        self._waiting: str | None = None
-        self._unkept: str | None = None
+        self._pending: str | None = None
+        self._unsaved: str | None = None
         self._writer: threading.Thread | None = None
         self._access = threading.Lock()
         self.notice = ""
-        """What was wrong with the file when it was loaded, in a sentence."""
+        """Message about what was wrong with the file when it was loaded."""
 
     def load(
         self,
@@ -83,91 +84,91 @@ class DeferredWriter:
         encode: Callable[[T], str],
         read: Callable[[Path], Any] | None = None,
     ) -> T:
-        """Return what the file holds, as `stored.load` does; what is left of a file damaged in part is written back."""
+        """Return the content of the file as `load` does; the usable part of a damaged file is written back."""
         found, self.notice = load(self.path, decode, default, lost, read)
         if self.notice and found != default:
             self.write(encode(found))
         return found
 
     def write(self, text: str) -> None:
-        """Let the file hold this text soon."""
+        """Write this text soon."""
         with self._access:
-            self._waiting = text
+            self._pending = text
             if self._writer is None or not self._writer.is_alive():
-                self._writer = threading.Thread(target=self._write, name="app-keeper")
+                self._writer = threading.Thread(target=self._write, name="app-writer")
                 self._writer.start()
 
     def settle(self) -> None:
-        """Wait until the file holds what was handed over last, tried once more where it was refused; at the app's end.
+        """Wait until the last text is written, and try again if that failed; for the end of the app.
 
-        Nobody hears of a refusal by then.
+        A failure of this last attempt is only logged.
         """
         writer = self._writer
         if writer is not None:
             writer.join()
-        if self._unkept is not None:
-            self._put(self._unkept)
+        if self._unsaved is not None:
+            self._put(self._unsaved)
 
     def _write(self) -> None:
         while (text := self._next()) is not None:
-            refused_before = self._unkept is not None
+            failed_before = self._unsaved is not None
             fault = self._put(text)
-            if fault or refused_before:
-                self._turned(fault)
+            if fault or failed_before:
+                self._on_written(fault)
 
-    def _turned(self, fault: OSError | None) -> None:
-        """Hear, on the writing thread, that the disk refuses, or that it does no longer."""
+    def _on_written(self, fault: OSError | None) -> None:
+        """Handle, on the writing thread, a failed write or the first success after one (None)."""
 
     def _put(self, text: str) -> OSError | None:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             files.write_text(self.path, text, durable=self._durable)
         except OSError as fault:
-            _log.info("%s not kept: %s", self._what, fault)
-            self._unkept = text
+            _log.info("%s not saved: %s", self._what, fault)
+            self._unsaved = text
             return fault
-        self._unkept = None
+        self._unsaved = None
         return None
 
     def _next(self) -> str | None:
         with self._access:
-            text, self._waiting = self._waiting, None
+            text, self._pending = self._pending, None
             if text is None:
                 self._writer = None
             return text
 
 
 class DurableWriter(DeferredWriter):
-    """Such a file that the user would miss: it outlives a loss of power, and he hears where it cannot be written.
+    """Writer of a file that the user would miss: it survives a power loss, and failures are reported.
 
-    `what` is what it holds, in the plural; `code` that of the error. `post` leads to the thread that it belongs to.
+    `what` names its content in the plural, `code` is the code of the error, and `post` calls on the owner's thread.
     """
 
     def __init__(self, path: Path, what: str, code: str, post: Post) -> None:
         super().__init__(path, f"the {what} were", durable=True)
         self.post = post
         self.failed: Emitter[ImpastoError] = Emitter()
-        """What was handed over holds, but could not be kept for the next start."""
+        """Emitted when the content could not be saved; it stays in use until the app closes."""
         self.resolved: Emitter[ImpastoError] = Emitter()
-        """What `failed` told is over, or is told anew."""
+        """Emitted when the error last passed to `failed` is fixed or replaced by a new one."""
         self._code, self._content = code, what
         self._error: ImpastoError | None = None
 
-    def _turned(self, fault: OSError | None) -> None:
-        error = self._worded(fault) if fault else None
-        self.post(lambda: self._tell(error))
+    def _on_written(self, fault: OSError | None) -> None:
+        error = self._error_of(fault) if fault else None
+        self.post(lambda: self._report(error))
 
-    def _tell(self, error: ImpastoError | None) -> None:
+    def _report(self, error: ImpastoError | None) -> None:
         before, self._error = self._error, error
         if before:
             self.resolved.emit(before)
         if error:
             self.failed.emit(error)
 
-    def _worded(self, fault: OSError) -> ImpastoError:
+    def _error_of(self, fault: OSError) -> ImpastoError:
         reason = "the disk is full" if is_disk_full(fault) else fault.strerror or fault
         return ImpastoError(
             self._code,
-            f"The {self._content} cannot be kept in {self.path}: {reason}.",
-            f"They hold for now. {write_remedy(fault)} Then they are kept when Impasto ends.",
+            f"Could not save the {self._content} in {self.path}: {reason}.",
+            f"They apply for now. {write_remedy(fault)} Impasto tries again when it closes.",
         )

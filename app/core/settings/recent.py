@@ -1,4 +1,4 @@
-"""The folders that the user works in: those opened last, and those to be open again at the next start."""
+"""Remember recent and open folders, the state of the window, and whether the welcome was shown."""
 
 from __future__ import annotations
 
@@ -18,109 +18,110 @@ from trainer import __version__
 from trainer.protocol import files, places
 
 Absence = Literal["gone", "file", "refused"]
-"""Why a folder cannot be opened: nothing is there, a file is there, or the system does not let us look."""
+"""Why a folder cannot be opened: it does not exist, it is a file, or access is denied."""
 
-_MOST = 10
+_MAX_FOLDERS = 10
 
 
 class RecentFolders:
-    """What folders.json of the per-user folder keeps; belongs to the thread that made it.
+    """Recent and open folders, stored in folders.json, for the thread that creates it.
 
-    It is written at each opening and closing, so that a crash loses nothing. Folders are looked at on threads of their
-    own: a network drive that does not answer holds up neither the window nor the work on other folders.
+    The file is written at each opening and closing, so a crash loses nothing. Each folder is checked on a thread of its
+    own: a network drive that does not answer blocks neither the window nor other folders.
     """
 
     def __init__(self, post: Post, path: Path | None = None) -> None:
         self.changed: Emitter[None] = Emitter()
-        """`folders` are others now."""
+        """Emitted when `folders` has changed."""
         self.looked: Emitter[None] = Emitter()
-        """`absent` may be different now."""
+        """Emitted when `absent` may have changed."""
         self.folders: tuple[Path, ...] = ()
-        """Newest first; one that is gone stays, since it may be back tomorrow."""
+        """Recent folders, newest first; missing ones stay, since a drive may return."""
         self.absent: dict[Path, Absence] = {}
-        """Those that could not be opened when they were last looked at."""
+        """Folders that could not be opened at the last check, with the reason."""
         self._file = DeferredWriter(path or places.home() / "folders.json", "the recent folders were")
         self._open: tuple[Path, ...] = ()
         self._tasks = Tasks(post)
-        self._looks: dict[Path, Single] = {}
-        self._waiting: dict[Path, list[Callable[[Absence | None], None]]] = {}
-        """Who asked for a look at one folder."""
+        self._checks: dict[Path, Single] = {}
+        self._callbacks: dict[Path, list[Callable[[Absence | None], None]]] = {}
+        """Callbacks waiting for the check of a folder."""
         self._read()
 
     @property
     def notice(self) -> str:
-        """What was wrong with the file, in a sentence."""
+        """Return a message about what was wrong with the file, or ""."""
         return self._file.notice
 
     def left_open(self, wanted: bool) -> tuple[Path, ...]:
-        """Return what was open when the app ended last; where that is not `wanted`, forget it."""
+        """Return the folders that were open when the app closed; forget them unless `wanted`."""
         if not wanted:
-            self._keep(self.folders, ())
+            self._update(self.folders, ())
         return self._open
 
     def opened(self, folder: Path) -> None:
-        """Put a folder that the user opened first; one that only is open again keeps its place."""
+        """Move a folder that the user opened to the front; one that was only reopened keeps its position."""
         if folder not in self._open:
-            others = (one for one in self.folders if one != folder)
-            self._keep((folder, *others)[:_MOST], (*self._open, folder))
+            others = (other for other in self.folders if other != folder)
+            self._update((folder, *others)[:_MAX_FOLDERS], (*self._open, folder))
 
     def closed(self, folder: Path) -> None:
-        """Do not open it at the next start; it stays among the recent ones."""
-        self._keep(self.folders, tuple(one for one in self._open if one != folder))
+        """Do not reopen a folder at the next start; it stays a recent folder."""
+        self._update(self.folders, tuple(other for other in self._open if other != folder))
 
     def clear(self) -> None:
-        """Forget all but what is to be open at the next start."""
-        self._keep((), self._open)
+        """Clear the recent folders, but not those to reopen at the next start."""
+        self._update((), self._open)
 
     @property
     def looking(self) -> bool:
-        """Whether a look is on its way."""
-        return any(look.busy for look in self._looks.values())
+        """Return whether a check is running."""
+        return any(check.busy for check in self._checks.values())
 
     def look(self) -> None:
-        """Find out which can be opened now."""
+        """Check which recent folders can be opened now."""
         for folder in self.folders:
-            self._look(folder)
+            self._check(folder)
 
     def look_at(self, folder: Path, then: Callable[[Absence | None], None]) -> None:
-        """Find out whether a folder can be opened, and call `then` with what stands against it."""
-        self._waiting.setdefault(folder, []).append(then)
-        self._look(folder)
+        """Check whether a folder can be opened, and call `then` with the reason it cannot, or None."""
+        self._callbacks.setdefault(folder, []).append(then)
+        self._check(folder)
 
     def close(self) -> None:
-        """End the looks; what is remembered is on disk."""
+        """Stop the checks and finish writing the file."""
         self._tasks.close()
         self._file.settle()
 
-    def _look(self, folder: Path) -> None:
-        look = self._looks.setdefault(folder, Single(self._tasks))
-        look.run(partial(_absence, folder), partial(self._find, folder), kept=False)
+    def _check(self, folder: Path) -> None:
+        check = self._checks.setdefault(folder, Single(self._tasks))
+        check.run(partial(_absence, folder), partial(self._on_checked, folder), kept=False)
 
-    def _find(self, folder: Path, absence: Absence | None) -> None:
+    def _on_checked(self, folder: Path, absence: Absence | None) -> None:
         self.absent.pop(folder, None)
         if absence:
             self.absent[folder] = absence
         self.looked.emit(None)
-        for then in self._waiting.pop(folder, ()):
+        for then in self._callbacks.pop(folder, ()):
             then(absence)
 
-    def _keep(self, folders: tuple[Path, ...], now_open: tuple[Path, ...]) -> None:
-        """Put these in force, and on disk soon."""
+    def _update(self, folders: tuple[Path, ...], now_open: tuple[Path, ...]) -> None:
+        """Use these folders and write them soon."""
         if (folders, now_open) == (self.folders, self._open):
             return
-        other, self.folders, self._open = folders != self.folders, folders, now_open
+        recent_changed = folders != self.folders
+        self.folders, self._open = folders, now_open
         self._file.write(_text(folders, now_open))
-        if other:
+        if recent_changed:
             self.changed.emit(None)
 
     def _read(self) -> None:
         nothing: tuple[tuple[Path, ...], tuple[Path, ...]] = ((), ())
-        lost = "no folder is opened by itself"
+        lost = "no folders were reopened"
         self.folders, self._open = self._file.load(_folders, nothing, lost, lambda both: _text(*both))
 
 
-def _folders(kept: Any, left_out: list[str]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    return _paths(kept["recent"], left_out)[:_MOST], _paths(kept["open"], left_out)
+def _folders(content: Any, left_out: list[str]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    return _paths(content["recent"], left_out)[:_MAX_FOLDERS], _paths(content["open"], left_out)
 
 
 def _paths(texts: object, left_out: list[str]) -> tuple[Path, ...]:
@@ -131,8 +132,8 @@ def _paths(texts: object, left_out: list[str]) -> tuple[Path, ...]:
 
 
 def _text(folders: tuple[Path, ...], now_open: tuple[Path, ...]) -> str:
-    kept = {"recent": [*map(str, folders)], "open": [*map(str, now_open)]}
-    return json.dumps(kept, indent=1) + "\n"  # ASCII, since names on Linux need not be text
+    content = {"recent": [*map(str, folders)], "open": [*map(str, now_open)]}
+    return json.dumps(content, indent=1) + "\n"  # ASCII, since file names on Linux need not be valid UTF-8
 
 
 def _absence(folder: Path) -> Absence | None:
@@ -141,7 +142,7 @@ def _absence(folder: Path) -> Absence | None:
             return None
     except NotADirectoryError:
         return "file"
-    except (FileNotFoundError, ValueError):  # ValueError: a name that no file can have
+    except (FileNotFoundError, ValueError):  # ValueError: an impossible name, such as one with a null byte
         return "gone"
     except OSError:
         return "refused"
@@ -151,12 +152,12 @@ _log = logging.getLogger(__name__)
 
 
 def window_state_file() -> Path:
-    """Return where it is kept."""
+    """Return the file that stores the state of the window."""
     return places.home() / "window.json"
 
 
 def read_window_state() -> tuple[dict[str, str], str]:
-    """Return what was kept, text by name, and a sentence about what was wrong with the file, as `stored.load` does."""
+    """Return the stored texts by name, and a message about what was wrong with the file, as `load` does."""
     nothing: dict[str, str] = {}
     return load(window_state_file(), _texts, nothing, "the window has its default size and layout")
 
@@ -166,21 +167,21 @@ def _texts(found: Any, _: list[str]) -> dict[str, str]:
 
 
 def write_window_state(state: dict[str, str]) -> None:
-    """Keep it; a disk that refuses is only noted, since nobody should wait for this when closing."""
+    """Write the state of the window; a failure is only logged, so that it never delays closing."""
     try:
         window_state_file().parent.mkdir(parents=True, exist_ok=True)
         files.write_json(window_state_file(), state, durable=False)
     except OSError as error:
-        _log.info("the window's place was not kept: %s", error)
+        _log.info("state of the window not saved: %s", error)
 
 
 def is_first_start() -> bool:
-    """Tell whether nobody has used this installation, nor one before it, on this account."""
+    """Return whether Impasto was never used on this account."""
     return not _welcome_file().exists() and not window_state_file().exists()
 
 
 def remember_welcome() -> None:
-    """Do not show it by itself again; where the disk refuses, it comes once more."""
+    """Remember that the welcome was shown; if that cannot be written, it is shown again at the next start."""
     with contextlib.suppress(OSError):
         _welcome_file().parent.mkdir(parents=True, exist_ok=True)
         files.write_json(_welcome_file(), {"version": __version__}, durable=False)

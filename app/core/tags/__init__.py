@@ -1,1 +1,1 @@
-"""Tags: taking captions apart, counting them, and proposing the one that somebody is about to type."""
+"""Tags: splitting captions, counting tags, and completing the tag that is being typed."""

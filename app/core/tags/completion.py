@@ -1,10 +1,8 @@
-"""Proposes the tag that somebody is about to type: the dataset's own first, then those of the tag lists.
+"""Complete tags: first from the dataset, then from the user's tag lists.
 
-Lists of tags that people use elsewhere, with how popular each is and its other names: the user's own files.
-
-A list is a file in the folder `lists_folder()`. Either it is CSV as taggers ship it for danbooru and e621, without or
-with a line of titles: name, category, count and, in quotes, aliases, of which all but the name may be missing; or it
-is plain text, one tag a line. Impasto ships none: the well-known ones come under no license that lets it.
+A tag list is a file in `lists_folder()`. It is either CSV as taggers ship it for danbooru and e621, with or without a
+header line (name, category, count and quoted aliases; all but the name are optional), or plain text with one tag per
+line. Impasto ships no lists: the licenses of the well-known ones do not allow it.
 """
 
 from __future__ import annotations
@@ -30,16 +28,16 @@ from trainer.protocol.places import home
 from trainer.protocol.reading import UnusableFileError, open_file, reason_of
 
 _SUFFIXES = (".csv", ".txt")
-# The largest list known has 8 MB. What is far larger is something else.
-_LARGEST = 64 * 2**20
-_LONGEST = 300  # characters of one tag
-_TITLES = {"name", "tag", "tags"}
-_SAMPLE = 5000
+# The largest known list has 8 MB, so a file above this limit is no tag list.
+_MAX_BYTES = 64 * 2**20
+_MAX_TAG_LENGTH = 300  # characters
+_HEADER_NAMES = {"name", "tag", "tags"}
+_STYLE_SAMPLE = 5000  # tags that decide how the dataset writes tags
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A tag of a list, how often it is used where the list comes from (0: not said), and its other names."""
+    """A tag of a list, its use count on the site the list comes from (0: unknown), and its other names."""
 
     name: str
     count: int = 0
@@ -49,7 +47,7 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class TagList:
-    """What one file holds, and how many of its lines could not be used, the first of them by its number."""
+    """Content of one tag list file, with the number of unusable lines and the line number of the first."""
 
     path: Path
     words: tuple[Word, ...]
@@ -57,50 +55,56 @@ class TagList:
     first_bad: int | None = None
 
     def fault(self) -> str | None:
-        """Return a sentence about the lines that could not be used."""
+        """Return a message about the unusable lines, or None if there are none."""
         if not self.bad_lines:
             return None
-        lines = "1 line" if self.bad_lines == 1 else f"{self.bad_lines:,} lines"
-        return f"{lines} of {self.path.name} hold no tag and were passed over, the first is line {self.first_bad}."
+        name, first = self.path.name, self.first_bad
+        if self.bad_lines == 1:
+            return f"Skipped line {first} of {name}: it has no usable tag."
+        return f"Skipped {self.bad_lines:,} lines of {name} without a usable tag; the first is line {first}."
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A word of the lists that fits what was typed; `alias` is the other name that did, None for its own name."""
+    """A list entry that matches the typed text; `alias` is the alias that matched, None for the name itself."""
 
     word: Word
     alias: str | None = None
 
 
 def lists_folder() -> Path:
-    """Return the per-user folder in which the user's tag lists lie."""
+    """Return the per-user folder of the user's tag lists."""
     return home() / "tags"
 
 
 def read_lists(folder: Path) -> tuple[list[TagList], list[ImpastoError]]:
-    """Read every list of a folder, by name, and say which cannot be read; a folder that is not there has none."""
-    lists, faults = [], []
+    """Read all lists of a folder in name order, with the errors of unreadable ones; a missing folder has no lists."""
+    lists, errors = [], []
     try:
         paths = sorted(path for path in folder.iterdir() if path.suffix.casefold() in _SUFFIXES)
     except FileNotFoundError:
         return [], []
-    except OSError as fault:
-        return [], [_unreadable(folder, str(fault.strerror or fault))]
+    except OSError as error:
+        return [], [_unreadable(folder, str(error.strerror or error))]
     for path in paths:
         try:
             lists.append(read_list(path))
         except ImpastoError as error:
-            faults.append(error)
-    return lists, faults
+            errors.append(error)
+    return lists, errors
 
 
 def read_list(path: Path) -> TagList:
-    """Read one list: 140,000 lines in about half a second; raises ImpastoError where it is no text or too large."""
+    """Read one list; 140,000 lines take about half a second.
+
+    Raises:
+        ImpastoError: The file cannot be read, is not text, or is too large.
+    """
     text = _text(path)
     words, bad, first = [], 0, None
     as_csv = path.suffix.casefold() == ".csv"
     for number, line in enumerate(text.splitlines(), start=1):
-        if not line.strip() or (number == 1 and line.split(",")[0].strip().casefold() in _TITLES):
+        if not line.strip() or (number == 1 and line.split(",")[0].strip().casefold() in _HEADER_NAMES):
             continue
         word = _csv_word(line) if as_csv else _plain_word(line)
         if word:
@@ -111,62 +115,64 @@ def read_list(path: Path) -> TagList:
 
 
 class Vocabulary:
-    """The words of several lists together, searched by any of their names; made by a worker, then never changed."""
+    """Merged words of several lists, searchable by name and alias; built by a worker and never changed afterwards."""
 
     def __init__(self, lists: Iterable[TagList] = ()) -> None:
-        self.words = sorted(_merged(word for one in lists for word in one.words), key=lambda word: -word.count)
-        # Every name and alias, the most popular word's first, and the number of its word.
+        self.words = sorted(
+            _merged(word for tag_list in lists for word in tag_list.words), key=lambda word: -word.count
+        )
+        # Each name and alias with the index of its word, in the order of popularity.
         self._names = [(text, rank) for rank, word in enumerate(self.words) for text in (word.name, *word.aliases)]
         self._keys = Haystack(key_of(text) for text, _ in self._names)
-        # The same in alphabetical order, to find by beginnings.
+        # Indices into `_names` in alphabetical order, for a binary search by prefix.
         self._alphabet = array("I", sorted(range(len(self._names)), key=self._keys.__getitem__))
 
     def __len__(self) -> int:
         return len(self.words)
 
     def complete(self, typed: str, limit: int = 20) -> list[Match]:
-        """Return the words that begin with the text, the most popular first, then those that hold it further on."""
+        """Return words that start with the text, the most popular first, then words that contain it."""
         part = key_of(typed)
         if not part:
             return []
-        places = self._beginning_with(part)
+        places = self._with_prefix(part)
         found: dict[int, Match] = {}
-        # A word may be met by many of its names: look at more places until there are words enough.
-        looked = 0
-        while len(found) < limit and looked < len(places):
-            looked = 4 * max(looked, limit)
-            for place in nsmallest(looked, places):
-                self._match(place, found)
+        # Several names of one word may match, so read more places until there are enough different words.
+        seen = 0
+        while len(found) < limit and seen < len(places):
+            seen = 4 * max(seen, limit)
+            for place in nsmallest(seen, places):
+                self._add_match(place, found)
         if len(found) < limit and len(part) > 1:
             for place in self._keys.containing(part):
-                self._match(place, found)
+                self._add_match(place, found)
                 if len(found) >= limit:
                     break
         return list(found.values())[:limit]
 
-    def _match(self, place: int, found: dict[int, Match]) -> None:
+    def _add_match(self, place: int, found: dict[int, Match]) -> None:
         text, rank = self._names[place]
         word = self.words[rank]
         found.setdefault(rank, Match(word, None if text == word.name else text))
 
-    def _beginning_with(self, part: str) -> array[int]:
+    def _with_prefix(self, part: str) -> array[int]:
         start = bisect_left(self._alphabet, part, key=self._keys.__getitem__)
         end = bisect_left(self._alphabet, part + "\U0010ffff", lo=start, key=self._keys.__getitem__)
         return self._alphabet[start:end]
 
 
 def key_of(text: str) -> str:
-    """Return the text as completion compares it: folded, underscores as spaces."""
+    """Return the comparison key of a text: folded, with spaces for underscores."""
     return fold(text).replace("_", " ")
 
 
 def _merged(words: Iterable[Word]) -> Iterator[Word]:
-    """Give each name once, with its largest count and all aliases."""
+    """Return each name once, with its largest count and all aliases."""
     known: dict[str, Word] = {}
     for word in words:
         former = known.get(word.name)
         if former:
-            first, second = sorted((former, word), key=lambda one: -one.count)
+            first, second = sorted((former, word), key=lambda entry: -entry.count)
             aliases = tuple(dict.fromkeys(first.aliases + second.aliases))
             word = Word(word.name, first.count, first.category, aliases)
         known[word.name] = word
@@ -174,7 +180,7 @@ def _merged(words: Iterable[Word]) -> Iterator[Word]:
 
 
 def _csv_word(line: str) -> Word | None:
-    """Read name, category, count and aliases; a line is read by itself, so that a stray quote spoils only its own."""
+    """Parse name, category, count and aliases; line by line, so that a stray quote spoils only its own line."""
     try:
         name, *rest = next(csv.reader([line], skipinitialspace=True, strict=True))
     except csv.Error:
@@ -193,18 +199,18 @@ def _plain_word(line: str) -> Word | None:
 
 
 def _usable(name: str) -> bool:
-    return 0 < len(name.strip()) <= _LONGEST and name.isprintable() and "," not in name
+    return 0 < len(name.strip()) <= _MAX_TAG_LENGTH and name.isprintable() and "," not in name
 
 
 def _text(path: Path) -> str:
-    """Return a list's text: UTF-8, UTF-16 with its mark, else Windows' cp1252."""
+    """Return a list's text, decoded as UTF-8, UTF-16 with a byte order mark, or else Windows cp1252."""
     try:
         with open_file(path, "stream") as file:
-            data = file.read(_LARGEST + 1)
-    except (OSError, UnusableFileError) as fault:
-        raise _unreadable(path, reason_of(fault)) from fault
-    if len(data) > _LARGEST:
-        raise _unreadable(path, f"it is larger than {_LARGEST // 2**20} MB")
+            data = file.read(_MAX_BYTES + 1)
+    except (OSError, UnusableFileError) as error:
+        raise _unreadable(path, reason_of(error)) from error
+    if len(data) > _MAX_BYTES:
+        raise _unreadable(path, f"it is larger than {_MAX_BYTES // 2**20} MB")
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return data.decode("utf-16", errors="replace")
     if b"\0" in data:
@@ -218,20 +224,20 @@ def _text(path: Path) -> str:
 def _unreadable(path: Path, reason: str) -> ImpastoError:
     return ImpastoError(
         "tags.list_unreadable",
-        f"The tag list {path} cannot be used: {reason}.",
-        "Replace it by a CSV or a plain text list of tags, or remove it from the folder.",
+        f"Could not read the tag list {path}: {reason}.",
+        "Replace it with a CSV or plain text list of tags, or remove it from the folder.",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How a dataset writes tags of several words, and whether it escapes parentheses for the prompt."""
+    """How a dataset writes tags: underscores or spaces, escaped or plain parentheses."""
 
     underscores: bool = False
     escapes: bool = False
 
     def write(self, name: str) -> str:
-        """Return a list's tag as this dataset would write it."""
+        """Return a list's tag in this style."""
         if not is_face(name):
             name = name.replace(" ", "_") if self.underscores else name.replace("_", " ")
         if not self.escapes:
@@ -241,86 +247,87 @@ class Style:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One proposal: the tag as it would be written, and why it is proposed."""
+    """One suggestion: the tag as it would be written, and where it comes from."""
 
     tag: str
     images: int
-    """How many pictures of the dataset have it; 0: it comes from a list."""
+    """Number of images in the dataset with the tag; 0 for a tag that only a list has."""
     popularity: int | None = None
-    """How often it is used where the list comes from; None: no list has it."""
+    """Use count on the site the list comes from; None if no list has the tag."""
     category: int | None = None
     alias: str | None = None
-    """The other name that was typed: the tag stands for it."""
+    """Alias that matched the typed text, None if the tag itself did."""
 
 
 class Completer:
-    """Completes tags; belongs to the thread that owns the library. Under 5 ms with lists of 140,000 tags."""
+    """Tag completion, for the thread that owns the library; under 5 ms with lists of 140,000 tags."""
 
     def __init__(self, index: TagIndex, vocabulary: Vocabulary | None = None) -> None:
         self.loaded: Emitter[tuple[str, ...]] = Emitter()
-        """The lists are here; with sentences about what of them could not be used."""
+        """Emitted when the lists have been read, with messages about files and lines that could not be used."""
         self.vocabulary = vocabulary or Vocabulary()
-        """Replaced as a whole when a worker has read the lists."""
+        """Words of the lists; replaced as a whole when a worker has read them."""
         self._index = index
         self._style: Style | None = None
         self._load: Callable[[], None] | None = None
         index.changed.connect(self._forget_style)
 
     def load_when_requested(self, tasks: Tasks, folder: Path) -> None:
-        """Load the lists of a folder as soon as anybody completes a tag: the start of the app need not wait for it."""
+        """Load the lists of a folder on the first completion, which keeps them out of the app's start."""
         self._load = lambda: self.load(tasks, folder)
 
     def load(self, tasks: Tasks, folder: Path) -> None:
-        """Have a worker read the tag lists of a folder; `loaded` tells when, and what is wrong with them."""
+        """Read the tag lists of a folder on a worker; emits `loaded` when done."""
 
         def read() -> tuple[Vocabulary, list[str]]:
-            lists, faults = read_lists(folder)
-            said = [*map(in_words, faults)]
-            return Vocabulary(lists), said + [fault for one in lists if (fault := one.fault())]
+            lists, errors = read_lists(folder)
+            messages = [*map(in_words, errors)]
+            return Vocabulary(lists), messages + [fault for tag_list in lists if (fault := tag_list.fault())]
 
-        def have(result: tuple[Vocabulary, list[str]]) -> None:
-            self.vocabulary, faults = result
-            self.loaded.emit(tuple(faults))
+        def on_read(result: tuple[Vocabulary, list[str]]) -> None:
+            self.vocabulary, messages = result
+            self.loaded.emit(tuple(messages))
 
-        tasks.run(read, have, raise_again)
+        tasks.run(read, on_read, raise_again)
 
     @property
     def style(self) -> Style:
-        """How the dataset writes its tags: by the majority of the first few thousand."""
+        """Return how the dataset writes its tags, judged by its first few thousand."""
         if self._style is None:
-            self._style = style_of(list(islice(self._index, _SAMPLE)))
+            self._style = style_of(list(islice(self._index, _STYLE_SAMPLE)))
         return self._style
 
     def complete(self, typed: str, limit: int = 12, besides: Collection[str] = ()) -> list[Completion]:
-        """Return proposals for what was typed; `besides`: tags that are there already and need none."""
+        """Return suggestions for the typed text, without the tags in `besides`, which are already present."""
         typed = typed.strip()
         if not typed:
             return []
         if self._load:
             load, self._load = self._load, None
             load()
-        kept = {fold(tag) for tag in besides}
-        own = self._index.complete(typed, limit + len(kept)) or self._index.complete(_other(typed), limit + len(kept))
+        present = {fold(tag) for tag in besides}
+        # Ask for more than `limit`, because the tags that are already present drop out at the end.
+        wanted = limit + len(present)
+        own = self._index.complete(typed, wanted) or self._index.complete(_with_other_spaces(typed), wanted)
         found = {fold(tag): Completion(tag, images) for tag, images in own}
-        for match in self.vocabulary.complete(typed, limit + len(kept)) if len(found) < limit + len(kept) else ():
+        for match in self.vocabulary.complete(typed, wanted) if len(found) < wanted else ():
             word = match.word
             tag = self.style.write(word.name)
             images = len(self._index.images_with(tag))
-            proposal = Completion(tag, images, word.count, word.category, match.alias)
-            found.setdefault(fold(tag), proposal)
-        return [proposal for key, proposal in found.items() if key not in kept][:limit]
+            found.setdefault(fold(tag), Completion(tag, images, word.count, word.category, match.alias))
+        return [completion for key, completion in found.items() if key not in present][:limit]
 
     def _forget_style(self, _: None) -> None:
         self._style = None
 
 
 def style_of(tags: Collection[str]) -> Style:
-    """Return the style of these tags: spaces unless more of them have underscores."""
-    wordy = [tag for tag in tags if not is_face(tag)]
-    spaced, joined = sum(" " in tag for tag in wordy), sum("_" in tag for tag in wordy)
+    """Return the style of these tags: spaces unless more tags use underscores."""
+    words = [tag for tag in tags if not is_face(tag)]
+    spaced, joined = sum(" " in tag for tag in words), sum("_" in tag for tag in words)
     return Style(joined > spaced, any("\\(" in tag for tag in tags))
 
 
-def _other(typed: str) -> str:
-    """Return the text with spaces for underscores, or the other way round."""
+def _with_other_spaces(typed: str) -> str:
+    """Return the text with spaces for underscores or, if it has none, underscores for spaces."""
     return typed.replace("_", " ") if "_" in typed else typed.replace(" ", "_")

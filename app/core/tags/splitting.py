@@ -1,7 +1,7 @@
-r"""Takes a caption apart into its tags and puts it together again, leaving every untouched character as it was.
+r"""Split captions into tags and edit single tags, preserving every other character.
 
-A tag is what stands between two commas, as `trainer.dataset.sampling` reads it: spaces around it do not belong to it,
-an empty part is no tag, and a parenthesis escaped for the prompt, as in ``miku \(vocaloid\)``, stays as it is written.
+A tag is the text between two commas, as `trainer.dataset.sampling` reads it: without surrounding spaces, and never
+empty. A parenthesis that is escaped for the prompt, as in ``miku \(vocaloid\)``, stays as it is written.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Literal, NamedTuple
 
 SEPARATOR = ","
 JOINT = ", "
-"""What is written between tags, as all taggers do."""
+"""Text written between two tags, as all taggers write it."""
 
 _FACE = r"[^\w\s]{0,2}[^\W_]?[^\w\s]{0,2}"
 _EMOTICON = re.compile(f"{_FACE}_{_FACE}")
 
 Lines = Literal["caption", "variants"]
-"""How a caption of several lines is read: line breaks as spaces, or each line an alternative."""
-# Texts a block: one block is joined anew when one of its texts changes, and is passed over whole where it does not
-# hold the part. 256 tags are 4 kB, joined in 5 microseconds.
+"""How captions of several lines are read: as one text, or each line as an alternative caption."""
+# Texts per block. A block is joined again when one of its texts changes, and skipped as a whole when it does not
+# contain the searched part. 256 tags are 4 kB, joined in 5 microseconds.
 _BLOCK = 256
 
 
 class TagSpan(NamedTuple):
-    """One tag and where it stands: `text[start:end]` is the tag as written, line breaks and all."""
+    """A tag and its position: `text[start:end]` is the tag as written, including line breaks."""
 
     tag: str
     start: int
@@ -34,7 +34,7 @@ class TagSpan(NamedTuple):
 
 
 def split_tags(text: str | None, lines: Lines = "caption") -> list[str]:
-    """Return the tags in their order, repeated ones too; line breaks inside a tag are read as a space."""
+    """Return the tags in order, including repeated ones; a line break inside a tag counts as a space."""
     if not text:
         return []
     rows = text.splitlines()
@@ -44,63 +44,65 @@ def split_tags(text: str | None, lines: Lines = "caption") -> list[str]:
 
 
 def join_tags(tags: Iterable[str]) -> str:
-    """Return a caption of one line that holds these tags."""
+    """Return a one-line caption with these tags."""
     return JOINT.join(tags)
 
 
 def pieces(text: str, lines: Lines = "caption") -> list[TagSpan]:
-    """Return each tag with its place in the text, so that one can be changed and the rest stays byte for byte."""
+    """Return each tag with its position in the text, so that the rest can stay unchanged byte for byte."""
     found = []
-    broken = len(text.splitlines()) > 1  # asked of each of some thousand tags it would take most of the time
+    # Checked once: per tag, it would take most of the time for a text of some thousand tags.
+    is_multiline = len(text.splitlines()) > 1
     for start, end in _spans(text, lines):
         part = text[start:end]
         if tag := part.strip():
             start += len(part) - len(part.lstrip())
-            found.append(TagSpan(one_line(tag) if broken else tag, start, start + len(tag)))
+            found.append(TagSpan(one_line(tag) if is_multiline else tag, start, start + len(tag)))
     return found
 
 
 def replace_piece(text: str, piece: TagSpan, tag: str) -> str:
-    """Return the text with this tag written differently."""
+    """Return the text with this tag replaced."""
     return text[: piece.start] + tag + text[piece.end :]
 
 
 def remove_piece(text: str, piece: TagSpan) -> str:
-    """Return the text without this tag and the one comma, with its space, that parted it from a neighbour."""
-    front, back = text[: piece.start], text[piece.end :]
-    rest = back.lstrip(" \t")
-    if rest.startswith(SEPARATOR):
-        return front + rest[len(SEPARATOR) :].lstrip(" \t")
-    bare = front.rstrip(" \t")
-    if bare.endswith(SEPARATOR):
-        return bare[: -len(SEPARATOR)] + back
-    return front + back
+    """Return the text without this tag and without one of the separators next to it."""
+    before, after = text[: piece.start], text[piece.end :]
+    following = after.lstrip(" \t")
+    if following.startswith(SEPARATOR):
+        return before + following[len(SEPARATOR) :].lstrip(" \t")
+    preceding = before.rstrip(" \t")
+    if preceding.endswith(SEPARATOR):
+        return preceding[: -len(SEPARATOR)] + after
+    return before + after
 
 
 def move_piece(text: str, found: Sequence[TagSpan], source: int, target: int) -> str:
-    """Return the text with the tag at place `source` at place `target`; commas, spaces and line breaks stay put."""
+    """Return the text with tag number `source` moved to number `target`; separators and line breaks stay in place."""
     written = [text[piece.start : piece.end] for piece in found]
     written.insert(target, written.pop(source))
+    # From the end, so that the positions of earlier tags stay valid.
     for piece, tag in zip(reversed(found), reversed(written), strict=True):
         text = replace_piece(text, piece, tag)
     return text
 
 
 def one_line(text: str) -> str:
-    """Return the text with its line breaks as spaces, empty lines left out."""
+    """Return the text on one line, with spaces for line breaks and without empty lines."""
     return " ".join(row.strip() for row in text.splitlines() if row.strip())
 
 
 def is_face(tag: str) -> bool:
-    """Tell whether a tag is an emoticon such as ^_^, o_o or (o)_(o): its underscore stands for no space.
+    """Return whether a tag is an emoticon such as ^_^, o_o or (o)_(o), whose underscore does not mean a space.
 
-    As in all taggers' lists, on either side of it stands at most one letter or digit.
+    As in all taggers' lists, an emoticon has at most one letter or digit on each side of the underscore.
     """
     return bool(_EMOTICON.fullmatch(tag))
 
 
 def _spans(text: str, lines: Lines) -> Iterator[tuple[int, int]]:
-    """Give the bounds of the parts between commas, and between lines where each line is an alternative."""
+    """Yield the start and end of each part between commas, and between lines if each is an alternative."""
     start = 0
     for row in text.splitlines(keepends=True) if lines == "variants" else [text]:
         for part in row.split(SEPARATOR):
@@ -110,18 +112,18 @@ def _spans(text: str, lines: Lines) -> Iterator[tuple[int, int]]:
 
 
 def even(text: str) -> str:
-    """Return the text with small letters, and accents within theirs (NFC), as CLIP reads it; macOS has them apart."""
+    """Return the text in lower case with composed accents (NFC), as CLIP reads it; macOS decomposes them."""
     return (text if text.isascii() else unicodedata.normalize("NFC", text)).casefold()
 
 
 def fold(text: str) -> str:
-    r"""Return the text as it is compared: `even`, as CLIP reads all that is one then alike, and ``\(`` as ``(``."""
+    r"""Return the comparison form of a text: `even`, since CLIP reads equal results alike, with ``(`` for ``\(``."""
     text = even(text)
     return text.replace("\\(", "(").replace("\\)", ")") if "\\" in text else text
 
 
 class Haystack:
-    """Folded texts by number; a number is given back to the next text when its text is taken out."""
+    """Searchable collection of folded texts by number; the number of a removed text is reused."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         self._texts = list(texts)
@@ -135,7 +137,7 @@ class Haystack:
         return self._texts[number]
 
     def add(self, text: str) -> int:
-        """Enter a text without line breaks; return its number."""
+        """Add a text without line breaks and return its number."""
         if self._free:
             number = self._free.pop()
             self._texts[number] = text
@@ -148,13 +150,13 @@ class Haystack:
         return number
 
     def remove(self, number: int) -> None:
-        """Take a text out."""
+        """Remove a text."""
         self._texts[number] = ""
         self._joined[number // _BLOCK] = None
         self._free.append(number)
 
     def containing(self, part: str) -> Iterator[int]:
-        """Give the numbers of the texts that hold the part, which must not be empty, in the order of the numbers."""
+        """Yield the numbers of the texts that contain a non-empty part, in ascending order."""
         for block, joined in enumerate(self._joined):
             if part in (joined or self._join(block)):
                 first = block * _BLOCK
@@ -162,7 +164,7 @@ class Haystack:
                 yield from [number for number, text in enumerate(rows, first) if part in text]
 
     def matching(self, pattern: str) -> Iterator[int]:
-        """Give the numbers of the texts that a regular expression describes from end to end; "" matches none."""
+        """Yield the numbers of the texts that a regular expression matches as a whole; "" matches none."""
         whole = re.compile(f"^(?=.)(?:{pattern})$", re.MULTILINE)
         for block, joined in enumerate(self._joined):
             if whole.search(joined or self._join(block)):
