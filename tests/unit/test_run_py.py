@@ -87,8 +87,8 @@ def test_torch_arguments(run, system, card, expected):
 @pytest.mark.parametrize(
     ("card", "what"),
     [
-        (((12, 0), (12, 8)), "it speaks CUDA 12.8, not 13.0"),  # Blackwell
-        (((8, 6), (11, 8)), "it speaks CUDA 11.8, not 12.0"),
+        (((12, 0), (12, 8)), "it supports CUDA 12.8, not 13.0"),  # Blackwell
+        (((8, 6), (11, 8)), "it supports CUDA 11.8, not 12.0"),
         (((3, 5), (12, 0)), "too old for every torch build"),
     ],
 )
@@ -109,7 +109,7 @@ NEW_BANNER = "| NVIDIA-SMI 610.12   KMD Version: 610.12   CUDA UMD Version: 13.3
         (BANNER, "8.9, NVIDIA GeForce RTX 4090\n", ("NVIDIA GeForce RTX 4090", (8, 9), (13, 0))),
         (NEW_BANNER, "7.5, A, with comma\r\n", ("A, with comma", (7, 5), (13, 3))),
         (BANNER, "6.1, GTX 1080\n12.0, RTX 5090\n8.6, RTX 3060\n", ("RTX 5090", (12, 0), (13, 0))),
-        (BANNER.replace("13.0", "11.2"), "", ("NVIDIA card", None, (11, 2))),
+        (BANNER.replace("13.0", "11.2"), "", ("NVIDIA GPU", None, (11, 2))),
         ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", "", None),
     ],
 )
@@ -143,7 +143,7 @@ def test_a_python_that_fits_is_found_and_else_the_command_is_named(run, monkeypa
 
 
 def test_a_full_disk_is_told_before_anything_is_written(run, tmp_path):
-    with pytest.raises(run.SetupError, match=r"GiB free, and setting up needs 1048576 GiB"):
+    with pytest.raises(run.SetupError, match=r"GiB free, and the setup needs 1048576 GiB"):
         run.check_machine(2**50)
     run.check_machine(1)
     assert not list(tmp_path.iterdir())
@@ -183,10 +183,10 @@ def test_an_environment_that_a_run_needs_is_not_replaced(run, tmp_path, monkeypa
     monkeypatch.setattr(run, "OLD_VENV", tmp_path / ".venv-old")
     run.VENV.mkdir()
     with RunDirectory.create(tmp_path, "Blüten").hold():
-        with pytest.raises(run.SetupError, match="training is going on \\(Blüten\\)"):
-            run.set_old_environment_aside()
+        with pytest.raises(run.SetupError, match="a training run uses the environment \\(Blüten\\)"):
+            run.move_old_environment()
         assert run.VENV.exists()
-    run.set_old_environment_aside()
+    run.move_old_environment()
     assert run.OLD_VENV.exists()
     assert not run.VENV.exists()
 
@@ -197,9 +197,9 @@ def test_libraries_that_the_window_lacks_are_named_with_the_command(run, monkeyp
     monkeypatch.setattr(libraries, "ON_X", {"libnowhere.so.1": "nowhere", "libnever.so.2": "never"})
     run.check_libraries(screen=False)
     monkeypatch.setattr(libraries.shutil, "which", lambda tool: tool if tool == "apt-get" else None)
-    with pytest.raises(run.SetupError, match=r"lacks: libnowhere\.so\.1, libnever\.so\.2$") as caught:
+    with pytest.raises(run.SetupError, match=r"not installed: libnowhere\.so\.1, libnever\.so\.2$") as caught:
         run.check_libraries(screen=True)
-    assert caught.value.remedy == "Run: sudo apt-get install nowhere never; then start again"
+    assert caught.value.remedy == "Run: sudo apt-get install nowhere never; then try again"
 
 
 # --- real set-ups ---------------------------------------------------------------------------------------------------
@@ -360,7 +360,7 @@ def test_update_fetches_with_git_and_keeps_what_is_the_users(set_up, tmp_path):
     sound = project.read_bytes()
     project.write_text("[project", encoding="utf-8")  # ends the second rebuild, which takes seconds, at its start
     refused = clone.start("--cpu", "update")
-    assert "Files of Impasto were edited here, so git fetches nothing." in refused.stdout
+    assert "Files of Impasto were edited here, so nothing was fetched." in refused.stdout
     assert "pyproject.toml in this folder cannot be read" in refused.stdout
     project.write_bytes(sound)
     assert clone.start("doctor").stdout == "edited\n"
