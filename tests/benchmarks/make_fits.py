@@ -1,9 +1,9 @@
-"""Writes presets/fits: the planner's pick for each family and card size, with what each value costs and saves.
+"""Write presets/fits: the recommended plan for each family and GPU size, with what each value costs and saves.
 
     python -m tests.benchmarks.make_fits
 
-Needs the traces that tests/benchmarks/ship_traces.py makes, and makes what is missing. A preset is planned under
-Windows, where a desktop takes more of a card, for the recipe preset "character".
+Uses the traces that tests/benchmarks/ship_traces.py makes, and records those that are missing. The presets are planned
+for Windows, whose desktop takes more GPU memory than others, and for the recipe preset "character".
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ WIDTH = 118
 
 
 def file_name(family: Family, gigabytes: int) -> str:
-    """What a preset's file is called."""
+    """Return the file name of a fit preset."""
     return f"{family}-{gigabytes}gb.toml"
 
 
 @dataclass(frozen=True)
 class Reasons:
-    """Why each value of a planned fit is what it is."""
+    """Reasons for each value of a planned fit."""
 
     question: PlanRequest
     chosen: Plan
     traces: TraceLibrary
 
     def of(self, key: str) -> str:
-        """The reason for a key of the fit, in sentences."""
+        """Return the reason for the value of a key, in sentences."""
         reason: str = getattr(self, f"_{key}")
         return reason
 
@@ -62,101 +62,102 @@ class Reasons:
     @property
     def _dtype(self) -> str:
         abilities = {
-            "bf16": "RTX 3000 cards and newer compute in bf16, which holds numbers as large as fp32 does.",
-            "fp16": "RTX 2000 cards and older do not compute in bf16; with fp16 losses are scaled against underflow.",
+            "bf16": "RTX 3000 GPUs and newer support bf16, which has the range of fp32.",
+            "fp16": "RTX 2000 GPUs and older do not support bf16; with fp16, losses are scaled to avoid underflow.",
         }
-        return f"16 bits, half the bytes of fp32. {abilities[self._fit.dtype or 'bf16']}"
+        return f"16-bit, half the memory of fp32. {abilities[self._fit.dtype or 'bf16']}"
 
     @property
     def _quantize(self) -> str:
         if self.chosen.quality == "exact":
-            return f"The base unrounded. In 8 bits it would {self._cost(quantize='int8')}, and round weights."
+            cost = self._cost(quantize="int8")
+            return f"The base is not quantized. In 8-bit, training would {cost}, and weights would be rounded."
         rounding = ROUNDING[self.chosen.quality]
-        return f"{self._why_rounded()} This rounds weights by {rounding} on average."
+        return f"{self._why_quantized()} This rounds weights by {rounding} on average."
 
-    def _why_rounded(self) -> str:
+    def _why_quantized(self) -> str:
         better = {"int8": "none", "nf4": "int8"}[self.chosen.quality]
         question = self.question
         written = question.written.replaced(quantize=better)
         other = plan(question.workload, written, question.device_state, self.traces, question.counts, others=False)
-        name = "unrounded" if better == "none" else "in 8 bits"
-        return (
-            f"{name.capitalize()} nothing fits: with all that saves memory it lacks {words.size(other.excess_bytes)}."
-        )
+        name = "Without quantization" if better == "none" else "In 8-bit"
+        return f"{name}, nothing fits: even with all memory savings it is {words.size(other.excess_bytes)} too large."
 
     @property
     def _micro_batch(self) -> str:
         batch = self.question.workload.recipe.effective_batch
-        told = plan_text.batches(self._fit, batch)
+        split = plan_text.batches(self._fit, batch).capitalize()
         size = self._fit.micro_batch or 1
         if batch == 1:
-            return f"{told.capitalize()}, which is the whole effective batch."
+            return f"{split}, which is the whole effective batch."
         if size == 1:
-            return f"{told.capitalize()}, gradients summed. Two at once would {self._cost(micro_batch=2)}."
-        return f"{told.capitalize()}. One at a time would {self._cost(micro_batch=1)}."
+            return f"{split}, gradients accumulated. Two at once would {self._cost(micro_batch=2)}."
+        return f"{split}. One at a time would {self._cost(micro_batch=1)}."
 
     @property
     def _gradient_checkpointing(self) -> str:
         if self._fit.gradient_checkpointing == "none":
-            return f"Activations stay in memory. Recomputing all would {self._cost(gradient_checkpointing='full')}."
-        told = plan_text.checkpointed(self._fit).capitalize()
-        return f"{told}: activations are recomputed. Without, it would {self._cost(gradient_checkpointing='none')}."
+            cost = self._cost(gradient_checkpointing="full")
+            return f"No gradient checkpointing. With all blocks checkpointed, training would {cost}."
+        blocks = plan_text.checkpointed(self._fit).capitalize()
+        return f"{blocks}. Without checkpointing, training would {self._cost(gradient_checkpointing='none')}."
 
     @property
     def _vae_tiling(self) -> str:
-        other = self._drawn(vae_tiling=not self._fit.vae_tiling)
+        other = self._preview_difference(vae_tiling=not self._fit.vae_tiling)
         if other == _SAME:
-            return "Previews are decoded in tiles: no matter for pictures of this size, but for larger ones."
-        told = ("in tiles. Whole", "whole. In tiles")[not self._fit.vae_tiling]
-        return f"Previews are decoded {told} they would need {other} then."
+            no_difference = "This makes no difference at this size, but saves memory for larger images."
+            return f"Previews are decoded in tiles. {no_difference}"
+        decoded = ("in tiles. Whole", "whole. In tiles")[not self._fit.vae_tiling]
+        return f"Previews are decoded {decoded}, they would need {other}."
 
     @property
     def _preview_offload(self) -> str:
         if self._fit.preview_offload:
-            less = self._drawn(preview_offload=False)
-            return f"The UNet waits in main memory while previews are decoded; else they would need {less} then."
-        less = self._drawn(preview_offload=True)
-        return f"The UNet stays on the card while previews are decoded. Sent away, {less} would be needed then."
+            more = self._preview_difference(preview_offload=False)
+            return f"The UNet is offloaded while previews are decoded. Kept on the GPU, they would need {more}."
+        less = self._preview_difference(preview_offload=True)
+        return f"The UNet stays on the GPU while previews are decoded. With it offloaded, they would need {less}."
 
     def _cost(self, **changes: Any) -> str:
-        """What training would need and take with other values: "need 5.2 GiB more and be 20 % quicker"."""
+        """Return what training would need and take with other values: "need 5.2 GiB more and be 20 % faster"."""
         other = replace(self.question.workload, fit=self._fit.replaced(**changes))
         need, seconds = training_figures(other, self.question.device_state, self.traces)
         now, time = self._figures
         percent = round(100 * (seconds / time - 1))
-        pace = f"take {percent} % longer" if percent > 0 else f"be {-percent} % quicker" if percent else "be as quick"
-        return f"need {_than(need - now)} and {pace}"
+        pace = f"take {percent} % longer" if percent > 0 else f"be {-percent} % faster" if percent else "be as fast"
+        return f"need {_difference(need - now)} and {pace}"
 
     @cached_property
     def _figures(self) -> tuple[int, float]:
-        subject = replace(self.question.workload, fit=self._fit)
-        return training_figures(subject, self.question.device_state, self.traces)
+        workload = replace(self.question.workload, fit=self._fit)
+        return training_figures(workload, self.question.device_state, self.traces)
 
-    def _drawn(self, **changes: Any) -> str:
-        """What drawing previews would need beside what lasts, against what it does."""
+    def _preview_difference(self, **changes: Any) -> str:
+        """Return the difference in peak memory of rendering previews with other values."""
         now, other = (
             total_in_sequence(self.traces.phase_summaries(replace(self.question.workload, fit=fit), "preview")).peak
             for fit in (self._fit, self._fit.replaced(**changes))
         )
-        return _than(other - now)
+        return _difference(other - now)
 
 
 _SAME = "as much"
 
 
-def _than(difference: int) -> str:
+def _difference(difference: int) -> str:
     if abs(difference) < 1 << 20:
         return _SAME
     return f"{words.size(abs(difference))} {'more' if difference > 0 else 'less'}"
 
 
 def preset_text(family: Family, gigabytes: int, traces: TraceLibrary) -> str:
-    """The whole preset file for a card size."""
+    """Return the text of the preset file for a GPU size."""
     question = built_in(family, RECIPE, f"{gigabytes}GB", SYSTEM)
     planned = plan(question.workload, question.written, question.device_state, traces, question.counts, others=False)
     chosen = planned.pick
     assert chosen is not None  # on 6 GB something fits for both families
-    largest, card = question.workload.buckets[0], question.device_state.gpu
+    largest, gpu = question.workload.buckets[0], question.device_state.gpu
     values: Mapping[str, Any] = {key: getattr(chosen.fit, key) for key in PLANNED}
     reasons = Reasons(question, chosen, traces)
     lines = [
@@ -166,7 +167,7 @@ def preset_text(family: Family, gigabytes: int, traces: TraceLibrary) -> str:
         f'name = "{gigabytes}gb"',
         'author = "Impasto"',
         'license = "Apache-2.0"',
-        f'notes = "Planned for the recipe preset \\"{RECIPE}\\" with pictures of {largest.width} x {largest.height}."',
+        f'notes = "Planned for the recipe preset \\"{RECIPE}\\" with images of {largest.width} x {largest.height}."',
         "",
         "[base]",
         f'family = "{family}"',
@@ -176,23 +177,23 @@ def preset_text(family: Family, gigabytes: int, traces: TraceLibrary) -> str:
         "",
         "[card]",
         f"gigabytes = {gigabytes}",
-        f"bf16 = {toml_value(card.bf16)}",
+        f"bf16 = {toml_value(gpu.bf16)}",
     ]
     return "\n".join(lines) + "\n"
 
 
 def _heading(question: PlanRequest, chosen: Plan) -> str:
-    situation, found = question.device_state, chosen.forecast
-    taken, peak = plan_text.reserved_bytes(found), plan_text.peak_phase(found)
+    state, forecast = question.device_state, chosen.forecast
+    reserved, peak = plan_text.reserved_bytes(forecast), plan_text.peak_phase(forecast)
     name = plan_text.PHASES[peak.phase].lower()
     where = f", {max(peak.peaks, key=lambda one: one.allocated).name}" if peak.peaks else ""
     return (
-        f"{NAMES[question.workload.family]} on a card with {situation.gpu.gigabytes} GB such as the "
-        f"{situation.gpu.name}, as the planner finds it for {SYSTEM} and its desktop: at most {words.size(taken)} "
-        f"({name}{where}) of {words.size(situation.budget)} that PyTorch may take, so that "
-        f"{words.size(situation.budget - taken)} are left beside a margin of {words.size(situation.margin)}. About "
-        f"{max(1, round(found.seconds / 60))} minutes for {question.workload.recipe.steps:,} steps of "
-        f"{question.workload.recipe.effective_batch} pictures. Made by tests/benchmarks/make_fits.py."
+        f"{NAMES[question.workload.family]} on a GPU with {state.gpu.gigabytes} GB such as the {state.gpu.name}, "
+        f"planned for {SYSTEM} with its desktop. Reserves at most {words.size(reserved)} ({name}{where}) of the "
+        f"{words.size(state.budget)} that PyTorch may use: {words.size(state.budget - reserved)} stay free besides a "
+        f"safety margin of {words.size(state.margin)}. About {max(1, round(forecast.seconds / 60))} minutes for "
+        f"{question.workload.recipe.steps:,} steps of {question.workload.recipe.effective_batch} images. Written by "
+        "tests/benchmarks/make_fits.py."
     )
 
 
@@ -201,7 +202,7 @@ def _comment(text: str) -> Iterator[str]:
 
 
 def main() -> int:
-    """Write all of them."""
+    """Write all fit presets."""
     folder: Path = preset_path("fits")
     traces = TraceLibrary(TraceStore.of_user())
     for family in FAMILIES:

@@ -121,7 +121,7 @@ def test_a_recipe_resolves_and_says_nothing_in_vain(path: Path) -> None:
 def test_each_line_of_a_recipe_says_why_and_each_number_from_where(path: Path) -> None:
     sources = (
         "kohya", "OneTrainer", "sd-scripts", "invoke-training", "hollowstrawberry", "Kohya Colab", "arXiv",
-        "our choice", "PyTorch", "own size", "SD 1.5 itself",
+        "our choice", "PyTorch", "native resolution", "SD 1.5 itself",
     )  # fmt: skip
     lines = path.read_text(encoding="utf-8").split("[recipe]")[1].splitlines()
     explained = 0
