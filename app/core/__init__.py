@@ -1,1 +1,1 @@
-"""All that the app knows and does, without a window: no Qt in here, and no torch anywhere in the app."""
+"""State and logic of the app without its window; never imports Qt, and nothing in the app imports torch."""

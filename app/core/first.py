@@ -1,4 +1,4 @@
-"""What this PC has for training: its graphics cards, its room, and what the engine's own check says of it."""
+"""Read what this PC offers for training, run the engine's check of it, and prepare the demo."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainer.protocol.files import long_path
 from trainer.protocol.reading import parse_toml, read_toml
 
 if TYPE_CHECKING:
-    from trainer.gpu import Gpu  # with the driver's library
+    from trainer.gpu import Gpu  # loads the driver's library
 
 
 Verdict = Literal["ok", "doubtful", "broken"]
@@ -29,16 +29,19 @@ _VERDICTS: tuple[Verdict, ...] = ("ok", "doubtful", "broken")
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """`fault` says in words what is wrong with the driver, else ""; `free` are the bytes left where models will lie."""
+    """GPUs and disk space of this PC."""
 
     gpus: tuple[Gpu, ...]
     fault: str
+    """Message about a driver that does not work, or ""."""
     folder: Path
+    """The folder for models."""
     free: int | None
+    """Free bytes on its disk; None if they cannot be read."""
 
 
 def this_machine() -> MachineFacts:
-    """Ask the driver and the disk; takes up to a second, so it belongs on a worker."""
+    """Return facts from the driver and the disk; takes up to a second, so call it on a worker."""
     folder = places.home()
     try:
         free: int | None = places.free_bytes(folder)
@@ -59,7 +62,7 @@ def _gpus() -> tuple[tuple[Gpu, ...], str]:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One thing that the engine's check found."""
+    """One result of the engine's check."""
 
     verdict: Verdict
     sentence: str
@@ -67,42 +70,44 @@ class CheckResult:
 
 
 class CheckUp:
-    """`python -m trainer doctor` in a process of its own, with its self test; belongs to the thread that makes it."""
+    """Client of `python -m trainer doctor` with its self-test; for the thread that creates it."""
 
     def __init__(self, post: Post) -> None:
         self.findings: list[CheckResult] = []
         self.problem = ""
-        """Why there is no answer, in words."""
+        """Message why there are no results, or ""."""
         self.done = False
         self.changed: Emitter[None] = Emitter()
-        """Another finding, or the end."""
-        self._child = ServedProcess(["doctor", "--json"], post)
-        self._child.answered.connect(self._hear)
-        self._child.ended.connect(self._end)
+        """Emitted with each further result and at the end."""
+        self._process = ServedProcess(["doctor", "--json"], post)
+        self._process.answered.connect(self._on_answered)
+        self._process.ended.connect(self._on_ended)
 
     def start(self) -> None:
-        """Begin; a few seconds with PyTorch on an SSD."""
+        """Start the check, which takes a few seconds with PyTorch on an SSD."""
         try:
-            self._child.ask({})
+            self._process.ask({})
         except OSError as error:
-            self._end(str(error))
+            self._on_ended(str(error))
 
     def close(self) -> None:
-        """End it, answers or none."""
-        self._child.close()
+        """Stop the check."""
+        self._process.close()
 
     @property
     def worst(self) -> list[CheckResult]:
-        """What keeps training from working, else what is doubtful."""
-        broken = [one for one in self.findings if one.verdict == "broken"]
-        return broken or [one for one in self.findings if one.verdict == "doubtful"]
+        """Return the results that prevent training or, if there are none, the doubtful ones."""
+        broken = [result for result in self.findings if result.verdict == "broken"]
+        return broken or [result for result in self.findings if result.verdict == "doubtful"]
 
-    def _hear(self, said: Mapping[str, Any]) -> None:
-        if said.get("verdict") in _VERDICTS:
-            self.findings.append(CheckResult(said["verdict"], str(said.get("sentence")), str(said.get("remedy", ""))))
+    def _on_answered(self, message: Mapping[str, Any]) -> None:
+        if message.get("verdict") in _VERDICTS:
+            self.findings.append(
+                CheckResult(message["verdict"], str(message.get("sentence")), str(message.get("remedy", "")))
+            )
             self.changed.emit(None)
 
-    def _end(self, words: str) -> None:
+    def _on_ended(self, words: str) -> None:
         self.done = True
         if not self.findings:
             self.problem = words.splitlines()[-1] if words else "The check stopped unexpectedly."
@@ -110,9 +115,12 @@ class CheckUp:
 
 
 def demo_images() -> Path:
-    """Return the folder with the demo's pictures in the per-user folder; what the user changed there stays.
+    """Return the per-user folder with the demo's images, after copying missing ones; existing files are kept.
 
-    Raises OSError where it cannot be written. Takes some milliseconds: 18 small files.
+    Takes some milliseconds for 18 small files.
+
+    Raises:
+        OSError: The folder cannot be written.
     """
     folder = places.home() / "demo" / "pictures"
     long_path(folder).mkdir(parents=True, exist_ok=True)
@@ -124,19 +132,20 @@ def demo_images() -> Path:
 
 
 def demo_job(jobs: Path) -> Path:
-    """Return the demo's job: that of an earlier tour as it is now, else a new one in the folder of jobs; on a worker.
+    """Return the path of the demo's job: the existing one, or a new one in the folder `jobs`. For workers.
 
-    Raises JobError.
+    Raises:
+        JobError: The job cannot be written.
     """
-    from trainer.config.write import demo_job as text  # brings the schema
+    from trainer.config.write import demo_job as job_text  # late: it imports the job schema
 
-    values = parse_toml(text(places.home() / "demo" / "pictures"))
+    values = parse_toml(job_text(places.home() / "demo" / "pictures"))
     earlier = jobs.absolute() / str(values["name"]) / FILE_NAME
-    return earlier if _is_whole(earlier) else write_new(jobs, values)
+    return earlier if _is_usable(earlier) else write_new(jobs, values)
 
 
-def _is_whole(job: Path) -> bool:
-    """Tell whether a job can be read and its base is still there: Impasto may have been installed anew elsewhere."""
+def _is_usable(job: Path) -> bool:
+    """Return whether a job can be read and its base still exists; Impasto may have been reinstalled elsewhere."""
     try:
         return Path(read_toml(job, "text")["base"]["model"]).exists()
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""Pictures as bytes, read on worker threads: from files, or from the text of a preset or a LoRA from strangers."""
+"""Decode images to raw pixels, from files or from the untrusted text of a preset or LoRA. For worker threads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainer.protocol.reading import open_file
 
 
 class Pixels(NamedTuple):
-    """An image: three bytes a pixel, rows without gaps."""
+    """An image with three bytes per pixel and no padding between rows."""
 
     width: int
     height: int
@@ -18,8 +18,8 @@ class Pixels(NamedTuple):
 
 
 def pixels_of(text: str, side: int) -> Pixels | None:
-    """Decode a picture in base64 to fit a square of `side` pixels; None for what is no sound, modest picture."""
-    from PIL import Image  # brings what the window does not wait for
+    """Decode a base64 image and fit it to a square of `side` pixels; None if it is damaged or too large."""
+    from PIL import Image  # late: it would delay the window
 
     from trainer.config.presets.preview_image import decode_image, image_fault
 
@@ -32,7 +32,7 @@ def pixels_of(text: str, side: int) -> Pixels | None:
 
 
 def read_pixels(file: Path, side: int = 0) -> Pixels | None:
-    """Read a picture, made to fit a square of `side` pixels where given; None where it cannot be read."""
+    """Read an image, scaled to fit a square of `side` pixels if given; None if it cannot be read."""
     from PIL import Image
 
     try:

@@ -1,4 +1,4 @@
-"""One sitting with the app: builds and owns what the pages share, and closes it in the right order."""
+"""Build the objects that the pages share, connect them, and close them in the right order."""
 
 from __future__ import annotations
 
@@ -40,56 +40,56 @@ from trainer.config.presets.embedded import contains_preset
 from trainer.protocol.files import long_path
 from trainer.protocol.places import cache_folder, home
 
-Kind = Literal["folder", "lora", "preset", "picture", "other"]
+Kind = Literal["folder", "lora", "preset", "image", "other"]
 
 Sorted = Callable[[list[Path], list[Path], list[Path]], None]
-"""Takes folders, pictures with captions, and other files."""
+"""Called with folders, images and caption files, and other files."""
 _EDITS_PATIENCE = 10.0
 """Seconds without progress after which a job is queued although edits of images are not on disk."""
 
 
 class Navigator:
-    """Each event names what should be shown."""
+    """Requests to show something; each event carries what to show."""
 
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
         self.run: Emitter[Path] = Emitter()
-        """A run's folder, on the Runs page."""
+        """Folder of a run to show on the Runs page."""
         self.entry: Emitter[str] = Emitter()
-        """An entry of the queue that was started just now, on the Runs page."""
+        """Id of a queue entry that was just started, to show on the Runs page."""
         self.job: Emitter[Path] = Emitter()
-        """A job file, on the Train page."""
+        """Job file to show on the Train page."""
         self.recipe: Emitter[str] = Emitter()
-        """A preset as "sdxl/style": a new job from it, on the Train page."""
+        """Preset, such as "sdxl/style", to create a job from on the Train page."""
         self.lora: Emitter[Path] = Emitter()
-        """A LoRA file, in the viewer."""
+        """LoRA file to show in the viewer."""
         self.preset: Emitter[Path] = Emitter()
-        """A preset file or picture that was received, on the Presets page."""
+        """Received preset file or image to show on the Presets page."""
 
     def take(self, paths: Iterable[Path], then: Sorted) -> None:
-        """Let LoRAs and presets go to their places; call `then` with the folders and the files that are left.
+        """Show LoRAs and presets on their pages; call `then` with the remaining folders and files.
 
-        What is not there is among the folders. The disk is looked at by a worker: one that sleeps holds up nobody.
+        Missing paths count as folders. A worker reads the disk, so a sleeping one does not block the window.
         """
         paths = list(paths)
 
-        def go(kinds: list[Kind]) -> None:
-            sorted_ = list(zip(paths, kinds, strict=True))
-            for path, kind in sorted_:
+        def dispatch(kinds: list[Kind]) -> None:
+            by_kind = list(zip(paths, kinds, strict=True))
+            for path, kind in by_kind:
                 if kind == "lora":
                     self.lora.emit(path)
                 elif kind == "preset":
                     self.preset.emit(path)
-            then(*([path for path, kind in sorted_ if kind == wanted] for wanted in ("folder", "picture", "other")))
+            then(*([path for path, kind in by_kind if kind == wanted] for wanted in ("folder", "image", "other")))
 
-        self._tasks.run(lambda: [*map(_kind, paths)], go, raise_again, kept=False)
+        self._tasks.run(lambda: [*map(_kind, paths)], dispatch, raise_again, kept=False)
 
 
 def _kind(path: Path) -> Kind:
-    from trainer.dataset import caption_files, pixels  # late: they bring Pillow
+    from trainer.dataset import caption_files, pixels  # late: they import Pillow
 
     ending = path.suffix.lower()
-    with contextlib.suppress(OSError, ValueError):  # a place that must not be looked at, a name that none can have
+    with contextlib.suppress(OSError, ValueError):  # access denied, or an impossible file name
         if long_path(path).is_dir():
             return "folder"
         if ending == ".safetensors":
@@ -98,32 +98,32 @@ def _kind(path: Path) -> Kind:
             return "preset"
         if long_path(path).is_file():
             captions = ending in caption_files.SUFFIXES or path.name == caption_files.METADATA_NAME
-            return "picture" if captions or ending in pixels.SUFFIXES else "other"
+            return "image" if captions or ending in pixels.SUFFIXES else "other"
     return "folder"
 
 
 class View:
-    """What is shown of the library: which pictures, in which order, which of them are selected, which is current.
+    """The view of the library: the images shown, their order, the selection and the current image.
 
-    The selection is kept by id, so a picture that a filter hides stays selected and is selected when it comes back; so
-    does the current one. Nothing that is hidden can be worked on: `current` and `scope` hold only what is shown.
+    The selection is stored by id, so an image that a filter hides is still selected when it is shown again; so is the
+    current one. Hidden images cannot be edited: `current` and `scope` contain only shown ones.
     """
 
     def __init__(self, library: Library) -> None:
         self.ids: list[int] = []
         self.selected: frozenset[int] = frozenset()
         self.current: int | None = None
-        """The picture that loupe and caption editor show; None while the one that was chosen is hidden."""
+        """Image in the loupe and caption editor; None while the chosen one is hidden."""
         self.shown: Emitter[None] = Emitter()
-        """`ids` is another list now."""
+        """Emitted when `ids` has changed."""
         self.selection: Emitter[None] = Emitter()
-        """`selected` or `current` is another now."""
+        """Emitted when `selected` or `current` has changed."""
         self._chosen: int | None = None
         self._scope: list[int] | None = None
-        library.altered.connect(self._forget)
+        library.altered.connect(self._on_altered)
 
     def show(self, ids: Iterable[int]) -> None:
-        """Show these pictures in this order; the selection stays."""
+        """Show these images in this order, without changing the selection."""
         self.ids, self._scope = list(ids), None
         before, self.current = self.current, self._chosen if self._chosen in self.ids else None
         self.shown.emit(None)
@@ -131,20 +131,20 @@ class View:
             self.selection.emit(None)
 
     def select(self, selected: Iterable[int], current: int | None) -> None:
-        """Select these pictures; `current` is the one that the loupe and the caption editor show."""
-        chosen = frozenset(selected)
-        if (chosen, current) != (self.selected, self._chosen):
-            self.selected, self._chosen, self._scope = chosen, current, None
+        """Select these images; `current` is the one to show in the loupe and the caption editor."""
+        selection = frozenset(selected)
+        if (selection, current) != (self.selected, self._chosen):
+            self.selected, self._chosen, self._scope = selection, current, None
             self.current = current if current in self.ids else None
             self.selection.emit(None)
 
     def scope(self) -> Sequence[int]:
-        """Return the selected pictures that are shown, in their order; what an action on the selection works on."""
+        """Return the selected images that are shown, in their order: the images that actions apply to."""
         if self._scope is None:
-            self._scope = list(filter(self.selected.__contains__, self.ids))  # in a third of the time
+            self._scope = list(filter(self.selected.__contains__, self.ids))  # three times as fast as a comprehension
         return self._scope
 
-    def _forget(self, altered: Altered) -> None:
+    def _on_altered(self, altered: Altered) -> None:
         if not altered.removed:
             return
         if not altered.removed.isdisjoint(self.ids):
@@ -153,10 +153,10 @@ class View:
 
 
 class Session:
-    """Everything that the pages are handed. It belongs to the thread that makes it.
+    """All objects shared by the pages, for the thread that creates it.
 
-    `post` calls a function soon on that thread: the window gives one that goes through Qt's event loop, tests a queue.
-    An owner of a room adds his part here: one line in `__init__`, and one in `close` where it holds threads or files.
+    `post` calls a function soon on that thread: through Qt's event loop in the window, through a queue in tests. A new
+    shared object is created in `__init__`, and closed in `close` if it has threads or open files.
     """
 
     def __init__(self, post: Post, settings: Settings | None = None) -> None:
@@ -197,7 +197,7 @@ class Session:
         self.renderer = RenderClient(post)
         self.queue.changed.connect(lambda _: self.renderer.make_way(self.queue.now))
         self.missed: Emitter[Path] = Emitter()
-        """A folder that was open last is not there any more."""
+        """Emitted with a folder that was open before but is missing now."""
         self.datasets.opened.connect(lambda opened: self.recent.opened(opened.folder))
         self.datasets.closed.connect(self.recent.closed)
         self.thumbnails = Thumbnails(post, cache_folder() / FILE_NAME)
@@ -205,7 +205,7 @@ class Session:
         self.datasets.known.connect(lambda _: self.thumbnails.prepare(self.library.images.values(), EDGES[0]))
         for event in (self.view.shown, self.view.selection, self.history.changed):
             event.connect(lambda _: self.thumbnails.give_way())
-        self.library.altered.connect(self._retry)
+        self.library.altered.connect(self._on_altered)
         self.health = Health(self.library, self.tags, self.tasks, post, self.target.aim)
         self.finder.findings = self.health.marked
         self.datasets.strays.connect(self.health.take_strays)
@@ -216,24 +216,26 @@ class Session:
         self.datasets.looked.connect(lambda _: self.health.look_for_gone())
         self.target.changed.connect(lambda _: self.health.aim_at(self.target.aim))
         self.target.changed.connect(lambda _: self.tags.read_lines(self.target.aim.lines))
-        post(self.saver.recover)  # when the window listens: it says what was saved of a session that crashed
+        post(
+            self.saver.recover
+        )  # posted, so that the window already listens when edits of a crashed session are reported
 
     def reopen(self) -> None:
-        """Open what was open when the app ended last, where the user wants that; `missed` tells what is gone."""
+        """Reopen the folders of the last session, if the user wants that; emit `missed` for missing ones."""
         for folder in self.recent.left_open(self.settings.preferences.starting.reopen):
             self.recent.look_at(folder, partial(self._reopen, folder))
         self.recent.look()
 
     def close(self) -> None:
-        """End what runs behind; last started, first ended."""
+        """Stop all background work, in an order in which no part needs a stopped one."""
         for folder in self.datasets.folders:
             if folder not in self.datasets.lost:
-                self.recent.opened(folder)  # also one whose pictures are not all listed yet
+                self.recent.opened(folder)  # also folders whose images are not all listed yet
         self.settings.file.settle()
         self.filters.file.settle()
         self.recent.close()
         self.renderer.close()
-        self.jobs.close()  # before the queue, into which a job goes whose file is written only now
+        self.jobs.close()  # before the queue, as closing may write a job file and then queue the job
         self.queue.close()
         self.presets.close()
         self.models.close()
@@ -251,9 +253,9 @@ class Session:
             self.missed.emit(folder)
         else:
             self.datasets.open(folder)
-        if folder not in self.datasets.folders:  # gone, or part of what is open besides
+        if folder not in self.datasets.folders:  # missing, or inside another open folder
             self.recent.closed(folder)
 
-    def _retry(self, altered: Altered) -> None:
+    def _on_altered(self, altered: Altered) -> None:
         if "problem" in altered.what:
             self.thumbnails.retry(altered.altered)

@@ -1,7 +1,4 @@
-"""Marks words for translation where they stand in a table, long before anybody can be asked which language to show.
-
-And makes sentences of reasons.
-"""
+"""Mark texts for translation outside Qt, and build messages from errors and reasons."""
 
 from __future__ import annotations
 
@@ -13,35 +10,35 @@ from trainer.errors import sentence_and_remedy, with_period
 
 
 def QT_TRANSLATE_NOOP(context: str, text: str) -> str:  # noqa: N802 - lupdate looks for this name
-    """Return the text as it is: `lupdate` finds it here, and QCoreApplication.translate(context, ...) uses it later.
+    """Return the text unchanged; marks it for `lupdate`, so that QCoreApplication.translate can translate it later.
 
-    Qt's own function of this name is typed as returning any object.
+    Qt's own function of this name is typed as returning `object`.
     """
     return text
 
 
 def sentence_of(reason: str) -> str:
-    """Return a reason of a check, "must be ..., not ...", as a sentence of its own."""
+    """Return a check's reason such as "must be ..., not ..." as a sentence."""
     return with_period(reason[:1].upper() + reason[1:])
 
 
 class Explained(Protocol):
-    """What an error or an event that tells of one says."""
+    """An error, or an event about an error."""
 
     @property
     def sentence(self) -> str:
-        """What happened, and why."""
+        """Return what happened and why."""
 
     @property
     def remedy(self) -> str:
-        """What to do."""
+        """Return what to do."""
 
 
 def in_words(fault: Explained) -> str:
-    """Return what happened and what to do, one after the other."""
+    """Return the sentence and the remedy as one text."""
     return sentence_and_remedy(fault.sentence, fault.remedy)
 
 
 def first_names(files: Sequence[Path]) -> str:
-    """Return the names of a few files, for a sentence."""
+    """Return the names of the first three files, for a message."""
     return ", ".join(file.name for file in files[:3]) + (" …" if len(files) > 3 else "")

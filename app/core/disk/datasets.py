@@ -12,7 +12,7 @@ from itertools import islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from app.core.disk.roots import Forgetting, identity_of, overlapping, silence
+from app.core.disk.roots import ImageRemover, identity_of, overlapping, silence
 from app.core.events import Emitter
 from app.core.library import Altered, Fact, Field, Folder, FolderField, Library, LibraryImage, Value
 from app.core.tasks import Tasks, in_turns, raise_again
@@ -112,7 +112,7 @@ class _Dataset:
 
 
 class Datasets:
-    """Opens folders as datasets and keeps the library in sync with them, without copying or writing files.
+    """The open datasets; keeps the library in sync with their folders without copying or writing files.
 
     Belongs to the library's thread. A timer calls `refresh` every few seconds. Each dataset is scanned on a worker, so
     one whose disk does not respond delays no other.
@@ -142,7 +142,7 @@ class Datasets:
         self.unsaved_of_folder: Callable[[Folder], Mapping[FolderField, Value]] = lambda folder: {}
         """Returns the unsaved edits of a folder. Set by the session."""
         self._library, self._tasks = library, tasks
-        self._forgetting = Forgetting(library, tasks.post)
+        self._remover = ImageRemover(library, tasks.post)
         self._open: dict[Path, _Dataset] = {}
         self._leaving: set[tuple[Folder, str]] = set()
         """Images whose files the app is moving away: a scan may still find them and must ignore them."""
@@ -167,11 +167,11 @@ class Datasets:
         root = folder.absolute()
         if root in self._open:
             return
-        other = next((one for one in self._open if root.is_relative_to(one) or one.is_relative_to(root)), None)
+        other = next((path for path in self._open if root.is_relative_to(path) or path.is_relative_to(root)), None)
         if other:
             self._tasks.run(lambda: overlapping(root, other), self.problems.emit, raise_again, kept=False)
             return
-        self._forgetting.finish(root)  # else the removal of a dataset closed just before would remove the new images
+        self._remover.finish(root)  # otherwise the removal of a just closed dataset would remove the new images
         self._library.expect(root)
         self._open[root] = _Dataset(root, others=tuple(self._open.values()))
         self._scan(self._open[root], {})
@@ -181,7 +181,7 @@ class Datasets:
         dataset = self._open.pop(folder.absolute(), None)
         if dataset:
             dataset.stop.set()
-            self._forgetting.begin([number for ids in dataset.ids.values() for number in ids.values()])
+            self._remover.begin([number for ids in dataset.ids.values() for number in ids.values()])
             if dataset.lost:
                 self.found.emit(dataset.lost)
             self.closed.emit(dataset.root)
@@ -201,8 +201,8 @@ class Datasets:
         for number in near:
             if image := self._library.images.get(number):
                 stem = image.path.stem
-                beside = {image.name, f"{stem}.txt", f"{stem}.caption"}
-                names.setdefault(image.folder.root, {}).setdefault(image.folder.path, set()).update(beside)
+                files = {image.name, f"{stem}.txt", f"{stem}.caption"}
+                names.setdefault(image.folder.root, {}).setdefault(image.folder.path, set()).update(files)
         for root, dataset in self._open.items():
             dataset.whole |= whole
             self._watch(dataset)
@@ -461,7 +461,7 @@ class Datasets:
     # Sizes
 
     def _read_sizes(self, dataset: _Dataset) -> None:
-        """Read the headers of some images whose size is unknown, and go on until all are known."""
+        """Read the headers of some images whose size is unknown, and continue until all are known."""
         if dataset.sizing or dataset.stop.is_set() or dataset.lost:
             return
         if not dataset.unsized:
@@ -473,47 +473,47 @@ class Datasets:
         for number in some:
             del dataset.unsized[number]
         images = [self._library.images[number] for number in some if number in self._library.images]
-        asked = [(image.id, image.folder.path, image.name, image.changed_ns) for image in images]
+        queried = [(image.id, image.folder.path, image.name, image.changed_ns) for image in images]
         dataset.sizing, dataset.answered = True, math.inf
 
         def read() -> list[Mapping[str, Any]]:
             from app.core.disk.reading import read_size
 
             dataset.answer()
-            wanted = takewhile(lambda _: not dataset.stop.is_set(), asked)
+            wanted = takewhile(lambda _: not dataset.stop.is_set(), queried)
             return [read_size(path / name) for _, path, name, _ in in_turns(wanted, dataset.answer)]
 
         def failed(fault: BaseException) -> None:
             dataset.sizing = False
             logging.getLogger(__name__).error("Reading image headers in %s failed", dataset.root, exc_info=fault)
 
-        self._tasks.run(read, lambda sizes: self._on_sizes_read(dataset, asked, sizes), failed, kept=False)
+        self._tasks.run(read, lambda sizes: self._on_sizes_read(dataset, queried, sizes), failed, kept=False)
 
     def _on_sizes_read(
-        self, dataset: _Dataset, asked: list[tuple[int, Path, str, int]], sizes: list[Mapping[str, Any]]
+        self, dataset: _Dataset, queried: list[tuple[int, Path, str, int]], sizes: list[Mapping[str, Any]]
     ) -> None:
         dataset.sizing = False
         if dataset.stop.is_set():
             return
         self._mark_responding(dataset)
         if dataset.lost:  # the errors are about the folder, not its images
-            dataset.unsized.update(dict.fromkeys(number for number, *_ in asked))
+            dataset.unsized.update(dict.fromkeys(number for number, *_ in queried))
             return
         facts = {}
-        for (number, *_, changed_ns), size in zip(asked, sizes, strict=True):
+        for (number, *_, changed_ns), size in zip(queried, sizes, strict=True):
             image = self._library.images.get(number)
             if image and image.changed_ns == changed_ns:
                 facts[number] = size
         self._update_library(facts, ["size", "problem"])
-        dataset.sized = dataset.sized + len(asked) if dataset.unsized else 0
+        dataset.sized = dataset.sized + len(queried) if dataset.unsized else 0
         total = dataset.sized + len(dataset.unsized)
         self.progress.emit(ReadingProgress(dataset.root, "sizes" if dataset.unsized else "done", dataset.sized, total))
         self._read_sizes(dataset)
 
 
 class _StoppedError(Exception):
-    """The dataset was closed during a scan."""
+    """Raised when a dataset was closed during its scan."""
 
 
 class _AlreadyOpenError(Exception):
-    """The folder is already open by another path; one of the two is a link."""
+    """Raised when a folder is already open by another path, where one of the two is a link."""

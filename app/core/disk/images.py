@@ -7,7 +7,7 @@ from pathlib import Path
 
 from PIL import Image, ImageFile
 
-from app.core.disk.reading import MOST_MEGAPIXELS
+from app.core.disk.reading import MAX_MEGAPIXELS
 from app.core.pixels import Pixels
 from app.core.tasks import stand_back
 from trainer.dataset.pixels import decode, open_image
@@ -22,7 +22,7 @@ def make_thumbnail(path: Path, pixels: int) -> tuple[Pixels, bytes]:
 
     Raises DatasetError if the file is missing, damaged, not an image, or over the size limit.
     """
-    with open_image(path, MOST_MEGAPIXELS) as image:
+    with open_image(path, MAX_MEGAPIXELS) as image:
         stand_back()
         small = _upright(image, pixels)
         stand_back()
@@ -45,7 +45,7 @@ def load_whole(path: Path, longest: int) -> tuple[Pixels, Pixels]:
 
     Raises DatasetError as `make_thumbnail` does.
     """
-    with open_image(path, MOST_MEGAPIXELS) as image:
+    with open_image(path, MAX_MEGAPIXELS) as image:
         whole = _on_checkerboard(image)
         small = whole.copy()
         small.thumbnail((longest, longest), Image.Resampling.BICUBIC, reducing_gap=2.0)

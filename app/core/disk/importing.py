@@ -25,7 +25,7 @@ class Imported:
     copied: tuple[Path, ...]
     """Files of the new images."""
     problems: tuple[DatasetError, ...]
-    passed_over: int
+    skipped: int
     """Number of files that are not images or are already in the folder."""
 
 
@@ -34,12 +34,12 @@ def copy_in(sources: Iterable[Path], target: Path) -> Imported:
 
     A taken name gets -2, -3 and so on. A failed file is reported and skipped; a full disk ends the import.
     """
-    copied, problems, passed_over = list[Path](), list[DatasetError](), 0
+    copied, problems, skipped = list[Path](), list[DatasetError](), 0
     taken = _stems(target)
     try:
         for source, inside in _images(sources, problems):
             if not is_image(source) or source.parent == target / inside:
-                passed_over += 1
+                skipped += 1
                 continue
             try:
                 stems = taken if inside == Path() else _stems(target / inside)
@@ -50,7 +50,7 @@ def copy_in(sources: Iterable[Path], target: Path) -> Imported:
                     break
     except OSError as fault:
         problems.append(_failed(target, target, fault))
-    return Imported(tuple(copied), tuple(problems), passed_over)
+    return Imported(tuple(copied), tuple(problems), skipped)
 
 
 def keep_pasted(data: bytes, target: Path, stem: str) -> Imported:

@@ -28,7 +28,7 @@ from trainer.protocol.reading import open_file
 
 _UNSETTLED_NS = 3_000_000_000
 """Timestamps can be as coarse as two seconds (FAT), so a file changed just before a scan may change again unnoticed."""
-MOST_MEGAPIXELS: float = DatasetConfig.model_fields["max_megapixels"].default
+MAX_MEGAPIXELS: float = DatasetConfig.model_fields["max_megapixels"].default
 """Default size limit of the trainer in megapixels; larger images are refused."""
 # Only these PNG chunks can hold the EXIF orientation.
 _EXIF_CHUNKS = (b"eXIf", b"zTXt", b"tEXt", b"iTXt")
@@ -45,7 +45,7 @@ class State(NamedTuple):
 class Listing:
     """Dataset files of a directory at one moment."""
 
-    pictures: dict[str, State] = field(default_factory=dict)
+    images: dict[str, State] = field(default_factory=dict)
     """Image files in natural order."""
     texts: dict[str, State] = field(default_factory=dict)
     """Caption files, impasto.jsonl and metadata.jsonl."""
@@ -73,7 +73,7 @@ class Listing:
         Images in `besides` count as present. A folder without any image is not for training, so its captions and masks
         are not reported.
         """
-        stems = {stem_of(name) for names in (self.pictures, besides) for name in names}
+        stems = {stem_of(name) for names in (self.images, besides) for name in names}
         found = {"file.outside": list(self.outside)}
         if stems:
             named = [(stem, names) for stem, names in self.sources.items() if stem not in stems]
@@ -83,7 +83,7 @@ class Listing:
 
     def is_other(self, folder: Path, name: str) -> bool:
         """Return whether an image or caption file of this listing has changed on disk, or is gone."""
-        known = self.pictures.get(name) or self.texts.get(name)
+        known = self.images.get(name) or self.texts.get(name)
         return known is not None and _state_of(f"{folder}{os.sep}{name}") != known
 
     def mask_of(self, name: str) -> State | None:
@@ -123,9 +123,9 @@ def list_directory(path: Path, links: Links, alive: Callable[[], None] = lambda:
                 if kind == "mask":
                     masks[stem.removesuffix(MASK)] = state
                 else:
-                    (images if kind == "picture" else texts)[name] = state
+                    (images if kind == "image" else texts)[name] = state
     return Listing(
-        pictures={name: images[name] for name in in_natural_order(images)},
+        images={name: images[name] for name in in_natural_order(images)},
         texts=texts,
         masks=masks,
         inside=tuple(sorted(inside, key=natural_key)),
@@ -178,7 +178,7 @@ def _state(entry: os.DirEntry[str]) -> State | None:
 
 def _kind(name: str, stem: str, suffix: str) -> str | None:
     if is_image_name(stem, suffix):
-        return "picture"
+        return "image"
     if suffix.lower() in CAPTION_SUFFIXES or name in (FILE_NAME, METADATA_NAME):
         return "text"
     return "mask" if stem.endswith(MASK) and suffix.lower() == ".png" else None
@@ -245,7 +245,7 @@ def noted(notes: ImageSettings) -> dict[str, Any]:
 def read_size(path: Path) -> Mapping[str, Any]:
     """Return an image's upright size from its header, or its problem, as library fields."""
     try:
-        with open_image(path, MOST_MEGAPIXELS) as image:
+        with open_image(path, MAX_MEGAPIXELS) as image:
             width, height = _size(path, image)
     except DatasetError as error:
         return {"width": None, "height": None, "problem": error.sentence}

@@ -15,7 +15,7 @@ _BATCH = 4000
 """Images removed per batch, about 15 ms with all listeners; 100,000 at once blocked the window for half a second."""
 
 
-def told_apart(root: Path, others: Iterable[Path]) -> str:
+def unique_name(root: Path, others: Iterable[Path]) -> str:
     """Return a folder's name with as many parent folders as it takes to be unique among `others`."""
     other_parts = [other.parts for other in others if other != root]
     for count in range(1, len(root.parts)):
@@ -55,8 +55,8 @@ def silence(folder: Path) -> DatasetError:
     return DatasetError("dataset.silent", sentence, remedy)
 
 
-class Forgetting:
-    """Removes the images of closed datasets from the library in batches; belongs to the library's thread."""
+class ImageRemover:
+    """Removal of closed datasets' images from the library in batches, for the library's thread."""
 
     def __init__(self, library: Library, post: Post) -> None:
         self._library, self._post = library, post
@@ -71,13 +71,13 @@ class Forgetting:
     def finish(self, root: Path) -> None:
         """Remove now all remaining images of this folder, its subfolders and its parents."""
         known = self._library.images
-        left = {number: known[number].folder.root for number in self._remaining if number in known}
-        here = {one for one in set(left.values()) if one.is_relative_to(root) or root.is_relative_to(one)}
-        self._remaining = [number for number, of in left.items() if of not in here]
-        self._library.remove([number for number, of in left.items() if of in here])
+        remaining = {number: known[number].folder.root for number in self._remaining if number in known}
+        affected = {path for path in set(remaining.values()) if path.is_relative_to(root) or root.is_relative_to(path)}
+        self._remaining = [number for number, path in remaining.items() if path not in affected]
+        self._library.remove([number for number, path in remaining.items() if path in affected])
 
     def _remove_batch(self) -> None:
-        some, self._remaining = self._remaining[-_BATCH:], self._remaining[:-_BATCH]
-        self._library.remove(some)
+        batch, self._remaining = self._remaining[-_BATCH:], self._remaining[:-_BATCH]
+        self._library.remove(batch)
         if self._remaining:
             self._post(self._remove_batch)

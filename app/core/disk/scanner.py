@@ -151,7 +151,7 @@ class _SeenDirectory:
 
 
 class FolderScanner:
-    """Remembers the contents of one dataset's folders. Only one thread at a time may scan.
+    """Scanner of one dataset's folders, which remembers their contents. Only one thread at a time may scan.
 
     `alive` is called repeatedly while the disk responds.
     """
@@ -205,7 +205,7 @@ class FolderScanner:
         for path, names in dropped.items():
             if directory := self._directories.get(path):
                 for name in names:
-                    directory.listing.pictures.pop(name, None)
+                    directory.listing.images.pop(name, None)
                 directory.listing.settled = False
         for directory in self._directories.values():
             directory.unread |= directory.unsettled
@@ -244,7 +244,7 @@ class FolderScanner:
 
     def _files(self) -> Iterator[tuple[Path, str]]:
         for path, directory in list(self._directories.items()):
-            for name in [*directory.listing.pictures, *directory.listing.texts]:
+            for name in [*directory.listing.images, *directory.listing.texts]:
                 yield path, name
 
     def _list(self, path: Path, whole: bool, names: Collection[str]) -> Listing | None:
@@ -292,13 +292,13 @@ class FolderScanner:
         known, directory.listing = directory.listing, now
         if known is now:
             return
-        new = [name for name in now.pictures if name not in known.pictures and name not in directory.missing]
+        new = [name for name in now.images if name not in known.images and name not in directory.missing]
         for batch in _batches(new):
             self._report(FilesFound(directory.folder, {name: _file_facts(now, name) for name in batch}))
-        back = directory.missing & now.pictures.keys()
+        back = directory.missing & now.images.keys()
         self._report_changed(directory, known, back)
         directory.unread.update(new, back, _with_changed_captions(known, now))
-        directory.missing |= known.pictures.keys() - now.pictures.keys()
+        directory.missing |= known.images.keys() - now.images.keys()
         directory.missing -= back
         directory.reported -= back
         if known.texts.get(FILE_NAME) != now.texts.get(FILE_NAME):
@@ -308,8 +308,8 @@ class FolderScanner:
 
     def _report_changed(self, directory: _SeenDirectory, known: Listing, back: Collection[str]) -> None:
         now, changed = directory.listing, {}
-        for name, before in known.pictures.items():
-            if now.pictures.get(name, before) != before:
+        for name, before in known.images.items():
+            if now.images.get(name, before) != before:
                 changed[name] = {**_file_facts(now, name), **_STALE_VALUES}
             elif known.mask_of(name) != now.mask_of(name):
                 changed[name] = _mask_facts(now, name)
@@ -324,7 +324,7 @@ class FolderScanner:
 
     def _emptied(self) -> bool:
         directories = self._directories.values()
-        return any(each.missing for each in directories) and not any(each.listing.pictures for each in directories)
+        return any(known.missing for known in directories) and not any(known.listing.images for known in directories)
 
     def _set_lost(self, error: DatasetError) -> None:
         if not self._lost:
@@ -344,7 +344,7 @@ class FolderScanner:
             directory.missing, directory.reported = fresh, set(fresh)
             self._report_strays(directory)
             self._report_facts(directory, {name: {"problem": f"{path / name} is no longer there."} for name in fresh})
-            if not (directory.listing.identity or directory.listing.inside or fresh or directory.listing.pictures):
+            if not (directory.listing.identity or directory.listing.inside or fresh or directory.listing.images):
                 del self._directories[path]
 
     def _report_strays(self, directory: _SeenDirectory) -> None:
@@ -375,7 +375,7 @@ class FolderScanner:
             directory.notes_damaged = False
             self._report(NotesRead(directory.folder, None))
         directory.notes = notes
-        others = directory.notes.changed_since(before, directory.listing.pictures.keys() - directory.unread)
+        others = directory.notes.changed_since(before, directory.listing.images.keys() - directory.unread)
         self._report_facts(directory, {name: noted(directory.notes.of(name)) for name in others})
         for path, other in self._directories.items():
             if path.is_relative_to(directory.path):
@@ -398,7 +398,7 @@ class FolderScanner:
             sentence = f"In {directory.path / METADATA_NAME}, {fault}."
             self._report(ScanProblem(DatasetError("metadata.damaged", sentence, "Fix that line.")))
         for other in self._directories.values() if directory.path == self.root else (directory,):
-            other.unread.update(other.listing.pictures)
+            other.unread.update(other.listing.images)
 
     def _read(self) -> None:
         """Read pending captions and notes in batches.
@@ -409,9 +409,9 @@ class FolderScanner:
         for directory in self._directories.values():
             gone = set[str]()
             metadata = {**self._from_root(directory), **directory.metadata} if directory.unread else {}
-            for batch in _batches([name for name in directory.listing.pictures if name in directory.unread]):
-                each = in_turns(batch, self._alive)
-                read = {name: self._read_caption_of(directory, name, metadata.get(name)) for name in each}
+            for batch in _batches([name for name in directory.listing.images if name in directory.unread]):
+                names = in_turns(batch, self._alive)
+                read = {name: self._read_caption_of(directory, name, metadata.get(name)) for name in names}
                 facts = {name: words for name, words in read.items() if words}
                 gone.update(read.keys() - facts.keys())
                 self._report(Facts(directory.folder, facts))
@@ -447,7 +447,7 @@ def _vanished(directory: _SeenDirectory, name: str) -> bool:
 
 
 def _file_facts(listing: Listing, name: str) -> dict[str, Any]:
-    state = listing.pictures[name]
+    state = listing.images[name]
     return {"bytes": state.bytes, "changed_ns": state.changed_ns, **_mask_facts(listing, name)}
 
 
@@ -460,7 +460,7 @@ def _with_changed_captions(known: Listing, now: Listing) -> list[str]:
     """Return the images whose caption files were changed, added or removed."""
     names = known.texts.keys() | now.texts.keys()
     stems = {stem_of(name) for name in names if known.texts.get(name) != now.texts.get(name)}
-    return [name for name in now.pictures if stem_of(name) in stems] if stems else []
+    return [name for name in now.images if stem_of(name) in stems] if stems else []
 
 
 def _batches(names: list[str]) -> Iterable[list[str]]:

@@ -12,7 +12,7 @@ from app.core.edits.backups import Backups, Written
 from app.core.edits.history import Ended, History
 from app.core.edits.safe_files import SYNCS_FILE_SYSTEM, refusal, sync_file_system
 from app.core.edits.saver import Saver
-from app.core.edits.writer import Neighbours
+from app.core.edits.writer import Neighbors
 from app.core.library import Library, LibraryImage
 from app.core.tasks import Tasks
 from app.core.words import first_names
@@ -96,7 +96,7 @@ def _facts(root: Path, images: Sequence[LibraryImage]) -> dict[int, dict[str, An
     from app.core.edits.masks import mask_path  # late, as above
     from trainer.protocol.files import long_path
 
-    around, facts = Neighbours(root), {}
+    around, facts = Neighbors(root), {}
     for image in images:
         try:
             facts[image.id] = {

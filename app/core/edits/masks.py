@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from app.core.disk.reading import MOST_MEGAPIXELS
+from app.core.disk.reading import MAX_MEGAPIXELS
 from app.core.edits.backups import Backups, Written
 from trainer.dataset.folders import MASK
 from trainer.dataset.links import Links
@@ -260,12 +260,12 @@ def mask_path(image: Path) -> Path:
     return image.with_name(f"{image.stem}{MASK}.png")
 
 
-def read_mask(picture: Path, width: int, height: int) -> OpenedMask:
+def read_mask(image_file: Path, width: int, height: int) -> OpenedMask:
     """Return an image's mask at the image's upright size, fully trained if there is no file; for workers.
 
     Raises DatasetError if the file cannot be read as an image; it stays unchanged.
     """
-    path = mask_path(picture)
+    path = mask_path(image_file)
     try:
         state = state_of(_content(path))
     except OSError as fault:
@@ -273,7 +273,7 @@ def read_mask(picture: Path, width: int, height: int) -> OpenedMask:
         raise DatasetError("mask.unreadable", sentence, "Replace it with a readable copy, or delete it.") from fault
     if state is None:
         return OpenedMask(np.full((height, width), TRAINED, np.uint8), None, False)
-    image = load_upright(path, "#000000", MOST_MEGAPIXELS).convert("L")
+    image = load_upright(path, "#000000", MAX_MEGAPIXELS).convert("L")
     stretched = image.size != (width, height)
     if stretched:
         image = image.resize((width, height), Image.Resampling.BOX)

@@ -1,4 +1,4 @@
-"""Write requests to disk without threads or timers: read, judge, back up, replace, read back."""
+"""Write requests to disk: read, compare, back up, replace and read back, without threads or timers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from trainer.protocol.files import long_name, long_path
 from trainer.protocol.places import write_remedy
 from trainer.protocol.reading import read_bytes
 
-# A file name of 250 letters has room for .txt but not for .caption, so the system rejects the latter.
+# A file name of 250 characters leaves room for .txt but not for .caption, which the system rejects.
 _INVALID_NAME = (errno.EINVAL if sys.platform == "win32" else errno.ENAMETOOLONG,)
 _NO_TEXT = (None, "")
 
@@ -62,7 +62,7 @@ class Caption:
 
 
 @dataclass
-class Neighbours:
+class Neighbors:
     """Per-batch cache of caption file names and metadata.jsonl captions in image folders."""
 
     root: Path
@@ -122,7 +122,7 @@ def plain(text: str | None) -> str | None:
     return "" if text.isspace() else text
 
 
-def look(image: str, around: Neighbours) -> Caption:
+def look(image: str, around: Neighbors) -> Caption:
     """Return an image's caption as training reads it: the first of .txt, .caption and metadata.jsonl that is not blank.
 
     Raises OSError, and DatasetError if the file that takes precedence is not text.
@@ -140,7 +140,7 @@ def look(image: str, around: Neighbours) -> Caption:
     return Caption(plain(listed), stem + SUFFIXES[0], FileSeen(None), listed)
 
 
-def _read(file: str, around: Neighbours) -> Caption | None:
+def _read(file: str, around: Neighbors) -> Caption | None:
     try:
         around.require_inside(file)
         seen = look_at(file, LARGEST + 1)
@@ -244,7 +244,7 @@ class Writer:
                 yield from self._write_notes(root, folder, list(values))
 
     def _write_captions(self, root: str, requests: Sequence[SaveRequest], durable: bool) -> Iterator[Outcome]:
-        around = Neighbours(Path(root))
+        around = Neighbors(Path(root))
         plans: list[_Plan] = []
         closed: dict[str, DatasetError] = {}
         for request in requests:
@@ -261,7 +261,7 @@ class Writer:
         for plan in plans:
             yield self._carry_out(plan, around, closed, durable)
 
-    def _plan(self, request: SaveRequest, around: Neighbours, closed: dict[str, DatasetError]) -> _Plan | Outcome:
+    def _plan(self, request: SaveRequest, around: Neighbors, closed: dict[str, DatasetError]) -> _Plan | Outcome:
         path = request.key.text
         try:
             found = look(path, around)
@@ -275,7 +275,7 @@ class Writer:
         kind: Literal["saved", "conflict"] = "conflict" if verdict == "conflict" else "saved"
         return Outcome(request, kind, request.desired if verdict == "there" else found.text)
 
-    def _data(self, request: SaveRequest, found: Caption, around: Neighbours) -> bytes | None:
+    def _data(self, request: SaveRequest, found: Caption, around: Neighbors) -> bytes | None:
         """Return the new contents of the file, or None to remove it.
 
         It is removed if there should be no caption, or metadata.jsonl holds the same one. A file we did not create may
@@ -299,7 +299,7 @@ class Writer:
         """Return whether a file still holds what we wrote last."""
         return self._ours.get(found.file) == hash(found.seen.data)
 
-    def _carry_out(self, plan: _Plan, around: Neighbours, closed: dict[str, DatasetError], durable: bool) -> Outcome:
+    def _carry_out(self, plan: _Plan, around: Neighbors, closed: dict[str, DatasetError], durable: bool) -> Outcome:
         request, file = plan.request, plan.found.file
         folder = os.path.dirname(file)  # noqa: PTH120 (ten times as fast)
         if folder in closed:  # each further attempt could take seconds
@@ -331,7 +331,7 @@ class Writer:
             sweep(folder, lambda name, data: self._backups.keep(root, [(f"{within}/{name}".lstrip("/"), data)]))
 
     def _again(
-        self, request: SaveRequest, around: Neighbours, closed: dict[str, DatasetError], durable: bool
+        self, request: SaveRequest, around: Neighbors, closed: dict[str, DatasetError], durable: bool
     ) -> Outcome:
         """Judge and write again after another program changed the file in between."""
         judged = self._plan(request, around, closed)
@@ -348,7 +348,7 @@ class Writer:
         outcomes: list[Outcome] = []
         due: list[SaveRequest] = []
         try:
-            found = read_notes(folder, Neighbours(Path(root)))
+            found = read_notes(folder, Neighbors(Path(root)))
             for request in requests:
                 value = found.value(request)
                 verdict = _judge(request.desired, _note_bases(request), value)
@@ -435,8 +435,8 @@ class NotesFile:
 
     def value(self, request: SaveRequest) -> Value:
         """Return the current value for a request's key."""
-        holder = self.sidecar.folder if request.key.of_folder else self.sidecar.of(request.key.path.name)
-        value: Value = getattr(holder, request.key.field)
+        notes = self.sidecar.folder if request.key.of_folder else self.sidecar.of(request.key.path.name)
+        value: Value = getattr(notes, request.key.field)
         return value
 
     def with_values(self, requests: Sequence[SaveRequest]) -> bytes:
@@ -444,12 +444,12 @@ class NotesFile:
         images: dict[str, dict[str, object]] = {}
         facts: dict[str, object] = {}
         for request in requests:
-            whose = facts if request.key.of_folder else images.setdefault(request.key.path.name, {})
-            whose[request.key.field] = request.desired
+            target = facts if request.key.of_folder else images.setdefault(request.key.path.name, {})
+            target[request.key.field] = request.desired
         return sidecar_text(_changed(self.sidecar, facts, images)).encode("utf-8")
 
 
-def read_notes(folder: Path, around: Neighbours) -> NotesFile:
+def read_notes(folder: Path, around: Neighbors) -> NotesFile:
     """Return a folder's notes; raises OSError, and DatasetError if damaged or a link to outside the dataset."""
     file = folder / FILE_NAME
     around.require_inside(str(file))

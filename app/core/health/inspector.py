@@ -124,7 +124,7 @@ class Inspector:
 
     def _look(self, asked: list[_Asked]) -> Slice | None:
         """Look at some pictures, on the worker; for none of them, let the processes go."""
-        from app.core.disk.reading import MOST_MEGAPIXELS
+        from app.core.disk.reading import MAX_MEGAPIXELS
         from app.core.health.judging import NearDuplicates
         from trainer.dataset.decoders import PROCESS_COUNT, DecoderPool, inspect_images
 
@@ -135,7 +135,7 @@ class Inspector:
         self._near = self._near or NearDuplicates()
         paths = [one.path for one in asked]
         try:
-            found = inspect_images(paths, MOST_MEGAPIXELS, lambda done, total: self._check_stop(), self._decoders)
+            found = inspect_images(paths, MAX_MEGAPIXELS, lambda done, total: self._check_stop(), self._decoders)
         except DatasetError:  # no process can be started: those that could be give back their memory
             self._let_go()
             raise

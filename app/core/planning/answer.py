@@ -1,4 +1,4 @@
-"""Plans as the app reads them from the plan server (trainer/cli/planning.py), and the checks of a job."""
+"""Read plans from the plan server (trainer/cli/planning.py), and collect the problems of a job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ORDER: Mapping[str, int] = {"error": 0, "warning": 1, "info": 2}
 _FIX_FIRST = QT_TRANSLATE_NOOP("Preflight", "Fix this before you start.")
 _CHOOSE_BASE = QT_TRANSLATE_NOOP("Preflight", "Choose a base: the model that the LoRA will change.")
 _ADD_IMAGES = QT_TRANSLATE_NOOP("Preflight", "Add the images to train on.")
-_TO_CHOOSE: Mapping[str, tuple[str, str]] = {
+_CHOICES_TO_MAKE: Mapping[str, tuple[str, str]] = {
     "base": ("base.model", _CHOOSE_BASE),
     "base.model": ("base.model", _CHOOSE_BASE),
     "dataset": ("dataset.folders", _ADD_IMAGES),
@@ -110,24 +110,24 @@ class PlanAnswer:
     """None if nothing fits."""
     faster: AnsweredPlan | None
     missing: int
-    """Bytes by which `quicker` is too large; without a pick, the smallest fit."""
+    """Bytes by which `faster` or, without a pick, the smallest fit exceeds the free memory."""
     memory_advice: MemoryAdvice | None
-    """How to free these bytes; None where nothing is missing."""
+    """How to free these bytes; None if none are missing."""
     smaller: AnsweredPlan | None
     quantized: AnsweredPlan | None
     reduced_recipe: AnsweredPlan | None
-    """If nothing fits: the plan with the smallest change that fits."""
+    """If nothing fits: the plan with the smallest change of the recipe that fits."""
     changes: Mapping[str, Any]
-    """That change: values by key below `recipe`."""
+    """This change: values by key below `recipe`."""
     fallbacks: tuple[Mapping[str, Any], ...]
     complete: bool
-    """False if a better fit may exist."""
+    """Whether no better fit can exist."""
     remarks: tuple[Remark, ...]
     obstacles: tuple[Obstacle, ...]
     findings: tuple[Finding, ...]
     """Problems of the dataset, the worst first, without the paths of their files."""
     whole: bool
-    """False while only the pick is known."""
+    """Whether alternatives to the pick are known too."""
 
     @property
     def on_cpu(self) -> bool:
@@ -141,9 +141,9 @@ class PlanAnswer:
 
 
 def answer_from(found: Mapping[str, Any], *, whole: bool) -> PlanAnswer:
-    """Build an answer from JSON; raises ValueError for anything else."""
+    """Build an answer from parsed JSON; raise ValueError for anything else."""
     try:
-        gpu, lighter = found["card"], found["lighter"] or {}
+        gpu, reduced = found["card"], found["lighter"] or {}
         return PlanAnswer(
             gpu=PlannedGpu(gpu["name"], gpu["total"], gpu["free"], gpu["budget"]),
             family=found["family"],
@@ -154,13 +154,15 @@ def answer_from(found: Mapping[str, Any], *, whole: bool) -> PlanAnswer:
             memory_advice=found["room"] and build(MemoryAdvice, found["room"]),
             smaller=_plan(found["smaller"]),
             quantized=_plan(found["quantized"]),
-            reduced_recipe=_plan(lighter),
-            changes=lighter.get("changes", {}),
+            reduced_recipe=_plan(reduced),
+            changes=reduced.get("changes", {}),
             fallbacks=tuple(found["fallbacks"]),
             complete=found["complete"],
             remarks=tuple(build(Remark, remark) for remark in found["remarks"]),
             obstacles=tuple(Obstacle(**obstacle) for obstacle in found["obstacles"]),
-            findings=tuple(Finding(one["code"], one["values"], severity=one["severity"]) for one in found["findings"]),
+            findings=tuple(
+                Finding(item["code"], item["values"], severity=item["severity"]) for item in found["findings"]
+            ),
             whole=whole,
         )
     except (TypeError, KeyError, AttributeError) as error:
@@ -196,8 +198,8 @@ def preflight(draft: Draft, answer: PlanAnswer | None, error: ImpastoError | Non
 
 def _of_draft(draft: Draft) -> Iterator[PreflightCheck]:
     for key, reason in draft.problems:
-        if reason.startswith("is missing") and key in _TO_CHOOSE:
-            setting, request = _TO_CHOOSE[key]
+        if reason.startswith("is missing") and key in _CHOICES_TO_MAKE:
+            setting, request = _CHOICES_TO_MAKE[key]
             yield PreflightCheck("error", "", request, setting)
         else:
             yield PreflightCheck("error", sentence_of(reason), _FIX_FIRST, key)
@@ -209,7 +211,7 @@ def _of_error(draft: Draft, error: ImpastoError) -> PreflightCheck:
     if error.code == "plan.family":
         if Path(draft.base).is_absolute():
             return PreflightCheck("error", error.sentence, _CHOOSE_ANOTHER, "base.model")
-        # A Hub id or a link: the job is right.
+        # A Hub id or a link is valid, but its family is unknown until the download.
         return PreflightCheck("warning", "", _NOT_DOWNLOADED, "base.family")
     return _of_obstacle(error)
 
@@ -224,7 +226,7 @@ def _of_answer(answer: PlanAnswer) -> Iterator[PreflightCheck]:
         yield _of_obstacle(obstacle)
     for remark in answer.remarks:
         yield PreflightCheck("info", "", remark=remark)
-    from app.core.health.findings import remedy_of  # with the edits that a remedy offers: not before the first answer
+    from app.core.health.findings import remedy_of  # late: it imports the edits that remedies offer
 
     for finding in answer.findings:
         yield PreflightCheck(finding.severity, finding.sentence, remedy_of(finding.code))

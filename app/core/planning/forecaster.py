@@ -15,14 +15,15 @@ from trainer.files.architecture import NAMES
 
 if TYPE_CHECKING:
     from app.core.jobs.draft import Draft
-    from trainer.gpu import Gpu  # with the driver's library
+    from trainer.gpu import Gpu  # loads the driver's library
 
 HERE = "here"
 NAMED = "RTX 3060"
 """The GPU to compare with that most people who train at home have."""
 GIGABYTES = (6, 8, 10, 12, 16, 24, 32)
 """Memory sizes of GPUs to compare with."""
-_MOST_DEATHS = 2
+_MAX_CRASHES = 2
+"""Crashes of the server during one request after which the request fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class Forecaster:
         self.changed: Emitter[None] = Emitter()
         """Emitted when an attribute below changes."""
         self.gpus_read: Emitter[None] = Emitter()
-        """Emitted when `cards` has been read."""
+        """Emitted when `gpus` has been read."""
         self.answer: PlanAnswer | None = None
         """The last forecast for the device that training will use, kept while a newer one is computed."""
         self.compared: PlanAnswer | None = None
@@ -69,18 +70,18 @@ class Forecaster:
         """The GPUs of this PC; None until they have been read."""
         self.gpu_error: ImpastoError | None = None
         """Why they cannot be read."""
-        self._looking = Single(tasks)
+        self._gpu_reader = Single(tasks)
         self._served = ServedProcess(["plan", "--serve"], post)
-        self._served.answered.connect(self._take)
-        self._served.ended.connect(self._lost)
-        self._question: ForecastRequest | None = None
+        self._served.answered.connect(self._on_answered)
+        self._served.ended.connect(self._on_ended)
+        self._request: ForecastRequest | None = None
         self._compare: str | None = None
         """The GPU to request next, to compare with."""
         self._comparing = False
         """Whether the current request is for another GPU."""
         self._number = 0
         self._outdated = False
-        self._deaths = 0
+        self._crashes = 0
 
     @property
     def waiting(self) -> bool:
@@ -101,65 +102,62 @@ class Forecaster:
 
     def ask(self, request: ForecastRequest, compare: str | None = None) -> None:
         """Request a job, then the same job on another GPU, if any; drop earlier requests."""
-        self._deaths, self._outdated, self.settled = 0, False, False
+        self._crashes, self._outdated, self.settled = 0, False, False
         if compare is None:
             self.compared = None
         self.stale = self.answer is not None
-        self._question, self._compare, self._comparing = request, compare, False
+        self._request, self._compare, self._comparing = request, compare, False
         self._send()
 
     def stop(self) -> None:
         """Stop the server until the next request; the current one is dropped."""
         self._number += 1
-        self._question = None
+        self._request = None
         self._served.stop()
         if self.waiting:
-            self._be("idle")
+            self._set_state("idle")
 
     def clear(self) -> None:
         """Drop the answer, because there is no job."""
         self.stop()
         self.answer, self.compared, self.stale, self.settled = None, None, False, False
-        self._be("idle")
+        self._set_state("idle")
 
     def close(self) -> None:
         """Stop the server."""
         self._served.close()
 
     def read_gpus(self) -> None:
-        """Read this PC's GPUs on a worker; emits `seen` when done."""
-        self._looking.run(_gpus, self._see, only(ImpastoError, self._fail_to_see))
-
-    # --- inside
+        """Read this PC's GPUs on a worker; emits `gpus_read` when done."""
+        self._gpu_reader.run(_gpus, self._on_gpus_read, only(ImpastoError, self._on_gpus_failed))
 
     def _send(self) -> None:
-        assert self._question is not None
+        assert self._request is not None
         self._number += 1
-        question = self._question
-        job, overrides = str(question.job), list(question.overrides)
-        request = {"id": self._number, "job": job, "gpu": question.gpu, "set": overrides}
+        request = self._request
+        job, overrides = str(request.job), list(request.overrides)
         try:
-            self._served.ask(request)
+            self._served.ask({"id": self._number, "job": job, "gpu": request.gpu, "set": overrides})
         except OSError as error:
             self._fail(_cannot_start(str(error)))
             return
-        self._be("asked")
+        self._set_state("asked")
 
-    def _take(self, said: dict[str, Any]) -> None:
-        if said.get("id") != self._number or self._question is None:
+    def _on_answered(self, message: dict[str, Any]) -> None:
+        if message.get("id") != self._number or self._request is None:
             return
-        self._deaths = 0
-        state = said.get("state")
+        self._crashes = 0
+        state = message.get("state")
         if state == "error":
-            self._fail(ImpastoError(said["code"], said["sentence"], said["remedy"]))
+            self._fail(ImpastoError(message["code"], message["sentence"], message["remedy"]))
         elif state in ("reading", "tracing"):
-            self._be(state)
+            self._set_state(state)
         elif state in ("pick", "done"):
-            self._tell(said, whole=state == "done")
+            self._on_plan(message, whole=state == "done")
 
-    def _tell(self, said: dict[str, Any], *, whole: bool) -> None:
+    def _on_plan(self, message: dict[str, Any], *, whole: bool) -> None:
         try:
-            answer = answer_from(said["plan"], whole=whole)
+            answer = answer_from(message["plan"], whole=whole)
         except (ValueError, KeyError) as error:
             self._fail(_not_understood(str(error)))
             return
@@ -171,19 +169,19 @@ class Forecaster:
         if whole and self._compare is not None:
             self._ask_to_compare(self._compare)
         else:
-            self._be("done" if whole else "picked")
+            self._set_state("done" if whole else "picked")
 
     def _ask_to_compare(self, gpu: str) -> None:
-        assert self._question is not None
-        self._question, self._compare, self._comparing = replace(self._question, gpu=gpu), None, True
+        assert self._request is not None
+        self._request, self._compare, self._comparing = replace(self._request, gpu=gpu), None, True
         self._send()
 
-    def _lost(self, words: str) -> None:
+    def _on_ended(self, words: str) -> None:
         """Repeat the request after the server died; fail if it dies again."""
-        if self._question is None or not self.waiting:
+        if self._request is None or not self.waiting:
             return
-        self._deaths += 1
-        if self._deaths < _MOST_DEATHS:
+        self._crashes += 1
+        if self._crashes < _MAX_CRASHES:
             self._send()
         else:
             self._fail(_died(words))
@@ -193,19 +191,19 @@ class Forecaster:
         self.settled = not self._outdated
         if self._comparing:
             self.compared = None
-        self._be("failed")
+        self._set_state("failed")
 
-    def _be(self, state: State) -> None:
+    def _set_state(self, state: State) -> None:
         self.state = state
         if state != "failed":
             self.error = None
         self.changed.emit(None)
 
-    def _see(self, found: tuple[Gpu, ...]) -> None:
+    def _on_gpus_read(self, found: tuple[Gpu, ...]) -> None:
         self.gpus, self.gpu_error = found, None
         self.gpus_read.emit(None)
 
-    def _fail_to_see(self, fault: ImpastoError) -> None:
+    def _on_gpus_failed(self, fault: ImpastoError) -> None:
         self.gpus, self.gpu_error = (), fault
         self.gpus_read.emit(None)
 

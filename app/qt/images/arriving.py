@@ -98,8 +98,8 @@ class ImageImporter(QObject):
 
     def _on_imported(self, imported: Imported, target: Path) -> None:
         words = self.tr("Copied %n image(s) into {folder}.", "", len(imported.copied)).format(folder=target.name)
-        if imported.passed_over:
-            words += " " + self.tr("Skipped %n file(s).", "", imported.passed_over)
+        if imported.skipped:
+            words += " " + self.tr("Skipped %n file(s).", "", imported.skipped)
         self._say(" ".join([words, *(problem.sentence for problem in imported.problems[:2])]))
         self._session.datasets.refresh(whole=True)
 

@@ -23,7 +23,7 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QAbstractScrollArea, QApplication, QFrame, QToolTip, QWidget
 
-from app.core.disk.roots import told_apart
+from app.core.disk.roots import unique_name
 from app.core.disk.thumbnails import Thumbnail, edge_for
 from app.core.library import Altered, LibraryImage
 from app.core.session import Session
@@ -312,7 +312,7 @@ class Grid(QAbstractScrollArea):
         thumbnail = self._session.thumbnails.get(image, self._edge())
         problem = image.problem or (thumbnail.problem if thumbnail else None)
         root = image.folder.root
-        inside = f"{told_apart(root, self._session.datasets.folders)}/{image.path.relative_to(root).as_posix()}"
+        inside = f"{unique_name(root, self._session.datasets.folders)}/{image.path.relative_to(root).as_posix()}"
         return "\n".join(part for part in (inside, size, problem, (image.caption or "").strip()[:500]) if part)
 
     def contextMenuEvent(self, event: QContextMenuEvent) -> None:  # noqa: N802

@@ -17,7 +17,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.disk.roots import told_apart
+from app.core.disk.roots import unique_name
 from app.core.edits.bulk import exclude, exclude_others, mark_folder, rate
 from app.core.edits.history import Edit
 from app.core.library import LibraryImage
@@ -353,7 +353,7 @@ class ImageViews(QWidget):
         image = self._session.library.images.get(self._session.view.current or 0)
         folders = self._session.datasets.folders
         root = image.folder.root if image and image.folder.root in folders else folders[-1]
-        name = told_apart(root, folders)
+        name = unique_name(root, folders)
         self._session.datasets.close(root)
         self.message_shown.emit(self.tr("Closed “{folder}”. Nothing on disk changed.").format(folder=name))
         self._commands.refresh()

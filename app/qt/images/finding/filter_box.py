@@ -25,7 +25,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.disk.roots import told_apart
+from app.core.disk.roots import unique_name
 from app.core.query.completion import Proposal, QueryCompleter, UnknownTag, unknown_tags
 from app.core.query.filtering import SavedFilter
 from app.core.query.language import QueryError, QueryProblem, help_text, parse
@@ -91,7 +91,7 @@ class SaveDialog(QDialog):
         self._scope = ComboBox()
         self._scope.addItem(self.tr("All datasets"), None)
         for root in roots:
-            self._scope.addItem(self.tr("Only %1").replace("%1", told_apart(root, roots)), root)
+            self._scope.addItem(self.tr("Only %1").replace("%1", unique_name(root, roots)), root)
         shown = QLabel(query)
         shown.setWordWrap(True)
         self._buttons = QDialogButtonBox(_Buttons.Save | _Buttons.Cancel)

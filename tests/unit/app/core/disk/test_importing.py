@@ -44,7 +44,7 @@ def test_pictures_bring_their_captions_and_masks_under_names_that_are_free(tmp_p
         "a-3.jpg": "another a",
     }
     assert [path.name for path in done.copied] == ["a-2.png", "B-2.jpg", "c.webp", "a-3.jpg"]
-    assert (done.problems, done.passed_over) == ((), 1)
+    assert (done.problems, done.skipped) == ((), 1)
 
 
 def test_a_folder_comes_with_the_folders_inside(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_a_folder_comes_with_the_folders_inside(tmp_path: Path) -> None:
 def test_pictures_that_lie_there_already_stay_as_they_are(tmp_path: Path) -> None:
     path = write(tmp_path / "a.png", "a")
     done = copy_in([path], tmp_path)
-    assert contents(tmp_path) == {"a.png": "a"} and done.passed_over == 1
+    assert contents(tmp_path) == {"a.png": "a"} and done.skipped == 1
 
 
 def test_what_cannot_be_copied_is_told_and_the_rest_goes_on(tmp_path: Path) -> None:
