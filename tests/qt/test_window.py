@@ -336,12 +336,12 @@ def test_preferences_that_could_not_be_read_are_told(qtbot, per_user_folder):
 def test_a_notice_is_told_once_and_goes_when_it_is_acted_on_or_closed(window, qtbot):
     done = []
     for _ in range(2):
-        window.notices.tell("Look here", "warning", ("Look", lambda: done.append(1)))
+        window.notices.show_notice("Look here", "warning", ("Look", lambda: done.append(1)))
     assert window.notices.sentences() == ["Look here"]
     bar = window.notices._bars[0]
     next(button for button in bar.findChildren(QWidget) if getattr(button, "text", str)() == "Look").click()
     assert done == [1] and window.notices.sentences() == []
-    window.notices.tell("Look here again")
+    window.notices.show_notice("Look here again")
     window.notices._bars[0].closing.click()
     assert window.notices.sentences() == []
     assert not window.notices.isVisible()

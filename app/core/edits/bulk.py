@@ -55,7 +55,7 @@ class CaptionSnapshot(Protocol):
 
 
 class PatternError(ImpastoError):
-    """A search pattern is unusable; `position` is the 0-based index of the fault, or None if it has no one place."""
+    """An unusable search pattern; `position` is the 0-based index of the fault, or None if it has no single place."""
 
     def __init__(self, code: str, sentence: str, remedy: str, position: int | None = None) -> None:
         super().__init__(code, sentence, remedy)
@@ -387,7 +387,7 @@ class SnapshotCaption(NamedTuple):
 
 
 class CalledOffError(Exception):
-    """The operation was canceled."""
+    """Raised when work on a snapshot was canceled."""
 
 
 class CaptionSnapshots(Sequence[SnapshotCaption]):
