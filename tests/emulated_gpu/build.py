@@ -1,7 +1,7 @@
-"""Compile the emulated GPU: one shared library that stands in for all of NVIDIA's.
+"""Compile the emulated GPU: one shared library that replaces all of NVIDIA's.
 
-Whatever PyTorch and bitsandbytes need of NVIDIA's libraries and the C++ sources here do not define becomes a stub that
-returns 0 and is counted. Symbols get the versions that those libraries ask for. Standard library only.
+Symbols that PyTorch and bitsandbytes need from NVIDIA's libraries and that the C++ sources here do not define become
+stubs that return 0 and are counted. Symbols get the versions that those libraries require. Standard library only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LIBRARY = "libemulated_gpu.so"
 _NVIDIA = re.compile(
     r"(__cuda|cuda|cublas|cudnn|cufft|curand|cusparse|cusolver|nccl|nvrtc|nvshmem|cupti|cuFile|nvml|nvtx|cu(?=[A-Z]))"
 )
-# What this library exports besides: its counters, and the functions of PyTorch that readback.cpp replaces.
+# Further exports: this library's counters, and the functions of PyTorch that readback.cpp replaces.
 _OURS = re.compile(r"emulated_gpu_|_ZN2at6native")
 # Driver and NVML functions that PyTorch and Triton look up by name, which no library lists as undefined.
 _LOOKED_UP = [
@@ -46,11 +46,11 @@ _LOOKED_UP = [
     "nvmlDeviceGetNvLinkRemotePciInfo_v2",
     "nvmlDeviceGetP2PStatus",
 ]
-# Stubs that stand for a kernel on the device.
+# Stubs of functions that launch a kernel on the device.
 _KERNELS = re.compile(
     r"cublas(?!Lt|[GS]et).*(gemm|Gemm|gemv|dot|trsm|axpy|scal|ger)|cufftExec|cusolverDn.*(potrf|getrf|gesvd|syevd)$"
 )
-# Version node of symbols that are asked for without a version.
+# Version node of symbols that are requested without a version.
 _UNVERSIONED = "EMULATED_GPU"
 # Libraries that are opened by name.
 _OPENED = ("libcuda.so.1", "libnvidia-ml.so.1", "libnvrtc.so.13")

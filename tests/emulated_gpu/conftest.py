@@ -1,10 +1,10 @@
 """Fixtures of the tests on an emulated NVIDIA GPU, which `python run.py test --gpu` runs; README.md describes it.
 
-A test takes `emulated_gpu` (an RTX 3060 of its own) or `make_gpu` (any model and size), and runs programs on it:
+A test uses `emulated_gpu` (its own RTX 3060) or `make_gpu` (any model and size), and runs programs on it:
 
     def test_something(emulated_gpu, tiny_job):
-        done = emulated_gpu.trainer("train", tiny_job("sd15"), SOME_VARIABLE="1")
-        assert done.returncode == 0, done.stderr
+        result = emulated_gpu.trainer("train", tiny_job("sd15"), SOME_VARIABLE="1")
+        assert result.returncode == 0, result.stderr
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _is_emulated() -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests of this folder where the emulated GPU is not loaded, on a real GPU too."""
+    """Skip the tests of this folder unless the emulated GPU is loaded, even on a real GPU."""
     if not _is_emulated():
         for item in items:
             if item.path.is_relative_to(HERE):
@@ -49,7 +49,7 @@ def make_gpu(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Emulated
 
 @pytest.fixture
 def emulated_gpu(make_gpu: Callable[..., EmulatedGpu]) -> EmulatedGpu:
-    """An RTX 3060 with 12 GB."""
+    """Return an RTX 3060 with 12 GB."""
     return make_gpu()
 
 
@@ -67,7 +67,7 @@ def base_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Path]:
 def tiny_job(tmp_path: Path, base_of: Callable[[Any], Path]) -> Callable[..., Path]:
     """Write a job that trains a tiny base on six photographs for six steps on the GPU.
 
-    `tiny_job("sdxl", extra='[output]\\n...')`: `extra` is TOML that comes last; the job is `job.toml` in `tmp_path`.
+    `tiny_job("sdxl", extra='[output]\n...')`: `extra` is TOML that is appended; the job is `job.toml` in `tmp_path`.
     """
 
     def write(family: Any = "sd15", **options: Any) -> Path:

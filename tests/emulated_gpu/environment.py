@@ -1,7 +1,7 @@
 """Set up what tests on the emulated GPU need, then run them: `python run.py test --gpu [...]` starts this file.
 
-The environment is apart from `.venv`: the CUDA build of PyTorch without NVIDIA's libraries, for which the emulated GPU
-stands in. It is kept in the per-user folder, so all checkouts share it. Standard library only.
+The environment is separate from `.venv`: the CUDA build of PyTorch without NVIDIA's libraries, which the emulated GPU
+replaces. It is in the per-user folder, so that all checkouts share it. Standard library only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STAMP = VENV / "impasto.json"
 HEADERS = FOLDER / "headers"
 TORCH = "torch===2.13.0"  # "===" takes the CUDA build only: the CPU's is 2.13.0+cpu
 CUDA_HEADERS = ("nvidia-cuda-runtime==13.0.*", "nvidia-cuda-crt==13.0.*", "nvidia-cuda-cccl==13.0.*")
-NEEDED_BYTES = 6 * run.GIB  # 3 GiB when installed, and pip unpacks beside its download cache
+NEEDED_BYTES = 6 * run.GIB  # 3 GiB when installed, and pip unpacks next to its download cache
 # PyTorch's libraries that use CUDA; not every build has all of them.
 TORCH_LIBRARIES = [
     "libc10_cuda",
@@ -46,7 +46,7 @@ TORCH_LIBRARIES = [
 
 
 def main(words: Sequence[str]) -> int:
-    """Run pytest on the emulated GPU; with --if-built, skip it where setting up would take a download."""
+    """Run pytest on the emulated GPU; with --if-built, skip it if setting up would need a download."""
     if_built = "--if-built" in words
     try:
         require_tools()
@@ -69,7 +69,7 @@ def main(words: Sequence[str]) -> int:
 
 
 class CompileError(run.SetupError):  # type: ignore[misc]
-    """The emulated GPU's sources do not compile here."""
+    """Raised if the emulated GPU's sources do not compile here."""
 
 
 def require_tools() -> None:
@@ -82,7 +82,7 @@ def require_tools() -> None:
 
 
 def is_ready() -> bool:
-    """Report whether the environment is complete and was made for today's requirements."""
+    """Return whether the environment is complete and was made for the current requirements."""
     try:
         return bool(json.loads(STAMP.read_text(encoding="utf-8")) == wanted()) and bool(versions())
     except (OSError, ValueError):
@@ -101,7 +101,7 @@ def versions() -> str:
 
 
 def make_environment() -> None:
-    """Install PyTorch's CUDA build and all requirements but NVIDIA's libraries; raises SetupError."""
+    """Install PyTorch's CUDA build and all requirements except NVIDIA's libraries; raise SetupError."""
     free = places.free_bytes(FOLDER)
     if free < NEEDED_BYTES:
         needed = f"the emulated GPU needs {NEEDED_BYTES / run.GIB:.0f} GiB"
@@ -122,7 +122,7 @@ def make_environment() -> None:
 
 
 def pip(what: str, *arguments: str) -> None:
-    """Install into the environment; raises SetupError."""
+    """Install into the environment; raise SetupError if that fails."""
     options = ["--no-input", "--disable-pip-version-check", "--only-binary", ":all:"]
     run.step(what, [str(PYTHON), "-m", "pip", "install", *options, *arguments], shown=True)
 
@@ -133,7 +133,7 @@ def site_packages() -> Path:
 
 
 def forget_nvidia() -> None:
-    """Strike NVIDIA's packages from torch's list of requirements.
+    """Remove NVIDIA's packages from torch's list of requirements.
 
     Otherwise pip installs them, 3 GB, along with the next package that needs torch, and torch loads them instead of the
     emulated GPU.
@@ -148,7 +148,7 @@ def make_library() -> Path:
     digest = hashlib.sha256(versions().encode())
     for source in (*build.SOURCES, *build.HEADERS, Path(build.__file__)):
         digest.update(source.read_bytes())
-    # Older builds stay, 1 MiB each: tests of another checkout may be using one.
+    # Older builds are kept, 1 MiB each: tests of another checkout may be using one.
     folder = FOLDER / f"build-{digest.hexdigest()[:16]}"
     if folder.exists():
         return folder

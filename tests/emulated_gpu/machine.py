@@ -1,4 +1,4 @@
-"""An emulated GPU of its own for one test, with programs that run on it."""
+"""An emulated GPU for a single test, with programs that run on it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PATIENCE = 120.0  # seconds; a run of a tiny base takes ten on an idle core
 
 @dataclass
 class EmulatedGpu:
-    """A GPU that only the programs started through it share; `state` is where they count its memory."""
+    """A GPU that only the programs started through it share; `state` is the file in which they count its memory."""
 
     state: Path
     model: str = "3060"
@@ -45,15 +45,15 @@ class EmulatedGpu:
         return self.python("-m", "trainer", *words, **variables)
 
     def fill_when(self, file: Path, text: str, leave_mib: int) -> None:
-        """Let the test's process take all memory but `leave_mib` once a file contains a text.
+        """Let the test's process take all memory except `leave_mib` once a file contains a text.
 
-        It happens at the first allocation after that, so every run of a test meets it at the same place.
+        It happens at the next allocation, so that every run of a test meets it at the same point.
         """
         self.settings |= {"FILL_FILE": file, "FILL_TEXT": text, "FILL_LEAVE_MIB": leave_mib, "FILL_PID": os.getpid()}
 
     @contextmanager
     def held(self, leave_mib: int) -> Iterator[subprocess.Popen[str]]:
-        """Let another program hold all memory but `leave_mib` while the block runs; yield its process."""
+        """Let another program hold all memory except `leave_mib` while the block runs; yield its process."""
         command = [sys.executable, "-m", "tests.emulated_gpu.machine", str(leave_mib)]
         with subprocess.Popen(
             command, cwd=ROOT, env=self.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8"

@@ -1,4 +1,4 @@
-"""The emulated GPU itself: PyTorch's own allocator on its memory, and what read-backs deliver. The quickest test."""
+"""Tests of the emulated GPU itself: PyTorch's own allocator on its memory, and the values of read-backs (fastest)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ print(json.dumps(facts))
 
 @pytest.fixture(scope="module", params=["plain", "expandable_segments"])
 def facts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What one program measures, with PyTorch's plain allocator and with expandable segments."""
+    """Return what one program measures, with PyTorch's default allocator and with expandable segments."""
     gpu = EmulatedGpu(tmp_path_factory.mktemp("gpu") / "state", "3060", {"MIB": CAPACITY})
     settings = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"} if request.param == "expandable_segments" else {}
     done = gpu.python("-c", PROGRAM, **settings)
@@ -67,7 +67,7 @@ def test_memory_runs_out_at_the_capacity(facts: dict[str, Any]) -> None:
 
 
 def test_freed_memory_is_used_again(facts: dict[str, Any]) -> None:
-    """Three adjacent blocks of an expandable segment serve a larger one; plain segments are released first."""
+    """Three adjacent blocks of an expandable segment serve a larger one; normal segments are released first."""
     assert facts["retries"] == (0 if facts["kind"] == "expandable_segments" else 1)
     assert facts["reserved_then"] == facts["reserved"]
     assert facts["free_at_last"] == facts["free"]

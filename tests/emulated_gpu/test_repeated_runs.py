@@ -1,4 +1,4 @@
-"""A job that runs again and again gets the same plan: its own runs take no memory from the next one."""
+"""A job that runs repeatedly gets the same plan: its own runs take no memory from the next one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def plan_of(gpu: EmulatedGpu, job: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.timeout(1200)  # eleven programs, of which each takes ten seconds on an idle core
+@pytest.mark.timeout(1200)  # eleven programs, each of which takes ten seconds on an idle core
 @pytest.mark.parametrize("family", ["sd15", "sdxl"])
 def test_the_same_job_five_times_gets_the_same_plan(
     make_gpu: Callable[..., EmulatedGpu], tiny_job: Callable[..., Path], family: str
@@ -40,5 +40,5 @@ def test_the_same_job_five_times_gets_the_same_plan(
     assert len(reports) == RUNS
     for phase, found in reports[0]["phases"].items():
         if found["forecast"] and found["measured"]:
-            # Segments of tiny bases are of 2 and 20 MiB; one more is no fault of the forecast.
+            # Segments of tiny bases are 2 and 20 MiB; one more is not a forecast error.
             assert found["measured"]["reserved"] <= found["forecast"]["reserved"] + (24 << 20), phase

@@ -1,4 +1,4 @@
-"""Memory runs out on the emulated GPU outside of the training step, and what a run does and says then."""
+"""Memory runs out on the emulated GPU outside of the training step; tests what a run does and reports then."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def events(run: Path) -> list[dict[str, Any]]:
 def test_a_gpu_that_is_full_at_the_start_is_said_to_be_full_and_by_whom(
     emulated_gpu: EmulatedGpu, tiny_job: Callable[..., Path], leave_mib: int
 ) -> None:
-    """The plan says so before CUDA, the first kernel that is tried or what is timed runs out of memory."""
+    """The plan reports it before CUDA, the first tested kernel or a measurement runs out of memory."""
     job = tiny_job("sd15")
     with emulated_gpu.held(leave_mib):
         done = emulated_gpu.trainer("train", job)
@@ -50,7 +50,7 @@ def test_a_gpu_that_is_full_at_the_start_is_said_to_be_full_and_by_whom(
 def test_images_that_find_no_memory_are_encoded_in_bf16_and_in_tiles(
     emulated_gpu: EmulatedGpu, tiny_job: Callable[..., Path]
 ) -> None:
-    """The tiny VAE finds no room in fp32 or bf16 at 1024 pixels. Its UNet needs more, so training does not begin."""
+    """The tiny VAE has no memory in fp32 or bf16 at 1024 pixels. Its UNet needs more, so training does not begin."""
     job = tiny_job("sd15")
     text = job.read_text(encoding="utf-8")
     job.write_text(text[: text.index("[recipe]")] + LARGE_IMAGES, encoding="utf-8")
@@ -94,7 +94,7 @@ def test_a_convolution_whose_only_engine_finds_no_memory_is_a_shortage(
 
 
 def test_nothing_is_timed_without_the_cap(emulated_gpu: EmulatedGpu, tiny_job: Callable[..., Path]) -> None:
-    """Where nothing caps it, the Windows driver would continue in main memory, and measurements mean nothing."""
+    """Without a limit, the Windows driver would continue in main memory, and measurements would be meaningless."""
     source = (
         "import sys, torch\n"
         "from trainer.cli import main\n"

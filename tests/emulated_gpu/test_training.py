@@ -1,4 +1,4 @@
-"""Whole runs of a tiny base on the emulated GPU: through to the LoRA file, and through a shortage of memory."""
+"""Whole runs of a tiny base on the emulated GPU: to the LoRA file, and through a shortage of memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels that Triton compiles while a program runs, as compiled blocks use them: loaded, launched and counted."""
+"""Kernels that Triton compiles at run time, as compiled blocks use them: loaded, launched and counted."""
 
 from __future__ import annotations
 

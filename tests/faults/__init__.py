@@ -1,1 +1,1 @@
-"""Long campaigns against faults; each is a command of its own, described in CONTRIBUTING."""
+"""Long fault-injection campaigns; each is a command of its own, described in CONTRIBUTING."""

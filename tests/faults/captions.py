@@ -1,13 +1,13 @@
-"""Play random edits, undo, choices in conflicts, kills, quitting, other programs' writes and refusing disks.
+"""Run random edits, undo, conflict choices, kills, quits, writes by other programs and failing disks.
 
-After each, the disk holds the newest acknowledged value or there is a visible conflict, and no file disappears. Other
-programs also write at every moment in which the app is about to touch the disk, that between check and rename included.
+After each, the disk holds the newest acknowledged value or there is a visible conflict, and no file has disappeared.
+Other programs also write at every moment in which the app is about to touch the disk, even between check and rename.
 
     python -m tests.faults.captions [--sequences 100000] [--shards 1] [--kills 50] [--seed 0]
 
-Sequences are hypothesis' state machine of tests/support/app_captions.py, some 20 steps each, in processes of their own
-(shards), their crashes at a random opening, renaming or removing of a file. Each of the kills is a real process, killed
-with the system's own means while it edits: every caption that it had been told is safe must be found again, whole.
+Sequences are hypothesis' state machine of tests/support/app_captions.py, some 20 steps each, in separate processes
+(shards), with crashes at a random opening, renaming or removal of a file. Each of the kills is a real process, killed
+by the operating system while it edits: every caption that was reported safe must be found again, complete.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PORTION = 250
 
 
 def play(sequences: int, first: int) -> None:
-    """Play so many sequences, telling after every portion; ends at the first that fails."""
+    """Run so many sequences and report after every batch; stop at the first that fails."""
     began = time.monotonic()
     for start in range(0, sequences, PORTION):
         machine = seed(first + start)(type("Captions", (Captions,), {}))
@@ -43,7 +43,7 @@ def play(sequences: int, first: int) -> None:
                 stateful_step_count=20,
                 deadline=None,
                 database=None,
-                phases=[Phase.generate],  # shrinking plays hundreds more; the seed repeats what failed
+                phases=[Phase.generate],  # shrinking runs hundreds more; the seed repeats what failed
                 suppress_health_check=list(HealthCheck),
             ),
         )
@@ -54,7 +54,7 @@ def play(sequences: int, first: int) -> None:
 
 
 def kill(number: int) -> int:
-    """Kill one process after a random number of edits; return how many captions it had made safe."""
+    """Kill one process after a random number of edits; return how many captions it had reported safe."""
     chance = random.Random(number)
     base = Path(tempfile.mkdtemp(dir=ROOM, prefix="killed "))
     command = [sys.executable, "-m", "tests.support.app_child", str(base), str(number)]
@@ -78,7 +78,7 @@ def kill(number: int) -> int:
 
 
 def check(base: Path, safe: dict[str, str], doing: tuple[str, str] | None) -> None:
-    """Start again and find everything that was safe; what was being done may be there or not."""
+    """Start again and find everything that was safe; the edit in progress may be there or not."""
     world = World(base, PICTURES)
     state = world.saver.now
     assert not state.conflicts, state.conflicts

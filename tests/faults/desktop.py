@@ -1,11 +1,11 @@
-"""Kills the app or its engine at random moments of an artist's whole way, and looks for what was lost.
+"""Kill the app or its engine at random moments of a user's whole workflow, and look for what was lost.
 
     python -m tests.faults.desktop --kills 20 [--seed 1] [--work FOLDER]
 
-Every way goes from a folder of pictures to a LoRA in ComfyUI's folder, through a real window and real processes. In
-each, one process is killed (SIGKILL, on Windows TerminateProcess) at a moment drawn evenly over the time that the
-undisturbed way took; then the artist sits down again and goes on with what is shown. In the end the job must say what
-was wished, exactly one run must stand in the list, and all that it wrote must be that of the undisturbed way.
+Every workflow goes from a folder of images to a LoRA in ComfyUI's folder, through a real window and real processes. In
+each, one process is killed (SIGKILL, on Windows TerminateProcess) at a random moment within the time that the
+undisturbed workflow took; then a new user session continues from what is shown. In the end the job must contain what
+was requested, exactly one run must be in the list, and everything it wrote must equal the undisturbed run's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 VICTIMS = ("app", "engine")
 _LONGEST = 900.0
 
-# One sitting: goes on from whatever is there, and prints the file that it sent out.
+# One session: continues from whatever is there, and prints the file that it exported.
 SITTING = """
 import sys
 from pathlib import Path
@@ -47,7 +47,7 @@ print(file)
 
 @dataclass(frozen=True)
 class Way:
-    """One way from its beginning to its end."""
+    """One workflow from its beginning to its end."""
 
     folder: Path
     seconds: float
@@ -55,7 +55,7 @@ class Way:
     kills: int
 
     def found(self) -> dict[str, object]:
-        """What the way left behind, as far as it must be the same for all."""
+        """Return what the workflow left behind, as far as it must be the same for all."""
         home = self.folder / "home"
         (job,) = (home / "jobs").glob("*/job.toml")
         runs = {json.loads(line)["path"] for line in (home / "runs.jsonl").read_text("utf-8").splitlines()}
@@ -65,7 +65,7 @@ class Way:
 
 
 def go(folder: Path, victim: str | None = None, moment: float = 0.0) -> Way:
-    """Go the whole way in a new folder; kill `victim` after so many seconds where one is named."""
+    """Run the whole workflow in a new folder; kill `victim`, if given, after so many seconds."""
     folder.mkdir(parents=True)
     (folder / "home").mkdir()
     tool_homes.comfy_portable(folder / "tools", folder / "elsewhere")
@@ -83,7 +83,7 @@ def go(folder: Path, victim: str | None = None, moment: float = 0.0) -> Way:
             return Way(folder, time.monotonic() - begun, Path(said.strip().splitlines()[-1]), kills)
         if victim != "app":
             raise RuntimeError(f"{folder}: the app ended with {sitting.returncode}:\n{errors}")
-        victim = None  # it was killed: sit down again
+        victim = None  # it was killed: start a new session
 
 
 def _sit(folder: Path) -> subprocess.Popen[str]:
@@ -98,7 +98,7 @@ def _sit(folder: Path) -> subprocess.Popen[str]:
 
 
 def _kill(sitting: subprocess.Popen[str], folder: Path, victim: str, moment: float) -> int:
-    """Kill one process at its moment, or as soon as it lives; 0 when the way ended before."""
+    """Kill one process at its moment, or once it is running; return 0 if the workflow ended before."""
     while sitting.poll() is None:
         if time.monotonic() >= moment:
             pid = sitting.pid if victim == "app" else _engine(folder)
@@ -111,7 +111,7 @@ def _kill(sitting: subprocess.Popen[str], folder: Path, victim: str, moment: flo
 
 
 def _engine(folder: Path) -> int | None:
-    """The engine that works now, by its entry in the queue."""
+    """Return the running engine, from its entry in the queue."""
     for entry in (folder / "home" / "queue" / "entries").glob("*.json"):
         with contextlib.suppress(OSError, ValueError):  # being replaced
             told = json.loads(entry.read_text("utf-8"))
@@ -126,13 +126,13 @@ def _end(pid: int) -> None:
 
 
 def say(line: str) -> None:
-    """Tell how far it is."""
+    """Print progress."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
 def main() -> int:
-    """Compare every disturbed way with one that nobody disturbed."""
+    """Compare every disturbed workflow with an undisturbed one."""
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     words.add_argument("--kills", type=int, default=20)
     words.add_argument("--seed", type=int, default=1)

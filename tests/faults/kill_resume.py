@@ -1,15 +1,15 @@
-"""Kills runs at random moments and resumes them: all that they leave must be what the undisturbed run leaves.
+"""Kill runs at random moments and resume them: everything they leave must equal the undisturbed run's files.
 
     python -m tests.faults.kill_resume [--kills 25] [--seed 0] [--family sd15] [--set key=value ...]
     python -m tests.faults.kill_resume --all [--kills 5] [--record]      every optimizer, bf16 and fp16
 
-Each trial starts the real command line in a process of its own and kills it (SIGKILL, on Windows TerminateProcess) at a
-random moment of caching, training, saving or previewing, in turn; resumes it, and in every third trial kills the
-resumed attempt too, at any moment. What is compared: every LoRA by SHA-256 of its tensors and all metadata but the time
-keys, every picture and note byte by byte, and the last checkpoint with all that the optimizer keeps. Jobs of 8-bit
-optimizers must have 8-bit state in it, and those of fp16 must have met an overflow.
+Each trial starts the real command line in a separate process and kills it (SIGKILL, on Windows TerminateProcess) at a
+random moment of caching, training, saving or previewing, in turn; resumes it, and in every third trial also kills the
+resumed attempt, at any moment. Compared are every LoRA by SHA-256 of its tensors and all metadata except the time keys,
+every image and note byte by byte, and the last checkpoint with the whole optimizer state. Jobs with 8-bit optimizers
+must have 8-bit state in it, and those with fp16 must have had an overflow.
 
-Where the system can fork, processes come from one that has imported the libraries, which saves half of the time.
+If the system can fork, processes come from one that has imported the libraries, which saves half of the time.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ LIBRARIES = [
     "trainer.memory.forecast.schedule",
 ]
 LIBRARIES += ["trainer.training.run.start", "bitsandbytes.optim", "prodigyopt", "transformers.optimization"]
-# Seconds after an event: between two of them most of a phase's work is done.
+# Seconds after an event: most of a phase's work is done between two events.
 DELAYS = (0.0, 0.0, 0.01, 0.03, 0.1, 0.3)
-# Events that come in every run; those of progress come as time allows.
+# Events that occur in every run; progress events depend on time.
 STEADY = ("phase_started", "phase_finished", "step", "validation", "checkpoint", "saved", "preview")
 PARTS: Mapping[str, tuple[str, ...]] = {
     "caching": ("phase_started:cache_pictures", "phase_started:cache_texts"),
@@ -65,7 +65,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "preview": ("phase_started:preview", "preview"),
 }
 
-# Rank 64 makes tensors of 4096 elements, from which bitsandbytes keeps 8-bit state.
+# Rank 64 makes tensors of 4096 elements, from which bitsandbytes uses 8-bit state.
 COMMON = ("recipe.rank=64", "recipe.alpha=64", "recipe.layers=attention", "recipe.steps=5", "report.validation.every=9")
 OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
     "adamw": (),
@@ -74,14 +74,17 @@ OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
     "lion": (),
     "lion8bit": (),
     "adafactor": ("recipe.optimizer.beta1=0.9", "recipe.optimizer.scale_parameter=true"),
-    "prodigy": ("recipe.learning_rate=1.0", "recipe.optimizer.d_coef=20"),  # so that its guess grows within few steps
+    "prodigy": (
+        "recipe.learning_rate=1.0",
+        "recipe.optimizer.d_coef=20",
+    ),  # its estimate grows within few steps
     "schedulefree": ("recipe.optimizer.warmup_steps=2",),
 }
 LIVE = ("recipe.dropout=0.1", "recipe.text_encoder.learning_rate=1e-4")
 CASES: Mapping[str, tuple[str, ...]] = {
     **{f"{name}, fp32": (f"recipe.optimizer.name={name}", *more) for name, more in OPTIMIZERS.items()},
     "adamw8bit, bf16": ("recipe.optimizer.name=adamw8bit", "fit.dtype=bf16", *LIVE),
-    # At this strength of the adapter gradients overflow until the scale is a sixteenth.
+    # At this strength of the adapter, gradients overflow until the scale is a sixteenth.
     "int8 products, channels last, checkpointed, bf16": (
         *("recipe.optimizer.name=adamw8bit", "fit.dtype=bf16", "fit.quantize=int8_products"),
         *("fit.channels_last=true", "fit.gradient_checkpointing=full", "fit.micro_batch=1", *LIVE),
@@ -91,20 +94,20 @@ CASES: Mapping[str, tuple[str, ...]] = {
 
 
 class Lines(io.TextIOBase):
-    """A standard output that sends every line to another process, which learns of its end too."""
+    """A standard output that sends every line to another process, which is notified of its end too."""
 
     def __init__(self, to: Connection) -> None:
         self.to = to
 
     def write(self, text: str) -> int:
-        """Sends what is no empty line."""
+        """Send each line that is not empty."""
         if text.strip():
             self.to.send(text)
         return len(text)
 
 
 def command_line(arguments: Sequence[str], home: str, to: Connection) -> None:
-    """What a process of `python -m trainer` does."""
+    """Do what a process of `python -m trainer` does."""
     os.environ["IMPASTO_HOME"] = home
     sys.argv = ["trainer", *arguments, "--json"]
     sys.stdout = Lines(to)
@@ -113,7 +116,7 @@ def command_line(arguments: Sequence[str], home: str, to: Connection) -> None:
 
 @cache
 def processes() -> Any:
-    """Where processes come from."""
+    """Return the multiprocessing context that starts processes."""
     os.environ["OMP_NUM_THREADS"] = "1"
     quieten()
     if "forkserver" not in multiprocessing.get_all_start_methods():
@@ -125,7 +128,7 @@ def processes() -> Any:
 
 @dataclass(frozen=True)
 class Moment:
-    """When to kill: ``delay`` seconds after an event has come ``times`` times; no name means any event."""
+    """When to kill: ``delay`` seconds after an event occurred ``times`` times; an empty name means any event."""
 
     name: str | None
     times: int
@@ -136,7 +139,7 @@ class Moment:
 
 
 def run_trainer(arguments: Sequence[str], home: Path, moment: Moment | None = None) -> tuple[int, list[str]]:
-    """Runs the trainer, killed at ``moment`` if it comes so far; returns exit code and event names."""
+    """Run the trainer, killed at ``moment`` if it gets that far; return exit code and event names."""
     here, there = processes().Pipe(duplex=False)
     process = processes().Process(target=command_line, args=(list(arguments), str(home), there))
     process.start()
@@ -158,12 +161,12 @@ def run_trainer(arguments: Sequence[str], home: Path, moment: Moment | None = No
 
 
 def name_of(event: Mapping[str, object]) -> str:
-    """The event's type, with its phase where it has one."""
+    """Return the event's type, with its phase if it has one."""
     return f"{event['type']}:{event['phase']}" if "phase" in event else str(event["type"])
 
 
 def left_by(run: Path) -> dict[str, object]:
-    """All that must be equal, by file: what artists meet, and the last checkpoint."""
+    """Return everything that must be equal, by file: the user's files, and the last checkpoint."""
     left: dict[str, object] = {}
     last = run / "checkpoints" / f"step-{steps_on_disk(run / 'checkpoints')[-1]:08d}"
     for path in [*run.glob("output/*"), *run.glob("samples/*"), *last.iterdir()]:
@@ -179,7 +182,7 @@ def left_by(run: Path) -> dict[str, object]:
 
 @dataclass
 class Case:
-    """One job: its undisturbed run, and the trials against it."""
+    """One job: its undisturbed run, and the trials compared with it."""
 
     name: str
     folder: Path
@@ -202,7 +205,7 @@ class Case:
         self.require_state(run)
 
     def require_state(self, run: Path) -> None:
-        """The job must have what is to survive the kills."""
+        """Check that the job has the state that is to survive the kills."""
         last = run / "checkpoints" / f"step-{steps_on_disk(run / 'checkpoints')[-1]:08d}"
         tensors = safetensors.torch.load_file(last / "optimizer.safetensors")
         eight_bit = any(tensor.dtype == torch.uint8 for tensor in tensors.values())
@@ -211,18 +214,18 @@ class Case:
         assert scaler is None or scaler["scale"] < LossScaler().scale, f"{self.name}: no overflow was met"
 
     def job(self, name: str) -> Path:
-        """Where the run of a new job will lie."""
+        """Return where the run of a new job will be."""
         return write_job(self.folder / name, self.base, self.pictures).parent / "runs" / "test"
 
     def train(self, run: Path) -> list[str]:
-        """The command that starts a run."""
+        """Return the command that starts a run."""
         return ["train", str(run.parents[1] / "job.toml"), *(part for one in self.settings for part in ("--set", one))]
 
     def trial(self, part: str) -> str:
-        """One run that is killed in ``part`` of it, maybe twice, and resumed; returns what was done in words."""
+        """Kill one run in ``part`` of it, maybe twice, and resume it; return a description of what was done."""
         self.runs += 1
         run, home = self.job(f"trial {self.runs}"), self.folder / f"home {self.runs}"
-        shutil.copytree(self.traces, home / "cache" / "traces")  # planning, which kills nothing, is quick then
+        shutil.copytree(self.traces, home / "cache" / "traces")  # speeds up planning, which is not killed
         story = self.attempt(self.train(run), home, self.moment_of(part), part)
         if self.runs % 3 == 0:
             self.twice += 1
@@ -236,12 +239,12 @@ class Case:
         return story
 
     def moment_of(self, part: str) -> Moment:
-        """A random moment of a part of the run, after one of its steady events."""
+        """Return a random moment of a part of the run, after one of its regular events."""
         name = self.chance.choice([name for name in PARTS[part] if name in self.events])
         return Moment(name, self.chance.randint(1, self.events.count(name)), self.chance.choice(DELAYS))
 
     def go_on(self, run: Path) -> list[str]:
-        """The command that continues: resume, or train when the kill came before there was an attempt to resume."""
+        """Return the command that continues: resume, or train if there is no attempt to resume yet."""
         record = run / "run.json"
         if record.exists() and json.loads(record.read_text(encoding="utf-8"))["attempts"]:
             return ["resume", str(run)]
@@ -250,7 +253,7 @@ class Case:
         return self.train(run)
 
     def attempt(self, arguments: Sequence[str], home: Path, moment: Moment, part: str) -> str:
-        """One attempt that is killed; a late kill may miss its end."""
+        """Run one attempt that is killed; a late kill may miss its end."""
         code, seen = run_trainer(arguments, home, moment)
         if code != 0:
             self.killed += 1
@@ -259,7 +262,7 @@ class Case:
 
 
 def record(cases: Sequence[Case]) -> None:
-    """Writes what was run into the repository."""
+    """Write the results into the repository."""
     date = datetime.datetime.now(datetime.UTC).date()
     lines = [
         "# Runs killed at random moments and resumed",
@@ -281,7 +284,7 @@ def record(cases: Sequence[Case]) -> None:
 
 
 def main() -> None:
-    """Runs the campaign and says what every trial was."""
+    """Run the campaign and print the result of every trial."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=25, help="of each job")
     parser.add_argument("--seed", type=int, default=0)

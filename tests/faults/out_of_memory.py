@@ -1,13 +1,13 @@
-"""Lets memory run out at random allocations of whole runs: the LoRA must be the one of a run told in advance.
+"""Make memory run out at random allocations of whole runs: the LoRA must equal that of a run with the same fit changes.
 
     python -m tests.faults.out_of_memory [--points 50] [--seed 0] [--family sd15] [--set key=value ...]
 
 Each trial trains a real tiny job in this process and raises torch.OutOfMemoryError at a random allocation (or, in every
 third trial, at a random operation of the optimizer) after a randomly chosen event, one to four times. In every fourth
-trial the run is killed at a later event and resumed. What comes out is compared by SHA-256 of the tensors and by all
-metadata but the time keys with a run that knows nothing of recovery and is paused, edited and resumed where the first
-one stepped down; where only exact fallbacks were taken, with the undisturbed run too. A run that has no fallback left
-must end with an error and exit 75, and its resumption is compared in the same way.
+trial the run is killed at a later event and resumed. The result is compared, by SHA-256 of the tensors and all metadata
+except the time keys, with a run without recovery that is paused, edited and resumed at the steps where the first one
+fell back; if only exact fallbacks were taken, also with the undisturbed run. A run that has no fallback left must end
+with an error and exit code 75, and resuming it is compared in the same way.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LADDER = (
 )
 STEPS = 5
 MOST_ALLOCATIONS = 4000
-# Of what one optimizer step asks for; AdamW's is two operations.
+# Out of the operations of one optimizer step; AdamW's has two.
 MOST_OF_OPTIMIZER = {"adamw": 4}
 
 
@@ -44,12 +44,12 @@ Changes = list[tuple[int, dict[str, object]]]
 
 
 def changes_of(seen: Sequence[events.Event]) -> Changes:
-    """What changed and from which step on, by the events."""
+    """Return what changed and from which step on, from the events."""
     return [(event.step, dict(event.changes)) for event in seen if isinstance(event, events.SteppedDown)]
 
 
 def kept(run: RunDirectory) -> Changes:
-    """The same by the newest checkpoint, if there is one."""
+    """Return the same from the newest checkpoint, if there is one."""
     newest = max(run.checkpoints.glob("step-*"), default=None)
     if newest is None:
         return []
@@ -75,12 +75,12 @@ class Campaign:
         self.known: dict[str, tuple[str, dict[str, str]]] = {}
 
     def job(self) -> Path:
-        """A job in a folder of its own."""
+        """Write a job in a separate folder."""
         self.made += 1
         return write_job(self.folder / f"job {self.made}", self.base, self.pictures)
 
     def truth(self, settings: Sequence[str], changes: Changes) -> object:
-        """The LoRA of a run that is told in advance what changes; after the last step nothing does."""
+        """Return the LoRA of a run with the same fit changes; changes after the last step do not count."""
         changes = [(step, changed) for step, changed in changes if step < STEPS]
         key = repr((settings, changes))
         if key not in self.known:
@@ -88,7 +88,7 @@ class Campaign:
         return self.known[key]
 
     def trial(self, number: int) -> tuple[bool, str]:
-        """One run; returns whether memory ran out in it, and what was done in words."""
+        """Run one trial; return whether memory ran out in it, and a description of what was done."""
         chance = self.chance
         optimizer = chance.choice(OPTIMIZERS)
         settings = [*self.settings, f"recipe.optimizer.name={optimizer}"]
@@ -111,7 +111,7 @@ class Campaign:
         taken = changes_of(trial.seen)
         if ended != 0:
             assert ended in (None, 75), f"ended with {ended}: {trial.error}"
-            # What a last step down came to is lost where the run ended before the next step.
+            # The last fallback is lost if the run ended before the next step.
             taken = kept(trial.run) + changes_of(trial.resume().seen[before:])
         shortages = trial.of(events.MemoryExhausted)
         phases = ", ".join(f"{event.phase} {event.stage}".strip() for event in shortages)
@@ -124,7 +124,7 @@ class Campaign:
 
 
 def main() -> None:
-    """Runs the campaign and says what every trial was."""
+    """Run the campaign and print the result of every trial."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--points", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""What PyTorch's CPU allocator was asked for, as its profiler saw it: by address, with the operation that asked."""
+"""Record what PyTorch's CPU allocator allocates, from its profiler: by address, with the operation that allocates."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _MAIN_MEMORY = "main memory"
 
 
 class Change(NamedTuple):
-    """Bytes taken or (negative) given back."""
+    """Bytes allocated or (negative) freed."""
 
     time_ns: int
     address: int
     bytes: int
     operations: tuple[tuple[int, str], ...]
-    """What asked, as numbers and names, the innermost first; nothing where memory is given back between operations."""
+    """Numbers and names of the calling operations, innermost first; empty if memory is freed between operations."""
 
 
 @contextmanager
 def telling_main_memory() -> Iterator[None]:
-    """Inside, what lies in main memory whatever trains is marked, so that :func:`changes_of` leaves it out.
+    """Mark what stays in main memory on every device, so that :func:`changes_of` leaves it out.
 
-    That is the state of the random numbers, which checkpointing keeps for each block, and the noise schedule in
-    float64, of which the device gets a copy.
+    These are the random number generator's state, which checkpointing saves for each block, and the noise schedule in
+    float64, which is copied to the device.
     """
     state, create = torch.get_rng_state, NoiseSchedule.create
     with patch.object(torch, "get_rng_state", _marked(state)), patch.object(NoiseSchedule, "create", _marked(create)):
@@ -48,7 +48,7 @@ def _marked(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def changes_of(profiler: profile | None) -> list[Change]:
-    """All changes in their order, without those of tensors that are marked as main memory's."""
+    """Return all changes in order, without those of tensors that are marked as main memory."""
     assert profiler is not None
     assert profiler.kineto_results is not None
     events = traverse_dfs(profiler.kineto_results.experimental_event_tree())
@@ -79,7 +79,7 @@ def _on_device(changes: Iterable[Change]) -> Iterator[Change]:
 
 
 def outside(changes: Iterable[Change], kernels: Collection[str]) -> list[int]:
-    """The bytes of each change, without what one of ``kernels`` took and gave back within itself."""
+    """Return the bytes of each change, without what one of ``kernels`` allocated and freed within itself."""
     changes = list(changes)
     born: dict[int, int] = {}
     inner: set[int] = set()

@@ -1,4 +1,4 @@
-"""Runs work in processes of its own, one at a time; each is begun ahead of its turn, so that imports cost no time."""
+"""Run work in separate processes, one at a time; each process is started in advance, so that imports cost no time."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _SPAWN = multiprocessing.get_context("spawn")
 
 @dataclass(frozen=True)
 class Told(Generic[T]):
-    """What a piece of work yielded before it ended, and why it did not come to its end, if so."""
+    """Items that a piece of work yielded before it ended, and the reason if it failed."""
 
     items: list[T]
     failure: str = ""
-    """The error's class and first line, or what became of the process."""
+    """The error's class and first line, or what happened to the process."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class _End:
 
 
 class Apart:
-    """A fresh process for each piece of work: what one breaks, or leaves on a card, does not touch the next."""
+    """A fresh process for each piece of work: what one breaks, or leaves on a GPU, does not affect the next."""
 
     def __init__(self, module: str) -> None:
-        """``module`` is what the work is in, imported ahead."""
+        """Start the first process, which imports ``module``, the module that contains the work."""
         self.module = module
         self._next = self._begin()
 
@@ -42,7 +42,7 @@ class Apart:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends the process that no work came for."""
+        """End the process that got no work."""
         _end(*self._next)
 
     def run(
@@ -52,15 +52,15 @@ class Apart:
         *args: Any,
         told: Callable[[T], object] = lambda _: None,
     ) -> Told[T]:
-        """What ``work(*args)`` yields within so many seconds, imports not counted; all of it has to be picklable.
+        """Return what ``work(*args)`` yields within a time limit, imports not counted; everything must be picklable.
 
-        ``told`` is called with each as it comes.
+        ``told`` is called with each item as it arrives.
         """
         process, pipe = self._next
         self._next = self._begin()
         items: list[T] = []
         try:
-            pipe.recv()  # it is ready
+            pipe.recv()  # the process is ready
             pipe.send((work, args))
             until = time.monotonic() + seconds
             while pipe.poll(max(0.0, until - time.monotonic())):
@@ -72,7 +72,7 @@ class Apart:
                 told(item)
             return Told(items, f"took longer than {seconds:.0f} s")
         except (EOFError, OSError):
-            process.join(60.0)  # it is ending, and on a busy machine that takes its time
+            process.join(60.0)  # the process is ending, which takes a while on a busy machine
             return Told(items, f"its process ended with {process.exitcode}")
         finally:
             _end(process, pipe)
@@ -90,7 +90,7 @@ def _serve(module: str, pipe: Connection) -> None:
     try:
         pipe.send(None)
         work, args = pipe.recv()
-    except (EOFError, OSError):  # nothing was to be done
+    except (EOFError, OSError):  # there was no work
         return
     try:
         for item in work(*args):

@@ -1,4 +1,4 @@
-"""Random sequences of edits, undo, redo, crashes, other programs' writes and refusing disks, held against a model."""
+"""Random edits, undo, redo, crashes, writes by other programs and failing disks, compared with a model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RATINGS = (None, 0, 1, 5)
 PLACES = range(len(PICTURES))
 SUFFIXES = (".txt", ".caption")
 WAYS = ("in place", "rename", "remove")
-"""How other programs change a file."""
+"""Ways in which other programs change a file."""
 MOMENTS = tuple(range(1, 13))
 BOTH = (False, True)
 CHANGES: dict[Any, Sequence[Any]] = {
@@ -46,7 +46,7 @@ CHANGES: dict[Any, Sequence[Any]] = {
 
 
 def some_edits(count: int) -> list[list[tuple[int, Any, Any]]]:
-    """Return edits of one to four values, each as picture, field and what it shall be; shortest first."""
+    """Return edits of one to four values, each as image, field and new value; shortest first."""
     chance, edits = random.Random(0), []
     for _ in range(count):
         keys = chance.sample([(place, field) for place in PLACES for field in CHANGES], chance.randint(1, 4))
@@ -55,38 +55,39 @@ def some_edits(count: int) -> list[list[tuple[int, Any, Any]]]:
 
 
 def one_of(ways: Sequence[Any]) -> st.SearchStrategy[Any]:
-    """One of these in a single draw: hypothesis takes as long for each as the app takes for what is tested with it.
+    """Return a strategy for one of these in a single draw; each draw costs hypothesis as much time as the app's work.
 
-    By its number, as hypothesis words every strategy over and over, with all that it samples from.
+    It samples by index, because hypothesis formats every strategy again and again, with everything that it samples
+    from.
     """
     return st.integers(0, len(ways) - 1).map(lambda place: ways[place])
 
 
 def all_ways(**values: Sequence[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Every combination of these."""
+    """Return a strategy for every combination of these values."""
     return one_of([dict(zip(values, chosen, strict=True)) for chosen in product(*values.values())])
 
 
 edits = one_of(some_edits(5000))
-ROOM = "/dev/shm" if Path("/dev/shm").is_dir() else None  # without waiting for a disk: what is tested is the order
+ROOM = "/dev/shm" if Path("/dev/shm").is_dir() else None  # in memory: no waiting for a disk
 
 
 def same(one: object, other: object) -> bool:
-    """Equal as training reads it."""
+    """Return whether two values are equal as training reads them."""
     if isinstance(one, str) and isinstance(other, str):
         return plain(one) == plain(other)
     return one == other
 
 
 def alike(field: str, one: object, other: object) -> bool:
-    """Equal to the trainer: an empty caption file means the same as none."""
+    """Return whether two values are equal to the trainer, to which an empty caption file is the same as none."""
     if field == "caption":
         return (plain(str(one or "")) or "") == (plain(str(other or "")) or "")
     return one == other
 
 
 class Captions(RuleBasedStateMachine):
-    """The model: the values that the user sees, his edits in order, and every content that other programs wrote."""
+    """The model: the values that the user sees, their edits in order, and every content that other programs wrote."""
 
     @initialize()
     def start(self) -> None:
@@ -96,24 +97,24 @@ class Captions(RuleBasedStateMachine):
         self.undos: list[list[ValueChange]] = []
         self.redos: list[list[ValueChange]] = []
         self.last: dict[str, bytes | None] = dict(self.world.disk().files)
-        """What other programs wrote last into each file; None where they removed it."""
+        """What other programs last wrote into each file; None if they removed it."""
         self.unseen: dict[str, bytes] = {}
-        """What of that the user has not been shown, by the file's name: it must never be overwritten."""
+        """Contents by file name that the user has not been shown; they must never be overwritten."""
         self.foreign: set[tuple[str, str]] = set()
-        """Values that they touched since the user's own were last seen to be on disk."""
+        """Values that other programs touched since the user's own were last seen on disk."""
         self.contents = {(plain(text) or "").encode() for text in TEXTS}
-        """What our own caption files may hold: what the user wrote, or saw."""
+        """What the app's caption files may contain: text that the user wrote or saw."""
         self.files = {name for name in self.last if name.endswith(SUFFIXES)}
-        """Caption files that the app did not make in this session: only another program makes them disappear."""
+        """Caption files that the app did not create in this session: only another program makes them disappear."""
         self.overwritten: dict[str, list[str | None]] = {}
-        """What a picture's caption files held when another program wrote while the app was writing."""
+        """What an image's caption files contained when another program wrote while the app was writing."""
         self.own_notes: set[bytes] = set()
         """What the app wrote into impasto.jsonl before another program wrote."""
         self.numbers = count()
         self.look()
 
     def look(self) -> None:
-        """The model takes over what the library holds; later it has to know by itself."""
+        """Copy the library's values into the model; from then on it has to predict them."""
         self.values = {}
         for picture in self.world.library.images.values():
             for field in FIELDS:
@@ -136,7 +137,7 @@ class Captions(RuleBasedStateMachine):
             shutil.rmtree(self.base)
 
     def make(self, wanted: list[ValueChange]) -> list[ValueChange]:
-        """What of these the model lets happen."""
+        """Return those of these changes that the model allows."""
         made = []
         for change in wanted:
             key = (change.image, change.field)
@@ -210,7 +211,7 @@ class Captions(RuleBasedStateMachine):
         after = (folder / FILE_NAME).read_bytes()
         if before and before != self.last.get(FILE_NAME):
             self.own_notes.add(before)
-        # Byte for byte our own writing nobody needs to keep.
+        # What the app itself wrote, byte for byte, needs no backup.
         self.last[FILE_NAME] = None if after in self.own_notes else after
         self.foreign.add((picture.name, "rating"))
         if seen and "rating" not in self.world.saver.unsaved(picture):
@@ -241,7 +242,7 @@ class Captions(RuleBasedStateMachine):
 
     @rule(how=all_ways(place=PLACES, which=SUFFIXES, way=WAYS, moment=MOMENTS))
     def other_program_writes_while_we_do(self, how: dict[str, Any]) -> None:
-        """At any of the moments in which the app is about to touch the disk, that between check and rename included."""
+        """Write from another program at any moment when the app touches the disk, even between check and rename."""
         self.edit([(how["place"], "caption", f"mine {next(self.numbers)}")], joins=False)
         self.interrupt(**how)
         self.world.settle()
@@ -249,7 +250,7 @@ class Captions(RuleBasedStateMachine):
         self.save()
 
     def interrupt(self, place: int, which: str, way: str, moment: int) -> None:
-        """Let another program write at one of the app's next touches of the disk."""
+        """Let another program write at one of the app's next disk accesses."""
         left = count(moment, -1)
 
         def touched(event: str, path: Path) -> None:
@@ -257,7 +258,7 @@ class Captions(RuleBasedStateMachine):
                 FAULTS.touched = None
                 picture = self.world.picture(place)
                 self.overwritten[picture.name] = self.texts(self.world.disk(), picture)
-                inside, FAULTS.inside = FAULTS.inside, ""  # no kill of ours ends another program
+                inside, FAULTS.inside = FAULTS.inside, ""  # our kill does not end the other program
                 self.write(place, "in between", which, way=way)
                 FAULTS.inside = inside
 
@@ -270,7 +271,7 @@ class Captions(RuleBasedStateMachine):
         picture = next(p for p in self.world.library.images.values() if p.path == conflict.path)
         key = (picture.id, conflict.field)
         value, other = (conflict.mine, conflict.theirs) if mine else (conflict.theirs, conflict.mine)
-        current = self.values[key] == conflict.mine  # else the user went on, and it is to be judged again
+        current = self.values[key] == conflict.mine  # else the user has continued
         for suffix in SUFFIXES if current else ():
             name = picture.path.with_suffix(suffix).name
             if name in self.unseen and same(self.unseen[name].decode(), conflict.theirs):
@@ -293,7 +294,7 @@ class Captions(RuleBasedStateMachine):
 
     @rule(how=all_ways(place=PLACES, text=TEXTS, words=TEXTS, which=SUFFIXES, mine=BOTH))
     def both_at_once(self, how: dict[str, Any]) -> None:
-        """The user and another program write the same caption before either is seen by the other."""
+        """Let the user and another program write the same caption before either sees the other's text."""
         self.meet(**how)
 
     def meet(self, place: int, text: str, words: str, which: str, mine: bool) -> None:
@@ -314,7 +315,7 @@ class Captions(RuleBasedStateMachine):
         with contextlib.suppress(Killed):
             self.world.saver.flush()
         self.world.crash()
-        self.check_contents(self.world.disk())  # raises where notes are half written
+        self.check_contents(self.world.disk())  # raises if notes are half written
         self.restart(before)
 
     @rule(fault=st.sampled_from([None, DISK_FULL, READ_ONLY]))
@@ -328,7 +329,7 @@ class Captions(RuleBasedStateMachine):
         self.restart(before)
 
     def requests(self) -> dict[tuple[str, str], SaveRequest | None]:
-        """What is on its way to the disk, by image and field."""
+        """Return what is on its way to the disk, by image and field."""
         self.world.saver._absorb(None)
         root, found = str(self.world.data), {}
         for number, field in self.values:
@@ -337,7 +338,7 @@ class Captions(RuleBasedStateMachine):
         return found
 
     def restart(self, before: dict[tuple[str, str], SaveRequest | None]) -> None:
-        """Begin a session: it shows the newest edits, on disk or in conflict."""
+        """Start a session: it shows the newest edits, on disk or in conflict."""
         wanted = {(self.world.library.images[n].name, f): value for (n, f), value in self.values.items()}
         self.files = {name for name in self.world.disk().files if name.endswith(SUFFIXES)}
         self.world.begin()
@@ -366,19 +367,19 @@ class Captions(RuleBasedStateMachine):
         self.files = {name for name in disk.files if name.endswith(SUFFIXES)}
 
     def was_written(self, disk: Disk, picture: LibraryImage, text: object) -> bool:
-        """Whether another program came after the app, writing the same file or one that takes precedence."""
-        # An empty file lets the picture's other one count.
+        """Return whether another program wrote after the app, to the same file or one that takes precedence."""
+        # An empty file makes the image's other caption file count.
         later = picture.name in self.overwritten or alike("caption", text, None)
         texts = self.texts(disk, picture) + self.overwritten.get(picture.name, [])
         return later and any(alike("caption", text, one) for one in texts)
 
     def texts(self, disk: Disk, picture: LibraryImage) -> list[str | None]:
-        """What a picture's caption files hold; None where there is none."""
+        """Return what an image's caption files contain; None if there is none."""
         files = [disk.files.get(picture.path.with_suffix(suffix).name) for suffix in SUFFIXES]
         return [None if data is None else decode_caption(data).text for data in files]
 
     def take_void(self) -> None:
-        """Where another program's value won by right, the model follows the library, if the disk says the same."""
+        """Let the model follow the library where another program's value rightly won and the disk agrees."""
         for (number, field), value in self.values.items():
             picture = self.world.library.images[number]
             now = picture.value(field)
@@ -393,7 +394,7 @@ class Captions(RuleBasedStateMachine):
             assert self.world.library.images[number].value(field) == value
 
     def check_disk(self) -> None:
-        """The disk equals the model wherever nothing is said to stand in the way."""
+        """Check that the disk equals the model wherever no error or conflict is reported."""
         self.check_library()
         state, disk = self.world.saver.now, self.world.disk()
         assert not state.problems
@@ -411,12 +412,13 @@ class Captions(RuleBasedStateMachine):
         self.check_contents(disk)
 
     def check_contents(self, disk: Disk) -> None:
-        """No file is half written, and what others wrote last is there, or backed up."""
+        """Check that no file is half written, and that what others wrote last is there or backed up."""
         on_disk = disk.files
         for name, content in on_disk.items():
             if name.endswith(SUFFIXES):
                 assert content in self.contents or content == self.last.get(name), f"{name} holds {content[:80]!r}"
-        # A kill between an exchange of names and its way back leaves another program's words under the temporary name.
+        # A kill between exchanging two names and exchanging them back leaves another program's text under the temporary
+        # name.
         displaced = {content for name, content in on_disk.items() if name.endswith(".tmp")}
         for name, content in self.unseen.items():
             there = on_disk.get(name) == content or content in displaced

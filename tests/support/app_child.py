@@ -1,4 +1,4 @@
-"""A process that edits captions without end, saying what it does, until somebody kills it."""
+"""A process that edits captions in an endless loop and reports each edit, until it is killed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.app_world import World
 
 
 def main(base: Path, seed: int) -> None:
-    """Edit, undo and redo; every caption is said before the edit is made, and that it was made, on standard output."""
+    """Edit, undo and redo; print every caption before the edit is made, and again when it was made."""
     world = World(base, PICTURES)
     posts: queue.SimpleQueue[object] = queue.SimpleQueue()
     saver = Saver(world.journal, Writer(world.backups), posts.put, pause=0.001)
@@ -32,7 +32,7 @@ def main(base: Path, seed: int) -> None:
 
 
 def say(line: str) -> None:
-    """Tell the process that will kill this one."""
+    """Report a line to the process that will kill this one."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 

@@ -1,8 +1,9 @@
-"""Starts the app as `python -m app` in a fresh process and tells when its window was first painted, and what it loaded.
+"""Start the app as `python -m app` in a fresh process and measure when its window is first painted, and what it
+imports.
 
     python -m tests.support.app_start STARTED [PATHS]
 
-is the fresh process itself: STARTED is when its parent began to start it, in seconds since 1970.
+is that fresh process: STARTED is when its parent started it, in seconds since 1970.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from tests.support import ROOT
 
 @dataclass(frozen=True)
 class Start:
-    """What one start took until the first paint was over: on the clock, and of the processor."""
+    """Wall-clock and CPU time of one start until the first paint was over."""
 
     seconds: float
     cpu_seconds: float
     modules: frozenset[str]
     switch_seconds: float
-    """After which a thread that wants Python's lock asks for it."""
+    """Python's switch interval: how long a thread that wants the GIL waits before it asks for it."""
 
 
 def measure(*paths: str) -> Start:
-    """Start the app once, with an empty per-user folder and no screen; raises CalledProcessError when it fails."""
+    """Start the app once, with an empty per-user folder and no screen; raise CalledProcessError if it fails."""
     with tempfile.TemporaryDirectory() as home:
         environment = {**os.environ, "IMPASTO_HOME": home, "QT_QPA_PLATFORM": "offscreen", "PYTHONPATH": str(ROOT)}
-        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # users keep what Python compiles at the first start
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # users have cached bytecode
         command = [sys.executable, "-m", "tests.support.app_start", repr(time.time()), *paths]
         done = subprocess.run(
             command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, encoding="utf-8", check=True, timeout=120
@@ -65,7 +66,7 @@ def _tell_first_paint(started: float) -> None:
         handled = inherited(self, happened)
         if happened.type() == QEvent.Type.Paint and not painted:
             painted.append(self)
-            QTimer.singleShot(0, self, tell)  # when what was painted has reached the screen
+            QTimer.singleShot(0, self, tell)  # once the painted window has reached the screen
         return handled
 
     Window.event = event

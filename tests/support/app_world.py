@@ -1,4 +1,4 @@
-"""A dataset on disk, a session of edits over it, and faults of the disk: what the tests of captions are played in."""
+"""A dataset on disk, an editing session on it, and disk faults, for tests of captions."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ GIVEN: dict[str, dict[str, bytes]] = {
 
 
 class Killed(BaseException):
-    """The process ends here: nothing of it may touch the disk any more."""
+    """Simulated end of the process: nothing of it may touch the disk afterwards."""
 
 
 class Faults:
-    """Lets the operating system refuse or end the process at a chosen moment, by Python's audit hooks.
+    """Make the operating system refuse an access or end the process at a chosen moment, through Python's audit hooks.
 
-    They see every opening, renaming and removing of this process before it happens, wherever it comes from.
+    The hooks see every open, rename and remove of this process before it happens, whichever code calls it.
     """
 
     def __init__(self) -> None:
         self.inside: str = ""
         self.fault: OSError | None = None
-        """What every write within the folder `inside` ends in."""
+        """The error that every write within the folder `inside` raises."""
         self.kill_at: int | None = None
-        """How many touches of the disk from now the process dies."""
+        """The number of disk accesses from now after which the process dies."""
         self.touched: Callable[[str, Path], None] | None = None
-        """Is called with the event and its path before every write."""
+        """Called with the event and its path before every write."""
         self.dead = False
         self.home = ""
         sys.addaudithook(self._hook)
 
     def clear(self) -> None:
-        """Back to a sound disk."""
+        """Make the disk work again."""
         self.fault = self.kill_at = self.touched = None
         self.dead = False
 
@@ -81,11 +81,11 @@ READ_ONLY = OSError(errno.EROFS, "")
 
 
 class Disk:
-    """One look at a folder: all files but the pictures, and what the trainer makes of them, past the app itself."""
+    """A snapshot of a folder, read without the app: all files except images, and what the trainer reads from them."""
 
     def __init__(self, folder: Path) -> None:
         self.files: dict[str, bytes] = {}
-        """What each holds, by its name."""
+        """Contents by file name."""
         with os.scandir(folder) as entries:
             for entry in entries:
                 if not entry.name.endswith(".jpg") and entry.is_file():
@@ -95,7 +95,7 @@ class Disk:
         self._listed = read_metadata(folder / "metadata.jsonl")[0]
 
     def value(self, picture: LibraryImage, field: str) -> Value:
-        """Return what the trainer reads for a picture of this folder; line ends as it splits them."""
+        """Return what the trainer reads for an image of this folder, with its line endings."""
         if field != "caption":
             value: Value = getattr(self._notes.of(picture.name), field)
             return value
@@ -108,10 +108,10 @@ class Disk:
 
 
 class World:
-    """A folder of pictures with captions of every kind, and the app's session over it."""
+    """A folder of images with captions of every kind, and the app's session on it."""
 
     def __init__(self, base: Path, names: dict[str, dict[str, bytes]]) -> None:
-        """`names`: pictures, each with the files beside it by their endings; made unless they are there."""
+        """Open a world of `names`: images with their sidecar files by suffix; create them unless they exist."""
         self.home, self.data = base / "home", base / "a folder é"
         self.names = list(names)
         if not self.data.exists():
@@ -120,7 +120,7 @@ class World:
         self.begin()
 
     def make(self, names: dict[str, dict[str, bytes]]) -> None:
-        """Put pictures and what lies beside them on disk."""
+        """Write images and their sidecar files to disk."""
         self.data.mkdir(parents=True)
         for name, files in names.items():
             (self.data / name).write_bytes(b"a picture")
@@ -128,12 +128,12 @@ class World:
                 (self.data / name).with_suffix(suffix).write_bytes(content)
 
     def begin(self) -> None:
-        """Start a session: recover, then show what is on disk, and edits that are not on disk yet instead of it."""
+        """Start a session: recover, then show what is on disk, replaced by edits that are not on disk yet."""
         self.open()
         self.recover()
 
     def open(self) -> None:
-        """Make what a session consists of."""
+        """Create the parts of a session."""
         self.library = Library()
         self.folder = Folder(self.data, self.data)
         self.journal = Journal(self.home / "journal")
@@ -142,7 +142,7 @@ class World:
         self.history = History(self.library, self.journal, self.saver)
 
     def recover(self) -> None:
-        """Take over what earlier sessions left, then look at the disk."""
+        """Recover what earlier sessions left, then read the disk."""
         self.saver.recover()
         self.saver.flush()
         self.deliver()
@@ -153,52 +153,52 @@ class World:
             self.library.learn({picture.id: {**facts, **self.saver.unsaved(picture)}}, "file")
 
     def learn_captions(self) -> None:
-        """Take over what stands on disk, as after a look at it."""
+        """Read the captions from disk, as after a scan."""
         found = self.disk()
         for picture in self.library.images.values():
             caption = self.saver.unsaved(picture).get("caption", found.value(picture, "caption"))
             self.library.learn({picture.id: {"caption": caption}}, "caption")
 
     def crash(self) -> None:
-        """End the session as the operating system ends a process: its lock is let go, nothing else happens."""
+        """End the session as if the process had been killed: its lock is released, nothing else happens."""
         FAULTS.clear()
         self.posted.clear()
         self.journal._close_file()
         self.journal._lock.close()
 
     def close(self) -> None:
-        """End the session as quitting does."""
+        """End the session as quitting the app does."""
         self.history.finish()
         self.saver.close()
         self.posted.clear()
 
     def resolve(self, keep: str, place: int = 0) -> None:
-        """Choose one of the versions of a conflict, as the dialog does."""
+        """Choose one version of a conflict, as the dialog does."""
         conflict = self.saver.now.conflicts[place]
         value = conflict.mine if keep == "mine" else conflict.theirs
         self.history.resolve([(conflict, value)], f"Keep {keep}")
 
     def settle(self) -> None:
-        """Let everything be written and told."""
+        """Wait until everything is written and reported."""
         self.history.finish()
         self.saver.flush()
         self.deliver()
 
     def deliver(self) -> None:
-        """Do what was posted to the library's thread."""
+        """Run what was posted to the library's thread."""
         while self.posted:
             self.posted.pop(0)()
 
     def picture(self, number: int) -> LibraryImage:
-        """One of the pictures, by its place."""
+        """Return an image by its position."""
         return self.library.images[self.ids[number]]
 
     def disk(self) -> Disk:
-        """Read all that is there but the pictures."""
+        """Read all files except images."""
         return Disk(self.data)
 
     def kept(self) -> set[tuple[str, bytes | None]]:
-        """Read every content that is backed up, with its file's name, past the app's own functions."""
+        """Return every backed-up content with its file's name, read without the app's own functions."""
         path = self.backups.path(str(self.data))
         if not path.exists():
             return set()
@@ -208,7 +208,7 @@ class World:
 
 @contextmanager
 def a_world(base: Path) -> Iterator[World]:
-    """A world of the pictures GIVEN whose disk can be made to fault; at the end it is sound and the journal let go."""
+    """Yield a world of the images GIVEN whose disk can fail; at the end, repair the disk and release the journal."""
     made = World(base, GIVEN)
     FAULTS.inside, FAULTS.home = str(made.data), str(made.home)
     yield made

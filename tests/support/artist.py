@@ -1,6 +1,6 @@
-"""An artist at the window: goes from pictures to a LoRA through clicks and keys, going on from whatever is shown.
+"""A simulated user who goes from images to a LoRA by mouse and keyboard, starting from whatever is shown.
 
-Each step looks at what is there first, so that an artist whose window was killed simply begins again from the top.
+Each step looks at the window first, so that a user whose window was killed simply starts again from the beginning.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from trainer.files.assets import asset_path
 
 _LOOK_MS = 20
 PATIENCE = 120.0
-"""Seconds in which something happens that takes one or two: a busy machine is no fault of the app's."""
+"""Seconds allowed for something that takes one or two; on a busy machine, slowness is not the app's fault."""
 _Page = TypeVar("_Page", bound=Page)
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What the artist wants trained, as it is typed."""
+    """What the user wants to train, as typed."""
 
     base: Path
     pictures: Path
@@ -43,12 +43,12 @@ class Wish:
     steps: int
     prompts: tuple[str, ...]
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Everything else, by key: found through the search over all settings."""
+    """All other settings by key, found through the search over all settings."""
     prompt_settings: Mapping[str, str] = field(default_factory=dict)
 
 
 def neon(folder: Path, steps: int = 12) -> Wish:
-    """The demo's look, learned for a few steps from a copy of its pictures in this folder."""
+    """Return a request for the demo's style, trained for a few steps on a copy of its images in this folder."""
     pictures = folder / "Bilder für Neon"
     if not pictures.exists():
         shutil.copytree(asset_path("demo", "pictures"), pictures)
@@ -60,7 +60,7 @@ def neon(folder: Path, steps: int = 12) -> Wish:
         steps=steps,
         prompts=("neontube, a blue house on a white background",),
         settings={
-            "fit.threads": "1",  # two that share busy cores mostly wait for each other
+            "fit.threads": "1",  # two threads that share busy cores mostly wait for each other
             "recipe.resolution": "128",
             "recipe.rank": "4",
             "recipe.effective_batch": "2",
@@ -74,7 +74,7 @@ def neon(folder: Path, steps: int = 12) -> Wish:
 
 
 def until(reached: Callable[[], object], seconds: float, what: str) -> None:
-    """Let the window live until something is so; raises TimeoutError that says what was waited for."""
+    """Process the window's events until a condition holds; raise TimeoutError with what was awaited."""
     if reached():
         return
     loop, look, end = QEventLoop(), QTimer(), QTimer()
@@ -91,7 +91,7 @@ def until(reached: Callable[[], object], seconds: float, what: str) -> None:
 
 
 def shown_page(window: Window, kind: type[_Page], seconds: float = PATIENCE) -> _Page:
-    """Return the page that the window shows, which is of this kind, when it is made."""
+    """Return the page that the window shows once it exists; it must be of this kind."""
     until(lambda: isinstance(window.pages.currentWidget(), Page), seconds, f"the {kind.__name__}")
     page = window.pages.currentWidget()
     assert isinstance(page, kind)
@@ -99,7 +99,7 @@ def shown_page(window: Window, kind: type[_Page], seconds: float = PATIENCE) -> 
 
 
 class Sitting:
-    """One start of the app: session, window, and an artist in front of it."""
+    """One start of the app: session, window and a simulated user."""
 
     def __init__(self) -> None:
         self._poster = MainThreadQueue()
@@ -111,7 +111,7 @@ class Sitting:
         self._open = True
 
     def end(self) -> None:
-        """Close the window and end the session; what was started goes on."""
+        """Close the window and end the session; what was started keeps running."""
         if self._open:
             self._open = False
             self.window.close()
@@ -121,7 +121,7 @@ class Sitting:
 
 
 class Artist:
-    """Drives one window."""
+    """Drives one window by mouse and keyboard."""
 
     def __init__(self, window: Window) -> None:
         self.window = window
@@ -129,27 +129,27 @@ class Artist:
 
     @property
     def train(self) -> TrainPage:
-        """The Train page, shown."""
+        """Return the Train page after showing it."""
         self._go("window.train")
         return shown_page(self.window, TrainPage)
 
     @property
     def runs(self) -> RunsPage:
-        """The Runs page, shown."""
+        """Return the Runs page after showing it."""
         self._go("window.runs")
         return shown_page(self.window, RunsPage)
 
-    # --- the way
+    # --- steps
 
     def open_images(self, folder: Path) -> None:
-        """Have the pictures open, all of them known."""
+        """Open the images, and wait until all of them are loaded."""
         self._go("window.images")
         if not self.session.library.images:
             self.window.open([folder])
         until(lambda: self.session.library.images, PATIENCE, "pictures in the library")
 
     def set_up(self, wish: Wish) -> None:
-        """Make the job that is open on the Train page say what is wished, changing only what does not say so yet."""
+        """Fill in the job that is open on the Train page, changing only what is not set as requested yet."""
         page = self.train
         until(lambda: page.draft is not None, PATIENCE, "a job on the Train page")
         essentials = page.sheet.essentials
@@ -190,7 +190,7 @@ class Artist:
             self.type(row.editor, text)
 
     def start(self) -> Path:
-        """Press Start, where nothing was started yet, and return the run that appears."""
+        """Press Start unless something was started already, and return the run that appears."""
         page = self.train
         until(lambda: page.start_button.isEnabled(), PATIENCE, "Start to be possible")
         self.click(page.start_button)
@@ -200,7 +200,7 @@ class Artist:
         return run
 
     def begun(self) -> Path | None:
-        """Return the run that is on its way or over, None where nothing was started; press what goes on with it."""
+        """Return the run that is running or finished, resuming it if necessary; None if nothing was started."""
         page = self.runs
         entries = self.session.queue.queue.read().entries
         if not entries:
@@ -209,7 +209,7 @@ class Artist:
         return self._run()
 
     def see_through(self, page: RunsPage) -> None:
-        """Wait for the run's end; where it broke off, press Resume."""
+        """Wait for the end of the run, and press Resume if it was interrupted."""
 
         def over() -> bool:
             run = page.run
@@ -222,7 +222,7 @@ class Artist:
         until(over, 600, "the end of the run")
 
     def go_whole_way(self, wish: Wish) -> Path:
-        """From whatever is there to the file in ComfyUI's folder; return it."""
+        """Go from whatever is there to the file in ComfyUI's folder; return that file."""
         self.open_images(wish.pictures)
         run = self.begun()
         if run is None:
@@ -233,7 +233,7 @@ class Artist:
         return self.send_to_comfy(page)
 
     def watch(self, run: Path) -> RunsPage:
-        """Look at a run on the Runs page."""
+        """Show a run on the Runs page."""
         page = self.runs
         until(lambda: any(each.path == run for each in self.session.runs.all), PATIENCE, "the run in the list")
         if page.run is None or page.run.directory.path != run:
@@ -242,7 +242,7 @@ class Artist:
         return page
 
     def send_to_comfy(self, page: RunsPage) -> Path:
-        """Choose the best step after the run and send it out with one click; return the file."""
+        """Choose the best step after the run and export it with one click; return the file."""
         page.tabs.setCurrentWidget(page.after)
         strip = page.after.strip
         until(lambda: any(each.last for each in strip.candidates.all), PATIENCE, "the candidates")
@@ -261,20 +261,20 @@ class Artist:
         until(lambda: file.exists() or self._replace(), PATIENCE, f"{file.name} in ComfyUI's folder")
         return file
 
-    # --- hands
+    # --- input
 
     def type(self, line: QLineEdit, text: str) -> None:
-        """Put this text into a line in place of what is there, by keys."""
+        """Replace the text of a line edit by typing."""
         line.setFocus()
         line.selectAll()
         QTest.keyClick(line, Qt.Key.Key_Delete)
-        for letter in text:  # QTest.keyClicks ends the program at letters that ASCII lacks
+        for letter in text:  # QTest.keyClicks crashes the program at characters outside ASCII
             for kind in (QEvent.Type.KeyPress, QEvent.Type.KeyRelease):
                 QCoreApplication.sendEvent(line, QKeyEvent(kind, 0, Qt.KeyboardModifier.NoModifier, letter))
         QTest.keyClick(line, Qt.Key.Key_Tab)
 
     def click(self, button: QAbstractButton) -> None:
-        """Press it with the mouse, where it is on the screen."""
+        """Click a button with the mouse, where it is on the screen."""
         assert button.isEnabled(), button.text()
         self._bring_into_sight(button)
         QTest.mouseClick(button, Qt.MouseButton.LeftButton)
@@ -321,7 +321,7 @@ class Artist:
                 self.type(detail.editor, wanted)
 
     def _go_on(self, page: RunsPage) -> bool:
-        """Press what the page offers for going on with what broke off; always False."""
+        """Press the button that resumes an interrupted run; always return False."""
         resume, bar = page.header.buttons["runs.resume"], page.queue.bar.button
         for button in (resume, bar):
             if button.isVisible() and button.isEnabled():
@@ -330,7 +330,7 @@ class Artist:
         return False
 
     def _replace(self) -> bool:
-        """Let an export that was broken off be made again; always False."""
+        """Repeat an export that was interrupted; always return False."""
         for button in self.window.notices.findChildren(QPushButton):
             if button.isVisible() and button.text() == "Replace":
                 self.click(button)

@@ -1,4 +1,4 @@
-"""Twenty contents that a file may have and should not: what every reader of every file is tried with."""
+"""Twenty file contents that should not exist; every reader of every kind of file is tested with them."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ BAD: dict[str, bytes] = {
     "pickle": b"\x80\x04\x95" + os.urandom(64) + b".",
     "control characters": b"\x1b]0;x\x07\x1b[2J\r\n\x00\x08",
 }
-"""By name, each at most some dozen kilobytes."""
+"""Contents by name, each at most some dozen kilobytes."""
 
 
 def make_special(path: Path, kind: str) -> bool:
-    """Put something else than a file in a file's place; False where this system has no such thing."""
+    """Put something other than a regular file at a path; return False if this system does not support it."""
     path.unlink(missing_ok=True)
     match kind:
         case "folder":
@@ -52,4 +52,4 @@ def make_special(path: Path, kind: str) -> bool:
 
 
 SPECIAL = ("folder", "pipe", "endless", "3 GB of nothing")
-"""Kinds that `make_special` knows."""
+"""The kinds that `make_special` supports."""

@@ -1,4 +1,4 @@
-"""Over a hundred kinds of bad input: what is said of each, and the words that meet it."""
+"""Over a hundred kinds of bad input: the command line that triggers each, and the message expected of it."""
 
 from __future__ import annotations
 
@@ -23,61 +23,61 @@ SMALL = ("--width", "64", "--height", "64", "--steps", "1")
 
 
 class Place:
-    """A user's folder with a base, pictures and a job, and where bad input is put."""
+    """A user's folder with a base, images and a job, into which bad input is put."""
 
     def __init__(self, folder: Path, shared: Path) -> None:
         self.folder = folder
         self.shared = shared
         self.base = folder / "base.safetensors"
         self.pictures = folder / "pictures ü"
-        # A hard link costs nothing; files that a kind changes are written anew.
+        # A hard link costs nothing; files that a test changes are replaced by new ones.
         self.base.hardlink_to(shared / "base.safetensors")
         shutil.copytree(shared / "pictures", self.pictures)
 
     def train(self, *settings: str, base: object = None, extra: str = "") -> list[str]:
-        """The words that train the job, on another base and with overrides if given."""
+        """Return the arguments that train the job, with another base and overrides if given."""
         job = write_job(self.folder / "job", Path(str(base or self.base)), self.pictures, extra=extra)
         return ["train", str(job), *(word for setting in settings for word in ("--set", setting))]
 
     def train_text(self, change: Callable[[str], str]) -> list[str]:
-        """The words that train the job with its text changed."""
+        """Return the arguments that train the job with its text changed."""
         words = self.train()
         job = Path(words[1])
         job.write_text(change(job.read_text(encoding="utf-8")), encoding="utf-8")
         return words
 
     def train_bytes(self, data: bytes) -> list[str]:
-        """The words that train a job file of these bytes."""
+        """Return the arguments that train a job file of these bytes."""
         words = self.train()
         Path(words[1]).write_bytes(data)
         return words
 
     def train_on(self, data: bytes, name: str = "model.safetensors") -> list[str]:
-        """The words that train on a base file of these bytes."""
+        """Return the arguments that train on a base file of these bytes."""
         (self.folder / name).write_bytes(data)
         return self.train(base=self.folder / name)
 
     def train_shapes(self, shapes: dict[str, tuple[int, ...]], name: str = "model.safetensors") -> list[str]:
-        """The words that train on a base file with tensors of these shapes."""
+        """Return the arguments that train on a base file with tensors of these shapes."""
         return self.train(base=write_shapes(self.folder / name, shapes))
 
     def continue_from(self, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> list[str]:
-        """The words that continue from a LoRA that is a real one with its tensors changed."""
+        """Return the arguments that continue from a real LoRA whose tensors were changed."""
         return self.train(f"base.continue_from={self.lora(change)}")
 
     def lora(self, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]] = dict) -> Path:
-        """A LoRA file made of a real one."""
+        """Write a LoRA file made from a real one."""
         made = self.folder / "lora.safetensors"
         save_file(change(load_file(self.shared / "runs" / "made" / "output" / "made.safetensors")), made)
         return made
 
     def render(self, *words: str, base: object = None) -> list[str]:
-        """The words that draw a picture."""
+        """Return the arguments that render an image."""
         drawn = self.folder / "drawn"
         return ["render", "--base", str(base or self.base), "--prompt", "a cat", *SMALL, "--out", str(drawn), *words]
 
     def run(self) -> RunDirectory:
-        """A copy of a finished run of two steps, on the shared base and the pictures of this place."""
+        """Copy a finished run of two steps, with the shared base and the images of this place."""
         copy = self.folder / "runs" / "made"
         shutil.copytree(self.shared / "runs" / "made", copy)
         listing = copy / "dataset.jsonl"
@@ -91,7 +91,7 @@ class Place:
         return RunDirectory.open(copy)
 
     def resume(self, change: Callable[[RunDirectory], object] = lambda run: None) -> list[str]:
-        """The words that extend a run after something of it was changed."""
+        """Return the arguments that extend a run after something in it was changed."""
         run = self.run()
         change(run)
         return ["resume", str(run.path), "--steps", "3"]
@@ -152,7 +152,7 @@ JOB_FILES: dict[str, tuple[str, Arrange]] = {
 
 
 def base_shapes(width: int = 768, channels: int = 4) -> dict[str, tuple[int, ...]]:
-    """The tensors by which an SD 1.5 shows itself, with the text's width and the input channels of another model."""
+    """Return the tensors that identify an SD 1.5, with the text width and input channels of another model."""
     blocks = [f"input_blocks.{i}" for i in (1, 2, 4, 5, 7, 8)] + ["middle_block"]
     blocks += [f"output_blocks.{i}" for i in range(3, 12)]
     attention = {f"{UNET}{block}.1.transformer_blocks.0.attn2.to_k.weight": (1, width) for block in blocks}
@@ -168,7 +168,7 @@ def hostile_header(place: Place) -> list[str]:
 
 
 def base_with_flow_matching(place: Place) -> Path:
-    """An SD 1.5 folder whose scheduler config was written by a flow matching trainer."""
+    """Write an SD 1.5 folder with the scheduler config of a flow matching trainer."""
     folder = tiny_base("sd15", place.folder, form="folder")
     config = {"_class_name": "FlowMatchEulerDiscreteScheduler", "num_train_timesteps": 1000, "shift": 3.0}
     (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -176,7 +176,7 @@ def base_with_flow_matching(place: Place) -> Path:
 
 
 def base_of_nan(place: Place) -> Path:
-    """A base whose last layer was damaged: one of its weights is not a number."""
+    """Write a base whose last layer is damaged: one of its weights is NaN."""
     with safe_open(place.base, "pt") as file:
         metadata = file.metadata()
     tensors = load_file(place.base)
@@ -258,7 +258,7 @@ BASES: dict[str, tuple[str, Arrange]] = {
 
 
 def only(place: Place, files: dict[str, bytes]) -> list[str]:
-    """The words that train on a folder that holds just these files."""
+    """Return the arguments that train on a folder with only these files."""
     shutil.rmtree(place.pictures)
     place.pictures.mkdir()
     for name, data in files.items():
@@ -267,7 +267,7 @@ def only(place: Place, files: dict[str, bytes]) -> list[str]:
 
 
 def beside(place: Place, name: str, text: str) -> list[str]:
-    """The words that train with one more file in the folder of pictures."""
+    """Return the arguments that train with one more file in the image folder."""
     (place.pictures / name).write_text(text, encoding="utf-8")
     return place.train()
 
@@ -296,14 +296,14 @@ def masks_without_pictures(place: Place) -> list[str]:
 
 
 def kohya(place: Place, text: str) -> list[str]:
-    """The words that check kohya's dataset file."""
+    """Return the arguments that check kohya's dataset file."""
     file = place.folder / "kohya.toml"
     file.write_text(text, encoding="utf-8")
     return ["check", str(file)]
 
 
 def concepts(place: Place, text: str) -> list[str]:
-    """The words that check OneTrainer's concepts."""
+    """Return the arguments that check OneTrainer's concepts."""
     file = place.folder / "concepts.json"
     file.write_text(text, encoding="utf-8")
     return ["check", str(file)]
@@ -398,7 +398,7 @@ LORAS: dict[str, tuple[str, Arrange]] = {
 
 
 def blocked(place: Place, *below: str) -> Path:
-    """A path in whose place, or on whose way, there is a file."""
+    """Return a path that is occupied by a file, or goes through one."""
     (place.folder / "file").write_text("x", encoding="utf-8")
     return place.folder.joinpath("file", *below)
 

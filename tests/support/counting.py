@@ -1,4 +1,4 @@
-"""Counts what a training step asks of a device, on tensors without numbers: operations, bytes kept, waits."""
+"""Count what a training step sends to a device, on tensors without data: operations, bytes saved, waits."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from trainer.training.device.dispatched import is_allocation, is_view
 
 aten = torch.ops.aten
 
-# What makes the host wait on a GPU: reading a value, or a shape that depends on values.
+# Operations that make the host wait for a GPU: reading a value, or a shape that depends on values.
 WAITING = frozenset({"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "unique_consecutive"})
 
 
 class StepCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While active, counts by stage what PyTorch's dispatcher sends to ``device``, below all of our own functions.
 
-    Not counted are views and allocations, as they start nothing on a device. An operation over a list
-    of tensors ("foreach") counts once, unless it mixes number formats: that PyTorch does tensor by tensor on a card,
-    copies alone excepted, so it counts once a tensor.
+    Views and allocations are not counted, since they start nothing on a device. An operation over a list of tensors
+    ("foreach") counts once, unless it mixes dtypes: PyTorch then processes the list tensor by tensor on a GPU (except
+    for copies), so it counts once per tensor.
     """
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.device = device
         self.operations: Counter[tuple[str, str]] = Counter()
-        """How often each operation was sent, by (stage, name)."""
+        """Number of calls of each operation, by (stage, name)."""
         self.waits: Counter[tuple[str, str]] = Counter()
-        """What would make the host wait for a card, by (stage, name)."""
+        """Operations that would make the host wait for a GPU, by (stage, name)."""
         self.saved_bytes = 0
-        """What backward finds kept for it when it begins, weights apart; of several, the most."""
+        """Bytes saved for backward when it begins, without weights; the largest value if there are several."""
         self._stage = ""
         self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._in_backward = False
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Names what goes on inside; what autograd does in "forward", also computing again, is told as "backward"."""
+        """Name the operations inside; what autograd does in "forward", recomputation included, counts as "backward"."""
         outer, self._stage = self._stage, name
         self._in_backward = False
         self._alive.clear()
@@ -54,13 +54,13 @@ class StepCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._stage = outer
 
     def total(self, *stages: str) -> int:
-        """How many operations these stages sent; of all stages where none is named."""
+        """Return how many operations these stages sent; all stages if none is named."""
         return sum(count for (stage, _), count in self.operations.items() if not stages or stage in stages)
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Runs one operation and counts it."""
+        """Run one operation and count it."""
         stage = self._stage_now()
         result = func(*args, **(kwargs or {}))
         given = list(_tensors((args, tuple((kwargs or {}).values()))))
@@ -100,7 +100,7 @@ class StepCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _times(name: str, args: tuple[Any, ...]) -> int:
-    """What a call counts for."""
+    """Return how many operations a call counts as."""
     if not name.startswith("_foreach") or name == "_foreach_copy_":
         return 1
     formats = {tensor.dtype for tensor in _tensors(args)}
@@ -108,12 +108,12 @@ def _times(name: str, args: tuple[Any, ...]) -> int:
 
 
 def _picks_by_mask(name: str, args: tuple[Any, ...]) -> bool:
-    """Whether it picks by a mask, so that the size of what it gives is known to the device alone."""
+    """Return whether it indexes by a mask, so that only the device knows the size of the result."""
     return name.startswith("index") and any(tensor.dtype == torch.bool for tensor in _tensors(args[1:2]))
 
 
 def _awaits_copy(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any) -> bool:
-    """Whether it copies from one device to another and waits for that."""
+    """Return whether it copies from one device to another and waits for the copy."""
     if func is aten.copy_.default:
         return args[0].device != args[1].device and not (len(args) > 2 and args[2])
     if func is aten._to_copy.default:

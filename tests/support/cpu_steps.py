@@ -1,4 +1,4 @@
-"""Real training steps on the CPU, every allocation of them recorded, to hold traces against."""
+"""Real training steps on the CPU with every allocation recorded, to compare traces with."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from trainer.training.step import MicroBatch
 Size = tuple[int, int]
 
 CPU = torch.device("cpu")
-# What happens inside these is up to the CPU's kernels: they copy and pack as a GPU does not.
+# What happens inside these is up to the CPU's kernels: unlike a GPU's, they copy and pack.
 CPU_KERNELS = frozenset(
     f"aten::{name}"
     for name in (
         "convolution",
         "convolution_backward",
-        "copy_",  # that transposes
-        "_foreach_add_",  # of unlike dtypes
+        "copy_",  # if it transposes
+        "_foreach_add_",  # of different dtypes
         "_int_mm",
-        "addcdiv",  # of unlike dtypes
-        "addcmul",  # of unlike dtypes
+        "addcdiv",  # of different dtypes
+        "addcmul",  # of different dtypes
         "addmm",
         "baddbmm",
         "bmm",
         "mm",
-        "mul",  # of unlike dtypes
+        "mul",  # of different dtypes
         "native_group_norm_backward",
         "native_layer_norm",
         "native_layer_norm_backward",
@@ -52,7 +52,7 @@ CPU_KERNELS = frozenset(
         "upsample_nearest2d_backward",
     )
 )
-# Numbers that multiply tensors lie in tensors of their own for a moment, on the CPU wherever those are.
+# Scalars that multiply tensors are put into temporary tensors, which on the CPU are in the device's memory.
 SCALAR_BYTES = 8
 PART = "part"
 
@@ -65,7 +65,7 @@ def tiny_subject(
     depth: Depth = 1,
     **facts: Any,
 ) -> Workload:
-    """A tiny base, by default in fp32 with attention computed by the same operations on every device."""
+    """Return a tiny base, by default in fp32 with attention computed by the same operations on every device."""
     configs = tiny_configs(family, depth=depth)
     return Workload(
         family=family,
@@ -80,7 +80,7 @@ def tiny_subject(
 
 
 def cpu_engine(subject: Workload) -> Engine:
-    """The engine that a run builds on the CPU, its weights zero: such pages cost no memory, however large the base."""
+    """Return the engine that a run builds on the CPU, with zero weights, whose pages cost no memory at any size."""
     dtype = dtype_of(subject)
     unet, placer = bare_unet(subject, CPU)
     encoders = bare_text_encoders(subject) if subject.trained_texts else []
@@ -99,7 +99,7 @@ def _place_zeros(model: torch.nn.Module, dtype: torch.dtype, placer: Placer | No
 
 
 def real_micro_batch(subject: Workload, bucket: Size, pictures: int) -> MicroBatch:
-    """A micro-batch of noise."""
+    """Return a micro-batch of noise."""
     micro = micro_batch(subject, bucket, pictures)
     for tensor in (micro.latents, micro.noise, micro.input_noise, micro.mask, micro.time_ids):
         if tensor is not None:
@@ -117,7 +117,7 @@ def real_micro_batch(subject: Workload, bucket: Size, pictures: int) -> MicroBat
 def real_steps(
     subject: Workload, bucket: Size, pictures: int, micro_batches: int, steps: int = 1
 ) -> list[list[Change]]:
-    """Every allocation of real optimizer steps, by part: the micro-batches of a step and then its optimizer."""
+    """Return every allocation of real optimizer steps, by part: the micro-batches of a step, then its optimizer."""
     engine = cpu_engine(subject)
     with (
         telling_main_memory(),
@@ -139,14 +139,14 @@ def real_steps(
 
 
 def outside_kernels(changes: list[Change]) -> list[int]:
-    """The bytes of each change, without what a CPU kernel took and gave back within itself."""
+    """Return the bytes of each change, without what a CPU kernel allocated and freed within itself."""
     return [size for size in outside(changes, CPU_KERNELS) if abs(size) > SCALAR_BYTES]
 
 
 def traced_bytes(tape: MemoryTrace, micro: MicroBatch | None = None) -> list[int]:
-    """The bytes of each of a tape's events, without workspaces, which a CPU has none of.
+    """Return the bytes of each event of a trace, without workspaces, which a CPU does not have.
 
-    With ``micro`` also without its tensors: on the CPU they are where they should be, to a card they are copied.
+    With ``micro``, also without its tensors: on the CPU they are already in place, to a GPU they are copied.
     """
     copies = [] if micro is None else sorted(tensor.nbytes for tensor in tensors_of(micro))
     begin = next(index for index, storage in enumerate(tape.storages) if storage.name != "loss")
@@ -162,7 +162,7 @@ def traced_bytes(tape: MemoryTrace, micro: MicroBatch | None = None) -> list[int
 
 
 def tensors_of(micro: MicroBatch) -> list[torch.Tensor]:
-    """Every tensor of a micro-batch."""
+    """Return every tensor of a micro-batch."""
     text = [] if micro.text is None else [micro.text.hidden, micro.text.pooled]
     fields = [getattr(micro, field) for field in MicroBatch.__slots__]
     found = [*fields, *text, *(micro.tokens or ())]
@@ -170,7 +170,7 @@ def tensors_of(micro: MicroBatch) -> list[torch.Tensor]:
 
 
 def _parts(changes: list[Change]) -> list[list[Change]]:
-    """What was asked for in each part, in their order."""
+    """Return the changes of each part, in order."""
     by_part: dict[int, list[Change]] = {}
     for change in changes:
         for number, name in change.operations:

@@ -6,7 +6,7 @@ import random
 
 
 def damaged(sound: bytes, chance: random.Random) -> bytes:
-    """The bytes cut off somewhere, or with a few of them changed."""
+    """Return the bytes truncated, or with a few of them changed."""
     if chance.random() < 0.3:
         return sound[: chance.randrange(len(sound))]
     changed = bytearray(sound)

@@ -1,4 +1,4 @@
-"""A library with its workers and no window: what workers post runs when the test says so."""
+"""A library with its workers but no window; what workers post runs when the test says so."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from app.core.tasks import Tasks
 
 
 class Desk:
-    """The thread of the test is the one that owns the library."""
+    """The owner of the library: the thread of the test."""
 
     def __init__(self) -> None:
         self._posted: queue.Queue[Callable[[], None]] = queue.Queue()
@@ -19,18 +19,18 @@ class Desk:
         self.tasks = Tasks(self._posted.put)
 
     def until(self, reached: Callable[[], object], seconds: float = 60.0) -> None:
-        """Run what workers post until the condition holds; queue.Empty when nothing comes for so long."""
+        """Run what workers post until the condition holds; raise queue.Empty if nothing arrives in time."""
         while not reached():
             self._posted.get(timeout=seconds)()
 
     def post(self, work: Callable[[], None]) -> None:
-        """Post as a worker does."""
+        """Post work as a worker does."""
         self._posted.put(work)
 
 
 @contextmanager
 def a_desk() -> Iterator[Desk]:
-    """A desk whose workers end with the test; what they wait for must be stopped before."""
+    """Yield a desk whose workers end with the test; what they wait for must be stopped first."""
     desk = Desk()
     yield desk
     desk.tasks.close()

@@ -1,4 +1,4 @@
-"""Tells of looks at the disk on the thread that must not wait for one."""
+"""Detect disk accesses on the thread that must not wait for a disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OS = ("stat", "lstat", "scandir", "listdir", "open", "mkdir", "rename", "replac
 
 @contextmanager
 def looks_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Note each look of this thread at what lies in a folder while the block runs, with who looks."""
+    """Yield a list of this thread's accesses to a folder while the block runs, with their callers."""
     mine, found = threading.current_thread(), list[str]()
 
     def watched(module: Any, name: str) -> None:

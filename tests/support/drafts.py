@@ -1,4 +1,4 @@
-"""Job files, and jobs opened without the list that a session keeps of them."""
+"""Job files, and jobs opened without a session's list of them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def opened(path: Path, tasks: Tasks) -> Draft:
 
 
 def write_bare(folder: Path) -> Path:
-    """Write a job as people do, and return its file."""
+    """Write a minimal job as people do, and return its file."""
     path = folder / "bilder ü" / "job.toml"
     path.parent.mkdir()
     path.write_text(BARE, encoding="utf-8")
@@ -45,12 +45,12 @@ def write_bare(folder: Path) -> Path:
 
 
 def on_disk(path: Path) -> dict[str, Any]:
-    """Return what a job file holds."""
+    """Return the contents of a job file."""
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 def refuse_writing(folder: Path, monkeypatch: pytest.MonkeyPatch, number: int = errno.EROFS) -> None:
-    """As a folder that may only be read does, with whoever runs the tests."""
+    """Make a folder refuse writes like a read-only one, whichever user runs the tests."""
     replace = Path.replace
 
     def refuse(self: Path, target: Path) -> Path:

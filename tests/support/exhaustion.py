@@ -1,4 +1,4 @@
-"""Lets memory run out at a chosen allocation of a real run, and runs that are told in advance to change their plan."""
+"""Make memory run out at a chosen allocation of a real run, and make runs that change their fit at given steps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Wanted = Callable[[events.Event], bool]
 
 
 def phase_begins(name: str, turn: int = 1, total: int | None = None) -> Wanted:
-    """Whether an event is the ``turn``-th beginning of a phase (of so many units)."""
+    """Return a test for the ``turn``-th beginning of a phase (optionally of ``total`` units)."""
     seen = 0
 
     def wanted(event: events.Event) -> bool:
@@ -46,24 +46,23 @@ def phase_begins(name: str, turn: int = 1, total: int | None = None) -> Wanted:
 
 
 def step_begins(step: int) -> Wanted:
-    """Whether an event is the one before optimizer step ``step``, 2 or later, of a run that only trains."""
+    """Return a test for the event before optimizer step ``step``, 2 or later, of a run that only trains."""
     return lambda event: isinstance(event, events.StepEvent) and event.step == step - 1
 
 
 def step_ends(step: int) -> Wanted:
-    """Whether an event is that of optimizer step ``step``."""
+    """Return a test for the event of optimizer step ``step``."""
     return step_begins(step + 1)
 
 
 class Exhaustion(TorchDispatchMode):
-    """From a chosen event on: raises torch.OutOfMemoryError at allocation number ``at`` (from 1), ``times`` in all.
+    """From a chosen event on, raises torch.OutOfMemoryError at allocation number ``at`` (from 1), ``times`` in all.
 
     ``later`` is the number for all times but the first.
 
-    An allocation is an operation that returns a tensor with memory of its own; it fails before it does anything. After
-    each failure the count begins anew. With ``in_optimizer`` only the optimizer's steps count, but with all they
-    compute: operations that work in place may need memory for a moment too. With ``operation`` only those of that name
-    count.
+    An allocation is an operation that returns a tensor with its own memory; it fails before it does anything. After
+    each failure the count restarts. With ``in_optimizer`` only operations of optimizer steps count, but all of them:
+    in-place operations may need temporary memory too. With ``operation`` only operations of that name count.
     """
 
     words = "CUDA out of memory. Tried to allocate 20.00 MiB. (injected)"
@@ -102,9 +101,9 @@ class Exhaustion(TorchDispatchMode):
         return (self.in_optimizer and func.namespace != "profiler") or allocates(func, args)
 
     def tell(self, event: events.Event) -> None:
-        """Begins at the wanted event, ends when nothing is left to fail or with the run."""
+        """Start at the chosen event; end when all failures were raised or the run ends."""
         if isinstance(event, events.MemoryExhausted):
-            self.counts = not self.in_optimizer  # a step that failed told nobody that it ended
+            self.counts = not self.in_optimizer  # a step that failed did not report its end
         if not self._entered and self.wanted(event):
             self._entered = True
             if self.in_optimizer:
@@ -118,12 +117,12 @@ class Exhaustion(TorchDispatchMode):
             self.close()
 
     def close(self) -> None:
-        """Ends at once."""
+        """End at once."""
         self._stack.close()
 
 
 def allocates(func: Any, args: Any) -> bool:
-    """Whether an operation returns memory of its own, by its schema; a tensor of no elements needs none."""
+    """Return whether an operation allocates memory, by its schema; a tensor without elements needs none."""
     if func is torch.ops.aten.empty.memory_format and 0 in args[0]:
         return False
     return makes_tensors(func)
@@ -131,12 +130,12 @@ def allocates(func: Any, args: Any) -> bool:
 
 @cache
 def makes_tensors(func: Any) -> bool:
-    """Whether an operation's schema says that it returns a tensor which is none of its arguments."""
+    """Return whether an operation returns a tensor that is not one of its arguments, by its schema."""
     return any("Tensor" in str(value.type) and value.alias_info is None for value in func._schema.returns)
 
 
 class Counter(Exhaustion):
-    """Lets nothing fail, and counts from one event to another: allocations, and what the optimizer does."""
+    """Causes no failures, and counts allocations and optimizer operations between two events."""
 
     def __init__(self, wanted: Wanted, until: Wanted) -> None:
         super().__init__(wanted, at=-1, in_optimizer=True)
@@ -149,18 +148,18 @@ class Counter(Exhaustion):
         return func(*args, **(kwargs or {}))
 
     def tell(self, event: events.Event) -> None:
-        """Begins at the one event and ends at the other."""
+        """Start at the first event and end at the second."""
         if self._entered and self.until(event):
             self.left = 0
         super().tell(event)
 
 
 class Killed(BaseException):
-    """Ends a run as a kill would: nothing of ours gets a word."""
+    """Raised to end a run as a kill would: no code of ours handles it."""
 
 
 class SharedPlace:
-    """Where the runs of a file of tests share their bases, pictures and caches, and the runs they are compared with."""
+    """The folder in which the runs of a test file share bases, images, caches and reference runs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -170,13 +169,13 @@ class SharedPlace:
         self._number = 0
 
     def job(self, family: str = "sd15") -> Path:
-        """A new job on the shared pictures."""
+        """Write a new job on the shared images."""
         self._number += 1
         return write_job(self.folder / f"{self._number}", self.bases[family], self.pictures)
 
 
 class Trial:
-    """One run with the events it wrote."""
+    """A run with the events it wrote."""
 
     def __init__(
         self,
@@ -196,7 +195,7 @@ class Trial:
             self.act(event)
 
     def start(self) -> Trial:
-        """Runs the job; a kill leaves ``code`` None, and an ``error`` for users stays here."""
+        """Run the job; a kill leaves ``code`` None, and a user-facing error is stored in ``error``."""
         try:
             self.code = start(self.job, self.settings, self, self.planner)
         except Killed:
@@ -206,22 +205,22 @@ class Trial:
         return self
 
     def resume(self) -> Trial:
-        """Goes on with the run, undisturbed."""
+        """Resume the run without disturbing it."""
         self.act = None
         self.code = resume(self.run, self)
         return self
 
     @property
     def run(self) -> RunDirectory:
-        """Its directory."""
+        """Return the run's directory."""
         return RunDirectory.open(next((self.job.parent / "runs").iterdir()))
 
     def of(self, kind: type[events.Event]) -> list[Any]:
-        """The events of one kind."""
+        """Return the events of one type."""
         return [event for event in self.seen if isinstance(event, kind)]
 
     def lora(self) -> tuple[str, dict[str, str]]:
-        """SHA-256 of the finished LoRA's tensors, and its metadata without what tells the time."""
+        """Return the SHA-256 of the finished LoRA's tensors, and its metadata without times."""
         file = self.run.output / "test.safetensors"
         data = file.read_bytes()
         with safetensors.safe_open(file, framework="pt") as opened:
@@ -230,7 +229,7 @@ class Trial:
 
 
 def told_in_advance(job: Path, settings: Sequence[str], changes: Sequence[tuple[int, Mapping[str, Any]]]) -> Trial:
-    """A run that knows nothing of recovery: paused before each step (from 0) where its fit changes, edited, resumed."""
+    """Run without recovery: pause before each step (from 0) where the fit changes, edit the fit, resume."""
     by_step: dict[int, dict[str, Any]] = {}
     for step, changed in changes:
         by_step.setdefault(step, {}).update(changed)
@@ -256,7 +255,7 @@ def told_in_advance(job: Path, settings: Sequence[str], changes: Sequence[tuple[
 
 
 def edit(run: RunDirectory, changed: Mapping[str, Any]) -> None:
-    """Change the fit that a paused run resumes with: in its frozen job, or in its checkpoint what no job may change."""
+    """Change the fit that a paused run resumes with, in its job, or its checkpoint for keys that are fixed there."""
     if {"quantize", *FIT_NUMERICS} & changed.keys():
         newest = max(run.checkpoints.glob("step-*"))
         state = json.loads((newest / "state.json").read_text(encoding="utf-8"))

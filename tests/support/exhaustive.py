@@ -1,4 +1,4 @@
-"""A search for the best plan that looks at every candidate, with sums of its own: what planners are compared with."""
+"""A search for the best plan that evaluates every candidate with its own arithmetic, as a reference for planners."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from trainer.memory.trace.workload import Workload
 
 OCCASIONS = PhaseCounts(images=10, texts=10, measured=4, validations=3, previews=3)
 AMPLE = 400 * 2**20
-"""Bytes that are more than any of them takes."""
+"""Bytes that are more than any candidate takes."""
 
 
 def highest(tapes: list[MemoryTrace]) -> int:
-    """The largest sum of what lives, each storage rounded up to 512 bytes, workspaces left out."""
+    """Return the largest sum of live storages, each rounded up to 512 bytes, without workspaces."""
     living, most = 0, 0
     for tape in tapes:
         for event in tape.events.tolist():
@@ -35,7 +35,7 @@ def highest(tapes: list[MemoryTrace]) -> int:
 
 @dataclass
 class Exhaustive:
-    """All fits of a subject with their true preferences, and what they take without a limit."""
+    """All fits of a workload with their true order of preference, and the memory they take without a limit."""
 
     workload: Workload
     traces: TraceLibrary
@@ -50,14 +50,14 @@ class Exhaustive:
         return RunSchedule(replace(self.workload, fit=fit), self.traces, OCCASIONS, situation_with(AMPLE).rate)
 
     def _figures(self, fit: FitConfig) -> tuple[float, float, int]:
-        """Seconds of all steps and of all previews, and bytes at the highest moment."""
+        """Return the seconds of all steps and of all previews, and the bytes of the peak."""
         subject, rate = self.workload, situation_with(AMPLE).rate
         steps = self.traces.steps(replace(subject, fit=fit), subject.buckets[0].size, fit.micro_batch or 1)
         most = fit.micro_batch or 1
         parts, rest = divmod(subject.recipe.effective_batch, most)
         step = roofline.seconds([*steps.micro_first.work, *steps.optimizer.work], rate)
         step += (parts - 1) * roofline.seconds(steps.micro_more.work, rate)
-        if rest:  # as many operations, each the smaller
+        if rest:  # as many operations, each of them smaller
             share = rest / most
             less = [replace(one, flops=share * one.flops, bytes=share * one.bytes) for one in steps.micro_more.work]
             step += roofline.seconds(less, rate)
@@ -72,12 +72,12 @@ class Exhaustive:
         return step * (subject.recipe.steps or 1), drawing, need
 
     def retrying(self, fit: FitConfig, situation: DeviceState) -> float | None:
-        """Seconds that giving memory back costs over all steps; None where the fit does not fit."""
+        """Return the seconds that allocator retries cost over all steps; None if the fit does not fit."""
         if self.free(fit) <= situation.budget:
             return 0.0
         course = self.timeline(fit)
         if self.figures(fit)[2] > situation.budget:
-            return None  # its tensors alone are too many
+            return None  # its tensors alone take too much
         if self.runs(situation.budget).simulate(course, situation.budget).failure is not None:
             return None
         playing = Simulation(situation, situation.budget)
@@ -100,17 +100,17 @@ class Exhaustive:
         return self.runs(AMPLE).simulate(self.timeline(fit), None).reserved
 
     def training(self, fit: FitConfig) -> int:
-        """Bytes that training alone takes."""
+        """Return the bytes that training alone takes."""
         course = self.timeline(fit)
         return highest([*course.traces("load"), *course.traces("quantise"), *course.first_step(), *course.round()])
 
     def picks(self, choices: list[FitConfig], situation: DeviceState, *, free_choice: bool) -> list[FitConfig]:
-        """Of those that fit, the first without what giving memory back costs, and each that this makes better."""
+        """Return the first fit by speed without retries, then each later one that is better counting retries."""
         best: tuple[tuple[int, ...], FitConfig] | None = None
         picks: list[FitConfig] = []
         for fit in sorted(choices, key=lambda fit: self.order(fit, 0.0, free_choice=free_choice)):
             if best is not None and self.order(fit, 0.0, free_choice=free_choice) >= best[0]:
-                break  # giving memory back only adds to the time
+                break  # retries only add to the time
             if (retrying := self.retrying(fit, situation)) is not None:
                 found = self.order(fit, retrying, free_choice=free_choice)
                 if best is None or found < best[0]:
@@ -119,7 +119,7 @@ class Exhaustive:
         return picks
 
     def order(self, fit: FitConfig, retrying: float, *, free_choice: bool) -> tuple[int, ...]:
-        """What a plan prefers is less; ``retrying`` is the time that giving memory back costs, in seconds."""
+        """Return a sort key, smaller is better; ``retrying`` is the time that allocator retries cost, in seconds."""
         seconds, drawing, need = self.figures(fit)
         quality = 0 if free_choice else ("none", "int8", "nf4").index(fit.quantize or "none")
         usual = (fit.quantize == "none", fit.gradient_checkpointing == "none", fit.vae_tiling is True)
@@ -128,7 +128,7 @@ class Exhaustive:
 
 
 def every_fit(subject: Workload, written: FitConfig, sets: tuple[object, ...]) -> list[FitConfig]:
-    """All that leave what is written as it is, with these choices of checkpointing."""
+    """Return all fits that keep what is written, with these choices of checkpointing."""
     batch = subject.recipe.effective_batch
     start = subject.fit.replaced(dtype=written.dtype or "bf16", allow_quantized=written.allow_quantized)
 

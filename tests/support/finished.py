@@ -1,4 +1,4 @@
-"""A finished run on the demo base, with LoRA files that show: what comes after a run is tried on it."""
+"""A finished run on the demo base, with LoRA files that have a visible effect, to test what follows a run."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from trainer.protocol.run_directory import RunDirectory, Status
 
 DEMO = ROOT / "assets" / "demo"
 STEPS = {100: 0.1431, 200: 0.0832, 300: 0.0917}
-"""Saved steps with their held-out loss."""
+"""Saved steps with their validation loss."""
 PROMPTS = ("neontube, a blue house on a white background", "a red star")
 _LAYERS = [("mid_block_attentions_0", 128), ("down_blocks_0_attentions_0", 32), ("down_blocks_1_attentions_0", 64)]
 
 
 def write_lora(file: Path, seed: int) -> None:
-    """Write a LoRA of rank 2 for some layers of the demo base, strong enough to be seen."""
+    """Write a LoRA of rank 2 for some layers of the demo base, strong enough to be visible."""
     stream = np.random.default_rng(seed)
     tensors: dict[str, np.ndarray] = {}
     for block, width in _LAYERS:
@@ -45,7 +45,7 @@ def write_lora(file: Path, seed: int) -> None:
 
 
 def write_finished_run(parent: Path, pictures: Path = DEMO / "pictures") -> RunDirectory:
-    """Write a run of 300 steps that has ended; everything is there but the checkpoints."""
+    """Write a run of 300 steps that has ended; everything exists except the checkpoints."""
     run = RunDirectory.create(parent, "neon")
     run.begin_attempt({"device": "cpu"})
     prompts = ", ".join(
@@ -86,7 +86,7 @@ def _saved(run: RunDirectory, step: int, stem: str) -> events.Saved:
 
 
 def _preview(run: RunDirectory, step: int, index: int) -> events.Preview:
-    """A preview that differs from every other: one of the demo's own pictures, growing into its colours."""
+    """Write a preview that differs from every other: one of the demo's own images, more saturated at later steps."""
     file = run.samples / f"step-{step:08d}-{index}.png"
     with Image.open(DEMO / "pictures" / f"neon-{step // 100 + 3 * index:02d}.png") as neon:
         grey = neon.convert("L").convert("RGB")

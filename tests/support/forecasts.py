@@ -1,4 +1,4 @@
-"""Job files whose plans need no trace, because their tapes ship."""
+"""Job files whose plans need no tracing, because their traces ship with Impasto."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ prompt = "a cat on a sofa"
 
 
 def known_job(folder: Path, family: Family) -> Path:
-    """Write a job with the recipe of the built-in style preset, on a base and pictures that are not there."""
+    """Write a job with the recipe of the built-in style preset, on a base and images that do not exist."""
     preset = (asset_path("traces").parents[1] / "presets" / "recipes" / f"{family}-style.toml").read_text("utf-8")
     folder.mkdir(parents=True)
     path = folder / "job.toml"

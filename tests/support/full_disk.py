@@ -1,4 +1,4 @@
-"""A disk without room: the system refuses to let any file of this process grow past a limit, as a full disk does."""
+"""A full disk, simulated: the system refuses to let any file of this process grow past a limit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ needs_limits = pytest.mark.skipif(sys.platform == "win32", reason="Windows has n
 
 @contextmanager
 def no_room(largest: int = 0) -> Iterator[None]:
-    """No file may grow past so many bytes."""
+    """Limit the size of every file to so many bytes."""
     import resource
 
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -1,4 +1,4 @@
-"""The Pictures page's views over a folder of forty real pictures, and what tests do with them."""
+"""The Images page's views of a folder of forty real images, and what tests do with them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COUNT = 40
 
 
 def forty_pictures(root: Path) -> Path:
-    """Make a folder of pictures of rising width; every fourth has no caption."""
+    """Make a folder of images of increasing width; every fourth has no caption."""
     root.mkdir()
     for number in range(COUNT):
         Image.new("RGB", (300 + number, 200), (6 * number, 90, 255 - 6 * number)).save(root / f"p{number}.png")
@@ -31,7 +31,7 @@ def forty_pictures(root: Path) -> Path:
 
 @contextmanager
 def shown_views(qtbot: QtBot, session: Session, folder: Path) -> Iterator[ImageViews]:
-    """Show the views over an opened folder, all that is cheap to know of it known."""
+    """Show the views of an opened folder, once everything that is cheap to read has been read."""
     views = ImageViews(session, Commands())
     qtbot.addWidget(views)
     views.resize(900, 700)
@@ -45,7 +45,7 @@ def shown_views(qtbot: QtBot, session: Session, folder: Path) -> Iterator[ImageV
     views.grid.setFocus()
     yield views
     views.close()
-    QApplication.processEvents()  # what was asked for "once this event is over"
+    QApplication.processEvents()  # run what was posted for after this event
 
 
 def named(session: Session, name: str) -> LibraryImage:
@@ -53,7 +53,7 @@ def named(session: Session, name: str) -> LibraryImage:
 
 
 def settle(qtbot: QtBot, session: Session) -> None:
-    """Wait until no files are on their way to the trash or back."""
+    """Wait until no files are being moved to the trash or back."""
     qtbot.waitUntil(lambda: session.history.writing is None)
 
 

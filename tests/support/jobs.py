@@ -22,7 +22,7 @@ PICTURES = (
 
 
 def photographs(folder: Path, count: int = len(PICTURES)) -> Path:
-    """Writes real photographs with captions into ``folder``, small enough to train on in seconds."""
+    """Write real photographs with captions into ``folder``, small enough to train on in seconds."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, source, width, height, orientation, caption in PICTURES[:count]:
         with Image.open(PHOTOS / source) as image:
@@ -35,7 +35,7 @@ def photographs(folder: Path, count: int = len(PICTURES)) -> Path:
 
 
 def write_job(folder: Path, base: Path, pictures: Path, name: str = "test", extra: str = "") -> Path:
-    """Writes a small job: six steps at 64 pixels, previews and validation on; ``extra`` TOML comes last."""
+    """Write a small job: six steps at 64 pixels, previews and validation on; ``extra`` TOML is appended."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "job.toml"
     path.write_text(
@@ -71,5 +71,5 @@ prompts = [{{prompt = "sks, a cat", steps = 2, width = 64, height = 64}}]
 
 
 def overrides(values: Mapping[str, object]) -> list[str]:
-    """As ``--set`` takes them."""
+    """Return values as arguments of ``--set``."""
     return [f"{key}={value}" for key, value in values.items()]

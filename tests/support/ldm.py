@@ -1,4 +1,4 @@
-"""Writes diffusers weights under the names of single-file (LDM) checkpoints, without diffusers' own converters."""
+"""Write diffusers weights under the names of single-file (LDM) checkpoints, without diffusers' own converters."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _replaced(rest: str, table: Mapping[str, str]) -> str:
 
 
 def vae_to_ldm(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Rename an AutoencoderKL's weights to those of `first_stage_model.*` there; attention as 1x1 convolutions."""
+    """Rename an AutoencoderKL's weights to those of `first_stage_model.*`; attention as 1x1 convolutions."""
     last = len(config["block_out_channels"]) - 1
     renamed = {}
     for name, tensor in weights.items():
@@ -137,7 +137,7 @@ def open_clip_to_ldm(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def with_text_model(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Name a CLIP text encoder's weights as published files do, with the level that transformers 5.6 dropped."""
+    """Rename a CLIP text encoder's weights as in published files, with the level that transformers 5.6 removed."""
     return {
         name if name.startswith(("text_model.", "text_projection")) else f"text_model.{name}": t
         for name, t in weights.items()

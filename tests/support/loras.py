@@ -1,4 +1,4 @@
-"""Adapters with random weights on tiny bases, and what the bases predict with them."""
+"""Adapters with random weights on tiny bases, and the predictions of those bases."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainer.config.base import Family
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.sampling import generator
 
-# Every part with a rank of its own and alpha apart from it, so that a mixed-up scale shows.
+# Every part has its own rank and a different alpha, so that a mixed-up scale is noticed.
 EVERYTHING = RecipeConfig.model_validate(
     {
         "layers": "all",
@@ -71,7 +71,7 @@ def golden_rows(family: Family) -> list[list[str]]:
 
 @dataclass
 class Models:
-    """The networks of a tiny base that a LoRA can change, as copies of their own."""
+    """The networks of a tiny base that a LoRA can change, as separate copies."""
 
     family: Family
     unet: Any
@@ -79,7 +79,7 @@ class Models:
 
     @classmethod
     def copies(cls, family: Family, dtype: torch.dtype = torch.float64) -> Models:
-        # Module.to, because the one of diffusers logs an empty warning for each UNet.
+        # Module.to, because diffusers' own logs an empty warning for each UNet.
         models = {
             part: nn.Module.to(copy.deepcopy(model), dtype)
             for part, model in tiny_models(family).items()
@@ -118,7 +118,7 @@ class Models:
 
 
 def random_weights(adapter: Adapter, seed: int = 0) -> dict[str, Tensor]:
-    """Return fp32 weights for all of an adapter, none zero and each exact in fp16, and load them."""
+    """Return fp32 weights for a whole adapter, all nonzero and exact in fp16, and load them."""
     stream = torch.Generator().manual_seed(seed)
     weights = {
         key: (torch.randn(parameter.shape, generator=stream) * 0.2).half().float()
@@ -129,7 +129,7 @@ def random_weights(adapter: Adapter, seed: int = 0) -> dict[str, Tensor]:
 
 
 def merge(models: Models, adapter: Adapter, weights: dict[str, Tensor], strength: float = 1.0) -> None:
-    """Add alpha / rank · up @ down to the weights themselves, in float64, as programs that merge do."""
+    """Add alpha / rank · up @ down to the weights themselves, in float64, as merging programs do."""
     for slot in adapter.slots:
         model = models.parts[slot.part]
         path = slot.module if hasattr(model, "text_model") or slot.part == "unet" else slot.module[len("text_model.") :]

@@ -1,4 +1,4 @@
-"""Measures what a piece of work takes of a device's memory, by that device's own allocator."""
+"""Measure the device memory that a piece of work takes, by that device's own allocator."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from trainer.training.device.out_of_memory import gpu_info
 
 @dataclass(frozen=True)
 class Measured:
-    """Peaks over a piece of work, and how long it took."""
+    """Peaks of a piece of work, and its duration."""
 
     requested: int
-    """Bytes asked for, as far as the device tells; else 0."""
+    """Requested bytes, if the device reports them; otherwise 0."""
     allocated: int
     reserved: int
     seconds: float
@@ -32,25 +32,25 @@ class Meter(Protocol):
     device: torch.device
 
     def measure(self, work: Callable[[], None]) -> Measured:
-        """Runs ``work``; peaks count what was there before."""
+        """Run ``work``; peaks include what was allocated before."""
 
     def outside(self) -> int:
-        """Bytes that the driver counts for this process beside the allocator; 0 where there is no driver."""
+        """Return bytes that the driver counts for this process outside the allocator; 0 if there is no driver."""
 
     def reset(self) -> int:
-        """Gives everything back between two subjects; returns the bytes that stayed allocated."""
+        """Free everything between two workloads; return the bytes that stayed allocated."""
 
 
 class CudaMeter:
-    """A CUDA card, by PyTorch's statistics and NVML."""
+    """A CUDA GPU, measured by PyTorch's statistics and NVML."""
 
     def __init__(self, index: int = 0) -> None:
         self.device = torch.device("cuda", index)
-        self.free_before = gpu_info(index).free_bytes  # before there is a context
+        self.free_before = gpu_info(index).free_bytes  # before a context exists
         torch.cuda.init()  # type: ignore[no-untyped-call]
 
     def measure(self, work: Callable[[], None]) -> Measured:
-        """Runs ``work``, by torch.cuda.max_memory_allocated and its kin."""
+        """Run ``work``, measured by torch.cuda.max_memory_allocated and related statistics."""
         torch.cuda.reset_peak_memory_stats(self.device)
         torch.cuda.synchronize(self.device)
         started = time.perf_counter()
@@ -66,20 +66,20 @@ class CudaMeter:
         )
 
     def outside(self) -> int:
-        """The driver's free bytes before this process began, less those now and those that the allocator holds."""
+        """Return what the driver counts for this process outside the allocator, from the change in free bytes."""
         used = self.free_before - gpu_info(self.device.index).free_bytes
         return used - torch.cuda.memory_reserved(self.device)
 
     def reset(self) -> int:
-        """Also gives back the workspaces of cuBLAS, so that the next subject takes its own."""
+        """Also free the workspaces of cuBLAS, so that the next workload allocates its own."""
         gc.collect()
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
         return torch.cuda.memory_allocated(self.device)
 
 
-# What these take and give back within themselves a card's kernels do not: the CPU unfolds the input of convolutions or
-# reorders it and the weights, and bitsandbytes computes an update from many parts.
+# A GPU's kernels do not allocate what these allocate and free within themselves: the CPU unfolds or reorders the input
+# and weights of convolutions, and bitsandbytes computes an update from many parts.
 CPU_KERNELS = frozenset(
     {
         "aten::convolution",
@@ -91,9 +91,9 @@ CPU_KERNELS = frozenset(
 
 
 class CpuMeter:
-    """Main memory, by the events of PyTorch's CPU allocator: it has no pools, so only what is asked for is known.
+    """Main memory, measured by the events of PyTorch's CPU allocator: it has no pools, so only requests are known.
 
-    Without what kernels do inside themselves, and what would lie in main memory beside a card, too.
+    Does not count what kernels allocate within themselves, or what would be in main memory on a GPU too.
     """
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class CpuMeter:
         self.live = 0
 
     def measure(self, work: Callable[[], None]) -> Measured:
-        """Runs ``work`` under the profiler and sums births and deaths in order."""
+        """Run ``work`` under the profiler and add up allocations and frees in order."""
         gc.collect()
         started = time.perf_counter()
         with telling_main_memory(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorder:
@@ -115,11 +115,11 @@ class CpuMeter:
         return Measured(peak, 0, 0, seconds)
 
     def outside(self) -> int:
-        """Nothing: there is no driver."""
+        """Return 0: there is no driver."""
         return 0
 
     def reset(self) -> int:
-        """Begins to count anew; what the last subject left is not watched dying."""
+        """Start counting again; frees of the previous workload's memory are not observed."""
         gc.collect()
         self.live = 0
         return 0

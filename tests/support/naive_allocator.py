@@ -1,4 +1,4 @@
-"""The allocator's rules once more, slow and plain: nothing is kept but segments or pages, and live blocks."""
+"""A slow and simple implementation of the allocator's rules that stores only segments or pages, and live blocks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MIB = 2**20
 
 @dataclass
 class Segment:
-    """Memory taken at once, cut into [bytes, handle or None where free]."""
+    """Memory allocated at once, split into [bytes, handle or None if free]."""
 
     small: bool
     blocks: list[list[int | None]]
@@ -21,7 +21,7 @@ class Segment:
 
 @dataclass
 class NaiveAllocator:
-    """Segments of their own size, with a limit and what is returned at it; raises MemoryError at the end."""
+    """Segments of their own size, with a limit and retries at it; raises MemoryError if a request does not fit."""
 
     capacity: int | None = None
     max_split: int | None = None
@@ -84,7 +84,7 @@ class NaiveAllocator:
             return False
         wanted = max(size, self.max_split)
         free = [s for s in self.segments if s.small == small and len(s.blocks) == 1 and s.blocks[0][1] is None]
-        # Equal sizes: the lowest address where one is enough, the highest where the largest are taken.
+        # Equal sizes: the lowest address if one is enough, the highest if the largest are taken.
         order = {id(segment): number for number, segment in enumerate(self.segments)}
         oversize = sorted((s for s in free if self._oversize(s.bytes)), key=lambda s: (s.bytes, order[id(s)]))
         enough = [segment for segment in oversize if segment.bytes >= wanted]
@@ -124,7 +124,7 @@ class NaiveRange:
     live: dict[int, int] = field(default_factory=dict)
 
     def runs(self) -> list[tuple[int, int, bool]]:
-        """(begin, end, mapped) of all that is not live, cut where pages begin or cease to be mapped; by address."""
+        """Return (begin, end, mapped) of all that is not live, split where the mapping changes; by address."""
         last = max(self.mapped, default=-1) + 1
         edges = {page * self.page for page in range(last + 1)}
         edges |= {edge for begin, size in self.live.items() for edge in (begin, begin + size)}
@@ -175,7 +175,7 @@ class NaiveRange:
 
 @dataclass
 class NaiveExpandable:
-    """Expandable segments, one range a pool."""
+    """Expandable segments, one range for each pool."""
 
     capacity: int | None = None
     retries: int = 0
@@ -222,7 +222,7 @@ class NaiveExpandable:
             pages.unmap()
 
     def layout(self) -> list[list[tuple[int, bool]]]:
-        """The mapped stretches, each as (bytes, in use)."""
+        """Return the mapped ranges, each as (bytes, in use)."""
         stretches: list[list[tuple[int, bool]]] = []
         for pages in (self.ranges[True], self.ranges[False]):
             pieces = [(begin, begin + size, True) for begin, size in pages.live.items()]

@@ -1,4 +1,4 @@
-"""Datasets on a desk, with all that they told."""
+"""Datasets on a desk, with everything they reported."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Open:
         self.settle()
 
     def settle(self) -> None:
-        """Until no look and no reading of headers is on its way."""
+        """Wait until no scan and no reading of headers is in progress."""
         datasets = self.datasets._open.values()
         self.desk.until(lambda: not any(each.scanning or each.sizing for each in datasets))
 

@@ -1,4 +1,4 @@
-"""Picture files for tests of the dataset room: photographs of scikit-image, and files that are hard to read."""
+"""Image files for tests of the dataset package: photographs of scikit-image, and files that are hard to read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PHOTOS = Path(skimage.__file__).parent / "data"
 
 @cache
 def photograph(name: str = "astronaut.png") -> Image.Image:
-    """A photograph that ships inside scikit-image's wheel, as RGB without its profile."""
+    """Return a photograph that ships in scikit-image's wheel, as RGB without its profile."""
     with Image.open(PHOTOS / name) as image:
         return Image.fromarray(np.asarray(image.convert("RGB")))
 
@@ -31,7 +31,7 @@ def pixels_of(image: Image.Image) -> npt.NDArray[np.int16]:
 
 
 def write_png(path: Path, width: int, height: int, depth: int, colour: int, rows: bytes, extra: bytes = b"") -> Path:
-    """Write a PNG whose header may say anything: `rows` are the filtered scanlines, `extra` are ready-made chunks."""
+    """Write a PNG whose header may say anything: `rows` are the filtered scanlines, `extra` are complete chunks."""
     header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
     body = png_chunk(b"IHDR", header) + extra + png_chunk(b"IDAT", zlib.compress(rows)) + png_chunk(b"IEND", b"")
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + body)
@@ -43,7 +43,7 @@ def png_chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def display_p3() -> bytes:
-    """A minimal ICC matrix profile of Display P3: its primaries adapted to D50, and gamma 2.2 for all channels."""
+    """Return a minimal ICC matrix profile of Display P3: primaries adapted to D50, gamma 2.2 for all channels."""
     white = (0.9642, 1.0, 0.8249)
     primaries = ((0.51512, 0.24120, -0.00105), (0.29198, 0.69225, 0.04189), (0.15710, 0.06657, 0.78407))
 
@@ -67,7 +67,7 @@ def display_p3() -> bytes:
 
 
 def folder_of(path: Path, **facts: object) -> DatasetConfig:
-    """A dataset of one folder; facts of the folder by their own names, of the dataset with "dataset_" before them."""
+    """Return a dataset of one folder; keys of the dataset have the prefix "dataset_", the others are the folder's."""
     own = {key: value for key, value in facts.items() if not key.startswith("dataset_")}
     rest = {key.removeprefix("dataset_"): value for key, value in facts.items() if key.startswith("dataset_")}
     return DatasetConfig.model_validate({"folders": (FolderConfig.model_validate({"path": str(path), **own}),), **rest})
@@ -78,7 +78,7 @@ def recipe_of(resolution: int = 128, **settings: object) -> RecipeConfig:
 
 
 def make_picture(number: int = 0, **facts: object) -> ImageRecord:
-    """A record without a file behind it, for tests of what is done with records."""
+    """Return a record without a file, for tests of functions that work on records."""
     usual: dict[str, object] = {
         "id": f"{number:064x}",
         "path": Path(f"{number}.png"),

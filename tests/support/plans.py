@@ -1,4 +1,4 @@
-"""Small subjects to plan for, and cards with just so many bytes to give."""
+"""Small workloads to plan for, and GPUs with a given number of bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIDE = 256
 
 
 def small_subject(family: Family = "sd15", *, previews: bool = True, side: int = SIDE, **recipe: Any) -> Workload:
-    """A subject of a UNet with three blocks in all, at ``side`` pixels; ``recipe`` are keys of a recipe."""
+    """Return a workload of a UNet with three blocks in all, at ``side`` pixels; ``recipe`` are keys of a recipe."""
     configs = tiny_configs(family)
     unet = {
         **configs["unet"],
@@ -61,10 +61,10 @@ def small_subject(family: Family = "sd15", *, previews: bool = True, side: int =
 
 
 def situation_with(budget: int, *, workspace: int = 4096) -> DeviceState:
-    """A card on which PyTorch's allocator may take ``budget`` bytes; workspaces are as small as the models."""
+    """Return a GPU on which PyTorch's allocator may take ``budget`` bytes; workspaces are as small as the models."""
     situation = _card(workspace)
     low, high = budget, 2 * budget + 2**30
-    while low < high:  # the margin grows with what is free
+    while low < high:  # the margin grows with the free memory
         middle = (low + high) // 2
         if replace(situation, free_bytes=middle).budget < budget:
             low = middle + 1
@@ -77,6 +77,6 @@ def situation_with(budget: int, *, workspace: int = 4096) -> DeviceState:
 def _card(workspace: int) -> DeviceState:
     found = state_of_listed_gpu(find_gpu("8GB"), system="Linux")
     overheads = replace(found.overheads, cublas_workspace_bytes=workspace)
-    # Small models would wait for the CPU alone; with a quick one it is the card's work that decides.
+    # Small models would only wait for the CPU; with a fast CPU, the GPU's work decides.
     rate = replace(found.rate, host=0.0, launch=1e-6)
     return replace(found, overheads=overheads, correction=Correction(), rate=rate)

@@ -1,4 +1,4 @@
-"""Presets for tests, and what they state."""
+"""Presets for tests, and the values they set."""
 
 from typing import Any
 
@@ -20,6 +20,6 @@ def preset(**values: Any) -> Preset:
 
 
 def stated(section: Any) -> dict[str, Any]:
-    """What a table states, by dotted key; stating nothing in a table is stating nothing."""
+    """Return the values that a table sets, by dotted key; a table without values sets nothing."""
     data = section.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
     return {key: value for key, value in flatten(data, "") if value != []}

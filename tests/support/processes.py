@@ -1,4 +1,4 @@
-"""A machine on which no further process of Python comes up."""
+"""A machine on which no further Python process starts."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 
 @contextmanager
 def no_process_starts() -> Iterator[None]:
-    """Inside, what multiprocessing starts ends before it says a word, or cannot be started at all: there is nothing."""
+    """Make every process that multiprocessing starts fail: the program to start does not exist."""
     if sys.platform != "win32":
-        resource_tracker.ensure_running()  # multiprocessing's own process is there before
+        resource_tracker.ensure_running()  # multiprocessing's own process has to be running already
     python = spawn.get_executable()
     spawn.set_executable(str(Path(__file__).with_name("no such program")))
     try:

@@ -1,4 +1,4 @@
-"""Writes safetensors files byte by byte: small ones of any kind of model, and broken ones."""
+"""Write safetensors files byte by byte: small ones of any kind of model, and broken ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def header_of(shapes: Mapping[str, tuple[int, ...]], metadata: Mapping[str, str]
 
 
 def write_raw(path: Path, header: Any, payload: int | None = None) -> Path:
-    """Write a header and as many zero bytes after it, by default as many as its tensors take."""
+    """Write a header followed by ``payload`` zero bytes, by default as many as its tensors take."""
     text = json.dumps(header).encode()
     if payload is None:
         payload = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
@@ -39,7 +39,7 @@ def write_shapes(path: Path, shapes: Mapping[str, tuple[int, ...]], metadata: Ma
 
 
 def base_shapes(family: Family) -> dict[str, tuple[int, ...]]:
-    """The tensors by which a base shows itself, with their deciding lengths true and the others 1."""
+    """Return the tensors that identify a base, with the real lengths where those matter and 1 elsewhere."""
     width = {"sd15": 768, "sdxl": 2048}[family]
     blocks = {
         "sd15": [(f"input_blocks.{i}", 1) for i in (1, 2, 4, 5, 7, 8)]

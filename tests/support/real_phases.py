@@ -38,16 +38,15 @@ from trainer.training.step import MicroBatch
 Size = tuple[int, int]
 _Model = TypeVar("_Model", bound=nn.Module)
 
-# Weights repeat a pool of random numbers: drawing one for each takes SDXL half a minute.
+# Weights repeat a pool of random numbers: generating one for each takes half a minute for SDXL.
 POOL = 1 << 20
 _POOLS = {dtype: (torch.randn(POOL) * 0.02).to(dtype) for dtype in DTYPES.values()}
 
 
 class RealRun:
-    """Phases in the order in which a run has them; each may be left out but :meth:`load`, which training needs.
+    """Phases in the order in which a run has them; each is optional except :meth:`load`, which training needs.
 
-    What a phase takes and gives back is to be that of trainer.training.run.session.Attempt with cached pictures and
-    texts.
+    A phase should allocate and free what trainer.training.run.session.Attempt does with cached images and captions.
     """
 
     def __init__(self, subject: Workload, device: torch.device) -> None:
@@ -56,7 +55,7 @@ class RealRun:
         self.engine: Engine | None = None
 
     def cache_pictures(self) -> None:
-        """A picture of each shape through the VAE, which is gone afterwards."""
+        """Encode an image of each shape with the VAE, then release the VAE."""
         vae = self._vae()
         with attention_kernels("auto", self.device, vae.dtype):
             for bucket in self.workload.buckets:
@@ -65,13 +64,13 @@ class RealRun:
         empty_cache(self.device)
 
     def cache_texts(self) -> None:
-        """As many texts as go at once through the text encoders, which are gone then; none where they are trained."""
+        """Encode one batch of captions, then release the text encoders; do nothing if they are trained."""
         if not self.workload.trained_texts:
             self._encode(self._text_encoders(), text_batch_size(self.workload.fit))
             empty_cache(self.device)
 
     def load(self) -> None:
-        """Base, adapter, masters."""
+        """Load base, adapter and master weights."""
         unet, placer = bare_unet(self.workload, self.device)
         self._placed(unet, dtype_of(self.workload), placer)
         encoders = self._text_encoders() if self.workload.trained_texts else []
@@ -79,14 +78,14 @@ class RealRun:
         empty_cache(self.device)
 
     def train(self, bucket: Size, pictures: int, micro_batches: int = 1, steps: int = 2) -> None:
-        """Optimizer steps on random micro-batches of ``pictures``."""
+        """Run optimizer steps on random micro-batches of ``pictures`` images."""
         engine = self._loaded()
         with self._attention():
             for _ in range(steps):
                 self._step(engine, bucket, pictures, micro_batches)
 
     def validate(self) -> None:
-        """One picture of the largest shape, measured at every timestep."""
+        """Validate on one image of the largest shape, at every timestep."""
         engine, subject = self._loaded(), self.workload
         most, timesteps = subject.fit.micro_batch or 1, subject.validation_timesteps
         size = (subject.validation_buckets or subject.buckets)[0].size
@@ -97,7 +96,7 @@ class RealRun:
             losses_of_image(engine.models, engine.noise_schedule, batches, self.device)
 
     def preview(self) -> None:
-        """Every prompt drawn, then the VAE placed, the pictures decoded and the VAE gone."""
+        """Render every prompt, then load the VAE, decode the images and release the VAE."""
         engine = self._loaded()
         with self._attention(), export_mode(engine):
             latents = [self._draw(engine, index) for index in range(len(self.workload.previews))]
@@ -111,7 +110,7 @@ class RealRun:
                 empty_cache(self.device)
 
     def _step(self, engine: Engine, bucket: Size, pictures: int, micro_batches: int) -> None:
-        """As trainer.training.loop.Engine.train_step, its numbers taken for finite: random weights may overflow."""
+        """Run a step as trainer.training.loop.Engine.train_step, but accept overflows (random weights)."""
         set_learning_rates(engine.optimizer, 1.0)
         total = torch.zeros((), device=self.device)
         for _ in range(micro_batches):
@@ -171,7 +170,7 @@ class RealRun:
 
 
 def _random(shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    """Numbers as small as those of trained weights, in memory of their own as a read from a file gives it."""
+    """Return values as small as trained weights, in newly allocated memory as after reading a file."""
     flat = torch.empty(shape.numel(), dtype=dtype)
     for start in range(0, flat.numel(), POOL):
         part = flat[start : start + POOL]

@@ -19,7 +19,7 @@ from trainer.memory.allocator.settings import AllocatorSettings, settings_of
 
 SnapshotDict = dict[str, Any]
 EventKind = Literal["alloc", "free", "segment_alloc", "segment_free", "segment_map", "segment_unmap", "oom"]
-# What torch.cuda.memory._snapshot() calls it; a block whose free was asked for is free once its streams are done.
+# The names in torch.cuda.memory._snapshot(); a block whose free was requested becomes free once its streams are done.
 _KINDS: dict[str, EventKind] = {
     "alloc": "alloc",
     "free_completed": "free",
@@ -34,18 +34,18 @@ _GROWTH = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_un
 
 
 class Event(NamedTuple):
-    """One thing the allocator did; a run of segment_free events is one empty_cache, or what a retry returned."""
+    """An event of the allocator; consecutive segment_free events are one empty_cache, or what a retry released."""
 
     kind: EventKind
     address: int
-    """Shifted; of an oom, 0."""
+    """Shifted address; 0 for an oom."""
     bytes: int
-    """As asked for; of a segment, its size."""
+    """Requested bytes; for a segment, its size."""
 
 
 @dataclass(frozen=True)
 class Recording:
-    """What a real allocator held when the recording began and all that it did after."""
+    """What a real allocator held when the recording started, and everything it did afterwards."""
 
     start: AllocatorSnapshot
     events: tuple[Event, ...]
@@ -55,7 +55,7 @@ class Recording:
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
     retries: int | None = None
     cublas_bytes: int = 0
-    """Of one workspace of cuBLAS; not in every recording."""
+    """Bytes of one cuBLAS workspace; not in every recording."""
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Comparison:
     allocations: int = 0
     same_address: int = 0
     wrong: list[str] = field(default_factory=list)
-    """Each decision to take segments from the driver, or to give them back, that differs."""
+    """Each decision to allocate segments from the driver, or to free them, that differs."""
     peak_reserved: int = 0
     peak_allocated: int = 0
     retries: int = 0
@@ -74,7 +74,7 @@ class Comparison:
 
 
 def read_recording(path: Path) -> Recording:
-    """Reads the gzipped JSON that tests/benchmarks/record_traces.py writes and that the older recordings come in."""
+    """Read the gzipped JSON that tests/benchmarks/record_traces.py writes, and that older recordings use."""
     data = json.loads(gzip.decompress(path.read_bytes()))
     return Recording(
         start=start_state(data["start_segments"], data["start_blocks"]),
@@ -97,7 +97,7 @@ def _settings(told: dict[str, Any] | str) -> AllocatorSettings:
 
 
 def start_state(segments: Sequence[Sequence[int | str]], blocks: Sequence[Sequence[int | None]]) -> AllocatorSnapshot:
-    """What stood at the beginning, from the segments and their live blocks; the gaps between those are free."""
+    """Return the state at the start, from the segments and their live blocks; the gaps between those are free."""
     states = []
     remaining = deque(sorted(cast("Sequence[tuple[int, int | None, int]]", blocks)))
     for address, size, pool in sorted(cast("Sequence[tuple[int, int, PoolName]]", segments)):
@@ -125,13 +125,13 @@ def _with_gaps(
 
 
 def _block_size(pool: PoolName, room: int, requested: int) -> int:
-    """Of a block whose size was not recorded: a large one keeps a remainder of 1 MiB and less."""
+    """Return the size of a block whose size was not recorded: a large one keeps a remainder of 1 MiB or less."""
     rounded = -(-requested // 512) * 512
     return room if pool == "large" and room - rounded <= LARGEST_SMALL else rounded
 
 
 class Driver:
-    """Stands for cudaMalloc: puts each segment of a size where the real one was put next."""
+    """Replacement for cudaMalloc: puts each segment where the next real segment of its size was."""
 
     def __init__(self, events: Iterable[Event]) -> None:
         self.places: dict[int, deque[int]] = defaultdict(deque)
@@ -142,7 +142,7 @@ class Driver:
                 self.places[event.bytes].append(event.address)
 
     def __call__(self, size: int) -> int:
-        """The address; one far from all others where the real allocator asked for no such segment any more."""
+        """Return the address, or one far from all others if the recording has no further segment of this size."""
         self.elsewhere += size
         address = self.places[size].popleft() if self.places[size] else self.elsewhere - size
         self.asked.append((address, size))
@@ -150,7 +150,7 @@ class Driver:
 
 
 def compare(recording: Recording) -> Comparison:
-    """Replays the allocations and frees of a recording; every other decision is the model's own."""
+    """Replay the allocations and frees of a recording; the model makes every other decision."""
     driver = Driver(recording.events)
     model = Allocator.restored(recording.start, recording.settings, driver)
     result = Comparison(peak_reserved=model.peak_reserved)
@@ -165,7 +165,7 @@ def compare(recording: Recording) -> Comparison:
             handle = _attempt(model, event.bytes)
             if handle is not None:
                 handles[event.address] = handle
-                # An expandable segment lies where it will; both pools' begin with their first block.
+                # An expandable segment may be anywhere; both pools' segments start with their first block.
                 base = (
                     bases.setdefault(handle < EXPANDABLE_RANGE, event.address) if recording.settings.expandable else 0
                 )
@@ -193,16 +193,16 @@ def _ended(model: Allocator, result: Comparison) -> Comparison:
 
 @dataclass
 class _Stretch:
-    """Events that the model plays at once: all between two emptied caches."""
+    """Events that the model replays at once: all between two emptied caches."""
 
     events: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     alive: dict[int, int] = field(default_factory=dict)
-    """The model's handles of what lives from before and dies here, by place."""
+    """The model's handles of older memory that is freed here, by position."""
     born: dict[int, int] = field(default_factory=dict)
-    """The places of what was born here and lives, by its recorded address."""
+    """Positions of what was allocated here and stays alive, by its recorded address."""
     reserved: list[int] = field(default_factory=list)
-    """What the card held after each event."""
+    """Reserved bytes after each event."""
     opened: list[tuple[int, int]] = field(default_factory=list)
 
     def take(self, address: int, size: int) -> None:
@@ -212,7 +212,7 @@ class _Stretch:
 
     def give(self, address: int, handles: dict[int, int]) -> None:
         place = self.born.pop(address, None)
-        if place is None:  # it lives from before; what it asked for plays no part any more
+        if place is None:  # older memory; the requested size no longer matters
             place = len(self.sizes)
             self.sizes.append(0)
             self.alive[place] = handles.pop(address)
@@ -220,9 +220,9 @@ class _Stretch:
 
 
 def compare_played(recording: Recording) -> Comparison:
-    """As :func:`compare`, but by the loop that forecasts go through, which plays many events at once.
+    """Compare like :func:`compare`, but through the loop that forecasts use, which replays many events at once.
 
-    Addresses are compared only by what they lead to.
+    Addresses are compared only by their effects.
     """
     driver = Driver(recording.events)
     model = Allocator.restored(recording.start, recording.settings, driver)
@@ -260,7 +260,7 @@ def _play(
     *,
     fails: bool = False,
 ) -> None:
-    """Plays a stretch and notes where it differs; ``fails``: it ends in an allocation that there is no room for."""
+    """Replay a stretch and note where it differs; ``fails``: it ends in an allocation that does not fit."""
     if not stretch.events:
         return
     driver.asked = []
@@ -284,7 +284,7 @@ def _attempt(model: Allocator, size: int) -> int | None:
 
 
 def _give_back(recording: Recording, number: int, model: Allocator, result: Comparison) -> None:
-    """At the first of a run of returned segments: empties the cache, unless the model's own retry has to do so."""
+    """At the first of consecutive segment_free events, empty the cache unless the model's own retry has to."""
     events, end = recording.events, _end_of_returns(recording, number)
     if (number and events[number - 1].kind in _RETURNS) or _retried(recording, number):
         return
@@ -300,7 +300,7 @@ def _give_back(recording: Recording, number: int, model: Allocator, result: Comp
 
 
 def _retried(recording: Recording, number: int) -> bool:
-    """Whether a run of returned segments is what the model's own retry gives back."""
+    """Return whether consecutive segment_free events are what the model's own retry releases."""
     events, end = recording.events, _end_of_returns(recording, number)
     went_on = end < len(events) and events[end].kind in ("segment_alloc", "segment_map", "oom")
     return recording.settings.capacity is not None and went_on
@@ -314,10 +314,10 @@ def _end_of_returns(recording: Recording, number: int) -> int:
 def recording_of(
     before: SnapshotDict, after: SnapshotDict, settings: AllocatorSettings, peaks: Mapping[str, int]
 ) -> dict[str, object]:
-    """What :func:`read_recording` reads, from snapshots (torch.cuda.memory._snapshot) around what was recorded.
+    """Return what :func:`read_recording` reads, from snapshots (torch.cuda.memory._snapshot) before and after.
 
     ``peaks`` holds peak_reserved, peak_allocated and retries as torch counted them, and cublas_bytes. Raises ValueError
-    when more than one stream allocated, or when a live block's birth is missing because the history was too short.
+    if more than one stream allocated, or if a live block's allocation is missing because the history was too short.
     """
     entries = [entry for entry in after["device_traces"][0] if entry["action"] in _KINDS]
     streams = {entry["stream"] for entry in entries if entry["action"] != "oom"}
@@ -344,7 +344,7 @@ def recording_of(
 
 
 def write_recording(path: Path, recording: Mapping[str, object]) -> None:
-    """Writes a recording; equal ones give equal files."""
+    """Write a recording; equal recordings give equal files."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(recording, separators=(",", ":"))
     path.write_bytes(gzip.compress(text.encode("utf-8"), mtime=0))
@@ -362,7 +362,7 @@ def _live_blocks(segments: Sequence[dict[str, Any]]) -> list[tuple[int, int, int
 
 
 def _require_whole_history(before: SnapshotDict, after: SnapshotDict, entries: Sequence[dict[str, Any]]) -> None:
-    """Plays births and deaths alone: what lives in the end has to be what the last snapshot shows."""
+    """Replay only allocations and frees: what is alive at the end has to be what the last snapshot shows."""
     live = {address for address, _, _ in _live_blocks(before["segments"])}
     for entry in entries:
         if entry["action"] == "alloc":

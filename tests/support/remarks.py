@@ -1,4 +1,4 @@
-"""One sample of every remark and advice of a plan, to check that a consumer has words for each."""
+"""One sample of every remark and advice of a plan, to check that a consumer has a text for each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _VALUES = {
 
 
 def every_remark() -> list[Remark]:
-    """Return remarks with every code, and with every kind of value that is worded on its own."""
+    """Return remarks with every code, and with every kind of value that has its own text."""
     return [
         Remark(code, dict(zip(names, values, strict=True)))
         for code, names in REMARKS.items()

@@ -1,8 +1,8 @@
-"""Stands where CUDA graphs stand on a card: logs every operation that some work dispatches, and does them again.
+"""A replacement for CUDA graphs without a GPU: log every operation that some work dispatches, and run them again.
 
-What a replay does is what was logged: the same operations on the same memory with the same numbers, no line of Python.
-So a number that a program read from somewhere and gave to an operation stays what it was, as in a CUDA graph. Stricter
-than that: memory that the work made holds no numbers before each replay, memory that it found must lie where it lay,
+A replay repeats what was logged: the same operations on the same memory with the same scalars, and no Python code. So a
+number that a program read and passed to an operation stays the same, as in a CUDA graph. It is stricter than that:
+memory that the work allocated is filled with NaN before each replay, memory that existed before must not have moved,
 and reading a value raises.
 """
 
@@ -21,17 +21,17 @@ READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.defaul
 
 @dataclass
 class Call:
-    """One operation as it was done."""
+    """One logged operation."""
 
     func: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     made: list[tuple[int, Tensor]]
-    """Of what it returned, tensors in memory of their own with their places: a replay writes them again."""
+    """Tensors among the results that have their own memory, with their positions: a replay writes them again."""
 
 
 class Log(TorchDispatchMode):
-    """Notes the operations inside; gradients' too, as on the CPU they are computed by the same thread."""
+    """Logs the operations inside, including those of backward, which the CPU computes in the same thread."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,14 +60,14 @@ class Log(TorchDispatchMode):
 
 @dataclass
 class Replay:
-    """See trainer.training.acceleration.cuda_graphs.Recording."""
+    """Implements trainer.training.acceleration.cuda_graphs.Recording."""
 
     log: Log
     result: Tensor
     times: list[None] = field(default_factory=list)
 
     def replay(self) -> None:
-        """Raises RuntimeError where memory that the work found has moved."""
+        """Run the logged operations; raise RuntimeError if memory that existed before has moved."""
         self.times.append(None)
         for storage, address in self.log.found.values():
             if storage.data_ptr() != address:
@@ -82,14 +82,14 @@ class Replay:
 
 
 class Replayer:
-    """See trainer.training.acceleration.cuda_graphs.Recorder; ``replays`` are all that it made."""
+    """Implements trainer.training.acceleration.cuda_graphs.Recorder; ``replays`` lists everything it recorded."""
 
     def __init__(self, device: torch.device) -> None:
         assert device.type == "cpu"
         self.replays: list[Replay] = []
 
     def record(self, work: Callable[[], Tensor]) -> Replay:
-        """Does the work once as a warm-up, as on a card, and once to log it."""
+        """Run the work once as a warm-up, as on a GPU, and once to log it."""
         work()
         with Log() as log:
             result = work()
@@ -98,12 +98,12 @@ class Replayer:
 
 
 def listed(result: Any) -> Sequence[Any]:
-    """What an operation returned, be it one thing or several."""
+    """Return the results of an operation as a sequence, whether one or several."""
     return result if isinstance(result, (tuple, list)) else (result,)
 
 
 def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
-    """All tensors in nested lists."""
+    """Yield all tensors in nested lists."""
     for value in values:
         if isinstance(value, Tensor):
             yield value
@@ -112,5 +112,5 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def forget(storage: torch.UntypedStorage) -> None:
-    """Fills memory with what is no number in any float format: all bits set."""
+    """Fill memory with a bit pattern that is NaN in every float format: all bits set."""
     torch.tensor([], dtype=torch.uint8).set_(storage).fill_(255)  # type: ignore[call-overload]

@@ -20,7 +20,7 @@ GIB = 1024**3
 
 
 def step_event(step: int, steps: int, seed: int = 0, seconds: float = 1.4) -> events.StepEvent:
-    """One step of a run whose loss falls, with the noise that real ones have."""
+    """Return one step of a run whose loss falls, with realistic noise."""
     chance = random.Random(seed * 1_000_003 + step)
     fallen = 0.11 + 0.06 * math.exp(-4.0 * step / steps)
     rate = min(1.0, step / (0.05 * steps)) * 0.5 * (1.0 + math.cos(math.pi * step / steps))
@@ -37,7 +37,7 @@ def step_event(step: int, steps: int, seed: int = 0, seconds: float = 1.4) -> ev
 
 
 def told_by(steps: int, done: int, seed: int = 0) -> Iterator[Event]:
-    """Yield what an engine says of a run of so many steps, up to one of them."""
+    """Yield the events of a run of so many steps, up to one of them."""
     yield events.AttemptStarted(pid=1, device="cuda:0", step_seconds=1.5)
     for phase, total in (("load", 1), ("cache_pictures", 40), ("cache_texts", 12)):
         yield events.PhaseStarted(phase=phase, total=total)
@@ -57,14 +57,14 @@ def told_by(steps: int, done: int, seed: int = 0) -> Iterator[Event]:
 
 
 def write_events(run: RunDirectory, told: Sequence[Event] | Iterator[Event], attempt: int = 1) -> None:
-    """Write what an engine says into a run."""
+    """Write an engine's events into a run."""
     with EventWriter(run.events, attempt) as writer:
         for event in told:
             writer.write(event)
 
 
 def write_checkpoint(run: RunDirectory, step: int) -> Path:
-    """Write a checkpoint that nothing is missing of, without weights, and return its folder."""
+    """Write a complete checkpoint without weights, and return its folder."""
     folder = run.checkpoints / folder_name(step)
     folder.mkdir()
     files.write_json(folder / "state.json", {"progress": {"step": step}})
@@ -83,7 +83,7 @@ def write_run(
     seed: int = 0,
     **recipe: object,
 ) -> RunDirectory:
-    """Make a run that stands in a state; `recipe` values go into its job. One that is "running" holds no lock."""
+    """Write a run in a given state; `recipe` values go into its job. A run that is "running" holds no lock."""
     done = steps if done is None else done
     run = RunDirectory.create(parent, name)
     run.begin_attempt({"device": "cuda:0"})
@@ -101,7 +101,7 @@ def write_run(
 
 
 def forecast(steps: int) -> Forecast:
-    """What is foreseen of such a run on a card of 12 GB."""
+    """Return the forecast of such a run on a GPU with 12 GB."""
     seconds = (
         ("load", 9.0),
         ("cache_pictures", 12.0),

@@ -1,16 +1,16 @@
-"""Saves every page and dialog of the app as pictures, for people to look at: python -m tests.support.screens FOLDER
+"""Save every page and dialog of the app as an image, for people to look at: python -m tests.support.screens FOLDER
 
-Each screen is a function that brings a window, with the demo's pictures open, to where it should be photographed, and
-returns the widget to photograph. A room adds its own:
+Each screen is a function that brings a window, with the demo's images open, to the state to be photographed, and
+returns the widget to photograph. A package adds its own:
 
     @screen("loupe")
     def loupe(window: Window) -> QWidget:
         window.commands["views.loupe"].trigger()
         return window
 
-A room's own module beside this one, `screens_ROOM.py`, is found by its name. One process has one size of everything
-(QT_SCALE_FACTOR); it saves NAME-LOOK-PERCENT.png for each look. Words after FOLDER choose only those looks and screens.
-nameless.json lists the widgets of each screen that take the keyboard and have no name for screen readers.
+Modules beside this one called `screens_NAME.py` are found automatically. The interface scale is set per process
+(QT_SCALE_FACTOR); it saves NAME-LOOK-PERCENT.png for each look. Arguments after FOLDER select looks and screens.
+nameless.json lists the widgets of each screen that take the keyboard focus and have no name for screen readers.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ SCREENS: dict[str, Screen] = {}
 
 
 def screen(name: str) -> Callable[[Screen], Screen]:
-    """Enter a screen by name."""
+    """Register a screen under a name."""
 
     def enter(show: Screen) -> Screen:
         assert name not in SCREENS, name
@@ -176,12 +176,12 @@ def masks(window: Window) -> QWidget:
     place.invert()
     place.canvas.press(place.canvas.rect().center().toPointF())
     place.canvas.lift()
-    place.changed = False  # nothing to be saved when it closes
+    place.changed = False  # nothing to save when it closes
     return place
 
 
 def healthy(window: Window) -> None:
-    """Wait until everything about the pictures is known."""
+    """Wait until everything about the images is known."""
     found = window.session.health
     wait(QApplication.instance(), lambda: bool(found.now) and found.state()[:2] == (0, 0))
 
@@ -195,9 +195,9 @@ def captions_restore(window: Window) -> QWidget:
 
 
 def wait(application: QApplication, until: Callable[[], bool], milliseconds: int = 120_000) -> None:
-    """Let Qt work until something is so, leaving the processor to others meanwhile; raises TimeoutError."""
+    """Process Qt's events until a condition holds, without using the CPU while waiting; raise TimeoutError."""
     deadline = QDeadlineTimer(milliseconds)
-    beat = QTimer(interval=10)  # so that what no event of Qt's tells of is seen too
+    beat = QTimer(interval=10)  # also notices changes that no Qt event reports
     beat.start()
     while not until():
         if deadline.hasExpired():
@@ -206,7 +206,7 @@ def wait(application: QApplication, until: Callable[[], bool], milliseconds: int
 
 
 def open_demo(application: QApplication, window: Window, folder: Path) -> None:
-    """Open a copy of the demo's pictures, and wait until each is known and has a thumbnail."""
+    """Open a copy of the demo's images, and wait until each is loaded and has a thumbnail."""
     session = window.session
     shown: set[int] = set()
     session.thumbnails.ready.connect(lambda thumbnail: shown.add(thumbnail.image))
@@ -217,7 +217,7 @@ def open_demo(application: QApplication, window: Window, folder: Path) -> None:
 
 @contextmanager
 def showing(application: QApplication, show: Screen, window: Window) -> Iterator[QWidget]:
-    """One screen, shown and laid out; closed again where it is a window of its own."""
+    """Yield one screen, shown and laid out; close it afterwards if it is a window of its own."""
     shown = show(window)
     if shown is not window:
         shown.show()
@@ -231,7 +231,7 @@ def showing(application: QApplication, show: Screen, window: Window) -> Iterator
 
 
 def main(folder: Path, chosen: Sequence[str] = ()) -> None:
-    """Save all screens in all looks, or those looks and screens whose names begin so."""
+    """Save all screens in all looks, or those looks and screens whose names start with the given words."""
     looks = tuple(look for look in LOOKS if look in chosen) or LOOKS
     names = tuple(word for word in chosen if word not in LOOKS)
     folder.mkdir(parents=True, exist_ok=True)
@@ -251,7 +251,7 @@ def main(folder: Path, chosen: Sequence[str] = ()) -> None:
                 view.select(view.ids[:1], view.ids[0])
                 with showing(application, show, window) as shown:
                     found[name] = nameless(shown)
-                    # Packed as quickly as PNG can be: packing well takes longer than drawing.
+                    # Fastest PNG compression: strong compression takes longer than drawing.
                     shown.grab().save(str(folder / f"{name}-{look}-{percent}.png"), quality=90)
     (folder / "nameless.json").write_text(json.dumps(found), encoding="utf-8")
 
@@ -263,7 +263,7 @@ def name_of(widget: QWidget) -> str:
 
 
 def nameless(top: QWidget) -> list[str]:
-    """Return the widgets that take the keyboard and have no name; the current value of a box is no name of it."""
+    """Return the widgets that take the keyboard focus and have no name; a box's current value is not a name."""
     buddies = {label.buddy() for label in top.findChildren(QLabel) if label.buddy()}
     found = []
     for widget in (top, *top.findChildren(QWidget)):
@@ -279,7 +279,7 @@ def nameless(top: QWidget) -> list[str]:
 
 @contextmanager
 def a_window(place: Path) -> Iterator[Window]:
-    """The window, which keeps what it has to keep in a folder of its own unless one is set."""
+    """Yield the window, with its data in a temporary folder unless one is set."""
     os.environ.setdefault("IMPASTO_HOME", str(place / "home"))
     poster = MainThreadQueue()
     session = Session(poster.post)
@@ -294,13 +294,13 @@ def a_window(place: Path) -> Iterator[Window]:
 
 
 def load_rooms() -> None:
-    """Let the modules beside this one enter their screens."""
+    """Import the modules beside this one, which register their screens."""
     for path in sorted(Path(__file__).parent.glob("screens_*.py")):
         importlib.import_module(f"tests.support.{path.stem}")
 
 
 if __name__ == "__main__":
-    from tests.support import screens  # the one that the rooms know
+    from tests.support import screens  # the module that they imported, not __main__
 
     screens.main(Path(sys.argv[1]), sys.argv[2:])
 else:

@@ -1,4 +1,4 @@
-"""Screens of what comes after a run."""
+"""Screens of what follows a run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.screens import screen, wait
 
 @cache
 def place() -> Path:
-    """Make a finished run whose dataset was edited since; one for each process, gone with it."""
+    """Write a finished run whose dataset was edited since; once per process, deleted at its end."""
     made = Path(tempfile.mkdtemp(prefix="impasto-after-"))
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     shutil.copytree(DEMO / "pictures", made / "pictures")
@@ -34,7 +34,7 @@ def place() -> Path:
 
 
 def finished(window: Window) -> AfterPanel:
-    """Show a finished run, with a picture tried out."""
+    """Show a finished run, with a test image rendered."""
     window.show_runs()
     page = shown_page(window, RunsPage)
     page.open(place() / "runs" / "neon")

@@ -1,4 +1,4 @@
-"""Screens of the Pictures page's smaller dialogs, and of its other views."""
+"""Screens of the Images page's smaller dialogs, and of its other views."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def clash(session: Session) -> list[ValueChange]:
 
 
 def make_up(session: Session, changes: Sequence[ValueChange]) -> None:
-    """End the conflicts, and leave the captions as they were."""
+    """Resolve the conflicts, and restore the captions."""
     session.history.resolve([(one, one.mine) for one in session.saver.now.conflicts], "Keep mine")
     session.history.do(Edit("Write captions", tuple(change.inverse() for change in changes)))
     session.saver.flush()

@@ -1,4 +1,4 @@
-"""Screens of the choice of a base, the welcome and the tour."""
+"""Screens of the base picker, the welcome page and the tour."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trainer.protocol import places
 
 @cache
 def place() -> Path:
-    """A folder with other tools in it, as long as this process lives."""
+    """Return a folder with other tools in it, which exists as long as this process."""
     folder = Path(tempfile.mkdtemp(prefix="impasto-"))
     atexit.register(shutil.rmtree, folder, True)
     tool_homes.a1111(folder)
@@ -33,7 +33,7 @@ def place() -> Path:
 
 
 def furnish(window: Window) -> None:
-    """Put other tools on this PC, and look into them."""
+    """Put other tools on this PC, and scan them."""
     models = window.session.models
     for name in ("SwarmUI", "kohya_ss", "stable-diffusion-webui", "ComfyUI_windows_portable/ComfyUI"):
         models.add_folder(place() / name)
@@ -57,7 +57,7 @@ def base_list_unusable(window: Window) -> QWidget:
 
 @screen("base-picker")
 def base_picker(window: Window) -> QWidget:
-    """Four of them: good, a wrong kind of file, a link, nothing yet."""
+    """Show four states: a good base, a wrong kind of file, a link, and nothing yet."""
     furnish(window)
     shown = QWidget(window)
     column = QVBoxLayout(shown)
@@ -81,13 +81,13 @@ def base_picker(window: Window) -> QWidget:
 def welcome(window: Window) -> QWidget:
     furnish(window)
     dialog = Welcome(window.session, window)
-    wait(QApplication.instance(), lambda: dialog.machine.disk.isVisibleTo(dialog))  # its test takes longer
+    wait(QApplication.instance(), lambda: dialog.machine.disk.isVisibleTo(dialog))  # it takes longer to test
     return dialog
 
 
 @screen("tour")
 def tour(window: Window) -> QWidget:
-    """The strip alone, as it stands above the page; the demo's pictures go again."""
+    """Show only the tour's strip, as it appears above the page; the demo's images are closed again."""
     session = window.session
     for former in window.findChildren(Tour):
         former.end()

@@ -1,4 +1,4 @@
-"""Screens of the forecast: a job whose plan needs no trace, on a named card; and one with faults."""
+"""Screens of the forecast: a job whose plan needs no tracing, on a given GPU; and one with errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _panels: dict[str, ForecastPanel] = {}
 
 
 def panel_of(window: Window, card: str, *, wrong: bool = False) -> ForecastPanel:
-    """A panel of its own that has answered; every look is of the same one, for an answer costs seconds."""
+    """Return a separate panel with its result; all looks share it, because a result takes seconds."""
     if card in _panels:
         _panels[card].show()
         return _panels[card]

@@ -31,7 +31,7 @@ _STATES: tuple[tuple[str, State, str], ...] = (
 
 
 def filled(window: Window) -> None:
-    """Put entries of every state in; that which runs is held by this process."""
+    """Add entries in every state; this process holds the running one."""
     _engines.close()
     queue = Queue()
     for entry in queue.entries():

@@ -1,4 +1,4 @@
-"""The Runs page's screens: one run in charts, several over each other, one that was killed."""
+"""The Runs page's screens: one run in charts, several compared, one that was killed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from trainer.protocol.run_directory import RunDirectory, known_runs
 
 
 def made(name: str, **more: object) -> Path:
-    """Return a run of this name, made when it is asked for the first time."""
+    """Return the run of this name, written on the first call."""
     known = next((path for path in known_runs() if path.name == name), None)
     return known or write_run(home() / "runs", name, 800, **more).path  # type: ignore[arg-type]
 
 
 def shown(window: Window, *paths: Path) -> RunsPage:
-    """Show these runs, drawn."""
+    """Show these runs, with their charts drawn."""
     window.show_runs()
     page = shown_page(window, RunsPage)
     application = QApplication.instance()
@@ -36,7 +36,7 @@ def shown(window: Window, *paths: Path) -> RunsPage:
     page.progress.draw()
     board = page.progress.board
     assert board is not None
-    wait(application, lambda: not board._next.isActive())  # the charts come one after the other
+    wait(application, lambda: not board._next.isActive())  # the charts are drawn one after the other
     return page
 
 
@@ -71,7 +71,7 @@ def runs_gone(window: Window) -> QWidget:
     path = made("landscape", seed=4)
     page = shown(window, path)
     other = path.with_name("landscape, first try")
-    shutil.rmtree(other, ignore_errors=True)  # of the look before
+    shutil.rmtree(other, ignore_errors=True)  # left by the look before
     path.rename(other)
     wait(QApplication.instance(), page.failure_banner.isVisible)
     return window

@@ -20,7 +20,7 @@ _SIZE = 320
 
 
 def _drawn(engine: Teller, pictures: list[Path], step: int) -> None:
-    """Draw what might be learned by a step: photographs that become clear."""
+    """Write previews as they might look at a step: photographs that become sharper."""
     for index, source in enumerate(pictures):
         with Image.open(source) as image:
             clear = image.convert("RGB").resize((_SIZE, _SIZE))
@@ -59,7 +59,7 @@ def _told(engine: Teller) -> None:
 
 
 def _page(window: Window, tab: str) -> RunsPage:
-    """Show the run, made the first time, with one of its tabs."""
+    """Show the run with one of its tabs; write the run on the first call."""
     folder = places.home() / "screens"
     run = folder / "a cat of mine"
     if not run.is_dir():

@@ -26,7 +26,7 @@ _NOTES = "Soft gouache landscapes. Made with 60 pictures; captions name what is 
 
 
 def shown_presets(window: Window) -> PresetsPage:
-    """Go to the page, with a few presets of one's own and of others."""
+    """Show the page with a few of the user's own presets and some from others."""
     _keep_some()
     window.show_presets()
     page = shown_page(window, PresetsPage)
@@ -114,7 +114,7 @@ def lora_tags(window: Window) -> QWidget:
 
 
 def some_lora(folder: Path) -> Path:
-    """Write an SDXL LoRA as kohya's programs do, with a layer in each block, and a picture beside it."""
+    """Write an SDXL LoRA as kohya's programs do, with a layer in each block and an image beside it."""
     places = [f"input_blocks_{n}_1" for n in (4, 5, 7, 8)] + ["middle_block_1"]
     places += [f"output_blocks_{n}_1" for n in range(6)]
     random, tensors = np.random.default_rng(3), {}

@@ -12,7 +12,7 @@ from tests.support.screens import screen, wait
 
 
 def set_up(window: Window) -> TrainPage:
-    """A job with the pictures that are open, a recipe, a trigger word, and a value that cannot be."""
+    """Set up a job with the open images, a recipe, a trigger word, and an impossible value."""
     window.show_train()
     page = shown_page(window, TrainPage)
     wait(QApplication.instance(), lambda: page.draft is not None and bool(page.sheet.essentials.cards.cards))

@@ -1,4 +1,4 @@
-"""A web server on this machine that serves bytes with ranges, breaks off, redirects and lies as it is told."""
+"""A web server on this machine that serves bytes with ranges, and cuts connections, redirects and lies on request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass
 class Page:
-    """One answer: its bytes and how they are given."""
+    """One response: its bytes and how they are sent."""
 
     body: bytes = b""
     status: int = 200
@@ -23,12 +23,12 @@ class Page:
     ranges: bool = True
     etag: str | None = '"one"'
     breaks: list[int] = field(default_factory=list)
-    """Bytes after which the connection is cut, one entry an answer; whole answers when used up."""
+    """Bytes after which the connection is cut, one entry per response; complete responses once the list is empty."""
 
 
 @dataclass
 class Server:
-    """The pages by path, and every request that came: (method, path, headers)."""
+    """The pages by path, and every request that arrived: (method, path, headers)."""
 
     address: str
     pages: dict[str, Page]
@@ -45,7 +45,7 @@ class _Quiet(ThreadingHTTPServer):
 
 @contextmanager
 def serving(pages: dict[str, Page]) -> Iterator[Server]:
-    """Serve the pages on 127.0.0.1 while the block lasts; a `Page` may be exchanged meanwhile."""
+    """Serve the pages on 127.0.0.1 while the block runs; a `Page` may be replaced meanwhile."""
     server = Server("", pages)
     http = _Quiet(("127.0.0.1", 0), _handler(server))
     server.address = f"http://127.0.0.1:{http.server_address[1]}"
@@ -61,7 +61,7 @@ def serving(pages: dict[str, Page]) -> Iterator[Server]:
 
 @contextmanager
 def refusing() -> Iterator[str]:
-    """An address of this machine that refuses every connection while the block lasts, and that nobody else gets."""
+    """Yield an address of this machine that refuses every connection, and that nothing else is given meanwhile."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{held.getsockname()[1]}"

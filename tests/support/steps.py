@@ -19,7 +19,7 @@ POOLED = 32
 
 
 def step_models(models: Models, *, live_text: bool = True) -> StepModels:
-    """What the step runs through, in the dtype that the models have."""
+    """Return what a step runs through, in the dtype of the models."""
     encoders = tuple(models.text_encoders) if live_text else ()
     return StepModels(models.family, models.unet, encoders, None, models.unet.dtype)
 
@@ -35,7 +35,7 @@ def make_batch(
     effective_batch: int = 0,
     seed: int = 0,
 ) -> MicroBatch:
-    """One picture for each timestep; with ``extras`` also mask, perturbed input and unequal weights."""
+    """Return a micro-batch of one image per timestep; with ``extras`` also mask, perturbed input, weights."""
     count = len(timesteps)
     stream = torch.Generator().manual_seed(seed)
 
@@ -62,7 +62,7 @@ def make_batch(
 
 
 def pictures_of(batch: MicroBatch, chosen: slice) -> MicroBatch:
-    """Some of the pictures of a micro-batch, with the weights they have there."""
+    """Return some images of a micro-batch, with their weights in it."""
 
     def cut(value: object) -> object:
         if isinstance(value, TextConditioning):
@@ -75,7 +75,7 @@ def pictures_of(batch: MicroBatch, chosen: slice) -> MicroBatch:
 
 
 def take_gradient(adapter: Adapter) -> Tensor:
-    """All gradients of the working weights as one float64 vector, in slot order, zeros where none; they are dropped."""
+    """Return and clear all gradients of the working weights as one float64 vector in slot order (zeros if none)."""
     gradients = [
         torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in adapter.parameters.values()
     ]
@@ -85,5 +85,5 @@ def take_gradient(adapter: Adapter) -> Tensor:
 
 
 def distance(ours: Tensor, theirs: Tensor) -> float:
-    """The norm of the difference over the norm of the second."""
+    """Return the norm of the difference divided by the norm of the second."""
     return float((ours.double() - theirs.double()).norm() / theirs.double().norm())

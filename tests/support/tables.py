@@ -1,4 +1,4 @@
-"""Random tables of a job, made from the schema alone, so that new keys are tested by themselves."""
+"""Random tables of a job, made from the schema alone, so that new keys are tested automatically."""
 
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -10,7 +10,7 @@ from trainer.config.schema import Section, sections_in
 
 
 def values(annotation: Any, constraints: list[Any]) -> st.SearchStrategy[Any]:
-    """Values that a field takes, made from its annotation alone, so that new fields are covered by themselves."""
+    """Return a strategy for a field's values, made from its annotation alone, so that new fields are covered."""
     origin = get_origin(annotation)
     if origin is Annotated:
         inner, *extra = get_args(annotation)
@@ -69,7 +69,7 @@ def tables(section: type[Section]) -> st.SearchStrategy[dict[str, Any]]:
 
 @st.composite
 def recipes(draw: st.DrawFn) -> dict[str, Any]:
-    """What a [recipe] may hold, made to keep the rules between keys that chance rarely keeps."""
+    """Draw a [recipe] table that satisfies the rules between keys, which random values rarely do."""
     recipe = draw(tables(RecipeConfig))
     lengths = [key for key in ("steps", "epochs", "images_seen") if key in recipe]
     for key in lengths[1:]:

@@ -1,4 +1,4 @@
-"""Tiny bases of the true classes: SD 1.5 and SDXL with random weights, as a single file or a diffusers folder."""
+"""Tiny bases of the real classes: SD 1.5 and SDXL with random weights, as a single file or a diffusers folder."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _TEXT: dict[str, Any] = {
     "num_attention_heads": 4,
     "projection_dim": 32,
     "max_position_embeddings": 77,
-    # As in the published configs of both families; transformers takes 2 as "the largest id", CLIP's end token.
+    # As in the published configs of both families; transformers interprets 2 as "the largest id", CLIP's end token.
     "bos_token_id": 0,
     "eos_token_id": 2,
     "pad_token_id": 1,
@@ -71,9 +71,10 @@ _SCALING = {"sd15": 0.18215, "sdxl": 0.13025}
 def tiny_configs(
     family: Family, *, prediction: str = "epsilon", zero_terminal_snr: bool = False, depth: Depth = 2
 ) -> dict[str, dict[str, Any]]:
-    """Return the diffusers and transformers configs of a tiny base, by the name of the subfolder they live in.
+    """Return the diffusers and transformers configs of a tiny base, by the name of their subfolder.
 
-    `depth` is `layers_per_block` of UNet and VAE: 2 as in published models, 1 where a test trains and no name matters.
+    `depth` is `layers_per_block` of UNet and VAE: 2 as in published models, 1 for tests that train and do not check
+    names.
     """
     configs: dict[str, dict[str, Any]] = {
         "unet": {**(_UNET_SD15 if family == "sd15" else _UNET_SDXL), "layers_per_block": depth},
@@ -113,7 +114,7 @@ def tiny_models(family: Family, seed: int = 0, depth: Depth = 2) -> dict[str, nn
             models["text_encoder_2"] = CLIPTextModelWithProjection(CLIPTextConfig(**configs["text_encoder_2"]))
         for model in models.values():
             model.eval().requires_grad_(False)
-            for parameter in model.parameters():  # norms start at 1 and 0: noise makes a swapped pair of them visible
+            for parameter in model.parameters():  # norms start at 1 and 0: noise reveals when two of them are swapped
                 parameter.add_(torch.randn_like(parameter), alpha=0.02)
     return models
 
@@ -131,7 +132,7 @@ def tiny_base(
 ) -> Path:
     """Write a tiny base below `folder` and return its path; the same arguments give the same weights in either form.
 
-    A base already written there with these arguments is returned as it is, so a session-wide folder serves many tests.
+    A base already written there with these arguments is reused, so that a session-wide folder serves many tests.
     """
     name = f"tiny-{family}-{str(dtype).removeprefix('torch.')}-{seed}-{prediction}"
     name += f"{'-ztsnr' * zero_terminal_snr}{'-shallow' * (depth == 1)}"
@@ -156,12 +157,12 @@ def tiny_base(
 
 
 def single_file_metadata(family: Family, configs: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return the metadata by which a small single file carries its own configs."""
+    """Return the metadata in which a small single file contains its own configs."""
     return {"format": "pt", "impasto.configs": json.dumps({"family": family, **configs})}
 
 
 def models_on_meta(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, nn.Module]:
-    """The models of a base by part, by configs of any size and family, without memory for their weights."""
+    """Return the models of a base by part, from configs of any size and family, without memory for their weights."""
     with torch.device("meta"):
         models: dict[str, nn.Module] = {
             "unet": UNet2DConditionModel.from_config(dict(configs["unet"])),
@@ -180,7 +181,7 @@ def single_file_tensors(
     prediction: str = "epsilon",
     zero_terminal_snr: bool = False,
 ) -> dict[str, Tensor]:
-    """Lay the models' weights out as single files of the family do, with markers and the usual extras."""
+    """Arrange the models' weights as in the family's single files, with markers and the usual extras."""
     clip = "cond_stage_model.transformer." if family == "sd15" else "conditioner.embedders.0.transformer."
     parts = {
         "model.diffusion_model.": unet_to_ldm(weights["unet"], configs["unet"]),

@@ -1,4 +1,4 @@
-"""Run directories as an engine leaves them, written by the engine's own classes; only the training is left out."""
+"""Run directories as an engine leaves them, written by the engine's own classes but without training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROMPTS = (
 
 
 def write_frozen_job(run: RunDirectory, prompts: Iterable[str] = PROMPTS, steps: int = 1000) -> None:
-    """Write a job as far as the app reads it."""
+    """Write those parts of a job that the app reads."""
     listed = ",\n".join(f'{{prompt = "{prompt}", width = 256, height = 320}}' for prompt in prompts)
     run.job.write_text(
         f"""schema = 3
@@ -40,7 +40,7 @@ prompts = [{listed}]
 
 
 def sample(run: RunDirectory, step: int, index: int, size: tuple[int, int] = (256, 320)) -> events.Preview:
-    """Draw a preview as a file and return its event; each differs from every other."""
+    """Write a preview image and return its event; each image differs from every other."""
     shade = min(255, step // 4)
     picture = Image.new("RGB", size, (shade, 60 + 50 * index % 190, 255 - shade))
     pen = ImageDraw.Draw(picture)
@@ -52,7 +52,7 @@ def sample(run: RunDirectory, step: int, index: int, size: tuple[int, int] = (25
 
 
 class Teller:
-    """Writes what an engine would, holding the run as it does."""
+    """Writes what an engine would write, and holds the run as it does."""
 
     def __init__(self, run: RunDirectory, writer: EventWriter, attempt: int, steps: int) -> None:
         self.run, self._writer, self._attempt, self._steps = run, writer, attempt, steps
@@ -63,25 +63,25 @@ class Teller:
             self._writer.write(event)
 
     def draw(self, *steps: int, prompts: int = len(PROMPTS)) -> None:
-        """Draw previews of these steps."""
+        """Write previews of these steps."""
         for step in steps:
             self.tell(*(sample(self.run, step, index) for index in range(prompts)))
 
     def save(self, step: int) -> Path:
-        """Write something as the LoRA of a step."""
+        """Write a placeholder file as the LoRA of a step."""
         file = self.run.output / f"{self.run.name}-step{step:06d}.safetensors"
         file.write_bytes(b"a LoRA")
         self.tell(events.Saved(step=step, file=f"output/{file.name}", sha256="0" * 64))
         return file
 
     def stand(self, state: State, step: int, phase: events.Phase | None = None) -> None:
-        """Write how the run stands."""
+        """Write the status of the run."""
         self.run.write_status(Status(state, phase, step, self._steps, self._attempt, 1000.0 + step))
 
 
 @contextlib.contextmanager
 def held(run: RunDirectory, steps: int = 1000) -> Iterator[Teller]:
-    """An attempt that is under way until the block ends; it ends without a word unless one is told."""
+    """Yield the writer of a running attempt; without further events, the attempt ends like a crash."""
     with run.hold():
         attempt = run.begin_attempt({"device": "cpu", "threads": 1, "versions": {"impasto": "0.1.0"}})
         with EventWriter(run.events, attempt) as writer:
@@ -92,7 +92,7 @@ def held(run: RunDirectory, steps: int = 1000) -> Iterator[Teller]:
 
 
 def new_run(folder: Path, name: str, prompts: Iterable[str] = PROMPTS, steps: int = 1000) -> RunDirectory:
-    """Make a run that nothing has begun."""
+    """Create a run that has not been started."""
     run = RunDirectory.create(folder, name)
     write_frozen_job(run, prompts, steps)
     return run

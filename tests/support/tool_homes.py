@@ -1,4 +1,4 @@
-"""Writes the folders of other tools as they lie on people's disks, with small real model files in them.
+"""Write the folders of other tools as they are on people's disks, with small real model files in them.
 
 Layouts and settings files follow the tools' own sources and examples: ComfyUI's extra_model_paths.yaml.example and the
 desktop app's extra_models_config.yaml, Forge's webui-user.bat, SwarmUI's Settings.fds, Stability Matrix' library.json
@@ -22,17 +22,17 @@ SD2 = {
 
 
 def sd15(path: Path) -> Path:
-    """A file with the header of an SD 1.5 checkpoint."""
+    """Write a file with the header of an SD 1.5 checkpoint."""
     return _file(path, base_shapes("sd15"))
 
 
 def sdxl(path: Path) -> Path:
-    """A file with the header of an SDXL checkpoint."""
+    """Write a file with the header of an SDXL checkpoint."""
     return _file(path, base_shapes("sdxl"))
 
 
 def sdxl_v(path: Path) -> Path:
-    """SDXL that predicts the velocity, marked as NoobAI marks it."""
+    """Write an SDXL file for v-prediction, marked as NoobAI marks it."""
     return _file(path, SDXL_V)
 
 
@@ -55,7 +55,7 @@ def text(path: Path, content: str) -> Path:
 
 
 def comfy_portable(place: Path, elsewhere: Path) -> Path:
-    """ComfyUI_windows_portable, which also uses a central folder of the user's and an old A1111 folder."""
+    """Write ComfyUI_windows_portable, which also uses a central folder of the user's and an old A1111 folder."""
     root = place / "ComfyUI_windows_portable" / "ComfyUI"
     sdxl(root / "models" / "checkpoints" / "anime" / "illustrious é.safetensors")
     lora(root / "models" / "loras" / "mine.safetensors")
@@ -74,7 +74,7 @@ def comfy_portable(place: Path, elsewhere: Path) -> Path:
 
 
 def comfy_desktop(settings: Path, documents: Path) -> Path:
-    """The desktop app: its settings name the folder of its data."""
+    """Write the ComfyUI desktop app, whose settings name its data folder."""
     root = documents / "ComfyUI"
     sdxl_v(root / "models" / "checkpoints" / "noobai-v.safetensors")
     (root / "models" / "loras").mkdir()
@@ -88,7 +88,7 @@ def comfy_desktop(settings: Path, documents: Path) -> Path:
 
 
 def forge(place: Path, elsewhere: Path) -> Path:
-    """Forge, whose launcher names folders on another disk."""
+    """Write Forge, whose launcher names folders on another disk."""
     root = place / "webui"
     (root / "models" / "Stable-diffusion").mkdir(parents=True)
     (root / "models" / "Lora").mkdir()
@@ -108,7 +108,7 @@ def forge(place: Path, elsewhere: Path) -> Path:
 
 
 def a1111(place: Path) -> Path:
-    """A1111 on Linux with nothing changed."""
+    """Write an unmodified A1111 on Linux."""
     root = place / "stable-diffusion-webui"
     sd15(root / "models" / "Stable-diffusion" / "anything.safetensors")
     (root / "models" / "Lora").mkdir()
@@ -117,7 +117,7 @@ def a1111(place: Path) -> Path:
 
 
 def invoke_3(home: Path) -> Path:
-    """InvokeAI 3: models sorted by family and kind, and a folder that it imports from."""
+    """Write InvokeAI 3: models sorted by family and kind, and a folder for automatic import."""
     root = home / "invokeai"
     sdxl(root / "models" / "sdxl" / "main" / "juggernaut" / "juggernaut.safetensors")
     lora(root / "models" / "sdxl" / "lora" / "other.safetensors")
@@ -127,7 +127,7 @@ def invoke_3(home: Path) -> Path:
 
 
 def invoke_6(place: Path) -> Path:
-    """InvokeAI 6: one folder for everything, each model in one of its own."""
+    """Write InvokeAI 6: one folder for everything, with a subfolder for each model."""
     root = place / "invoke"
     sdxl(root / "store" / "1f2e" / "realvis.safetensors")
     lora(root / "store" / "77aa" / "glow.safetensors")
@@ -136,7 +136,7 @@ def invoke_6(place: Path) -> Path:
 
 
 def swarm(place: Path) -> Path:
-    """SwarmUI with a second root."""
+    """Write SwarmUI with a second root."""
     root = place / "SwarmUI"
     sdxl(root / "Models" / "Stable-Diffusion" / "OfficialStableDiffusion" / "sd_xl_base_1.0.safetensors")
     (root / "Models" / "Lora").mkdir()
@@ -154,7 +154,7 @@ def swarm(place: Path) -> Path:
 
 
 def stability_matrix(settings: Path, place: Path) -> Path:
-    """Stability Matrix with its library on another disk, and ComfyUI as a package that uses the shared folders."""
+    """Write Stability Matrix with its library on another disk, and ComfyUI as a package with shared folders."""
     root = place / "StabilityMatrix" / "Data"
     sdxl(root / "Models" / "StableDiffusion" / "animagine.safetensors")
     (root / "Models" / "Lora").mkdir()
@@ -171,7 +171,7 @@ def stability_matrix(settings: Path, place: Path) -> Path:
 
 
 def kohya(place: Path) -> Path:
-    """kohya_ss with the folder of models that its settings name."""
+    """Write kohya_ss with the model folder that its settings name."""
     root = place / "kohya_ss"
     sd15(root / "bases" / "nai.safetensors")
     flux(root / "bases" / "flux1-dev.safetensors")
@@ -181,7 +181,7 @@ def kohya(place: Path) -> Path:
 
 
 def one_trainer(place: Path, elsewhere: Path) -> Path:
-    """OneTrainer, which was last used with a base on another disk, and has presets of bases of the Hub."""
+    """Write OneTrainer, last used with a base on another disk, with presets for bases from the Hub."""
     root = place / "OneTrainer"
     (root / "modules").mkdir(parents=True)
     base = sdxl(elsewhere / "used before.safetensors")
@@ -192,7 +192,7 @@ def one_trainer(place: Path, elsewhere: Path) -> Path:
 
 
 def hub(cache: Path) -> Path:
-    """A Hub cache with two revisions of a single file, and something that is no picture model."""
+    """Write a Hub cache with two revisions of a single file, and something that is not an image model."""
     whole = cache / "models--someone--great-sdxl"
     new = sdxl(whole / "snapshots" / "1111" / "great.safetensors")
     sdxl(whole / "snapshots" / "9999" / "another branch.safetensors")
@@ -207,5 +207,5 @@ def _file(path: Path, shapes: dict[str, tuple[int, ...]]) -> Path:
 
 
 def _doubled(path: Path) -> str:
-    """A path within YAML's double quotes, where a backslash is written twice."""
+    """Return a path for YAML's double quotes, with backslashes doubled."""
     return str(path).replace("\\", "\\\\")

@@ -1,7 +1,7 @@
-"""Takes the pictures of the README's tour from the program itself: python -m tests.support.tour_pictures docs/tour
+"""Take the screenshots of the README's tour from the app itself: python -m tests.support.tour_pictures docs/tour
 
-An artist goes the whole way on the demo base, with real engines and in a home folder that is gone afterwards; each page
-is photographed as it stands then. Takes about six minutes on two cores, and no graphics card.
+A simulated user goes through the whole workflow on the demo base, with real engines and a temporary home folder; each
+page is photographed on the way. Takes about six minutes on two cores, without a GPU.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from trainer.files.assets import asset_path
 
 SIZE = (1280, 800)
 STEPS, EVERY = 300, 60
-"""The demo's length, and how often it is looked at: six columns of samples fill the page."""
+"""The demo's length and preview interval: six columns of samples fill the page."""
 LIVE = 210
-"""The step at which the run is photographed while it goes on."""
+"""The step at which the run is photographed while it is training."""
 SIDE = 124
 CARD = "8GB"
-"""What the presets are planned for."""
+"""The GPU that the presets are planned for."""
 TRIED = "neontube, a green moon above a red mushroom on a white background"
 
 Shoot = Callable[[str], None]
 
 
 def move_in(home: Path) -> Wish:
-    """Furnish a home folder with a base, pictures and ComfyUI, and return what is wanted.
+    """Set up a home folder with a base, images and ComfyUI, and return the training request.
 
-    What the window shows of it begins with "~": nobody's own folders are in the pictures.
+    Its path is shown starting with "~", so that no real user's folders appear in the screenshots.
     """
     os.environ.pop("IMPASTO_CACHE", None)
     os.environ |= {name: str(home) for name in ("HOME", "USERPROFILE")}
@@ -63,7 +63,7 @@ def move_in(home: Path) -> Wish:
             "neontube, a yellow heart on a blue background",
             "neontube, a purple moon on a white background",
         ),
-        settings={  # what assets/demo/job.toml says of a base as small as this
+        settings={  # what assets/demo/job.toml sets for a base as small as this
             "recipe.resolution": "128",
             "recipe.rank": "16",
             "recipe.alpha": "16",
@@ -83,7 +83,7 @@ def move_in(home: Path) -> Wish:
 
 
 def look_at_pictures(artist: Artist, wish: Wish) -> None:
-    """Open the folder, and choose one of its pictures."""
+    """Open the folder, and select one of its images."""
     session = artist.session
     drawn: set[int] = set()
     session.thumbnails.ready.connect(lambda thumbnail: drawn.add(thumbnail.image))
@@ -95,7 +95,7 @@ def look_at_pictures(artist: Artist, wish: Wish) -> None:
 
 
 def set_up(artist: Artist, wish: Wish) -> None:
-    """Set the job up and wait for its forecast on a named card; then show the essentials only."""
+    """Set up the job and wait for its forecast on a given GPU; then show only the essentials."""
     artist.set_up(wish)
     page = artist.train
     page.sheet.search.clear()
@@ -112,7 +112,7 @@ def set_up(artist: Artist, wish: Wish) -> None:
 
 
 def watch_live(artist: Artist, run: Path) -> RunsPage:
-    """Watch the curves of a run that goes on."""
+    """Watch the curves of a training run."""
     page = artist.watch(run)
     page.tabs.setCurrentWidget(page.progress)
     until(lambda: page.run is not None and page.run.summary.step >= LIVE, 600, f"step {LIVE}")
@@ -121,7 +121,7 @@ def watch_live(artist: Artist, run: Path) -> RunsPage:
 
 
 def look_at_samples(page: RunsPage) -> None:
-    """Show all samples, that of the best step chosen."""
+    """Show all samples, with that of the best step selected."""
     matrix = page.samples
     page.tabs.setCurrentWidget(matrix)
     matrix.grid.set_side(SIDE)
@@ -134,7 +134,7 @@ def look_at_samples(page: RunsPage) -> None:
 
 
 def try_out(artist: Artist, page: RunsPage) -> None:
-    """Put the candidates side by side, and draw something else with the best of them."""
+    """Compare the candidates side by side, and render something else with the best of them."""
     after = page.after
     page.tabs.setCurrentWidget(after)
     found, trying = after.strip.candidates, after.trying
@@ -148,7 +148,7 @@ def try_out(artist: Artist, page: RunsPage) -> None:
 
 
 def make_preset(artist: Artist, lora: Path) -> None:
-    """Make a recipe of the LoRA, and wait for what each recipe that is seen would cost."""
+    """Make a recipe from the LoRA, and wait for the cost of each visible recipe."""
     window = artist.window
     window.show_lora(lora)
     viewer = window.findChild(LoraViewer)
@@ -164,7 +164,7 @@ def make_preset(artist: Artist, lora: Path) -> None:
 
 
 def go(artist: Artist, wish: Wish, shoot: Shoot, theme: Theme) -> None:
-    """Go the whole way, from the pictures to a preset for others."""
+    """Go through the whole workflow, from the images to a preset for others."""
     look_at_pictures(artist, wish)
     shoot("pictures")
     set_up(artist, wish)
@@ -183,22 +183,22 @@ def go(artist: Artist, wish: Wish, shoot: Shoot, theme: Theme) -> None:
 
 
 def photograph(sitting: Sitting, target: Path) -> None:
-    """Save the window as it is seen, without its notices."""
+    """Save the window as it is shown, without its notices."""
     for bar in tuple(sitting.window.notices._bars):
         sitting.window.notices._remove(bar)
     QApplication.processEvents()
     sitting.window.grab().save(str(target))
     with Image.open(target) as picture:
         seen = picture.convert("RGB")
-    seen.save(target, optimize=True)  # no palette: samples have more colours than it would hold
+    seen.save(target, optimize=True)  # no palette: samples have more colors than it would hold
 
 
 def main(target: Path) -> None:
-    """Take all pictures of the tour."""
+    """Take all screenshots of the tour."""
     target = target.absolute()
     target.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
-    # What was started ends after the window: it may still hold a file.
+    # Processes that the window started end after it, and may still hold a file.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
         wish = move_in(Path(place))
         application = QApplication([])

@@ -1,4 +1,4 @@
-"""A training traced as a whole: what a forecast takes from two entries of tapes, side by side."""
+"""A training run traced as a whole: the traces that a forecast takes from two entries, combined."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from trainer.memory.trace.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class StepTapes:
-    """In their order: ``weights``, then for each optimizer step ``micro_first``, any number of ``micro_more``, and
+    """The traces of a training run, in order.
+
+    ``weights``, then for each optimizer step ``micro_first``, any number of ``micro_more``, and
     ``optimizer_first`` in the run's first step or ``optimizer`` in a later one. Micro-batches may change buckets.
     """
 
@@ -24,6 +26,6 @@ class StepTapes:
 
 
 def trace_steps(subject: Workload, buckets: Sequence[Size], pictures: int) -> StepTapes:
-    """Training on micro-batches of ``pictures`` in each of ``buckets`` (width, height)."""
+    """Trace training on micro-batches of ``pictures`` images in each of ``buckets`` (width, height)."""
     micro = trace_micro(subject, buckets, pictures)
     return StepTapes(micro.weights, micro.first, micro.more, *trace_optimizer(subject))

@@ -1,4 +1,4 @@
-"""Forecast and measurement of one subject, phase by phase."""
+"""Forecast and measurement of one workload, phase by phase."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from trainer.memory.trace.workload import Workload
 from trainer.protocol.forecast import ForecastPhase
 
 LATER_STEPS = 3
-"""Optimizer steps that are measured after the first: what is reserved settles within them."""
+"""Optimizer steps that are measured after the first: reserved memory stops growing within them."""
 PHASES: tuple[ForecastPhase, ...] = get_args(ForecastPhase)
 
 
 @dataclass(frozen=True)
 class Foreseen:
-    """What is forecast of one phase."""
+    """Forecast of one phase."""
 
     requested: int
     allocated: int
@@ -37,18 +37,18 @@ class Foreseen:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is forecast of a subject."""
+    """Forecast of a workload."""
 
     phases: Mapping[ForecastPhase, Foreseen]
     step_seconds: float
     least: int = 0
-    """The smallest capacity within which training ends; 0 where it was not looked for."""
+    """The smallest capacity in which training completes; 0 if it was not searched for."""
 
 
 def foresee(
     job: TruthJob, subject: Workload, situation: DeviceState, folder: Path, *, edge: bool = False
 ) -> Prediction:
-    """The forecast of the phases that :func:`measure` measures; tapes are kept in ``folder``."""
+    """Forecast the phases that :func:`measure` measures; traces are stored in ``folder``."""
     course = RunSchedule(subject, TraceLibrary(TraceStore(folder)), PhaseCounts(), situation.rate)
     playing = play(job, course, situation, None)
     assert playing.failure is None
@@ -58,7 +58,7 @@ def foresee(
 
 
 def play(job: TruthJob, course: RunSchedule, situation: DeviceState, capacity: int | None) -> Simulation:
-    """The job's phases, by the forecast's own hand; without the phases that are not measured for it."""
+    """Simulate the job's phases with the forecast's own code, without phases that are not measured for it."""
     before: tuple[OtherPhase, ...] = ("cache_pictures", "cache_texts") if job.other_phases else ()
     after: tuple[OtherPhase, ...] = ("validate", "preview") if job.other_phases else ()
     playing = Simulation(situation, capacity)
@@ -81,7 +81,7 @@ def _foreseen(replayed: Replayed) -> Foreseen:
 
 
 def _least_capacity(job: TruthJob, course: RunSchedule, situation: DeviceState, enough: int) -> int:
-    """Within 2 MiB, by halving."""
+    """Return the smallest capacity in which the job completes, within 2 MiB, by bisection."""
     low, high = 0, enough
     while high - low > 2 << 20:
         middle = (low + high) // 2
@@ -93,7 +93,7 @@ def _least_capacity(job: TruthJob, course: RunSchedule, situation: DeviceState, 
 
 
 def measure(job: TruthJob, subject: Workload, meter: Meter) -> Iterator[tuple[ForecastPhase, Measured]]:
-    """Goes through the phases on the meter's device."""
+    """Run the phases on the meter's device, and yield what each takes."""
     run = RealRun(subject, meter.device)
     size = subject.buckets[0].size
     train = partial(run.train, size, job.pictures, job.micro_batches)
@@ -110,6 +110,6 @@ def measure(job: TruthJob, subject: Workload, meter: Meter) -> Iterator[tuple[Fo
 
 
 def percentile(values: Iterable[float], share: float) -> float:
-    """The smallest of ``values`` that so large a share of them do not exceed; 0 of none."""
+    """Return the smallest of ``values`` that this share of them do not exceed; 0 if there are none."""
     ordered = sorted(values)
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else 0.0

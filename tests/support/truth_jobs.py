@@ -1,4 +1,4 @@
-"""The jobs whose forecasts are compared with what a card measures: every choice that memory depends on, varied."""
+"""Jobs whose forecasts are compared with measurements on a GPU: every choice that memory depends on is varied."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer.config.recipe import RecipeConfig
 from trainer.memory.trace.workload import BucketUse, Workload, workload_without_base
 
 TINY = 8
-"""By how much the pictures of tiny subjects are smaller."""
+"""Factor by which the images of tiny workloads are smaller."""
 _LEARNED: dict[str, Any] = {"text_encoder": {"learning_rate": 1e-5}}
 _BOTH: dict[str, Any] = {**_LEARNED, "text_encoder_2": {"learning_rate": 1e-5}}
 _BLOCKS = ("down_blocks.2", "mid_block", "up_blocks.0")
@@ -24,13 +24,13 @@ _TINY_BLOCKS = ("down_blocks.1", "mid_block", "up_blocks.0")
 
 @dataclass(frozen=True)
 class TruthJob:
-    """One configuration, small enough to be named in a table."""
+    """One configuration, small enough to be a row in a table."""
 
     name: str
     family: Family
     size: tuple[int, int]
     pictures: int = 1
-    """In a micro-batch."""
+    """Images in a micro-batch."""
     micro_batches: int = 1
     recipe: Mapping[str, Any] = field(default_factory=dict)
     fit: Mapping[str, Any] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class TruthJob:
     """Whether caching, validation and previews are measured too."""
 
     def workload(self, *, tiny: bool = False, dtype: str = "bf16") -> Workload:
-        """What memory depends on; with ``tiny`` of small models, on pictures that are smaller by TINY."""
+        """Return what memory depends on; with ``tiny``, of small models on images that are smaller by TINY."""
         shrink = TINY if tiny else 1
         width, height = (side // shrink for side in self.size)
         batch = {"effective_batch": self.pictures * self.micro_batches}
@@ -67,7 +67,7 @@ def _shrunk(subject: Workload) -> Workload:
 
 
 def truth_jobs() -> list[TruthJob]:
-    """All of them, the families in turn, what differs most first: a run that is cut short has seen a bit of each."""
+    """Return all jobs, alternating families, most different ones first, so that a shortened run covers each."""
     small, large = _jobs_of("sd15"), _jobs_of("sdxl")
     longer = max(len(small), len(large))
     return [job for place in range(longer) for jobs in (small, large) for job in jobs[place : place + 1]]

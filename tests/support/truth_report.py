@@ -1,4 +1,4 @@
-"""The table of forecasts beside measurements, and what it sums up to."""
+"""The table of forecasts and measurements, and its summary."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Row:
     prediction: Prediction
     phases: Mapping[ForecastPhase, Measured]
     outside: int
-    """Bytes that the driver counted beside the allocator at its end."""
+    """Bytes that the driver counted outside the allocator at the end."""
     remark: str
 
 
 @dataclass(frozen=True)
 class Edge:
-    """A configuration run under a memory cap near the least capacity that was forecast."""
+    """A configuration run under a memory limit near the smallest capacity that was forecast."""
 
     name: str
     capacity: int
@@ -47,23 +47,23 @@ class Edge:
 
 @dataclass(frozen=True)
 class Line:
-    """One phase of one configuration; errors are shares of what was measured."""
+    """One phase of one configuration; errors are relative to the measurement."""
 
     name: str
     phase: ForecastPhase
     measure: str
-    """requested, allocated or reserved."""
+    """"requested", "allocated" or "reserved"."""
     measured: int
     foreseen: int
 
     @property
     def error(self) -> float:
-        """Positive where the forecast is too high."""
+        """Return the relative error, positive if the forecast is too high."""
         return self.foreseen / self.measured - 1.0
 
 
 def lines_of(row: Row) -> Iterator[Line]:
-    """Allocated and reserved of each phase; where a device knows neither, what was asked for."""
+    """Yield allocated and reserved bytes of each phase, or requested bytes if the device knows neither."""
     for phase in PHASES:
         if phase in row.phases and phase in row.prediction.phases:
             measured, foreseen = row.phases[phase], row.prediction.phases[phase]
@@ -72,7 +72,7 @@ def lines_of(row: Row) -> Iterator[Line]:
 
 
 def line_of(row: Row) -> str:
-    """A configuration's training in a line, for watching."""
+    """Return a configuration's training in one line, to follow progress."""
     errors = [f"{line.measure} {line.error:+.3%}" for line in lines_of(row) if line.phase == "train"]
     return f"{row.name:36} {', '.join(errors)} {row.remark}"
 
@@ -86,7 +86,7 @@ def report(
     asked: int,
     remarks: Sequence[str] = (),
 ) -> str:
-    """The whole table as Markdown."""
+    """Return the whole table as Markdown."""
     lines = [line for row in rows for line in lines_of(row)]
     parts = [
         f"# Forecast and measurement, {card}, {date}",
@@ -134,7 +134,7 @@ def _spread(errors: Sequence[float]) -> str:
 
 
 def _is_profiled(row: Row) -> bool:
-    """Whether times say nothing, because the profiler ran."""
+    """Return whether times are meaningless because the profiler was running."""
     return not row.phases["train"].reserved
 
 

@@ -1,4 +1,4 @@
-"""Waits for what other processes do."""
+"""Wait for what other processes do."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import threading
 import time
 from collections.abc import Callable
 
-# Nobody ever sets it: what others do to files and locks wakes nobody, so that they are asked again and again.
+# This event is never set: other processes' changes to files and locks wake no thread, so the condition is polled.
 _AGAIN = threading.Event()
 
 
 def until(reached: Callable[[], object], seconds: float = 180.0) -> None:
-    """Return when something is so; AssertionError when that takes longer than `seconds`."""
+    """Return once a condition holds; raise AssertionError if that takes longer than `seconds`."""
     deadline = time.monotonic() + seconds
     while not reached():
         assert time.monotonic() < deadline, f"not so after {seconds:.0f} s"
