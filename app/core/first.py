@@ -40,7 +40,7 @@ class MachineFacts:
     """Free bytes on its disk; None if they cannot be read."""
 
 
-def this_machine() -> MachineFacts:
+def read_machine_facts() -> MachineFacts:
     """Return facts from the driver and the disk; takes up to a second, so call it on a worker."""
     folder = places.home()
     try:
@@ -69,7 +69,7 @@ class CheckResult:
     remedy: str
 
 
-class CheckUp:
+class MachineCheck:
     """Client of `python -m trainer doctor` with its self-test; for the thread that creates it."""
 
     def __init__(self, post: Post) -> None:

@@ -32,7 +32,7 @@ from app.core.runs.runs import Orders, Runs
 from app.core.runs.training import NowTraining
 from app.core.runs.watcher import RunWatcher
 from app.core.settings.preferences import Settings
-from app.core.settings.recent import Absence, RecentFolders
+from app.core.settings.recent import OpenFailure, RecentFolders
 from app.core.tags.completion import Completer, lists_folder
 from app.core.tags.index import TagIndex
 from app.core.tasks import Post, Tasks, raise_again
@@ -222,9 +222,9 @@ class Session:
 
     def reopen(self) -> None:
         """Reopen the folders of the last session, if the user wants that; emit `missed` for missing ones."""
-        for folder in self.recent.left_open(self.settings.preferences.starting.reopen):
-            self.recent.look_at(folder, partial(self._reopen, folder))
-        self.recent.look()
+        for folder in self.recent.folders_to_reopen(self.settings.preferences.starting.reopen):
+            self.recent.check_folder(folder, partial(self._reopen, folder))
+        self.recent.check()
 
     def close(self) -> None:
         """Stop all background work, in an order in which no part needs a stopped one."""
@@ -248,8 +248,8 @@ class Session:
         self.tasks.close()
         self.run_watcher.close()
 
-    def _reopen(self, folder: Path, absence: Absence | None) -> None:
-        if absence:
+    def _reopen(self, folder: Path, failure: OpenFailure | None) -> None:
+        if failure:
             self.missed.emit(folder)
         else:
             self.datasets.open(folder)

@@ -207,7 +207,7 @@ class LoraViewer(QDialog):
 
     def _create_preset(self) -> None:
         self.recipe.setEnabled(False)
-        self._session.presets.make_of_lora(
+        self._session.presets.create_from_lora(
             self.path, self._while_open(self._on_preset_created), self._while_open(self._on_preset_failed)
         )
 

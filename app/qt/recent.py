@@ -11,11 +11,11 @@ from PySide6.QtWidgets import QLabel, QMenu, QPushButton, QVBoxLayout, QWidget
 
 from app.core.events import Emitter
 from app.core.session import Session
-from app.core.settings.recent import Absence, RecentFolders
+from app.core.settings.recent import OpenFailure, RecentFolders
 from app.qt.theme import set_icon
 from app.qt.widgets import QT_TRANSLATE_NOOP, center, icon_label, until_destroyed
 
-_REASONS: dict[Absence, str] = {
+_REASONS: dict[OpenFailure, str] = {
     "gone": QT_TRANSLATE_NOOP("Recent", "not found"),
     "file": QT_TRANSLATE_NOOP("Recent", "no longer a folder"),
     "refused": QT_TRANSLATE_NOOP("Recent", "cannot be read"),
@@ -26,7 +26,7 @@ _LIST_SIZE = 4
 """Number of folders in the short list."""
 
 
-def _label(name: str, absence: Absence | None, metrics: QFontMetrics, width: int) -> str:
+def _label(name: str, absence: OpenFailure | None, metrics: QFontMetrics, width: int) -> str:
     """Return the text of a menu item or button, elided to `width` px, with the reason if it cannot be opened."""
     why = f" \u2013 {QCoreApplication.translate('Recent', _REASONS[absence])}" if absence else ""
     room = max(width - metrics.horizontalAdvance(why), width // 4)
@@ -48,7 +48,7 @@ class RecentMenu(QMenu):
         self.setTitle(self.tr("Recent folders"))
         self.setToolTipsVisible(True)
         _call_on(self, recent.changed, self._fill)
-        _call_on(self, recent.looked, self._update_rows)
+        _call_on(self, recent.checked, self._update_rows)
         self._fill()
 
     def _fill(self) -> None:
@@ -91,7 +91,7 @@ class RecentList(QWidget):
         self._column.addWidget(title, 0, Qt.AlignmentFlag.AlignHCenter)
         self._buttons: dict[Path, QPushButton] = {}
         _call_on(self, recent.changed, self._fill)
-        _call_on(self, recent.looked, self._update_rows)
+        _call_on(self, recent.checked, self._update_rows)
         self._fill()
 
     def _fill(self) -> None:

@@ -445,7 +445,7 @@ class Window(QMainWindow):
         menu = RecentMenu(self.session.recent, lambda folder: self.open([folder]), self)
         file = self.commands.menu("file")
         file.insertMenu(self.commands["window.preferences"], menu)
-        file.aboutToShow.connect(self.session.recent.look)
+        file.aboutToShow.connect(self.session.recent.check)
         return menu
 
     def _add_page(self, command: str, page: QWidget) -> QToolButton:

@@ -181,7 +181,7 @@ def of_one_caption(library: Library, index: TagIndex) -> list[tuple[str, str]]:
         ("one caption changed", f"{milliseconds(change):.2f} ms"),
         (
             f"tags beside one of {index.count(common):,} pictures",
-            f"{milliseconds(lambda: index.together(common)):.0f} ms",
+            f"{milliseconds(lambda: index.co_occurring(common)):.0f} ms",
         ),
     ]
 

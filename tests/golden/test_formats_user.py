@@ -206,7 +206,7 @@ def test_recent_folders() -> None:
     recent = RecentFolders(post)
     assert recent.notice == ""
     assert recent.folders == (Path(ROOT, "pictures"), Path(ROOT, "older"))
-    assert recent.left_open(wanted=True) == (Path(ROOT, "pictures"),)
+    assert recent.folders_to_reopen(wanted=True) == (Path(ROOT, "pictures"),)
     recent.close()
 
 

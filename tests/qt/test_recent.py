@@ -28,7 +28,7 @@ from app.start import main
 inherited, painted = Window.paintEvent, []
 
 def paint(self, event):
-    painted.append(len(self.session.datasets.folders) + self.session.recent.looking)
+    painted.append(len(self.session.datasets.folders) + self.session.recent.is_checking)
     inherited(self, event)
 
 def watch(self):
@@ -102,7 +102,7 @@ def test_a_folder_that_is_gone_is_said_above_the_page_and_is_grey_in_the_menu(
     window = shown(qtbot, session)
     qtbot.waitUntil(lambda: bool(window.notices.sentences()))
     assert str(gone) in window.notices.sentences()[0]
-    qtbot.waitUntil(lambda: not session.recent.looking)
+    qtbot.waitUntil(lambda: not session.recent.is_checking)
     first, second = rows(window).values()
     assert (first.isEnabled(), second.isEnabled()) == (False, True)
     assert first.text().startswith("&1 ") and first.text().endswith("– not found")
@@ -144,8 +144,8 @@ def test_the_empty_window_offers_the_newest_few(window, session, folders, qtbot)
     assert offered.isVisible()
     (folders[0] / "a.png").unlink()
     folders[0].rmdir()
-    session.recent.look()
-    qtbot.waitUntil(lambda: not session.recent.looking)
+    session.recent.check()
+    qtbot.waitUntil(lambda: not session.recent.is_checking)
 
     def buttons() -> dict[str, QPushButton]:
         return {button.toolTip(): button for button in offered.findChildren(QPushButton) if button.isVisible()}

@@ -30,7 +30,7 @@ def shown_presets(window: Window) -> PresetsPage:
     _keep_some()
     window.show_presets()
     page = shown_page(window, PresetsPage)
-    window.session.presets.look()
+    window.session.presets.reload()
     wait(QApplication.instance(), lambda: len(page.list.cards.rows) > 4 and len(page.list.painter.images) > 1)
     page.choose(next(each.path for each in page.list.cards.rows if each.preset.name == "soft gouache"))
     return page
@@ -77,7 +77,7 @@ def arriving(window: Window) -> QWidget:
     assert isinstance(dialog, ReceiveDialog)
     received = dialog.received
     outlooks.choose("8GB")
-    wait(QApplication.instance(), lambda: outlooks.of(received.place, received.preset) is not None, 120_000)
+    wait(QApplication.instance(), lambda: outlooks.of(received.file, received.preset) is not None, 120_000)
     return dialog
 
 

@@ -21,11 +21,11 @@ from app.core.tags.splitting import (
     JOINT,
     SEPARATOR,
     Lines,
-    is_face,
+    find_tags,
+    is_emoticon,
     join_tags,
-    pieces,
-    remove_piece,
-    replace_piece,
+    remove_tag,
+    replace_tag,
     split_tags,
 )
 from trainer.errors import ImpastoError
@@ -80,9 +80,9 @@ def remove_tags(images: Iterable[CaptionSnapshot], tags: Iterable[str], lines: L
     gone = list(dict.fromkeys(tags))
 
     def rewrite(row: str) -> str:
-        for piece in reversed(pieces(row)):
+        for piece in reversed(find_tags(row)):
             if piece.tag in gone:
-                row = remove_piece(row, piece)
+                row = remove_tag(row, piece)
         return row
 
     return _edit(f"Remove {_quoted(gone)} from {{}}", images, _by_row(rewrite, lines))
@@ -93,11 +93,11 @@ def rename_tag(images: Iterable[CaptionSnapshot], old: str, new: str, lines: Lin
 
     def rewrite(row: str) -> str:
         present = new in split_tags(row)
-        found = pieces(row)
+        found = find_tags(row)
         for number, piece in reversed(list(enumerate(found))):
             if piece.tag == old:
                 first = not present and all(earlier.tag != old for earlier in found[:number])
-                row = replace_piece(row, piece, new) if first else remove_piece(row, piece)
+                row = replace_tag(row, piece, new) if first else remove_tag(row, piece)
         return row
 
     return _edit(f"Rename {old} to {new} in {{}}", images, _by_row(rewrite, lines))
@@ -131,11 +131,11 @@ def sort_tags(
     place = _placing(images, order, lines)
 
     def rewrite(row: str) -> str:
-        found = pieces(row)[keep:]
+        found = find_tags(row)[keep:]
         for piece, tag in zip(
             reversed(found), sorted((piece.tag for piece in found), key=place, reverse=True), strict=True
         ):
-            row = replace_piece(row, piece, tag) if piece.tag != tag else row
+            row = replace_tag(row, piece, tag) if piece.tag != tag else row
         return row
 
     return _edit("Sort the tags of {}", images, _by_row(rewrite, lines))
@@ -145,10 +145,10 @@ def remove_repeated(images: Iterable[CaptionSnapshot], lines: Lines = "caption")
     """Remove repeated tags from captions, keeping the first of each."""
 
     def rewrite(row: str) -> str:
-        found = pieces(row)
+        found = find_tags(row)
         for number, piece in reversed(list(enumerate(found))):
             if any(earlier.tag == piece.tag for earlier in found[:number]):
-                row = remove_piece(row, piece)
+                row = remove_tag(row, piece)
         return row
 
     return _edit("Remove repeated tags from {}", images, _by_row(rewrite, lines))
@@ -219,7 +219,7 @@ def _quoted(tags: Sequence[str]) -> str:
 
 
 def _inserted(row: str, tags: str, at: int | None) -> str:
-    found = pieces(row)
+    found = find_tags(row)
     if at is not None and at < len(found):
         place = found[at].start
         return row[:place] + tags + JOINT + row[place:]
@@ -234,9 +234,9 @@ def _by_tag(old: str, new: str) -> _Rewrite:
     def rewrite(row: str) -> str:
         if old not in row:
             return row
-        for piece in reversed(pieces(row)):
-            if old in piece.tag and not is_face(piece.tag):
-                row = replace_piece(row, piece, piece.tag.replace(old, new))
+        for piece in reversed(find_tags(row)):
+            if old in piece.tag and not is_emoticon(piece.tag):
+                row = replace_tag(row, piece, piece.tag.replace(old, new))
         return row
 
     return rewrite

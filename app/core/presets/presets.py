@@ -46,7 +46,7 @@ class Presets:
         """Stop the planner."""
         self.cost_estimates.close()
 
-    def look(self) -> None:
+    def reload(self) -> None:
         """Read the library again."""
         self._change(lambda: None, lambda _: None)
 
@@ -60,7 +60,7 @@ class Presets:
 
         self._run(work, then, refused)
 
-    def keep(
+    def add(
         self, preset: Preset, name: str, origin: Origin, then: Callable[[Path], None], refused: Refused = None
     ) -> None:
         """Save a preset under a name, replacing one that has it; `then` gets its path."""
@@ -80,7 +80,7 @@ class Presets:
         """Copy a preset to the user's own, under its name and a number."""
         self._change(lambda: _save_under_free_name(entry.preset)[0], then)
 
-    def make_of_lora(
+    def create_from_lora(
         self, lora: Path, then: Callable[[tuple[Path, CreatedPreset]], None], refused: Refused = None
     ) -> None:
         """Create a preset from the metadata of a LoRA file."""
@@ -137,7 +137,7 @@ class Presets:
 
         self._run(work, then)
 
-    def go_back(
+    def restore(
         self, entry: PresetEntry, version: PresetVersion, then: Callable[[Path], None], refused: Refused = None
     ) -> None:
         """Restore an earlier version of a preset; the current state is kept as a version."""
@@ -153,7 +153,7 @@ class Presets:
 
         self._change(work, then, refused)
 
-    def save(self, preset: Preset, target: Path, then: Callable[[Path], None]) -> None:
+    def export(self, preset: Preset, target: Path, then: Callable[[Path], None]) -> None:
         """Export a preset: into an image if `target` ends in .png, otherwise as a preset file."""
 
         def work() -> Path:

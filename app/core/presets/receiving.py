@@ -25,21 +25,21 @@ class Received:
     """A received preset and what adding it would change."""
 
     preset: Preset
-    place: Path
+    file: Path
     """Temporary file with the preset, for the planner to read while the preset is shown."""
-    former: PresetEntry | None
+    existing: PresetEntry | None
     """The preset in the library with the same name and family, if any."""
     built_in: bool
     """Whether a built-in preset has its name, so that it needs another one."""
     free_name: str
     """Its name, with a number appended if the name is taken."""
     changes: tuple[tuple[str, str, str], ...]
-    """Key, old and new value of each difference from `former` or, without one, from the defaults."""
+    """Key, old and new value of each difference from `existing` or, without one, from the defaults."""
 
     @property
-    def had_already(self) -> bool:
+    def is_unchanged(self) -> bool:
         """Return whether the library already has the same preset, key for key."""
-        return self.former is not None and not self.changes
+        return self.existing is not None and not self.changes
 
 
 def receive_file(path: Path) -> Received:
@@ -54,15 +54,15 @@ def receive_text(text: str, source: str) -> Received:
 
 def _received(read: Callable[[], Preset]) -> Received:
     preset = read()
-    place = presets_folder() / "arriving" / "preset.toml"
-    place.parent.mkdir(parents=True, exist_ok=True)
-    files.write_text(place, dump_preset(preset.replaced(preview=None)), durable=False)
-    former = preset_with_same_name(preset)
+    file = presets_folder() / "arriving" / "preset.toml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    files.write_text(file, dump_preset(preset.replaced(preview=None)), durable=False)
+    existing = preset_with_same_name(preset)
     return Received(
         preset,
-        place,
-        former,
+        file,
+        existing,
         is_built_in(preset),
         free_name(preset.name, preset.base.family, read_library()),
-        tuple(changed_keys(former.preset if former else None, preset)),
+        tuple(changed_keys(existing.preset if existing else None, preset)),
     )

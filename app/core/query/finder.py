@@ -16,7 +16,7 @@ from app.core.query.language import KEYS, parse
 from app.core.query.terms import WILD, Node, Not, Or, Query, Range, Term
 from app.core.query.tokens import TokenCounts
 from app.core.tags.index import TagIndex
-from app.core.tags.splitting import SEPARATOR, even, fold, one_line
+from app.core.tags.splitting import SEPARATOR, fold, normalize, one_line
 from app.core.tasks import Tasks
 
 # More pictures than these at once would hold up the window: the column is made anew when it is asked for.
@@ -335,7 +335,7 @@ class Finder:
         return {p.id for p in self._images(among) if p.caption and text in fold(one_line(p.caption))}
 
     def _named(self, text: str, ids: Ids) -> Set[int]:
-        text = even(text)
+        text = normalize(text)
         if ids is None:
             return {number for number, name in self._names.items() if text in name}
         return {number for number in ids if text in self._names[number]}
@@ -361,7 +361,7 @@ class Finder:
     def _ways(self) -> dict[Folder, str]:
         """Return the way of each folder, from the opened folder's name down."""
         folders = {image.folder for image in self._library.images.values()}
-        return {folder: even(way_of(folder)) for folder in folders}
+        return {folder: normalize(way_of(folder)) for folder in folders}
 
     def _simple(self, term: Term, ids: Ids) -> Set[int] | Matches:
         """Find by a number or a yes that the picture itself holds."""
@@ -407,7 +407,7 @@ class Finder:
         self._all -= altered.removed
         self._all |= altered.added
         for number in altered.added:
-            names[number] = even(images[number].name)
+            names[number] = normalize(images[number].name)
         if altered.added or altered.removed or not _CONTENT.isdisjoint(altered.what):
             self._copies = None
 
@@ -443,7 +443,7 @@ def _regex(pattern: str) -> str:
 
 
 def _slashed(text: str) -> str:
-    return even(text).replace("\\", "/")
+    return normalize(text).replace("\\", "/")
 
 
 def _effort(node: Node) -> int:

@@ -17,7 +17,7 @@ from app.core.tasks import Post, Single, Tasks
 from trainer import __version__
 from trainer.protocol import files, places
 
-Absence = Literal["gone", "file", "refused"]
+OpenFailure = Literal["gone", "file", "refused"]
 """Why a folder cannot be opened: it does not exist, it is a file, or access is denied."""
 
 _MAX_FOLDERS = 10
@@ -33,17 +33,17 @@ class RecentFolders:
     def __init__(self, post: Post, path: Path | None = None) -> None:
         self.changed: Emitter[None] = Emitter()
         """Emitted when `folders` has changed."""
-        self.looked: Emitter[None] = Emitter()
+        self.checked: Emitter[None] = Emitter()
         """Emitted when `absent` may have changed."""
         self.folders: tuple[Path, ...] = ()
         """Recent folders, newest first; missing ones stay, since a drive may return."""
-        self.absent: dict[Path, Absence] = {}
+        self.absent: dict[Path, OpenFailure] = {}
         """Folders that could not be opened at the last check, with the reason."""
         self._file = DeferredWriter(path or places.home() / "folders.json", "the recent folders were")
         self._open: tuple[Path, ...] = ()
         self._tasks = Tasks(post)
         self._checks: dict[Path, Single] = {}
-        self._callbacks: dict[Path, list[Callable[[Absence | None], None]]] = {}
+        self._callbacks: dict[Path, list[Callable[[OpenFailure | None], None]]] = {}
         """Callbacks waiting for the check of a folder."""
         self._read()
 
@@ -52,7 +52,7 @@ class RecentFolders:
         """Return a message about what was wrong with the file, or ""."""
         return self._file.notice
 
-    def left_open(self, wanted: bool) -> tuple[Path, ...]:
+    def folders_to_reopen(self, wanted: bool) -> tuple[Path, ...]:
         """Return the folders that were open when the app closed; forget them unless `wanted`."""
         if not wanted:
             self._update(self.folders, ())
@@ -73,16 +73,16 @@ class RecentFolders:
         self._update((), self._open)
 
     @property
-    def looking(self) -> bool:
+    def is_checking(self) -> bool:
         """Return whether a check is running."""
         return any(check.busy for check in self._checks.values())
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Check which recent folders can be opened now."""
         for folder in self.folders:
             self._check(folder)
 
-    def look_at(self, folder: Path, then: Callable[[Absence | None], None]) -> None:
+    def check_folder(self, folder: Path, then: Callable[[OpenFailure | None], None]) -> None:
         """Check whether a folder can be opened, and call `then` with the reason it cannot, or None."""
         self._callbacks.setdefault(folder, []).append(then)
         self._check(folder)
@@ -94,15 +94,15 @@ class RecentFolders:
 
     def _check(self, folder: Path) -> None:
         check = self._checks.setdefault(folder, Single(self._tasks))
-        check.run(partial(_absence, folder), partial(self._on_checked, folder), kept=False)
+        check.run(partial(_open_failure, folder), partial(self._on_checked, folder), kept=False)
 
-    def _on_checked(self, folder: Path, absence: Absence | None) -> None:
+    def _on_checked(self, folder: Path, failure: OpenFailure | None) -> None:
         self.absent.pop(folder, None)
-        if absence:
-            self.absent[folder] = absence
-        self.looked.emit(None)
+        if failure:
+            self.absent[folder] = failure
+        self.checked.emit(None)
         for then in self._callbacks.pop(folder, ()):
-            then(absence)
+            then(failure)
 
     def _update(self, folders: tuple[Path, ...], now_open: tuple[Path, ...]) -> None:
         """Use these folders and write them soon."""
@@ -136,7 +136,7 @@ def _text(folders: tuple[Path, ...], now_open: tuple[Path, ...]) -> str:
     return json.dumps(content, indent=1) + "\n"  # ASCII, since file names on Linux need not be valid UTF-8
 
 
-def _absence(folder: Path) -> Absence | None:
+def _open_failure(folder: Path) -> OpenFailure | None:
     try:
         with os.scandir(files.long_path(folder)):
             return None

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from app.core.events import Emitter
 from app.core.tags.index import TagIndex
-from app.core.tags.splitting import Haystack, fold, is_face
+from app.core.tags.splitting import Haystack, fold, is_emoticon
 from app.core.tasks import Tasks, raise_again
 from app.core.words import in_words
 from trainer.errors import ImpastoError
@@ -238,7 +238,7 @@ class Style:
 
     def write(self, name: str) -> str:
         """Return a list's tag in this style."""
-        if not is_face(name):
+        if not is_emoticon(name):
             name = name.replace(" ", "_") if self.underscores else name.replace("_", " ")
         if not self.escapes:
             return name
@@ -323,7 +323,7 @@ class Completer:
 
 def style_of(tags: Collection[str]) -> Style:
     """Return the style of these tags: spaces unless more tags use underscores."""
-    words = [tag for tag in tags if not is_face(tag)]
+    words = [tag for tag in tags if not is_emoticon(tag)]
     spaced, joined = sum(" " in tag for tag in words), sum("_" in tag for tag in words)
     return Style(joined > spaced, any("\\(" in tag for tag in tags))
 

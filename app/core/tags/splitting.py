@@ -48,7 +48,7 @@ def join_tags(tags: Iterable[str]) -> str:
     return JOINT.join(tags)
 
 
-def pieces(text: str, lines: Lines = "caption") -> list[TagSpan]:
+def find_tags(text: str, lines: Lines = "caption") -> list[TagSpan]:
     """Return each tag with its position in the text, so that the rest can stay unchanged byte for byte."""
     found = []
     # Checked once: per tag, it would take most of the time for a text of some thousand tags.
@@ -61,12 +61,12 @@ def pieces(text: str, lines: Lines = "caption") -> list[TagSpan]:
     return found
 
 
-def replace_piece(text: str, piece: TagSpan, tag: str) -> str:
+def replace_tag(text: str, piece: TagSpan, tag: str) -> str:
     """Return the text with this tag replaced."""
     return text[: piece.start] + tag + text[piece.end :]
 
 
-def remove_piece(text: str, piece: TagSpan) -> str:
+def remove_tag(text: str, piece: TagSpan) -> str:
     """Return the text without this tag and without one of the separators next to it."""
     before, after = text[: piece.start], text[piece.end :]
     following = after.lstrip(" \t")
@@ -78,13 +78,13 @@ def remove_piece(text: str, piece: TagSpan) -> str:
     return before + after
 
 
-def move_piece(text: str, found: Sequence[TagSpan], source: int, target: int) -> str:
+def move_tag(text: str, found: Sequence[TagSpan], source: int, target: int) -> str:
     """Return the text with tag number `source` moved to number `target`; separators and line breaks stay in place."""
     written = [text[piece.start : piece.end] for piece in found]
     written.insert(target, written.pop(source))
     # From the end, so that the positions of earlier tags stay valid.
     for piece, tag in zip(reversed(found), reversed(written), strict=True):
-        text = replace_piece(text, piece, tag)
+        text = replace_tag(text, piece, tag)
     return text
 
 
@@ -93,7 +93,7 @@ def one_line(text: str) -> str:
     return " ".join(row.strip() for row in text.splitlines() if row.strip())
 
 
-def is_face(tag: str) -> bool:
+def is_emoticon(tag: str) -> bool:
     """Return whether a tag is an emoticon such as ^_^, o_o or (o)_(o), whose underscore does not mean a space.
 
     As in all taggers' lists, an emoticon has at most one letter or digit on each side of the underscore.
@@ -111,14 +111,14 @@ def _spans(text: str, lines: Lines) -> Iterator[tuple[int, int]]:
         start -= len(SEPARATOR)
 
 
-def even(text: str) -> str:
+def normalize(text: str) -> str:
     """Return the text in lower case with composed accents (NFC), as CLIP reads it; macOS decomposes them."""
     return (text if text.isascii() else unicodedata.normalize("NFC", text)).casefold()
 
 
 def fold(text: str) -> str:
     r"""Return the comparison form of a text: `even`, since CLIP reads equal results alike, with ``(`` for ``\(``."""
-    text = even(text)
+    text = normalize(text)
     return text.replace("\\(", "(").replace("\\)", ")") if "\\" in text else text
 
 

@@ -21,7 +21,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.first import CheckUp, MachineFacts, this_machine
+from app.core.first import MachineCheck, MachineFacts, read_machine_facts
 from app.core.models.models import Models
 from app.core.models.tools import Installation
 from app.core.session import Session
@@ -77,9 +77,9 @@ class MachinePanel(QWidget):
         self.gpu.say("waiting", self.tr("Looking for GPUs…"))
         self.disk.hide()
         self.check.say("waiting", self.tr("Testing whether training works (a few seconds)…"))
-        self._check_up = CheckUp(tasks.post)
+        self._check_up = MachineCheck(tasks.post)
         self._check_up.changed.connect(while_alive(self, lambda _: self._on_check_changed()))
-        tasks.run(this_machine, while_alive(self, self._on_machine_facts), raise_again)
+        tasks.run(read_machine_facts, while_alive(self, self._on_machine_facts), raise_again)
         self._check_up.start()
 
     @property

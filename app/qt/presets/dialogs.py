@@ -155,7 +155,7 @@ class ReceiveDialog(QDialog):
         self.resize(760, 640)
         self.about, self.outlook = PresetHeading(), CostPanel(session.presets.cost_estimates)
         self.heading, self.fault = plain_label("heading"), plain_label("bad")
-        here = self.tr("Yours") if received.former else self.tr("Default")
+        here = self.tr("Yours") if received.existing else self.tr("Default")
         self.table = Table((self.tr("Setting"), here, self.tr("In this preset")), self.tr("Differences"))
         self.name = QLineEdit(received.free_name if received.built_in else received.preset.name)
         self.buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
@@ -168,7 +168,7 @@ class ReceiveDialog(QDialog):
         self.buttons.rejected.connect(self.reject)
         self.name.textChanged.connect(lambda _: self._update_buttons())
         self._update_buttons()
-        session.presets.cost_estimates.want([(received.place, received.preset)])
+        session.presets.cost_estimates.want([(received.file, received.preset)])
 
     def _lay_out(self) -> None:
         trust = QLabel(
@@ -196,7 +196,7 @@ class ReceiveDialog(QDialog):
     def _fill(self, image: QPixmap | None) -> None:
         received = self.received
         self.about.show_preset(received.preset, "", image)
-        self.outlook.show_preset(received.place, received.preset)
+        self.outlook.show_preset(received.file, received.preset)
         self.table.show_rows(rows_of(received.changes))
         self.table.setVisible(bool(received.changes))
         set_message(self.heading, self._heading())
@@ -204,29 +204,29 @@ class ReceiveDialog(QDialog):
 
     def _heading(self) -> str:
         received = self.received
-        if received.had_already:
+        if received.is_unchanged:
             return self.tr("You already have this preset with the same settings.")
-        if received.former is not None:
+        if received.existing is not None:
             words = self.tr("You have a preset “{name}”. This one differs in:")
-            return words.format(name=received.former.preset.name)
+            return words.format(name=received.existing.preset.name)
         if received.built_in:
             return self.tr("A built-in preset already has this name, so choose another. It sets:")
         return self.tr("Differs from defaults")
 
     def _update_buttons(self) -> None:
         """Update the buttons for the entered name: add the preset or replace the user's own."""
-        name, former = self.name.text().strip(), self.received.former
+        name, former = self.name.text().strip(), self.received.existing
         replaces = former is not None and same_name(name, former.preset.name)
         self.keep.setText(self.tr("Replace mine") if replaces else self.tr("Add preset"))
-        self.keep.setEnabled(bool(name) and not (replaces and self.received.had_already))
+        self.keep.setEnabled(bool(name) and not (replaces and self.received.is_unchanged))
         self.keep.setDefault(True)
         self.keep.setToolTip(self.tr("Yours is kept as an earlier version") if replaces else "")
-        self.both.setVisible(replaces and not self.received.had_already)
+        self.both.setVisible(replaces and not self.received.is_unchanged)
 
     def _keep(self, name: str) -> None:
         self.buttons.setEnabled(False)
         preset = self.received.preset
-        self._session.presets.keep(
+        self._session.presets.add(
             preset, name, "received", while_alive(self, self._on_done), while_alive(self, self._on_failed)
         )
 
@@ -291,7 +291,7 @@ class VersionsDialog(QDialog):
     def _go_back(self) -> None:
         self.back.setEnabled(False)
         version = self.past[self.times.currentRow()][0]
-        self._session.presets.go_back(
+        self._session.presets.restore(
             self._entry, version, while_alive(self, self._on_done), while_alive(self, self._on_failed)
         )
 

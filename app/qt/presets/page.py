@@ -274,7 +274,7 @@ class PresetsPage(Page):
                 sentence = self.tr("Could not move “{name}” to the trash.").format(name=name)
                 self.failed.emit(JobError("preset.trash", sentence, self.tr("Check your permissions for the folder.")))
                 return
-            self.session.presets.look()
+            self.session.presets.reload()
             words = self.tr("Moved “{name}” to the trash.").format(name=name)
             self.notified.emit(words, "info", (self.tr("Undo"), lambda: self._restore(thrown)))
 
@@ -303,7 +303,7 @@ class PresetsPage(Page):
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
         """Read the presets again: the command line may have changed them."""
         super().showEvent(event)
-        self.session.presets.look()
+        self.session.presets.reload()
 
     def hideEvent(self, event: QHideEvent) -> None:  # noqa: N802
         """Stop the planner while the page is hidden."""
@@ -506,7 +506,7 @@ class PresetsPage(Page):
         if target:
             path = Path(target)
             path = path if path.suffix.lower() == ending else path.with_name(path.name + ending)
-            self.session.presets.save(preset, path, while_alive(self, self._on_saved))
+            self.session.presets.export(preset, path, while_alive(self, self._on_saved))
 
     def _on_saved(self, path: Path) -> None:
         self.message_shown.emit(self.tr("Saved as {file}.").format(file=path.name))
@@ -517,6 +517,6 @@ class PresetsPage(Page):
                 sentence = self.tr("Could not restore {file}.").format(file=path.name)
                 self.failed.emit(JobError("preset.trash", sentence, self.tr("Look for it in the trash.")))
             self._wanted = thrown.moved[0][0]
-            self.session.presets.look()
+            self.session.presets.reload()
 
         self.session.tasks.run(lambda: restore_files(thrown), while_alive(self, on_restored), raise_again)

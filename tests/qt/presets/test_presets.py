@@ -58,7 +58,7 @@ def page(window, qtbot) -> PresetsPage:
 def keep(page, qtbot, made: Preset) -> Path:
     """Put a preset on the shelf, and choose it."""
     path, _ = library.save_preset(made)
-    page.session.presets.look()
+    page.session.presets.reload()
     page.choose(path)
     wait(qtbot, lambda: page.chosen is not None and page.chosen.path == path)
     return path
@@ -86,7 +86,7 @@ def send_file(page, folder, monkeypatch):
 def send_picture(page, folder, monkeypatch):
     target = folder / "für dich"  # without its ending: the page gives it one
     monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *_: (str(target), ""))
-    page.commands["presets.save_image"].trigger()
+    page.commands["presets.save_picture"].trigger()
     return target.with_name("für dich.png")
 
 
@@ -104,7 +104,7 @@ def test_a_preset_goes_from_one_configuration_directory_to_another_byte_for_byte
     if target is not None:
         wait(qtbot, target.exists)
     monkeypatch.setenv("IMPASTO_HOME", str(tmp_path / "a friend's"))
-    page.session.presets.look()
+    page.session.presets.reload()
     wait(qtbot, lambda: names(page) == [])
     if target is None:
         page.commands["presets.paste"].trigger()
@@ -332,18 +332,18 @@ def test_a_deleted_one_comes_back(window, page, qtbot, tmp_path, monkeypatch):
 def test_a_broken_file_is_named_and_hides_no_other(window, page, qtbot):
     keep(page, qtbot, preset())
     (library.presets_folder() / "old.sdxl.toml").write_text(GOOD + "rnak = 1\n", encoding="utf-8")
-    page.session.presets.look()
+    page.session.presets.reload()
     wait(qtbot, lambda: any("Could not read old.sdxl.toml" in told for told in window.notices.sentences()))
     assert names(page) == [("gouache", "yours")]
     for bar in tuple(window.notices._bars):
         bar.closing.click()
     read = []
     page.session.presets.changed.connect(read.append)
-    page.session.presets.look()
+    page.session.presets.reload()
     wait(qtbot, lambda: bool(read))
     assert window.notices.sentences() == []  # it was told
     (library.presets_folder() / "old.sdxl.toml").write_text("?", encoding="utf-8")
-    page.session.presets.look()
+    page.session.presets.reload()
     wait(qtbot, lambda: len(window.notices.sentences()) == 1)  # and now it is broken in another way
 
 

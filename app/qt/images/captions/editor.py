@@ -25,8 +25,8 @@ from app.core.edits.history import Edit
 from app.core.library import Altered, LibraryImage, ValueChange
 from app.core.session import Session
 from app.core.tags.completion import Completion
-from app.core.tags.index import Summary, summarise
-from app.core.tags.splitting import Lines, TagSpan, move_piece, pieces, remove_piece, replace_piece, split_tags
+from app.core.tags.index import Summary, summarize
+from app.core.tags.splitting import Lines, TagSpan, find_tags, move_tag, remove_tag, replace_tag, split_tags
 from app.core.tasks import only, raise_again
 from app.qt.actions.commands import Commands
 from app.qt.images.captions.actions import ACTIONS
@@ -325,7 +325,7 @@ class CaptionEditor(QWidget):
 
     def _show_one(self, image: LibraryImage) -> None:
         text = image.caption or ""
-        self._pieces = pieces(text, self._lines)
+        self._pieces = find_tags(text, self._lines)
         self.text.show_text(text)
         chips = chips_of(text, self._pieces[: self._chip_limit], self._lines)
         self._show_chips(chips, movable=True, more=len(self._pieces) - len(chips))
@@ -344,7 +344,7 @@ class CaptionEditor(QWidget):
         lines = self._lines
 
         def summarize_all() -> Summary:
-            return summarise((one.caption for one in captions), lines)
+            return summarize((one.caption for one in captions), lines)
 
         def done(summary: Summary) -> None:
             if captions is self._snapshot:  # else the selection or a caption has changed since
@@ -412,7 +412,7 @@ class CaptionEditor(QWidget):
     def _remove(self, number: int) -> None:
         tag = self.chips.chips[number].chip.tag
         if len(self._chosen) == 1:
-            text = remove_piece(self._chosen.images[0].caption or "", self._pieces[number])
+            text = remove_tag(self._chosen.images[0].caption or "", self._pieces[number])
             self._rewrite(f"Remove {tag} from {self._chosen.images[0].name}", text)
         else:
             self._edit_all(lambda captions: remove_tags(captions, [tag], self._lines))
@@ -422,13 +422,13 @@ class CaptionEditor(QWidget):
         if not new:
             self._remove(number)
         elif len(self._chosen) == 1:
-            text = replace_piece(self._chosen.images[0].caption or "", self._pieces[number], new)
+            text = replace_tag(self._chosen.images[0].caption or "", self._pieces[number], new)
             self._rewrite(f"Rename {old} to {new} in {self._chosen.images[0].name}", text)
         else:
             self._edit_all(lambda captions: rename_tag(captions, old, new, self._lines))
 
     def _move(self, source: int, target: int) -> None:
-        text = move_piece(self._chosen.images[0].caption or "", self._pieces, source, target)
+        text = move_tag(self._chosen.images[0].caption or "", self._pieces, source, target)
         self._rewrite(f"Move {self._pieces[source].tag} in {self._chosen.images[0].name}", text)
 
     def _on_text_edited(self, text: str) -> None:

@@ -52,7 +52,7 @@ from app.core.edits.history import Edit
 from app.core.library import LibraryImage
 from app.core.query.terms import Term, literal
 from app.core.session import Session
-from app.core.tags.index import Row, TagCount, beside
+from app.core.tags.index import Row, TagCount, co_occurring
 from app.core.tasks import only, raise_again
 from app.core.words import in_words
 from app.qt.actions.commands import Action, Commands
@@ -424,7 +424,7 @@ class TagPanel(QWidget):
             return
         rows: list[Row] = self._index.rows(self._index.images_with(tag))
         callback = self._while_open(partial(self._show_together, tag))
-        self._session.tasks.run(lambda: beside(rows, tag, _TOGETHER), callback, raise_again)
+        self._session.tasks.run(lambda: co_occurring(rows, tag, _TOGETHER), callback, raise_again)
 
     def _show_together(self, tag: str | None, found: list[TagCount]) -> None:
         if tag != self.all.tag:

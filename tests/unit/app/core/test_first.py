@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.first import CheckUp, demo_images, demo_job, this_machine
+from app.core.first import MachineCheck, demo_images, demo_job, read_machine_facts
 from app.core.settings import recent
 from app.core.settings.recent import is_first_start, remember_welcome
 from trainer import gpu
@@ -55,7 +55,7 @@ def test_a_second_tour_has_the_first_ones_job_while_its_base_is_there(tmp_path: 
 def test_this_machine_with_cards_and_with_a_broken_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     card = gpu.Gpu(0, "GPU-0", "NVIDIA GeForce RTX 3060", 12 << 30, 11 << 30, "581.15", (13, 1), (8, 6), ())
     monkeypatch.setattr(gpu, "list_gpus", lambda: [card])
-    found = this_machine()
+    found = read_machine_facts()
     assert found.gpus == (card,)
     assert found.folder == places.home()
     assert found.free == places.free_bytes(places.home())
@@ -64,7 +64,7 @@ def test_this_machine_with_cards_and_with_a_broken_driver(monkeypatch: pytest.Mo
         raise ImpastoError("gpu.driver", "The NVIDIA driver does not work: it is lost.", "Restart the computer.")
 
     monkeypatch.setattr(gpu, "list_gpus", broken)
-    assert this_machine().fault == "The NVIDIA driver does not work: it is lost. Restart the computer."
+    assert read_machine_facts().fault == "The NVIDIA driver does not work: it is lost. Restart the computer."
 
 
 def test_a_check_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_check_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch, tmp_p
     (tmp_path / "trainer").mkdir()
     (tmp_path / "trainer" / "__init__.py").write_text("raise RuntimeError('half an installation')\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    check = CheckUp(posted.put)
+    check = MachineCheck(posted.put)
     check.start()
     while not check.done:
         posted.get(timeout=60)()

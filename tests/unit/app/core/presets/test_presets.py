@@ -54,7 +54,7 @@ def test_what_was_read_before_a_preset_was_kept_does_not_hide_it_when_it_comes_l
     monkeypatch.setattr(library, "read_library", late)
     presets._change(lambda: None, looked.append)
     assert read.wait(120)
-    presets.keep(parse_preset(GOOD, "good"), "gouache", "yours", kept.append)
+    presets.add(parse_preset(GOOD, "good"), "gouache", "yours", kept.append)
     desk.until(lambda: kept)
     goes_on.set()
     desk.until(lambda: looked)
@@ -66,7 +66,7 @@ def test_a_place_that_is_taken_by_a_file_is_told(desk: Desk, per_user_folder):
     presets, refused = Presets(desk.tasks), []
     presets.failed.connect(refused.append)
     (per_user_folder / "presets").write_text("no folder", encoding="utf-8")
-    presets.keep(parse_preset(GOOD, "good"), "gouache", "yours", lambda _: None)
+    presets.add(parse_preset(GOOD, "good"), "gouache", "yours", lambda _: None)
     desk.until(lambda: refused)
     assert refused[0].code == "preset.unwritable"
     assert refused[0].remedy

@@ -33,7 +33,7 @@ class Sitting:
 
     def reopen(self) -> set[Path]:
         self.session.reopen()
-        self.desk.until(lambda: not self.session.recent.looking)
+        self.desk.until(lambda: not self.session.recent.is_checking)
         return set(self.session.datasets.folders)
 
 
@@ -147,13 +147,13 @@ def test_each_look_says_what_stands_against_a_folder_now(folders: list[Path]) ->
         (folders[0] / "a.png").unlink()
         folders[0].rmdir()
         folders[0].write_text("a file", encoding="utf-8")
-        recent.look()
-        sitting.desk.until(lambda: not recent.looking)
+        recent.check()
+        sitting.desk.until(lambda: not recent.is_checking)
         assert recent.absent == {folders[0]: "file"}
         folders[0].unlink()
         folders[0].mkdir()
-        recent.look()
-        sitting.desk.until(lambda: not recent.looking)
+        recent.check()
+        sitting.desk.until(lambda: not recent.is_checking)
         assert recent.absent == {}
 
 
@@ -164,8 +164,8 @@ def test_a_folder_that_must_not_be_read_is_said_to_be_so(folders: list[Path]) ->
         sitting.open(folders[0])
         folders[0].chmod(0)
         try:
-            sitting.session.recent.look()
-            sitting.desk.until(lambda: not sitting.session.recent.looking)
+            sitting.session.recent.check()
+            sitting.desk.until(lambda: not sitting.session.recent.is_checking)
         finally:
             folders[0].chmod(0o700)
         assert sitting.session.recent.absent == {folders[0]: "refused"}
@@ -179,13 +179,13 @@ def test_a_damaged_file_is_set_aside_and_told(text: str, per_user_folder: Path) 
     path.write_text(text, encoding="utf-8")
     with a_desk() as desk:
         recent = RecentFolders(desk.post)
-        assert (recent.folders, recent.left_open(True)) == ((), ())
+        assert (recent.folders, recent.folders_to_reopen(True)) == ((), ())
         aside = path.with_name("folders.damaged.json")
         assert str(aside) in recent.notice
         assert aside.read_text(encoding="utf-8") == text
         recent.opened(per_user_folder)
         recent.close()
-        assert RecentFolders(desk.post).left_open(True) == (per_user_folder,)
+        assert RecentFolders(desk.post).folders_to_reopen(True) == (per_user_folder,)
 
 
 def test_names_that_no_file_can_have_are_gone_and_a_disk_that_refuses_stops_nobody(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_names_that_no_file_can_have_are_gone_and_a_disk_that_refuses_stops_nobo
         recent = RecentFolders(desk.post, tmp_path / "here" / "folders.json")
         for folder in strange:
             recent.opened(folder)
-        recent.look()
+        recent.check()
         desk.until(lambda: len(recent.absent) == 2)
         assert set(recent.absent.values()) == {"gone"}
         recent.close()

@@ -137,9 +137,9 @@ def test_what_else_changes_of_a_picture_is_no_news():
 
 def test_tags_that_stand_together():
     index = TagIndex(library("cat, red, hat", "cat, red", "dog, red", "Cat, blue"))
-    assert index.together("cat") == [("red", 2), ("blue", 1), ("hat", 1)]
-    assert index.together("cat", 1) == [("red", 2)]
-    assert index.together("bird") == []
+    assert index.co_occurring("cat") == [("red", 2), ("blue", 1), ("hat", 1)]
+    assert index.co_occurring("cat", 1) == [("red", 2)]
+    assert index.co_occurring("bird") == []
 
 
 @pytest.mark.parametrize("threaded", [False, True])

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from app.core.edits.bulk import CalledOffError, CaptionSnapshots, differences
 from app.core.library import Folder, LibraryImage
-from app.core.tags.index import summarise
-from app.core.tags.splitting import move_piece, pieces, split_tags
+from app.core.tags.index import summarize
+from app.core.tags.splitting import find_tags, move_tag, split_tags
 from trainer.files.tokens import ClipTokens
 
 words = st.lists(st.sampled_from(["cat", "red hat", ",", ", ", "é", "\n", " ", "😀"]), max_size=12).map("".join)
@@ -43,23 +43,23 @@ def test_long_texts_are_compared_as_a_whole_between_what_they_share():
 
 @given(words, st.data())
 def test_moving_a_tag_moves_nothing_but_tags(text, data):
-    found = pieces(text)
+    found = find_tags(text)
     if not found:
         return
     source = data.draw(st.integers(0, len(found) - 1))
     target = data.draw(st.integers(0, len(found) - 1))
-    moved = move_piece(text, found, source, target)
+    moved = move_tag(text, found, source, target)
     tags = [piece.tag for piece in found]
     tags.insert(target, tags.pop(source))
-    assert [piece.tag for piece in pieces(moved)] == tags
+    assert [piece.tag for piece in find_tags(moved)] == tags
     assert sorted(moved) == sorted(text)
-    assert move_piece(moved, pieces(moved), target, source) == text
+    assert move_tag(moved, find_tags(moved), target, source) == text
 
 
 def test_the_others_close_up_when_a_tag_moves():
     text = "a,  b,c\n, d"
-    assert move_piece(text, pieces(text), 0, 2) == "b,  c,a\n, d"
-    assert move_piece(text, pieces(text), 3, 0) == "d,  a,b\n, c"
+    assert move_tag(text, find_tags(text), 0, 2) == "b,  c,a\n, d"
+    assert move_tag(text, find_tags(text), 3, 0) == "d,  a,b\n, c"
 
 
 def test_what_begins_and_ends_alike_is_counted_once():
@@ -69,12 +69,12 @@ def test_what_begins_and_ends_alike_is_counted_once():
 
 def test_a_summary_tells_common_from_mixed_in_the_first_ones_order():
     captions = ["b, a, a", "a, c, b", None, "", "b, a"]
-    summary = summarise(captions)
+    summary = summarize(captions)
     assert (summary.captions, summary.missing, summary.empty) == (5, 1, 1)
     assert summary.common == ()
     assert [tuple(mixed) for mixed in summary.mixed] == [("b", 3), ("a", 3), ("c", 1)]
-    assert summarise([captions[0], captions[1]]).common == ("b", "a")
-    assert summarise([]).captions == 0
+    assert summarize([captions[0], captions[1]]).common == ("b", "a")
+    assert summarize([]).captions == 0
 
 
 def test_a_snapshot_stays_as_it_was_and_ends_when_it_is_called_off(tmp_path):
@@ -104,4 +104,4 @@ def test_tokens_end_where_the_text_that_counts_alone_gives_so_many():
 
 def test_split_tags_is_what_pieces_are():
     text = "a, b b,,\n c"
-    assert [piece.tag for piece in pieces(text)] == split_tags(text)
+    assert [piece.tag for piece in find_tags(text)] == split_tags(text)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.core.tags.splitting import join_tags, pieces, remove_piece, replace_piece, split_tags
+from app.core.tags.splitting import find_tags, join_tags, remove_tag, replace_tag, split_tags
 from trainer.dataset.caption_files import split_caption
 
 TEXT = st.text(st.sampled_from("ab ,\\()\n\r\t猫\u2028") | st.characters(codec="utf-8"), max_size=40)
@@ -40,7 +40,7 @@ def test_tags_are_those_that_the_trainer_reads(text, lines):
 
 @given(TEXT, st.sampled_from(["caption", "variants"]))
 def test_pieces_are_the_tags_at_their_places(text, lines):
-    found = pieces(text, lines)
+    found = find_tags(text, lines)
     assert [piece.tag for piece in found] == split_tags(text, lines)
     for piece in found:
         assert " ".join(row.strip() for row in text[piece.start : piece.end].splitlines()).split() == piece.tag.split()
@@ -48,24 +48,24 @@ def test_pieces_are_the_tags_at_their_places(text, lines):
 
 @given(TEXT, st.data())
 def test_changing_one_tag_leaves_every_other_character(text, data):
-    found = pieces(text)
+    found = find_tags(text)
     if not found:
         return
     piece = data.draw(st.sampled_from(found))
-    changed = replace_piece(text, piece, "new")
+    changed = replace_tag(text, piece, "new")
     assert changed.startswith(text[: piece.start])
     assert changed.endswith(text[piece.end :])
     assert split_tags(changed) == ["new" if other == piece else other.tag for other in found]
-    assert replace_piece(text, piece, text[piece.start : piece.end]) == text
+    assert replace_tag(text, piece, text[piece.start : piece.end]) == text
 
 
 @given(TEXT, st.data())
 def test_removing_one_tag_leaves_the_others(text, data):
-    found = pieces(text)
+    found = find_tags(text)
     if not found:
         return
     piece = data.draw(st.sampled_from(found))
-    assert split_tags(remove_piece(text, piece)) == [other.tag for other in found if other != piece]
+    assert split_tags(remove_tag(text, piece)) == [other.tag for other in found if other != piece]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_removing_one_tag_leaves_the_others(text, data):
     ],
 )
 def test_what_remains_reads_as_if_typed(text, place, left):
-    assert remove_piece(text, pieces(text)[place]) == left
+    assert remove_tag(text, find_tags(text)[place]) == left
 
 
 def test_joined_tags_are_split_again():
