@@ -1,9 +1,9 @@
-"""Measures a replacement across 100,000 captions: preview, doing, undoing, and the longest stall of the window thread.
+"""Measure a replacement across 100,000 captions: preview, apply, undo, and the longest stall of the window's thread.
 
     python -m tests.benchmarks.app_captions [--captions 100000] [--folder FOLDER]
 
-Real files in ten folders, a real journal and real backups. The window's thread is this one: it works through what is
-posted to it, as Qt's event loop does, and every piece of work that keeps it from the next one is a stall.
+Uses real files in ten folders, a real journal and real backups. This thread acts as the window's thread: it runs what
+is posted to it, as Qt's event loop does, and each piece of work that delays the next one is a stall.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ SOME = 5_000
 
 
 class Bench:
-    """The session, and the loop of the window's thread."""
+    """The session, and the event loop of the window's thread."""
 
     def __init__(self, base: Path, count: int) -> None:
         self.posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.longest = self.most = 0.0
-        """Of one piece of work in this thread: seconds by the wall's clock, and of the processor."""
+        """Longest piece of work in this thread: seconds of wall-clock time, and of CPU time."""
         self.tasks = Tasks(self.posted.put)
         self.library = Library()
         self.root = base / "data"
@@ -60,7 +60,7 @@ class Bench:
         self.most = max(self.most, time.thread_time() - used)
 
     def until(self, reached: Callable[[], bool]) -> None:
-        """Work through what is posted until this is so; it is asked about as often as a window draws."""
+        """Run what is posted until a condition holds, checked as often as a window draws."""
         while not reached():
             try:
                 work = self.posted.get(timeout=0.016)
@@ -69,7 +69,7 @@ class Bench:
             self.timed(work)
 
     def portion(self, name: str, start: Callable[[], None], reached: Callable[[], bool]) -> None:
-        """Measure one thing: how long it takes, and the longest stall."""
+        """Measure one operation: its duration, and the longest stall."""
         self.longest = self.most = 0.0
         began, used = time.perf_counter(), time.process_time()
         self.timed(start)
@@ -83,7 +83,7 @@ class Bench:
 
 
 def measure_disk(bench: Bench, count: int) -> None:
-    """Measure how long the disk alone takes to replace as many files: nothing that replaces files whole goes below."""
+    """Measure how long the disk alone takes to replace as many files: a lower bound for replacing whole files."""
     files = sorted(bench.root.rglob("*.txt"))[:: max(1, count // SOME)]
     began, used = time.perf_counter(), time.process_time()
     for file in files:
@@ -124,7 +124,7 @@ def measure(bench: Bench) -> None:
 
 
 def main() -> None:
-    """Run it and print a table."""
+    """Run the benchmark and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--captions", type=int, default=100_000)
     parser.add_argument("--folder", type=Path, help="where to make the files; the system's temporary folder otherwise")

@@ -1,9 +1,9 @@
-"""What health costs the window's thread at 100,000 pictures: judging all, one edited caption, the charts.
+"""Measure the window thread's time for health checks at 100,000 images: all, one edited caption, the charts.
 
     python -m tests.benchmarks.app_health [--pictures 100000] [--write]
 
-Processor time of this thread, so that other programs' work does not count; `--write` puts the table into its section
-of tests/benchmarks/results/app.md. Captions are judged with their true token counts; files are not looked at.
+CPU time of this thread, so that other programs' work does not count; `--write` puts the table into its section of
+tests/benchmarks/results/app.md. Captions are checked with their real token counts; image files are not read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Written by `python -m tests.benchmarks.app_health --write`."""
 
 
 class Desk:
-    """A library of made-up pictures, its health, and the longest piece of work that was posted."""
+    """A library of generated images, its health, and the longest piece of work that was posted."""
 
     def __init__(self, pictures: int) -> None:
         self._posted: queue.Queue[Callable[[], None]] = queue.Queue()
@@ -52,7 +52,7 @@ class Desk:
         return {"caption": caption, "width": width, "height": height}
 
     def settle(self) -> None:
-        """Do what is posted until nothing waits any more."""
+        """Run what is posted until nothing is left."""
         while True:
             state = self.health.state()
             if self.health.judge and not state.judging and not self.index.pending and self._posted.empty():
@@ -66,7 +66,7 @@ class Desk:
 
 
 def measure(pictures: int) -> list[tuple[str, str]]:
-    """Return what was measured, in words."""
+    """Return the measurements as text."""
     desk = Desk(pictures)
     gc.freeze()
     desk.settle()
@@ -101,7 +101,7 @@ def _ms(seconds: float) -> str:
 
 
 def main() -> None:
-    """Measure, say, and keep."""
+    """Measure, print and store."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--pictures", type=int, default=100_000)
     parser.add_argument("--write", action="store_true")

@@ -1,10 +1,10 @@
-"""Opens large datasets in the real window, without a screen, and measures how long the user waits.
+"""Open large datasets in the real window, without a screen, and measure how long the user waits.
 
-    python -m tests.benchmarks.app_library jpegs FOLDER      10,000 photographs: first thumbnails, all known
-    python -m tests.benchmarks.app_library many FOLDER       100,000 pictures: longest stall, memory
+    python -m tests.benchmarks.app_library jpegs FOLDER      10,000 photographs: first thumbnails, all loaded
+    python -m tests.benchmarks.app_library many FOLDER       100,000 images: longest stall, memory
 
-The folder is filled when it is empty, and kept for the next time. Stalls are gaps between the beats of a timer of the
-window's own thread; as other programs slow the machine, processor times stand beside them.
+An empty folder is filled first, and kept for the next time. Stalls are gaps between the ticks of a timer in the
+window's thread; CPU times are listed next to them because other programs slow the machine.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _ASK_MS = 10
 
 
 class Heart:
-    """Beats on the window's thread and remembers its longest pauses, with the processor time spent in them.
+    """Timer in the window's thread that records its longest pauses, with the CPU time spent in them.
 
-    Work of its own that takes long shows as the thread's time; waiting for a worker that holds Python's lock as time of
-    the process; a pause in which not even the process ran is the machine's.
+    Long work of the thread itself shows as CPU time of the thread; waiting for a worker that holds the GIL shows as CPU
+    time of the process; a pause in which not even the process ran is the machine's.
     """
 
     def __init__(self) -> None:
@@ -50,13 +50,13 @@ class Heart:
         self.start()
 
     def start(self) -> None:
-        """Forget what was measured."""
+        """Discard the measurements."""
         self.pauses: list[tuple[float, float, float]] = []
         self._last = _clocks()
         self._timer.start()
 
     def stop(self) -> None:
-        """Beat no more."""
+        """Stop the timer."""
         self._timer.stop()
 
     def _beat(self) -> None:
@@ -65,7 +65,7 @@ class Heart:
         self._last = now
 
     def words(self) -> str:
-        """Return the longest pauses by the wall's clock, by the process's and by the thread's, in milliseconds."""
+        """Return the longest pauses in wall-clock time, and in CPU time of process and thread, in milliseconds."""
         wall, process, thread = max(self.pauses)
         fair = max(min(pause[:2]) for pause in self.pauses)
         own = max(pause[2] for pause in self.pauses)
@@ -100,7 +100,7 @@ def make_jpegs(folder: Path, count: int) -> None:
 
 
 def make_many(folder: Path, count: int) -> None:
-    """Give a few small pictures very many names; each tenth has a caption."""
+    """Link a few small images under very many names; every tenth has a caption."""
     from PIL import Image
 
     kept = folder / "some"
@@ -117,7 +117,7 @@ def make_many(folder: Path, count: int) -> None:
 
 
 class Bench:
-    """The real window, with what it takes to wait for things."""
+    """The real window, with functions that wait for it."""
 
     def __init__(self) -> None:
         from app.core.session import Session
@@ -136,13 +136,13 @@ class Bench:
         self.until(self._settled, 60.0)
 
     def _settled(self) -> bool:
-        """Tell whether all is loaded that the window loads behind: a second after it is there on a quiet machine."""
+        """Return whether everything that the window loads late is there (a second on a quiet machine)."""
         pages = self.window.pages
         made = not any(isinstance(pages.widget(number), PagePlaceholder) for number in range(pages.count()))
         return made and tokens._clip.cache_info().currsize > 0
 
     def until(self, reached: Callable[[], bool], seconds: float) -> float:
-        """Run the event loop until something holds; return the seconds it took."""
+        """Run the event loop until a condition holds; return the seconds it took."""
         begin = time.perf_counter()
         loop, asking = QEventLoop(), QTimer()
 
@@ -150,14 +150,14 @@ class Bench:
             if reached() or time.perf_counter() - begin > seconds:
                 loop.quit()
 
-        asking.timeout.connect(ask)  # in a loop that rests between events, as the app's own does: one that asks on and
-        asking.start(min(_ASK_MS, round(1000 * seconds)))  # on would take a core, and Python's lock, from the workers
+        asking.timeout.connect(ask)  # a loop that rests between events, as the app's own does: polling continuously
+        asking.start(min(_ASK_MS, round(1000 * seconds)))  # would take a core, and the GIL, from the workers
         if not reached():
             loop.exec()
         return time.perf_counter() - begin
 
     def thumbnails_in_sight(self) -> int:
-        """Count the pictures in sight whose thumbnails are there."""
+        """Return how many visible images have their thumbnails."""
         grid, pictures = self.window.images.views.grid, self.session.library.images
         return sum(
             any(self.session.thumbnails.get(pictures[number], edge) for edge in (256, 512))
@@ -165,18 +165,18 @@ class Bench:
         )
 
     def known(self) -> int:
-        """Count the pictures whose size is known."""
+        """Return how many images have a known size."""
         return sum(one.width is not None or one.problem is not None for one in self.session.library.images.values())
 
     def close(self) -> None:
-        """End all."""
+        """Close window and session."""
         self.heart.stop()
         self.window.close()
         self.session.close()
 
 
 def jpegs(folder: Path, count: int) -> list[str]:
-    """Measure the opening of photographs."""
+    """Measure opening a folder of photographs."""
     bench = Bench()
     spent = time.process_time()
     bench.heart.start()
@@ -201,7 +201,7 @@ def jpegs(folder: Path, count: int) -> list[str]:
 
 
 def many(folder: Path, count: int) -> list[str]:
-    """Measure stalls and memory at very many pictures."""
+    """Measure stalls and memory with very many images."""
     bench = Bench()
     grid, view = bench.window.images.views.grid, bench.session.view
     lines = []
@@ -229,7 +229,7 @@ def many(folder: Path, count: int) -> list[str]:
 
 
 def _follow(folder: Path, in_sight: Sequence[LibraryImage]) -> str:
-    """Measure what a minute of looking for changes costs while there are none."""
+    """Measure what a minute of checking for changes costs while there are none."""
     from app.core.disk.scanner import FolderScanner
 
     near: dict[Path, set[str]] = {}
@@ -292,7 +292,7 @@ def _memory() -> float:
 
 
 def main() -> None:
-    """Measure one thing and enter it into the results."""
+    """Run one measurement and write it into the results."""
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("what", choices=["jpegs", "many"])
     words.add_argument("folder", type=Path)

@@ -1,9 +1,9 @@
-"""How long finding takes at 100,000 pictures: every kind of term, the tag index, and completion.
+"""Measure searches at 100,000 images: every kind of term, the tag index, and completion.
 
     python -m tests.benchmarks.app_query [--pictures 100000] [--write]
 
-Processor time of this thread, the median of several calls, so that other programs' work does not count; `--write`
-puts the table into its section of tests/benchmarks/results/app.md.
+CPU time of this thread, the median of several calls, so that other programs' work does not count; `--write` puts the
+table into its section of tests/benchmarks/results/app.md.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ QUERIES = (
 
 
 def words(count: int, chance: random.Random) -> list[str]:
-    """Different tags of one to three made-up words."""
+    """Return different tags of one to three made-up words."""
     syllables = [first + second for first in "bcdfghklmnprstvw" for second in "aeiou"]
     made: dict[str, None] = {}
     while len(made) < count:
@@ -73,14 +73,14 @@ def words(count: int, chance: random.Random) -> list[str]:
 
 
 def captions(count: int, tags: list[str], chance: random.Random) -> Iterator[str]:
-    """Captions whose tags are as unequally frequent as people's are: the n-th is used about 1/n as often."""
+    """Yield captions with a realistic tag distribution: the n-th tag is used about 1/n as often as the first."""
     weights = [1 / (place + 3) for place in range(len(tags))]
     for _ in range(count):
         yield ", ".join(dict.fromkeys(chance.choices(tags, weights, k=TAGS_A_PICTURE)))
 
 
 def filled(count: int, tags: list[str], chance: random.Random) -> Library:
-    """A library of so many pictures with all that queries ask for."""
+    """Return a library of so many images with everything that queries use."""
     root = Path("data") / "set"
     folders = [Folder(root, root), Folder(root / "sub", root)]
     library = Library()
@@ -106,7 +106,7 @@ def filled(count: int, tags: list[str], chance: random.Random) -> Library:
 
 
 def milliseconds(call: Callable[[], object], times: int = 7) -> float:
-    """Processor time of one call, the median of several."""
+    """Return the CPU time of one call, the median of several."""
     taken = []
     for _ in range(times):
         start = time.thread_time()
@@ -116,7 +116,7 @@ def milliseconds(call: Callable[[], object], times: int = 7) -> float:
 
 
 def built(library: Library) -> tuple[TagIndex, float, float, int]:
-    """The index built in slices: the longest, all, in ms of this thread, and how many."""
+    """Build the index in slices; return it, the longest slice and the total in ms of this thread, and their number."""
     calls: queue.Queue[Callable[[], None]] = queue.Queue()
     tasks = Tasks(calls.put)
     index = TagIndex(library, tasks)
@@ -131,7 +131,7 @@ def built(library: Library) -> tuple[TagIndex, float, float, int]:
 
 
 def measured(count: int) -> list[tuple[str, str]]:
-    """All figures, by what they are of."""
+    """Return all measurements with their names."""
     chance = random.Random(1)
     tags = words(DISTINCT, chance)
     library = filled(count, tags, chance)
@@ -147,7 +147,7 @@ def measured(count: int) -> list[tuple[str, str]]:
 
 
 def of_queries(library: Library, index: TagIndex, tags: list[str]) -> list[tuple[str, str]]:
-    """Times of all queries, once token counts are there."""
+    """Return the times of all queries, once token counts are available."""
     calls: queue.Queue[Callable[[], None]] = queue.Queue()
     tasks = Tasks(calls.put)
     finder = Finder(library, index, tasks)
@@ -169,7 +169,7 @@ def of_queries(library: Library, index: TagIndex, tags: list[str]) -> list[tuple
 
 
 def of_one_caption(library: Library, index: TagIndex) -> list[tuple[str, str]]:
-    """Time of a change of one caption, index and names included."""
+    """Return the time of a change of one caption, including index and names."""
     number = next(iter(library.images))
 
     def change() -> None:
@@ -187,7 +187,7 @@ def of_one_caption(library: Library, index: TagIndex) -> list[tuple[str, str]]:
 
 
 def of_completion(index: TagIndex, tags: list[str], chance: random.Random) -> list[tuple[str, str]]:
-    """The slowest completion of many typed texts, with a list of 140,000 tags."""
+    """Return the slowest completion of many typed texts, with a list of 140,000 tags."""
     listed = words(LISTED, chance)
     made = tuple(Word(name.replace(" ", "_"), LISTED - n, 0, (name[::-1],)) for n, name in enumerate(listed))
     completer = Completer(index, Vocabulary([TagList(Path("list.csv"), made)]))

@@ -1,4 +1,4 @@
-"""Keeps the sections of tests/benchmarks/results/app.md, one for each benchmark of the app."""
+"""Write the sections of tests/benchmarks/results/app.md, one for each benchmark of the app."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _TITLE = "# What the app takes\n"
 
 
 def write_section(name: str, text: str, path: Path = RESULTS) -> None:
-    """Replace the section of this name, or add it at the end; the others stay as they are."""
+    """Replace the section of this name, or append it; other sections stay as they are."""
     whole = path.read_text(encoding="utf-8") if path.exists() else _TITLE
     section = f"## {name}\n\n{text.strip()}\n"
     former = re.compile(rf"^## {re.escape(name)}\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)

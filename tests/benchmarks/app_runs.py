@@ -1,11 +1,11 @@
-"""Measures the Runs page with a real window: a run of 100,000 events, a training, 1,000,000 points, 500 runs.
+"""Measure the Runs page in a real window: a run of 100,000 events, a training run, 1,000,000 points, 500 runs.
 
     python -m tests.benchmarks.app_runs FOLDER [--write]
 
-Runs are written into FOLDER with the engine's own classes when it is empty, and kept for the next time; the training is
-that of the demo. Stalls are gaps between the beats of a timer of the window's thread, one every 5 ms. A frame is moved
-by a twentieth of what is seen and painted, and counted in processor time of that thread, so that other programs' work
-does not count. `--write` puts the table into its section of tests/benchmarks/results/app.md.
+If FOLDER is empty, runs are written into it with the engine's own classes, and kept for the next time; the training run
+is the demo. Stalls are gaps between the ticks of a timer of the window's thread, one every 5 ms. A frame moves the
+chart by a twentieth of the visible range and paints it, in CPU time of that thread, so that other programs' work does
+not count. `--write` puts the table into its section of tests/benchmarks/results/app.md.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _DEMO_STEPS = 30
 
 @dataclass
 class Stall:
-    """The longest gap between two beats of the window's thread, and what of it the thread itself computed."""
+    """The longest gap between two ticks of the window's thread, and the thread's own CPU time in it."""
 
     gap: float = 0.0
     computed: float = 0.0
 
 
 class Beats:
-    """Beats every few milliseconds, where the window's thread comes to it."""
+    """Timer that ticks every few milliseconds in the window's thread."""
 
     def __init__(self) -> None:
         self.stall = Stall()
@@ -64,16 +64,16 @@ class Beats:
         self._wall, self._own = wall, own
 
     def stop(self) -> Stall:
-        """End, and return the longest."""
+        """Stop, and return the longest gap."""
         self._timer.stop()
         return self.stall
 
 
 def wait(until: Callable[[], bool], seconds: float = 60.0) -> float:
-    """Let Qt work until something is so; return the seconds that took.
+    """Process Qt's events until a condition holds; return the seconds that took.
 
-    In a loop that rests between events, as the app's does: one that asks on and on would take Python's lock from the
-    workers, and a core.
+    The loop rests between events, as the app's does: polling continuously would take the GIL from the workers, and a
+    core.
     """
     clock, loop, asking, end = QElapsedTimer(), QEventLoop(), QTimer(), QTimer()
     clock.start()
@@ -87,7 +87,7 @@ def wait(until: Callable[[], bool], seconds: float = 60.0) -> float:
 
 
 def frames(move: Callable[[int], None]) -> list[float]:
-    """Return what each frame takes of the window's thread, in seconds: move, let all that follows happen, paint."""
+    """Return the time of each frame in the window's thread, in seconds: move, run all that follows, paint."""
     taken = []
     for number in range(FRAMES):
         start = time.thread_time()
@@ -126,9 +126,8 @@ def _opening(window: QWidget, path: Path) -> list[tuple[str, str]]:
     page = shown_page(window, RunsPage)
     wait(lambda: page.progress.board is not None and page.run is not None and page.run.loaded)
     wait(lambda: all(isinstance(window.pages.widget(place), Page) for place in range(1, window.pages.count())))
-    wait(
-        lambda: tokens._tokenizer.cache_info().currsize > 0
-    )  # once in a sitting, 40 ms in which its library has the lock
+    # Loaded once per session, for 40 ms in which its library holds the GIL.
+    wait(lambda: tokens._tokenizer.cache_info().currsize > 0)
     loaded = loading.stop()
     beats = Beats()
     page.open(path)
@@ -152,7 +151,7 @@ def _training(window: QWidget) -> list[tuple[str, str]]:
     """Watch a real run of the demo, from its start to its end."""
     session, page = window.session, window.pages.currentWidget()
     shown = page.run.directory.path
-    shutil.rmtree(session.jobs.folder / "neon", ignore_errors=True)  # of an earlier time
+    shutil.rmtree(session.jobs.folder / "neon", ignore_errors=True)  # from an earlier run of the benchmark
     demo_images()
     job = demo_job(session.jobs.folder)
     text = job.read_text(encoding="utf-8").replace("steps = 300", f"steps = {_DEMO_STEPS}")
@@ -231,7 +230,7 @@ def fill(folder: Path) -> None:
 
 
 def main() -> None:
-    """Measure and tell."""
+    """Measure and print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--write", action="store_true")

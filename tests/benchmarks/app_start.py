@@ -1,8 +1,8 @@
-"""How long `python -m app` takes from the start of its process to its first paint: python -m tests.benchmarks.app_start
+"""Measure the time from process start to first paint of `python -m app`: python -m tests.benchmarks.app_start
 
-The goal is under 1.0 s, cold: each start is a fresh process with an empty per-user folder. One start before those that
-count lets Python compile what changed. The processor's share is told too, because other programs on a busy machine
-lengthen only the time on the clock.
+The goal is under 1.0 s: each start is a fresh process with an empty per-user folder. One start before the measured ones
+lets Python compile what changed. CPU time is listed too, because other programs on a busy machine lengthen only wall-
+clock time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def line(start: Start) -> str:
-    """One start in words."""
+    """Return the text for one start."""
     loaded = [name for name in HEAVY if name in start.modules]
     return f"{start.seconds:.2f} s, processor {start.cpu_seconds:.2f} s, loaded of what is heavy: {loaded or 'nothing'}"
 

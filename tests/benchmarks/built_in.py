@@ -1,4 +1,4 @@
-"""What shipped traces and fit presets answer: built-in recipes on typical cards, the same on every machine."""
+"""The plans that shipped traces and fit presets cover: built-in recipes on typical GPUs, the same on every machine."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from trainer.memory.planner.request import PlanRequest, request_without_job
 FAMILIES: tuple[Family, ...] = get_args(Family)
 RECIPES = ("character", "concept", "likeness", "style")
 GIGABYTES = (6, 8, 10, 12, 16, 24, 32)
-# Of other generations than the typical cards of their sizes: with other number formats or workspaces of libraries.
+# From other generations than the typical GPUs of their sizes: with other dtypes or library workspaces.
 OTHER_GENERATIONS = ("RTX 2080", "RTX 2080 Ti", "RTX 5060", "RTX 5070", "RTX 5080")
 SYSTEMS = ("Windows", "Linux")
 
 
 def built_in(family: Family, recipe: str, card: str, system: str) -> PlanRequest:
-    """A recipe on a card as `--gpu` names it, without what runs on this machine have taught."""
+    """Return the request for a recipe on a GPU as `--gpu` names it, without corrections from runs on this machine."""
     question = request_without_job(family, preset_recipe(recipe, family), card, recipe)
     situation = state_of_listed_gpu(find_gpu(card), system=system)
     return replace(question, device_state=replace(situation, correction=Correction()))
 
 
 def all_built_in() -> Iterator[PlanRequest]:
-    """Every family, recipe, card and system, those with most to trace in common one after the other."""
+    """Yield every family, recipe, GPU and system, those with most traces in common one after the other."""
     cards = (*(f"{size}GB" for size in GIGABYTES), *OTHER_GENERATIONS)
     for family in FAMILIES:
         for recipe in RECIPES:

@@ -1,8 +1,8 @@
-"""Holds the trace of full-size steps against real ones on the CPU, allocation by allocation.
+"""Compare the trace of full-size steps with real ones on the CPU, allocation by allocation.
 
 Run ``python -m tests.benchmarks.cpu_truth [--family sdxl] [--resolution 256]``: it needs no weights, a few gigabytes of
 memory and some minutes. What differs on CUDA is left out on both sides: buffers within kernels, and the copy of the
-micro-batch to the card.
+micro-batch to the GPU.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def compare(subject: Workload, bucket: tuple[int, int], pictures: int) -> bool:
-    """Prints, for each part of a step, changes and peak of both; returns whether every change was the same."""
+    """Print changes and peaks of both for each part of a step; return whether every change was the same."""
     real = [outside_kernels(part) for part in real_steps(subject, bucket, pictures, micro_batches=2)]
     with patch.object(recorder, "hidden_bytes", lambda func, args: ()):
         tapes = trace_steps(subject, [bucket], pictures)
@@ -72,7 +72,7 @@ def compare(subject: Workload, bucket: tuple[int, int], pictures: int) -> bool:
 
 
 def say(line: str) -> None:
-    """Writes a line at once: parts take minutes."""
+    """Print a line at once: parts take minutes."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 

@@ -1,15 +1,16 @@
-"""Sets the forecast of time beside what a run takes, on the CPU, with the demo and with tiny bases.
+"""Compare forecast time with measured time on the CPU, for the demo and tiny bases.
 
     python -m tests.benchmarks.duration [--steps 16] [--results FOLDER]
     python -m tests.benchmarks.duration --whole
 
-With --whole the demo is trained as it is, on all cores and from loading to the last preview, and its duration is
-compared with the forecast of `plan JOB`, which is what the window shows before Start. The exit code is 1 unless one is
-within a factor of 1.5 of the other. It is measured on the clock, so the machine must be idle.
+With --whole the unmodified demo is trained on all cores, from loading to the last preview, and its duration is compared
+with the forecast of `plan JOB`, which is what the window shows before Start. The exit code is 1 unless they are within
+a factor of 1.5 of each other. This measures wall-clock time, so the machine must be idle.
 
-Every job runs as `python -m trainer train` would run it, planned and with its rate measured first, on one thread. Both
-sides count the CPU's time for that thread, so that other programs on the machine do not matter; on an idle one it is
-the time that passes. Nothing is learned from one job for the next. Writes tests/benchmarks/results/duration.md.
+Every job runs as `python -m trainer train` would run it, planned and with the device speed measured first, on one
+thread. Both sides count the CPU time of that thread, so that other programs on the machine do not matter; on an idle
+machine it equals wall-clock time. No job's result corrects the next forecast. Writes
+tests/benchmarks/results/duration.md.
 """
 
 from __future__ import annotations
@@ -47,13 +48,13 @@ NOTE = (
     "that is right within 6 % (tests/train/memory/forecast/test_schedule.py). Too short for bf16: what the CPU's "
     "convolutions take in it depends on more than flops and bytes."
 )
-# Besides training; loading is the disk's time, not the CPU's.
+# Besides training; loading depends on the disk, not on the CPU.
 PHASES = ("cache_pictures", "cache_texts", "validate", "preview")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One job to run."""
+    """A job to run."""
 
     name: str
     write: Callable[[Path], Path]
@@ -63,7 +64,7 @@ class Case:
 
 @dataclass
 class Watch:
-    """What the training thread spent, from one event to the next."""
+    """CPU time of the training thread between events."""
 
     steps: list[float] = field(default_factory=list)
     phases: dict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -71,7 +72,7 @@ class Watch:
     _phase: str = ""
 
     def __call__(self, event: events.Event) -> None:
-        """Called by the run, in its thread, for every event."""
+        """Record the time of an event; the run calls it in its thread."""
         now = time.thread_time()
         self.phases[self._phase] += now - self._last
         if isinstance(event, events.StepEvent) and self._phase == "train":
@@ -85,7 +86,7 @@ class Watch:
 
 @dataclass(frozen=True)
 class Row:
-    """What one job was foretold to take, and what it took: seconds."""
+    """Forecast and measured seconds of one job."""
 
     name: str
     step: float
@@ -94,12 +95,12 @@ class Row:
 
     @property
     def error(self) -> float:
-        """By which share the forecast of a step is off; positive: too long."""
+        """Return the relative error of the forecast step time; positive if it is too long."""
         return self.forecast_step / self.step - 1.0
 
 
 def cases() -> Iterator[Case]:
-    """The demo in several fits and recipes, and tiny bases of both families."""
+    """Yield the demo with several fits and recipes, and tiny bases of both families."""
     yield Case("demo", _demo)
     for override in (
         "fit.micro_batch=1",
@@ -128,7 +129,7 @@ def _tiny(family: Family, folder: Path) -> Path:
 
 
 def run(case: Case, folder: Path, steps: int) -> Row:
-    """Runs one job in a folder of its own."""
+    """Run one job in a separate folder."""
     folder.mkdir()
     os.environ["IMPASTO_HOME"] = str(folder / "home")
     watch = Watch()
@@ -151,7 +152,7 @@ def _phases(forecast: Forecast, watch: Watch) -> dict[str, tuple[float, float]]:
 
 
 def whole() -> int:
-    """Compare the forecast of the whole demo with its duration on the clock, and return the exit code."""
+    """Compare the forecast of the whole demo with its wall-clock duration, and return the exit code."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["IMPASTO_HOME"] = str(Path(folder) / "home")
         job = _demo(Path(folder))
@@ -178,7 +179,7 @@ def _whole_seconds(log: Path) -> float:
 
 
 def table(rows: list[Row]) -> str:
-    """The results as Markdown."""
+    """Return the results as Markdown."""
     lines = ["| job | step forecast, ms | step measured, ms | error |", "|---|---|---|---|"]
     lines += [
         f"| {row.name} | {row.forecast_step * 1e3:.1f} | {row.step * 1e3:.1f} | {row.error:+.1%} |" for row in rows
@@ -193,7 +194,7 @@ def table(rows: list[Row]) -> str:
 
 
 def main() -> None:
-    """Runs all jobs and writes the table."""
+    """Run all jobs and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--whole", action="store_true")

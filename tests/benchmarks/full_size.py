@@ -1,9 +1,9 @@
-"""Loads a full-size SDXL single file and says how much private memory that took at its peak.
+"""Load a full-size SDXL single file and report the peak of private memory.
 
     python -m tests.benchmarks.full_size /scratch/sdxl.safetensors [--dtype bf16] [--quantize nf4] [--train] [--keep]
 
-Writes the file first (7 GB of random fp16 weights), unless it is there. Exits with 1 when the peak is past 1.2 times
-the bytes kept plus 1 GB. With --train a whole job follows: caches, two real steps at 64 pixels, an exported LoRA.
+Writes the file first (7 GB of random fp16 weights), unless it exists. Exits with 1 if the peak exceeds 1.2 times the
+loaded bytes plus 1 GB. With --train a whole job follows: caching, two real steps at 64 pixels, an exported LoRA.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from trainer.files.assets import bundled_configs
 from trainer.training.run.start import start
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-_POOL = 1 << 24  # random numbers that are drawn once and used again at other places: drawing 3.5 billion takes minutes
+_POOL = 1 << 24  # random numbers, reused at other positions: drawing 3.5 billion takes minutes
 
 
 @dataclass
@@ -66,7 +66,7 @@ def watched_memory() -> Iterator[Peak]:
 
 
 def write_full_sdxl(path: Path) -> None:
-    """Write an SDXL single file of full size with random fp16 weights, one tensor at a time."""
+    """Write a full-size SDXL single file with random fp16 weights, one tensor at a time."""
     tensors = _full_tensors()
     header, position = {}, 0
     for name, tensor in tensors.items():
@@ -82,7 +82,7 @@ def write_full_sdxl(path: Path) -> None:
 
 
 def _values(name: str, tensor: Tensor, pool: np.ndarray) -> np.ndarray:
-    """Draw weights of a size that keeps activations finite: ones for norms, nothing for biases, else by fan-in."""
+    """Return values that keep activations finite: ones for norms, zeros for biases, otherwise scaled by fan-in."""
     if tensor.ndim < 2:
         return np.full(tensor.numel(), float(name.endswith("weight")), dtype=np.float16)
     fan_in = tensor.numel() // tensor.shape[0]

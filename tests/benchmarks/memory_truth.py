@@ -1,13 +1,13 @@
-"""Compares forecasts with what a card measures, over 64 configurations with random weights, in a few minutes.
+"""Compare forecasts with measurements on a GPU, over 64 configurations with random weights, in a few minutes.
 
     python -m tests.benchmarks.memory_truth [--cpu] [--minutes 8] [--jobs N] [--edges] [--results FOLDER]
 
-On a card each configuration is run for real (the trainer's own functions, full-size models), in a process of its own
-with a time limit, while other processes trace it. The forecast knows what it would know of a card before a run. In the
-time that is left, or with --edges at once, a dozen configurations are run again under a memory cap 2 % below and 2 %
-above the least capacity that was forecast for them. With --cpu small models are run in main memory, where PyTorch's
-profiler counts what is asked for: there are no pools and no driver. The table in tests/benchmarks/results is written
-anew after each configuration, so that a run that is cut short leaves what it has; what is missing in it is said.
+On a GPU each configuration is run for real (the trainer's own functions, full-size models), in a separate process with
+a time limit, while other processes trace it. The forecast uses what is known of a GPU before a run. In the remaining
+time, or with --edges immediately, a dozen configurations are run again under a memory limit 2 % below and 2 % above the
+smallest capacity that was forecast for them. With --cpu small models are run in main memory, where PyTorch's profiler
+counts requests: there are no pools and no driver. The table in tests/benchmarks/results is rewritten after each
+configuration, so that an interrupted run leaves what it has; the table lists what is missing.
 """
 
 from __future__ import annotations
@@ -40,33 +40,33 @@ from trainer.training.acceleration.throughput import measure_rate
 from trainer.training.device.out_of_memory import gpu_info
 
 RESULTS = Path(__file__).parent / "results"
-EDGE_JOBS = range(2, 14)  # by their place: they differ most, and train alone
+EDGE_JOBS = range(2, 14)  # by position: they differ most, and only train
 EDGES = (0.98, 1.02)
 LONGEST = 90.0
-"""Seconds that one configuration may take: several times what the largest one needs."""
+"""Time limit in seconds for one configuration: several times what the largest one needs."""
 SLOWER_ON_CPU = 4
 NO_ROOM = "OutOfMemoryError"
 
 Seen = tuple[ForecastPhase, Measured] | int
-"""A phase, or in the end the bytes that the driver counts beside the allocator."""
+"""A phase, or at the end the bytes that the driver counts outside the allocator."""
 
 
 @dataclass
 class Bench:
-    """What is run, on what, and what came out."""
+    """The configurations to run, the device, and the results."""
 
     device_state: DeviceState
     cpu: bool
     until: float
     path: Path
-    """Of the table."""
+    """Path of the table."""
     asked: int
     rows: list[Row] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
     def run(self, jobs: Sequence[TruthJob], folder: Path, apart: Apart, *, only_edges: bool = False) -> None:
-        """Measures each job in turn while the next ones are traced; tapes are kept in ``folder``."""
+        """Measure each job in turn while the next ones are traced; traces are stored in ``folder``."""
         workers = 1 if self.cpu else max((os.cpu_count() or 2) - 2, 1)
         context = multiprocessing.get_context("spawn")
         places = [place for place in range(len(jobs)) if not only_edges or self._is_edge(place)]
@@ -90,7 +90,7 @@ class Bench:
         self._write()
 
     def _measure_all(self, jobs: Sequence[TruthJob], foreseen: dict[int, Future[Prediction]], apart: Apart) -> None:
-        """Measures without waiting for forecasts; a row is there when both are."""
+        """Measure without waiting for forecasts; a row is complete once both exist."""
         waiting: list[tuple[TruthJob, Future[Prediction], Told[Seen]]] = []
         for place, job in enumerate(jobs):
             if self._left() <= 0:
@@ -104,7 +104,7 @@ class Bench:
             self._join(*one)
 
     def _join(self, job: TruthJob, future: Future[Prediction], told: Told[Seen]) -> None:
-        """Keeps a row, waiting for its forecast; of a job that failed, what came before it did."""
+        """Add a row, waiting for its forecast; of a failed job, use what came before the failure."""
         prediction = self._of(future, job)
         if prediction is not None:
             phases = dict(item for item in told.items if not isinstance(item, int))
@@ -114,7 +114,7 @@ class Bench:
         self._write()
 
     def _of(self, future: Future[Prediction], job: TruthJob) -> Prediction | None:
-        """A forecast; what prevents it is remarked on, and the others go on."""
+        """Return a forecast; if it fails, note why, and continue with the others."""
         try:
             return future.result(timeout=max(self._left(), 1.0))
         except Exception as error:  # noqa: BLE001 (whatever it was, it is told)
@@ -122,7 +122,7 @@ class Bench:
             return None
 
     def _run_edges(self, job: TruthJob, future: Future[Prediction], apart: Apart) -> None:
-        """Runs a job once more within shares of the capacity that it is said to need."""
+        """Run a job again with fractions of the capacity that it is forecast to need."""
         for share in EDGES:
             prediction = self._of(future, job) if self._left() > 0 else None
             if prediction is None:
@@ -157,7 +157,7 @@ class Bench:
 
 
 def told_by_device(job: TruthJob, subject: Workload, cpu: bool, capacity: int | None = None) -> Iterator[Seen]:
-    """Measures a job in this process, which ends with it; within ``capacity`` bytes of segments, if so."""
+    """Measure a job in this process, which ends afterwards; within ``capacity`` bytes of segments if given."""
     meter = CpuMeter() if cpu else CudaMeter()
     if cpu:
         torch.set_num_threads(1)
@@ -171,21 +171,21 @@ def told_by_device(job: TruthJob, subject: Workload, cpu: bool, capacity: int | 
 
 
 def rate_of_card() -> Iterator[tuple[gpu.Gpu, DeviceSpeed]]:
-    """The first card as it is before anything is on it, and how fast it works."""
+    """Yield the first GPU before anything uses it, and its measured speed."""
     card = gpu_info(0)
     _state_workspace(card.capability)
     yield card, measure_rate(torch.device("cuda", 0), name=card.name)
 
 
 def _state_workspace(capability: tuple[int, int]) -> None:
-    """As trainer.training.device.device.numerics does."""
+    """Set the cuBLAS workspace as trainer.training.device.device.numerics does."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", gpu.cublas_workspace(capability, deterministic=False))
 
 
 def situation_of_card(apart: Apart) -> DeviceState:
-    """The first card; the forecast is made as for a user who plans to train on it now.
+    """Return the state of the first GPU, so that forecasts are made as for a user who plans to train on it now.
 
-    Asked by a process of its own: this one makes no CUDA context, which would lie on the card all the time.
+    A separate process reads it, because a CUDA context of this process would take GPU memory all the time.
     """
     told = apart.run(LONGEST, rate_of_card)
     if told.failure:
@@ -196,19 +196,19 @@ def situation_of_card(apart: Apart) -> DeviceState:
 
 
 def situation_in_main_memory() -> DeviceState:
-    """Main memory, which knows no workspaces."""
+    """Return the state of main memory, which has no workspaces."""
     none = Overheads(0, 0, cublas_workspace_bytes=0, cudnn_workspace_share=0.0, sources={})
     return replace(state_of_listed_gpu(find_gpu("8GB")), overheads=none)
 
 
 def say(text: str) -> None:
-    """Prints a line at once."""
+    """Print a line at once."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs what there is time for and writes the table."""
+    """Run what there is time for and write the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--cpu", action="store_true", help="small models in main memory")
     parser.add_argument("--minutes", type=float, default=8.0)
@@ -216,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--edges", action="store_true", help="only the runs under a memory cap")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
-    # The last configuration, its forecast and the table need a little of the time.
+    # The last configuration, its forecast and the table need some of the time.
     until = time.monotonic() + options.minutes * 60 - 20
     jobs = truth_jobs()[: options.jobs]
     with tempfile.TemporaryDirectory() as folder, Apart("tests.benchmarks.memory_truth") as apart:

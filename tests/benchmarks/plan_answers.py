@@ -1,11 +1,11 @@
-"""How soon plans answer: python -m tests.benchmarks.plan_answers [--gpu 8GB ...] [--new]
+"""Measure how soon plans are computed: python -m tests.benchmarks.plan_answers [--gpu 8GB ...] [--new]
 
-Asks a resident planner, as the app does, for SDXL and SD 1.5 with the built-in style recipe, whose tapes ship: one
-question to a planner that has to start for it; then further ones to another: another card, the same again, another
-length, rank and optimizer. Then the command line. Every planner finds what ships and nothing else, and Python's
-compiled modules, as from an Impasto that has been used before. By the clock, and in the processor's time, which matters
-where a machine is busy. With ``--new`` instead settings that have to be traced for SDXL, as nothing of them ships:
-asked some seconds after the first answer, as by people, who read it.
+Asks a resident planner, as the app does, for SDXL and SD 1.5 with the built-in style recipe, whose traces ship: one
+request to a planner that has to start for it; then further ones to another planner: another GPU, the same again,
+another length, rank and optimizer. Then the command line. Every planner has only the shipped traces, and Python's
+compiled modules, as in an installation that has been used before. Reports wall-clock time, and CPU time, which is more
+reliable on a busy machine. ``--new`` instead requests settings that have to be traced for SDXL because nothing ships
+for them, some seconds after the first result, as people do who read it.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from tests.support.forecasts import known_job
 from trainer.config.base import Family
 
 PLAN = (sys.executable, "-m", "trainer", "plan")
-# Of the second, whose libraries take more, nothing ships but tapes: what it hinders has to be played.
+# Of the second, whose libraries take more memory, only traces ship: out-of-memory results have to be simulated.
 CARDS = ("8GB", "RTX 5060")
-# Of which nothing ships for these jobs: it is traced, by libraries that no other question loads.
+# Nothing ships for these jobs: they are traced, by libraries that no other request loads.
 OTHER_OPTIMIZER = 'recipe.optimizer={name="adamw8bit"}'
 NEW = (
     "recipe.rank=64", 'recipe.layers="attention"', 'recipe.layers="all"', "recipe.text_encoder.learning_rate=5e-5",
     "recipe.token_chunks=225", "recipe.dropout=0.1", "recipe.resolution=768", OTHER_OPTIMIZER,
 )  # fmt: skip
 READING = 8.0
-"""Seconds that somebody reads an answer before another question."""
+"""Seconds that a user reads a result before the next request."""
 
 
 def main() -> None:
-    """Print a line for each question: seconds to the first pick, to the last one where it differs, to the table."""
+    """Print a line for each request: seconds to the first pick, to the last one if it differs, to the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpu", nargs="+", default=CARDS)
     parser.add_argument("--new", action="store_true", help="settings that have to be traced")
@@ -51,7 +51,9 @@ def main() -> None:
         os.environ["PYTHONPYCACHEPREFIX"] = str(Path(folder) / "compiled")
         jobs = {family: known_job(Path(folder) / family, family) for family in families}
         with fresh_home():
-            resident(jobs["sd15"], [{"gpu": cards[0]}, {"gpu": cards[0], "set": [OTHER_OPTIMIZER]}])  # compiles
+            resident(
+                jobs["sd15"], [{"gpu": cards[0]}, {"gpu": cards[0], "set": [OTHER_OPTIMIZER]}]
+            )  # compiles Python's modules
         for family, job in jobs.items():
             for gpu in cards:
                 if not options.new:
@@ -61,7 +63,7 @@ def main() -> None:
 
 
 def questions(name: str, job: Path, gpu: str) -> None:
-    """All that is measured of one job on one card."""
+    """Measure all requests for one job on one GPU."""
     with fresh_home():
         first, used = resident(job, [{"gpu": gpu}])
         tell(f"{name}, first question, with the start: {first[0]}; {used:.2f} s of processor")
@@ -82,7 +84,7 @@ def questions(name: str, job: Path, gpu: str) -> None:
 
 
 def new_settings(name: str, job: Path, gpu: str) -> None:
-    """Each asked of a planner of its own, which knows the job without it."""
+    """Measure each new setting with a separate planner, which knows the job without it."""
     for setting in NEW:
         with fresh_home():
             answers, used = resident(job, [{"gpu": gpu}, {"gpu": gpu, "set": [setting]}], READING)
@@ -90,29 +92,29 @@ def new_settings(name: str, job: Path, gpu: str) -> None:
 
 
 def tell(line: str) -> None:
-    """Say it at once: the next question may take a while."""
+    """Print a line at once: the next request may take a while."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
 def spent() -> float:
-    """Seconds of the processor that ended children have used; 0 on Windows, which does not tell."""
+    """Return the CPU seconds of ended children; 0 on Windows, which does not report them."""
     times = os.times()
     return times.children_user + times.children_system
 
 
 @contextmanager
 def fresh_home() -> Iterator[None]:
-    """A user who has planned nothing yet."""
+    """Use an empty per-user folder."""
     with tempfile.TemporaryDirectory() as home:
         os.environ["IMPASTO_HOME"] = home
         yield
 
 
 def resident(job: Path, asked: Sequence[dict[str, Any]], reading: float = 0.0) -> tuple[list[str], float]:
-    """Ask one planner one question after the other; what each took, and the processor's seconds of all.
+    """Send requests to one planner, one after the other; return a line for each, and the CPU seconds of all.
 
-    Its answers are read for so many seconds.
+    Waits ``reading`` seconds after each result.
     """
     answers = []
     before, began = spent(), time.monotonic()
@@ -131,7 +133,7 @@ def resident(job: Path, asked: Sequence[dict[str, Any]], reading: float = 0.0) -
 
 
 def ask(server: subprocess.Popen[str], question: dict[str, Any], began: float) -> tuple[list[float], float]:
-    """Seconds from ``began`` to each pick and to the whole answer."""
+    """Return the seconds from ``began`` to each pick and to the complete result."""
     assert server.stdin and server.stdout
     server.stdin.write(json.dumps(question) + "\n")
     server.stdin.flush()

@@ -1,10 +1,10 @@
-"""Sets forecasts beside what others measured and published; needs no card.
+"""Compare forecasts with published measurements; needs no GPU.
 
     python -m tests.benchmarks.public [--results FOLDER]
 
-Each published configuration is expressed as nearly as our own trainer can do it, and what differs is said: this is no
-test of exactness (tests/benchmarks/memory_truth.py is that), but of whether forecasts are of the right size. Totals
-count the CUDA context. What our trainer cannot do at all (training whole models, another trainer's presets) is left
+Each published configuration is approximated as closely as our trainer can, and the differences are listed: this does
+not test exactness (tests/benchmarks/memory_truth.py does), but whether forecasts have the right magnitude. Totals
+include the CUDA context. What our trainer cannot do at all (training whole models, another trainer's presets) is left
 out. Writes tests/benchmarks/results/public.md.
 """
 
@@ -42,12 +42,12 @@ _ADAM8 = {"optimizer": {"name": "adamw8bit"}}
 
 @dataclass(frozen=True)
 class Bytes:
-    """What is forecast."""
+    """Forecast bytes."""
 
     allocated: int
     reserved: int
     total: int
-    """Reserved, and what the process takes beside the allocator."""
+    """Reserved, plus what the process takes outside the allocator."""
 
 
 Forecaster = Callable[[DeviceState, Path], Bytes]
@@ -55,22 +55,22 @@ Forecaster = Callable[[DeviceState, Path], Bytes]
 
 @dataclass(frozen=True)
 class Published:
-    """What somebody measured."""
+    """A published measurement."""
 
     name: str
     source: str
     forecast: Forecaster
     differs: str
-    """What of the published configuration ours has otherwise, as far as it is known."""
+    """Known differences between the published configuration and ours."""
     least: float
-    """In GiB; of a figure whose unit is not known the smaller reading, of a card that it ran on 0."""
+    """GiB; for a figure with an unknown unit, the smaller interpretation; for a GPU that it ran on, 0."""
     most: float
-    """The larger reading, or the card's size."""
+    """The larger interpretation, or the GPU's size."""
     measure: Measure
 
 
 def training(family: Family, side: int, **changes: Any) -> Forecaster:
-    """Loading and some steps of our own training in squares of ``side`` pixels."""
+    """Return a forecast of loading and some steps of our own training on squares of ``side`` pixels."""
     dtype = changes.pop("dtype", "bf16")
     job = TruthJob("", family, (side, side), **changes)
 
@@ -83,7 +83,7 @@ def training(family: Family, side: int, **changes: Any) -> Forecaster:
 
 
 def decoding(family: Family, side: int, dtype: torch.dtype) -> Forecaster:
-    """The VAE alone on the card, turning latents into a picture at once."""
+    """Return a forecast of the VAE alone on the GPU, decoding a whole image."""
 
     def forecast(situation: DeviceState, folder: Path) -> Bytes:
         vae = bare_vae(TruthJob("", family, (side, side)).workload())
@@ -101,7 +101,7 @@ def decoding(family: Family, side: int, dtype: torch.dtype) -> Forecaster:
 
 
 def published() -> list[Published]:
-    """The figures that our studies of published measurements list, as far as we can express them."""
+    """Yield the published measurements that can be approximated here."""
     return [*_dreambooth(), *_decodes(), *_totals(), *_cards()]
 
 
@@ -144,7 +144,7 @@ def _totals() -> Iterator[Published]:
 
 
 def _cards() -> Iterator[Published]:
-    """Only what it ran on is known."""
+    """Yield configurations of which only the GPU they ran on is known."""
     texts = {**_TEXT, "text_encoder_2": _TEXT["text_encoder"]}
     light = {"fit": _FULL, "recipe": _ADAM8}
     wide = training("sdxl", 1024, fit=_FULL, recipe={**_ADAM8, "rank": 256})
@@ -166,7 +166,7 @@ def _cards() -> Iterator[Published]:
 
 
 def row(one: Published, situation: DeviceState, folder: Path) -> str:
-    """A line of the table."""
+    """Return a row of the table."""
     forecast = one.forecast(situation, folder)
     value = getattr(forecast, one.measure) / GIB
     inside = one.least <= value <= one.most
@@ -178,7 +178,7 @@ def row(one: Published, situation: DeviceState, folder: Path) -> str:
 
 
 def table(situation: DeviceState, folder: Path) -> Iterator[str]:
-    """The whole table, line by line."""
+    """Yield the whole table, line by line."""
     yield "# Forecasts beside published measurements"
     yield f"Made by `python -m tests.benchmarks.public`, torch {torch.__version__}."
     yield "GiB. Where a source's unit is not known, both readings are given: 10^9 bytes and GiB.\n"
@@ -189,7 +189,7 @@ def table(situation: DeviceState, folder: Path) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Writes the table, and each line as it is known."""
+    """Write the table, and print each line once it is known."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)

@@ -1,16 +1,17 @@
-"""Records what the CUDA caching allocator does in short jobs with random weights, as fixtures for its model.
+"""Record what the CUDA caching allocator does in short jobs with random weights, as fixtures for its model.
 
     python -m tests.benchmarks.record_traces FOLDER [--only NAME ...] [--compare] [--cpu]
 
-Each job is a process of its own with a time limit, so that it begins with an empty card, and becomes
-FOLDER/<name>.json.gz of (kind, address, size); tests/golden/allocator/README.md says what is in it. When all are
-recorded, or with --compare at once and without a card, the model replays each (every decision, peak and retry), and the
-sizes that a trace on meta tensors asks for are compared with those that the card was asked for, as a bag and in order.
-A job that fails costs no other. Exits with 1 when one failed or the model differs.
+Each job runs in a separate process with a time limit, so that it starts with an empty GPU, and becomes
+FOLDER/<name>.json.gz of (kind, address, size); tests/golden/allocator/README.md describes the format. After recording,
+or immediately and without a GPU with --compare, the model replays each (every decision, peak and retry), and the sizes
+requested by a trace on meta tensors are compared with those requested on the GPU, as a multiset and in order. A failed
+job does not affect the others. Exits with 1 if one failed or the model differs.
 
-No card has run this yet. Shown without one: all jobs on small models in main memory (--cpu, which records nothing), and
-the way from a snapshot of PyTorch's form to a recording (tests/unit/memory/allocator/test_recordings.py). Not shown:
-that torch.cuda.memory records the same fields on a card, and how long full size takes.
+This has not run on a GPU yet. Tested without one: all jobs with small models in main memory (--cpu, which records
+nothing), and the conversion of a snapshot in PyTorch's format to a recording
+(tests/unit/memory/allocator/test_recordings.py). Not tested: that torch.cuda.memory records the same fields on a GPU,
+and how long full size takes.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ from trainer.training.device.out_of_memory import gpu_info
 ENTRIES = 2_000_000
 """More than a job has: the history must not lose its beginning."""
 CAP = 0.97
-"""Of what a job reserves when nothing limits it: enough, with a retry."""
+"""Fraction of what a job reserves without a limit: enough, with a retry."""
 LONGEST = 120.0
-"""Seconds that one job may take: several times what the largest one needs."""
+"""Time limit in seconds for one job: several times what the largest one needs."""
 
 
 @dataclass(frozen=True)
 class RecordedJob:
-    """A short job, and what of it is recorded."""
+    """A short job, and which parts of it are recorded."""
 
     name: str
     job: TruthJob
@@ -66,7 +67,7 @@ class RecordedJob:
     expandable: bool = False
 
     def workload(self, *, tiny: bool) -> Workload:
-        """What memory depends on."""
+        """Return what memory depends on."""
         subject = self.job.workload(tiny=tiny, dtype="fp32" if tiny else "bf16")
         if self.other_size is None:
             return subject
@@ -75,7 +76,7 @@ class RecordedJob:
 
 
 def recorded_jobs() -> list[RecordedJob]:
-    """About ten: both families, caching, previews, quantization, small optimizer state, a cap, growing segments."""
+    """Return about ten jobs: both families, every phase, quantization, a limit, expandable segments."""
     small = TruthJob("sd15", "sd15", (512, 512), other_phases=True)
     large = TruthJob("sdxl", "sdxl", (1024, 1024), fit={"gradient_checkpointing": "full"}, other_phases=True)
     pair = replace(small, pictures=2)
@@ -94,7 +95,7 @@ def recorded_jobs() -> list[RecordedJob]:
 
 
 def work_of(recorded: RecordedJob, run: RealRun) -> list[Callable[[], None]]:
-    """The job's parts on a device, in order."""
+    """Return the job's parts on a device, in order."""
     job, subject = recorded.job, run.workload
 
     def steps() -> None:
@@ -112,7 +113,7 @@ def work_of(recorded: RecordedJob, run: RealRun) -> list[Callable[[], None]]:
 
 
 def tapes_of(recorded: RecordedJob, subject: Workload, traces: TraceLibrary) -> list[MemoryTrace]:
-    """The same parts as a trace on meta tensors has them."""
+    """Return traces of the same parts on meta tensors."""
     tapes: list[MemoryTrace] = []
     for part in recorded.parts:
         if part != "steps":
@@ -126,7 +127,7 @@ def tapes_of(recorded: RecordedJob, subject: Workload, traces: TraceLibrary) -> 
 
 
 def record(recorded: RecordedJob, folder: Path) -> None:
-    """Runs a job on the card of this process and writes its recording."""
+    """Run a job on this process's GPU and write its recording."""
     meter = CudaMeter()
     total = torch.cuda.get_device_properties(meter.device).total_memory
     settings = AllocatorSettings(expandable=recorded.expandable)
@@ -141,7 +142,7 @@ def record(recorded: RecordedJob, folder: Path) -> None:
     torch.cuda.reset_accumulated_memory_stats(meter.device)
     before: dict[str, Any] = torch.cuda.memory._snapshot()
     torch.cuda.memory._record_memory_history("all", context=None, max_entries=ENTRIES, clear_history=True)
-    with suppress(torch.OutOfMemoryError) if recorded.capped else nullcontext():  # it is an event like others
+    with suppress(torch.OutOfMemoryError) if recorded.capped else nullcontext():  # it is recorded like other events
         _work(recorded, meter.device)
     peaks = _peaks(meter.device)
     peaks["cublas_bytes"] = cublas_workspace_bytes(torch.cuda.get_device_capability(meter.device), deterministic=False)
@@ -166,7 +167,7 @@ def _peaks(device: torch.device) -> dict[str, int]:
 
 
 def replayed(recorded: RecordedJob, path: Path) -> bool:
-    """Whether the model does all that the recording shows; says so, and how the trace compares."""
+    """Return whether the model does everything that the recording shows; print that, and how the trace compares."""
     recording = read_recording(path)
     result = compare(recording)
     peaks = (result.peak_reserved, result.peak_allocated, result.retries)
@@ -183,7 +184,7 @@ def replayed(recorded: RecordedJob, path: Path) -> bool:
 
 
 def births(tapes: Iterable[MemoryTrace], cublas: int) -> list[int]:
-    """The sizes that tapes ask for, in order; of convolutions' workspaces, which a trace cannot know, none."""
+    """Return the sizes that traces request, in order, without convolution workspaces, which a trace cannot know."""
     sizes: list[int] = []
     workspaces: set[str | None] = set()
     for tape in tapes:
@@ -198,7 +199,7 @@ def births(tapes: Iterable[MemoryTrace], cublas: int) -> list[int]:
 
 
 def likeness(real: Sequence[int], traced: Sequence[int]) -> str:
-    """How far what a card was asked for is what a trace asks for."""
+    """Return how closely the requests on a GPU match those of a trace."""
     common = sum((Counter(real) & Counter(traced)).values())
     same = next((place for place, pair in enumerate(zip(real, traced, strict=False)) if pair[0] != pair[1]), None)
     missing = (Counter(real) - Counter(traced)).most_common(5)
@@ -211,13 +212,13 @@ def likeness(real: Sequence[int], traced: Sequence[int]) -> str:
 
 
 def say(text: str) -> None:
-    """Prints a line at once."""
+    """Print a line at once."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Records all jobs, each in its own process, and compares."""
+    """Record all jobs, each in a separate process, and compare."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", nargs="+", help="names of jobs")
@@ -244,7 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _record_apart(job: RecordedJob, folder: Path, capability: tuple[int, int]) -> str:
-    """Records a job in a process of its own; returns what became of it."""
+    """Record a job in a separate process; return its outcome."""
     environment = {
         **os.environ,
         "CUBLAS_WORKSPACE_CONFIG": gpu.cublas_workspace(capability, deterministic=False),

@@ -1,10 +1,10 @@
-"""Replays a folder of allocator recordings through the model and says how many of its decisions were those of the card:
-allocation by allocation, and by the loop that forecasts go through, which has to come to the same.
+"""Replay a folder of allocator recordings through the model and report how many decisions match those of the GPU.
 
     python -m tests.benchmarks.replay_recordings FOLDER
 
-A decision is what an allocation asks of the driver (most often nothing), or what an emptied cache returns. Exits with 1
-when one is wrong, a peak differs, or the two ways do.
+Recordings are replayed allocation by allocation, and by the loop that forecasts use, which must give the same. A
+decision is what an allocation requests from the driver (usually nothing), or what an emptied cache releases. Exits with
+1 if a decision is wrong, a peak differs, or the two replays differ.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MIB = 2**20
 
 
 def main(folder: Path) -> int:
-    """Prints a line for each recording and one for all."""
+    """Print a line for each recording and one for all."""
     _say(f"{'recording':24} {'allocs':>7} {'segments':>8} {'decisions':>9} {'reserved MiB':>20} {'addresses':>9}")
     allocations = addresses = files = exact = 0
     for path in sorted(folder.glob("*.json.gz")):

@@ -1,20 +1,20 @@
-"""Trains SDXL with other trainers and with ours on one random base, the same pictures and settings, and compares.
+"""Train SDXL or SD 1.5 with other trainers and with Impasto, on one random base with the same images and settings.
 
     python -m tests.benchmarks.rivals [--diffusers CHECKOUT] [--sd-scripts CHECKOUT] [--onetrainer CHECKOUT]
                                  [--unsloth CHECKOUT] [--family sdxl] [--batch 1 4] [--minutes 8] [--results FOLDER]
                                  [--small | --cpu | --check]
 
-Each runs as a process of its own, its own script with its own command line, from a checkout given by path and with the
-libraries of a virtual environment in it (venv or .venv), else of this one (and of PYTHONPATH): some need other versions
-than ours. Nothing of theirs is in this repository. With --check their own parsers read what they will be told, and
-nothing is trained: for the day before a card is there. tests/benchmarks/rivals_watch.py
-takes the time of all alike, ours too, and counts as tests/support/counting.py says what one step after that sends to
-the device and keeps for backward. bf16, LoRA r16 on the UNet, AdamW, no checkpointing, latents and texts cached
-where a trainer can. What a rival adapts besides attention, ours adapts too in the row that it is compared with. What
-cannot be run is named with the last line that it said. With --small everything is tiny and on the CPU, where several
-of them have no way to train: figures of no meaning. With --cpu the whole base learns small pictures on the CPU, which
-takes some 20 GB and minutes a trainer: seconds of no meaning, but their operations are those of a card, but for the
-kernels of attention and what autocasting turns to another format.
+Each trainer runs in a separate process, its own script with its own command line, from a checkout given by path and
+with the libraries of a virtual environment in it (venv or .venv), otherwise of this one (and of PYTHONPATH): some need
+other versions than ours. None of their code is in this repository. With --check each trainer's own parser reads its
+settings and nothing is trained, to test without a GPU. tests/benchmarks/rivals_watch.py measures the time of all alike,
+including ours, and counts what one further step sends to the device and saves for backward (tests/support/counting.py
+says how). bf16, LoRA rank 16 on the UNet, AdamW, no checkpointing, latents and captions cached if a trainer can. What
+another trainer adapts besides attention, ours adapts too in the row that it is compared with. A trainer that cannot run
+is listed with the last line that it printed. With --small everything is tiny and on the CPU, where several trainers
+cannot train: the numbers are meaningless. With --cpu the whole base is trained on small images on the CPU, which takes
+some 20 GB and minutes per trainer: the times are meaningless, but the operations are those on a GPU, except for
+attention kernels and what autocast converts.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ from trainer.protocol import files
 WATCH = Path(__file__).with_name("rivals_watch.py")
 CHECK = Path(__file__).with_name("rivals_check.py")
 RESULT = "RESULT"
-"""Stands for the file that our scripts write to."""
+"""Placeholder for the file that our scripts write to."""
 RESULTS = Path(__file__).parent / "results"
 MIB = 1 << 20
 PICTURES = 24
 LONGEST = 150.0
-"""Seconds that one may take on a card, with loading and caching."""
+"""Time limit in seconds for one trainer on a GPU, with loading and caching."""
 ON_CARD = Settings(1024, 1, steps=30, small=False, device="cuda")
 SIDES: dict[Family, int] = {"sdxl": 1024, "sd15": 512}
 ON_CPU = Settings(256, 1, steps=3, small=False, device="cpu", warm_up=1)
@@ -66,7 +66,7 @@ TINY = Settings(64, 1, steps=8, small=True, device="cpu")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one run."""
+    """Result of one run."""
 
     name: str
     batch: int
@@ -75,16 +75,16 @@ class Outcome:
     allocated: int | None = None
     reserved: int | None = None
     trained: int | None = None
-    """Numbers that the optimizer changes."""
+    """Weights that the optimizer changes."""
     operations: int | None = None
-    """From the end of one optimizer step to the next one's beginning."""
+    """From the end of one optimizer step to the beginning of the next."""
     kept: int | None = None
-    """Bytes that backward finds when it begins, weights apart."""
+    """Bytes that backward finds when it begins, without weights."""
     failure: str = ""
 
 
 def run(rival: Rival, settings: Settings, place: Place, checkout: Path, seconds: float) -> Outcome:
-    """Runs one trainer until it has stepped often enough; what goes wrong is told in the outcome."""
+    """Run one trainer until it has made enough steps; errors are part of the result."""
     outcome = partial(Outcome, rival.name, settings.batch, rival.layers)
     with tempfile.TemporaryDirectory(dir=place.folder, ignore_cleanup_errors=True) as folder:
         here = replace(place, folder=Path(folder))
@@ -105,7 +105,7 @@ def run(rival: Rival, settings: Settings, place: Place, checkout: Path, seconds:
 def _told(
     rival: Rival, settings: Settings, here: Place, checkout: Path, by: Sequence[str], seconds: float
 ) -> dict[str, Any]:
-    """What one of our two scripts writes of a trainer in place of RESULT; FileNotFoundError where it wrote nothing."""
+    """Return what one of our two scripts writes to RESULT; raise FileNotFoundError if it wrote nothing."""
     result, start = here.folder / "result.json", (checkout / rival.inside).resolve()
     environment = {
         **os.environ,
@@ -132,13 +132,13 @@ def _told(
 
 
 def _python(checkout: Path) -> str:
-    """Of the trainer's own environment, where it has one."""
+    """Return the Python of the trainer's own environment, if it has one."""
     places = (checkout / name / inside for name in ("venv", ".venv") for inside in ("bin/python", "Scripts/python.exe"))
     return str(next((place.absolute() for place in places if place.exists()), sys.executable))
 
 
 def check(rival: Rival, settings: Settings, place: Place, checkout: Path) -> str:
-    """What a trainer's own parser makes of what it will be told, in words; nothing is trained."""
+    """Return what a trainer's own parser understands of its settings, as text; nothing is trained."""
     with tempfile.TemporaryDirectory(dir=place.folder, ignore_cleanup_errors=True) as folder:
         here = replace(place, folder=Path(folder))
         try:
@@ -163,7 +163,7 @@ def _last_words(log: Path) -> str:
 
 
 def lay_out(folder: Path, settings: Settings) -> Place:
-    """Writes bases, tokenizers and pictures."""
+    """Write bases, tokenizers and images."""
     place = _place(folder)
     write_bases(settings.family, place.single, place.diffusers, small=settings.small)
     for target in (place.pictures, place.listed, place.repeated / "1000_pictures"):
@@ -190,13 +190,13 @@ def _place(folder: Path) -> Place:
 
 
 def _draw(seed: int, side: int) -> Image.Image:
-    """A square of soft colours, no two alike."""
+    """Return a square of soft colors, different for each seed."""
     spots = np.random.default_rng(seed).integers(0, 255, (6, 6, 3), dtype=np.uint8)
     return Image.fromarray(spots).resize((side, side), Image.Resampling.BICUBIC)
 
 
 def write_bases(family: Family, single: Path, whole: Path, *, small: bool) -> None:
-    """One base of random weights as a single file and as a diffusers folder, with tokenizers."""
+    """Write one base of random weights as a single file and as a diffusers folder, with tokenizers."""
     configs = tiny_configs(family) if small else bundled_configs(family)
     weights = random_weights(configs, torch.float32 if small else torch.float16)
     tensors = {
@@ -213,7 +213,7 @@ def write_bases(family: Family, single: Path, whole: Path, *, small: bool) -> No
 
 
 def random_weights(configs: Mapping[str, Mapping[str, Any]], dtype: torch.dtype) -> dict[str, dict[str, Tensor]]:
-    """Weights by part and name, of a size that keeps activations finite: norms are ones, others by their fan-in."""
+    """Return weights by part and name that keep activations finite: ones for norms, others scaled by fan-in."""
     pool = torch.randn(1 << 22, generator=torch.Generator().manual_seed(0)).to(dtype)
 
     def drawn(name: str, like: Tensor) -> Tensor:
@@ -231,7 +231,7 @@ def random_weights(configs: Mapping[str, Mapping[str, Any]], dtype: torch.dtype)
 
 
 def table(outcomes: Sequence[Outcome], card: str, settings: Settings) -> str:
-    """All of them as Markdown; each is compared with ours as it is by default, on the same layers and batch."""
+    """Return all results as Markdown; each is compared with our default on the same layers and batch size."""
     plain = [one for one in outcomes if one.name == ours(one.layers).name]
     own = {(one.batch, one.layers): one.pictures_per_second for one in plain}
     base = {"sdxl": "SDXL", "sd15": "SD 1.5"}[settings.family]
@@ -273,7 +273,7 @@ def _mib(size: int | None) -> str:
 def compare(
     checkouts: Mapping[str, Path], batches: Sequence[int], minutes: float, folder: Path, settings: Settings
 ) -> list[Outcome]:
-    """Runs all, ours first, and writes the table after each."""
+    """Run all trainers, ours first, and write the table after each."""
     until = time.monotonic() + 60 * minutes - 10
     cpu = settings.device == "cpu"
     card = "the CPU" if cpu else torch.cuda.get_device_properties(0).name
@@ -281,7 +281,9 @@ def compare(
     name = f"rivals_{card.lower().removeprefix('the ').replace(' ', '_')}{family}{'_small' if settings.small else ''}"
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
-        with ProcessPoolExecutor(1, get_context("spawn")) as other:  # what it takes would be missing later on
+        with ProcessPoolExecutor(
+            1, get_context("spawn")
+        ) as other:  # in a separate process, whose memory is free again afterwards
             place = other.submit(lay_out, Path(scratch), settings).result()
         for batch in batches:
             turn = replace(settings, batch=batch)
@@ -299,7 +301,7 @@ def compare(
 
 
 def check_all(family: Family, checkouts: Mapping[str, Path]) -> int:
-    """Says of each whether its parser understands what it will be told; returns 0 if all do."""
+    """Print for each trainer whether its parser understands its settings; return 0 if all do."""
     settings = replace(ON_CARD, batch=4, family=family, resolution=SIDES[family])
     with tempfile.TemporaryDirectory() as scratch:
         place = _place(Path(scratch))
@@ -312,7 +314,7 @@ def check_all(family: Family, checkouts: Mapping[str, Path]) -> int:
 
 
 def _in_order(family: Family, checkouts: Mapping[str, Path], *, graphs: bool) -> list[tuple[Rival, Path | None]]:
-    """Ours on the layers that somebody is compared on, with ``graphs`` in both ways, then those that are here."""
+    """Return ours on the layers that others are compared on, with ``graphs`` both ways, then the available trainers."""
     layers = sorted({RIVALS[family][key].layers for key in checkouts}) or ["attention"]
     ways = (False, True) if graphs else (False,)
     here: list[tuple[Rival, Path | None]] = [(ours(one, graphs=way), ROOT) for one in layers for way in ways]
@@ -329,7 +331,7 @@ def _write(path: Path, outcomes: Sequence[Outcome], card: str, settings: Setting
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Compare what there is."""
+    """Compare the available trainers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for key, rival in RIVALS["sdxl"].items():
         parser.add_argument(f"--{key.replace('_', '-')}", type=Path, metavar="CHECKOUT", help=rival.name)

@@ -1,12 +1,12 @@
-"""Lets a trainer read its own command line with its own parser and go no further; writes what it understood.
+"""Let a trainer read its own command line with its own parser and stop; write what it understood.
 
     python rivals_check.py RESULT SCRIPT ARGUMENT ...        a script by its path
     python rivals_check.py RESULT -m MODULE ARGUMENT ...     a module
 
-Libraries, and names in libraries, that are not here are empty classes, as a parser needs none of them: what is missing
-is found by trying. RESULT gets {"understood": {key: value}, "unknown": [keys that a configuration file has and the
-trainer does not know], "absent": [what is missing]}. What a parser refuses ends the process with its words. Imports
-nothing of ours.
+Missing libraries, and missing names in libraries, are replaced by empty classes, since a parser needs none of them;
+what is missing is found by trying. RESULT gets {"understood": {key: value}, "unknown": [keys of a configuration file
+that the trainer does not know], "absent": [missing libraries]}. If a parser rejects its arguments, the process ends
+with its message. Imports none of our modules.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-# They look for others while they are imported, and must not find what is not here.
+# These look for other libraries while they are imported, and must not find the placeholders.
 import diffusers  # noqa: F401
 import torch  # noqa: F401
 import transformers  # noqa: F401
@@ -33,25 +33,25 @@ _NAME = re.compile(r"cannot import name '(\w+)' from")
 
 
 class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the libraries that turned out to be missing: modules whose every name is an empty class."""
+    """Importer for missing libraries: modules in which every name is an empty class."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        """The library itself and whatever is asked for in it."""
+        """Return a spec for a missing library and everything in it."""
         here = name.partition(".")[0] in self.names
         return importlib.machinery.ModuleSpec(name, self, is_package=True) if here else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        """A module in which every name is a class."""
+        """Return a module in which every name is a class."""
         return _Empty(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """There is nothing in it."""
+        """Do nothing: there is no code to run."""
 
     def stand_in_for(self, error: ImportError) -> None:
-        """Makes up for what could not be imported; raises the error again where it is no library's."""
+        """Replace what could not be imported; raise the error again if it is not a library's."""
         name = _NAME.search(str(error))
         library = (error.name or "").partition(".")[0]
         missing = f"{library} with {name[1]}" if name else library
@@ -63,7 +63,7 @@ class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class _Kind(type):
-    """Classes that give a class for every name, and may be called, subclassed or used as decorators."""
+    """Metaclass of classes that return a class for every name, and may be called, subclassed or used as decorators."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -83,14 +83,14 @@ def _class(name: str) -> Any:
 
 
 def tell(result: Path, understood: dict[str, Any], unknown: list[str], absent: Absent) -> None:
-    """Writes it and ends the process."""
+    """Write the result and end the process."""
     told = {"understood": understood, "unknown": unknown, "absent": sorted(absent.names)}
     result.write_text(json.dumps(told, default=str), encoding="utf-8")
     os._exit(0)
 
 
 def unknown_keys(written: Any, config: Any, prefix: str = "") -> Iterator[str]:
-    """Keys of a configuration file that OneTrainer's classes of configuration have no place for."""
+    """Yield keys of a configuration file that OneTrainer's configuration classes do not have."""
     for key, value in written.items():
         if key not in config.types:
             yield f"{prefix}{key}"
@@ -99,7 +99,7 @@ def unknown_keys(written: Any, config: Any, prefix: str = "") -> Iterator[str]:
 
 
 def main() -> None:
-    """Parses and tells."""
+    """Parse and write the result."""
     result, script, *words = sys.argv[1:]
     absent = Absent()
     sys.meta_path.append(absent)
@@ -112,7 +112,7 @@ def main() -> None:
         return found
 
     def create_trainer(config: Any, *_: Any) -> None:
-        """OneTrainer's way on, once it has read its files."""
+        """Write what OneTrainer read, in place of its own function, which it calls after reading its files."""
         written = json.loads(Path(words[-1].partition("=")[2]).read_text(encoding="utf-8"))
         tell(Path(result), config.to_dict(), list(unknown_keys(written, config)), absent)
 
@@ -130,7 +130,7 @@ def main() -> None:
 
 
 def run(script: str, words: list[str]) -> None:
-    """As it would be from the command line."""
+    """Run a script as from the command line."""
     if script == "-m":
         sys.argv = words[:]
         runpy.run_module(words[0], run_name="__main__", alter_sys=True)

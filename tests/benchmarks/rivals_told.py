@@ -1,4 +1,4 @@
-"""How each trainer that is compared is told what to do: the same settings in the words of its own command line."""
+"""The settings of each trainer that is compared: the same settings in the terms of its own command line."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Layers = Literal["attention", "linear"]
 
 @dataclass(frozen=True)
 class Settings:
-    """What all have in common."""
+    """Settings that all trainers share."""
 
     resolution: int
     batch: int
     steps: int
-    """Whose end is waited for, those to warm up included."""
+    """The step that ends the measurement, warm-up included."""
     small: bool
-    """Tiny models, in fp32; else whole ones, in bf16."""
+    """Tiny models in fp32; otherwise whole ones in bf16."""
     device: Literal["cpu", "cuda"]
     warm_up: int = 5
     rank: int = 16
@@ -34,19 +34,19 @@ class Settings:
 
 @dataclass(frozen=True)
 class Place:
-    """Where things lie: bases in both forms, pictures in each layout, and a folder to write to."""
+    """Paths: bases in both forms, images in each layout, and an output folder."""
 
     folder: Path
     single: Path
     diffusers: Path
     pictures: Path
-    """Pictures with captions beside them."""
+    """Images with caption files."""
     listed: Path
     """The same with metadata.jsonl instead."""
     repeated: Path
-    """A folder that holds `1000_pictures`."""
+    """A folder that contains `1000_pictures`."""
     tokenizers: Path
-    """A folder that holds a tokenizer by each name of TOKENIZERS, for who would fetch it else."""
+    """A folder with a tokenizer under each name of TOKENIZERS, for trainers that would download it."""
 
 
 Command = Callable[[Settings, Place, Path], list[str]]
@@ -54,20 +54,19 @@ Command = Callable[[Settings, Place, Path], list[str]]
 
 @dataclass(frozen=True)
 class Rival:
-    """A trainer: how it is told what to do, and what its LoRA is on."""
+    """A trainer: its command line, and the layers that its LoRA adapts."""
 
     name: str
     layers: Layers
     command: Command
     """From settings, place and checkout: a script with its arguments, or "-m", a module and its arguments."""
     inside: str = "."
-    """The folder of the checkout that it starts in and imports from."""
+    """The folder of the checkout in which it starts and from which it imports."""
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def ours(layers: Layers, *, graphs: bool = False) -> Rival:
-    """This trainer, as a user starts it; or with steps recorded as CUDA graphs, an experiment until this says more."""
-
+    """Return this trainer, as a user starts it, or with the experimental CUDA graphs."""
     name = f"Impasto, {layers}" + (", graphs" if graphs else "")
 
     def command(settings: Settings, place: Place, checkout: Path) -> list[str]:
@@ -161,7 +160,7 @@ def _onetrainer(settings: Settings, place: Place, checkout: Path) -> list[str]:
     config = {
         "training_method": "LORA",
         "model_type": model,
-        "base_model_name": str(place.diffusers),  # of a single file it would fetch the configurations
+        "base_model_name": str(place.diffusers),  # for a single file it would download the configurations
         "output_model_format": "KOHYA_LORA",
         "output_model_destination": str(place.folder / "out" / "lora.safetensors"),
         "workspace_dir": str(place.folder / "workspace"),
@@ -182,7 +181,7 @@ def _onetrainer(settings: Settings, place: Place, checkout: Path) -> list[str]:
         "epochs": 1000,
         "learning_rate": RATE,
         "learning_rate_warmup_steps": 0,
-        # What its window sets for AdamW; without, it would replace the step by one of its own, which calls no hook.
+        # What its window sets for AdamW; otherwise, it would replace the step by one of its own, which calls no hook.
         "optimizer": {"optimizer": "ADAMW", "fused": True, "stochastic_rounding": False},
         "train_dtype": dtype,
         "train_device": settings.device,
@@ -229,7 +228,7 @@ RIVALS: dict[Family, dict[str, Rival]] = {
             "attention",
             _unsloth,
             inside="studio/backend",
-            environment={"UNSLOTH_DIFFUSION_FP32_OPTIM": "1"},  # AdamW with all its bits, as the others have it
+            environment={"UNSLOTH_DIFFUSION_FP32_OPTIM": "1"},  # AdamW with fp32 state, as in the others
         ),
     },
     "sd15": {
@@ -238,4 +237,4 @@ RIVALS: dict[Family, dict[str, Rival]] = {
         "onetrainer": Rival("OneTrainer, SD 1.5 LoRA", "linear", _onetrainer),
     },
 }
-"""Those that train a LoRA of each family; Unsloth Studio trains none of SD 1.5."""
+"""Trainers that can train a LoRA of each family; Unsloth Studio does not support SD 1.5."""

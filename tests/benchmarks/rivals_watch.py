@@ -1,12 +1,12 @@
-"""Runs a trainer as it is, as a process of its own, and notes when its optimizer has stepped.
+"""Run an unmodified trainer in a separate process, and record when its optimizer makes steps.
 
     python rivals_watch.py RESULT WARM_UP STEPS SCRIPT ARGUMENT ...        a script by its path
     python rivals_watch.py RESULT WARM_UP STEPS -m MODULE ARGUMENT ...     a module
 
-The hooks are PyTorch's public ones for whatever is an optimizer. Memory and time count from the end of the WARM_UP-th
-step to that of the STEPS-th; then all that PyTorch sends to the device up to the next step of the optimizer is counted,
-and the process ends, for what comes later is of no interest. Imports nothing of ours but the counter, by its path:
-trainers have packages of our names, and libraries that ours does not go with.
+Uses PyTorch's public hooks for optimizers. Memory and time are measured from the end of step WARM_UP to the end of step
+STEPS; then everything that PyTorch sends to the device up to the optimizer's next step is counted, and the process
+ends, since the rest does not matter. Imports none of our modules except the counter, by its path: trainers have
+packages with the same names, and libraries that ours does not work with.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 ROOT = Path(__file__).resolve().parents[2]
 DISPATCHED, COUNTING = "trainer.training.device.dispatched", "tests.support.counting"
-"""What counts, after what it imports; both need PyTorch alone."""
+"""The counter, and what it imports; both need only PyTorch."""
 
 
 class Watch:
-    """Counts the steps of one optimizer, takes their time, then counts the operations of one."""
+    """Counts the steps of one optimizer, measures their time, then counts the operations of one step."""
 
     def __init__(self, result: Path, warm_up: int, steps: int) -> None:
         self.result = result
@@ -45,9 +45,9 @@ class Watch:
         self.counter: Any = None
 
     def stepped(self, optimizer: Optimizer, *_: Any) -> None:
-        """Called after every step of every optimizer."""
+        """Record a step; called after every step of every optimizer."""
         device = next(weight.device for group in optimizer.param_groups for weight in group["params"])
-        if device.type == "meta":  # a forecast steps, too
+        if device.type == "meta":  # a forecast makes steps too
             return
         if optimizer is not self.optimizer:
             self.optimizer, self.done = optimizer, 0
@@ -60,11 +60,11 @@ class Watch:
         elif self.done == self.steps:
             self._wait()
             self.told = self._measured(optimizer, time.perf_counter() - self.began)
-            self._tell()  # now already: nothing is lost if it cannot be counted
+            self._tell()  # written before counting, so that nothing is lost if counting fails
             self._count(device)
 
     def steps_next(self, *_: Any) -> None:
-        """Called before every step of every optimizer."""
+        """End the count; called before every step of every optimizer."""
         if self.counter is not None:
             self.counting.close()
             self.told |= {"operations": self.counter.total(), "kept": self.counter.saved_bytes}
@@ -84,7 +84,7 @@ class Watch:
         }
 
     def _count(self, device: torch.device) -> None:
-        """From here on, in this thread, by which all of them step."""
+        """Count from here on, in this thread, which all trainers use for their steps."""
         _load(DISPATCHED)
         self.counter = self.counting.enter_context(_load(COUNTING).StepCounter(device))
         self.counting.enter_context(self.counter.stage("forward"))
@@ -98,7 +98,7 @@ class Watch:
 
 
 def _load(name: str) -> Any:
-    """A module of ours under its name, without the packages that it lies in."""
+    """Import a module of ours under its name, without the packages that contain it."""
     found = importlib.util.spec_from_file_location(name, ROOT.joinpath(*name.split(".")).with_suffix(".py"))
     assert found is not None and found.loader is not None
     sys.modules[name] = module = importlib.util.module_from_spec(found)
@@ -107,7 +107,7 @@ def _load(name: str) -> Any:
 
 
 def main() -> None:
-    """Watches and runs."""
+    """Watch and run."""
     result, warm_up, steps, script, *words = sys.argv[1:]
     watch = Watch(Path(result), int(warm_up), int(steps))
     register_optimizer_step_pre_hook(watch.steps_next)

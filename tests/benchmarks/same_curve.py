@@ -1,11 +1,11 @@
-"""Says whether a technique leaves the course of the loss as it is: on against off, over several seeds of the demo.
+"""Test whether a technique leaves the loss curve unchanged: on compared with off, over several seeds of the demo.
 
     python -m tests.benchmarks.same_curve [--only lean ...] [--steps 200] [--seeds 5] [--record [FILE]]
 
-Each run is a real one on the bundled base in bf16 on the CPU. Its losses are averaged over windows of 20 steps. On and
-off with one seed see the same pictures, noise and timesteps, so what differs between them is rounding; what differs
-between seeds is chance. Good is a technique whose largest difference in any window is less than the least spread
-(standard deviation over the seeds, technique off) of any window. Exits with 1 when one is not.
+Each run is a real one on the bundled base in bf16 on the CPU. Its losses are averaged over windows of 20 steps. Runs
+with the technique on and off and the same seed use the same images, noise and timesteps, so that they differ only by
+rounding; runs with different seeds differ by chance. A technique passes if its largest difference in any window is less
+than the smallest spread of any window (standard deviation over the seeds, technique off). Exits with 1 if one does not.
 """
 
 from __future__ import annotations
@@ -32,20 +32,21 @@ from trainer.training.run.start import start
 RESULTS = Path(__file__).parent / "results" / "same_curve.md"
 WINDOW = 20
 PATIENCE = 3600.0
-"""Seconds for the processes that look at pictures: they import all of this first, which takes a busy machine long."""
+"""Seconds that the processes that read images may take to start: they import this module first, slowly on a busy
+machine."""
 QUIET = ("report.validation.every=100000", "report.previews.prompts=[]")
-"""The loss on pictures kept apart is measured at the start and at the end only."""
+"""Measure the validation loss only at the start and at the end."""
 
 
 @dataclass(frozen=True)
 class Technique:
-    """Something that makes a step quicker or smaller; ``on`` and ``off`` are settings of the job."""
+    """Something that makes a step faster or smaller; ``on`` and ``off`` are settings of the job."""
 
     what: str
     on: tuple[str, ...] = ()
     off: tuple[str, ...] = ()
     lean: bool | None = None
-    """Whether it is the LoRA layers of our own that are on; None: as the trainer has it."""
+    """Whether our own LoRA layers are on; None: the trainer's default."""
 
 
 TECHNIQUES = {
@@ -80,14 +81,14 @@ TECHNIQUES = {
 
 @dataclass(frozen=True)
 class Curve:
-    """What a run told."""
+    """Losses that a run reported."""
 
     losses: list[float]
     held_out: float
-    """Of its last measurement."""
+    """The last validation loss."""
 
     def windows(self) -> list[float]:
-        """The mean loss of every whole window."""
+        """Return the mean loss of every complete window."""
         whole = len(self.losses) // WINDOW * WINDOW
         return [statistics.fmean(self.losses[begin : begin + WINDOW]) for begin in range(0, whole, WINDOW)]
 
@@ -101,7 +102,7 @@ class Comparison:
 
     @property
     def difference(self) -> float:
-        """The most by which a window's mean differs between on and off with one seed."""
+        """Return the largest difference of a window's mean between on and off with the same seed."""
         return max(
             abs(one - other)
             for off, on in zip(self.off, self.on, strict=True)
@@ -110,23 +111,23 @@ class Comparison:
 
     @property
     def spread(self) -> float:
-        """The least standard deviation over the seeds of any window, technique off."""
+        """Return the smallest standard deviation over the seeds of any window, technique off."""
         curves = [curve.windows() for curve in self.off]
         return min(statistics.stdev(curve[place] for curve in curves) for place in range(len(curves[0])))
 
     @property
     def held_out_difference(self) -> float:
-        """The most by which the loss on pictures kept apart differs in the end."""
+        """Return the largest difference of the final validation loss."""
         return max(abs(off.held_out - on.held_out) for off, on in zip(self.off, self.on, strict=True))
 
     @property
     def good(self) -> bool:
-        """Whether on and off are as one beside what chance does."""
+        """Return whether on and off differ by less than chance."""
         return self.difference < self.spread
 
 
 def compare(technique: Technique, seeds: int, steps: int, say: Callable[[str], object]) -> Comparison:
-    """Runs a technique off and on with seeds from 1."""
+    """Run a technique off and on with seeds from 1."""
 
     def curves(*, on: bool) -> list[Curve]:
         found = []
@@ -139,7 +140,7 @@ def compare(technique: Technique, seeds: int, steps: int, say: Callable[[str], o
 
 
 def curve_of(technique: Technique, seed: int, steps: int, *, on: bool) -> Curve:
-    """Runs the demo in a folder of its own."""
+    """Run the demo in a separate folder."""
     losses: list[float] = []
     held_out: list[float] = []
 
@@ -156,7 +157,7 @@ def curve_of(technique: Technique, seed: int, steps: int, *, on: bool) -> Curve:
     layers = lean.ENABLED if technique.lean is None else technique.lean == on
     with (
         tempfile.TemporaryDirectory() as folder,
-        patch.object(lean, "SWITCHED_ON", layers),
+        patch.object(lean, "ENABLED", layers),
         patch.object(decoders, "SECONDS", PATIENCE),
     ):
         home = {"IMPASTO_HOME": str(Path(folder) / "home")}
@@ -169,7 +170,7 @@ def curve_of(technique: Technique, seed: int, steps: int, *, on: bool) -> Curve:
 
 
 def table(compared: dict[str, Comparison], seeds: int, steps: int, command: str) -> str:
-    """The results as Markdown."""
+    """Return the results as Markdown."""
     lines = [
         "# Whether techniques leave the loss as it is",
         "",
@@ -190,7 +191,7 @@ def table(compared: dict[str, Comparison], seeds: int, steps: int, command: str)
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run them and say what came out."""
+    """Compare the techniques and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=tuple(TECHNIQUES), default=list(TECHNIQUES))
     parser.add_argument("--steps", type=int, default=200)

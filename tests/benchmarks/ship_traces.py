@@ -1,14 +1,13 @@
-"""Makes what ships in assets/traces: the tapes that plans for the built-in recipes on cards of 6 to 32 GB ask for, and
-what the runs come to that those plans look at.
+"""Make assets/traces: the traces and forecast results that plans for built-in recipes on typical GPUs use.
 
     python -m tests.benchmarks.ship_traces [--outcomes]
 
-With --outcomes the traces stay as they ship and only the runs are played again: some minutes, and enough where the
-allocator's rules or the order of a run have changed.
+Traces are made for GPUs of 6 to 32 GB. With --outcomes the shipped traces stay and only the runs are simulated again:
+some minutes, and enough if the allocator's rules or the order of a run have changed.
 
-Takes an hour of one core where nothing is known yet; what was traced before, here or by any plan, is taken
-from this user's cache, but every run is played anew, which takes some minutes. Run it when
-tests/train/memory/trace/test_shipped_traces.py says that what is here is not what would be made.
+Takes an hour of one core if nothing is cached; traces that exist, from here or from any plan, are taken from this
+user's cache, but every run is simulated again, which takes some minutes. Run it when
+tests/train/memory/trace/test_shipped_traces.py reports that the shipped files are out of date.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ from trainer.memory.trace.workload import TracePart, TraceRequest, Workload, com
 from trainer.protocol import files as atomic
 
 INDEX = "index.json"
-# What an outcome depends on of a card.
+# The properties of a GPU that a forecast result depends on.
 SIZES = ("cublas_workspace_bytes", "cudnn_workspace_share")
-# Of what an optimizer does, no rank follows from others; these are those that people take.
+# Optimizer steps at these ranks cannot be derived from other ranks; these are the common ones.
 OPTIMIZER_RANKS = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 
@@ -51,7 +50,7 @@ Notes = dict[str, dict[str, Any]]
 
 
 class NotedTraces(TraceLibrary):
-    """Traces that keep for what each was asked, so that a key can be made again from it."""
+    """Traces that note every request, so that its key can be made again from the note."""
 
     def __init__(self, store: TraceStore) -> None:
         super().__init__(store)
@@ -60,22 +59,22 @@ class NotedTraces(TraceLibrary):
         self.notes = Notes()
 
     def steps(self, subject: Workload, bucket: Size, pictures: int) -> Steps[MemoryTrace]:
-        """See Traces."""
+        """Return what TraceLibrary returns, and note the request."""
         self._note(subject, "micro", bucket, pictures)
         return super().steps(subject, bucket, pictures)
 
     def step_summaries(self, subject: Workload, bucket: Size, pictures: int) -> Steps[TraceSummary]:
-        """See Traces."""
+        """Return what TraceLibrary returns, and note the request."""
         self._note(subject, "micro", bucket, pictures)
         return super().step_summaries(subject, bucket, pictures)
 
     def phase(self, subject: Workload, part: TracePart) -> tuple[MemoryTrace, ...]:
-        """See Traces."""
+        """Return what TraceLibrary returns, and note the request."""
         self._note(subject, part)
         return super().phase(subject, part)
 
     def phase_summaries(self, subject: Workload, part: TracePart) -> tuple[TraceSummary, ...]:
-        """See Traces."""
+        """Return what TraceLibrary returns, and note the request."""
         self._note(subject, part)
         return super().phase_summaries(subject, part)
 
@@ -85,7 +84,7 @@ class NotedTraces(TraceLibrary):
 
 
 class NotedRuns(RunSimulator):
-    """Runs that note which were asked for."""
+    """Simulated runs that note every request."""
 
     def __init__(self, question: PlanRequest, notes: Notes) -> None:
         super().__init__(question.device_state)
@@ -93,7 +92,7 @@ class NotedRuns(RunSimulator):
         self.notes = notes
 
     def key(self, course: RunSchedule) -> str:
-        """See Runs."""
+        """Return the key of a run, and note the request."""
         key = super().key(course)
         overheads = asdict(self.device_state.overheads)
         self.notes.setdefault(key, _note_of(course.workload, self.recipe, **{name: overheads[name] for name in SIZES}))
@@ -106,14 +105,14 @@ def _note_of(subject: Workload, recipe: str, **more: object) -> dict[str, Any]:
 
 
 def noted_subject(note: Mapping[str, Any]) -> Workload:
-    """The subject that a note of the index is about."""
+    """Return the workload that a note of the index describes."""
     subject = _question_of(note["family"], note["recipe"]).workload
     subject = replace(subject, fit=complete_fit(FitConfig.model_validate(note["fit"])))
     return subject.at_rank(note["rank"]) if "rank" in note else subject
 
 
 def wish_of(note: Mapping[str, Any]) -> TraceRequest:
-    """The tapes that a note is about."""
+    """Return the request for the traces that a note describes."""
     more = (tuple(note["more"][0]), note["more"][1]) if note["part"] == "micro" else ()
     return TraceRequest(noted_subject(note), note["part"], more)
 
@@ -124,12 +123,12 @@ def _question_of(family: Family, recipe: str) -> PlanRequest:
 
 
 def noted_key(note: Mapping[str, Any]) -> str:
-    """The key under which this version keeps what a note is about."""
+    """Return the key under which this version stores what a note describes."""
     return noted_subject(note).key(note["part"], *note["more"])
 
 
 def noted_run(note: Mapping[str, Any], traces: TraceLibrary) -> tuple[RunSimulator, RunSchedule]:
-    """The run that a note of an outcome is about, and runs on such a card."""
+    """Return the run that the note of a forecast result describes, and the simulator for its GPU."""
     situation = _question_of(note["family"], note["recipe"]).device_state
     overheads = replace(situation.overheads, **{name: note[name] for name in SIZES})
     course = RunSchedule(noted_subject(note), traces, PhaseCounts(), situation.rate)
@@ -137,13 +136,13 @@ def noted_run(note: Mapping[str, Any], traces: TraceLibrary) -> tuple[RunSimulat
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-    """What ships: the versions of the libraries that it was made with, and for each key what it is."""
+    """Return the shipped index: the versions of the libraries that it was made with, and a note for each key."""
     index: dict[str, Any] = json.loads((folder / INDEX).read_text(encoding="utf-8"))
     return index
 
 
 def _asked_for(store: TraceStore, questions: Iterable[PlanRequest]) -> tuple[Notes, Notes]:
-    """Notes of all tapes that plans for these questions and the fit presets ask for, by key, and of all runs."""
+    """Return notes of all traces and all runs that plans for these requests and the fit presets use, by key."""
     traces, runs = NotedTraces(store), Notes()
     for question in questions:
         began, known = time.perf_counter(), len(traces.traced)
@@ -162,7 +161,7 @@ def _asked_for(store: TraceStore, questions: Iterable[PlanRequest]) -> tuple[Not
 
 
 def _of_others(notes: Notes) -> Notes:
-    """Notes of what tapes of any rank and shape follow from, and of optimizers; without what is noted already."""
+    """Return further notes: the sources from which any rank and shape is derived, and optimizer steps."""
     found = Notes()
     for note in notes.values():
         for further in _further(note):
@@ -185,15 +184,15 @@ def _further(note: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _make(store: TraceStore, notes: Notes) -> None:
-    """Have the tapes of these notes in the store."""
+    """Record the traces of these notes in the store."""
     traces = TraceLibrary(store)
     for wish in sorted(map(wish_of, notes.values()), key=lambda wish: wish.workload.key("load")):
-        traces.ensure(wish)  # models that are alike are built once
+        traces.ensure(wish)  # similar models are built once
 
 
 def ship_outcomes(store: TraceStore, folder: Path, questions: Iterable[PlanRequest]) -> tuple[Notes, Notes]:
-    """Write outcomes into ``folder``; return the notes of all traces that were asked for, and of the outcomes."""
-    with tempfile.TemporaryDirectory() as played:  # what was played by another version is not taken for this one's
+    """Write forecast results into ``folder``; return the notes of all requested traces, and of the results."""
+    with tempfile.TemporaryDirectory() as played:  # results of another version must not be reused
         store.outcomes, store.shipped_outcomes = Path(played), None
         notes, runs = _asked_for(store, questions)
         kept = ResultStore.beside(store)
@@ -206,7 +205,7 @@ def ship_outcomes(store: TraceStore, folder: Path, questions: Iterable[PlanReque
 
 
 def ship(store: TraceStore, folder: Path, questions: Iterable[PlanRequest]) -> None:
-    """Write tapes, outcomes and their index into ``folder``, and remove what nothing asks for."""
+    """Write traces, results and their index into ``folder``, and remove what nothing uses."""
     notes, runs = ship_outcomes(store, folder, questions)
     others = _of_others(notes)
     _make(store, others)
@@ -214,7 +213,7 @@ def ship(store: TraceStore, folder: Path, questions: Iterable[PlanRequest]) -> N
     archives: dict[str, dict[str, Sequence[MemoryTrace]]] = {}
     for key, note in sorted(notes.items(), key=lambda entry: _likeness(entry[1])):
         tapes = store.load(key)
-        assert tapes is not None  # asked for just now
+        assert tapes is not None  # it was requested just now
         archives.setdefault(archive_name(note), {})[key] = tapes
     for path in folder.rglob(f"*{SUFFIX}"):
         if path.relative_to(folder).as_posix() not in archives:
@@ -226,13 +225,13 @@ def ship(store: TraceStore, folder: Path, questions: Iterable[PlanRequest]) -> N
 
 
 def archive_name(note: Mapping[str, Any]) -> str:
-    """The file that holds an entry: with those that one plan asks for, and that are much alike."""
+    """Return the file of an entry: together with those that one plan uses, and that are similar."""
     name = f"{note['family']}-{note['recipe']}-{note['fit']['quantize'] or 'none'}{SUFFIX}"
     return f"{SOURCES_FOLDER}/{name}" if "rank" in note else name
 
 
 def _likeness(note: Mapping[str, Any]) -> tuple[str, ...]:
-    """An order in which entries that are alike lie side by side."""
+    """Return a sort key that puts similar entries side by side."""
     fit = note["fit"]
     return (
         note["part"],
@@ -245,7 +244,7 @@ def _likeness(note: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def write_index(folder: Path, notes: Notes, runs: Notes) -> None:
-    """Say what each key is, one a line, and with which versions of the libraries it was made."""
+    """Write a note for each key, one per line, and the versions of the libraries."""
     entries, outcomes = (
         ",\n".join(f"{json.dumps(key)}: {json.dumps(note)}" for key, note in sorted(each.items()))
         for each in (notes, runs)
@@ -256,7 +255,7 @@ def write_index(folder: Path, notes: Notes, runs: Notes) -> None:
 
 
 def main() -> int:
-    """Make them."""
+    """Make them all."""
     folder, user = asset_path("traces"), TraceStore.of_user().folder
     if "--outcomes" in sys.argv[1:]:
         _, runs = ship_outcomes(TraceStore(user, folder), folder, all_built_in())

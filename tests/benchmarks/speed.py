@@ -1,4 +1,4 @@
-"""How fast a training step is, and what it asks of a card and of the host.
+"""Measure the speed of a training step, and its load on GPU and host.
 
     python tests/benchmarks/speed.py --count --family sdxl --batch 1 --json
     python tests/benchmarks/speed.py --time [--family sdxl] [--minutes 8] [--small]
@@ -6,15 +6,14 @@
     python tests/benchmarks/speed.py --host [--family sdxl] [--steps 40] [--json]
     python tests/benchmarks/speed.py --encode [--family sdxl] [--small]
 
---time measures steps on a card (tests/benchmarks/speed_time.py says how), --overhead what the loop costs the CPU
-besides the step (tests/benchmarks/speed_overhead.py), --host what the step itself costs it
-(tests/benchmarks/speed_host.py), --encode the VAE and the text encoders (tests/benchmarks/speed_encode.py). --count
-counts one step of a full-size base, without a card and without weights. A step is forward and backward of one
-micro-batch, its gradients taken into the masters, the optimizer and the refresh of the working weights, as
-trainer.training.loop.Engine does them, here on meta tensors from the published configs. Printed are
-`dispatched_operations`, what PyTorch's dispatcher sends to the device below all functions of our own, without views
-and allocations (tests/support/counting.py says exactly which), `saved_bytes`, what forward keeps for backward, and
-`waits`, what would make the host wait for the card.
+--time measures steps on a GPU (see tests/benchmarks/speed_time.py), --overhead the CPU time of the loop besides the
+step (tests/benchmarks/speed_overhead.py), --host the CPU time of the step itself (tests/benchmarks/speed_host.py),
+--encode the VAE and the text encoders (tests/benchmarks/speed_encode.py). --count counts one step of a full-size base,
+without a GPU and without weights. A step is forward and backward of one micro-batch, gradient accumulation, the
+optimizer and the refresh of the working weights, as in trainer.training.loop.Engine, here on meta tensors from the
+published configs. It prints `dispatched_operations`, what PyTorch's dispatcher sends to the device below all functions
+of our own, without views and allocations (tests/support/counting.py says exactly which), `saved_bytes`, what forward
+saves for backward, and `waits`, what would make the host wait for the GPU.
 """
 
 from __future__ import annotations
@@ -72,34 +71,34 @@ ADAPTERS: dict[Adapters, str] = {
     "peft-fp32": "as most trainers do: PEFT's layers with fp32 weights on a base in 16 bits",
 }
 IN_USE: Adapters = "lean" if ENABLED else "peft"
-"""What the trainer does."""
+"""The trainer's default."""
 RESOLUTIONS: dict[Family, int] = {"sd15": 512, "sdxl": 1024}
 MIB = 2**20
 
 
 @dataclass(frozen=True)
 class Count:
-    """What a step asks for."""
+    """Operations, waits and saved bytes of a step."""
 
     forward: int
     backward: int
-    """With what checkpointing computes again."""
+    """Including recomputation by gradient checkpointing."""
     accumulate: int
-    """Gradients of the first micro-batch taken into the masters."""
+    """Adding gradients of the first micro-batch to the master weights."""
     optimizer: int
-    """Measuring and clipping the gradient, the optimizer, the refreshed working weights."""
+    """Measuring and clipping the gradient, the optimizer, the refresh of the working weights."""
     saved_bytes: int
     waits: dict[str, int]
-    """By "stage operation"; the loop's own read of loss and norm, once an optimizer step, comes on top."""
+    """By "stage operation"; the loop's own read of loss and norm, once per optimizer step, comes on top."""
 
     @property
     def dispatched_operations(self) -> int:
-        """All of the step."""
+        """Return the operations of the whole step."""
         return self.forward + self.backward + self.accumulate + self.optimizer
 
 
 def count_step(subject: Workload, pictures: int, adapters: Adapters = IN_USE, technique: Technique = "none") -> Count:
-    """Count a step of ``pictures`` in the subject's first bucket, with the operations that a CUDA card would get."""
+    """Count a step of ``pictures`` images in the first bucket, with the operations of a CUDA GPU."""
     engine = _engine(subject, adapters)
     _take_first_step(engine)
     micro = micro_batch(subject, subject.buckets[0].size, pictures)
@@ -115,7 +114,9 @@ def count_step(subject: Workload, pictures: int, adapters: Adapters = IN_USE, te
             engine.master_weights.accumulate()
         with counter.stage("optimizer"):
             set_learning_rates(engine.optimizer, 1.0)
-            measure(loss, engine.master_weights, engine.loss_scale)  # the loop reads it: meta tensors cannot be read
+            measure(
+                loss, engine.master_weights, engine.loss_scale
+            )  # the loop reads the result, but meta tensors cannot be read
             engine.optimizer_step(1.0, 2.0)  # a norm that is clipped
     return Count(
         forward=counter.total("forward"),
@@ -128,7 +129,7 @@ def count_step(subject: Workload, pictures: int, adapters: Adapters = IN_USE, te
 
 
 def _take_first_step(engine: Engine) -> None:
-    """Lets the optimizer make its state, which it does but once."""
+    """Let the optimizer create its state, which happens only once."""
     for weight in engine.master_weights.working.values():
         weight.grad = torch.empty_like(weight)
     engine.master_weights.accumulate()
@@ -136,7 +137,7 @@ def _take_first_step(engine: Engine) -> None:
 
 
 def _engine(subject: Workload, adapters: Adapters) -> Engine:
-    """The engine as a run builds it, on models without weights."""
+    """Return the engine as a run builds it, on models without weights."""
     dtype = dtype_of(subject)
     unet, placer = bare_unet(subject)
     unet = place(unet, dtype, placer)
@@ -150,7 +151,7 @@ def _engine(subject: Workload, adapters: Adapters) -> Engine:
         generator=lambda _: np.random.default_rng(0),
         lean=adapters == "lean",
     )
-    nothing = cast(Any, None)  # nothing is cached, dealt or assembled
+    nothing = cast(Any, None)  # no cache, batches or collator
     parts = RunParts(cast(Any, subject), cache=nothing, batches=nothing, collator=nothing, device=META)
     models = StepModels(subject.family, unet, tuple(encoders), subject.recipe.clip_skip, dtype)
     engine = assemble_engine(job_of(subject), parts, [Segment(0, 1)], models, adapter)
@@ -159,7 +160,7 @@ def _engine(subject: Workload, adapters: Adapters) -> Engine:
 
 
 def subject_of(options: argparse.Namespace) -> Workload:
-    """What is to be counted."""
+    """Return what is to be counted."""
     recipe = {"layers": options.layers, "rank": options.rank, "resolution": options.resolution}
     fit = {
         "dtype": options.dtype,
@@ -170,7 +171,7 @@ def subject_of(options: argparse.Namespace) -> Workload:
 
 
 def report(options: argparse.Namespace, counts: Iterable[tuple[Adapters, Count]]) -> list[dict[str, Any]]:
-    """What was counted and of what, as JSON."""
+    """Return the counts and what they belong to, as JSON."""
     asked = (
         "family",
         "resolution",
@@ -201,7 +202,7 @@ def report(options: argparse.Namespace, counts: Iterable[tuple[Adapters, Count]]
 
 
 def table(rows: Iterable[dict[str, Any]]) -> str:
-    """The same for people, as a table in Markdown."""
+    """Return the same as a Markdown table."""
     lines = [
         "| adapters | operations | forward | backward | accumulate | optimizer | kept for backward | waits |",
         "|---|---|---|---|---|---|---|---|",
@@ -214,7 +215,7 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
 
 
 def arguments() -> argparse.ArgumentParser:
-    """What may be asked."""
+    """Return the command line's parser."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     mode = parser.add_mutually_exclusive_group(required=True)
     mode.add_argument("--count", action="store_true", help="count, without a card")
@@ -243,7 +244,7 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Do what was asked for and print it."""
+    """Run the requested measurement and print it."""
     options = arguments().parse_args(words)
     if options.time:
         families: list[Family] = [options.family] if options.family else ["sdxl", "sd15"]
@@ -259,7 +260,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def print_told(options: argparse.Namespace, found: object, text: str) -> None:
-    """One or the other."""
+    """Print as JSON or as text."""
     sys.stdout.write((json.dumps(found, indent=2) if options.json else text) + "\n")
 
 

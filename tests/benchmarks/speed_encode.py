@@ -1,8 +1,8 @@
-"""How fast pictures and captions are encoded: by how many at once, layout and number format, on a card or the CPU.
+"""Time encoding of images and captions, by number at once, memory layout and dtype, on a GPU or the CPU.
 
-The trainer encodes one picture at a time, laid out plane by plane, and several captions at once where runs need not
-repeat bit for bit. This says what more would gain on a card, what it would take at the peak, and how far from what it
-gives by itself a picture or a caption then is.
+The trainer encodes one image at a time in contiguous layout, and several captions at once if runs need not be
+reproducible bit for bit. This measures what larger batches would gain on a GPU, their peak memory, and how far an image
+or caption then deviates from being encoded alone.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ SIDES: dict[Family, int] = {"sd15": 512, "sdxl": 1024}
 TINY = 64
 COUNTS = (1, 2, 4, 8)
 LEAST_SECONDS = 1.0
-"""For which a row is repeated."""
+"""Minimum seconds for which a row is repeated."""
 
 Encode = Callable[[], Tensor]
-"""Encodes so many once; returns what came of each, first the one by which they are compared."""
+"""Encodes a batch once; returns the results, first the one that is compared."""
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """So many pictures or captions encoded at once."""
+    """A number of images or captions encoded at once."""
 
     dtype: str
     what: What
     at_once: int
     a_second: float = 0.0
     peak: int | None = None
-    """Bytes handed out by PyTorch's allocator; None on the CPU."""
+    """Bytes allocated by PyTorch's allocator; None on the CPU."""
     difference: float = 0.0
-    """The most by which the first differs, in a latent's mean or a state, from what it is by itself, in planes."""
+    """Largest difference of the first one, in a latent's mean or a text state, from encoding it alone, contiguous."""
     failure: str = ""
 
     def line(self) -> str:
-        """As a row of a table."""
+        """Return a row of the table."""
         peak = "" if self.peak is None else f"{self.peak / MIB:,.0f}"
         told = self.failure or f"{self.a_second:.2f} | {peak} | {self.difference:.1e}"
         return f"| {self.dtype} | {self.what} | {self.at_once} | {told} |"
@@ -62,7 +62,7 @@ HEAD = "| in | what | at once | a second | allocated, MiB | differs by |\n|---|-
 
 
 def encodings(family: Family, device: torch.device, *, small: bool) -> Iterator[Encoding]:
-    """Time a VAE and text encoders of random weights; what fails, for want of memory too, is named."""
+    """Time a VAE and text encoders with random weights; failures, including out of memory, are listed."""
     subject = Base(family).workload(SIDES[family], small=small)
     for dtype in ("bf16", "fp32"):
         fit = subject.fit.replaced(dtype=dtype, vae_dtype=dtype)
@@ -107,7 +107,7 @@ def _tried(what: Encoding, encode: Encode, alone: Tensor, device: torch.device) 
 
 
 def _timed(what: Encoding, encode: Encode, alone: Tensor, device: torch.device) -> Encoding:
-    """The mean over a second and more, once all is warm; uploads and the read of the result are in it."""
+    """Return the mean over at least a second, after warm-up, including uploads and the read of the result."""
     cuda = device.type == "cuda"
     difference = (encode()[:1] - alone.cpu()).abs().max().item()
     if cuda:
@@ -122,7 +122,7 @@ def _timed(what: Encoding, encode: Encode, alone: Tensor, device: torch.device) 
 
 
 def table(family: Family, *, small: bool) -> Iterator[str]:
-    """All of it as lines of Markdown, each as soon as it is known."""
+    """Yield the whole table as Markdown, each line once it is known."""
     device = torch.device("cpu") if small else torch.device("cuda", 0)
     yield HEAD
     for encoding in encodings(family, device, small=small):

@@ -1,9 +1,10 @@
-"""What a step costs the host: a UNet of full depth on the CPU, so narrow that its arithmetic hardly takes time.
+"""Measure the host time of a step: a UNet of full depth on the CPU, so narrow that its arithmetic takes hardly any
+time.
 
-At batch 1 a card waits for the host where this is longer than its arithmetic. The host works for every operation on
-the CPU as it does for a card, but for the kernel's launch, so what is saved here is saved there, and a launch an
-operation besides. Products in 16 bits take another way on the CPU, so the base is in fp32; LoRA weights that are wider
-than the base, as most trainers have them in fp32 beside bf16, are in fp64 then, and need as many casts.
+At batch size 1 a GPU waits for the host if host time exceeds its arithmetic. The host does the same work for every
+operation on the CPU as for a GPU, except for the kernel launch, so what is saved here is saved there, plus a launch per
+operation. 16-bit products use different code on the CPU, so the base is in fp32; LoRA weights of higher precision than
+the base, which most trainers have in fp32 next to bf16, are in fp64 here, and need as many casts.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from trainer.config.recipe import RecipeConfig
 from trainer.files.assets import bundled_configs
 
 WIDTH = 32
-"""Of the outermost block."""
+"""Channels of the outermost block."""
 WARM_UP = 2
 """Steps of each round that do not count."""
 ROUNDS = 3
@@ -33,22 +34,22 @@ LAYERS: Mapping[str, tuple[torch.dtype, bool]] = {
     "peft": (torch.float32, False),
     "lean": (torch.float32, True),
 }
-"""LoRA layers by number format, and whether they are those of trainer.adapter.lean."""
+"""LoRA layers by dtype, and whether they are those of trainer.adapter.lean."""
 
 
 @dataclass(frozen=True)
 class HostTime:
-    """Milliseconds of the CPU in the middle one of the steps."""
+    """Milliseconds of CPU time, median of the steps."""
 
     forward: float
     backward: float
 
 
 def measure_host(family: Family, steps: int) -> dict[str, HostTime]:
-    """By kind of LoRA layers, over so many steps of each of three rounds.
+    """Measure each kind of LoRA layers, over so many steps of each of three rounds.
 
-    They take turns by rounds, so that whatever else the machine does hits all alike, and none finds the processor's
-    caches as another left them.
+    They alternate by rounds, so that other load on the machine affects all alike, and none benefits from the CPU's
+    caches.
     """
     works = {name: _work(family, dtype, lean=lean) for name, (dtype, lean) in LAYERS.items()}
     spent: dict[str, list[tuple[float, float]]] = {name: [] for name in works}
@@ -62,7 +63,7 @@ def measure_host(family: Family, steps: int) -> dict[str, HostTime]:
 
 
 def _timed(work: Callable[[], Tensor]) -> tuple[float, float]:
-    """Seconds of the CPU in forward and in backward, both of which run in this thread."""
+    """Return the CPU seconds of forward and of backward, both of which run in this thread."""
     started = time.thread_time()
     loss = work()
     between = time.thread_time()
@@ -71,7 +72,7 @@ def _timed(work: Callable[[], Tensor]) -> tuple[float, float]:
 
 
 def _work(family: Family, dtype: torch.dtype, *, lean: bool) -> Callable[[], Tensor]:
-    """Forward over one picture of 64 pixels and a few tokens."""
+    """Return a forward pass over one image of 64 pixels and a few tokens."""
     unet = narrow_unet(family)
     recipe = RecipeConfig(layers="attention", rank=4, alpha=4.0)
     attach(family, unet, [], recipe, dtype=dtype, generator=lambda _: np.random.default_rng(0), lean=lean)
@@ -89,13 +90,15 @@ def _work(family: Family, dtype: torch.dtype, *, lean: bool) -> Callable[[], Ten
 
 
 def narrow_unet(family: Family) -> UNet2DConditionModel:
-    """All layers of the published UNet, each of few numbers."""
+    """Return a UNet with all layers of the published one, each with few channels."""
     config = dict(bundled_configs(family)["unet"])
     full = config["block_out_channels"]
     widths = [WIDTH * width // full[0] for width in full]
     changed = {"block_out_channels": widths, "cross_attention_dim": WIDTH, "sample_size": 8}
     if family == "sdxl":
-        changed |= {"attention_head_dim": [width // WIDTH for width in widths]}  # the number of heads, by its name
+        changed |= {
+            "attention_head_dim": [width // WIDTH for width in widths]
+        }  # this is the number of heads, despite its name
         changed |= {"addition_time_embed_dim": 8, "projection_class_embeddings_input_dim": WIDTH + 6 * 8}
     unet: UNet2DConditionModel = UNet2DConditionModel.from_config({**config, **changed})
     nn.Module.requires_grad_(unet, False)

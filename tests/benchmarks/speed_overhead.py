@@ -1,9 +1,9 @@
-"""What the training loop costs the host besides the step: a real run of a tiny base on the CPU, by the CPU's own clock.
+"""Measure the CPU time of the training loop besides the step, in a real run of a tiny base on the CPU.
 
-The step is forward and backward, the gradients taken into the masters, their norm, clipping and the optimizer, which
-on a card is the card's work. All else of a turn of the loop comes on top of it, because between two steps the card has
-nothing to do: handing over the next pictures, and events, heartbeat, orders, measuring and guarding. Putting pictures
-together is told apart, as a thread does it while the step is computed. Nothing is drawn, saved or validated in between.
+The step is forward and backward, gradient accumulation, the gradient norm, clipping and the optimizer, which on a GPU
+is the GPU's work. Everything else in an iteration comes on top, because the GPU is idle between two steps: handing over
+the next images, events, heartbeat, commands, measuring and fault checks. Assembling the next images is listed
+separately, as a thread does it while the step is computed. There are no previews, checkpoints or validation in between.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from trainer.training.optim.master_weights import MasterWeights
 from trainer.training.run.start import start
 
 STEP = ((loop.Engine, "micro_step"), (MasterWeights, "accumulate"), (loop, "measure"), (loop.Engine, "move"))
-"""What counts as the step's own."""
+"""Functions that belong to the step."""
 DATA = ((PrefetchCollator, "assemble"),)
 AHEAD = ((PrefetchCollator, "_assemble"),)
 WARM_UP = 5
 RARE = 1_000_000
-"""No checkpoint, preview or measurement comes in between."""
+"""An interval that prevents checkpoints, previews and validation."""
 
 
 @dataclass
 class Watch:
-    """What the training thread spent, by turns of the loop."""
+    """CPU time of the training thread, by iterations of the loop."""
 
     turns: list[Counter[str]] = field(default_factory=list)
     """Seconds in "turn", "step", "data" and "ahead" from one step event to the next."""
@@ -48,7 +48,7 @@ class Watch:
     _before: Counter[str] | None = None
 
     def __call__(self, event: events.Event) -> None:
-        """Called by the run for every event, in its thread."""
+        """Record an event; the run calls it for every event, in its thread."""
         if not isinstance(event, events.StepEvent):
             return
         now = Counter({**self._spent, "turn": time.thread_time()})
@@ -57,7 +57,7 @@ class Watch:
         self._before = now
 
     def timed(self, name: str, work: Callable[..., Any]) -> Callable[..., Any]:
-        """The same work, its seconds added to ``name``."""
+        """Return the same function, its seconds added to ``name``."""
 
         def watched(*args: Any, **kwargs: Any) -> Any:
             started = time.thread_time()
@@ -71,20 +71,20 @@ class Watch:
 
 @dataclass(frozen=True)
 class Overhead:
-    """Milliseconds of the CPU in the middle one of the turns."""
+    """Milliseconds of CPU time, median of the iterations."""
 
     data: float
     """Handing over the micro-batch."""
     loop: float
-    """All else outside the step."""
+    """Everything else outside the step."""
     ahead: float
-    """In the thread beside: putting the next micro-batch together."""
+    """In the background thread: assembling the next micro-batch."""
     step: float
     """The step itself, which the CPU computes here."""
 
 
 def measure_overhead(family: Family = "sdxl", resolution: int = 64, steps: int = 40) -> Overhead:
-    """Trains a tiny base with one picture a step."""
+    """Train a tiny base with one image per step."""
     watch = Watch()
     with tempfile.TemporaryDirectory() as folder, _watched(watch):
         run_tiny(family, Path(folder), steps, watch, resolution)
@@ -104,7 +104,7 @@ def measure_overhead(family: Family = "sdxl", resolution: int = 64, steps: int =
 def run_tiny(
     family: Family, folder: Path, steps: int, on_event: Callable[[events.Event], None], resolution: int = 64
 ) -> None:
-    """A real run, from reading its pictures to the LoRA, with nothing between its steps."""
+    """Run a real training run, from reading its images to the LoRA, with nothing between its steps."""
     settings = {
         "recipe.steps": steps,
         "recipe.resolution": resolution,

@@ -1,4 +1,4 @@
-"""What was timed of steps, as a table and as JSON: written anew after every row."""
+"""Results of timed steps, as a table and as JSON, rewritten after every row."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from trainer.training.device.device import AttentionChoice
 MIB = 1 << 20
 
 Adapters = Literal["lean", "layers", "peft"]
-"""Ours; ours in blocks of diffusers, which keep for backward what ours make again; PEFT's in such blocks."""
+"""Ours; ours in diffusers' blocks, which save for backward what our blocks recompute; PEFT's in such blocks."""
 Checkpointing = Literal["none", "selective", "full"]
 
 
 @dataclass(frozen=True)
 class Base:
-    """What has to be loaded anew, in a process of its own."""
+    """What has to be loaded again, in a separate process."""
 
     family: Family
     adapters: Adapters = "lean"
@@ -36,7 +36,7 @@ class Base:
     deterministic: bool = False
 
     def workload(self, resolution: int, *, small: bool) -> Workload:
-        """What is trained: LoRA r16 on attention."""
+        """Return the training workload: LoRA rank 16 on attention."""
         fit = {"quantize": self.quantize}
         recipe = {"layers": "attention", "rank": 16}
         job = TruthJob("speed", self.family, (resolution, resolution), recipe=recipe, fit=fit)
@@ -49,35 +49,35 @@ class Case:
 
     resolution: int
     batch: int
-    checkpointing: Checkpointing = "none"
+    gradient_checkpointing: Checkpointing = "none"
     attention: AttentionChoice = "auto"
     technique: Technique = "none"
-    """What the trainer does not do."""
+    """A technique that the trainer does not use by default."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """What one step takes."""
+    """Time and memory of one step."""
 
     seconds: float
     host_seconds: float
-    """In which the host hands it over; about the whole where it has to wait for a place in the card's queue."""
+    """Time until the host has launched everything; about the whole step if the GPU's queue is full."""
     limit: float
-    """FLOP/s of one large product of matrices."""
+    """FLOP/s of one large matrix product."""
     allocated: int | None
     reserved: int | None
-    """Bytes at their peak; None on the CPU."""
+    """Peak bytes; None on the CPU."""
     launched: int | None
-    """Kernels, copies and fills on the card; on the CPU what PyTorch calls, calls within calls too."""
+    """Kernels, copies and fills on the GPU; on the CPU, PyTorch's calls, nested ones included."""
     operations: int | None
     """What PyTorch's dispatcher sends to the device."""
     waits: int | None
-    """How often PyTorch warns that the host waits for the card. What could not be counted is None."""
+    """How often PyTorch warns that the host waits for the GPU. None if it could not be counted."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A case and what came of it."""
+    """A case and its result."""
 
     base: Base
     case: Case
@@ -87,7 +87,7 @@ class Row:
 
 @dataclass
 class Bench:
-    """What has been timed, and where it is written."""
+    """The rows so far, and where they are written."""
 
     card: str
     folder: Path
@@ -98,27 +98,27 @@ class Bench:
     remarks: list[str] = field(default_factory=list)
 
     def keep(self, row: Row) -> None:
-        """Keeps a row and writes all of them."""
+        """Add a row and write all of them."""
         self.rows.append(row)
         say(self._line(row))
         self.write()
 
     def write(self) -> None:
-        """Table and JSON, as they are now."""
+        """Write the current table and JSON."""
         files.write_text(self.folder / f"{self.name}.md", self.table())
         facts = {"date": _today(), "card": self.card, "torch": torch.__version__, "small": self.small}
         rows = [asdict(row) | {"flops": self.flops_of(row), "name": self._name(row)} for row in self.rows]
         files.write_json(self.folder / f"{self.name}.json", {**facts, "rows": rows, "remarks": self.remarks})
 
     def flops_of(self, row: Row) -> int | None:
-        """FLOP of a step, as soon as they are known."""
+        """Return the FLOP of a step, once they are known."""
         future = self.flops.get((row.base.family, row.case.resolution))
         if future is None or not future.done() or future.cancelled() or future.exception() is not None:
             return None
         return future.result() * row.case.batch
 
     def table(self) -> str:
-        """All rows as Markdown."""
+        """Return all rows as Markdown."""
         head = (
             "what",
             "pictures/s",
@@ -170,7 +170,7 @@ class Bench:
         return f"| {' | '.join(cells)} |"
 
     def _name(self, row: Row) -> str:
-        """The row in words: what is unlike the usual is named."""
+        """Return the row's description, naming what differs from the default."""
         base, case = row.base, row.case
         usual = {
             "adapters": "lean",
@@ -202,6 +202,6 @@ def _today() -> str:
 
 
 def say(text: str) -> None:
-    """A line at once."""
+    """Print a line at once."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()

@@ -1,9 +1,10 @@
-"""What might make a step quicker or smaller and is not in the trainer: switches, until a card says what they are worth.
+"""Techniques that might make a step faster or smaller and are off by default, until a GPU shows what they are worth.
 
-- `channels_last`: maps lie as with `fit.channels_last = true` (trainer.training.acceleration.channels_last).
+- `channels_last`: feature maps have the layout of `fit.channels_last = true`
+  (trainer.training.acceleration.channels_last).
 - `compiled`: torch.compile fuses the transformer blocks as with `fit.compile = true`
   (trainer.training.acceleration.compile).
-- `fp16_accumulation`: products in fp16 add up in fp16 as with `fit.fp16_accumulation = true`.
+- `fp16_accumulation`: products in fp16 accumulate in fp16 as with `fit.fp16_accumulation = true`.
 - `graphs`: steps are captured and replayed as with `fit.cuda_graphs` (trainer.training.acceleration.cuda_graphs).
 """
 
@@ -31,7 +32,7 @@ Technique = Literal["none", "channels_last", "compiled", "fp16_accumulation", "g
 
 @contextmanager
 def applied(technique: Technique, engine: Engine) -> Iterator[None]:
-    """Inside, the engine learns with a technique; it is as before at the end. A compiler may be missing for one."""
+    """Apply a technique to the engine while the block runs; raise if its compiler is missing."""
     unet = cast(nn.Module, engine.models.unet)
     with ExitStack() as stack:
         if technique == "channels_last":
@@ -47,7 +48,7 @@ def applied(technique: Technique, engine: Engine) -> Iterator[None]:
 
 @contextmanager
 def _channels_last(unet: nn.Module, device: torch.device) -> Iterator[None]:
-    """Inside, maps lie as with fit.channels_last, the layers that learn apart."""
+    """Use the channels-last layout as with fit.channels_last, except for the trained layers."""
     channels_last.convert_to_channels_last(unet, Kernels.of(device))
     try:
         yield
@@ -60,7 +61,7 @@ def _channels_last(unet: nn.Module, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _compiled(engine: Engine) -> Iterator[None]:
-    """Inside, the engine learns with compiled blocks as with fit.compile; what hinders that is raised."""
+    """Compile the blocks as with fit.compile; raise what prevents that."""
     unet = cast(nn.Module, engine.models.unet)
     engine.compiled = blocks = CompiledBlocks(_raise)
     blocks.install(unet)
@@ -87,5 +88,5 @@ def _with_graphs(engine: Engine) -> Iterator[None]:
 
 
 def _raise(code: str, sentence: str) -> None:
-    """For the row to tell."""
+    """Raise a notice as an error, which the row then shows."""
     raise RuntimeError(sentence)

@@ -1,17 +1,17 @@
-"""Times training steps of full-size bases with random weights on a card, and what each technique does to them.
+"""Time training steps of full-size bases with random weights on a GPU, and the effect of each technique.
 
     python tests/benchmarks/speed.py --time [--family sdxl] [--minutes 8] [--small]
 
-Rows are ordered so that a run that is cut short has the most telling ones. Those that share a loaded base share a
-process; what fails in one row is named in it, and what breaks a process ends that process only. After every row the
-table and the same as JSON are written to tests/benchmarks/results, with the date and the card. A step is that of
-trainer.training.loop with one micro-batch, which waits in pinned memory: what putting it together costs the host,
---overhead tells. TFLOP/s counts what a step without checkpointing computes, by its trace, so that computing twice is no
-merit. The card's limit is what it reaches on one large product of matrices in the row's number format.
+The most important rows come first, so that an interrupted run has them. Rows that share a loaded base share a process;
+a failure is reported in its row, and a crash ends only its process. After every row the table and the same as JSON are
+written to tests/benchmarks/results, with the date and the GPU. A step is that of trainer.training.loop with one micro-
+batch, which is already in pinned memory: --overhead measures what assembling it costs the host. TFLOP/s counts what a
+step without checkpointing computes, from its trace, so that recomputation does not count as work. The GPU's limit is
+what it reaches in one large matrix product in the row's dtype.
 
 Eight minutes are about enough for one family: --family sdxl and --family sd15 are two calls.
 
-With --small tiny models run on the CPU through the same code: figures of no meaning.
+With --small tiny models run on the CPU through the same code; the numbers are meaningless.
 """
 
 from __future__ import annotations
@@ -67,15 +67,15 @@ LEAST_STEPS = 2
 ROW_SECONDS = 3.0
 """For the timed steps of a row."""
 LONGEST_START, LONGEST_ROW, LONGEST_COMPILING = 60.0, 40.0, 120.0
-"""Seconds that loading a base, a row, and a row's compiling may take, several times what they need: what hangs costs no
-more."""
-TINY = 8  # by how much tests.support.truth_jobs makes small pictures smaller
+"""Time limits in seconds for loading a base, a row, and compiling for a row: several times what they need, to end
+hangs."""
+TINY = 8  # factor by which tests.support.truth_jobs reduces the size of images
 
 TOKENS = 77
-"""Of an encoded caption."""
+"""Tokens of an encoded caption."""
 
 LEAST_SECONDS = 10.0
-"""Without so many left nothing is begun."""
+"""If fewer seconds are left, no further row is started."""
 
 _IN_GRAPHS: tuple[tuple[int, Checkpointing], ...] = ((1, "none"), (4, "none"), (4, "full"))
 
@@ -83,7 +83,7 @@ Group = tuple[Base, tuple[Case, ...]]
 
 
 def groups(family: Family) -> list[Group]:
-    """What is timed of a family, the most telling first."""
+    """Return the cases of a family, the most important first."""
     side = 1024 if family == "sdxl" else 512
     other_sides = [size for size in (512, 768, 1024) if size != side]
     main = Base(family)
@@ -116,12 +116,12 @@ def groups(family: Family) -> list[Group]:
 
 
 def in_turn(families: Sequence[Family]) -> list[Group]:
-    """The groups of several families, one of each at a time."""
+    """Interleave the groups of several families."""
     return [group for same in zip(*map(groups, families), strict=True) for group in same]
 
 
 def time_group(base: Base, cases: Sequence[Case], seconds: float, small: bool) -> Iterator[Row]:
-    """Times the cases in this process, on the card unless ``small``; begins none after so many seconds."""
+    """Time the cases in this process, on the GPU unless ``small``; start none after so many seconds."""
     until = time.monotonic() + seconds
     device = CPU if small else torch.device("cuda", 0)
     with _as_stated(base, device):
@@ -145,7 +145,7 @@ def time_group(base: Base, cases: Sequence[Case], seconds: float, small: bool) -
 
 @contextmanager
 def _as_stated(base: Base, device: torch.device) -> Iterator[None]:
-    """Layers, determinism and workspaces as trainer.training.device.device.numerics sets them."""
+    """Set up layers, determinism and workspaces as trainer.training.device.device.numerics does."""
     if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
         workspace = gpu.cublas_workspace(capability, deterministic=base.deterministic)
@@ -155,7 +155,7 @@ def _as_stated(base: Base, device: torch.device) -> Iterator[None]:
     torch.utils.deterministic.fill_uninitialized_memory = False
     try:
         blocks = install if base.adapters == "lean" else _install_attention
-        with patch.object(lean, "SWITCHED_ON", base.adapters != "peft"), patch.object(attach, "install", blocks):
+        with patch.object(lean, "ENABLED", base.adapters != "peft"), patch.object(attach, "install", blocks):
             yield
     finally:
         torch.use_deterministic_algorithms(before[0])
@@ -163,14 +163,14 @@ def _as_stated(base: Base, device: torch.device) -> Iterator[None]:
 
 
 def _install_attention(unet: nn.Module) -> None:
-    """Of what trainer.adapter.lean.transformer.install does that which makes nothing again in backward."""
+    """Install the part of trainer.adapter.lean.transformer.install that recomputes nothing in backward."""
     for module in unet.modules():
         if isinstance(module, Attention):
             lean_attention(module)
 
 
 def _choose_products(run: RealRun, engine: Engine, case: Case, *, small: bool) -> None:
-    """As a run does when it starts: layers multiply in int8 where that is quicker here. Says what was measured."""
+    """Autotune int8 products as a run does when it starts, and print the measurements."""
     side = case.resolution // (TINY if small else 1)
     empty, _ = bare_unet(replace(run.workload, fit=run.workload.fit.replaced(quantize="none")))
     layers = linear_calls(empty, (side, side), case.batch, TOKENS, live_text=False)
@@ -181,18 +181,18 @@ def _choose_products(run: RealRun, engine: Engine, case: Case, *, small: bool) -
 
 
 def _tidy_up(engine: Engine, device: torch.device) -> None:
-    """Leaves nothing of a step for the next case, least of all of one that failed."""
+    """Release everything of a step before the next case, in particular after a failure."""
     for weight in engine.master_weights.working.values():
         weight.grad = None
     engine.master_weights.zero_grad()
     gc.collect()
     if device.type == "cuda":
-        with suppress(RuntimeError):  # a recording that failed may leave PyTorch's allocator so
+        with suppress(RuntimeError):  # a failed capture may leave PyTorch's allocator in this state
             torch.cuda.empty_cache()
 
 
 class Stopwatch:
-    """Takes the steps of one case."""
+    """Times the steps of one case."""
 
     def __init__(self, run: RealRun, engine: Engine, case: Case, *, small: bool) -> None:
         self.run = run
@@ -214,7 +214,7 @@ class Stopwatch:
         set_checkpointing(unet, engine.models.text_encoders, chosen, dropouts=False)
 
     def time(self, limit: float) -> Timing:
-        """What a step takes once all is warm; the peak is that of these steps."""
+        """Return the time of a step after warm-up; the peak is that of these steps."""
         with (
             attention_kernels(self.case.attention, self.device, self.engine.models.dtype),
             applied(self.case.technique, self.engine),
@@ -229,7 +229,7 @@ class Stopwatch:
             return Timing(seconds, host, limit, allocated, reserved, *counted)
 
     def step(self) -> None:
-        """As trainer.training.loop.Engine.train_step, its numbers taken for finite: random weights may overflow."""
+        """Run a step as trainer.training.loop.Engine.train_step, but accept overflows (random weights)."""
         engine, started = self.engine, time.perf_counter()
         set_learning_rates(engine.optimizer, 1.0)
         total = torch.zeros((), device=self.device)
@@ -242,7 +242,7 @@ class Stopwatch:
         self.host += time.perf_counter() - started
 
     def _seconds(self, steps: int) -> float:
-        """The mean step; leaves the host's share in ``host``."""
+        """Return the mean time of a step; store the host's share in ``host``."""
         self.host = 0.0
         self._wait()
         started = time.perf_counter()
@@ -266,7 +266,7 @@ class Stopwatch:
         return torch.cuda.max_memory_allocated(self.device), torch.cuda.max_memory_reserved(self.device)
 
     def _operations(self) -> int | None:
-        if self.case.technique == "compiled":  # beneath a mode that counts nothing is compiled
+        if self.case.technique == "compiled":  # nothing can be compiled beneath a dispatch mode
             return None
         counter = StepCounter(self.device)
         with counter, counter.stage("step"):
@@ -293,7 +293,7 @@ class Stopwatch:
 
 
 def _or_none(count: Callable[[], int | None]) -> int | None:
-    """A count that fails says nothing of the times."""
+    """Return a count, or None if it fails, which does not invalidate the times."""
     try:
         return count()
     except Exception as error:  # noqa: BLE001 (whatever it was)
@@ -315,7 +315,7 @@ def _telling_waits(device: torch.device) -> Iterator[None]:
 
 @cache
 def matmul_limit(device: torch.device, dtype: torch.dtype, *, small: bool) -> float:
-    """FLOP/s of one large product of matrices: the middle of several tries."""
+    """Return the FLOP/s of one large matrix product: the median of several tries."""
     side = 256 if small else 8192
     left, right = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
     taken = []
@@ -335,7 +335,7 @@ def _synchronise(device: torch.device) -> None:
 
 
 def picture_flops(family: Family, resolution: int, small: bool) -> int:
-    """FLOP that a step without checkpointing computes for one picture, by its trace."""
+    """Return the FLOP that a step without checkpointing computes for one image, from its trace."""
     subject = Base(family).workload(resolution, small=small)
     with TemporaryDirectory() as folder:
         steps = TraceLibrary(TraceStore(Path(folder))).steps(subject, subject.buckets[0].size, 1)
@@ -345,8 +345,8 @@ def picture_flops(family: Family, resolution: int, small: bool) -> int:
 def time_steps(
     families: Sequence[Family], minutes: float, folder: Path, *, small: bool = False, most: int | None = None
 ) -> int:
-    """Times what there is time for; returns 0 when at least one row was timed. ``most`` is a number of groups."""
-    until = time.monotonic() + 60 * minutes - 15  # the table and the way out need a little
+    """Time what there is time for; return 0 if at least one row was timed. ``most`` limits the number of groups."""
+    until = time.monotonic() + 60 * minutes - 15  # for the table and the shutdown
     if small:
         torch.set_num_threads(1)
     card = "the CPU" if small else torch.cuda.get_device_properties(0).name
@@ -377,7 +377,7 @@ def time_steps(
 
 
 def _wait_for(future: Future[int], until: float) -> None:
-    """A trace that fails or comes too late leaves its cells empty."""
+    """Wait for a trace; if it fails or is too late, its cells stay empty."""
     try:
         future.result(timeout=max(0.0, until - time.monotonic()))
     except Exception as error:  # noqa: BLE001 (the times are what counts)

@@ -21,7 +21,7 @@ from trainer.config.load import load_job
 
 SETTINGS = Settings(resolution=64, batch=2, steps=7, small=True, device="cpu")
 
-# A trainer of a few lines: PyTorch's own optimizer, more steps than are wanted, and before them some of another.
+# A trainer of a few lines: PyTorch's own optimizer, more steps than needed, and before them some of another optimizer.
 LOOP = """
 import sys, torch
 sys.modules.update(dict.fromkeys(("trainer", "tests")))  # there are none, or they are others
@@ -65,7 +65,7 @@ def test_pictures_lie_as_each_trainer_wants_them(place: Place) -> None:
 
 
 def test_all_are_told_the_same(place: Place, tmp_path: Path) -> None:
-    """Rank, rate, size, batch and length, however each calls them."""
+    """Rank, rate, size, batch size and length, whatever each trainer calls them."""
     here = replace(place, folder=tmp_path)
     job = load_job(Path(ours("linear").command(SETTINGS, here, tmp_path)[-1]))
     assert (job.recipe.rank, job.recipe.layers, job.recipe.effective_batch) == (16, "linear", 2)
@@ -83,7 +83,7 @@ def test_all_are_told_the_same(place: Place, tmp_path: Path) -> None:
 
 
 def test_on_a_card_ours_runs_with_graphs_too() -> None:
-    """Before the others, so that a run that is cut short has both."""
+    """Before the others, so that an interrupted run has both."""
     here = {"unsloth": Path(), "onetrainer": Path()}
     plain = ["Impasto, attention", "Impasto, linear"]
     both = ["Impasto, attention", "Impasto, attention, graphs", "Impasto, linear", "Impasto, linear, graphs"]
@@ -118,8 +118,8 @@ def test_a_trainer_is_watched_until_it_has_stepped_often_enough(place: Place, tm
     rival = Rival("a loop", "attention", lambda settings, place, checkout: [str(checkout / "loop.py")])
     outcome = run(rival, SETTINGS, place, tmp_path, 120.0)
     assert not outcome.failure and outcome.pictures_per_second is not None and outcome.pictures_per_second > 0
-    # The square and its sum; a one to begin with, twice the weight, times that, and added to the last gradient. Of
-    # four bytes each are the sum and the one.
+    # Operations: square, sum; the initial gradient of one, twice the weight, their product, and adding to the last
+    # gradient. The sum and the one are saved, four bytes each.
     assert (outcome.trained, outcome.operations, outcome.kept) == (3, 7, 8)
 
 

@@ -1,4 +1,4 @@
-"""Techniques that the bench alone can switch on: the same step with each, and the model as before afterwards."""
+"""Techniques that only the benchmark can switch on: the same step with each, and the unchanged model afterwards."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ def test_graphs_are_those_of_the_trainer_and_go_with_their_row(run: RealRun, mic
             engine.accumulate_gradients(micro, total)
             assert torch.equal(total, totals[0])
         assert isinstance(engine.graphs, GraphedSteps)
-        with pytest.raises(RuntimeError, match="what hinders it"):
-            engine.graphs._say("what hinders it")
+        with pytest.raises(RuntimeError, match="what prevents it"):
+            engine.graphs._tell("graphs", "what prevents it")
     engine.master_weights.zero_grad()
     assert engine.graphs is None
 

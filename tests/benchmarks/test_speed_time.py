@@ -1,4 +1,4 @@
-"""The timing half of tests/benchmarks/speed.py, on tiny models: the code that runs on a card once, unattended."""
+"""The timing half of tests/benchmarks/speed.py, on tiny models: the code that runs on a GPU once, unattended."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def test_a_row_has_all_that_a_step_takes_and_one_that_fails_is_named(rows: list[
         assert row.timing.launched > row.timing.operations > 500
     assert plain.timing and selective.timing and plain.timing.operations < selective.timing.operations  # type: ignore[operator]
     assert cudnn.timing is None
-    assert cudnn.failure.startswith("JobError: fit.attention")
+    assert cudnn.failure.startswith("JobError: Could not use fit.attention")
 
 
 @pytest.mark.slow
 def test_blocks_that_make_nothing_again_are_a_base_of_their_own(rows: list[Row]) -> None:
-    """PEFT's layers ask for most; with ours, blocks that make again what they do not keep ask for more than others."""
+    """PEFT's layers request most; with ours, blocks that recompute what they do not save request more than others."""
     ours, layers = (
         next(iter(time_group(Base("sd15", kind, dtype="fp32"), CASES[:1], 600.0, small=True)))
         for kind in ("lean", "layers")
@@ -74,7 +74,7 @@ def test_the_table_is_written_after_every_row_with_what_is_known(rows: list[Row]
 
 @pytest.mark.slow
 def test_the_work_of_a_step_is_that_of_its_trace() -> None:
-    """Twice the pixels each way: four times what convolutions and products do, and more of attention."""
+    """Twice the pixels each way: four times the work of convolutions and products, and more in attention."""
     one, other = picture_flops("sd15", 512, small=True), picture_flops("sd15", 1024, small=True)
     assert 4 * one < other < 16 * one
 

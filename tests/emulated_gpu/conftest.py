@@ -65,7 +65,7 @@ def base_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Path]:
 
 @pytest.fixture
 def tiny_job(tmp_path: Path, base_of: Callable[[Any], Path]) -> Callable[..., Path]:
-    """Write a job that trains a tiny base on six photographs for six steps on the GPU.
+    r"""Write a job that trains a tiny base on six photographs for six steps on the GPU.
 
     `tiny_job("sdxl", extra='[output]\n...')`: `extra` is TOML that is appended; the job is `job.toml` in `tmp_path`.
     """
