@@ -1,6 +1,6 @@
 """Measure the window thread's time for health checks at 100,000 images: all, one edited caption, the charts.
 
-    python -m tests.benchmarks.app_health [--pictures 100000] [--write]
+    python -m tests.benchmarks.app_health [--images 100000] [--write]
 
 CPU time of this thread, so that other programs' work does not count; `--write` puts the table into its section of
 tests/benchmarks/results/app.md. Captions are checked with their real token counts; image files are not read.
@@ -103,7 +103,7 @@ def _ms(seconds: float) -> str:
 def main() -> None:
     """Measure, print and store."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--pictures", type=int, default=100_000)
+    parser.add_argument("--images", type=int, default=100_000)
     parser.add_argument("--write", action="store_true")
     chosen = parser.parse_args()
     rows = measure(chosen.pictures)

@@ -1,6 +1,6 @@
 """Measure searches at 100,000 images: every kind of term, the tag index, and completion.
 
-    python -m tests.benchmarks.app_query [--pictures 100000] [--write]
+    python -m tests.benchmarks.app_query [--images 100000] [--write]
 
 CPU time of this thread, the median of several calls, so that other programs' work does not count; `--write` puts the
 table into its section of tests/benchmarks/results/app.md.
@@ -205,7 +205,7 @@ def of_completion(index: TagIndex, tags: list[str], chance: random.Random) -> li
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pictures", type=int, default=100_000)
+    parser.add_argument("--images", type=int, default=100_000)
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
     rows = measured(arguments.pictures)

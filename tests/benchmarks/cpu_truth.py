@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", choices=("sd15", "sdxl"), default="sd15")
     parser.add_argument("--resolution", type=int, default=256)
-    parser.add_argument("--pictures", type=int, default=1)
+    parser.add_argument("--images", type=int, default=1)
     options = parser.parse_args(arguments)
     bucket = (options.resolution, options.resolution)
     say(f"{options.family}, {options.resolution} pixels, {options.pictures} pictures, fp32, math attention")

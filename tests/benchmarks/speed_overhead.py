@@ -29,7 +29,7 @@ from trainer.training.data.batches import PrefetchCollator
 from trainer.training.optim.master_weights import MasterWeights
 from trainer.training.run.start import start
 
-STEP = ((loop.Engine, "micro_step"), (MasterWeights, "accumulate"), (loop, "measure"), (loop.Engine, "move"))
+STEP = ((loop.Engine, "micro_step"), (MasterWeights, "accumulate"), (loop, "measure"), (loop.Engine, "optimizer_step"))
 """Functions that belong to the step."""
 DATA = ((PrefetchCollator, "assemble"),)
 AHEAD = ((PrefetchCollator, "_assemble"),)

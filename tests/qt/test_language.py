@@ -84,14 +84,14 @@ def application(qapp):
 
 def test_numbers_have_their_forms_in_english(application):
     install_language(application, "en")
-    assert QCoreApplication.translate("StatusLine", "%n image(s)", "", 1) == "1 image"
-    assert QCoreApplication.translate("StatusLine", "%n image(s)", "", 2) == "2 images"
+    assert QCoreApplication.translate("StatusBar", "%n image(s)", "", 1) == "1 image"
+    assert QCoreApplication.translate("StatusBar", "%n image(s)", "", 2) == "2 images"
 
 
 def test_qts_own_words_come_in_the_users_language(application):
     install_language(application, "de")
     assert QCoreApplication.translate("QPlatformTheme", "Cancel") == "Abbrechen"
-    assert QCoreApplication.translate("StatusLine", "%n image(s)", "", 2) == "2 images"  # ours are not there yet
+    assert QCoreApplication.translate("StatusBar", "%n image(s)", "", 2) == "2 images"  # ours are not there yet
 
 
 def test_every_title_of_a_command_can_be_translated(tmp_path, session, qtbot):

@@ -427,7 +427,7 @@ PLACES: dict[str, tuple[str, Arrange]] = {
 
 
 def new(place: Place, name: str, base: str | None = None, pictures: Path | None = None) -> list[str]:
-    return ["new", "--base", base or str(place.base), "--pictures", str(pictures or place.pictures), name]
+    return ["new", "--base", base or str(place.base), "--images", str(pictures or place.pictures), name]
 
 
 def replace(file: Path, old: str, new: str) -> None:

@@ -23,7 +23,7 @@ Impasto trains SD 1.5 and SDXL LoRAs: from a folder of images to a file that loa
 first steps:
   python -m trainer doctor                                      check whether this PC can train
   python -m trainer check ./images                              list problems in your images
-  python -m trainer new --base model.safetensors --pictures ./images my-style
+  python -m trainer new --base model.safetensors --images ./images my-style
   python -m trainer train my-style/job.toml                     train; Ctrl-C pauses, nothing is lost
   python -m trainer resume my-style                             continue where it stopped
 """

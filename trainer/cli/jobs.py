@@ -38,7 +38,7 @@ def add_commands(commands: Commands) -> None:
         "name", metavar="NAME", help="the LoRA's name, also used for its new folder; or a folder: . or ../style"
     )
     add_base(new)
-    new.add_argument("--pictures", required=True, type=Path, help="the folder with your images")
+    new.add_argument("--images", required=True, type=Path, help="the folder with your images")
     new.add_argument("--trigger", help="the trigger word, which will evoke what the LoRA learned")
     new.add_argument("--recipe", metavar="PRESET", help="use the recipe of this preset; `presets list` lists them")
     new.add_argument("--family", choices=("sd15", "sdxl"), help="the base's family, if it is not on this disk yet")
@@ -89,12 +89,12 @@ def run_new(options: argparse.Namespace) -> int:
     text = new_job_text(
         name=name,
         base=options.base,
-        images=options.pictures,
+        images=options.images,
         folder=folder,
         family=family,
         machine=machine,
         trigger=options.trigger,
-        count=_count_images(options.pictures),
+        count=_count_images(options.images),
         recipe=recipe,
         expected=_expected_fit(family, machine),
     )

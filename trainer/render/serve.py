@@ -2,7 +2,7 @@
 
 trainer/protocol/processes.py describes requests in general. A render request names a base as a job does, and images:
 
-    {"id": 1, "base": {"model": "base.safetensors"}, "out": "folder", "pictures": [
+    {"id": 1, "base": {"model": "base.safetensors"}, "out": "folder", "images": [
         {"loras": [{"file": "style.safetensors", "strength": 0.8}], "prompt": {"prompt": "a cat", "seed": 7}}]}
 
 ``clip_skip`` and ``device`` are optional. A grid of checkpoints, strengths and prompts is a request with many images;
@@ -11,8 +11,8 @@ group images with the same LoRAs, because switching LoRAs takes a moment. Answer
     {"id": 1, "state": "loading", "device": "cuda:0", "phase": "load", "done": 3, "total": 686}
                                                                                progress, in the phase's units
     {"id": 1, "state": "notice", "code": "lora.unmatched", "sentence": "..."}  information, not an error
-    {"id": 1, "state": "drawing", "picture": 0, "step": 4, "steps": 20}        image by its index in the request
-    {"id": 1, "state": "drawn", "picture": 0, "file": "folder/000.png"}
+    {"id": 1, "state": "rendering", "image": 0, "step": 4, "steps": 20}        image by its index in the request
+    {"id": 1, "state": "rendered", "image": 0, "file": "folder/000.png"}
     {"id": 1, "state": "done"}
 
 A new request cancels the current one within a sampling step; finished images stay. Two requests render nothing:
@@ -81,7 +81,7 @@ class RenderRequest(Section):
     """Base as in a job; paths are absolute or relative to this process's working directory."""
     out: str = Field(min_length=1)
     """Output folder."""
-    pictures: tuple[ImageRequest, ...] = Field(min_length=1, max_length=10_000, strict=False)
+    images: tuple[ImageRequest, ...] = Field(min_length=1, max_length=10_000, strict=False)
     """Images, rendered in this order."""
     clip_skip: int | None = None
     """Clip skip as in a recipe."""
@@ -172,16 +172,16 @@ class RenderService:
         renderer = self._renderer_for(request, turn)
         folder = Path(request.out)
         folder.mkdir(parents=True, exist_ok=True)
-        for number, image in enumerate(request.pictures):
+        for number, image in enumerate(request.images):
             turn.raise_if_overtaken()
             renderer.use(_uses(image))
 
             def on_step(step: int, steps: int, number: int = number) -> None:
                 turn.raise_if_overtaken()
-                turn.report_progress("drawing", picture=number, step=step, steps=steps)
+                turn.report_progress("rendering", image=number, step=step, steps=steps)
 
             file = renderer.render_file(image.prompt, folder, on_step)
-            turn.report_progress("drawn", picture=number, file=str(file))
+            turn.report_progress("rendered", image=number, file=str(file))
 
     def _renderer_for(self, request: RenderRequest, turn: ActiveRequest) -> Renderer:
         """Return a renderer with the requested base, loading it if another one is in memory."""
@@ -193,7 +193,7 @@ class RenderService:
                 self._lock_gpu(device)
                 self._renderer = Renderer(
                     request.base,
-                    _uses(request.pictures[0]),
+                    _uses(request.images[0]),
                     device=device,
                     dtype=drawing_dtype(machine),
                     clip_skip=request.clip_skip,

@@ -92,7 +92,7 @@ class RenderClient:
                 "base": job.base.model_dump(mode="json", exclude_none=True),
                 "clip_skip": job.recipe.clip_skip,
                 "out": str(folder),
-                "pictures": [cell.request() for cell in cells],
+                "images": [cell.request() for cell in cells],
             }
         )
         return current
@@ -136,12 +136,12 @@ class RenderClient:
             case "loading":
                 self._on_cpu = answer["device"] == "cpu"
                 current.stage, current.share = "loading", answer["done"] / max(1, answer["total"])
-            case "drawing":
+            case "rendering":
                 current.stage = "drawing"
-                current.share = (answer["picture"] + answer["step"] / answer["steps"]) / len(current.cells)
-            case "drawn":
-                current.files[answer["picture"]] = Path(answer["file"])
-                current.drawn.emit(answer["picture"])
+                current.share = (answer["image"] + answer["step"] / answer["steps"]) / len(current.cells)
+            case "rendered":
+                current.files[answer["image"]] = Path(answer["file"])
+                current.drawn.emit(answer["image"])
             case "notice":
                 current.noticed.emit(answer["sentence"])
             case "done" | "cancelled" as stage:

@@ -157,7 +157,7 @@ class PresetModel(QAbstractListModel):
         if self.rows:
             self.dataChanged.emit(self.index(0), self.index(len(self.rows) - 1))
 
-    def place_of(self, path: Path | None) -> QModelIndex:
+    def index_of(self, path: Path | None) -> QModelIndex:
         """Return the index of a file's preset; invalid if it is not shown."""
         row = next((row for row, each in enumerate(self.rows) if each.path == path), -1)
         return self.index(row) if row >= 0 else QModelIndex()

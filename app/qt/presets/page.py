@@ -406,7 +406,7 @@ class PresetsPage(Page):
         shelf = self.session.presets.entries
         before = self.chosen.path if self.chosen else None
         self.list.cards.show([each for each in shelf.presets if self._matches(each)] if shelf else [])
-        index = self.list.cards.place_of(self._wanted or before)
+        index = self.list.cards.index_of(self._wanted or before)
         if self._wanted is not None and index.isValid():
             self._wanted = None
         index = index if index.isValid() else self.list.cards.index(0)

@@ -426,7 +426,7 @@ def write_jobs(folder: Path) -> None:
         job = parse_job(text, "job.toml", ROOT, settings)
         files.write_text(folder / f"{name}.toml", dump_job(job, comments=False))
     write_pictures(ROOT / "pictures")
-    arguments = ["new", "--base", str(write_base(ROOT)), "--pictures", "pictures", "--trigger", "sks", "new-job"]
+    arguments = ["new", "--base", str(write_base(ROOT)), "--images", "pictures", "--trigger", "sks", "new-job"]
     assert command_line(arguments) == 0
     shutil.move(ROOT / "new-job" / "job.toml", folder / "new.toml")
 

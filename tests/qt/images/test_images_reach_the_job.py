@@ -163,7 +163,7 @@ def test_an_edit_made_just_before_start_is_on_disk_when_the_job_is_queued(
     page = new_job(opened, qtbot)
     assert page.draft is not None
     page.draft.set("base.model", "owner/base")
-    opened.commands["window.images"].trigger()
+    opened.commands["window.pictures"].trigger()
     qtbot.waitUntil(opened.images.isVisible)
     select(session, "b")
     opened.commands["pictures.reject"].trigger()

@@ -172,7 +172,7 @@ def test_a_fault_of_our_own_is_never_told_as_success(
     views.delete()
     settle(qtbot, session)
     said.clear()
-    faulty("bring_back", views.undelete)
+    faulty("restore_files", views.undelete)
     assert said == [] and not (folder / "p1.png").exists()
     assert session.history.undo_name is None and session.history.redo_name is None
     looked: list[object] = []

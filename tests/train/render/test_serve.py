@@ -46,6 +46,7 @@ class Asked:
             said.append(json.loads(line))
             if said[-1]["state"] in states:
                 return said
+            assert said[-1]["state"] != "error", said[-1]  # no other answer follows
         raise AssertionError(f"it ended after {said}")
 
 
@@ -97,12 +98,12 @@ def test_each_cell_of_a_grid_is_the_picture_that_render_draws(
     cat, dog = "a red cat", "a blue dog"
     cells = [(cat, (first, 0.5)), (cat, (first, 1.0)), (dog, (second, 1.0)), (cat, (other, 1.0)), (dog, (first, 1.0))]
     grid = [picture(prompt, use) for prompt, use in cells]
-    asked.send(id="é", base={"model": str(base)}, out=str(tmp_path / "grid"), clip_skip=2, pictures=grid)
+    asked.send(id="é", base={"model": str(base)}, out=str(tmp_path / "grid"), clip_skip=2, images=grid)
     said = asked.until("done")
     assert {answer["id"] for answer in said} == {"é"}
-    assert [answer["state"] for answer in said if answer["state"] != "loading"][:4] == ["drawing"] * 3 + ["drawn"]
-    drawn = [answer for answer in said if answer["state"] == "drawn"]
-    assert [answer["picture"] for answer in drawn] == list(range(len(cells)))
+    assert [answer["state"] for answer in said if answer["state"] != "loading"][:4] == ["rendering"] * 3 + ["rendered"]
+    drawn = [answer for answer in said if answer["state"] == "rendered"]
+    assert [answer["image"] for answer in drawn] == list(range(len(cells)))
     found = [pixels(answer["file"]) for answer in drawn]
     for number, (prompt, (file, strength)) in enumerate(cells):
         (alone,) = render(
@@ -121,7 +122,7 @@ def test_each_cell_of_a_grid_is_the_picture_that_render_draws(
 
 
 def test_the_base_is_loaded_once_and_again_when_it_was_freed(asked: Asked, base: Path, tmp_path: Path) -> None:
-    request = {"base": {"model": str(base)}, "out": str(tmp_path), "pictures": [picture("a cat")]}
+    request = {"base": {"model": str(base)}, "out": str(tmp_path), "images": [picture("a cat")]}
     asked.send(id=1, **request)
     asked.until("done")
     asked.send(id=2, **request)
@@ -136,27 +137,27 @@ def test_the_base_is_loaded_once_and_again_when_it_was_freed(asked: Asked, base:
 
 def test_a_request_is_cancelled_by_the_next_within_a_step(asked: Asked, base: Path, tmp_path: Path) -> None:
     long = [picture("a cat", steps=1000), picture("a dog")]
-    asked.send(id=1, base={"model": str(base)}, out=str(tmp_path), pictures=long)
-    asked.until("drawing")
+    asked.send(id=1, base={"model": str(base)}, out=str(tmp_path), images=long)
+    asked.until("rendering")
     asked.send(id=2, do="cancel")
     said = asked.until("done")
     assert said[-1] == {"id": 2, "state": "done"} and said[-2] == {"id": 1, "state": "cancelled"}
     assert not list(tmp_path.iterdir())
-    asked.send(id=3, base={"model": str(base)}, out=str(tmp_path), pictures=[picture("a dog")])
-    assert asked.until("drawn", "error")[-1]["state"] == "drawn"
+    asked.send(id=3, base={"model": str(base)}, out=str(tmp_path), images=[picture("a dog")])
+    assert asked.until("rendered", "error")[-1]["state"] == "rendered"
     asked.until("done")
 
 
 def test_what_cannot_be_drawn_is_said_in_words_and_the_next_is_drawn(
     asked: Asked, base: Path, loras: list[Path], tmp_path: Path
 ) -> None:
-    good: dict[str, Any] = {"base": {"model": str(base)}, "out": str(tmp_path / "a"), "pictures": [picture("a cat")]}
+    good: dict[str, Any] = {"base": {"model": str(base)}, "out": str(tmp_path / "a"), "images": [picture("a cat")]}
     (tmp_path / "file").write_text("x")
     for change, part in (
         ({"base": {"model": str(tmp_path / "nowhere.safetensors")}}, "does not exist"),
-        ({"pictures": [picture("a", (tmp_path / "nowhere.safetensors", 1.0))]}, "does not exist"),
-        ({"pictures": [picture("a", width=100)]}, "pictures.0.prompt.width"),
-        ({"pictures": []}, "pictures"),
+        ({"images": [picture("a", (tmp_path / "nowhere.safetensors", 1.0))]}, "does not exist"),
+        ({"images": [picture("a", width=100)]}, "images.0.prompt.width"),
+        ({"images": []}, "images"),
         ({"clip_skip": 99}, "clip_skip"),
         ({"device": "gpu"}, "device"),
         ({"device": "cuda:9"}, "CUDA"),
@@ -183,4 +184,4 @@ def test_a_card_with_a_training_on_it_is_left_alone_and_a_held_one_is_given_back
 def test_requests_are_checked() -> None:
     assert request_error({"id": 1, "do": "cancel"}) is None
     assert "do" in str(request_error({"id": 1, "do": "dance"}))
-    assert request_error({"id": 1, "base": {"model": "a"}, "out": "b", "pictures": [picture("a")]}) is None
+    assert request_error({"id": 1, "base": {"model": "a"}, "out": "b", "images": [picture("a")]}) is None

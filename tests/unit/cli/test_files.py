@@ -86,7 +86,7 @@ def test_kohyas_dataset_files_are_read_and_what_they_ask_for_is_told(pictures, t
 
 
 def test_new_writes_a_job_that_loads_and_counts_the_pictures(here, pictures, capsys):
-    assert cli.main(["new", "--base", "owner/name", "--pictures", str(pictures), "Größe: 1", "--trigger", "sks"]) == 0
+    assert cli.main(["new", "--base", "owner/name", "--images", str(pictures), "Größe: 1", "--trigger", "sks"]) == 0
     written = here / safe_name("Größe: 1") / "job.toml"
     job = load_job(written)
     assert job.name == "Größe: 1"
@@ -105,7 +105,7 @@ def test_new_fits_the_job_to_the_largest_card(monkeypatch):
 
 
 def test_new_overwrites_nothing(here, pictures, capsys):
-    words = ["new", "--base", "owner/name", "--pictures", str(pictures), "a"]
+    words = ["new", "--base", "owner/name", "--images", str(pictures), "a"]
     assert cli.main(words) == 0
     (here / "a" / "job.toml").write_text("mine", encoding="utf-8")
     assert cli.main(words) == 2
@@ -116,7 +116,7 @@ def test_new_overwrites_nothing(here, pictures, capsys):
 @pytest.mark.parametrize(("base", "pictures_given"), [("missing.safetensors", True), ("owner/name", False)])
 def test_new_checks_what_it_is_given_before_it_writes(here, pictures, capsys, base, pictures_given):
     folder = pictures if pictures_given else here / "nowhere"
-    assert cli.main(["new", "--base", base, "--pictures", str(folder), "a"]) == 2
+    assert cli.main(["new", "--base", base, "--images", str(folder), "a"]) == 2
     assert "What to do:" in capsys.readouterr().err
     assert not (here / "a").exists()
 
@@ -177,7 +177,7 @@ def test_new_takes_a_name_or_a_folder(tmp_path, pictures, monkeypatch, name, fol
     here = tmp_path / "above" / "here"
     here.mkdir(parents=True)
     monkeypatch.chdir(here)
-    assert cli.main(["new", "--base", "owner/name", "--pictures", str(pictures), name]) == 0
+    assert cli.main(["new", "--base", "owner/name", "--images", str(pictures), name]) == 0
     job = load_job(here / folder / "job.toml")
     assert job.name == called
     assert Path(job.dataset.folders[0].path) == pictures
@@ -194,7 +194,7 @@ def test_new_takes_a_name_or_a_folder(tmp_path, pictures, monkeypatch, name, fol
     ],
 )
 def test_new_explains_names_that_cannot_be(here, pictures, capsys, name, why):
-    assert cli.main(["new", "--base", "owner/name", "--pictures", str(pictures), name]) == 2
+    assert cli.main(["new", "--base", "owner/name", "--images", str(pictures), name]) == 2
     assert why in capsys.readouterr().err
     assert not list(here.rglob("job.toml"))
 

@@ -36,8 +36,8 @@ FILE = "odd\u202e\u200b\u2028name" if sys.platform == "win32" else f"{MARKER}\n{
 
 # What each command is given, and whether it shows the marker. {job}, {run} and so on are names and files with a marker.
 COMMANDS = {
-    "new": [(["new", "--base", "{base}", "--pictures", "{folder}", "mine"], True),
-            (["new", "--base", "own/er", "--pictures", "{missing}", "mine"], True)],
+    "new": [(["new", "--base", "{base}", "--images", "{folder}", "mine"], True),
+            (["new", "--base", "own/er", "--images", "{missing}", "mine"], True)],
     "train": [(["train", "{bad_job}"], True), (["train", "{job}", "--set", "{text}"], True),
               (["train", "{job}", "--recipe", "{text}"], True)],
     "resume": [(["resume", "{text}"], True)],

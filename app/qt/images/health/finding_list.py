@@ -50,7 +50,7 @@ class FindingModel(QAbstractListModel):
         for row in changed:
             self.dataChanged.emit(self.index(row), self.index(row))
 
-    def place_of(self, code: str) -> QModelIndex:
+    def index_of(self, code: str) -> QModelIndex:
         """Return the index of a kind of problem; invalid if it is gone."""
         row = next((row for row, one in enumerate(self.rows) if one.code == code), -1)
         return self.index(row) if row >= 0 else QModelIndex()
@@ -132,7 +132,7 @@ class FindingView(QListView):
         """Replace the problems; the selection stays if possible."""
         code = self.finding.code if self.finding else ""
         self.findings.show(findings)
-        place = self.findings.place_of(code)
+        place = self.findings.index_of(code)
         if place.isValid() and place != self.currentIndex():
             self.setCurrentIndex(place)
 

@@ -463,7 +463,7 @@ class ForecastPanel(QWidget):
             column.addWidget(heading)
             for part in parts:
                 column.addWidget(part)
-            self._of_gpu += [part for part in (heading, *parts) if part not in (self.timeline, self.phases)]
+            self._of_gpu += [part for part in (heading, *parts) if part not in (self.timeline_title, self.phases)]
         return self.figures
 
     def _key_words(self, plan: AnsweredPlan) -> str:

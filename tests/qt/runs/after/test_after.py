@@ -209,7 +209,7 @@ def test_a_picture_goes_out_only_with_what_it_was_drawn_with(panel, session, qtb
     panel.choose(first.step)
     box.start_rendering()
     asked = box.drawing
-    session.renderer._on_answered({"id": session.renderer._number, "state": "drawn", "picture": 0, "file": str(drawn)})
+    session.renderer._on_answered({"id": session.renderer._number, "state": "rendered", "image": 0, "file": str(drawn)})
     assert panel._image(bare[0]) == drawn and panel._image(bare[1]) is None
     box.show_job(panel._run.job, tmp_path)  # another run is looked at
     assert asked.stage == "cancelled" and box.image.file is None and panel._image(bare[0]) is None

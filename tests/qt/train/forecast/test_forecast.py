@@ -51,7 +51,7 @@ def test_a_job_is_forecast_and_a_plan_goes_into_it_and_out_again(qtbot, session,
     assert "GB that are free; peak " in panel.comparison.text() and answer.gpu.name in panel.comparison.text()
     assert answer.gpu.name not in panel.headline.text() and not panel.stale.isVisible()
     # The bar holds what the figures say: all that the run takes, and what others have of the card.
-    taken = answer.pick.taken(answer.pick.decisive.reserved) + answer.pick.forecast.outside
+    taken = answer.pick.reserved(answer.pick.decisive.reserved) + answer.pick.forecast.outside
     assert sum(piece.bytes for piece in panel.memory.pieces) == pytest.approx(
         taken + answer.gpu.total - answer.gpu.free, rel=0.01
     )

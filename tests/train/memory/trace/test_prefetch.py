@@ -47,10 +47,10 @@ class Endless:
         )
 
 with TracePrefetcher(TraceStore(Path(sys.argv[1])), make_tracer) as aside:
-    aside.ask(Endless())
+    aside.submit(Endless())
     sys.stdin.readline()
 with TracePrefetcher(TraceStore(Path(sys.argv[1])), make_tracer) as aside:
-    aside.ask(Endless()).result()
+    aside.submit(Endless()).result()
 """
 AMPLE = 400 * 2**20
 

@@ -64,14 +64,14 @@ def test_a_step_learns_the_same_and_its_norms_keep_the_layout(
     last, usual = (engine_of(place, "sd15", (*ONE, *settings, *on), []) for on in ((ON,), ()))  # type: ignore[arg-type]
     kept: list[tuple[bool, bool]] = []
 
-    normed = ChannelsLastNormAndSilu.normed
+    normed = ChannelsLastNormAndSilu.norm_silu
 
     def watched(norm: ChannelsLastNormAndSilu, x: torch.Tensor) -> Normed:
         found = normed(norm, x)
         kept.append((is_channels_last(x), is_channels_last(found[0])))
         return found
 
-    monkeypatch.setattr(ChannelsLastNormAndSilu, "normed", watched)
+    monkeypatch.setattr(ChannelsLastNormAndSilu, "norm_silu", watched)
     norms = [module for module in last.models.unet.modules() if isinstance(module, ChannelsLastNormAndSilu)]
     (loss, gradient), (usual_loss, usual_gradient) = lesson(last), lesson(usual)
     assert float(loss) == pytest.approx(float(usual_loss), rel=1e-5)

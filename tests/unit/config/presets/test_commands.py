@@ -255,7 +255,7 @@ def test_a_job_whose_base_is_not_here_must_tell_the_family(here: Path, capsys: p
 def test_new_writes_the_recipe_of_a_preset(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "pictures").mkdir()
     Image.new("RGB", (600, 600)).save(here / "pictures" / "a.png")
-    words = ["new", "--base", "owner/name", "--pictures", "pictures", "--recipe", "style"]
+    words = ["new", "--base", "owner/name", "--images", "pictures", "--recipe", "style"]
     assert cli.main([*words, "without"]) == 2
     assert "--family" in capsys.readouterr().err
     assert not (here / "without").exists()
@@ -263,7 +263,7 @@ def test_new_writes_the_recipe_of_a_preset(here: Path, capsys: pytest.CaptureFix
     job = load_job(here / "with" / "job.toml")
     assert stated(job.recipe) == stated(library.find_preset("style", "sd15").preset.recipe)
     library.save_preset(preset())
-    assert cli.main(["new", "--base", "o/n", "--pictures", "pictures", "--recipe", "gouache", "short"]) == 0
+    assert cli.main(["new", "--base", "o/n", "--images", "pictures", "--recipe", "gouache", "short"]) == 0
     assert stated(load_job(here / "short" / "job.toml").recipe) == {"rank": 8, "images_seen": 1600}
 
 
@@ -271,6 +271,6 @@ def test_a_preset_without_a_recipe_gives_none(here: Path, capsys: pytest.Capture
     library.save_preset(preset(recipe=None, fit={"dtype": "bf16"}))
     (here / "pictures").mkdir()
     Image.new("RGB", (600, 600)).save(here / "pictures" / "a.png")
-    words = ["new", "--base", "owner/name", "--pictures", "pictures", "--recipe", "gouache", "x"]
+    words = ["new", "--base", "owner/name", "--images", "pictures", "--recipe", "gouache", "x"]
     assert cli.main(words) == 2
     assert "has a fit but no recipe" in capsys.readouterr().err
