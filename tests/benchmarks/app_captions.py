@@ -111,9 +111,7 @@ def measure(bench: Bench) -> None:
     def saved() -> bool:
         return not bench.history.busy and bench.saver.now.clean
 
-    sys.stdout.write(
-        "| what | seconds | processor seconds | longest stall, ms | of it processor, ms |\n|---|---|---|---|---|\n"
-    )
+    sys.stdout.write("| what | seconds | CPU seconds | longest stall, ms | of it CPU, ms |\n|---|---|---|---|---|\n")
     bench.portion("preview", preview, lambda: bool(edits))
     bench.portion("doing in memory and journal", lambda: bench.history.do(edits[0]), lambda: not bench.history.busy)
     bench.portion("all on disk, originals backed up", lambda: None, saved)

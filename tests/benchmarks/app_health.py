@@ -70,7 +70,7 @@ def measure(pictures: int) -> list[tuple[str, str]]:
     desk = Desk(pictures)
     gc.freeze()
     desk.settle()
-    rows = [("all pictures judged", f"{desk.spent:.1f} s"), ("longest piece of it", _ms(desk.longest))]
+    rows = [("all images checked", f"{desk.spent:.1f} s"), ("longest piece of it", _ms(desk.longest))]
     edits, chance = [], random.Random(2)
     for number in chance.choices(list(desk.library.images), k=300):
         before = desk.library.images[number].caption

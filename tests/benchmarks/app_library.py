@@ -30,7 +30,7 @@ from app.core.query import tokens
 from app.qt.page_loader import PagePlaceholder
 from tests.benchmarks.app_results import write_section
 
-_TITLES = {"jpegs": "photographs", "many": "very many pictures"}
+_TITLES = {"jpegs": "photographs", "many": "very many images"}
 _BEAT_MS = 2
 _ASK_MS = 10
 
@@ -192,7 +192,7 @@ def jpegs(folder: Path, count: int) -> list[str]:
     spent = time.process_time() - spent
     lines = [
         f"{count:,} JPEGs: first thumbnail after {first:.2f} s, all in sight after {screen:.2f} s "
-        f"({early:.2f} s of processor time), all pictures known after {known:.1f} s ({spent:.1f} s of processor time).",
+        f"({early:.2f} s of CPU time), all images loaded after {known:.1f} s ({spent:.1f} s of CPU time).",
         f"While opening: {bench.heart.words()}.",
         f"Memory {_memory():.0f} MB.",
     ]
@@ -242,7 +242,7 @@ def _follow(folder: Path, in_sight: Sequence[LibraryImage]) -> str:
     spent = time.thread_time()
     for _ in range(30):
         looker.look(False, near, {}, {})
-    return f"Following the disk while nothing changes: {time.thread_time() - spent:.2f} s of processor time a minute."
+    return f"Following the disk while nothing changes: {time.thread_time() - spent:.2f} s of CPU time per minute."
 
 
 def _open(bench: Bench, folder: Path, count: int) -> None:

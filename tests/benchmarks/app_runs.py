@@ -139,9 +139,9 @@ def _opening(window: QWidget, path: Path) -> list[tuple[str, str]]:
     return [
         (f"a run of {EVENTS:,} steps: read", f"{seconds:.2f} s"),
         ("and drawn", f"{drawn:.2f} s later"),
-        ("longest stall of the window's thread in that", _told(stall)),
+        ("longest stall of the window's thread meanwhile", _told(stall)),
         (
-            "longest stall from the click on Runs, when no page is made, until all are and CLIP's vocabulary is loaded",
+            "longest stall from the click on Runs, before any page is loaded, until all are and CLIP's vocabulary is",
             _told(loaded),
         ),
     ]
@@ -186,8 +186,8 @@ def _moving(window: QWidget) -> list[tuple[str, str]]:
         width = part * POINTS
         board.loss.moved.emit(0.0, width)
         taken = frames(lambda number, width=width: board.loss.moved.emit(*_window(number, width)))
-        each = f"{_ms(median(taken))}, slowest {_ms(max(taken))}, {1 / median(taken):.0f} a second"
-        rows.append((f"a frame with {width:,.0f} of {POINTS:,} points in sight", each))
+        each = f"{_ms(median(taken))}, slowest {_ms(max(taken))}, {1 / median(taken):.0f} per second"
+        rows.append((f"a frame with {width:,.0f} of {POINTS:,} visible points", each))
     return rows
 
 

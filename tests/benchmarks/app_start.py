@@ -32,7 +32,7 @@ def main() -> None:
 def line(start: Start) -> str:
     """Return the text for one start."""
     loaded = [name for name in HEAVY if name in start.modules]
-    return f"{start.seconds:.2f} s, processor {start.cpu_seconds:.2f} s, loaded of what is heavy: {loaded or 'nothing'}"
+    return f"{start.seconds:.2f} s, CPU {start.cpu_seconds:.2f} s, heavy modules imported: {loaded or 'nothing'}"
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--images", type=int, default=1)
     options = parser.parse_args(arguments)
     bucket = (options.resolution, options.resolution)
-    say(f"{options.family}, {options.resolution} pixels, {options.pictures} pictures, fp32, math attention")
+    say(f"{options.family}, {options.resolution} pixels, {options.pictures} images, fp32, math attention")
     same = True
     for fit in FITS:
         subject = workload_without_base(

@@ -44,9 +44,9 @@ RESULTS = Path(__file__).parent / "results"
 GOAL = 0.15
 WHOLE_GOAL = 1.5
 NOTE = (
-    "Mixed batches are counted as they are composed, each micro-batch with all its operations; by their memory traces "
-    "that is right within 6 % (tests/train/memory/forecast/test_schedule.py). Too short for bf16: what the CPU's "
-    "convolutions take in it depends on more than flops and bytes."
+    "Mixed batches are counted by composition, each micro-batch with all its operations; according to their memory "
+    "traces this is correct within 6 % (tests/train/memory/forecast/test_schedule.py). Forecasts are too short "
+    "for bf16, where the time of the CPU's convolutions depends on more than FLOP and bytes."
 )
 # Besides training; loading depends on the disk, not on the CPU.
 PHASES = ("cache_pictures", "cache_texts", "validate", "preview")

@@ -134,7 +134,7 @@ def main() -> int:
         models = load_everything(options.file, _DTYPES[options.dtype], options.quantize)
     kept = sum(parameter.nbytes for model in models for parameter in model.parameters())
     limit = 1.2 * kept + 1e9
-    _say(f"loaded in {time.perf_counter() - start:.1f} s, {kept / 1e9:.2f} GB kept")
+    _say(f"loaded in {time.perf_counter() - start:.1f} s, {kept / 1e9:.2f} GB loaded")
     _say(f"private memory: {before / 1e9:.2f} GB before, {peak.bytes / 1e9:.2f} at its peak; limit {limit / 1e9:.2f}")
     if options.train:
         del models

@@ -130,10 +130,10 @@ class Bench:
             capacity = int(prediction.least * share)
             told = apart.run(self._limit(), told_by_device, job, self._subject(job), self.cpu, capacity)
             if told.failure and not told.failure.startswith(NO_ROOM):
-                self.remarks.append(f"{job.name} under a cap: {told.failure}")
+                self.remarks.append(f"{job.name} under a limit: {told.failure}")
                 continue
             self.edges.append(Edge(job.name, capacity, foreseen=share >= 1.0, fitted=not told.failure))
-            say(f"{job.name} within {share:.0%}: {told.failure or 'fitted'}")
+            say(f"{job.name} within {share:.0%}: {told.failure or 'completed'}")
             self._write()
 
     def _write(self) -> None:
@@ -189,7 +189,7 @@ def situation_of_card(apart: Apart) -> DeviceState:
     """
     told = apart.run(LONGEST, rate_of_card)
     if told.failure:
-        raise SystemExit(f"The card cannot be used: {told.failure}")
+        raise SystemExit(f"The GPU cannot be used: {told.failure}")
     ((card, rate),) = told.items
     _state_workspace(card.capability)
     return state_of_local_gpu(card, rate=rate)

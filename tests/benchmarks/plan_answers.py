@@ -66,21 +66,21 @@ def questions(name: str, job: Path, gpu: str) -> None:
     """Measure all requests for one job on one GPU."""
     with fresh_home():
         first, used = resident(job, [{"gpu": gpu}])
-        tell(f"{name}, first question, with the start: {first[0]}; {used:.2f} s of processor")
+        tell(f"{name}, first request, including startup: {first[0]}; {used:.2f} s of CPU time")
     others: list[dict[str, Any]] = [
         {"gpu": gpu}, {"gpu": "16GB"}, {"gpu": gpu}, {"gpu": gpu, "set": ["recipe.learning_rate=0.0003"]},
         {"gpu": gpu, "set": ["recipe.rank=24"]}, {"gpu": gpu, "set": [OTHER_OPTIMIZER]},
     ]  # fmt: skip
     with fresh_home():
         answers, _ = resident(job, others)
-        named = ("another card", "again", "another length", "another rank", "another optimizer")
+        named = ("another GPU", "again", "another length", "another rank", "another optimizer")
         for what, answer in zip(named, answers[1:], strict=True):
             tell(f"{name}, {what}: {answer}")
     for _ in range(3):
         with fresh_home():
             began, before = time.monotonic(), spent()
             subprocess.run([*PLAN, str(job), "--gpu", gpu], stdout=subprocess.DEVNULL, check=True)
-            tell(f"{name}, command line: {time.monotonic() - began:.2f} s; {spent() - before:.2f} s of processor")
+            tell(f"{name}, command line: {time.monotonic() - began:.2f} s; {spent() - before:.2f} s of CPU time")
 
 
 def new_settings(name: str, job: Path, gpu: str) -> None:
@@ -88,7 +88,7 @@ def new_settings(name: str, job: Path, gpu: str) -> None:
     for setting in NEW:
         with fresh_home():
             answers, used = resident(job, [{"gpu": gpu}, {"gpu": gpu, "set": [setting]}], READING)
-            tell(f"{name}, {setting}: {answers[1]}; {used:.1f} s of processor")
+            tell(f"{name}, {setting}: {answers[1]}; {used:.1f} s of CPU time")
 
 
 def tell(line: str) -> None:

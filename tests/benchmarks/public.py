@@ -107,10 +107,10 @@ def published() -> list[Published]:
 
 def _dreambooth() -> Iterator[Published]:
     source = "PEFT README: train_dreambooth on an A100, max_memory_allocated"
-    differs = "LoRA on all of attention, not on q and v alone; fp32 masters beside working weights; no VAE in the loop"
+    differs = "LoRA on all attention layers, not only on q and v; fp32 master weights too; no VAE in the loop"
     recipe = {**_TEXT, "layers": "attention"}
     for name, fit, least, most in (
-        ("A1 SD 1.4, 512, 2 pictures, fp32", {}, 14.44, 15.14),
+        ("A1 SD 1.4, 512, 2 images, fp32", {}, 14.44, 15.14),
         ("A2 the same, checkpointing", _FULL, 7.56, 7.93),
     ):
         forecast = training("sd15", 512, pictures=2, recipe=recipe, fit={**fit, "attention": "math"}, dtype="fp32")
@@ -133,9 +133,9 @@ def _totals() -> Iterator[Published]:
     cached = training("sdxl", 1024, fit={**_FULL, "quantize": "int8"}, recipe=_ADAM8)
     differs = "fp8 for the whole base there; int8 for its blocks' linear layers here"
     yield Published("B1 SDXL 1024, fp8 base, checkpointing", "sd-scripts#1057", cached, differs, 4.10, 4.4, "total")
-    rest = "autocast, VAE and text encoder on the card, a context of about 1.2 GiB there"
+    rest = "autocast, VAE and text encoder on the GPU, a context of about 1.2 GiB there"
     for name, kernel, differs, least, most in (
-        ("D1 SD 1.5 LoRA r4, 512, 2 pictures, plain attention", "math", f"{rest}; scores in fp32 here", 9.31, 10.0),
+        ("D1 SD 1.5 LoRA r4, 512, 2 images, plain attention", "math", f"{rest}; scores in fp32 here", 9.31, 10.0),
         ("D2 the same, xformers", "efficient", rest, 5.59, 6.0),
     ):
         recipe = {"rank": 4, "layers": "attention"}
@@ -150,19 +150,19 @@ def _cards() -> Iterator[Published]:
     wide = training("sdxl", 1024, fit=_FULL, recipe={**_ADAM8, "rank": 256})
     with_texts = training("sdxl", 1024, fit=_FULL, recipe={**_ADAM8, **texts, "rank": 32})
     plain = training("sdxl", 1024, recipe={"layers": "attention"}, dtype="fp16")
-    masters = "fp32 masters and their gradients, 5.1 GiB at this rank, which a run in bf16 alone does without"
+    masters = "fp32 master weights and their gradients, 5.1 GiB at this rank, which a pure bf16 run does not have"
     cases: list[tuple[str, str, float, Forecaster, str]] = [
         ("SDXL LoRA 1024, base cast on the CPU", "sd-scripts#645", 8.0, training("sdxl", 1024, **light), ""),
         ("SDXL r256, UNet alone", "sd-scripts#661", 12.0, wide, masters),
         ("SDXL r32 with text encoders", "sd-scripts#661", 12.0, with_texts, ""),
-        ("SDXL 768, 3 pictures", "sd-scripts#1184", 10.0, training("sdxl", 768, pictures=3, fit=_FULL), ""),
+        ("SDXL 768, 3 images", "sd-scripts#1184", 10.0, training("sdxl", 768, pictures=3, fit=_FULL), ""),
         ("SDXL 1024, fp16, no checkpointing", "diffusers README", 16.0, plain, ""),
     ]
     for name, source, gib, forecast, differs in cases:
         yield Published(name, f"{source}: ran on {gib:.0f} GB", forecast, differs, 0.0, gib, "total")
     forecast = training("sdxl", 1024, pictures=4)
-    source, differs = "kohya_ss#3296: fills 31.5 GB and spills over", "whether it checkpoints is not said"
-    yield Published("SDXL 1024, 4 pictures", source, forecast, differs, 31.2, float("inf"), "total")
+    source, differs = "kohya_ss#3296: fills 31.5 GB and spills over", "unknown whether with gradient checkpointing"
+    yield Published("SDXL 1024, 4 images", source, forecast, differs, 31.2, float("inf"), "total")
 
 
 def row(one: Published, situation: DeviceState, folder: Path) -> str:
@@ -179,10 +179,10 @@ def row(one: Published, situation: DeviceState, folder: Path) -> str:
 
 def table(situation: DeviceState, folder: Path) -> Iterator[str]:
     """Yield the whole table, line by line."""
-    yield "# Forecasts beside published measurements"
+    yield "# Forecasts compared with published measurements"
     yield f"Made by `python -m tests.benchmarks.public`, torch {torch.__version__}."
-    yield "GiB. Where a source's unit is not known, both readings are given: 10^9 bytes and GiB.\n"
-    yield "| configuration | source | published | forecast allocated | reserved | total | error | what differs |"
+    yield "GiB. Where a source's unit is unknown, both interpretations are given: 10^9 bytes and GiB.\n"
+    yield "| configuration | source | published | forecast allocated | reserved | total | error | differences |"
     yield "|---|---|---|---:|---:|---:|---:|---|"
     for one in published():
         yield row(one, situation, folder)

@@ -225,7 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--cpu", action="store_true", help="run the jobs on small models in main memory, record nothing"
     )
-    parser.add_argument("--compare", action="store_true", help="record nothing, compare what lies in FOLDER")
+    parser.add_argument("--compare", action="store_true", help="record nothing, compare the recordings in FOLDER")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     chosen = [job for job in recorded_jobs() if options.only is None or job.name in options.only]

@@ -150,7 +150,7 @@ def check(rival: Rival, settings: Settings, place: Place, checkout: Path) -> str
     values = {str(value) for value in told["understood"].values()}
     lost = {str(one) for one in (settings.rank, settings.resolution, settings.batch, RATE)} - values
     words = [f"understood ({len(told['understood'])} keys)"]
-    words += [f"without a place: {', '.join(told['unknown'])}"] if told["unknown"] else []
+    words += [f"unknown: {', '.join(told['unknown'])}"] if told["unknown"] else []
     words += [f"these numbers did not arrive: {', '.join(sorted(lost))}"] if lost else []
     words += [f"libraries to install: {', '.join(told['absent'])}"] if told["absent"] else []
     return "; ".join(words)
@@ -235,16 +235,16 @@ def table(outcomes: Sequence[Outcome], card: str, settings: Settings) -> str:
     plain = [one for one in outcomes if one.name == ours(one.layers).name]
     own = {(one.batch, one.layers): one.pictures_per_second for one in plain}
     base = {"sdxl": "SDXL", "sd15": "SD 1.5"}[settings.family]
-    size = "tiny models, figures of no meaning" if settings.small else f"{base} at {settings.resolution}"
+    size = "tiny models, meaningless numbers" if settings.small else f"{base} at {settings.resolution}"
     if settings.device == "cpu" and not settings.small:
-        size += " on the CPU, whose seconds tell nothing of a card"
+        size += " on the CPU, whose times say nothing about a GPU"
     lines = [
-        f"# Other trainers beside ours on {card}",
+        f"# Other trainers compared with Impasto on {card}",
         "",
         f"By `python -m tests.benchmarks.rivals`, {datetime.now(UTC).date()}, torch {torch.__version__}: {size}, LoRA "
-        f"r{settings.rank}, random weights; tests/benchmarks/rivals_told.py says how each is told.",
+        f"r{settings.rank}, random weights; tests/benchmarks/rivals_told.py has the settings of each.",
         "",
-        "| trainer | LoRA on | numbers learned | batch | pictures/s | Impasto is quicker by | operations | kept, MiB "
+        "| trainer | LoRA on | trained weights | batch | images/s | Impasto is faster by | operations | saved, MiB "
         "| allocated, MiB | reserved, MiB |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]

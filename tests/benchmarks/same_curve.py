@@ -50,30 +50,31 @@ class Technique:
 
 
 TECHNIQUES = {
-    "lean": Technique("LoRA layers of our own, against PEFT's", lean=True),
+    "lean": Technique("our own LoRA layers, compared with PEFT's", lean=True),
     "gradient_checkpointing": Technique(
-        "all activations computed twice, against none",
+        "all activations recomputed, compared with none",
         on=("fit.gradient_checkpointing=full",),
         off=("fit.gradient_checkpointing=none",),
     ),
     "micro_batches": Technique(
-        "pictures one at a time, against all four at once", on=("fit.micro_batch=1",), off=("fit.micro_batch=4",)
+        "images one at a time, compared with all four at once", on=("fit.micro_batch=1",), off=("fit.micro_batch=4",)
     ),
     "channels_last": Technique(
-        "maps of the UNet channels-last with norms that keep them so, against as usual", on=("fit.channels_last=true",)
+        "UNet in channels-last layout with norms that preserve it, compared with contiguous",
+        on=("fit.channels_last=true",),
     ),
-    "compile": Technique("transformer blocks compiled, against plain", on=("fit.compile=true",)),
-    "int8": Technique("weights of the base in int8, against bf16", on=("fit.quantize=int8",)),
-    "nf4": Technique("weights of the base in NF4, against bf16", on=("fit.quantize=nf4",)),
+    "compile": Technique("transformer blocks compiled, compared with uncompiled", on=("fit.compile=true",)),
+    "int8": Technique("base weights in int8, compared with bf16", on=("fit.quantize=int8",)),
+    "nf4": Technique("base weights in NF4, compared with bf16", on=("fit.quantize=nf4",)),
     "together": Technique(
-        "our own LoRA layers and blocks, maps channels-last, all activations computed twice, pictures one at a time, "
-        "against PEFT's layers and none of it",
+        "our own LoRA layers and blocks, channels-last layout, all activations recomputed, images one at a time, "
+        "compared with PEFT's layers and none of these",
         on=("fit.channels_last=true", "fit.gradient_checkpointing=full", "fit.micro_batch=1"),
         off=("fit.gradient_checkpointing=none", "fit.micro_batch=4"),
         lean=True,
     ),
     "int8_products": Technique(
-        "linear layers of the base in int8 with their products, both ways, against bf16",
+        "base linear layers with int8 products, forward and backward, compared with bf16",
         on=("fit.quantize=int8_products",),
     ),
 }
@@ -146,7 +147,7 @@ def curve_of(technique: Technique, seed: int, steps: int, *, on: bool) -> Curve:
 
     def watch(event: events.Event) -> None:
         if isinstance(event, events.StepEvent):
-            assert event.loss is not None, "a loss that is no number has no course"
+            assert event.loss is not None, "the loss must be finite"
             losses.append(event.loss)
         elif isinstance(event, events.Validation):
             assert event.loss is not None
@@ -165,20 +166,20 @@ def curve_of(technique: Technique, seed: int, steps: int, *, on: bool) -> Curve:
         job.write_text(demo_job(), encoding="utf-8")
         with patch.dict(os.environ, home):
             if start(job, settings, watch) != 0:
-                raise SystemExit("a run did not end well")
+                raise SystemExit("a run failed")
     return Curve(losses, held_out[-1])
 
 
 def table(compared: dict[str, Comparison], seeds: int, steps: int, command: str) -> str:
     """Return the results as Markdown."""
     lines = [
-        "# Whether techniques leave the loss as it is",
+        "# Effect of techniques on the loss",
         "",
         f"`{command}`, {datetime.now(UTC).date()}, torch {torch.__version__}: the demo in bf16 on the CPU, {steps} "
-        f"steps, {seeds} seeds, losses averaged over windows of {WINDOW} steps. Good: the largest difference between "
-        "on and off with one seed, in any window, is less than the least spread between seeds in any window.",
+        f"steps, {seeds} seeds, losses averaged over windows of {WINDOW} steps. Passed: the largest difference between "
+        "on and off with the same seed, in any window, is less than the smallest spread between seeds in any window.",
         "",
-        "| technique | largest difference | least spread of seeds | held-out loss off | differs by at most | good |",
+        "| technique | largest difference | spread of seeds | validation loss off | largest difference | passed |",
         "|---|---|---|---|---|---|",
     ]
     for name, one in compared.items():

@@ -204,7 +204,7 @@ def report(options: argparse.Namespace, counts: Iterable[tuple[Adapters, Count]]
 def table(rows: Iterable[dict[str, Any]]) -> str:
     """Return the same as a Markdown table."""
     lines = [
-        "| adapters | operations | forward | backward | accumulate | optimizer | kept for backward | waits |",
+        "| adapters | operations | forward | backward | accumulate | optimizer | saved for backward | waits |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -218,14 +218,14 @@ def arguments() -> argparse.ArgumentParser:
     """Return the command line's parser."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     mode = parser.add_mutually_exclusive_group(required=True)
-    mode.add_argument("--count", action="store_true", help="count, without a card")
-    mode.add_argument("--time", action="store_true", help="time steps on the card, or small ones on the CPU")
+    mode.add_argument("--count", action="store_true", help="count, without a GPU")
+    mode.add_argument("--time", action="store_true", help="time steps on the GPU, or small ones on the CPU")
     mode.add_argument("--overhead", action="store_true", help="time the loop around the step on the CPU")
     mode.add_argument("--host", action="store_true", help="time what the host does in a step, on the CPU")
-    mode.add_argument("--encode", action="store_true", help="time the VAE on the card, or a tiny one on the CPU")
+    mode.add_argument("--encode", action="store_true", help="time the VAE on the GPU, or a tiny one on the CPU")
     parser.add_argument("--family", choices=tuple(RESOLUTIONS), help="default: sdxl; both for --time")
     parser.add_argument("--resolution", type=int, help="side of the square bucket; 512 for SD 1.5, 1024 for SDXL")
-    parser.add_argument("--batch", type=int, default=1, help="pictures in the micro-batch")
+    parser.add_argument("--batch", type=int, default=1, help="images in the micro-batch")
     parser.add_argument("--layers", choices=("attention", "linear", "all"), default="attention")
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--dtype", choices=("bf16", "fp16", "fp32"), default="bf16")
@@ -236,10 +236,10 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--adapters", choices=("all", *ADAPTERS), default=IN_USE, help=words)
     parser.add_argument("--json", action="store_true", help="one JSON object, or a list of them for --adapters all")
     parser.add_argument("--steps", type=int, default=40, help="of --overhead and --host")
-    parser.add_argument("--minutes", type=float, default=8.0, help="of --time: begin nothing that would end later")
+    parser.add_argument("--minutes", type=float, default=8.0, help="of --time: start nothing that would end later")
     parser.add_argument("--small", action="store_true", help="of --time and --encode: tiny models on the CPU")
     parser.add_argument("--groups", type=int, help="of --time: only so many groups of rows")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="of --time: where its table is kept")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="of --time: folder for the table")
     return parser
 
 
@@ -267,7 +267,7 @@ def print_told(options: argparse.Namespace, found: object, text: str) -> None:
 def _overhead(options: argparse.Namespace) -> tuple[object, str]:
     overhead = asdict(measure_overhead(options.family, steps=options.steps))
     named = (f"{name} {milliseconds:.2f}" for name, milliseconds in overhead.items())
-    told = f"Milliseconds of the CPU a step, one picture of a tiny {options.family} base: {', '.join(named)}."
+    told = f"CPU milliseconds per step, one image of a tiny {options.family} base: {', '.join(named)}."
     return {"family": options.family, **overhead}, told
 
 

@@ -22,10 +22,10 @@ from trainer.config.base import Family
 from trainer.training.device.device import attention_kernels
 from trainer.training.device.offload import empty_cache
 
-What = Literal["pictures, planes", "pictures, channels_last", "captions"]
+What = Literal["images, contiguous", "images, channels_last", "captions"]
 LAYOUTS: dict[What, torch.memory_format] = {
-    "pictures, planes": torch.contiguous_format,
-    "pictures, channels_last": torch.channels_last,
+    "images, contiguous": torch.contiguous_format,
+    "images, channels_last": torch.channels_last,
 }
 SIDES: dict[Family, int] = {"sd15": 512, "sdxl": 1024}
 TINY = 64

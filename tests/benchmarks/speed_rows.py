@@ -121,7 +121,7 @@ class Bench:
         """Return all rows as Markdown."""
         head = (
             "what",
-            "pictures/s",
+            "images/s",
             "ms/step",
             "TFLOP/s",
             "of the limit",
@@ -132,13 +132,13 @@ class Bench:
             "host, ms",
             "waits",
         )
-        scale = " Tiny models: these figures mean nothing." if self.small else ""
+        scale = " Tiny models: these numbers are meaningless." if self.small else ""
         lines = [
             f"# Steps timed on {self.card}",
             "",
             f"By `python tests/benchmarks/speed.py --time`, {_today()}, torch {torch.__version__}; random weights, "
-            "LoRA r16 on attention, AdamW, one micro-batch a step. "
-            f"tests/benchmarks/speed_time.py says what the columns are.{scale}",
+            "LoRA r16 on attention, AdamW, one micro-batch per step. "
+            f"tests/benchmarks/speed_time.py explains the columns.{scale}",
             "",
             f"| {' | '.join(head)} |",
             "|---" * len(head) + "|",

@@ -48,8 +48,8 @@ def play(sequences: int, first: int) -> None:
             ),
         )
         done = min(start + PORTION, sequences)
-        took = f"{time.monotonic() - began:.0f} s, {time.process_time():.0f} s of processor"
-        sys.stdout.write(f"{done} sequences, {took}; the next begin with --seed {first + done}\n")
+        took = f"{time.monotonic() - began:.0f} s, {time.process_time():.0f} s of CPU time"
+        sys.stdout.write(f"{done} sequences, {took}; continue with --seed {first + done}\n")
         sys.stdout.flush()
 
 
@@ -88,7 +88,7 @@ def check(base: Path, safe: dict[str, str], doing: tuple[str, str] | None) -> No
         found = disk.value(picture, "caption")
         if picture.name in safe:
             wanted = {plain(safe[picture.name])} | ({plain(doing[1])} if doing and doing[0] == picture.name else set())
-            assert plain(str(found)) in wanted, f"{picture.name}: {safe[picture.name]!r} is lost, {found!r} is there"
+            assert plain(str(found)) in wanted, f"{picture.name}: {safe[picture.name]!r} is lost, found {found!r}"
     world.saver.close()
 
 

@@ -267,13 +267,13 @@ def record(cases: Sequence[Case]) -> None:
     lines = [
         "# Runs killed at random moments and resumed",
         f"Made on {date} by `python -m tests.faults.kill_resume {' '.join(sys.argv[1:])}`, torch {torch.__version__},",
-        "on the CPU, one thread. Tiny sd15, five steps. In every trial all was equal to the",
-        "undisturbed run's: every LoRA by SHA-256 of its tensors and by all metadata but "
+        "on the CPU, one thread. Tiny sd15, five steps. In every trial everything was equal to the",
+        "undisturbed run's: every LoRA by SHA-256 of its tensors and by all metadata except "
         f"{' and '.join(f'`{key}`' for key in TIME_KEYS)},",
-        "every picture and note byte by byte, and the last checkpoint with the optimizer's whole state. Checkpoints of",
-        "8-bit optimizers were seen to hold uint8 state; the scale of fp16 was seen to come down.",
+        "every image and note byte by byte, and the last checkpoint with the whole optimizer state. Checkpoints of",
+        "8-bit optimizers contained uint8 state; the loss scale of fp16 had come down.",
         "",
-        "| job | trials | killed twice | kills | of them in caching | training | saving | preview | while resumed |",
+        "| job | trials | killed twice | kills | in caching | training | saving | preview | after resuming |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for case in cases:

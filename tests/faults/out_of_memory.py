@@ -115,9 +115,11 @@ class Campaign:
             taken = kept(trial.run) + changes_of(trial.resume().seen[before:])
         shortages = trial.of(events.MemoryExhausted)
         phases = ", ".join(f"{event.phase} {event.stage}".strip() for event in shortages)
-        story = f"{settings[-1]}: out of memory in [{phases}], stepped down {taken}, first exit {ended}"
+        story = f"{settings[-1]}: out of memory in [{phases}], fell back {taken}, first exit {ended}"
         assert trial.code == 0, story
-        assert trial.lora() == self.truth(settings, taken), f"{story}: the LoRA differs from that of a run told"
+        assert trial.lora() == self.truth(settings, taken), (
+            f"{story}: the LoRA differs from that of a run with the same fit changes"
+        )
         if not any("micro_batch" in changed for _, changed in taken):
             assert trial.lora() == self.truth(settings, []), f"{story}: the LoRA differs from the undisturbed one"
         return bool(shortages), story
@@ -143,7 +145,9 @@ def main() -> None:
             hit += happened
             sys.stdout.write(f"{number:3d} equal: {story}\n")
             sys.stdout.flush()
-    sys.stdout.write(f"memory ran out in {hit} of {number} runs, every LoRA equal to that of a run told in advance\n")
+    sys.stdout.write(
+        f"memory ran out in {hit} of {number} runs, every LoRA equal to that of a run with the same fit changes\n"
+    )
 
 
 if __name__ == "__main__":

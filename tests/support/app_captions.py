@@ -422,7 +422,7 @@ class Captions(RuleBasedStateMachine):
         displaced = {content for name, content in on_disk.items() if name.endswith(".tmp")}
         for name, content in self.unseen.items():
             there = on_disk.get(name) == content or content in displaced
-            assert there, f"{name} was overwritten though nobody had seen {content[:80]!r}"
+            assert there, f"{name} was overwritten although the user had not seen {content[:80]!r}"
         missing = self.files - on_disk.keys()
         assert not missing, f"{missing} disappeared"
         gone = {

@@ -146,7 +146,7 @@ class Artist:
         self._go("window.pictures")
         if not self.session.library.images:
             self.window.open([folder])
-        until(lambda: self.session.library.images, PATIENCE, "pictures in the library")
+        until(lambda: self.session.library.images, PATIENCE, "images in the library")
 
     def set_up(self, wish: Wish) -> None:
         """Fill in the job that is open on the Train page, changing only what is not set as requested yet."""

@@ -105,7 +105,7 @@ def start_state(segments: Sequence[Sequence[int | str]], blocks: Sequence[Sequen
         while remaining and remaining[0][0] < address + size:
             inside.append(remaining.popleft())
         states.append(SegmentState(address, size, pool, tuple(_with_gaps(address, size, pool, inside))))
-    assert not remaining, "a live block lies in no segment"
+    assert not remaining, "a live block is in no segment"
     return AllocatorSnapshot(tuple(states))
 
 

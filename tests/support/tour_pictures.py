@@ -91,7 +91,7 @@ def look_at_pictures(artist: Artist, wish: Wish) -> None:
     until(lambda: len(session.view.ids) > 1 and len(drawn) >= min(12, len(session.view.ids)), 60, "thumbnails")
     chosen = session.view.ids[1]
     session.view.select([chosen], chosen)
-    until(lambda: session.health.now and session.health.state()[:2] == (0, 0), 60, "what is known of the pictures")
+    until(lambda: session.health.now and session.health.state()[:2] == (0, 0), 60, "facts about the images")
 
 
 def set_up(artist: Artist, wish: Wish) -> None:

@@ -15,10 +15,10 @@ from trainer.protocol.forecast import ForecastPhase
 
 MIB = 2**20
 CPU_REMARK = (
-    "Small models in main memory: bytes asked for, as PyTorch's profiler counts them, without the buffers that "
-    "convolutions and 8-bit optimizers have inside themselves, and without what lies in main memory beside a card, "
-    "too: the states of random numbers that checkpointing keeps, and the noise schedule in float64. The CPU keeps "
-    "dropout's masks in the format of its input: that is in what was measured, and not forecast."
+    "Small models in main memory: requested bytes, as PyTorch's profiler counts them, without temporary buffers inside "
+    "convolutions and 8-bit optimizers, and without what is in main memory on a GPU machine too: the random number "
+    "generator's states that checkpointing saves, and the noise schedule in float64. The CPU stores dropout masks in "
+    "the dtype of the input, which is measured but not forecast."
 )
 
 
@@ -97,7 +97,7 @@ def report(
         "## Summary",
         *_summary(lines, rows, situation),
         *(f"* {remark}" for remark in remarks),
-        *(["## Under a memory cap near the least capacity", *_edge_table(edges)] if edges else []),
+        *(["## Under a memory limit near the smallest capacity", *_edge_table(edges)] if edges else []),
         "## All",
         *_table(rows),
     ]
@@ -114,12 +114,12 @@ def _summary(lines: Sequence[Line], rows: Sequence[Row], situation: DeviceState)
     outside = [row.outside for row in rows if row.outside]
     if outside:
         yield (
-            f"* beside the allocator: {min(outside) / MIB:.0f} to {max(outside) / MIB:.0f}, "
-            f"foreseen {situation.outside / MIB:.0f}"
+            f"* outside the allocator: {min(outside) / MIB:.0f} to {max(outside) / MIB:.0f}, "
+            f"forecast {situation.outside / MIB:.0f}"
         )
     times = [_time_error(row) for row in rows if "train" in row.phases and not _is_profiled(row)]
     if times:
-        yield f"* seconds a step: median error {median(times):.1%}, 95th percentile {percentile(times, 0.95):.1%}"
+        yield f"* seconds per step: median error {median(times):.1%}, 95th percentile {percentile(times, 0.95):.1%}"
     for row in rows:
         if row.remark:
             yield f"* {row.name}: {row.remark}"
@@ -128,7 +128,7 @@ def _summary(lines: Sequence[Line], rows: Sequence[Row], situation: DeviceState)
 def _spread(errors: Sequence[float]) -> str:
     near = sum(error <= 0.001 for error in errors) / len(errors)
     return (
-        f"{len(errors)} figures, {near:.0%} within 0.1 %, median {median(errors):.3%}, "
+        f"{len(errors)} values, {near:.0%} within 0.1 %, median {median(errors):.3%}, "
         f"95th percentile {percentile(errors, 0.95):.3%}, worst {max(errors):.3%}"
     )
 
