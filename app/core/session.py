@@ -66,7 +66,7 @@ class Navigator:
         self.preset: Emitter[Path] = Emitter()
         """Received preset file or image to show on the Presets page."""
 
-    def take(self, paths: Iterable[Path], then: Sorted) -> None:
+    def open_paths(self, paths: Iterable[Path], then: Sorted) -> None:
         """Show LoRAs and presets on their pages; call `then` with the remaining folders and files.
 
         Missing paths count as folders. A worker reads the disk, so a sleeping one does not block the window.
@@ -196,7 +196,7 @@ class Session:
         self.training = NowTraining(self.runs, self.queue, self.run_watcher, self.run_commands)
         self.renderer = RenderClient(post)
         self.queue.changed.connect(lambda _: self.renderer.make_way(self.queue.now))
-        self.missed: Emitter[Path] = Emitter()
+        self.folder_missing: Emitter[Path] = Emitter()
         """Emitted with a folder that was open before but is missing now."""
         self.datasets.opened.connect(lambda opened: self.recent.opened(opened.folder))
         self.datasets.closed.connect(self.recent.closed)
@@ -208,12 +208,12 @@ class Session:
         self.library.altered.connect(self._on_altered)
         self.health = Health(self.library, self.tags, self.tasks, post, self.target.aim)
         self.finder.findings = self.health.marked
-        self.datasets.strays.connect(self.health.take_strays)
+        self.datasets.orphans_changed.connect(self.health.take_strays)
         self.datasets.notes.connect(self.health.take_notes)
-        self.datasets.reworded.connect(self.health.look_again)
+        self.datasets.captions_changed.connect(self.health.look_again)
         self.datasets.closed.connect(self.health.drop_strays)
         self.datasets.known.connect(lambda _: self.health.begin())
-        self.datasets.looked.connect(lambda _: self.health.look_for_gone())
+        self.datasets.scanned.connect(lambda _: self.health.look_for_gone())
         self.target.changed.connect(lambda _: self.health.aim_at(self.target.aim))
         self.target.changed.connect(lambda _: self.tags.read_lines(self.target.aim.lines))
         post(
@@ -250,7 +250,7 @@ class Session:
 
     def _reopen(self, folder: Path, failure: OpenFailure | None) -> None:
         if failure:
-            self.missed.emit(folder)
+            self.folder_missing.emit(folder)
         else:
             self.datasets.open(folder)
         if folder not in self.datasets.folders:  # missing, or inside another open folder

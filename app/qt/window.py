@@ -141,7 +141,7 @@ class Window(QMainWindow):
                 then()
 
         whole = map(Path, map(os.path.abspath, paths))  # resolves "cats/.."
-        self.session.navigator.take(whole, while_alive(self, open_all))
+        self.session.navigator.open_paths(whole, while_alive(self, open_all))
 
     def come_forward(self, paths: list[str]) -> None:
         """Bring the window to the front and open the paths of a later start."""
@@ -461,8 +461,8 @@ class Window(QMainWindow):
         session.history.failed.connect(self._on_history_failed)
         session.datasets.problems.connect(self._show_error)
         session.datasets.opened.connect(self._on_dataset_opened)
-        session.datasets.found.connect(self.notices.dismiss)
-        session.missed.connect(self._on_folder_missed)
+        session.datasets.recovered.connect(self.notices.dismiss)
+        session.folder_missing.connect(self._on_folder_missed)
         session.target.failed.connect(self._show_error)
         self.images.views.message_shown.connect(self.status.say)
         self.images.views.full_screen_requested.connect(self._on_alone)

@@ -238,10 +238,10 @@ def _follow(folder: Path, in_sight: Sequence[LibraryImage]) -> str:
         near.setdefault(picture.folder.path, set()).update(names)
     looker = FolderScanner(folder.absolute(), lambda news: None)
     for _ in range(2):
-        looker.look(False, near, {}, {})
+        looker.scan(False, near, {}, {})
     spent = time.thread_time()
     for _ in range(30):
-        looker.look(False, near, {}, {})
+        looker.scan(False, near, {}, {})
     return f"Following the disk while nothing changes: {time.thread_time() - spent:.2f} s of CPU time per minute."
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from app.core.edits.writer import plain
+from app.core.edits.writer import normalized
 from tests.support.app_captions import PICTURES, ROOM, Captions
 from tests.support.app_world import World
 
@@ -87,8 +87,10 @@ def check(base: Path, safe: dict[str, str], doing: tuple[str, str] | None) -> No
     for picture in world.library.images.values():
         found = disk.value(picture, "caption")
         if picture.name in safe:
-            wanted = {plain(safe[picture.name])} | ({plain(doing[1])} if doing and doing[0] == picture.name else set())
-            assert plain(str(found)) in wanted, f"{picture.name}: {safe[picture.name]!r} is lost, found {found!r}"
+            wanted = {normalized(safe[picture.name])} | (
+                {normalized(doing[1])} if doing and doing[0] == picture.name else set()
+            )
+            assert normalized(str(found)) in wanted, f"{picture.name}: {safe[picture.name]!r} is lost, found {found!r}"
     world.saver.close()
 
 

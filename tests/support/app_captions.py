@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from app.core.edits.history import Edit
 from app.core.edits.save_state import Key, SaveRequest
-from app.core.edits.writer import plain
+from app.core.edits.writer import normalized
 from app.core.library import LibraryImage, ValueChange
 from tests.support.app_world import DISK_FULL, FAULTS, FIELDS, READ_ONLY, Disk, Killed, World
 from trainer.dataset.caption_files import decode_caption
@@ -75,14 +75,14 @@ ROOM = "/dev/shm" if Path("/dev/shm").is_dir() else None  # in memory: no waitin
 def same(one: object, other: object) -> bool:
     """Return whether two values are equal as training reads them."""
     if isinstance(one, str) and isinstance(other, str):
-        return plain(one) == plain(other)
+        return normalized(one) == normalized(other)
     return one == other
 
 
 def alike(field: str, one: object, other: object) -> bool:
     """Return whether two values are equal to the trainer, to which an empty caption file is the same as none."""
     if field == "caption":
-        return (plain(str(one or "")) or "") == (plain(str(other or "")) or "")
+        return (normalized(str(one or "")) or "") == (normalized(str(other or "")) or "")
     return one == other
 
 
@@ -102,7 +102,7 @@ class Captions(RuleBasedStateMachine):
         """Contents by file name that the user has not been shown; they must never be overwritten."""
         self.foreign: set[tuple[str, str]] = set()
         """Values that other programs touched since the user's own were last seen on disk."""
-        self.contents = {(plain(text) or "").encode() for text in TEXTS}
+        self.contents = {(normalized(text) or "").encode() for text in TEXTS}
         """What the app's caption files may contain: text that the user wrote or saw."""
         self.files = {name for name in self.last if name.endswith(SUFFIXES)}
         """Caption files that the app did not create in this session: only another program makes them disappear."""
@@ -125,7 +125,7 @@ class Captions(RuleBasedStateMachine):
             self.shown(self.world.library.images[number].name)
         self.values[number, field] = value
         if field == "caption" and value is not None:
-            self.contents.add((plain(value) or "").encode())
+            self.contents.add((normalized(value) or "").encode())
 
     def teardown(self) -> None:
         FAULTS.clear()
@@ -144,7 +144,7 @@ class Captions(RuleBasedStateMachine):
             if self.values[key] == change.before and change.before != change.after:
                 self.values[key] = change.after
                 if change.field == "caption" and isinstance(change.after, str):
-                    self.contents.add((plain(change.after) or "").encode())
+                    self.contents.add((normalized(change.after) or "").encode())
                 made.append(change)
         return made
 
@@ -281,7 +281,7 @@ class Captions(RuleBasedStateMachine):
             self.redos.clear()
             self.undos.append([ValueChange(picture.id, conflict.field, other, value)])
             self.values[key] = value
-            self.contents.update((plain(str(one)) or "").encode() for one in (value, other) if one is not None)
+            self.contents.update((normalized(str(one)) or "").encode() for one in (value, other) if one is not None)
         self.check_library()
         if settled:
             self.save()

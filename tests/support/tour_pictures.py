@@ -16,7 +16,7 @@ from pathlib import Path
 from PIL import Image
 from PySide6.QtWidgets import QApplication
 
-from app.core.planning.forecaster import NAMED
+from app.core.planning.forecaster import REFERENCE_GPU
 from app.core.runs.series import CellIndex
 from app.qt.lora_viewer import LoraViewer
 from app.qt.presets.page import PresetsPage
@@ -103,7 +103,7 @@ def set_up(artist: Artist, wish: Wish) -> None:
     for row in page.sheet.essentials.prompts.rows:
         row.more.setChecked(False)
     box, forecaster = page.forecast.chooser.box, page.forecast.forecaster
-    box.setCurrentIndex(box.findData(NAMED))
+    box.setCurrentIndex(box.findData(REFERENCE_GPU))
     box.activated.emit(box.currentIndex())
     until(lambda: forecaster.state == "done" and not forecaster.stale, 240, "the forecast")
     if focused := QApplication.focusWidget():

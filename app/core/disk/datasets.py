@@ -12,7 +12,7 @@ from itertools import islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from app.core.disk.roots import ImageRemover, identity_of, overlapping, silence
+from app.core.disk.roots import ImageRemover, identity_of, not_responding_error, overlap_error
 from app.core.events import Emitter
 from app.core.library import Altered, Fact, Field, Folder, FolderField, Library, LibraryImage, Value
 from app.core.tasks import Tasks, in_turns, raise_again
@@ -123,17 +123,17 @@ class Datasets:
         self.known: Emitter[OpenedDataset] = Emitter()
         """Emitted when a dataset's captions and sizes are all read, so that slow work may start."""
         self.closed: Emitter[Path] = Emitter()
-        self.looked: Emitter[Path] = Emitter()
+        self.scanned: Emitter[Path] = Emitter()
         """Emitted when a scan of a dataset has ended and all its results are in the library."""
         self.progress: Emitter[ReadingProgress] = Emitter()
         self.problems: Emitter[ImpastoError] = Emitter()
-        self.found: Emitter[ImpastoError] = Emitter()
+        self.recovered: Emitter[ImpastoError] = Emitter()
         """Emitted when a dataset's problem is over: it can be reached again, or is closed."""
-        self.reworded: Emitter[Collection[int]] = Emitter()
+        self.captions_changed: Emitter[Collection[int]] = Emitter()
         """Emitted with images whose captions changed on disk after the dataset was fully read."""
         self.notes: Emitter[NotesRead] = Emitter()
         """Emitted when the notes of a folder become unreadable, or readable again."""
-        self.strays: Emitter[OrphanFiles] = Emitter()
+        self.orphans_changed: Emitter[OrphanFiles] = Emitter()
         """Emitted when the set of files without an image changes in a folder."""
         self.differs: Emitter[OnDisk] = Emitter()
         """Emitted when a value on disk differs from an unsaved edit."""
@@ -169,7 +169,7 @@ class Datasets:
             return
         other = next((path for path in self._open if root.is_relative_to(path) or path.is_relative_to(root)), None)
         if other:
-            self._tasks.run(lambda: overlapping(root, other), self.problems.emit, raise_again, kept=False)
+            self._tasks.run(lambda: overlap_error(root, other), self.problems.emit, raise_again, kept=False)
             return
         self._remover.finish(root)  # otherwise the removal of a just closed dataset would remove the new images
         self._library.expect(root)
@@ -183,7 +183,7 @@ class Datasets:
             dataset.stop.set()
             self._remover.begin([number for ids in dataset.ids.values() for number in ids.values()])
             if dataset.lost:
-                self.found.emit(dataset.lost)
+                self.recovered.emit(dataset.lost)
             self.closed.emit(dataset.root)
 
     def stop(self) -> None:
@@ -213,7 +213,7 @@ class Datasets:
         waits = dataset.scanning or dataset.sizing
         if waits and not dataset.lost and time.monotonic() > dataset.answered + _SILENT:
             dataset.silent = True
-            self._set_lost(dataset, silence(dataset.root))
+            self._set_lost(dataset, not_responding_error(dataset.root))
 
     def _mark_responding(self, dataset: _Dataset) -> None:
         """Mark the disk as responding, and the dataset as found again if it was silent."""
@@ -273,7 +273,7 @@ class Datasets:
                 dataset.scanner = FolderScanner(
                     dataset.root, lambda news: self._send(dataset, news), dataset.answer, links
                 )
-            dataset.scanner.look(whole, near, again, dropped)
+            dataset.scanner.scan(whole, near, again, dropped)
 
         self._tasks.run(
             look, lambda _: self._on_scanned(dataset), lambda fault: self._on_scan_failed(dataset, fault), kept=False
@@ -303,7 +303,7 @@ class Datasets:
             dataset.listed = True
             self.opened.emit(OpenedDataset(dataset.root, sum(map(len, dataset.ids.values()))))
         self._read_sizes(dataset)
-        self.looked.emit(dataset.root)
+        self.scanned.emit(dataset.root)
         if dataset.whole:  # requested during this scan, which may have missed later changes
             self._scan(dataset, {})
 
@@ -347,7 +347,7 @@ class Datasets:
             case scanner.Marked():
                 self._mark(dataset, news.folder, news.marks)
             case scanner.OrphanFiles():
-                self.strays.emit(news)
+                self.orphans_changed.emit(news)
             case scanner.NotesRead():
                 self.notes.emit(news)
             case scanner.ScanProblem():
@@ -363,12 +363,12 @@ class Datasets:
                 setattr(folder, fact, value)
         ids = dataset.ids.setdefault(folder, {})
         images = {name: facts for name, facts in images.items() if (folder, name) not in self._leaving}
-        kept = {name: {**facts, "problem": None} for name, facts in images.items() if name in ids}
+        known = {name: {**facts, "problem": None} for name, facts in images.items() if name in ids}
         new = {name: facts for name, facts in images.items() if name not in ids}
         shown = ((folder, name, {**facts, **self.unsaved(folder, name)}) for name, facts in new.items())
         ids.update(zip(new, self._library.add(shown), strict=True))
         dataset.unsized.update(dict.fromkeys(ids[name] for name in new))
-        self._update(dataset, folder, kept)
+        self._update(dataset, folder, known)
         self.progress.emit(ReadingProgress(dataset.root, "listing", sum(map(len, dataset.ids.values())), 0))
         self._read_sizes(dataset)
 
@@ -389,7 +389,7 @@ class Datasets:
                 dataset.unsized[image.id] = None
         self._update_library(learned, changed)
         if reworded and dataset.known:
-            self.reworded.emit(reworded)
+            self.captions_changed.emit(reworded)
 
     def _without_edited(self, dataset: _Dataset, image: LibraryImage, values: dict[str, Any]) -> dict[str, Any]:
         """Return values without those the user edited meanwhile.
@@ -399,15 +399,15 @@ class Datasets:
         """
         if _USER_FIELDS.isdisjoint(values):
             return values
-        kept, edits = dict(values), self.unsaved(image.folder, image.name)
+        remaining, edits = dict(values), self.unsaved(image.folder, image.name)
         for key in _USER_FIELDS & values.keys():
             if key in edits or image.id in dataset.touched:
-                del kept[key]
+                del remaining[key]
                 dataset.again.setdefault(image.folder.path, set()).add(image.name)
             if key in edits and image.id not in dataset.touched:
                 self.differs.emit(OnDisk(image.id, key, values[key]))
-        kept.update((key, value) for key, value in edits.items() if image.value(key) != value)
-        return kept
+        remaining.update((key, value) for key, value in edits.items() if image.value(key) != value)
+        return remaining
 
     def _update_library(self, learned: Mapping[int, Mapping[str, Any]], changed: Iterable[Fact | Field]) -> None:
         self._learning = True
@@ -456,7 +456,7 @@ class Datasets:
             # A file's earlier problem may have been caused by its missing folder, so its size is read again.
             dataset.unsized.update(dict.fromkeys(one.id for one in back if one.width is None))
             self._update_library({one.id: {"problem": None} for one in back}, ["problem"])
-            self.found.emit(lost)
+            self.recovered.emit(lost)
 
     # Sizes
 

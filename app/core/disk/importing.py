@@ -112,8 +112,8 @@ def _free(stem: str, taken: set[str]) -> str:
     while name.casefold() in taken:
         number += 1
         ending = f"-{number}"
-        room = _MAX_NAME_BYTES - len(f"{MASK}.png") - len(ending)
-        name = stem.encode()[:room].decode(errors="ignore") + ending if len(stem.encode()) > room else stem + ending
+        limit = _MAX_NAME_BYTES - len(f"{MASK}.png") - len(ending)
+        name = stem.encode()[:limit].decode(errors="ignore") + ending if len(stem.encode()) > limit else stem + ending
     taken.add(name.casefold())
     return name
 

@@ -34,7 +34,7 @@ MAX_MEGAPIXELS: float = DatasetConfig.model_fields["max_megapixels"].default
 _EXIF_CHUNKS = (b"eXIf", b"zTXt", b"tEXt", b"iTXt")
 
 
-class State(NamedTuple):
+class FileState(NamedTuple):
     """A file's size in bytes and modification time in nanoseconds."""
 
     bytes: int
@@ -45,11 +45,11 @@ class State(NamedTuple):
 class Listing:
     """Dataset files of a directory at one moment."""
 
-    images: dict[str, State] = field(default_factory=dict)
+    images: dict[str, FileState] = field(default_factory=dict)
     """Image files in natural order."""
-    texts: dict[str, State] = field(default_factory=dict)
+    texts: dict[str, FileState] = field(default_factory=dict)
     """Caption files, impasto.jsonl and metadata.jsonl."""
-    masks: dict[str, State] = field(default_factory=dict)
+    masks: dict[str, FileState] = field(default_factory=dict)
     """Mask files by image stem."""
     inside: tuple[str, ...] = ()
     """Subfolders in natural order, without hidden ones and links."""
@@ -67,13 +67,13 @@ class Listing:
         """Return the caption files of an image in order of precedence."""
         return self.sources.get(stem_of(name), [])
 
-    def strays(self, besides: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    def orphans(self, present: Iterable[str]) -> dict[str, tuple[str, ...]]:
         """Return unused files by issue code: links that point outside, and captions and masks without an image.
 
-        Images in `besides` count as present. A folder without any image is not for training, so its captions and masks
+        Images in `present` count as present. A folder without any image is not for training, so its captions and masks
         are not reported.
         """
-        stems = {stem_of(name) for names in (self.images, besides) for name in names}
+        stems = {stem_of(name) for names in (self.images, present) for name in names}
         found = {"file.outside": list(self.outside)}
         if stems:
             named = [(stem, names) for stem, names in self.sources.items() if stem not in stems]
@@ -81,12 +81,12 @@ class Listing:
             found["mask.orphan"] = [f"{stem}{MASK}.png" for stem in self.masks if stem not in stems]
         return {code: tuple(sorted(names, key=natural_key)) for code, names in found.items() if names}
 
-    def is_other(self, folder: Path, name: str) -> bool:
+    def is_changed(self, folder: Path, name: str) -> bool:
         """Return whether an image or caption file of this listing has changed on disk, or is gone."""
         known = self.images.get(name) or self.texts.get(name)
         return known is not None and _state_of(f"{folder}{os.sep}{name}") != known
 
-    def mask_of(self, name: str) -> State | None:
+    def mask_of(self, name: str) -> FileState | None:
         """Return the state of an image's mask file, or None if it has none."""
         return self.masks.get(stem_of(name))
 
@@ -99,9 +99,9 @@ def list_directory(path: Path, links: Links, alive: Callable[[], None] = lambda:
     circular link count as absent.
     """
     facts = long_path(path).stat()
-    images: dict[str, State] = {}
-    texts: dict[str, State] = {}
-    masks: dict[str, State] = {}
+    images: dict[str, FileState] = {}
+    texts: dict[str, FileState] = {}
+    masks: dict[str, FileState] = {}
     inside, outside = list[str](), list[str]()
     with os.scandir(long_path(path)) as entries:
         for entry in in_turns(entries, alive):
@@ -137,43 +137,43 @@ def list_directory(path: Path, links: Links, alive: Callable[[], None] = lambda:
     )
 
 
-def look_again(path: Path, known: Listing, names: Iterable[str]) -> bool:
+def has_changed(path: Path, known: Listing, names: Iterable[str]) -> bool:
     """Return whether a directory, or one of these files in it, has changed since its listing; raises OSError.
 
     The directory's timestamp shows files that were added, removed or replaced, but not those written in place.
     """
     if not known.settled or long_path(path).stat().st_mtime_ns != known.changed_ns:
         return True
-    return any(known.is_other(path, name) for name in names)
+    return any(known.is_changed(path, name) for name in names)
 
 
-def file_state(path: Path) -> State | None:
+def file_state(path: Path) -> FileState | None:
     """Return a file's current state, or None if it does not exist."""
     return _state_of(str(path))
 
 
-def _state_of(file: str) -> State | None:
+def _state_of(file: str) -> FileState | None:
     # pathlib takes six times as long, and a scan of a large dataset makes thousands of these calls.
     try:
         facts = os.stat(long_name(file))  # noqa: PTH116
     except OSError:
         return None
-    return State(facts.st_size, facts.st_mtime_ns)
+    return FileState(facts.st_size, facts.st_mtime_ns)
 
 
-def is_settled(state: State) -> bool:
+def is_settled(state: FileState) -> bool:
     """Return whether a file's timestamp is old enough that any later change alters it."""
     return time.time_ns() - state.changed_ns > _UNSETTLED_NS
 
 
-def _state(entry: os.DirEntry[str]) -> State | None:
+def _state(entry: os.DirEntry[str]) -> FileState | None:
     try:
         if not entry.is_file():
             return None
         facts = entry.stat()
     except OSError:  # a circular link, or a file that vanished meanwhile
         return None
-    return State(facts.st_size, facts.st_mtime_ns)
+    return FileState(facts.st_size, facts.st_mtime_ns)
 
 
 def _kind(name: str, stem: str, suffix: str) -> str | None:
@@ -237,7 +237,7 @@ def read_caption(folder: Path, sources: Sequence[str], listed: str | None) -> Ca
     return CaptionRead(used, len(set(read)) > 1, faults, whole)
 
 
-def noted(notes: ImageSettings) -> dict[str, Any]:
+def note_values(notes: ImageSettings) -> dict[str, Any]:
     """Return the notes of an image as library fields."""
     return {"excluded": notes.excluded, "rating": notes.rating, "crop": notes.crop}
 

@@ -34,7 +34,7 @@ def identity_of(folder: Path) -> tuple[int, int] | None:
     return (facts.st_dev, facts.st_ino) if facts.st_ino else None
 
 
-def overlapping(root: Path, other: Path) -> DatasetError:
+def overlap_error(root: Path, other: Path) -> DatasetError:
     """Return the error for opening a folder that contains an open dataset or is inside one; accesses the disk."""
     if root.is_relative_to(other):
         if not os.path.lexists(long_path(root)):
@@ -48,7 +48,7 @@ def overlapping(root: Path, other: Path) -> DatasetError:
     return DatasetError("dataset.open_already", sentence, f"Close {other.name} first to open all of {root.name}.")
 
 
-def silence(folder: Path) -> DatasetError:
+def not_responding_error(folder: Path) -> DatasetError:
     """Return the error for a folder whose disk does not respond."""
     sentence = f"The folder {folder} does not respond."
     remedy = "Check its drive or network connection. Its images stay listed until you close the dataset."

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from app.core.disk.reading import (
+    FileState,
     Listing,
-    State,
     file_state,
+    has_changed,
     is_settled,
     list_directory,
-    look_again,
-    noted,
+    note_values,
     read_caption,
     stem_of,
 )
@@ -37,7 +37,7 @@ _CHEAP_LISTING = 0.05
 """CPU seconds up to which a directory is listed again at every change; enough for about 5,000 files."""
 _REST_FACTOR = 10
 """A larger directory is not listed again for this many times its listing time: the app's own saves change it often."""
-_NO_STATE = State(-1, -1)
+_NO_STATE = FileState(-1, -1)
 """A state that no existing file has."""
 # Values to determine again for an image whose file changed.
 _STALE_VALUES = {"width": None, "height": None, "problem": None, "content": None, "fingerprint": None}
@@ -143,7 +143,7 @@ class _SeenDirectory:
     """Monotonic time before which a large directory is not listed again."""
     searched: Listing | None = None
     """Last listing that was searched for files without an image."""
-    strays: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    orphans: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def path(self) -> Path:
@@ -171,7 +171,7 @@ class FolderScanner:
         self._lost = False
         self._pending_checks: Iterator[tuple[Path, str]] = iter(())
 
-    def look(self, whole: bool, near: Names, again: Names, dropped: Names) -> None:
+    def scan(self, whole: bool, near: Names, again: Names, dropped: Names) -> None:
         """Report what changed on disk since the last scan.
 
         A directory is listed again when its timestamp changed, a large one at most every few seconds. Files written in
@@ -235,7 +235,7 @@ class FolderScanner:
         end = time.perf_counter() + _CHECK_SECONDS
         for path, name in self._pending_checks:
             directory = self._directories.get(path)
-            if directory and directory.listing.is_other(path, name):
+            if directory and directory.listing.is_changed(path, name):
                 due.setdefault(path, set()).add(name)
             if time.perf_counter() > end:
                 return due
@@ -253,7 +253,7 @@ class FolderScanner:
         try:
             if directory and not (whole or directory.missing or directory.unreadable):
                 resting = time.monotonic() < directory.rests_until
-                if resting or not look_again(path, directory.listing, names):
+                if resting or not has_changed(path, directory.listing, names):
                     return directory.listing
             began = time.thread_time()
             listing = list_directory(path, self._links, self._alive)
@@ -342,19 +342,19 @@ class FolderScanner:
             if gone:
                 self._report(Gone(directory.folder, frozenset(gone)))
             directory.missing, directory.reported = fresh, set(fresh)
-            self._report_strays(directory)
+            self._report_orphans(directory)
             self._report_facts(directory, {name: {"problem": f"{path / name} is no longer there."} for name in fresh})
             if not (directory.listing.identity or directory.listing.inside or fresh or directory.listing.images):
                 del self._directories[path]
 
-    def _report_strays(self, directory: _SeenDirectory) -> None:
+    def _report_orphans(self, directory: _SeenDirectory) -> None:
         """Report captions and masks without an image if they changed; a missing image may still come back."""
         if directory.searched is directory.listing:
             return
         directory.searched = directory.listing
-        found = directory.listing.strays(directory.missing)
-        if found != directory.strays:
-            directory.strays = found
+        found = directory.listing.orphans(directory.missing)
+        if found != directory.orphans:
+            directory.orphans = found
             self._report(OrphanFiles(directory.folder, found))
 
     # Captions and notes
@@ -376,7 +376,7 @@ class FolderScanner:
             self._report(NotesRead(directory.folder, None))
         directory.notes = notes
         others = directory.notes.changed_since(before, directory.listing.images.keys() - directory.unread)
-        self._report_facts(directory, {name: noted(directory.notes.of(name)) for name in others})
+        self._report_facts(directory, {name: note_values(directory.notes.of(name)) for name in others})
         for path, other in self._directories.items():
             if path.is_relative_to(directory.path):
                 self._report_marks(other)
@@ -428,7 +428,7 @@ class FolderScanner:
             self._report(ScanProblem(error))
         if not all(is_settled(directory.listing.texts[source]) for source in sources):
             directory.unsettled.add(name)
-        return {"caption": words.caption, "clash": words.clash, **noted(directory.notes.of(name))}
+        return {"caption": words.caption, "clash": words.clash, **note_values(directory.notes.of(name))}
 
     def _from_root(self, directory: _SeenDirectory) -> dict[str, str]:
         """Return the captions that metadata.jsonl at the dataset root gives for images of a subfolder."""

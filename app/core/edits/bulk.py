@@ -386,14 +386,14 @@ class SnapshotCaption(NamedTuple):
     caption: str | None
 
 
-class CalledOffError(Exception):
+class CanceledError(Exception):
     """Raised when work on a snapshot was canceled."""
 
 
 class CaptionSnapshots(Sequence[SnapshotCaption]):
     """Snapshot of captions, taken on the library's thread (about 5 ms for 100,000 images) and readable on any.
 
-    After `call_off`, iterating raises CalledOffError, so that a worker stops soon.
+    After `call_off`, iterating raises CanceledError, so that a worker stops soon.
     """
 
     def __init__(self, images: Iterable[LibraryImage]) -> None:
@@ -412,7 +412,7 @@ class CaptionSnapshots(Sequence[SnapshotCaption]):
     def __iter__(self) -> Iterator[SnapshotCaption]:
         for image, caption in zip(self._images, self._captions, strict=True):
             if self._off:
-                raise CalledOffError
+                raise CanceledError
             yield SnapshotCaption(image.id, caption)
 
     @overload

@@ -100,7 +100,7 @@ def _facts(root: Path, images: Sequence[LibraryImage]) -> dict[int, dict[str, An
     for image in images:
         try:
             facts[image.id] = {
-                "caption": writer.look(str(image.path), around).text,
+                "caption": writer.read_caption(str(image.path), around).text,
                 "mask": os.path.lexists(long_path(mask_path(image.path))),
             }
         except (OSError, DatasetError):

@@ -76,7 +76,7 @@ class Neighbors:
     def require_inside(self, file: str) -> None:
         """Raise DatasetError for a link that points outside the dataset, such as to the user's private files."""
         if os.path.islink(long_name(file)) and not self.links.allow(Path(file)):  # noqa: PTH114 (five times as fast)
-            raise link_outside(file)
+            raise outside_link_error(file)
 
     def spelled(self, file: str) -> str | None:
         """Return the existing file whose suffix differs from `file` only in case, for case-sensitive systems."""
@@ -103,7 +103,7 @@ class Neighbors:
         return self._listed[folder]
 
 
-def link_outside(file: str) -> DatasetError:
+def outside_link_error(file: str) -> DatasetError:
     """Return the error for reading or writing through a link to outside the dataset."""
     return DatasetError(
         "save.outside",
@@ -112,7 +112,7 @@ def link_outside(file: str) -> DatasetError:
     )
 
 
-def plain(text: str | None) -> str | None:
+def normalized(text: str | None) -> str | None:
     r"""Return a caption normalized for a file: "\n" line endings, no byte order mark, empty if blank."""
     if text is None:
         return None
@@ -122,7 +122,7 @@ def plain(text: str | None) -> str | None:
     return "" if text.isspace() else text
 
 
-def look(image: str, around: Neighbors) -> Caption:
+def read_caption(image: str, around: Neighbors) -> Caption:
     """Return an image's caption as training reads it: the first of .txt, .caption and metadata.jsonl that is not blank.
 
     Raises OSError, and DatasetError if the file that takes precedence is not text.
@@ -136,8 +136,8 @@ def look(image: str, around: Neighbors) -> Caption:
             first = first or found
     listed = around.listed(Path(image))
     if first:
-        return Caption(plain(listed) or "", first.file, first.seen, listed, first.encoding)
-    return Caption(plain(listed), stem + SUFFIXES[0], FileSeen(None), listed)
+        return Caption(normalized(listed) or "", first.file, first.seen, listed, first.encoding)
+    return Caption(normalized(listed), stem + SUFFIXES[0], FileSeen(None), listed)
 
 
 def _read(file: str, around: Neighbors) -> Caption | None:
@@ -162,7 +162,7 @@ def _read(file: str, around: Neighbors) -> Caption | None:
             f"Could not read the caption {file}: {fault}.",
             "Move that file away if you do not need it. Your caption is kept until then.",
         ) from fault
-    return Caption(plain(decoded.text), file, seen, encoding=decoded.encoding)
+    return Caption(normalized(decoded.text), file, seen, encoding=decoded.encoding)
 
 
 def encode(text: str) -> bytes:
@@ -259,19 +259,21 @@ class Writer:
             yield from (Outcome(plan.request, "refused", error=_no_backup(fault, root)) for plan in plans)
             return
         for plan in plans:
-            yield self._carry_out(plan, around, closed, durable)
+            yield self._execute(plan, around, closed, durable)
 
     def _plan(self, request: SaveRequest, around: Neighbors, closed: dict[str, DatasetError]) -> _Plan | Outcome:
         path = request.key.text
         try:
-            found = look(path, around)
-            verdict = _judge(plain(_text(request.desired)), [plain(_text(base)) for base in request.bases], found.text)
+            found = read_caption(path, around)
+            verdict = _judge(
+                normalized(_text(request.desired)), [normalized(_text(base)) for base in request.bases], found.text
+            )
             if verdict == "write":
                 return _Plan(request, found, self._data(request, found, around))
         except DatasetError as error:
             return Outcome(request, "refused", error=error)
         except OSError as fault:
-            return Outcome(request, "refused", error=_closed(fault, os.path.dirname(path), closed))  # noqa: PTH120 (ten times as fast)
+            return Outcome(request, "refused", error=_refusal_of_folder(fault, os.path.dirname(path), closed))  # noqa: PTH120 (ten times as fast)
         kind: Literal["saved", "conflict"] = "conflict" if verdict == "conflict" else "saved"
         return Outcome(request, kind, request.desired if verdict == "there" else found.text)
 
@@ -281,10 +283,10 @@ class Writer:
         It is removed if there should be no caption, or metadata.jsonl holds the same one. A file we did not create may
         belong to another program, so it is emptied instead, which means the same in training.
         """
-        text = plain(_text(request.desired))
+        text = normalized(_text(request.desired))
         if found.seen.data is not None and not self._is_ours(found):
             self._made.discard(found.file)  # another program has written it since
-        if found.file in self._made and (text is None or plain(around.listed(request.key.path)) == text):
+        if found.file in self._made and (text is None or normalized(around.listed(request.key.path)) == text):
             return None
         return encode(text or "")
 
@@ -299,7 +301,7 @@ class Writer:
         """Return whether a file still holds what we wrote last."""
         return self._ours.get(found.file) == hash(found.seen.data)
 
-    def _carry_out(self, plan: _Plan, around: Neighbors, closed: dict[str, DatasetError], durable: bool) -> Outcome:
+    def _execute(self, plan: _Plan, around: Neighbors, closed: dict[str, DatasetError], durable: bool) -> Outcome:
         request, file = plan.request, plan.found.file
         folder = os.path.dirname(file)  # noqa: PTH120 (ten times as fast)
         if folder in closed:  # each further attempt could take seconds
@@ -315,13 +317,13 @@ class Writer:
                 if plan.found.seen.data is None:
                     self._made.add(file)
             # If this file is empty now, another file or metadata.jsonl may take precedence.
-            true = request.desired if plan.data else look(request.key.text, around).text
+            true = request.desired if plan.data else read_caption(request.key.text, around).text
         except ChangedMeanwhileError:
-            return self._again(request, around, closed, durable)
+            return self._retry(request, around, closed, durable)
         except DatasetError as error:
             return Outcome(request, "refused", error=error)
         except OSError as fault:
-            return Outcome(request, "refused", error=_closed(fault, folder, closed))
+            return Outcome(request, "refused", error=_refusal_of_folder(fault, folder, closed))
         return Outcome(request, "saved", true, notice=_notice(plan))
 
     def _sweep(self, root: str, folder: str) -> None:
@@ -330,7 +332,7 @@ class Writer:
             within = _within(folder, root)
             sweep(folder, lambda name, data: self._backups.keep(root, [(f"{within}/{name}".lstrip("/"), data)]))
 
-    def _again(
+    def _retry(
         self, request: SaveRequest, around: Neighbors, closed: dict[str, DatasetError], durable: bool
     ) -> Outcome:
         """Judge and write again after another program changed the file in between."""
@@ -341,7 +343,7 @@ class Writer:
             self._backups.keep(request.key.root, self._unknown(request.key.root, [judged]))
         except OSError as fault:
             return Outcome(request, "refused", error=_no_backup(fault, request.key.root))
-        return self._carry_out(judged, around, closed, durable)
+        return self._execute(judged, around, closed, durable)
 
     def _write_notes(self, root: str, folder: Path, requests: Sequence[SaveRequest]) -> Iterator[Outcome]:
 
@@ -412,7 +414,7 @@ def _notice(plan: _Plan) -> str | None:
     return "notice.converted" if plan.found.encoding != "utf-8" else None
 
 
-def _closed(fault: OSError, folder: str, closed: dict[str, DatasetError]) -> DatasetError:
+def _refusal_of_folder(fault: OSError, folder: str, closed: dict[str, DatasetError]) -> DatasetError:
     return closed.setdefault(folder, refusal(fault, Path(folder)))
 
 

@@ -1,1 +1,1 @@
-"""What the engine forecasts for a job, asked live while its settings change."""
+"""Live forecasts of a job while its settings change."""

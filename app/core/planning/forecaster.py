@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from trainer.gpu import Gpu  # loads the driver's library
 
 HERE = "here"
-NAMED = "RTX 3060"
+REFERENCE_GPU = "RTX 3060"
 """The GPU to compare with that most people who train at home have."""
-GIGABYTES = (6, 8, 10, 12, 16, 24, 32)
+GPU_MEMORY_SIZES = (6, 8, 10, 12, 16, 24, 32)
 """Memory sizes of GPUs to compare with."""
 _MAX_CRASHES = 2
 """Crashes of the server during one request after which the request fails."""
@@ -93,7 +93,7 @@ class Forecaster:
         """Return this PC's GPU; of several the one with the most free memory, which the planner uses too."""
         return max(self.gpus or (), key=lambda gpu: gpu.free_bytes, default=None)
 
-    def outdate(self) -> None:
+    def mark_outdated(self) -> None:
         """Mark the answer as outdated, including one that is still being computed, before a new request is possible."""
         self._outdated, self.settled = True, False
         if self.answer is not None and not self.stale:

@@ -99,7 +99,7 @@ class Presets:
     ) -> None:
         """Change details of a preset and keep the old state as a version.
 
-        `details` by key; "picture" is the path of a new preview image, or None to remove it.
+        `details` by key; "image" is the path of a new preview image, or None to remove it.
         """
 
         def work() -> Path:
@@ -108,8 +108,8 @@ class Presets:
             from trainer.config.presets.preview_image import make_preview
 
             changed = dict(details)
-            if "picture" in changed:
-                image = changed.pop("picture")
+            if "image" in changed:
+                image = changed.pop("image")
                 changed["preview"] = {"image": make_preview(image)} if isinstance(image, Path) else None
             preset = revised(entry.preset, changed)
             require_free(preset, but=entry.path)

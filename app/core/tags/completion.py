@@ -297,15 +297,15 @@ class Completer:
             self._style = style_of(list(islice(self._index, _STYLE_SAMPLE)))
         return self._style
 
-    def complete(self, typed: str, limit: int = 12, besides: Collection[str] = ()) -> list[Completion]:
-        """Return suggestions for the typed text, without the tags in `besides`, which are already present."""
+    def complete(self, typed: str, limit: int = 12, exclude: Collection[str] = ()) -> list[Completion]:
+        """Return suggestions for the typed text, without the tags in `exclude`, which are already present."""
         typed = typed.strip()
         if not typed:
             return []
         if self._load:
             load, self._load = self._load, None
             load()
-        present = {fold(tag) for tag in besides}
+        present = {fold(tag) for tag in exclude}
         # Ask for more than `limit`, because the tags that are already present drop out at the end.
         wanted = limit + len(present)
         own = self._index.complete(typed, wanted) or self._index.complete(_with_other_spaces(typed), wanted)

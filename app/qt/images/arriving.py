@@ -43,7 +43,7 @@ class ImageImporter(QObject):
         """Open folders, copy images, save image data; LoRAs and presets open in their pages."""
         paths = [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()]
         if paths:
-            self._session.navigator.take(paths, while_alive(self, self._on_sorted))
+            self._session.navigator.open_paths(paths, while_alive(self, self._on_sorted))
         elif data.hasImage():
             self._save_image(data.imageData())
         else:

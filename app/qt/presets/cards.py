@@ -33,7 +33,7 @@ from PySide6.QtWidgets import (
 
 from app.core.jobs.settings import full_title, setting
 from app.core.pixels import Pixels
-from app.core.planning.forecaster import GIGABYTES, HERE
+from app.core.planning.forecaster import GPU_MEMORY_SIZES, HERE
 from app.core.presets.cost_estimates import CostEstimate, CostEstimates
 from app.qt.tables import Row, Table
 from app.qt.theme import colors, icon
@@ -322,7 +322,7 @@ class CostPanel(QWidget):
         self._shown: tuple[Path, Preset] | None = None
         self.gpus, self.words = ComboBox(), plain_label()
         self.gpus.addItem(self.tr("This PC"), HERE)
-        for size in GIGABYTES:
+        for size in GPU_MEMORY_SIZES:
             self.gpus.addItem(self.tr("GPU with {size} GB").format(size=size), f"{size}GB")
         self.gpus.setCurrentIndex(max(self.gpus.findData(outlooks.gpu), 0))
         self.gpus.setAccessibleName(self.tr("GPU"))

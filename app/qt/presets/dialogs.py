@@ -117,9 +117,9 @@ class EditDialog(QDialog):
             "trigger_words": words,
         }
         if self._image is not None or self._without:
-            details["picture"] = self._image
+            details["image"] = self._image
         preset = self._entry.preset
-        stated = {key: value for key, value in details.items() if key == "picture" or value != getattr(preset, key)}
+        stated = {key: value for key, value in details.items() if key == "image" or value != getattr(preset, key)}
         if not stated:
             self.accept()
             return

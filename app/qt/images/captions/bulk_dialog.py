@@ -26,7 +26,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.core.edits import bulk
-from app.core.edits.bulk import CalledOffError, CaptionSnapshots, SnapshotCaption
+from app.core.edits.bulk import CanceledError, CaptionSnapshots, SnapshotCaption
 from app.core.edits.history import Edit
 from app.core.library import Altered, LibraryImage, ValueChange
 from app.core.session import Session
@@ -431,7 +431,7 @@ class BulkDialog(QDialog):
                 self._show(None, 0)
                 self.fault.setText(in_words(fault))
                 self.fault.show()
-            elif not isinstance(fault, ImpastoError | CalledOffError):
+            elif not isinstance(fault, ImpastoError | CanceledError):
                 raise fault
 
         self._session.tasks.run(lambda: make(captions, lines), done, failed)

@@ -20,7 +20,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.edits.bulk import CalledOffError, CaptionSnapshots, SnapshotCaption, add_tags, remove_tags, rename_tag
+from app.core.edits.bulk import CanceledError, CaptionSnapshots, SnapshotCaption, add_tags, remove_tags, rename_tag
 from app.core.edits.history import Edit
 from app.core.library import Altered, LibraryImage, ValueChange
 from app.core.session import Session
@@ -353,7 +353,7 @@ class CaptionEditor(QWidget):
         if len(captions) <= AT_ONCE:
             done(summarize_all())
         else:
-            self._session.tasks.run(summarize_all, done, only(CalledOffError, lambda _: None))
+            self._session.tasks.run(summarize_all, done, only(CanceledError, lambda _: None))
 
     def _show_many(self, summary: Summary) -> None:
         count = summary.captions
@@ -475,8 +475,8 @@ class CaptionEditor(QWidget):
 
     def _complete(self, typed: str) -> Sequence[Completion]:
         one = len(self._chosen) == 1
-        besides = split_tags(self._chosen.images[0].caption, self._lines) if one else ()
-        return self._session.completer.complete(typed, besides=besides)
+        present = split_tags(self._chosen.images[0].caption, self._lines) if one else ()
+        return self._session.completer.complete(typed, exclude=present)
 
     def _cancel_summary(self) -> None:
         self._gather.stop()

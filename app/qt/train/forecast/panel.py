@@ -21,7 +21,7 @@ from PySide6.QtWidgets import (
 
 from app.core.jobs.job_file import drop, put
 from app.core.planning.answer import AnsweredPlan, PlanAnswer, preflight
-from app.core.planning.forecaster import GIGABYTES, HERE, NAMED, Forecaster, ForecastRequest
+from app.core.planning.forecaster import GPU_MEMORY_SIZES, HERE, REFERENCE_GPU, Forecaster, ForecastRequest
 from app.core.session import Session
 from app.core.words import in_words
 from app.qt.actions.commands import Action, Commands
@@ -115,8 +115,8 @@ class GpuChooser(QWidget):
         former = self.gpu if self.box.count() else HERE
         self.box.clear()
         self.box.addItem(self._here(), HERE)
-        self.box.addItem(NAMED, NAMED)
-        for gigabytes in GIGABYTES:
+        self.box.addItem(REFERENCE_GPU, REFERENCE_GPU)
+        for gigabytes in GPU_MEMORY_SIZES:
             self.box.addItem(self.tr("As if on {size} GB").format(size=gigabytes), f"{gigabytes}GB")
         self.box.setCurrentIndex(max(self.box.findData(former), 0))
         if self.box.findData(former) < 0 and former != HERE:
@@ -266,7 +266,7 @@ class ForecastPanel(QWidget):
     def _outdate(self) -> None:
         """Mark the forecast as outdated because the job changed."""
         self._fresh = False
-        self.forecaster.outdate()
+        self.forecaster.mark_outdated()
         self._renew()
         if self._draft is not None and not self._draft.file.unsaved:
             self._ask_soon()
@@ -312,7 +312,7 @@ class ForecastPanel(QWidget):
     def _choose(self) -> None:
         self._fresh = False
         self.chooser.renew(on_cpu=self._on_cpu())
-        self.forecaster.outdate()
+        self.forecaster.mark_outdated()
         self._ask_soon()
 
     # --- changing the job

@@ -45,7 +45,7 @@ def test_a_thorough_look_requested_during_another_runs_after_it(
 ) -> None:
     picture(tmp_path / "1.png")
     opened.open(tmp_path)
-    look = scanner.FolderScanner.look
+    look = scanner.FolderScanner.scan
 
     def look_and_be_asked(*arguments: Any) -> None:
         look(*arguments)
@@ -53,7 +53,7 @@ def test_a_thorough_look_requested_during_another_runs_after_it(
         picture(tmp_path / "2.png")  # as by a copy that ends when the running look has passed the folder
         opened.desk.post(lambda: opened.datasets.refresh(whole=True))
 
-    monkeypatch.setattr(scanner.FolderScanner, "look", look_and_be_asked)
+    monkeypatch.setattr(scanner.FolderScanner, "scan", look_and_be_asked)
     opened.look()
     assert opened.names() == ["1.png", "2.png"]
 
@@ -196,7 +196,7 @@ def test_a_dataset_that_vanishes_stays_listed_and_comes_back(opened: Open, tmp_p
     assert all(picture.problem for picture in opened.library.images.values())
     assert len(opened.problems) == 1 and list(opened.datasets.lost) == [root]
     over = list[ImpastoError]()
-    opened.datasets.found.connect(over.append)
+    opened.datasets.recovered.connect(over.append)
     if empty:
         root.rmdir()
     away.rename(root)

@@ -49,7 +49,7 @@ def silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Silent]:
     for module, name in (
         (datasets, "identity_of"),
         (scanner, "list_directory"),
-        (scanner, "look_again"),
+        (scanner, "has_changed"),
         (reading, "read_size"),
         (images, "make_thumbnail"),
         (writer, "replace_file"),
@@ -88,7 +88,7 @@ def test_folders_that_do_not_answer_are_named_and_others_open(opened: Open, sile
     assert not opened.datasets.lost
 
 
-@pytest.mark.parametrize("asked", ["look_again", "read_size"])
+@pytest.mark.parametrize("asked", ["has_changed", "read_size"])
 def test_a_dataset_that_falls_silent_stays_listed_and_goes_on_by_itself(
     opened: Open, silent: Silent, asked: str
 ) -> None:
@@ -96,7 +96,7 @@ def test_a_dataset_that_falls_silent_stays_listed_and_goes_on_by_itself(
     silent.only = asked
     opened.datasets.open(silent.place)
     opened.desk.until(lambda: opened.names() and not opened.datasets._open[silent.place].scanning)
-    if asked == "look_again":
+    if asked == "has_changed":
         opened.settle()
         opened.datasets.refresh()
     assert silent.asked.acquire(timeout=60)
@@ -122,7 +122,7 @@ def test_of_a_silent_dataset_that_was_closed_nothing_is_heard_any_more(
     silent.answers.clear()
     while silent.asked.acquire(blocking=False):
         pass
-    monkeypatch.setattr(scanner, "look_again", driver)
+    monkeypatch.setattr(scanner, "has_changed", driver)
     dataset = opened.datasets._open[silent.place]
     opened.datasets.refresh()
     assert silent.asked.acquire(timeout=60)

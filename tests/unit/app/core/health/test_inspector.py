@@ -44,11 +44,11 @@ class Watched:
         self.health = Health(
             desk.library, TagIndex(desk.library), desk.tasks, desk.post, JudgingTarget(resolution=SIDE)
         )
-        self.datasets.strays.connect(self.health.take_strays)
+        self.datasets.orphans_changed.connect(self.health.take_strays)
         self.datasets.closed.connect(self.health.drop_strays)
-        self.datasets.reworded.connect(self.health.look_again)
+        self.datasets.captions_changed.connect(self.health.look_again)
         self.datasets.known.connect(lambda _: self.health.begin())
-        self.datasets.looked.connect(lambda _: self.health.look_for_gone())
+        self.datasets.scanned.connect(lambda _: self.health.look_for_gone())
         self.datasets.open(folder)
         self.settle()
 

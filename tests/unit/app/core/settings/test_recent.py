@@ -24,7 +24,7 @@ class Sitting:
     def __init__(self, desk: Desk) -> None:
         self.desk, self.missed = desk, list[Path]()
         self.session = Session(desk.post)
-        self.session.missed.connect(self.missed.append)
+        self.session.folder_missing.connect(self.missed.append)
 
     def open(self, *folders: Path) -> None:
         for folder in folders:

@@ -165,7 +165,7 @@ def test_own_tags_come_first_by_frequency_then_the_lists():
         Completion("cat girl", 0, 900, 0),
         Completion("bobcat", 0, 99),
     ]
-    assert one.complete("cat", 2, besides=["cat ears"]) == [Completion("cat", 1), Completion("cat girl", 0, 900, 0)]
+    assert one.complete("cat", 2, exclude=["cat ears"]) == [Completion("cat", 1), Completion("cat girl", 0, 900, 0)]
     assert one.complete("  ") == []
 
 

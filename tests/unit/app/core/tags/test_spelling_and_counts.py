@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.core.edits.bulk import CalledOffError, CaptionSnapshots, differences
+from app.core.edits.bulk import CanceledError, CaptionSnapshots, differences
 from app.core.library import Folder, LibraryImage
 from app.core.tags.index import summarize
 from app.core.tags.splitting import find_tags, move_tag, split_tags
@@ -87,7 +87,7 @@ def test_a_snapshot_stays_as_it_was_and_ends_when_it_is_called_off(tmp_path):
     running = iter(snapshot)
     next(running)
     snapshot.call_off()
-    with pytest.raises(CalledOffError):
+    with pytest.raises(CanceledError):
         next(running)
 
 
