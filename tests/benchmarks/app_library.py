@@ -105,13 +105,13 @@ def make_many(folder: Path, count: int) -> None:
 
     kept = folder / "some"
     kept.mkdir()
-    colours = ("teal", "maroon", "olive", "navy", "gold", "coral", "plum", "tan")
-    for place, colour in enumerate(colours):
-        Image.new("RGB", (320, 200 + 40 * place), colour).save(kept / f"{place}.jpg")
-    for number in range(count - len(colours)):
+    colors = ("teal", "maroon", "olive", "navy", "gold", "coral", "plum", "tan")
+    for place, color in enumerate(colors):
+        Image.new("RGB", (320, 200 + 40 * place), color).save(kept / f"{place}.jpg")
+    for number in range(count - len(colors)):
         where = folder / f"{number // 20_000 + 1}_part"
         where.mkdir(exist_ok=True)
-        os.link(kept / f"{number % len(colours)}.jpg", where / f"img {number}.jpg")
+        os.link(kept / f"{number % len(colors)}.jpg", where / f"img {number}.jpg")
         if number % 10 == 0:
             (where / f"img {number}.txt").write_text(f"tag {number % 50}, other", encoding="utf-8")
 

@@ -89,8 +89,8 @@ def _preview(run: RunDirectory, step: int, index: int) -> events.Preview:
     """Write a preview that differs from every other: one of the demo's own images, more saturated at later steps."""
     file = run.samples / f"step-{step:08d}-{index}.png"
     with Image.open(DEMO / "pictures" / f"neon-{step // 100 + 3 * index:02d}.png") as neon:
-        grey = neon.convert("L").convert("RGB")
-        Image.blend(grey, neon.convert("RGB"), step / 300).save(file)
+        gray = neon.convert("L").convert("RGB")
+        Image.blend(gray, neon.convert("RGB"), step / 300).save(file)
     return events.Preview(step=step, index=index, file=f"samples/{file.name}", seconds=1.0)
 
 

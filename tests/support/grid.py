@@ -61,11 +61,11 @@ def current(session: Session) -> str:
     return session.library.images[session.view.current or 0].name
 
 
-def centre(views: ImageViews, index: int) -> QPoint:
+def center(views: ImageViews, index: int) -> QPoint:
     return views.grid.rectangle(index).center()
 
 
 def click(
     qtbot: QtBot, views: ImageViews, index: int, keys: Qt.KeyboardModifier = Qt.KeyboardModifier.NoModifier
 ) -> None:
-    qtbot.mouseClick(views.grid.viewport(), Qt.MouseButton.LeftButton, keys, centre(views, index))
+    qtbot.mouseClick(views.grid.viewport(), Qt.MouseButton.LeftButton, keys, center(views, index))

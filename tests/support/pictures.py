@@ -30,9 +30,9 @@ def pixels_of(image: Image.Image) -> npt.NDArray[np.int16]:
     return np.asarray(image).astype(np.int16)
 
 
-def write_png(path: Path, width: int, height: int, depth: int, colour: int, rows: bytes, extra: bytes = b"") -> Path:
+def write_png(path: Path, width: int, height: int, depth: int, color: int, rows: bytes, extra: bytes = b"") -> Path:
     """Write a PNG whose header may say anything: `rows` are the filtered scanlines, `extra` are complete chunks."""
-    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
+    header = struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0)
     body = png_chunk(b"IHDR", header) + extra + png_chunk(b"IDAT", zlib.compress(rows)) + png_chunk(b"IEND", b"")
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + body)
     return path

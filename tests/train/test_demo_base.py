@@ -1,4 +1,4 @@
-"""The demo base follows its prompts: colours, backgrounds, shapes, places and patterns, measured on its pictures."""
+"""The demo base follows its prompts: colors, backgrounds, shapes, places and patterns, measured on its pictures."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ PATTERNED = (
 )
 
 
-def colour_name(pixels: Pixels) -> str:
-    """The palette's colour that is nearest to most of the pixels (n, 3)."""
+def color_name(pixels: Pixels) -> str:
+    """The palette's color that is nearest to most of the pixels (n, 3)."""
     distances = np.linalg.norm(pixels[:, None] - np.array(list(drawing.COLOURS.values())), axis=-1)
     votes = np.bincount(distances.argmin(axis=1), minlength=len(drawing.COLOURS))
     return list(drawing.COLOURS)[int(votes.argmax())]
@@ -83,7 +83,7 @@ def foreground(pixels: Pixels, background: Pixels) -> Mask:
 
 
 def framed(mask: Mask) -> Mask | None:
-    """The mask's content centred in a square of 48 x 48, size and place taken out."""
+    """The mask's content centered in a square of 48 x 48, size and place taken out."""
     ys, xs = np.nonzero(mask)
     if len(ys) < 40:
         return None
@@ -145,14 +145,14 @@ def pictures() -> Iterator[dict[str, Pixels]]:
 
 def disagreements(pictures: dict[str, Pixels], prompts: tuple[str, ...]) -> dict[str, list[str]]:
     """What is wrong with each picture of one thing, by measure."""
-    wrong: dict[str, list[str]] = {"colour": [], "background": [], "shape": []}
+    wrong: dict[str, list[str]] = {"color": [], "background": [], "shape": []}
     for prompt in prompts:
         scene, pixels = drawing.scene_of(prompt), pictures[prompt]
         ground = background_of(pixels)
         mask = foreground(pixels, ground)
         seen = {
-            "colour": (colour_name(pixels[mask]), scene.things[0].colour),
-            "background": (colour_name(ground[None]), scene.background),
+            "color": (color_name(pixels[mask]), scene.things[0].colour),
+            "background": (color_name(ground[None]), scene.background),
             "shape": (shape_of(mask), scene.things[0].kind),
         }
         for measure, (is_, should) in seen.items():
@@ -162,9 +162,9 @@ def disagreements(pictures: dict[str, Pixels], prompts: tuple[str, ...]) -> dict
 
 
 def test_one_thing_has_its_colour_background_and_shape(pictures: dict[str, Pixels]) -> None:
-    # Seen over three sets of seeds: 60 of 60 colours and backgrounds, 54 of 60 shapes (16, 19 and 19 of 20).
+    # Seen over three sets of seeds: 60 of 60 colors and backgrounds, 54 of 60 shapes (16, 19 and 19 of 20).
     wrong = disagreements(pictures, PROMPTS)
-    assert len(wrong["colour"]) <= 1, wrong
+    assert len(wrong["color"]) <= 1, wrong
     assert len(wrong["background"]) <= 1, wrong
     assert len(wrong["shape"]) <= 6, wrong
 
@@ -179,7 +179,7 @@ def test_two_things_have_their_colours_where_the_prompt_says(pictures: dict[str,
             columns = slice(0, 64) if thing.x < 64 else slice(64, 128) if thing.x > 64 else slice(None)
             rows = slice(0, 64) if thing.y < 64 else slice(64, 128) if thing.y > 64 else slice(None)
             half[rows, columns] = True
-            seen = colour_name(pixels[mask & half])
+            seen = color_name(pixels[mask & half])
             if seen != thing.colour:
                 wrong.append(f"{prompt}: {seen}")
     assert len(wrong) <= 3, wrong
@@ -216,6 +216,6 @@ def test_base_is_small_enough_and_half_precision() -> None:
 def test_measures_read_drawn_pictures_rightly() -> None:
     """The measures themselves, on drawn pictures whose answer is known: a blind measure would pass everything."""
     drawn = {p: np.asarray(drawing.draw(drawing.scene_of(p)), dtype=np.float64) for p in PROMPTS}
-    assert disagreements(drawn, PROMPTS) == {"colour": [], "background": [], "shape": []}
+    assert disagreements(drawn, PROMPTS) == {"color": [], "background": [], "shape": []}
     shifted = dict(zip(PROMPTS, [*list(drawn.values())[1:], drawn[PROMPTS[0]]], strict=True))
     assert all(len(wrong) > 15 for wrong in disagreements(shifted, PROMPTS).values())

@@ -22,16 +22,16 @@ class Driver:
     """The functions of libnvidia-ml that we use, for two cards; the second belongs to a Windows-like driver."""
 
     NAMES = (b"NVIDIA GeForce RTX 4090", b"NVIDIA GeForce GTX 1080")
-    initialised = 0
+    initialized = 0
     failure = pynvml.NVML_SUCCESS
 
     def nvmlInitWithFlags(self, flags):
         if self.failure == pynvml.NVML_SUCCESS:
-            self.initialised += 1
+            self.initialized += 1
         return self.failure
 
     def nvmlShutdown(self):
-        self.initialised -= 1
+        self.initialized -= 1
         return pynvml.NVML_SUCCESS
 
     def nvmlSystemGetDriverVersion(self, text, length):
@@ -136,7 +136,7 @@ def test_cards_are_read_with_who_uses_them(driver):
     assert (second.load, second.temperature) == (None, 45)
     assert (first.bf16, second.bf16) == (True, False)
     assert (first.generation, second.generation) == ("Ada", "Pascal")
-    assert driver.initialised == 0
+    assert driver.initialized == 0
 
 
 @pytest.mark.parametrize(

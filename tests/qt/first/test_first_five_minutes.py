@@ -40,7 +40,7 @@ def folder(tmp_path):
 
 
 def _picture(rng, side):
-    """Blots of many colours, which no two share."""
+    """Blots of many colors, which no two share."""
     small = Image.frombytes("RGB", (6, 6), rng.randbytes(6 * 6 * 3))
     return small.resize((side, side), Image.Resampling.BICUBIC)
 

@@ -28,7 +28,7 @@ from app.core.session import Session
 from app.qt.images.dialogs import FolderDialog
 from app.qt.images.views import DiskPoller, ImageViews
 from app.qt.tiles import scaled
-from tests.support.grid import COUNT, centre, click, current, forty_pictures, named, settle, shown_views
+from tests.support.grid import COUNT, center, click, current, forty_pictures, named, settle, shown_views
 from trainer.dataset.sidecar import read_sidecar
 
 CTRL, SHIFT = Qt.KeyboardModifier.ControlModifier, Qt.KeyboardModifier.ShiftModifier
@@ -106,17 +106,17 @@ def test_a_band_selects_what_it_touches(qtbot: QtBot, views: ImageViews, session
 
 
 def test_thumbnails_are_painted_and_excluded_pictures_dimmed(qtbot: QtBot, views: ImageViews, session: Session) -> None:
-    def colour(index: int) -> tuple[int, int, int]:
+    def color(index: int) -> tuple[int, int, int]:
         image = views.grid.viewport().grab().toImage()
-        red, green, blue, _ = image.pixelColor(centre(views, index) - QPoint(0, 10)).getRgb()
+        red, green, blue, _ = image.pixelColor(center(views, index) - QPoint(0, 10)).getRgb()
         return red, green, blue
 
-    qtbot.waitUntil(lambda: all(abs(a - b) < 12 for a, b in zip(colour(3), (18, 90, 237), strict=True)))
+    qtbot.waitUntil(lambda: all(abs(a - b) < 12 for a, b in zip(color(3), (18, 90, 237), strict=True)))
     click(qtbot, views, 3)
     views.reject()
     assert named(session, "p3.png").excluded
     click(qtbot, views, 8)
-    assert colour(3)[0] > 120  # mostly the white ground behind it
+    assert color(3)[0] > 120  # mostly the white ground behind it
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Colours, contrast and icons."""
+"""Colors, contrast and icons."""
 
 import re
 from pathlib import Path
@@ -26,9 +26,9 @@ def theme(qapp):
     theme.deleteLater()
 
 
-def luminance(colour: str) -> float:
+def luminance(color: str) -> float:
     """WCAG 2.2, relative luminance."""
-    values = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    values = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
     red, green, blue = (v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in values)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
@@ -60,7 +60,7 @@ def test_edges_focus_rings_and_icons_stand_out(name):
 def test_in_high_contrast_the_noise_of_a_curve_stands_out_too(theme):
     theme.choose("contrast")
     series = [QColor(getattr(CONTRAST, color_of(place))) for place in range(SERIES_COLORS)]
-    assert min(ratio(pale(colour).name(), CONTRAST.base) for colour in series) >= 3.0
+    assert min(ratio(pale(color).name(), CONTRAST.base) for color in series) >= 3.0
 
 
 def test_the_style_sheet_names_no_colour_of_its_own():
@@ -81,7 +81,7 @@ def test_a_chosen_button_keeps_its_ring_and_has_a_dot(theme, qtbot, name):
     row = empty.height() // 2
     rings = [[image.pixelColor(x, row).name() for x in range(6)] for image in (empty, full)]
     assert rings[0] == rings[1]
-    assert max(ratio(colour, ALL[name].window) for colour in rings[0]) > 2.5  # its round edge is a mixed colour
+    assert max(ratio(color, ALL[name].window) for color in rings[0]) > 2.5  # its round edge is a mixed color
     assert full.pixelColor(12, row) == QColor(ALL[name].accent)
 
 
@@ -109,7 +109,7 @@ def test_the_system_is_followed_only_when_asked(theme, qapp, monkeypatch):
 
 
 def darkest(made: QIcon, size: int, mode: QIcon.Mode = QIcon.Mode.Normal) -> QColor:
-    """The colour of the most opaque pixel."""
+    """The color of the most opaque pixel."""
     image = made.pixmap(QSize(size, size), 1.0, mode).toImage()
     pixels = [image.pixelColor(x, y) for x in range(image.width()) for y in range(image.height())]
     return max(pixels, key=QColor.alpha)
@@ -153,6 +153,6 @@ def test_what_is_ticked_and_chosen_shows_its_box_on_the_accent(theme, qtbot, loo
     shown.setCurrentItem(item)
     with qtbot.waitExposed(shown):
         shown.show()
-    image, colour = shown.viewport().grab(shown.visualItemRect(item)).toImage(), QColor(ALL[look].on_accent)
-    columns = ([y for y in range(image.height()) if image.pixelColor(x, y) == colour] for x in range(30))
+    image, color = shown.viewport().grab(shown.visualItemRect(item)).toImage(), QColor(ALL[look].on_accent)
+    columns = ([y for y in range(image.height()) if image.pixelColor(x, y) == color] for x in range(30))
     assert max(max(seen) - min(seen) for seen in columns if seen) >= 14, "the box, and not the tick alone"

@@ -187,7 +187,7 @@ def test_hashes_are_those_of_sd_scripts(tmp_path: Path) -> None:
         metadata = file.metadata()
     payload = data[8 + int.from_bytes(data[:8], "little") :]
     assert len(payload) > 0x110000
-    # As sd-scripts computes it: the whole file, serialised by safetensors itself with nothing but the ss_ keys.
+    # As sd-scripts computes it: the whole file, serialized by safetensors itself with nothing but the ss_ keys.
     tensors = safetensors.torch.load_file(tmp_path / "a.safetensors")
     virtual = safetensors.torch.save(tensors, {key: text for key, text in METADATA.items() if key.startswith("ss_")})
     assert metadata["sshs_legacy_hash"] == hashlib.sha256(virtual[0x100000:0x110000]).hexdigest()[:8]

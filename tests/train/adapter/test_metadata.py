@@ -158,10 +158,10 @@ def test_only_the_named_keys_know_the_time() -> None:
 
 def test_credits_are_left_out_or_said() -> None:
     assert not {"modelspec.author", "modelspec.license", "modelspec.trigger_phrase"} & metadata(facts()).keys()
-    found = metadata(facts(author="Zoë", license="CC-BY-4.0", description="Flat colours", trigger_words=("gch", "cat")))
+    found = metadata(facts(author="Zoë", license="CC-BY-4.0", description="Flat colors", trigger_words=("gch", "cat")))
     assert found["modelspec.author"] == "Zoë"
     assert found["modelspec.license"] == "CC-BY-4.0"
-    assert found["modelspec.description"] == "Flat colours"
+    assert found["modelspec.description"] == "Flat colors"
     assert found["modelspec.trigger_phrase"] == "gch, cat"
 
 
@@ -181,12 +181,12 @@ def test_side_files_lie_beside_the_lora(family: Family, version: str, tmp_path: 
     lora = tmp_path / "my style v1.2.safetensors"
     preview = tmp_path / "picture of step.png"
     preview.write_bytes(b"\x89PNG picture")
-    given = facts(family, trigger_words=("gch",), description="Flat colours")
+    given = facts(family, trigger_words=("gch",), description="Flat colors")
     write_side_files(lora, given, preview)
     said = json.loads((tmp_path / "my style v1.2.json").read_text(encoding="utf-8"))
     assert said.pop("notes").startswith("500 steps on model.safetensors")
     assert said == {
-        "description": "Flat colours",
+        "description": "Flat colors",
         "sd version": version,
         "activation text": "gch",
         "preferred weight": 1.0,

@@ -155,13 +155,13 @@ def test_multires_noise_has_unit_variance_and_its_share_of_coarse_noise() -> Non
     draws = [draw_noise(generator, (4, 48, 32), objective) for _ in range(200)]
     assert draws[0].dtype == np.float32
     assert all(draw.std(ddof=1) == pytest.approx(1.0, abs=1e-5) for draw in draws)
-    neighbours = np.mean([(draw[:, :, 1:] * draw[:, :, :-1]).mean() for draw in draws])
+    neighbors = np.mean([(draw[:, :, 1:] * draw[:, :, :-1]).mean() for draw in draws])
     # White: 0. Here levels 0, 1, 2 and 3 (sizes 1, r, r^2, r^3) weigh 1 + 1, 0.64, 0.41 and 0.26 of the variance.
-    assert 0.15 < neighbours < 0.45
+    assert 0.15 < neighbors < 0.45
 
 
 def test_multires_noise_against_a_second_implementation() -> None:
-    """Bilinear enlargement written out with numpy, half-pixel centres, edges held."""
+    """Bilinear enlargement written out with numpy, half-pixel centers, edges held."""
 
     def axis_weights(small: int, large: int) -> np.ndarray:
         places = np.clip((np.arange(large) + 0.5) * small / large - 0.5, 0.0, None)

@@ -79,7 +79,7 @@ KEYS = {
     "optimizer as text": ('[recipe]\noptimizer = "adamw"', "recipe.optimizer: must be a table"),
     "value for a table": ("[report]\npreviews = 5", "report.previews: must be a table, not 5"),
     "table for a value": ("[recipe.rank]\nunet = 5", "recipe.rank: must be a whole number from 1 to 1024, not a table"),
-    "not a colour": ('[dataset]\nbackground = "white"', 'dataset.background: must be text such as "#ffffff"'),
+    "not a color": ('[dataset]\nbackground = "white"', 'dataset.background: must be text such as "#ffffff"'),
     "unknown device": ('[fit]\ndevice = "gpu"', 'fit.device: must be text such as "cpu"'),
     "unknown block": (
         '[fit]\ncheckpointing = ["middle"]',

@@ -53,22 +53,22 @@ def test_different_photographs_are_different() -> None:
     assert not near(*map(photograph, PHOTOS))
 
 
-def drawing(shape: str, colour: str, ground: str, place: int) -> Image.Image:
+def drawing(shape: str, color: str, ground: str, place: int) -> Image.Image:
     image = Image.new("RGB", (128, 128), ground)
     box = [(8, 8, 60, 60), (68, 8, 120, 60), (8, 68, 60, 120), (68, 68, 120, 120)][place]
     draw = ImageDraw.Draw(image)
-    (draw.ellipse if shape == "circle" else draw.rectangle)(box, fill=colour)
+    (draw.ellipse if shape == "circle" else draw.rectangle)(box, fill=color)
     return image
 
 
 def test_flat_drawings_of_other_colours_and_places_are_different() -> None:
-    colours = ("red", "blue", "green")
+    colors = ("red", "blue", "green")
     drawings = [
-        drawing("circle", colour, ground, place)
-        for colour in colours
-        for ground in (*colours, "white")
+        drawing("circle", color, ground, place)
+        for color in colors
+        for ground in (*colors, "white")
         for place in range(4)
-        if ground != colour
+        if ground != color
     ]
     assert not near(*drawings)
 

@@ -1,4 +1,4 @@
-"""Pixels against independent references: float64 arithmetic, Pillow's exif_transpose, formulas of the colour spaces."""
+"""Pixels against independent references: float64 arithmetic, Pillow's exif_transpose, formulas of the color spaces."""
 
 import io
 from pathlib import Path
@@ -113,9 +113,9 @@ def test_float_grey_between_zero_and_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA"])
 def test_grey_kinds(tmp_path: Path, mode: str) -> None:
-    grey = photograph().convert("L").convert(mode)
-    grey.save(tmp_path / "a.png")
-    np.testing.assert_array_equal(load(tmp_path / "a.png"), pixels_of(grey.convert("L").convert("RGB")))
+    gray = photograph().convert("L").convert(mode)
+    gray.save(tmp_path / "a.png")
+    np.testing.assert_array_equal(load(tmp_path / "a.png"), pixels_of(gray.convert("L").convert("RGB")))
 
 
 def test_cmyk_without_a_profile(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_lab_tiff(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", ["gif", "png", "webp", "tiff"])
 def test_of_several_frames_the_first(tmp_path: Path, suffix: str) -> None:
-    frames = [Image.new("RGB", (16, 16), colour) for colour in ("#ff0000", "#00ff00", "#0000ff")]
+    frames = [Image.new("RGB", (16, 16), color) for color in ("#ff0000", "#00ff00", "#0000ff")]
     frames[0].save(tmp_path / f"a.{suffix}", save_all=True, append_images=frames[1:], lossless=True)
     assert (load(tmp_path / f"a.{suffix}") == [255, 0, 0]).all()
 

@@ -239,7 +239,7 @@ def conditioning(picture: ImageRecord, window: tuple[int, int, int, int], *, fli
 
 
 def test_micro_conditioning_by_hand() -> None:
-    """A picture of 3000×2000, scaled to 1536×1024 for a bucket of 1024: centre crop begins 256 pixels from the left."""
+    """A picture of 3000×2000, scaled to 1536×1024 for a bucket of 1024: center crop begins 256 pixels from the left."""
     picture = make_picture(width=3000, height=2000, bucket=(1024, 1024))
     assert conditioning(picture, (500, 0, 2000, 2000)) == (2000, 3000, 0, 256, 1024, 1024)
     assert conditioning(picture, (0, 0, 2000, 2000)) == (2000, 3000, 0, 0, 1024, 1024)

@@ -34,9 +34,9 @@ def line(values, look="plain", steps=STEPS, **more):
     return ChartLine("loss", steps, np.asarray(values, dtype=np.float64), look, **more)
 
 
-def ink(chart, step, colour):
-    """Return the rows of the lines' field that have a pixel of about this colour where a step stands."""
-    shown, wanted, scale = chart.plot.grab().toImage(), QColor(colour), chart.plot.scale
+def ink(chart, step, color):
+    """Return the rows of the lines' field that have a pixel of about this color where a step stands."""
+    shown, wanted, scale = chart.plot.grab().toImage(), QColor(color), chart.plot.scale
     columns = [round(scale.across(step)) + by for by in (-1, 0, 1)]
     rows = range(round(scale.field.top()) + 2, round(scale.field.bottom()) - 1)
     return [row for row in rows if any(near(shown.pixelColor(column, row), wanted) for column in columns)]

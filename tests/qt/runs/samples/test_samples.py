@@ -74,7 +74,7 @@ def press(qtbot: QtBot, matrix: SampleMatrix, *keys: Qt.Key) -> None:
 
 
 def painted(matrix: SampleMatrix, spot: CellIndex) -> QColor:
-    """The colour in a corner of a cell's picture as it is seen."""
+    """The color in a corner of a cell's picture as it is seen."""
     place = matrix.grid.rectangle(spot)
     return matrix.grid.viewport().grab().toImage().pixelColor(place.left() + 12, place.bottom() - 12)
 
@@ -155,8 +155,8 @@ def _seen_at(matrix: SampleMatrix, part: float) -> tuple[int, int, int]:
     stage = matrix.compare.stage
     image = stage.grab().toImage()
     ratio = stage.devicePixelRatioF()
-    colour = image.pixelColor(round(part * stage.width() * ratio), round(0.9 * stage.height() * ratio))
-    return colour.red(), colour.green(), colour.blue()
+    color = image.pixelColor(round(part * stage.width() * ratio), round(0.9 * stage.height() * ratio))
+    return color.red(), color.green(), color.blue()
 
 
 def test_a_line_is_drawn_across_sample_and_baseline(compared, qtbot):

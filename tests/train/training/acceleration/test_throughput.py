@@ -126,7 +126,7 @@ def test_this_cpu_is_measured_in_about_a_second():
 
 
 def test_what_is_measured_foretells_what_is_not():
-    """A product sixteen times as large as the one that was timed: within a factor of six, as a core has neighbours."""
+    """A product sixteen times as large as the one that was timed: within a factor of six, as a core has neighbors."""
     measured = measure_rate(CPU, [work("gemm", *gemm(256, 256, 256)), work("other", 0, 3 << 20)], seconds=0.1)
     left, right, now = torch.randn(1024, 256), torch.randn(256, 1024), cpu_time()
     truth = []

@@ -62,7 +62,7 @@ def located_jpeg() -> str:
 
 
 def animated() -> str:
-    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
+    frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
     return encoded(frames[0], "WEBP", save_all=True, append_images=frames[1:])
 
 
