@@ -43,13 +43,19 @@ class TagIndex:
         """Emitted when tags or their counts have changed."""
         self._library, self._lines = library, lines
         self._rows: dict[int, Row] = {}
-        self._with: dict[str, set[int]] = {}
+        self._images_by_tag: dict[str, set[int]] = {}
+        """Image ids by tag."""
         self._texts = Haystack()
-        self._number: dict[str, int] = {}
-        self._tag: dict[int, str] = {}
+        """Folded tags, for searches."""
+        self._number_by_tag: dict[str, int] = {}
+        """Number in `_texts` by tag; `_tag_by_number` is the inverse."""
+        self._tag_by_number: dict[int, str] = {}
         self._variants: dict[str, set[str]] = {}
+        """Tags that differ from their folded form, by that form."""
         self._sorted: list[tuple[str, str]] | None = None
-        self._waiting: dict[int, None] = {}
+        """Folded and actual tags in order, for searches by prefix; None until needed."""
+        self._pending: dict[int, None] = {}
+        """Ids of images still to be read, in order."""
         self._reading = Single(tasks) if tasks is not None else None
         """None if everything is read at once."""
         library.altered.connect(self._on_altered)
@@ -58,11 +64,11 @@ class TagIndex:
     @property
     def pending(self) -> int:
         """Return the number of images still to be read."""
-        return len(self._waiting)
+        return len(self._pending)
 
     def settle(self) -> None:
         """Read all pending images now."""
-        waiting, self._waiting = list(self._waiting), {}
+        waiting, self._pending = list(self._pending), {}
         if waiting:
             self._read(waiting)
 
@@ -75,40 +81,40 @@ class TagIndex:
             self._on_altered(Altered(altered=several, what=frozenset({"caption"})))
 
     def __len__(self) -> int:
-        return len(self._with)
+        return len(self._images_by_tag)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._with)
+        return iter(self._images_by_tag)
 
     def __contains__(self, tag: object) -> bool:
-        return tag in self._with
+        return tag in self._images_by_tag
 
     def count(self, tag: str) -> int:
         """Return the number of images with exactly this tag."""
-        return len(self._with.get(tag, ()))
+        return len(self._images_by_tag.get(tag, ()))
 
     def counts(self) -> dict[str, int]:
         """Return the number of images by tag."""
-        return {tag: len(ids) for tag, ids in self._with.items()}
+        return {tag: len(ids) for tag, ids in self._images_by_tag.items()}
 
     def images_with(self, tag: str) -> Set[int]:
         """Return the ids of the images with this tag in any spelling; callers must not change the set."""
         tags = self.spellings(tag)
-        return self._with[tags[0]] if len(tags) == 1 else self._union(tags)
+        return self._images_by_tag[tags[0]] if len(tags) == 1 else self._union(tags)
 
     def spellings(self, tag: str) -> list[str]:
         r"""Return this tag and those that differ only in case or escaped parentheses."""
         key = fold(tag)
-        plain = [key] if key in self._with and fold(key) == key else []
+        plain = [key] if key in self._images_by_tag and fold(key) == key else []
         return plain + sorted(self._variants.get(key, ()))
 
     def images_matching(self, pattern: str) -> set[int]:
         """Return the ids of the images with a tag that, once folded, matches a regular expression as a whole."""
-        return self._union(self._tag[number] for number in self._texts.matching(pattern))
+        return self._union(self._tag_by_number[number] for number in self._texts.matching(pattern))
 
     def images_containing(self, part: str) -> set[int]:
         """Return the ids of the images with a tag that contains this text, ignoring case."""
-        return self._union(self._tag[number] for number in self._texts.containing(fold(part)))
+        return self._union(self._tag_by_number[number] for number in self._texts.containing(fold(part)))
 
     @property
     def tagged(self) -> Set[int]:
@@ -122,7 +128,9 @@ class TagIndex:
     def search(self, part: str) -> list[str]:
         """Return the tags that contain this text, ignoring case; all tags for an empty text."""
         part = fold(part)
-        return [self._tag[number] for number in self._texts.containing(part)] if part else list(self._with)
+        if not part:
+            return list(self._images_by_tag)
+        return [self._tag_by_number[number] for number in self._texts.containing(part)]
 
     def row(self, image: int) -> Row:
         """Return the distinct tags of one image."""
@@ -141,43 +149,43 @@ class TagIndex:
         """Return tags that start with the text, the most frequent first, then tags that contain it."""
         part = fold(typed)
         if not part:
-            return [self._counted(tag) for tag in self._most_frequent(self._with, limit)]
+            return [self._counted(tag) for tag in self._most_frequent(self._images_by_tag, limit)]
         starting = self._with_prefix(part)
         found = self._most_frequent(starting, limit)
         if len(found) < limit and len(part) > 1:
             seen = set(starting)
-            containing = (self._tag[number] for number in self._texts.containing(part))
+            containing = (self._tag_by_number[number] for number in self._texts.containing(part))
             found += self._most_frequent([tag for tag in containing if tag not in seen], limit - len(found))
         return [self._counted(tag) for tag in found]
 
     def _counted(self, tag: str) -> TagCount:
-        return TagCount(tag, len(self._with[tag]))
+        return TagCount(tag, len(self._images_by_tag[tag]))
 
     def _most_frequent(self, tags: Iterable[str], limit: int) -> list[str]:
-        return nsmallest(limit, tags, key=lambda tag: (-len(self._with[tag]), tag))
+        return nsmallest(limit, tags, key=lambda tag: (-len(self._images_by_tag[tag]), tag))
 
     def _with_prefix(self, part: str) -> list[str]:
         if self._sorted is None:
-            self._sorted = sorted((self._texts[number], tag) for tag, number in self._number.items())
+            self._sorted = sorted((self._texts[number], tag) for tag, number in self._number_by_tag.items())
         start = bisect_left(self._sorted, (part,))
         end = bisect_left(self._sorted, (part + chr(sys.maxunicode),))
         return [tag for _, tag in islice(self._sorted, start, end)]
 
     def _union(self, tags: Iterable[str]) -> set[int]:
-        return set().union(*(self._with[tag] for tag in tags))
+        return set().union(*(self._images_by_tag[tag] for tag in tags))
 
     def _on_altered(self, altered: Altered) -> None:
         """Update the index after a change of the library."""
         for number in altered.removed:
-            self._waiting.pop(number, None)
+            self._pending.pop(number, None)
         self._set_rows((number, ()) for number in altered.removed)
         ids = altered.added
         if not _CAPTION_FIELDS.isdisjoint(altered.what):
             ids = ids | altered.altered
-        if self._reading is None or (len(ids) <= _SLICE and not self._waiting):
+        if self._reading is None or (len(ids) <= _SLICE and not self._pending):
             self._read(ids)
         else:
-            self._waiting.update(dict.fromkeys(ids))
+            self._pending.update(dict.fromkeys(ids))
             self._read_next_slice()
         if altered.removed and not ids:
             self.changed.emit(None)
@@ -189,10 +197,10 @@ class TagIndex:
 
     def _read_next_slice(self) -> None:
         """Split the captions of the next slice on a worker, then index them."""
-        if self._reading is None or self._reading.busy or not self._waiting:
+        if self._reading is None or self._reading.busy or not self._pending:
             return
         images = self._library.images
-        ids = list(islice(self._waiting, _SLICE))
+        ids = list(islice(self._pending, _SLICE))
         texts = [(number, images[number].caption) for number in ids if number in images]
         lines = self._lines
         self._reading.run(
@@ -206,10 +214,10 @@ class TagIndex:
         current = [
             (number, row)
             for number, text, row in split
-            if number in self._waiting and number in images and images[number].caption == text and lines == self._lines
+            if number in self._pending and number in images and images[number].caption == text and lines == self._lines
         ]
         for number, _ in current:
-            del self._waiting[number]
+            del self._pending[number]
         self._set_rows(current)
         self._read_next_slice()
         self.changed.emit(None)
@@ -225,7 +233,7 @@ class TagIndex:
             for tag in set(before).difference(row):
                 self._discard(tag, number)
             for tag in row if not before else set(row).difference(before):
-                ids = self._with.get(tag)
+                ids = self._images_by_tag.get(tag)
                 if ids is None:
                     ids = self._add_tag(tag)
                 ids.add(number)
@@ -238,28 +246,28 @@ class TagIndex:
     def _add_tag(self, tag: str) -> set[int]:
         """Add a tag that no image had, and return its empty set of ids."""
         key = fold(tag)
-        self._number[tag] = number = self._texts.add(key)
-        self._tag[number] = tag
+        self._number_by_tag[tag] = number = self._texts.add(key)
+        self._tag_by_number[number] = tag
         if key != tag:
             self._variants.setdefault(key, set()).add(tag)
         if self._sorted is not None:
-            if self._waiting:  # many more tags may follow: sorting once costs less than inserting each
+            if self._pending:  # many more tags may follow: sorting once costs less than inserting each
                 self._sorted = None
             else:
                 insort(self._sorted, (key, tag))
-        return self._with.setdefault(tag, set())
+        return self._images_by_tag.setdefault(tag, set())
 
     def _discard(self, tag: str, number: int) -> None:
         """Remove an image from a tag, and the tag itself after its last image."""
-        ids = self._with[tag]
+        ids = self._images_by_tag[tag]
         ids.discard(number)
         if ids:
             return
-        del self._with[tag]
-        place = self._number.pop(tag)
+        del self._images_by_tag[tag]
+        place = self._number_by_tag.pop(tag)
         key = self._texts[place]
         self._texts.remove(place)
-        del self._tag[place]
+        del self._tag_by_number[place]
         if key != tag:
             self._variants[key].discard(tag)
             if not self._variants[key]:
