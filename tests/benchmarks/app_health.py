@@ -31,7 +31,7 @@ Written by `python -m tests.benchmarks.app_health --write`."""
 class Desk:
     """A library of generated images, its health, and the longest piece of work that was posted."""
 
-    def __init__(self, pictures: int) -> None:
+    def __init__(self, images: int) -> None:
         self._posted: queue.Queue[Callable[[], None]] = queue.Queue()
         self.library, self.tasks = Library(), Tasks(self._posted.put)
         self.index = TagIndex(self.library, self.tasks)
@@ -41,10 +41,10 @@ class Desk:
         words = [f"tag {number}" for number in range(3000)]
         captions = [", ".join(chance.choices(words, k=20)) for _ in range(2000)]
         sizes = [(chance.randrange(500, 2500), chance.randrange(500, 2500)) for _ in range(300)]
-        for start in range(0, pictures, 500):
+        for start in range(0, images, 500):
             self.library.add(
                 (folder, f"{number}.png", self._facts(chance.choice(captions), *chance.choice(sizes)))
-                for number in range(start, min(start + 500, pictures))
+                for number in range(start, min(start + 500, images))
             )
 
     @staticmethod
@@ -65,9 +65,9 @@ class Desk:
             self.longest = max(self.longest, took)
 
 
-def measure(pictures: int) -> list[tuple[str, str]]:
+def measure(images: int) -> list[tuple[str, str]]:
     """Return the measurements as text."""
-    desk = Desk(pictures)
+    desk = Desk(images)
     gc.freeze()
     desk.settle()
     rows = [("all images checked", f"{desk.spent:.1f} s"), ("longest piece of it", _ms(desk.longest))]
@@ -106,7 +106,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=100_000)
     parser.add_argument("--write", action="store_true")
     chosen = parser.parse_args()
-    rows = measure(chosen.pictures)
+    rows = measure(chosen.images)
     table = "\n".join(["| what | took |", "|---|---|", *(f"| {what} | {took} |" for what, took in rows)])
     print(table)  # noqa: T201
     if chosen.write:

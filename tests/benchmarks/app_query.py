@@ -180,7 +180,7 @@ def of_one_caption(library: Library, index: TagIndex) -> list[tuple[str, str]]:
     return [
         ("one caption changed", f"{milliseconds(change):.2f} ms"),
         (
-            f"tags seen together with one of {index.count(common):,} pictures",
+            f"tags seen together with one of {index.count(common):,} images",
             f"{milliseconds(lambda: index.co_occurring(common)):.0f} ms",
         ),
     ]
@@ -208,8 +208,8 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=100_000)
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
-    rows = measured(arguments.pictures)
-    title = f"Finding: {arguments.pictures:,} images, {TAGS_A_PICTURE} tags each, {DISTINCT:,} different"
+    rows = measured(arguments.images)
+    title = f"Finding: {arguments.images:,} images, {TAGS_A_PICTURE} tags each, {DISTINCT:,} different"
     table = "\n".join(["| what | time |", "|---|---|", *(f"| {what} | {figure} |" for what, figure in rows)])
     print(f"{title}\n{table}")  # noqa: T201
     if arguments.write:

@@ -1,8 +1,10 @@
-"""Measure the time from process start to first paint of `python -m app`: python -m tests.benchmarks.app_start
+"""Measure the time from process start to first paint of `python -m app`.
+
+    python -m tests.benchmarks.app_start
 
 The goal is under 1.0 s: each start is a fresh process with an empty per-user folder. One start before the measured ones
-lets Python compile what changed. CPU time is listed too, because other programs on a busy machine lengthen only wall-
-clock time.
+lets Python compile what changed. CPU time is listed too, because other programs on a busy machine lengthen
+only wall-clock time.
 """
 
 from __future__ import annotations

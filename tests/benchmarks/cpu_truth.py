@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--images", type=int, default=1)
     options = parser.parse_args(arguments)
     bucket = (options.resolution, options.resolution)
-    say(f"{options.family}, {options.resolution} pixels, {options.pictures} images, fp32, math attention")
+    say(f"{options.family}, {options.resolution} pixels, {options.images} images, fp32, math attention")
     same = True
     for fit in FITS:
         subject = workload_without_base(
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             FitConfig.model_validate({"dtype": "fp32", "attention": "math", **fit}),
         )
         say(f"checkpointing {fit['checkpointing']}:")
-        same &= compare(subject, bucket, options.pictures)
+        same &= compare(subject, bucket, options.images)
     return 0 if same else 1
 
 

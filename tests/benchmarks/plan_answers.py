@@ -1,4 +1,6 @@
-"""Measure how soon plans are computed: python -m tests.benchmarks.plan_answers [--gpu 8GB ...] [--new]
+"""Measure how soon plans are computed.
+
+    python -m tests.benchmarks.plan_answers [--gpu 8GB ...] [--new]
 
 Asks a resident planner, as the app does, for SDXL and SD 1.5 with the built-in style recipe, whose traces ship: one
 request to a planner that has to start for it; then further ones to another planner: another GPU, the same again,

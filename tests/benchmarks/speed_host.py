@@ -1,5 +1,4 @@
-"""Measure the host time of a step: a UNet of full depth on the CPU, so narrow that its arithmetic takes hardly any
-time.
+"""Measure the host time of a step: a UNet of full depth on the CPU, so narrow that arithmetic hardly counts.
 
 At batch size 1 a GPU waits for the host if host time exceeds its arithmetic. The host does the same work for every
 operation on the CPU as for a GPU, except for the kernel launch, so what is saved here is saved there, plus a launch per

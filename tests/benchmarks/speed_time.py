@@ -4,10 +4,10 @@
 
 The most important rows come first, so that an interrupted run has them. Rows that share a loaded base share a process;
 a failure is reported in its row, and a crash ends only its process. After every row the table and the same as JSON are
-written to tests/benchmarks/results, with the date and the GPU. A step is that of trainer.training.loop with one micro-
-batch, which is already in pinned memory: --overhead measures what assembling it costs the host. TFLOP/s counts what a
-step without checkpointing computes, from its trace, so that recomputation does not count as work. The GPU's limit is
-what it reaches in one large matrix product in the row's dtype.
+written to tests/benchmarks/results, with the date and the GPU. A step is that of trainer.training.loop with one
+micro-batch, which is already in pinned memory: --overhead measures what assembling it costs the host. TFLOP/s counts
+what a step without checkpointing computes, from its trace, so that recomputation does not count as work. The GPU's
+limit is what it reaches in one large matrix product in the row's dtype.
 
 Eight minutes are about enough for one family: --family sdxl and --family sd15 are two calls.
 

@@ -1,5 +1,4 @@
-"""Start the app as `python -m app` in a fresh process and measure when its window is first painted, and what it
-imports.
+"""Start the app as `python -m app` in a fresh process and measure its first paint and its imports.
 
     python -m tests.support.app_start STARTED [PATHS]
 

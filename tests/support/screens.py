@@ -1,4 +1,6 @@
-"""Save every page and dialog of the app as an image, for people to look at: python -m tests.support.screens FOLDER
+"""Save every page and dialog of the app as an image, for people to look at.
+
+    python -m tests.support.screens FOLDER
 
 Each screen is a function that brings a window, with the demo's images open, to the state to be photographed, and
 returns the widget to photograph. A package adds its own:

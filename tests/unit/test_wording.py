@@ -54,9 +54,10 @@ def sentences(path: Path) -> Iterator[tuple[int, str]]:
         for inner in ast.walk(node)
     }
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value.strip():
-            if id(node) not in documentation and id(node) not in patterns:
-                yield node.lineno, node.value
+        if not isinstance(node, ast.Constant) or id(node) in documentation or id(node) in patterns:
+            continue
+        if isinstance(node.value, str) and " " in node.value.strip():
+            yield node.lineno, node.value
 
 
 def replaced_words(text: str) -> list[str]:

@@ -166,7 +166,7 @@ def test_nothing_to_train_is_an_error() -> None:
 
 
 def test_gradients_are_those_of_the_merged_formula() -> None:
-    """d loss / d up and d down through PEFT equal those through W + alpha / rank · up @ down in float64."""
+    """The gradients d loss / d up and d down via PEFT equal those via W + alpha / rank · up @ down in float64."""
     models, plain = Models.copies("sd15"), Models.copies("sd15")
     adapter = models.attach()
     weights = random_weights(adapter)

@@ -71,7 +71,7 @@ def test_what_convolutions_do_inside_themselves_is_not_measured(side: int) -> No
 
 
 def test_an_8_bit_update_counts_as_what_it_leaves() -> None:
-    """bitsandbytes computes it in fp32 copies on the CPU, and those of small weights in as many."""
+    """On the CPU, bitsandbytes computes updates in fp32 copies, also for small weights."""
     weights = [torch.nn.Parameter(torch.zeros(size)) for size in (4096, 1024)]
     for weight in weights:
         weight.grad = torch.ones_like(weight)

@@ -51,7 +51,7 @@ def material(request: pytest.FixtureRequest) -> Material:
 
 
 def scheduler_of_diffusers(prediction: Prediction, zero_terminal_snr: bool, dtype: torch.dtype) -> DDPMScheduler:
-    """diffusers' training scheduler; for float64 its fp32 table is replaced by the same formula in float64."""
+    """Return diffusers' training scheduler; for float64, its fp32 table is replaced by the same formula in float64."""
     scheduler = DDPMScheduler(
         beta_start=0.00085,
         beta_end=0.012,

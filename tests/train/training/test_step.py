@@ -72,7 +72,7 @@ def test_nothing_is_read_from_the_device(family: Family) -> None:
 
 
 def test_the_guard_needs_one_read() -> None:
-    """measure gives one tensor; what follows works with the two numbers in it."""
+    """The result of `measure` is one tensor; later code uses the two numbers in it."""
     models, adapter = adapted("sd15", torch.float32)
     masters = MasterWeights(adapter.parameters)
     batch = make_batch("sd15", (10,), dtype=torch.float32)

@@ -84,9 +84,11 @@ def test_a_mask_is_left_to_diffusers_block() -> None:
 
 
 def test_a_transformer_block_keeps_what_cannot_be_made_again() -> None:
-    """By hand, of 5 places and 7 tokens: of the width are what its three norms were shown, q, k and v, what attention
-    gave, the same of the text, and eight times what the first of the two layers gave. Besides, the sums of attention
-    for each head, mean and deviation of each norm, and what lies between down and up.
+    """Count the saved bytes by hand, for 5 positions and 7 tokens.
+
+    Of the block's width: the inputs of its three norms, q, k and v, the output of attention, the same for the text, and
+    eight times the output of the first feed-forward layer. Also attention's sums for each head, mean and deviation of
+    each norm, and the tensors between down and up.
     """
     block = blocks("sdxl")[0]
     width, wide = block.dim, block.attn2.cross_attention_dim
@@ -191,7 +193,7 @@ def test_maps_may_come_and_gradients_go_in_any_layout() -> None:
 def test_a_frozen_convolution_is_asked_for_its_gradient_in_the_layout_of_what_comes(
     layout: torch.memory_format, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """cuDNN takes the layout from what has the shape of the input; only the usual one costs no memory."""
+    """The layout that cuDNN uses follows the tensor shaped like the input; only the default one costs no memory."""
     asked: list[Tensor] = []
     gradient = FrozenConv.gradient
 

@@ -164,7 +164,7 @@ def test_bf16_is_as_near_to_float64_as_pefts_layers_are(kind: str) -> None:
 def test_quantised_bases_give_what_pefts_layers_give(
     kind: Any, dropouts: bool, expected: type[nn.Module], bias: bool
 ) -> None:
-    """bitsandbytes' layers are linear layers too, and must not be taken for ones of full precision."""
+    """Layers of bitsandbytes are linear layers too, and must not be mistaken for full-precision ones."""
     model = nn.ModuleDict({"transformer_blocks": nn.ModuleDict({"layer": nn.Linear(INPUTS, OUTPUTS, bias=bias)})})
     place = quantize_linears(model, kind, torch.float32, torch.device("cpu"))
     set_int8_directions(model, FitConfig(quantize=kind).products)
@@ -337,8 +337,7 @@ def test_training_goes_on_from_a_checkpoint_with_the_same_bits(tmp_path: Path) -
 
 
 def test_what_a_compiler_is_given_comes_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is compiled here, which takes long: `python tests/benchmarks/speed.py --time` does so, without a
-    break."""
+    """Nothing is compiled here, which is slow; `python tests/benchmarks/speed.py --time` compiles without breaks."""
     models, adapter = adapted("sdxl", torch.float64, lean=True)
     model = nn.ModuleDict({"transformer_blocks": nn.ModuleDict({"layer": nn.Linear(INPUTS, OUTPUTS, bias=False)})})
     quantize_linears(model, "nf4", torch.float32, torch.device("cpu"))(

@@ -150,7 +150,7 @@ def test_dropout_keeps_a_mask_of_bytes() -> None:
 
 
 def test_workspaces_of_products_and_convolutions() -> None:
-    """cuBLAS keeps one for each thread; cuDNN takes its own for as long as it works."""
+    """One workspace of cuBLAS per thread stays allocated; cuDNN's exists only while it works."""
     layer = nn.Conv2d(4, 8, 3, padding=1, device=META)
 
     def program(tracer: Tracer) -> None:
@@ -195,7 +195,7 @@ def test_a_product_with_4_bit_weights_restores_them() -> None:
 
 
 def test_states_that_page_are_not_the_allocators() -> None:
-    """bitsandbytes takes states of 100,000 numbers and more from memory that moves between host and card."""
+    """Optimizer states of 100,000 elements and more are in paged memory that moves between host and GPU."""
 
     def state(name: str) -> int:
         tapes = trace_steps(tiny_subject("sd15", {"rank": 512, "optimizer": {"name": name}}), [(64, 64)], 1)

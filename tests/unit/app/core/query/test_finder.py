@@ -56,7 +56,7 @@ def tags_of(caption):
 
 
 def tag_fits(pattern, tag):
-    """fnmatch's own rule, its brackets disabled, and our escapes written as its."""
+    """Match by fnmatch's own rule, with its brackets disabled and our escapes translated."""
     pattern = plain(pattern).replace("[", "[[]")
     return fnmatchcase(tag, pattern.replace(r"\*", "[*]").replace(r"\?", "[?]"))
 
