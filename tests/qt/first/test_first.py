@@ -51,7 +51,7 @@ def test_the_welcome_tells_of_this_pc_and_its_models(
 def test_a_welcome_that_is_closed_ends_its_check(qtbot: QtBot, window: Window) -> None:
     window.show_welcome()
     (welcome,) = window.findChildren(Welcome)
-    child = welcome.machine._check_up._child
+    child = welcome.machine._check_up._process
     assert child._process is not None
     welcome.close()
     assert child._process is None
