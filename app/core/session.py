@@ -36,7 +36,7 @@ from app.core.settings.recent import OpenFailure, RecentFolders
 from app.core.tags.completion import Completer, lists_folder
 from app.core.tags.index import TagIndex
 from app.core.tasks import Post, Tasks, raise_again
-from trainer.config.presets.embedded import contains_preset
+from trainer.files.header import contains_preset
 from trainer.protocol.files import long_path
 from trainer.protocol.places import cache_folder, home
 

@@ -23,7 +23,7 @@ SITTING = """
 import sys
 from PySide6.QtCore import QTimer
 from app.qt.window import Window
-from app.start import main
+from app.__main__ import main
 
 inherited, painted = Window.paintEvent, []
 

@@ -17,7 +17,7 @@ MIRRORED = {"unit/app": "app", "unit": "trainer", "train": "trainer", "qt": "app
 """Folders of tests and whose folders theirs mirror; the first that a path begins with counts."""
 NOT_MIRRORED = {"unit/support"}  # tests of tests/support
 # What a program starts with: its text explains why Qt does not start, before anything else can be imported.
-STARTS = {"app.start"}
+STARTS = {"app.__main__"}
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,9 @@ _MOST_TENSORS: Mapping[Kind, int] = {"base": 50_000, "lora": 10_000}
 _QUOTES = 10  # quote characters per tensor, at most
 _MOST_METADATA = 10_000
 _LONGEST_SHAPE = 8
+PRESET_KEY = "impasto_preset"
+"""Key of the PNG text (iTXt) that contains a preset file; it comes before the pixels."""
+_PRESET_HEAD = 4096  # bytes of an image in which the key of an embedded preset appears
 _WIDTHS = {
     4: "F4",
     6: "F6_E2M3 F6_E3M2",
@@ -185,3 +188,12 @@ def _check_layout(ranges: list[tuple[int, int, str]], tensors: Mapping[str, Tens
 def _refuse(kind: Kind, code: str, sentence: str, remedy: str) -> NoReturn:
     error = BaseModelError if kind == "base" else LoraFileError
     raise error(f"{kind}.{code}", sentence, remedy) from None
+
+
+def contains_preset(path: Path) -> bool:
+    """Return whether a file is an image that contains a preset; False when it cannot be read."""
+    try:
+        with open_file(path, "stream") as file:
+            return PRESET_KEY.encode("ascii") in file.read(_PRESET_HEAD)
+    except (OSError, ValueError):
+        return False

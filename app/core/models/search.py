@@ -200,7 +200,7 @@ def _is_worth(entry: os.DirEntry[str]) -> bool:
 
 
 def _is_junction(entry: os.DirEntry[str]) -> bool:
-    """Windows' junctions count as folders; Stability Matrix makes them. (`DirEntry.is_junction` is Python 3.12's.)"""
+    """Return whether an entry is a Windows junction; Stability Matrix makes them. `DirEntry.is_junction` needs 3.12."""
     if sys.platform == "win32":
         return entry.stat(follow_symlinks=False).st_reparse_tag == stat.IO_REPARSE_TAG_MOUNT_POINT
     return False

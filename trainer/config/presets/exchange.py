@@ -11,12 +11,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trainer.config.presets.embedded import PICTURE_KEY
 from trainer.config.presets.preset import SCHEMA, Preset, dump_preset, text_faults
 from trainer.config.presets.preview_image import decode_image, image_fault
 from trainer.config.problems import faults_sentence, problems
 from trainer.config.toml_file import FileKind, parse_toml, read_text
 from trainer.errors import JobError
+from trainer.files.header import PRESET_KEY
 from trainer.protocol.files import long_path, write_bytes
 from trainer.protocol.reading import noting_file, open_file
 from trainer.protocol.records import renamed
@@ -174,7 +174,7 @@ def save_as_image(preset: Preset, path: Path) -> None:
             "Add one first, or save the preset as a file.",
         )
     held = PngImagePlugin.PngInfo()
-    held.add_itxt(PICTURE_KEY, dump_preset(preset), zip=False)
+    held.add_itxt(PRESET_KEY, dump_preset(preset), zip=False)
     buffer = BytesIO()
     with Image.open(BytesIO(decode_image(preset.preview.image))) as image:
         image.convert("RGB").save(buffer, "PNG", pnginfo=held, optimize=True)
@@ -195,7 +195,7 @@ def _from_image(path: Path) -> Preset:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # size warnings: no pixel is decoded
             with open_file(path, "image") as file, Image.open(file, formats=("PNG",)) as image:
-                text = image.info.get(PICTURE_KEY)
+                text = image.info.get(PRESET_KEY)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         raise _no_preset(path) from None
     if not isinstance(text, str):

@@ -13,7 +13,6 @@ from PIL import Image, PngImagePlugin
 from tests.unit.config.presets.test_hostile import FILES, GOOD, TINY
 from trainer.config.presets import library
 from trainer.config.presets.creating import revised
-from trainer.config.presets.embedded import PICTURE_KEY, contains_preset
 from trainer.config.presets.exchange import (
     load_preset,
     load_preset_or_image,
@@ -25,6 +24,7 @@ from trainer.config.presets.exchange import (
 from trainer.config.presets.library import changed_keys
 from trainer.config.presets.preset import Preset, dump_preset
 from trainer.errors import JobError
+from trainer.files.header import PRESET_KEY, contains_preset
 
 NOTES = "Soft light.\nÜ, 日本語, “quotes”."
 DATA = {
@@ -83,7 +83,7 @@ def test_it_is_the_same_in_another_folder_byte_for_byte(way, tmp_path, monkeypat
 def test_a_picture_and_a_text_are_refused_as_a_file_is(kind, tmp_path):
     content, expected = FILES[kind]
     held = PngImagePlugin.PngInfo()
-    held.add_itxt(PICTURE_KEY, content)
+    held.add_itxt(PRESET_KEY, content)
     path = tmp_path / "a.png"
     Image.new("RGB", (8, 8)).save(path, pnginfo=held)
     for read in (lambda: load_preset_or_image(path), lambda: read_pasted(content, "The text")):
@@ -111,7 +111,7 @@ def test_a_preset_without_a_picture_goes_into_none(tmp_path):
 
 def test_a_text_packed_to_fill_the_memory_is_not_unpacked(tmp_path):
     held = PngImagePlugin.PngInfo()
-    held.add_itxt(PICTURE_KEY, GOOD + "#" * (64 << 20), zip=True)
+    held.add_itxt(PRESET_KEY, GOOD + "#" * (64 << 20), zip=True)
     path = tmp_path / "a.png"
     Image.new("RGB", (8, 8)).save(path, pnginfo=held)
     assert path.stat().st_size < 1 << 20
@@ -123,7 +123,7 @@ def test_a_text_packed_to_fill_the_memory_is_not_unpacked(tmp_path):
 @given(st.integers(0, 400), st.binary(min_size=1, max_size=8))
 def test_any_bytes_of_a_picture_changed_leave_a_preset_or_a_sentence(place, noise):
     held = PngImagePlugin.PngInfo()
-    held.add_itxt(PICTURE_KEY, GOOD)
+    held.add_itxt(PRESET_KEY, GOOD)
     buffer = BytesIO()
     Image.new("RGB", (8, 8)).save(buffer, "PNG", pnginfo=held)
     data = bytearray(buffer.getvalue())
