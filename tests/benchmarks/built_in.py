@@ -24,8 +24,8 @@ SYSTEMS = ("Windows", "Linux")
 def built_in(family: Family, recipe: str, card: str, system: str) -> PlanRequest:
     """Return the request for a recipe on a GPU as `--gpu` names it, without corrections from runs on this machine."""
     question = request_without_job(family, preset_recipe(recipe, family), card, recipe)
-    situation = state_of_listed_gpu(find_gpu(card), system=system)
-    return replace(question, device_state=replace(situation, correction=Correction()))
+    device_state = state_of_listed_gpu(find_gpu(card), system=system)
+    return replace(question, device_state=replace(device_state, correction=Correction()))
 
 
 def all_built_in() -> Iterator[PlanRequest]:

@@ -39,26 +39,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     say(f"{options.family}, {options.resolution} pixels, {options.images} images, fp32, math attention")
     same = True
     for fit in FITS:
-        subject = workload_without_base(
+        workload = workload_without_base(
             options.family,
             RecipeConfig(resolution=options.resolution),
             FitConfig.model_validate({"dtype": "fp32", "attention": "math", **fit}),
         )
         say(f"checkpointing {fit['checkpointing']}:")
-        same &= compare(subject, bucket, options.images)
+        same &= compare(workload, bucket, options.images)
     return 0 if same else 1
 
 
-def compare(subject: Workload, bucket: tuple[int, int], pictures: int) -> bool:
+def compare(workload: Workload, bucket: tuple[int, int], pictures: int) -> bool:
     """Print changes and peaks of both for each part of a step; return whether every change was the same."""
-    real = [outside_kernels(part) for part in real_steps(subject, bucket, pictures, micro_batches=2)]
+    real = [outside_kernels(part) for part in real_steps(workload, bucket, pictures, micro_batches=2)]
     with patch.object(recorder, "hidden_bytes", lambda func, args: ()):
-        tapes = trace_steps(subject, [bucket], pictures)
-    micro = micro_batch(subject, bucket, pictures)
+        traces = trace_steps(workload, [bucket], pictures)
+    micro = micro_batch(workload, bucket, pictures)
     traced = [
-        traced_bytes(tapes.micro_first[bucket], micro),
-        traced_bytes(tapes.micro_more[bucket], micro),
-        traced_bytes(tapes.optimizer_first),
+        traced_bytes(traces.micro_first[bucket], micro),
+        traced_bytes(traces.micro_more[bucket], micro),
+        traced_bytes(traces.optimizer_first),
     ]
     for name, seen, said in zip(
         ("first micro-batch", "further one", "first optimizer step"), real, traced, strict=True

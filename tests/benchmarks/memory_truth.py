@@ -26,9 +26,9 @@ from pathlib import Path
 
 import torch
 
-from tests.support.apart import Apart, Told
+from tests.support.apart import Apart, WorkResult
 from tests.support.meters import CpuMeter, CudaMeter, Measured
-from tests.support.truth import Prediction, foresee, measure
+from tests.support.truth import Prediction, measure, predict
 from tests.support.truth_jobs import TruthJob, truth_jobs
 from tests.support.truth_report import Edge, Row, line_of, report
 from trainer import gpu
@@ -73,7 +73,7 @@ class Bench:
         with ProcessPoolExecutor(workers, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             foreseen = {
                 place: pool.submit(
-                    foresee,
+                    predict,
                     jobs[place],
                     self._subject(jobs[place]),
                     self.device_state,
@@ -91,25 +91,25 @@ class Bench:
 
     def _measure_all(self, jobs: Sequence[TruthJob], foreseen: dict[int, Future[Prediction]], apart: Apart) -> None:
         """Measure without waiting for forecasts; a row is complete once both exist."""
-        waiting: list[tuple[TruthJob, Future[Prediction], Told[Seen]]] = []
+        waiting: list[tuple[TruthJob, Future[Prediction], WorkResult[Seen]]] = []
         for place, job in enumerate(jobs):
             if self._left() <= 0:
                 break
-            told = apart.run(self._limit(), told_by_device, job, self._subject(job), self.cpu)
-            waiting.append((job, foreseen[place], told))
+            result = apart.run(self._limit(), measured_phases, job, self._subject(job), self.cpu)
+            waiting.append((job, foreseen[place], result))
             for one in [one for one in waiting if one[1].done()]:
                 self._join(*one)
                 waiting.remove(one)
         for one in waiting:
             self._join(*one)
 
-    def _join(self, job: TruthJob, future: Future[Prediction], told: Told[Seen]) -> None:
+    def _join(self, job: TruthJob, future: Future[Prediction], result: WorkResult[Seen]) -> None:
         """Add a row, waiting for its forecast; of a failed job, use what came before the failure."""
         prediction = self._of(future, job)
         if prediction is not None:
-            phases = dict(item for item in told.items if not isinstance(item, int))
-            outside = sum(item for item in told.items if isinstance(item, int))
-            self.rows.append(Row(job.name, prediction, phases, outside, told.failure))
+            phases = dict(item for item in result.items if not isinstance(item, int))
+            outside = sum(item for item in result.items if isinstance(item, int))
+            self.rows.append(Row(job.name, prediction, phases, outside, result.failure))
             say(line_of(self.rows[-1]))
         self._write()
 
@@ -117,7 +117,7 @@ class Bench:
         """Return a forecast; if it fails, note why, and continue with the others."""
         try:
             return future.result(timeout=max(self._left(), 1.0))
-        except Exception as error:  # noqa: BLE001 (whatever it was, it is told)
+        except Exception as error:  # noqa: BLE001 (any failure becomes a remark)
             self.remarks.append(f"{job.name}: no forecast, {type(error).__name__}: {error}")
             return None
 
@@ -128,12 +128,12 @@ class Bench:
             if prediction is None:
                 return
             capacity = int(prediction.least * share)
-            told = apart.run(self._limit(), told_by_device, job, self._subject(job), self.cpu, capacity)
-            if told.failure and not told.failure.startswith(NO_ROOM):
-                self.remarks.append(f"{job.name} under a limit: {told.failure}")
+            result = apart.run(self._limit(), measured_phases, job, self._subject(job), self.cpu, capacity)
+            if result.failure and not result.failure.startswith(NO_ROOM):
+                self.remarks.append(f"{job.name} under a limit: {result.failure}")
                 continue
-            self.edges.append(Edge(job.name, capacity, foreseen=share >= 1.0, fitted=not told.failure))
-            say(f"{job.name} within {share:.0%}: {told.failure or 'completed'}")
+            self.edges.append(Edge(job.name, capacity, foreseen=share >= 1.0, fitted=not result.failure))
+            say(f"{job.name} within {share:.0%}: {result.failure or 'completed'}")
             self._write()
 
     def _write(self) -> None:
@@ -156,7 +156,7 @@ class Bench:
         return place in EDGE_JOBS and not self.cpu
 
 
-def told_by_device(job: TruthJob, subject: Workload, cpu: bool, capacity: int | None = None) -> Iterator[Seen]:
+def measured_phases(job: TruthJob, workload: Workload, cpu: bool, capacity: int | None = None) -> Iterator[Seen]:
     """Measure a job in this process, which ends afterwards; within ``capacity`` bytes of segments if given."""
     meter = CpuMeter() if cpu else CudaMeter()
     if cpu:
@@ -166,11 +166,11 @@ def told_by_device(job: TruthJob, subject: Workload, cpu: bool, capacity: int | 
     if capacity is not None:
         total = torch.cuda.get_device_properties(meter.device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(capacity / total, 1.0), meter.device)
-    yield from measure(job, subject, meter)
+    yield from measure(job, workload, meter)
     yield meter.outside()
 
 
-def rate_of_card() -> Iterator[tuple[gpu.Gpu, DeviceSpeed]]:
+def speed_of_gpu() -> Iterator[tuple[gpu.Gpu, DeviceSpeed]]:
     """Yield the first GPU before anything uses it, and its measured speed."""
     card = gpu_info(0)
     _state_workspace(card.capability)
@@ -182,20 +182,20 @@ def _state_workspace(capability: tuple[int, int]) -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", gpu.cublas_workspace(capability, deterministic=False))
 
 
-def situation_of_card(apart: Apart) -> DeviceState:
+def state_of_gpu(apart: Apart) -> DeviceState:
     """Return the state of the first GPU, so that forecasts are made as for a user who plans to train on it now.
 
     A separate process reads it, because a CUDA context of this process would take GPU memory all the time.
     """
-    told = apart.run(LONGEST, rate_of_card)
-    if told.failure:
-        raise SystemExit(f"The GPU cannot be used: {told.failure}")
-    ((card, rate),) = told.items
+    result = apart.run(LONGEST, speed_of_gpu)
+    if result.failure:
+        raise SystemExit(f"The GPU cannot be used: {result.failure}")
+    ((card, rate),) = result.items
     _state_workspace(card.capability)
     return state_of_local_gpu(card, rate=rate)
 
 
-def situation_in_main_memory() -> DeviceState:
+def state_of_main_memory() -> DeviceState:
     """Return the state of main memory, which has no workspaces."""
     none = Overheads(0, 0, cublas_workspace_bytes=0, cudnn_workspace_share=0.0, sources={})
     return replace(state_of_listed_gpu(find_gpu("8GB")), overheads=none)
@@ -220,7 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     until = time.monotonic() + options.minutes * 60 - 20
     jobs = truth_jobs()[: options.jobs]
     with tempfile.TemporaryDirectory() as folder, Apart("tests.benchmarks.memory_truth") as apart:
-        situation = situation_in_main_memory() if options.cpu else situation_of_card(apart)
+        situation = state_of_main_memory() if options.cpu else state_of_gpu(apart)
         name = "cpu" if options.cpu else situation.gpu.name.lower().replace(" ", "_")
         path = options.results / f"memory_truth_{name}{'_edges' if options.edges else ''}.md"
         bench = Bench(situation, options.cpu, until, path, len(jobs))

@@ -125,8 +125,8 @@ def resident(job: Path, asked: Sequence[dict[str, Any]], reading: float = 0.0) -
     ) as server:
         for number, question in enumerate(asked):
             picks, whole = ask(server, {"id": number, "job": str(job), **question}, began)
-            told = ", then ".join(f"{pick:.2f}" for pick in picks)
-            answers.append(f"pick {told} s, whole {whole:.2f} s")
+            shown = ", then ".join(f"{pick:.2f}" for pick in picks)
+            answers.append(f"pick {shown} s, whole {whole:.2f} s")
             time.sleep(reading)
             began = time.monotonic()
         assert server.stdin

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import torch
 
-from tests.support.truth import foresee
+from tests.support.truth import predict
 from tests.support.truth_jobs import TruthJob
 from trainer.base.drawing import decode_levels
 from trainer.config.base import Family
@@ -74,10 +74,10 @@ def training(family: Family, side: int, **changes: Any) -> Forecaster:
     dtype = changes.pop("dtype", "bf16")
     job = TruthJob("", family, (side, side), **changes)
 
-    def forecast(situation: DeviceState, folder: Path) -> Bytes:
-        phases = foresee(job, job.workload(dtype=dtype), situation, folder).phases.values()
+    def forecast(device_state: DeviceState, folder: Path) -> Bytes:
+        phases = predict(job, job.workload(dtype=dtype), device_state, folder).phases.values()
         allocated, reserved = max(phase.allocated for phase in phases), max(phase.reserved for phase in phases)
-        return Bytes(allocated, reserved, reserved + situation.outside)
+        return Bytes(allocated, reserved, reserved + device_state.outside)
 
     return forecast
 
@@ -85,17 +85,17 @@ def training(family: Family, side: int, **changes: Any) -> Forecaster:
 def decoding(family: Family, side: int, dtype: torch.dtype) -> Forecaster:
     """Return a forecast of the VAE alone on the GPU, decoding a whole image."""
 
-    def forecast(situation: DeviceState, folder: Path) -> Bytes:
+    def forecast(device_state: DeviceState, folder: Path) -> Bytes:
         vae = bare_vae(TruthJob("", family, (side, side)).workload())
         with recording(VAE_ATTENTION) as tracer:
             place(vae, dtype)
             latents = torch.empty(1, 4, side // 8, side // 8, dtype=dtype, device=META)
             decode_levels(vae, latents, tiling=False)
-            tape = tracer.cut("decode")
+            trace = tracer.cut("decode")
         allocator = Allocator()
-        replay([tape], allocator, {}, situation.workspace_bytes)
+        replay([trace], allocator, {}, device_state.workspace_bytes)
         reserved = allocator.peak_reserved
-        return Bytes(allocator.peak_allocated, reserved, reserved + situation.outside)
+        return Bytes(allocator.peak_allocated, reserved, reserved + device_state.outside)
 
     return forecast
 
@@ -165,9 +165,9 @@ def _cards() -> Iterator[Published]:
     yield Published("SDXL 1024, 4 images", source, forecast, differs, 31.2, float("inf"), "total")
 
 
-def row(one: Published, situation: DeviceState, folder: Path) -> str:
+def row(one: Published, device_state: DeviceState, folder: Path) -> str:
     """Return a row of the table."""
-    forecast = one.forecast(situation, folder)
+    forecast = one.forecast(device_state, folder)
     value = getattr(forecast, one.measure) / GIB
     inside = one.least <= value <= one.most
     nearest = min(max(value, one.least), one.most)
@@ -177,7 +177,7 @@ def row(one: Published, situation: DeviceState, folder: Path) -> str:
     return f"| {one.name} | {one.source} | {one.measure} {said} | {figures} | {verdict} | {one.differs} |"
 
 
-def table(situation: DeviceState, folder: Path) -> Iterator[str]:
+def table(device_state: DeviceState, folder: Path) -> Iterator[str]:
     """Yield the whole table, line by line."""
     yield "# Forecasts compared with published measurements"
     yield f"Made by `python -m tests.benchmarks.public`, torch {torch.__version__}."
@@ -185,7 +185,7 @@ def table(situation: DeviceState, folder: Path) -> Iterator[str]:
     yield "| configuration | source | published | forecast allocated | reserved | total | error | differences |"
     yield "|---|---|---|---:|---:|---:|---:|---|"
     for one in published():
-        yield row(one, situation, folder)
+        yield row(one, device_state, folder)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

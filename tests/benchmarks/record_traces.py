@@ -112,7 +112,7 @@ def work_of(recorded: RecordedJob, run: RealRun) -> list[Callable[[], None]]:
     return [known[part] for part in recorded.parts if part in known]
 
 
-def tapes_of(recorded: RecordedJob, subject: Workload, traces: TraceLibrary) -> list[MemoryTrace]:
+def traces_of(recorded: RecordedJob, subject: Workload, traces: TraceLibrary) -> list[MemoryTrace]:
     """Return traces of the same parts on meta tensors."""
     tapes: list[MemoryTrace] = []
     for part in recorded.parts:
@@ -177,7 +177,7 @@ def replayed(recorded: RecordedJob, path: Path) -> bool:
     for fault in result.wrong[:3]:
         say(f"    {fault}")
     with TemporaryDirectory() as store:
-        tapes = tapes_of(recorded, recorded.workload(tiny=False), TraceLibrary(TraceStore(Path(store))))
+        tapes = traces_of(recorded, recorded.workload(tiny=False), TraceLibrary(TraceStore(Path(store))))
     asked = [event.bytes for event in recording.events if event.kind == "alloc"]
     say(f"    {likeness(asked, births(tapes, recording.cublas_bytes))}")
     return exact
@@ -187,9 +187,9 @@ def births(tapes: Iterable[MemoryTrace], cublas: int) -> list[int]:
     """Return the sizes that traces request, in order, without convolution workspaces, which a trace cannot know."""
     sizes: list[int] = []
     workspaces: set[str | None] = set()
-    for tape in tapes:
-        for index in tape.events.tolist():
-            storage: Storage | None = tape.storages[index] if index >= 0 else None
+    for trace in tapes:
+        for index in trace.events.tolist():
+            storage: Storage | None = trace.storages[index] if index >= 0 else None
             if storage is None or (storage.kind == "workspace" and storage.name in {None, *workspaces}):
                 continue
             if storage.kind == "workspace":

@@ -91,18 +91,18 @@ def run(rival: Rival, settings: Settings, place: Place, checkout: Path, seconds:
         log = here.folder / "log.txt"
         try:
             watch = [str(WATCH), RESULT, str(settings.warm_up), str(settings.steps)]
-            told = _told(rival, settings, here, checkout, watch, seconds)
-            uncounted = f"not counted: {_last_words(log)}" if told["operations"] is None else ""
+            report = _script_result(rival, settings, here, checkout, watch, seconds)
+            uncounted = f"not counted: {_last_words(log)}" if report["operations"] is None else ""
         except FileNotFoundError:
             return outcome(failure=_last_words(log))
         except subprocess.TimeoutExpired:
             return outcome(failure=f"took longer than {seconds:.0f} s; last: {_last_words(log)}")
         except Exception as error:  # noqa: BLE001 (whatever it was, it is named in the table)
             return outcome(failure=f"{type(error).__name__}: {error}")
-    return outcome(settings.batch / told.pop("step_seconds"), **told, failure=uncounted)
+    return outcome(settings.batch / report.pop("step_seconds"), **report, failure=uncounted)
 
 
-def _told(
+def _script_result(
     rival: Rival, settings: Settings, here: Place, checkout: Path, by: Sequence[str], seconds: float
 ) -> dict[str, Any]:
     """Return what one of our two scripts writes to RESULT; raise FileNotFoundError if it wrote nothing."""
@@ -127,8 +127,8 @@ def _told(
             timeout=seconds,
             check=False,
         )
-    told: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
-    return told
+    report: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+    return report
 
 
 def _python(checkout: Path) -> str:
@@ -142,17 +142,17 @@ def check(rival: Rival, settings: Settings, place: Place, checkout: Path) -> str
     with tempfile.TemporaryDirectory(dir=place.folder, ignore_cleanup_errors=True) as folder:
         here = replace(place, folder=Path(folder))
         try:
-            told = _told(rival, settings, here, checkout, [str(CHECK), RESULT], LONGEST)
+            report = _script_result(rival, settings, here, checkout, [str(CHECK), RESULT], LONGEST)
         except FileNotFoundError:
             return f"not understood: {_last_words(here.folder / 'log.txt')}"
         except subprocess.TimeoutExpired:
             return f"said nothing in {LONGEST:.0f} s"
-    values = {str(value) for value in told["understood"].values()}
+    values = {str(value) for value in report["understood"].values()}
     lost = {str(one) for one in (settings.rank, settings.resolution, settings.batch, RATE)} - values
-    words = [f"understood ({len(told['understood'])} keys)"]
-    words += [f"unknown: {', '.join(told['unknown'])}"] if told["unknown"] else []
+    words = [f"understood ({len(report['understood'])} keys)"]
+    words += [f"unknown: {', '.join(report['unknown'])}"] if report["unknown"] else []
     words += [f"these numbers did not arrive: {', '.join(sorted(lost))}"] if lost else []
-    words += [f"libraries to install: {', '.join(told['absent'])}"] if told["absent"] else []
+    words += [f"libraries to install: {', '.join(report['absent'])}"] if report["absent"] else []
     return "; ".join(words)
 
 
@@ -324,8 +324,8 @@ def _in_order(family: Family, checkouts: Mapping[str, Path], *, graphs: bool) ->
 def _write(path: Path, outcomes: Sequence[Outcome], card: str, settings: Settings) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write_text(path.with_suffix(".md"), table(outcomes, card, settings))
-    told = {"date": str(datetime.now(UTC).date()), "card": card, "torch": torch.__version__, **vars(settings)}
-    files.write_json(path.with_suffix(".json"), {**told, "outcomes": [vars(one) for one in outcomes]})
+    report = {"date": str(datetime.now(UTC).date()), "card": card, "torch": torch.__version__, **vars(settings)}
+    files.write_json(path.with_suffix(".json"), {**report, "outcomes": [vars(one) for one in outcomes]})
     sys.stdout.write(f"{vars(outcomes[-1])}\n")
     sys.stdout.flush()
 

@@ -40,7 +40,7 @@ class Watch:
         self.optimizer: Optimizer | None = None
         self.done = 0
         self.began = 0.0
-        self.told: dict[str, Any] = {}
+        self.results: dict[str, Any] = {}
         self.counting = ExitStack()
         self.counter: Any = None
 
@@ -59,7 +59,7 @@ class Watch:
             self.began = time.perf_counter()
         elif self.done == self.steps:
             self._wait()
-            self.told = self._measured(optimizer, time.perf_counter() - self.began)
+            self.results = self._measured(optimizer, time.perf_counter() - self.began)
             self._tell()  # written before counting, so that nothing is lost if counting fails
             self._count(device)
 
@@ -67,7 +67,7 @@ class Watch:
         """End the count; called before every step of every optimizer."""
         if self.counter is not None:
             self.counting.close()
-            self.told |= {"operations": self.counter.total(), "kept": self.counter.saved_bytes}
+            self.results |= {"operations": self.counter.total(), "kept": self.counter.saved_bytes}
             self._tell()
             os._exit(0)
 
@@ -90,7 +90,7 @@ class Watch:
         self.counting.enter_context(self.counter.stage("forward"))
 
     def _tell(self) -> None:
-        self.result.write_text(json.dumps(self.told), encoding="utf-8")
+        self.result.write_text(json.dumps(self.results), encoding="utf-8")
 
     def _wait(self) -> None:
         if torch.cuda.is_available():

@@ -58,29 +58,29 @@ class NotedTraces(TraceLibrary):
         """The name of the recipe that is being planned."""
         self.notes = Notes()
 
-    def steps(self, subject: Workload, bucket: Size, pictures: int) -> Steps[MemoryTrace]:
+    def steps(self, workload: Workload, bucket: Size, pictures: int) -> Steps[MemoryTrace]:
         """Return what TraceLibrary returns, and note the request."""
-        self._note(subject, "micro", bucket, pictures)
-        return super().steps(subject, bucket, pictures)
+        self._note(workload, "micro", bucket, pictures)
+        return super().steps(workload, bucket, pictures)
 
-    def step_summaries(self, subject: Workload, bucket: Size, pictures: int) -> Steps[TraceSummary]:
+    def step_summaries(self, workload: Workload, bucket: Size, pictures: int) -> Steps[TraceSummary]:
         """Return what TraceLibrary returns, and note the request."""
-        self._note(subject, "micro", bucket, pictures)
-        return super().step_summaries(subject, bucket, pictures)
+        self._note(workload, "micro", bucket, pictures)
+        return super().step_summaries(workload, bucket, pictures)
 
-    def phase(self, subject: Workload, part: TracePart) -> tuple[MemoryTrace, ...]:
+    def phase(self, workload: Workload, part: TracePart) -> tuple[MemoryTrace, ...]:
         """Return what TraceLibrary returns, and note the request."""
-        self._note(subject, part)
-        return super().phase(subject, part)
+        self._note(workload, part)
+        return super().phase(workload, part)
 
-    def phase_summaries(self, subject: Workload, part: TracePart) -> tuple[TraceSummary, ...]:
+    def phase_summaries(self, workload: Workload, part: TracePart) -> tuple[TraceSummary, ...]:
         """Return what TraceLibrary returns, and note the request."""
-        self._note(subject, part)
-        return super().phase_summaries(subject, part)
+        self._note(workload, part)
+        return super().phase_summaries(workload, part)
 
-    def _note(self, subject: Workload, part: TracePart, *more: object) -> None:
-        note = _note_of(subject, self.recipe, part=part, more=more)
-        self.notes.setdefault(subject.key(part, *more), note)
+    def _note(self, workload: Workload, part: TracePart, *more: object) -> None:
+        note = _note_of(workload, self.recipe, part=part, more=more)
+        self.notes.setdefault(workload.key(part, *more), note)
 
 
 class NotedRuns(RunSimulator):
@@ -91,30 +91,32 @@ class NotedRuns(RunSimulator):
         self.recipe = question.name
         self.notes = notes
 
-    def key(self, course: RunSchedule) -> str:
+    def key(self, schedule: RunSchedule) -> str:
         """Return the key of a run, and note the request."""
-        key = super().key(course)
+        key = super().key(schedule)
         overheads = asdict(self.device_state.overheads)
-        self.notes.setdefault(key, _note_of(course.workload, self.recipe, **{name: overheads[name] for name in SIZES}))
+        self.notes.setdefault(
+            key, _note_of(schedule.workload, self.recipe, **{name: overheads[name] for name in SIZES})
+        )
         return key
 
 
-def _note_of(subject: Workload, recipe: str, **more: object) -> dict[str, Any]:
-    fit = {name: getattr(subject.fit, name) for name in PLANNED}
-    return {"family": subject.family, "recipe": recipe, **more, "fit": fit}
+def _note_of(workload: Workload, recipe: str, **more: object) -> dict[str, Any]:
+    fit = {name: getattr(workload.fit, name) for name in PLANNED}
+    return {"family": workload.family, "recipe": recipe, **more, "fit": fit}
 
 
-def noted_subject(note: Mapping[str, Any]) -> Workload:
+def noted_workload(note: Mapping[str, Any]) -> Workload:
     """Return the workload that a note of the index describes."""
-    subject = _question_of(note["family"], note["recipe"]).workload
-    subject = replace(subject, fit=complete_fit(FitConfig.model_validate(note["fit"])))
-    return subject.at_rank(note["rank"]) if "rank" in note else subject
+    workload = _question_of(note["family"], note["recipe"]).workload
+    workload = replace(workload, fit=complete_fit(FitConfig.model_validate(note["fit"])))
+    return workload.at_rank(note["rank"]) if "rank" in note else workload
 
 
-def wish_of(note: Mapping[str, Any]) -> TraceRequest:
+def request_of(note: Mapping[str, Any]) -> TraceRequest:
     """Return the request for the traces that a note describes."""
     more = (tuple(note["more"][0]), note["more"][1]) if note["part"] == "micro" else ()
-    return TraceRequest(noted_subject(note), note["part"], more)
+    return TraceRequest(noted_workload(note), note["part"], more)
 
 
 @cache
@@ -124,15 +126,15 @@ def _question_of(family: Family, recipe: str) -> PlanRequest:
 
 def noted_key(note: Mapping[str, Any]) -> str:
     """Return the key under which this version stores what a note describes."""
-    return noted_subject(note).key(note["part"], *note["more"])
+    return noted_workload(note).key(note["part"], *note["more"])
 
 
 def noted_run(note: Mapping[str, Any], traces: TraceLibrary) -> tuple[RunSimulator, RunSchedule]:
     """Return the run that the note of a forecast result describes, and the simulator for its GPU."""
-    situation = _question_of(note["family"], note["recipe"]).device_state
-    overheads = replace(situation.overheads, **{name: note[name] for name in SIZES})
-    course = RunSchedule(noted_subject(note), traces, PhaseCounts(), situation.rate)
-    return RunSimulator(replace(situation, overheads=overheads)), course
+    device_state = _question_of(note["family"], note["recipe"]).device_state
+    overheads = replace(device_state.overheads, **{name: note[name] for name in SIZES})
+    schedule = RunSchedule(noted_workload(note), traces, PhaseCounts(), device_state.rate)
+    return RunSimulator(replace(device_state, overheads=overheads)), schedule
 
 
 def read_index(folder: Path) -> dict[str, Any]:
@@ -186,8 +188,8 @@ def _further(note: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def _make(store: TraceStore, notes: Notes) -> None:
     """Record the traces of these notes in the store."""
     traces = TraceLibrary(store)
-    for wish in sorted(map(wish_of, notes.values()), key=lambda wish: wish.workload.key("load")):
-        traces.ensure(wish)  # similar models are built once
+    for request in sorted(map(request_of, notes.values()), key=lambda request: request.workload.key("load")):
+        traces.ensure(request)  # similar models are built once
 
 
 def ship_outcomes(store: TraceStore, folder: Path, questions: Iterable[PlanRequest]) -> tuple[Notes, Notes]:

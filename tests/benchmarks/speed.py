@@ -97,14 +97,14 @@ class Count:
         return self.forward + self.backward + self.accumulate + self.optimizer
 
 
-def count_step(subject: Workload, pictures: int, adapters: Adapters = IN_USE, technique: Technique = "none") -> Count:
+def count_step(workload: Workload, pictures: int, adapters: Adapters = IN_USE, technique: Technique = "none") -> Count:
     """Count a step of ``pictures`` images in the first bucket, with the operations of a CUDA GPU."""
-    engine = _engine(subject, adapters)
+    engine = _engine(workload, adapters)
     _take_first_step(engine)
-    micro = micro_batch(subject, subject.buckets[0].size, pictures)
+    micro = micro_batch(workload, workload.buckets[0].size, pictures)
     counter = StepCounter(META)
     with (
-        as_on_cuda(attention_kernel(subject.fit.attention, dtype_of(subject))),
+        as_on_cuda(attention_kernel(workload.fit.attention, dtype_of(workload))),
         applied(technique, engine),
         counter,
     ):
@@ -136,30 +136,30 @@ def _take_first_step(engine: Engine) -> None:
     engine.optimizer_step(1.0, 1.0)
 
 
-def _engine(subject: Workload, adapters: Adapters) -> Engine:
+def _engine(workload: Workload, adapters: Adapters) -> Engine:
     """Return the engine as a run builds it, on models without weights."""
-    dtype = dtype_of(subject)
-    unet, placer = bare_unet(subject)
+    dtype = dtype_of(workload)
+    unet, placer = bare_unet(workload)
     unet = place(unet, dtype, placer)
-    encoders = [place(encoder, dtype) for encoder in bare_text_encoders(subject)] if subject.trained_texts else []
+    encoders = [place(encoder, dtype) for encoder in bare_text_encoders(workload)] if workload.trained_texts else []
     adapter = attach(
-        subject.family,
+        workload.family,
         unet,
         cast(Sequence[nn.Module], encoders),
-        subject.recipe,
+        workload.recipe,
         dtype=torch.float32 if adapters == "peft-fp32" else dtype,
         generator=lambda _: np.random.default_rng(0),
         lean=adapters == "lean",
     )
     nothing = cast(Any, None)  # no cache, batches or collator
-    parts = RunParts(cast(Any, subject), cache=nothing, batches=nothing, collator=nothing, device=META)
-    models = StepModels(subject.family, unet, tuple(encoders), subject.recipe.clip_skip, dtype)
-    engine = assemble_engine(job_of(subject), parts, [Segment(0, 1)], models, adapter)
+    parts = RunParts(cast(Any, workload), cache=nothing, batches=nothing, collator=nothing, device=META)
+    models = StepModels(workload.family, unet, tuple(encoders), workload.recipe.clip_skip, dtype)
+    engine = assemble_engine(job_of(workload), parts, [Segment(0, 1)], models, adapter)
     allow_first_step(engine.optimizer)
     return engine
 
 
-def subject_of(options: argparse.Namespace) -> Workload:
+def workload_of(options: argparse.Namespace) -> Workload:
     """Return what is to be counted."""
     recipe = {"layers": options.layers, "rank": options.rank, "resolution": options.resolution}
     fit = {
@@ -254,12 +254,12 @@ def main(words: Sequence[str] | None = None) -> int:
         for line in speed_encode.table(options.family, small=options.small):
             say(line)
         return 0
-    told = _overhead if options.overhead else _host if options.host else _count
-    print_told(options, *told(options))
+    measure_mode = _overhead if options.overhead else _host if options.host else _count
+    print_result(options, *measure_mode(options))
     return 0
 
 
-def print_told(options: argparse.Namespace, found: object, text: str) -> None:
+def print_result(options: argparse.Namespace, found: object, text: str) -> None:
     """Print as JSON or as text."""
     sys.stdout.write((json.dumps(found, indent=2) if options.json else text) + "\n")
 
@@ -267,8 +267,8 @@ def print_told(options: argparse.Namespace, found: object, text: str) -> None:
 def _overhead(options: argparse.Namespace) -> tuple[object, str]:
     overhead = asdict(measure_overhead(options.family, steps=options.steps))
     named = (f"{name} {milliseconds:.2f}" for name, milliseconds in overhead.items())
-    told = f"CPU milliseconds per step, one image of a tiny {options.family} base: {', '.join(named)}."
-    return {"family": options.family, **overhead}, told
+    text = f"CPU milliseconds per step, one image of a tiny {options.family} base: {', '.join(named)}."
+    return {"family": options.family, **overhead}, text
 
 
 def _host(options: argparse.Namespace) -> tuple[object, str]:
@@ -283,8 +283,8 @@ def _host(options: argparse.Namespace) -> tuple[object, str]:
 def _count(options: argparse.Namespace) -> tuple[object, str]:
     options.resolution = options.resolution or RESOLUTIONS[options.family]
     chosen = list(ADAPTERS) if options.adapters == "all" else [options.adapters]
-    subject = subject_of(options)
-    counts = [(one, count_step(subject, options.batch, one, options.technique)) for one in chosen]
+    workload = workload_of(options)
+    counts = [(one, count_step(workload, options.batch, one, options.technique)) for one in chosen]
     rows = report(options, counts)
     return rows if len(rows) > 1 else rows[0], table(rows)
 

@@ -54,8 +54,8 @@ class Encoding:
     def line(self) -> str:
         """Return a row of the table."""
         peak = "" if self.peak is None else f"{self.peak / MIB:,.0f}"
-        told = self.failure or f"{self.a_second:.2f} | {peak} | {self.difference:.1e}"
-        return f"| {self.dtype} | {self.what} | {self.at_once} | {told} |"
+        cells = self.failure or f"{self.a_second:.2f} | {peak} | {self.difference:.1e}"
+        return f"| {self.dtype} | {self.what} | {self.at_once} | {cells} |"
 
 
 HEAD = "| in | what | at once | a second | allocated, MiB | differs by |\n|---|---|---|---|---|---|"
@@ -63,10 +63,10 @@ HEAD = "| in | what | at once | a second | allocated, MiB | differs by |\n|---|-
 
 def encodings(family: Family, device: torch.device, *, small: bool) -> Iterator[Encoding]:
     """Time a VAE and text encoders with random weights; failures, including out of memory, are listed."""
-    subject = Base(family).workload(SIDES[family], small=small)
+    workload = Base(family).workload(SIDES[family], small=small)
     for dtype in ("bf16", "fp32"):
-        fit = subject.fit.replaced(dtype=dtype, vae_dtype=dtype)
-        run = RealRun(replace(subject, fit=fit), device)
+        fit = workload.fit.replaced(dtype=dtype, vae_dtype=dtype)
+        run = RealRun(replace(workload, fit=fit), device)
         yield from _of_pictures(run, dtype, TINY if small else SIDES[family])
         empty_cache(device)
         yield from _of_captions(run, dtype)

@@ -184,9 +184,9 @@ class Bench:
         special = [
             f"{values[key]}" if key != "gradient_checkpointing" else f"{values[key]} checkpointing" for key in usual
         ]
-        told = [text for text, key in zip(special, usual, strict=True) if values[key] != usual[key]]
-        told += ["deterministic"] if base.deterministic else []
-        return ", ".join([f"{base.family} {case.resolution} b{case.batch}", *told])
+        differences = [text for text, key in zip(special, usual, strict=True) if values[key] != usual[key]]
+        differences += ["deterministic"] if base.deterministic else []
+        return ", ".join([f"{base.family} {case.resolution} b{case.batch}", *differences])
 
 
 def _count(number: int | None) -> str:

@@ -125,11 +125,11 @@ def time_group(base: Base, cases: Sequence[Case], seconds: float, small: bool) -
     until = time.monotonic() + seconds
     device = CPU if small else torch.device("cuda", 0)
     with _as_stated(base, device):
-        subject = base.workload(cases[0].resolution, small=small)
-        run = RealRun(subject, device)
+        workload = base.workload(cases[0].resolution, small=small)
+        run = RealRun(workload, device)
         run.load()
         assert run.engine is not None
-        limit = matmul_limit(device, dtype_of(subject), small=small)
+        limit = matmul_limit(device, dtype_of(workload), small=small)
         for case in cases:
             if time.monotonic() > until:
                 yield Row(base, case, failure="no time was left")
@@ -275,11 +275,11 @@ class Stopwatch:
 
     def _waits(self) -> int:
         self._wait()
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             with _telling_waits(self.device):
                 self.step()
-        return sum("synchroniz" in str(warning.message) for warning in told)
+        return sum("synchroniz" in str(warning.message) for warning in caught)
 
     def _launched(self) -> int:
         activity, wanted = ProfilerActivity.CPU, DeviceType.CPU
@@ -336,9 +336,9 @@ def _synchronise(device: torch.device) -> None:
 
 def picture_flops(family: Family, resolution: int, small: bool) -> int:
     """Return the FLOP that a step without checkpointing computes for one image, from its trace."""
-    subject = Base(family).workload(resolution, small=small)
+    workload = Base(family).workload(resolution, small=small)
     with TemporaryDirectory() as folder:
-        steps = TraceLibrary(TraceStore(Path(folder))).steps(subject, subject.buckets[0].size, 1)
+        steps = TraceLibrary(TraceStore(Path(folder))).steps(workload, workload.buckets[0].size, 1)
     return sum(work.flops * work.count for work in steps.micro_first.work)
 
 
@@ -364,9 +364,9 @@ def time_steps(
                 continue
             compiling = LONGEST_COMPILING * sum(case.technique == "compiled" for case in cases)
             limit = min(left, LONGEST_START + LONGEST_ROW * len(cases) + compiling)
-            told = apart.run(limit, time_group, base, cases, limit - LEAST_SECONDS, small, told=bench.keep)
-            if told.failure:
-                bench.remarks.append(f"{asdict(base)}: {told.failure}")
+            result = apart.run(limit, time_group, base, cases, limit - LEAST_SECONDS, small, on_item=bench.keep)
+            if result.failure:
+                bench.remarks.append(f"{asdict(base)}: {result.failure}")
                 say(bench.remarks[-1])
         for future in bench.flops.values():
             _wait_for(future, until)

@@ -78,8 +78,13 @@ def test_all_are_told_the_same(place: Place, tmp_path: Path) -> None:
         assert {"16", "0.0001", "64", "2"} <= set(values), key
         assert not any(word.strip("-") == "gradient_checkpointing" for word in words)
     RIVALS["sdxl"]["onetrainer"].command(SETTINGS, here, tmp_path)
-    told = json.loads((tmp_path / "onetrainer.json").read_text(encoding="utf-8"))
-    assert (told["lora_rank"], told["batch_size"], told["resolution"], told["learning_rate"]) == (16, 2, "64", 1e-4)
+    written = json.loads((tmp_path / "onetrainer.json").read_text(encoding="utf-8"))
+    assert (written["lora_rank"], written["batch_size"], written["resolution"], written["learning_rate"]) == (
+        16,
+        2,
+        "64",
+        1e-4,
+    )
 
 
 def test_on_a_card_ours_runs_with_graphs_too() -> None:
@@ -108,8 +113,8 @@ def test_of_sd15_there_are_a_base_of_its_own_and_the_trainers_that_know_it(tmp_p
     scripts = {key: rival.command(settings, place, tmp_path) for key, rival in RIVALS["sd15"].items()}
     assert Path(scripts["diffusers"][0]).name == "train_text_to_image_lora.py"
     assert Path(scripts["sd_scripts"][0]).name == "train_network.py"
-    told = json.loads((tmp_path / "onetrainer.json").read_text(encoding="utf-8"))
-    assert told["model_type"] == "STABLE_DIFFUSION_15" and "sd 1.5" in scripts["onetrainer"][1]
+    written = json.loads((tmp_path / "onetrainer.json").read_text(encoding="utf-8"))
+    assert written["model_type"] == "STABLE_DIFFUSION_15" and "sd 1.5" in scripts["onetrainer"][1]
     assert "unsloth" not in scripts
 
 

@@ -56,13 +56,13 @@ def test_the_table_is_written_after_every_row_with_what_is_known(rows: list[Row]
     flops: Future[int] = Future()
     bench = Bench("a card", tmp_path, "speed_a_card", small=True, flops={("sd15", 512): flops})
     bench.keep(rows[0])
-    told = json.loads((tmp_path / "speed_a_card.json").read_text(encoding="utf-8"))
-    assert (told["card"], told["torch"], told["rows"][0]["flops"]) == ("a card", torch.__version__, None)
+    written = json.loads((tmp_path / "speed_a_card.json").read_text(encoding="utf-8"))
+    assert (written["card"], written["torch"], written["rows"][0]["flops"]) == ("a card", torch.__version__, None)
     flops.set_result(10**9)
     for row in rows[1:]:
         bench.keep(row)
-    told = json.loads((tmp_path / "speed_a_card.json").read_text(encoding="utf-8"))
-    assert [row["flops"] for row in told["rows"]] == [2 * 10**9, 10**9, 10**9]
+    written = json.loads((tmp_path / "speed_a_card.json").read_text(encoding="utf-8"))
+    assert [row["flops"] for row in written["rows"]] == [2 * 10**9, 10**9, 10**9]
     table = (tmp_path / "speed_a_card.md").read_text(encoding="utf-8")
     lines = [line for line in table.splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in lines}) == 1 and len(lines) == 2 + len(rows)

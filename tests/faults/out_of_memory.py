@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from tests.support.exhaustion import Exhaustion, Killed, Trial, told_in_advance
+from tests.support.exhaustion import Exhaustion, Killed, Trial, run_with_changes
 from tests.support.jobs import photographs, write_job
 from tests.support.tiny import tiny_base
 from trainer.protocol import events
@@ -84,7 +84,7 @@ class Campaign:
         changes = [(step, changed) for step, changed in changes if step < STEPS]
         key = repr((settings, changes))
         if key not in self.known:
-            self.known[key] = told_in_advance(self.job(), settings, changes).lora()
+            self.known[key] = run_with_changes(self.job(), settings, changes).lora()
         return self.known[key]
 
     def trial(self, number: int) -> tuple[bool, str]:

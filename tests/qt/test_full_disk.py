@@ -8,7 +8,7 @@ from app.core.query.filtering import SavedFilter
 from app.core.settings.preferences import Appearance, Preferences, Settings
 from app.qt.train.page import TrainPage
 from tests.qt.train.test_train import on_disk, row_of, shown, type_into
-from tests.support.full_disk import needs_limits, no_room
+from tests.support.full_disk import full_disk, needs_limits
 from tests.support.jobs import photographs
 
 pytestmark = needs_limits
@@ -30,7 +30,7 @@ def test_a_job_is_told_to_be_unsaved_once_and_saved_by_itself_when_there_is_room
     failed = []
     page.failed.connect(failed.append)
     before = page.draft.path.read_bytes()
-    with no_room():
+    with full_disk():
         type_into(qtbot, row_of(page, "recipe.rank").editor, "77")
         qtbot.waitUntil(lambda: bool(window.notices.sentences()))
         (sentence,) = window.notices.sentences()
@@ -52,7 +52,7 @@ def test_a_job_is_told_to_be_unsaved_once_and_saved_by_itself_when_there_is_room
 
 
 def test_a_job_is_saved_by_itself_although_another_page_is_shown(window, page, qtbot):
-    with no_room():
+    with full_disk():
         type_into(qtbot, row_of(page, "recipe.rank").editor, "77")
         qtbot.waitUntil(lambda: bool(window.notices.sentences()))
         page._timer.start(1)
@@ -66,7 +66,7 @@ def test_a_notice_goes_when_its_job_is_saved_while_another_is_shown(window, page
     first, copies = page.draft, []
     session.jobs.duplicate(first.path, copies.append, page.failed.emit)
     qtbot.waitUntil(lambda: bool(copies))
-    with no_room():
+    with full_disk():
         type_into(qtbot, row_of(page, "recipe.rank").editor, "77")
         qtbot.waitUntil(lambda: bool(window.notices.sentences()))
     page.show_job(*copies)
@@ -84,7 +84,7 @@ def test_a_job_that_cannot_be_saved_or_queued_is_not_started_and_can_be_when_the
     )  # no training: the queue is real
     session.jobs.agree_to_cpu(page.draft.path)  # it would take days
     assert page.start_button.isEnabled()
-    with no_room():
+    with full_disk():
         qtbot.mouseClick(page.start_button, Qt.MouseButton.LeftButton)
         qtbot.waitUntil(lambda: any("queue" in sentence for sentence in window.notices.sentences()))
         assert "the disk is full" in window.notices.sentences()[-1]
@@ -103,7 +103,7 @@ def test_a_job_that_cannot_be_saved_or_queued_is_not_started_and_can_be_when_the
 
 def test_preferences_hold_and_are_kept_when_the_app_ends_with_room_again(qtbot, window, session):
     dark = Preferences(appearance=Appearance(look="dark"))
-    with no_room():
+    with full_disk():
         session.settings.change(dark)
         qtbot.waitUntil(lambda: bool(window.notices.sentences()))
         assert "the disk is full" in window.notices.sentences()[-1]
@@ -115,7 +115,7 @@ def test_preferences_hold_and_are_kept_when_the_app_ends_with_room_again(qtbot, 
 
 
 def test_what_cannot_be_kept_is_told_until_there_is_room_again(qtbot, window, session):
-    with no_room():
+    with full_disk():
         session.settings.change(Preferences(appearance=Appearance(look="dark")))
         session.filters.save(SavedFilter("Dogs", "tag:dog"))
         qtbot.waitUntil(lambda: len(window.notices.sentences()) == 2)

@@ -28,7 +28,7 @@ class Change(NamedTuple):
 
 
 @contextmanager
-def telling_main_memory() -> Iterator[None]:
+def marking_main_memory() -> Iterator[None]:
     """Mark what stays in main memory on every device, so that :func:`changes_of` leaves it out.
 
     These are the random number generator's state, which checkpointing saves for each block, and the noise schedule in

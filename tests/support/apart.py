@@ -17,7 +17,7 @@ _SPAWN = multiprocessing.get_context("spawn")
 
 
 @dataclass(frozen=True)
-class Told(Generic[T]):
+class WorkResult(Generic[T]):
     """Items that a piece of work yielded before it ended, and the reason if it failed."""
 
     items: list[T]
@@ -50,11 +50,11 @@ class Apart:
         seconds: float,
         work: Callable[..., Iterable[T]],
         *args: Any,
-        told: Callable[[T], object] = lambda _: None,
-    ) -> Told[T]:
+        on_item: Callable[[T], object] = lambda _: None,
+    ) -> WorkResult[T]:
         """Return what ``work(*args)`` yields within a time limit, imports not counted; everything must be picklable.
 
-        ``told`` is called with each item as it arrives.
+        ``on_item`` is called with each item as it arrives.
         """
         process, pipe = self._next
         self._next = self._begin()
@@ -67,13 +67,13 @@ class Apart:
                 item = pipe.recv()
                 if isinstance(item, _End):
                     process.join(max(0.0, until - time.monotonic()))
-                    return Told(items, item.failure)
+                    return WorkResult(items, item.failure)
                 items.append(item)
-                told(item)
-            return Told(items, f"took longer than {seconds:.0f} s")
+                on_item(item)
+            return WorkResult(items, f"took longer than {seconds:.0f} s")
         except (EOFError, OSError):
             process.join(60.0)  # the process is ending, which takes a while on a busy machine
-            return Told(items, f"its process ended with {process.exitcode}")
+            return WorkResult(items, f"its process ended with {process.exitcode}")
         finally:
             _end(process, pipe)
 
@@ -95,7 +95,7 @@ def _serve(module: str, pipe: Connection) -> None:
     try:
         for item in work(*args):
             pipe.send(item)
-    except Exception as error:  # noqa: BLE001 (whatever it was, it is told)
+    except Exception as error:  # noqa: BLE001 (any failure is reported)
         pipe.send(_End(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"))
     else:
         pipe.send(_End())

@@ -39,8 +39,8 @@ def measure(*paths: str) -> Start:
         done = subprocess.run(
             command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, encoding="utf-8", check=True, timeout=120
         )
-    told = json.loads(done.stdout.splitlines()[-1])
-    return Start(**{**told, "modules": frozenset(told["modules"])})
+    measured = json.loads(done.stdout.splitlines()[-1])
+    return Start(**{**measured, "modules": frozenset(measured["modules"])})
 
 
 def _tell_first_paint(started: float) -> None:

@@ -33,7 +33,7 @@ _Page = TypeVar("_Page", bound=Page)
 
 
 @dataclass(frozen=True)
-class Wish:
+class TrainingRequest:
     """What the user wants to train, as typed."""
 
     base: Path
@@ -47,12 +47,12 @@ class Wish:
     prompt_settings: Mapping[str, str] = field(default_factory=dict)
 
 
-def neon(folder: Path, steps: int = 12) -> Wish:
+def neon(folder: Path, steps: int = 12) -> TrainingRequest:
     """Return a request for the demo's style, trained for a few steps on a copy of its images in this folder."""
     pictures = folder / "Bilder für Neon"
     if not pictures.exists():
         shutil.copytree(asset_path("demo", "pictures"), pictures)
-    return Wish(
+    return TrainingRequest(
         base=asset_path("demo", "base"),
         pictures=pictures,
         recipe="Style",
@@ -148,24 +148,26 @@ class Artist:
             self.window.open([folder])
         until(lambda: self.session.library.images, PATIENCE, "images in the library")
 
-    def set_up(self, wish: Wish) -> None:
+    def set_up(self, request: TrainingRequest) -> None:
         """Fill in the job that is open on the Train page, changing only what is not set as requested yet."""
         page = self.train
         until(lambda: page.draft is not None, PATIENCE, "a job on the Train page")
         essentials = page.sheet.essentials
-        if essentials.base.field.text() != str(wish.base):
-            self.type(essentials.base.field, str(wish.base))
+        if essentials.base.field.text() != str(request.base):
+            self.type(essentials.base.field, str(request.base))
         until(lambda: essentials.base.badge.text() == "SD 1.5", PATIENCE, "the family of the base")
-        until(lambda: any(self._names(card, wish.recipe) for card in essentials.cards.cards), PATIENCE, "recipe cards")
-        card = next(card for card in essentials.cards.cards if self._names(card, wish.recipe))
+        until(
+            lambda: any(self._names(card, request.recipe) for card in essentials.cards.cards), PATIENCE, "recipe cards"
+        )
+        card = next(card for card in essentials.cards.cards if self._names(card, request.recipe))
         if not card.isChecked():
             self.click(card)
             until(card.isChecked, PATIENCE, "the recipe's card on")
-        if essentials.trigger.text() != wish.trigger:
-            self.type(essentials.trigger, wish.trigger)
-        self._choose_length(page, wish.steps)
-        self._write_prompts(page, wish)
-        for key, text in wish.settings.items():
+        if essentials.trigger.text() != request.trigger:
+            self.type(essentials.trigger, request.trigger)
+        self._choose_length(page, request.steps)
+        self._write_prompts(page, request)
+        for key, text in request.settings.items():
             self.set(page, key, text)
         draft = page.draft
         until(
@@ -221,12 +223,12 @@ class Artist:
 
         until(over, 600, "the end of the run")
 
-    def go_whole_way(self, wish: Wish) -> Path:
+    def go_whole_way(self, request: TrainingRequest) -> Path:
         """Go from whatever is there to the file in ComfyUI's folder; return that file."""
-        self.open_images(wish.pictures)
+        self.open_images(request.pictures)
         run = self.begun()
         if run is None:
-            self.set_up(wish)
+            self.set_up(request)
             run = self.start()
         page = self.watch(run)
         self.see_through(page)
@@ -301,14 +303,14 @@ class Artist:
         if length.number.text() != str(steps):
             self.type(length.number, str(steps))
 
-    def _write_prompts(self, page: TrainPage, wish: Wish) -> None:
+    def _write_prompts(self, page: TrainPage, request: TrainingRequest) -> None:
         prompts = page.sheet.essentials.prompts
-        while len(prompts.rows) > len(wish.prompts):
+        while len(prompts.rows) > len(request.prompts):
             self.click(prompts.rows[-1].remove)
-        for place, text in enumerate(wish.prompts):
+        for place, text in enumerate(request.prompts):
             if place == len(prompts.rows):
                 self.click(prompts.add)
-            self._write_prompt(prompts.rows[place], text, wish.prompt_settings)
+            self._write_prompt(prompts.rows[place], text, request.prompt_settings)
 
     def _write_prompt(self, row: PromptRow, text: str, settings: Mapping[str, str]) -> None:
         if row.field.text() != text:

@@ -12,7 +12,7 @@ from torch.autograd.profiler import record_function
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
-from tests.support.allocations import Change, changes_of, outside, telling_main_memory
+from tests.support.allocations import Change, changes_of, marking_main_memory, outside
 from tests.support.tiny import Depth, tiny_configs
 from trainer.base.weights import Placer, StoredTensor, place_weights
 from trainer.config.base import Family
@@ -57,7 +57,7 @@ SCALAR_BYTES = 8
 PART = "part"
 
 
-def tiny_subject(
+def tiny_workload(
     family: Family,
     recipe: Mapping[str, Any] | None = None,
     fit: Mapping[str, Any] | None = None,
@@ -79,15 +79,15 @@ def tiny_subject(
     )
 
 
-def cpu_engine(subject: Workload) -> Engine:
+def cpu_engine(workload: Workload) -> Engine:
     """Return the engine that a run builds on the CPU, with zero weights, whose pages cost no memory at any size."""
-    dtype = dtype_of(subject)
-    unet, placer = bare_unet(subject, CPU)
-    encoders = bare_text_encoders(subject) if subject.trained_texts else []
+    dtype = dtype_of(workload)
+    unet, placer = bare_unet(workload, CPU)
+    encoders = bare_text_encoders(workload) if workload.trained_texts else []
     _place_zeros(unet, dtype, placer)
     for encoder in encoders:
         _place_zeros(encoder, dtype, None)
-    return engine_around(subject, unet, encoders, CPU)
+    return engine_around(workload, unet, encoders, CPU)
 
 
 def _place_zeros(model: torch.nn.Module, dtype: torch.dtype, placer: Placer | None) -> None:
@@ -98,9 +98,9 @@ def _place_zeros(model: torch.nn.Module, dtype: torch.dtype, placer: Placer | No
     place_weights(model, stored, source="zeros", dtype=dtype, device=CPU, placer=placer)
 
 
-def real_micro_batch(subject: Workload, bucket: Size, pictures: int) -> MicroBatch:
+def real_micro_batch(workload: Workload, bucket: Size, pictures: int) -> MicroBatch:
     """Return a micro-batch of noise."""
-    micro = micro_batch(subject, bucket, pictures)
+    micro = micro_batch(workload, bucket, pictures)
     for tensor in (micro.latents, micro.noise, micro.input_noise, micro.mask, micro.time_ids):
         if tensor is not None:
             tensor.normal_()
@@ -115,19 +115,19 @@ def real_micro_batch(subject: Workload, bucket: Size, pictures: int) -> MicroBat
 
 
 def real_steps(
-    subject: Workload, bucket: Size, pictures: int, micro_batches: int, steps: int = 1
+    workload: Workload, bucket: Size, pictures: int, micro_batches: int, steps: int = 1
 ) -> list[list[Change]]:
     """Return every allocation of real optimizer steps, by part: the micro-batches of a step, then its optimizer."""
-    engine = cpu_engine(subject)
+    engine = cpu_engine(workload)
     with (
-        telling_main_memory(),
+        marking_main_memory(),
         sdpa_kernel(SDPBackend.MATH),
         profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorder,
     ):
         for _ in range(steps):
             total = torch.zeros(())
             for _ in range(micro_batches):
-                micro = real_micro_batch(subject, bucket, pictures)
+                micro = real_micro_batch(workload, bucket, pictures)
                 with record_function(PART):
                     total += engine.micro_step(micro)
                     engine.master_weights.accumulate()
@@ -143,18 +143,18 @@ def outside_kernels(changes: list[Change]) -> list[int]:
     return [size for size in outside(changes, CPU_KERNELS) if abs(size) > SCALAR_BYTES]
 
 
-def traced_bytes(tape: MemoryTrace, micro: MicroBatch | None = None) -> list[int]:
+def traced_bytes(trace: MemoryTrace, micro: MicroBatch | None = None) -> list[int]:
     """Return the bytes of each event of a trace, without workspaces, which a CPU does not have.
 
     With ``micro``, also without its tensors: on the CPU they are already in place, to a GPU they are copied.
     """
     copies = [] if micro is None else sorted(tensor.nbytes for tensor in tensors_of(micro))
-    begin = next(index for index, storage in enumerate(tape.storages) if storage.name != "loss")
-    assert sorted(storage.bytes for storage in tape.storages[begin : begin + len(copies)]) == copies
+    begin = next(index for index, storage in enumerate(trace.storages) if storage.name != "loss")
+    assert sorted(storage.bytes for storage in trace.storages[begin : begin + len(copies)]) == copies
     changes = []
-    for event in tape.events.tolist():
+    for event in trace.events.tolist():
         index = max(event, ~event)
-        storage = tape.storages[index]
+        storage = trace.storages[index]
         copied = begin <= index < begin + len(copies)
         if storage.kind != "workspace" and not copied and storage.bytes > SCALAR_BYTES:
             changes.append(storage.bytes if event >= 0 else -storage.bytes)

@@ -224,11 +224,11 @@ class Trial:
         file = self.run.output / "test.safetensors"
         data = file.read_bytes()
         with safetensors.safe_open(file, framework="pt") as opened:
-            told = {key: value for key, value in opened.metadata().items() if key not in TIME_KEYS}
-        return hashlib.sha256(data[8 + int.from_bytes(data[:8], "little") :]).hexdigest(), told
+            metadata = {key: value for key, value in opened.metadata().items() if key not in TIME_KEYS}
+        return hashlib.sha256(data[8 + int.from_bytes(data[:8], "little") :]).hexdigest(), metadata
 
 
-def told_in_advance(job: Path, settings: Sequence[str], changes: Sequence[tuple[int, Mapping[str, Any]]]) -> Trial:
+def run_with_changes(job: Path, settings: Sequence[str], changes: Sequence[tuple[int, Mapping[str, Any]]]) -> Trial:
     """Run without recovery: pause before each step (from 0) where the fit changes, edit the fit, resume."""
     by_step: dict[int, dict[str, Any]] = {}
     for step, changed in changes:

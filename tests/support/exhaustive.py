@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
-from tests.support.plans import situation_with
+from tests.support.plans import device_state_with
 from trainer.config.fit import FitConfig
 from trainer.memory.device import roofline
 from trainer.memory.device.device_state import DeviceState
@@ -24,9 +24,9 @@ AMPLE = 400 * 2**20
 def highest(tapes: list[MemoryTrace]) -> int:
     """Return the largest sum of live storages, each rounded up to 512 bytes, without workspaces."""
     living, most = 0, 0
-    for tape in tapes:
-        for event in tape.events.tolist():
-            storage = tape.storages[event if event >= 0 else ~event]
+    for trace in tapes:
+        for event in trace.events.tolist():
+            storage = trace.storages[event if event >= 0 else ~event]
             size = 0 if storage.kind == "workspace" else (storage.bytes + 511) // 512 * 512
             living += size if event >= 0 else -size
             most = max(most, living)
@@ -44,14 +44,14 @@ class Exhaustive:
         self.timeline = cache(self._course)
         self.figures = cache(self._figures)
         self.free = cache(self._free)
-        self.runs = lru_cache(maxsize=2)(lambda budget: RunSimulator(situation_with(budget)))
+        self.runs = lru_cache(maxsize=2)(lambda budget: RunSimulator(device_state_with(budget)))
 
     def _course(self, fit: FitConfig) -> RunSchedule:
-        return RunSchedule(replace(self.workload, fit=fit), self.traces, OCCASIONS, situation_with(AMPLE).rate)
+        return RunSchedule(replace(self.workload, fit=fit), self.traces, OCCASIONS, device_state_with(AMPLE).rate)
 
     def _figures(self, fit: FitConfig) -> tuple[float, float, int]:
         """Return the seconds of all steps and of all previews, and the bytes of the peak."""
-        subject, rate = self.workload, situation_with(AMPLE).rate
+        subject, rate = self.workload, device_state_with(AMPLE).rate
         steps = self.traces.steps(replace(subject, fit=fit), subject.buckets[0].size, fit.micro_batch or 1)
         most = fit.micro_batch or 1
         parts, rest = divmod(subject.recipe.effective_batch, most)
@@ -67,28 +67,28 @@ class Exhaustive:
         drawing = 0.0
         if subject.previews:
             drawn = list(self.traces.phase(replace(subject, fit=fit), "preview"))
-            drawing = OCCASIONS.previews * sum(roofline.seconds(tape.work, rate) for tape in drawn)
+            drawing = OCCASIONS.previews * sum(roofline.seconds(trace.work, rate) for trace in drawn)
             need = max(need, highest([steps.weights, steps.micro_first, steps.optimizer_first, *drawn]))
         return step * (subject.recipe.steps or 1), drawing, need
 
-    def retrying(self, fit: FitConfig, situation: DeviceState) -> float | None:
+    def retrying(self, fit: FitConfig, device_state: DeviceState) -> float | None:
         """Return the seconds that allocator retries cost over all steps; None if the fit does not fit."""
-        if self.free(fit) <= situation.budget:
+        if self.free(fit) <= device_state.budget:
             return 0.0
-        course = self.timeline(fit)
-        if self.figures(fit)[2] > situation.budget:
+        schedule = self.timeline(fit)
+        if self.figures(fit)[2] > device_state.budget:
             return None  # its tensors alone take too much
-        if self.runs(situation.budget).simulate(course, situation.budget).failure is not None:
+        if self.runs(device_state.budget).simulate(schedule, device_state.budget).failure is not None:
             return None
-        playing = Simulation(situation, situation.budget)
-        for act in (*course.before_training(), *course.at_start()):
+        playing = Simulation(device_state, device_state.budget)
+        for act in (*schedule.before_training(), *schedule.at_start()):
             playing.play(act.phase, act.traces)
-        playing.play("first_step", course.first_step())
+        playing.play("first_step", schedule.first_step())
         for _ in range(MOST_ROUNDS):  # as long as memory grows
             reserved, counts = playing.allocator.reserved, []
-            for tape in course.round():
+            for trace in schedule.round():
                 before = playing.allocator.retries
-                playing.play("train", [tape])
+                playing.play("train", [trace])
                 counts.append(playing.allocator.retries - before)
             if playing.allocator.reserved == reserved:
                 break
@@ -101,17 +101,19 @@ class Exhaustive:
 
     def training(self, fit: FitConfig) -> int:
         """Return the bytes that training alone takes."""
-        course = self.timeline(fit)
-        return highest([*course.traces("load"), *course.traces("quantise"), *course.first_step(), *course.round()])
+        schedule = self.timeline(fit)
+        return highest(
+            [*schedule.traces("load"), *schedule.traces("quantise"), *schedule.first_step(), *schedule.round()]
+        )
 
-    def picks(self, choices: list[FitConfig], situation: DeviceState, *, free_choice: bool) -> list[FitConfig]:
+    def picks(self, choices: list[FitConfig], device_state: DeviceState, *, free_choice: bool) -> list[FitConfig]:
         """Return the first fit by speed without retries, then each later one that is better counting retries."""
         best: tuple[tuple[int, ...], FitConfig] | None = None
         picks: list[FitConfig] = []
         for fit in sorted(choices, key=lambda fit: self.order(fit, 0.0, free_choice=free_choice)):
             if best is not None and self.order(fit, 0.0, free_choice=free_choice) >= best[0]:
                 break  # retries only add to the time
-            if (retrying := self.retrying(fit, situation)) is not None:
+            if (retrying := self.retrying(fit, device_state)) is not None:
                 found = self.order(fit, retrying, free_choice=free_choice)
                 if best is None or found < best[0]:
                     best = (found, fit)

@@ -68,13 +68,13 @@ prompts = [{prompts}]
     job = parse_job(text, "job.toml", parent)
     run.job.write_text(dump_job(job, comments=False), encoding="utf-8")
     write_listing(run.listing, [_frozen(one.path, one.captions) for one in scan_folders(job.dataset, {}).candidates])
-    told: list[events.Event] = []
+    written: list[events.Event] = []
     for step, loss in STEPS.items():
-        told.append(events.Validation(step=step, loss=loss, held_out=True, per_timestep={}))
-        told += [_preview(run, step, index) for index in range(len(PROMPTS))]
-        told.append(_saved(run, step, f"neon-step{step:06d}"))
-    told += [_saved(run, 300, "neon"), events.Finished(outcome="done", step=300, file="output/neon.safetensors")]
-    write_events(run, told)
+        written.append(events.Validation(step=step, loss=loss, held_out=True, per_timestep={}))
+        written += [_preview(run, step, index) for index in range(len(PROMPTS))]
+        written.append(_saved(run, step, f"neon-step{step:06d}"))
+    written += [_saved(run, 300, "neon"), events.Finished(outcome="done", step=300, file="output/neon.safetensors")]
+    write_events(run, written)
     run.write_status(Status("done", None, 300, 300, 1, 0.0))
     return run
 

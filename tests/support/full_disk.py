@@ -12,7 +12,7 @@ needs_limits = pytest.mark.skipif(sys.platform == "win32", reason="Windows has n
 
 
 @contextmanager
-def no_room(largest: int = 0) -> Iterator[None]:
+def full_disk(largest: int = 0) -> Iterator[None]:
     """Limit the size of every file to so many bytes."""
     import resource
 

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from tests.support.allocations import changes_of, outside, telling_main_memory
+from tests.support.allocations import changes_of, marking_main_memory, outside
 from trainer.training.device.out_of_memory import gpu_info
 
 
@@ -104,7 +104,7 @@ class CpuMeter:
         """Run ``work`` under the profiler and add up allocations and frees in order."""
         gc.collect()
         started = time.perf_counter()
-        with telling_main_memory(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorder:
+        with marking_main_memory(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorder:
             work()
             gc.collect()
         seconds = time.perf_counter() - started

@@ -20,7 +20,7 @@ from trainer.memory.trace.workload import BucketUse, Workload, complete_fit
 SIDE = 256
 
 
-def small_subject(family: Family = "sd15", *, previews: bool = True, side: int = SIDE, **recipe: Any) -> Workload:
+def small_workload(family: Family = "sd15", *, previews: bool = True, side: int = SIDE, **recipe: Any) -> Workload:
     """Return a workload of a UNet with three blocks in all, at ``side`` pixels; ``recipe`` are keys of a recipe."""
     configs = tiny_configs(family)
     unet = {
@@ -60,17 +60,17 @@ def small_subject(family: Family = "sd15", *, previews: bool = True, side: int =
     )
 
 
-def situation_with(budget: int, *, workspace: int = 4096) -> DeviceState:
+def device_state_with(budget: int, *, workspace: int = 4096) -> DeviceState:
     """Return a GPU on which PyTorch's allocator may take ``budget`` bytes; workspaces are as small as the models."""
-    situation = _card(workspace)
+    device_state = _card(workspace)
     low, high = budget, 2 * budget + 2**30
     while low < high:  # the margin grows with the free memory
         middle = (low + high) // 2
-        if replace(situation, free_bytes=middle).budget < budget:
+        if replace(device_state, free_bytes=middle).budget < budget:
             low = middle + 1
         else:
             high = middle
-    return replace(situation, free_bytes=low)
+    return replace(device_state, free_bytes=low)
 
 
 @cache

@@ -49,8 +49,8 @@ class RealRun:
     A phase should allocate and free what trainer.training.run.session.Attempt does with cached images and captions.
     """
 
-    def __init__(self, subject: Workload, device: torch.device) -> None:
-        self.workload = subject
+    def __init__(self, workload: Workload, device: torch.device) -> None:
+        self.workload = workload
         self.device = device
         self.engine: Engine | None = None
 
@@ -86,9 +86,9 @@ class RealRun:
 
     def validate(self) -> None:
         """Validate on one image of the largest shape, at every timestep."""
-        engine, subject = self._loaded(), self.workload
-        most, timesteps = subject.fit.micro_batch or 1, subject.validation_timesteps
-        size = (subject.validation_buckets or subject.buckets)[0].size
+        engine, workload = self._loaded(), self.workload
+        most, timesteps = workload.fit.micro_batch or 1, workload.validation_timesteps
+        size = (workload.validation_buckets or workload.buckets)[0].size
         counts = [min(most, timesteps - done) for done in range(0, timesteps, most)]
         # One after the other, as the trainer assembles them.
         batches = (replace(self._batch(size, count), mask=None, input_noise=None) for count in counts)
@@ -135,11 +135,11 @@ class RealRun:
         return batch
 
     def _draw(self, engine: Engine, index: int) -> Tensor:
-        subject, prompt = self.workload, self.workload.previews[index]
-        sampler = make_sampler(prompt.sampler, subject.prediction, zero_terminal_snr=subject.zero_terminal_snr)
+        workload, prompt = self.workload, self.workload.previews[index]
+        sampler = make_sampler(prompt.sampler, workload.prediction, zero_terminal_snr=workload.zero_terminal_snr)
         positive, negative = self._text(engine), self._text(engine)
         drawing = RenderSpec(prompt, prompt.width or 0, prompt.height or 0, positive, negative)
-        return draw_latents(subject.family, engine.models.unet, sampler, drawing, lambda *_: None)
+        return draw_latents(workload.family, engine.models.unet, sampler, drawing, lambda *_: None)
 
     def _text(self, engine: Engine) -> TextConditioning:
         if engine.models.text_encoders:

@@ -87,12 +87,12 @@ def read_recording(path: Path) -> Recording:
     )
 
 
-def _settings(told: dict[str, Any] | str) -> AllocatorSettings:
-    if isinstance(told, str):
-        return settings_of(told)
-    divisions = told.get("roundup_power2_divisions", 0)
+def _settings(recorded: dict[str, Any] | str) -> AllocatorSettings:
+    if isinstance(recorded, str):
+        return settings_of(recorded)
+    divisions = recorded.get("roundup_power2_divisions", 0)
     return AllocatorSettings(
-        **{**told, "roundup_power2_divisions": divisions if isinstance(divisions, int) else tuple(divisions)}
+        **{**recorded, "roundup_power2_divisions": divisions if isinstance(divisions, int) else tuple(divisions)}
     )
 
 

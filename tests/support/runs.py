@@ -36,7 +36,7 @@ def step_event(step: int, steps: int, seed: int = 0, seconds: float = 1.4) -> ev
     )
 
 
-def told_by(steps: int, done: int, seed: int = 0) -> Iterator[Event]:
+def run_events(steps: int, done: int, seed: int = 0) -> Iterator[Event]:
     """Yield the events of a run of so many steps, up to one of them."""
     yield events.AttemptStarted(pid=1, device="cuda:0", step_seconds=1.5)
     for phase, total in (("load", 1), ("cache_pictures", 40), ("cache_texts", 12)):
@@ -56,10 +56,10 @@ def told_by(steps: int, done: int, seed: int = 0) -> Iterator[Event]:
             yield events.Saved(step=step, file=f"output/test-step{step:06d}.safetensors", sha256="0" * 64)
 
 
-def write_events(run: RunDirectory, told: Sequence[Event] | Iterator[Event], attempt: int = 1) -> None:
+def write_events(run: RunDirectory, written: Sequence[Event] | Iterator[Event], attempt: int = 1) -> None:
     """Write an engine's events into a run."""
     with EventWriter(run.events, attempt) as writer:
-        for event in told:
+        for event in written:
             writer.write(event)
 
 
@@ -93,7 +93,7 @@ def write_run(
     text += f"[[dataset.folders]]\npath = 'pictures'\n[recipe]\n{lines}\n"
     run.job.write_text(dump_job(parse_job(text, "job.toml", parent), comments=False), encoding="utf-8")
     write_forecast(run.forecast, forecast(steps))
-    write_events(run, told_by(steps, done, seed))
+    write_events(run, run_events(steps, done, seed))
     if state == "done":
         write_events(run, [events.Finished(outcome="done", step=done, file=None)])
     run.write_status(Status(state, "train", done, steps, 1, time.time()))  # type: ignore[arg-type]

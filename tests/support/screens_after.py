@@ -62,12 +62,12 @@ def after_export(window: Window) -> QWidget:
     assert candidate
     from app.core.after.export import LoraSummary
 
-    told = LoraSummary("Neon signs", "Ada", "CC-BY-4.0", "Everything glows.", "neontube", candidate.images[0])
+    summary = LoraSummary("Neon signs", "Ada", "CC-BY-4.0", "Everything glows.", "neontube", candidate.images[0])
     places = [
         Destination("ComfyUI", Path("D:/ComfyUI/models/loras")),
         Destination("A1111/Forge", Path("D:/forge/Lora")),
     ]
-    dialog = ExportDialog(window.session, candidate, told, places, window)
+    dialog = ExportDialog(window.session, candidate, summary, places, window)
     wait(QApplication.instance(), lambda: dialog.image.shows)
     return dialog
 

@@ -12,14 +12,14 @@ from app.qt.runs.page import RunsPage
 from app.qt.window import Window
 from tests.support.artist import shown_page
 from tests.support.screens import DEMO, screen, wait
-from tests.support.told_runs import Teller, held, new_run
+from tests.support.told_runs import RunWriter, held, new_run
 from trainer.protocol import events, places
 
 _STEPS = range(0, 1001, 100)
 _SIZE = 320
 
 
-def _drawn(engine: Teller, pictures: list[Path], step: int) -> None:
+def _drawn(engine: RunWriter, pictures: list[Path], step: int) -> None:
     """Write previews as they might look at a step: photographs that become sharper."""
     for index, source in enumerate(pictures):
         with Image.open(source) as image:
@@ -29,7 +29,7 @@ def _drawn(engine: Teller, pictures: list[Path], step: int) -> None:
         engine.tell(events.Preview(step=step, index=index, file=f"samples/{file.name}", seconds=2.0))
 
 
-def _told(engine: Teller) -> None:
+def _told(engine: RunWriter) -> None:
     for phase, total, seconds in (("load", 1, 14.0), ("check", 24, 1.0), ("cache_pictures", 24, 9.0)):
         engine.tell(events.PhaseStarted(phase=phase, total=total), events.PhaseFinished(phase=phase, seconds=seconds))
     engine.tell(events.PhaseStarted(phase="train", total=1200))

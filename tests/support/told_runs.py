@@ -51,15 +51,15 @@ def sample(run: RunDirectory, step: int, index: int, size: tuple[int, int] = (25
     return events.Preview(step=step, index=index, file=f"samples/{file.name}", seconds=1.5)
 
 
-class Teller:
+class RunWriter:
     """Writes what an engine would write, and holds the run as it does."""
 
     def __init__(self, run: RunDirectory, writer: EventWriter, attempt: int, steps: int) -> None:
         self.run, self._writer, self._attempt, self._steps = run, writer, attempt, steps
 
-    def tell(self, *told: events.Event) -> None:
+    def tell(self, *written: events.Event) -> None:
         """Write events."""
-        for event in told:
+        for event in written:
             self._writer.write(event)
 
     def draw(self, *steps: int, prompts: int = len(PROMPTS)) -> None:
@@ -80,12 +80,12 @@ class Teller:
 
 
 @contextlib.contextmanager
-def held(run: RunDirectory, steps: int = 1000) -> Iterator[Teller]:
+def held(run: RunDirectory, steps: int = 1000) -> Iterator[RunWriter]:
     """Yield the writer of a running attempt; without further events, the attempt ends like a crash."""
     with run.hold():
         attempt = run.begin_attempt({"device": "cpu", "threads": 1, "versions": {"impasto": "0.1.0"}})
         with EventWriter(run.events, attempt) as writer:
-            teller = Teller(run, writer, attempt, steps)
+            teller = RunWriter(run, writer, attempt, steps)
             teller.tell(events.AttemptStarted(pid=1, device="cpu"))
             teller.stand("running", 0, "load")
             yield teller

@@ -26,7 +26,7 @@ from app.qt.runs.page import RunsPage
 from app.qt.theme import Theme
 from app.qt.widgets import install_language
 from tests.support import ROOT, tool_homes
-from tests.support.artist import Artist, Sitting, Wish, shown_page, until
+from tests.support.artist import Artist, Sitting, TrainingRequest, shown_page, until
 from trainer.files.assets import asset_path
 
 SIZE = (1280, 800)
@@ -42,7 +42,7 @@ TRIED = "neontube, a green moon above a red mushroom on a white background"
 Shoot = Callable[[str], None]
 
 
-def move_in(home: Path) -> Wish:
+def move_in(home: Path) -> TrainingRequest:
     """Set up a home folder with a base, images and ComfyUI, and return the training request.
 
     Its path is shown starting with "~", so that no real user's folders appear in the screenshots.
@@ -54,7 +54,7 @@ def move_in(home: Path) -> Wish:
     shutil.copytree(asset_path("demo", "base"), home / "Models" / "demo")
     shutil.copytree(asset_path("demo", "pictures"), home / "Pictures" / "Neon")
     tool_homes.comfy_portable(home / "Programs", home / "Elsewhere")
-    return Wish(
+    return TrainingRequest(
         base=Path("~/Models/demo"),
         pictures=home / "Pictures" / "Neon",
         recipe="Style",
@@ -84,21 +84,21 @@ def move_in(home: Path) -> Wish:
     )
 
 
-def look_at_pictures(artist: Artist, wish: Wish) -> None:
+def look_at_pictures(artist: Artist, request: TrainingRequest) -> None:
     """Open the folder, and select one of its images."""
     session = artist.session
     drawn: set[int] = set()
     session.thumbnails.ready.connect(lambda thumbnail: drawn.add(thumbnail.image))
-    artist.open_images(wish.pictures)
+    artist.open_images(request.pictures)
     until(lambda: len(session.view.ids) > 1 and len(drawn) >= min(12, len(session.view.ids)), 60, "thumbnails")
     chosen = session.view.ids[1]
     session.view.select([chosen], chosen)
     until(lambda: session.health.now and session.health.state()[:2] == (0, 0), 60, "facts about the images")
 
 
-def set_up(artist: Artist, wish: Wish) -> None:
+def set_up(artist: Artist, request: TrainingRequest) -> None:
     """Set up the job and wait for its forecast on a given GPU; then show only the essentials."""
-    artist.set_up(wish)
+    artist.set_up(request)
     page = artist.train
     page.sheet.search.clear()
     page.sheet.all.setChecked(False)
@@ -165,11 +165,11 @@ def make_preset(artist: Artist, lora: Path) -> None:
     until(lambda: all(known(each) is not None for each in page.list.visible_cards()), 300, "what presets cost")
 
 
-def go(artist: Artist, wish: Wish, shoot: Shoot, theme: Theme) -> None:
+def go(artist: Artist, request: TrainingRequest, shoot: Shoot, theme: Theme) -> None:
     """Go through the whole workflow, from the images to a preset for others."""
-    look_at_pictures(artist, wish)
+    look_at_pictures(artist, request)
     shoot("pictures")
-    set_up(artist, wish)
+    set_up(artist, request)
     shoot("train")
     page = watch_live(artist, artist.start())
     shoot("runs")
@@ -202,14 +202,14 @@ def main(target: Path) -> None:
     os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
     # Processes that the window started end after it, and may still hold a file.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
-        wish = move_in(Path(place))
+        request = move_in(Path(place))
         application = QApplication([])
         install_language(application, "en")
         theme = Theme(application, "light")
         sitting = Sitting()
         sitting.window.resize(*SIZE)
         try:
-            go(sitting.artist, wish, lambda name: photograph(sitting, target / f"{name}.png"), theme)
+            go(sitting.artist, request, lambda name: photograph(sitting, target / f"{name}.png"), theme)
         finally:
             sitting.end()
 

@@ -11,7 +11,7 @@ from trainer.memory.trace.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)
-class StepTapes:
+class StepTraces:
     """The traces of a training run, in order.
 
     ``weights``, then for each optimizer step ``micro_first``, any number of ``micro_more``, and
@@ -25,7 +25,7 @@ class StepTapes:
     optimizer: MemoryTrace
 
 
-def trace_steps(subject: Workload, buckets: Sequence[Size], pictures: int) -> StepTapes:
+def trace_steps(workload: Workload, buckets: Sequence[Size], pictures: int) -> StepTraces:
     """Trace training on micro-batches of ``pictures`` images in each of ``buckets`` (width, height)."""
-    micro = trace_micro(subject, buckets, pictures)
-    return StepTapes(micro.weights, micro.first, micro.more, *trace_optimizer(subject))
+    micro = trace_micro(workload, buckets, pictures)
+    return StepTraces(micro.weights, micro.first, micro.more, *trace_optimizer(workload))

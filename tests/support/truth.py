@@ -27,7 +27,7 @@ PHASES: tuple[ForecastPhase, ...] = get_args(ForecastPhase)
 
 
 @dataclass(frozen=True)
-class Foreseen:
+class PhaseForecast:
     """Forecast of one phase."""
 
     requested: int
@@ -39,68 +39,68 @@ class Foreseen:
 class Prediction:
     """Forecast of a workload."""
 
-    phases: Mapping[ForecastPhase, Foreseen]
+    phases: Mapping[ForecastPhase, PhaseForecast]
     step_seconds: float
     least: int = 0
     """The smallest capacity in which training completes; 0 if it was not searched for."""
 
 
-def foresee(
-    job: TruthJob, subject: Workload, situation: DeviceState, folder: Path, *, edge: bool = False
+def predict(
+    job: TruthJob, workload: Workload, device_state: DeviceState, folder: Path, *, edge: bool = False
 ) -> Prediction:
     """Forecast the phases that :func:`measure` measures; traces are stored in ``folder``."""
-    course = RunSchedule(subject, TraceLibrary(TraceStore(folder)), PhaseCounts(), situation.rate)
-    playing = play(job, course, situation, None)
+    schedule = RunSchedule(workload, TraceLibrary(TraceStore(folder)), PhaseCounts(), device_state.rate)
+    playing = play(job, schedule, device_state, None)
     assert playing.failure is None
-    seconds = course.step_seconds(partial(roofline.seconds, rate=situation.rate))[subject.buckets[0].size]
+    seconds = schedule.step_seconds(partial(roofline.seconds, rate=device_state.rate))[workload.buckets[0].size]
     phases = {phase: _foreseen(replayed) for phase, replayed in playing.phases.items()}
-    return Prediction(phases, seconds, _least_capacity(job, course, situation, playing.reserved) if edge else 0)
+    return Prediction(phases, seconds, _least_capacity(job, schedule, device_state, playing.reserved) if edge else 0)
 
 
-def play(job: TruthJob, course: RunSchedule, situation: DeviceState, capacity: int | None) -> Simulation:
+def play(job: TruthJob, schedule: RunSchedule, device_state: DeviceState, capacity: int | None) -> Simulation:
     """Simulate the job's phases with the forecast's own code, without phases that are not measured for it."""
     before: tuple[OtherPhase, ...] = ("cache_pictures", "cache_texts") if job.other_phases else ()
     after: tuple[OtherPhase, ...] = ("validate", "preview") if job.other_phases else ()
-    playing = Simulation(situation, capacity)
+    playing = Simulation(device_state, capacity)
     for phase in (*before, "load", "quantise"):
-        playing.play(phase, course.traces(phase))
-    playing.play("first_step", course.first_step())
-    playing.play("train", course.round() * LATER_STEPS)
+        playing.play(phase, schedule.traces(phase))
+    playing.play("first_step", schedule.first_step())
+    playing.play("train", schedule.round() * LATER_STEPS)
     for phase in after:
-        playing.play(phase, course.traces(phase))
+        playing.play(phase, schedule.traces(phase))
     return playing
 
 
-def _foreseen(replayed: Replayed) -> Foreseen:
+def _foreseen(replayed: Replayed) -> PhaseForecast:
     requested = replayed.peak_requested()
-    return Foreseen(
+    return PhaseForecast(
         requested=int(replayed.played[requested.trace].requested[requested.event]),
         allocated=replayed.allocated(replayed.peak_allocated()),
         reserved=replayed.reserved(replayed.peak_reserved()),
     )
 
 
-def _least_capacity(job: TruthJob, course: RunSchedule, situation: DeviceState, enough: int) -> int:
+def _least_capacity(job: TruthJob, schedule: RunSchedule, device_state: DeviceState, enough: int) -> int:
     """Return the smallest capacity in which the job completes, within 2 MiB, by bisection."""
     low, high = 0, enough
     while high - low > 2 << 20:
         middle = (low + high) // 2
-        if play(job, course, situation, middle).failure is None:
+        if play(job, schedule, device_state, middle).failure is None:
             high = middle
         else:
             low = middle
     return high
 
 
-def measure(job: TruthJob, subject: Workload, meter: Meter) -> Iterator[tuple[ForecastPhase, Measured]]:
+def measure(job: TruthJob, workload: Workload, meter: Meter) -> Iterator[tuple[ForecastPhase, Measured]]:
     """Run the phases on the meter's device, and yield what each takes."""
-    run = RealRun(subject, meter.device)
-    size = subject.buckets[0].size
+    run = RealRun(workload, meter.device)
+    size = workload.buckets[0].size
     train = partial(run.train, size, job.pictures, job.micro_batches)
     if job.other_phases:
         yield "cache_pictures", meter.measure(run.cache_pictures)
         yield "cache_texts", meter.measure(run.cache_texts)
-    quantized = subject.fit.quantize in ("int8", "nf4")
+    quantized = workload.fit.quantize in ("int8", "nf4")
     yield "quantise" if quantized else "load", meter.measure(run.load)
     yield "first_step", meter.measure(partial(train, steps=1))
     yield "train", meter.measure(partial(train, steps=LATER_STEPS))

@@ -80,7 +80,7 @@ def line_of(row: Row) -> str:
 def report(
     card: str,
     date: str,
-    situation: DeviceState,
+    device_state: DeviceState,
     rows: Sequence[Row],
     edges: Sequence[Edge],
     asked: int,
@@ -95,7 +95,7 @@ def report(
         f"`python -m tests.benchmarks.memory_truth{' --cpu' if card == 'cpu' else ''}`. MiB, except as stated.",
         *([CPU_REMARK] if card == "cpu" else []),
         "## Summary",
-        *_summary(lines, rows, situation),
+        *_summary(lines, rows, device_state),
         *(f"* {remark}" for remark in remarks),
         *(["## Under a memory limit near the smallest capacity", *_edge_table(edges)] if edges else []),
         "## All",
@@ -104,7 +104,7 @@ def report(
     return "\n".join(parts) + "\n"
 
 
-def _summary(lines: Sequence[Line], rows: Sequence[Row], situation: DeviceState) -> Iterator[str]:
+def _summary(lines: Sequence[Line], rows: Sequence[Row], device_state: DeviceState) -> Iterator[str]:
     for phases in (("first_step", "train"), tuple(phase for phase in PHASES if phase not in ("first_step", "train"))):
         name = "training" if "train" in phases else "other phases"
         for measure in ("requested", "allocated", "reserved"):
@@ -115,7 +115,7 @@ def _summary(lines: Sequence[Line], rows: Sequence[Row], situation: DeviceState)
     if outside:
         yield (
             f"* outside the allocator: {min(outside) / MIB:.0f} to {max(outside) / MIB:.0f}, "
-            f"forecast {situation.outside / MIB:.0f}"
+            f"forecast {device_state.outside / MIB:.0f}"
         )
     times = [_time_error(row) for row in rows if "train" in row.phases and not _is_profiled(row)]
     if times:

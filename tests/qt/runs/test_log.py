@@ -15,14 +15,14 @@ from app.core.runs.run import Run
 from app.core.session import Session
 from app.qt.actions.commands import Commands
 from app.qt.runs.log import LogView
-from tests.support.told_runs import Teller, held, new_run
+from tests.support.told_runs import RunWriter, held, new_run
 from trainer.protocol import events
 
 LINES = 200_000
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Iterator[Teller]:
+def engine(tmp_path: Path) -> Iterator[RunWriter]:
     with held(new_run(tmp_path / "a folder é", "cats")) as engine:
         yield engine
 
@@ -39,7 +39,7 @@ def view(qtbot: QtBot, session: Session) -> Iterator[LogView]:
     QApplication.processEvents()
 
 
-def printed(engine: Teller, *lines: str) -> None:
+def printed(engine: RunWriter, *lines: str) -> None:
     with engine.run.console.open("a", encoding="utf-8", newline="\n") as log:
         log.write("".join(f"{line}\n" for line in lines))
 
@@ -59,7 +59,7 @@ def follow(qtbot: QtBot, run: Run, reached: Callable[[], object]) -> None:
 
 
 @pytest.fixture
-def run(qtbot: QtBot, session: Session, view: LogView, engine: Teller) -> Run:
+def run(qtbot: QtBot, session: Session, view: LogView, engine: RunWriter) -> Run:
     """A run with a long log that the view shows."""
     printed(engine, *(f"line {number} of the log" for number in range(LINES)))
     run = session.runs.open(engine.run.path)

@@ -14,7 +14,7 @@ from app.core.runs.watcher import Ended
 from app.core.settings.preferences import NotificationPreferences
 from app.qt.runs.notifier import Notifier
 from app.qt.window import Window
-from tests.support.told_runs import Teller, held, new_run
+from tests.support.told_runs import RunWriter, held, new_run
 from trainer.protocol import events, locks
 from trainer.protocol.queue import new_entry
 
@@ -44,7 +44,7 @@ def seen(window: Window, qtbot: QtBot) -> None:
     qtbot.waitUntil(lambda: window.session.runs.look() or window.session.run_watcher.watching)
 
 
-def end(engine: Teller) -> None:
+def end(engine: RunWriter) -> None:
     engine.tell(events.ErrorEvent(code="a", sentence="The loss is gone.", remedy="Lower the rate."))
     engine.stand("failed", 12)
 

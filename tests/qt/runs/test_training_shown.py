@@ -15,14 +15,14 @@ from app.qt.runs.page import RunsPage
 from app.qt.window import Window
 from tests.qt.runs.test_notifier import seen, watching
 from tests.support.artist import shown_page
-from tests.support.told_runs import Teller, held, new_run
+from tests.support.told_runs import RunWriter, held, new_run
 from trainer.protocol import commands, locks
 from trainer.protocol.queue import new_entry
 
 __all__ = ["watching"]
 
 
-def step(window: Window, qtbot: QtBot, engine: Teller, number: int) -> None:
+def step(window: Window, qtbot: QtBot, engine: RunWriter, number: int) -> None:
     """Let the engine be at a step, and the window see it."""
     engine.stand("running", number, "train")
     qtbot.waitUntil(lambda: window.session.training.look() or f"{number} of" in window.status.training.words.text())

@@ -12,10 +12,10 @@ import torch.utils.checkpoint
 from torch.profiler import ProfilerActivity, profile
 
 from tests.benchmarks import memory_truth, record_traces
-from tests.benchmarks.record_traces import births, likeness, recorded_jobs, tapes_of, work_of
+from tests.benchmarks.record_traces import births, likeness, recorded_jobs, traces_of, work_of
 from tests.support.meters import CpuMeter, Measured
 from tests.support.real_phases import RealRun
-from tests.support.truth import Foreseen, Prediction, foresee, measure, percentile
+from tests.support.truth import PhaseForecast, Prediction, measure, percentile, predict
 from tests.support.truth_jobs import truth_jobs
 from tests.support.truth_report import Edge, Row, lines_of, report
 from trainer.memory.device.device_state import state_of_listed_gpu
@@ -42,8 +42,8 @@ def test_there_are_sixty_configurations_that_all_differ() -> None:
 def test_what_recomputing_training_asks_for_is_forecast_to_a_ten_thousandth(tmp_path: Path) -> None:
     """Against PyTorch's CPU allocator."""
     job = next(job for job in truth_jobs() if job.name == "sd15 r16 full b4")
-    subject, situation = job.workload(tiny=True, dtype="fp32"), memory_truth.situation_in_main_memory()
-    prediction = foresee(job, subject, situation, tmp_path)
+    subject, situation = job.workload(tiny=True, dtype="fp32"), memory_truth.state_of_main_memory()
+    prediction = predict(job, subject, situation, tmp_path)
     row = Row(job.name, prediction, dict(measure(job, subject, CpuMeter())), 0, "")
     lines = {line.phase: line for line in lines_of(row)}
     assert {line.measure for line in lines.values()} == {"requested"}
@@ -95,7 +95,7 @@ def test_what_lies_in_main_memory_beside_a_card_is_not_measured() -> None:
 
 
 def test_a_table_says_how_near_forecasts_came() -> None:
-    foreseen = {"train": Foreseen(0, 101 * MIB, 110 * MIB)}
+    foreseen = {"train": PhaseForecast(0, 101 * MIB, 110 * MIB)}
     row = Row("job", Prediction(foreseen, 0.5), {"train": Measured(0, 100 * MIB, 100 * MIB, 3.0)}, 480 * MIB, "")
     edges = [Edge("job", 90 * MIB, foreseen=True, fitted=False), Edge("job", 80 * MIB, foreseen=False, fitted=True)]
     text = report("RTX 3060", "2026-01-01", state_of_listed_gpu(find_gpu("12GB")), [row], edges, 3)
@@ -121,7 +121,7 @@ def asked_for(job: record_traces.RecordedJob) -> list[int]:
 
 def test_a_trace_asks_for_what_the_device_was_asked_for(tmp_path: Path) -> None:
     job = next(job for job in recorded_jobs() if job.name == "sdxl_lora")
-    tapes = tapes_of(job, job.workload(tiny=True), TraceLibrary(TraceStore(tmp_path)))
+    tapes = traces_of(job, job.workload(tiny=True), TraceLibrary(TraceStore(tmp_path)))
     traced, real = births(tapes, cublas=0), asked_for(job)
     assert not Counter(size for size in traced if size > 4096) - Counter(real)
     assert likeness(real, traced).startswith(f"{len(real)} real, {len(traced)} traced")

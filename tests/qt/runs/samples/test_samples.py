@@ -18,14 +18,14 @@ from app.core.session import Session
 from app.qt.actions.commands import Commands
 from app.qt.runs.samples.matrix import SampleMatrix
 from app.qt.theme import colors
-from tests.support.told_runs import PROMPTS, Teller, held, new_run, sample
+from tests.support.told_runs import PROMPTS, RunWriter, held, new_run, sample
 from trainer.protocol import events
 
 STEPS = (0, 100, 200, 300, 400, 500, 600)
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Iterator[Teller]:
+def engine(tmp_path: Path) -> Iterator[RunWriter]:
     """A run that is under way and has drawn some samples."""
     with held(new_run(tmp_path / "a folder é", "cats")) as engine:
         engine.draw(*STEPS)
@@ -35,7 +35,7 @@ def engine(tmp_path: Path) -> Iterator[Teller]:
 
 
 @pytest.fixture
-def run(session: Session, engine: Teller) -> Run:
+def run(session: Session, engine: RunWriter) -> Run:
     return session.runs.open(engine.run.path)
 
 

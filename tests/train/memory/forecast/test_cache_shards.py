@@ -13,7 +13,7 @@ import torch
 
 from tests.support.meters import CpuMeter
 from tests.support.pictures import make_picture
-from tests.support.plans import situation_with
+from tests.support.plans import device_state_with
 from tests.support.real_phases import RealRun
 from tests.support.tiny import tiny_base, tiny_configs
 from tests.support.truth_jobs import truth_jobs
@@ -210,7 +210,7 @@ def course_of(
 
 def test_encoding_between_epochs_takes_what_a_real_run_takes_then(subject: Workload, traces: TraceLibrary) -> None:
     """On the CPU, whose convolutions take buffers of their own: as many beside training as before it."""
-    situation, meter, real = situation_with(AMPLE, workspace=0), CpuMeter(), RealRun(subject, torch.device("cpu"))
+    situation, meter, real = device_state_with(AMPLE, workspace=0), CpuMeter(), RealRun(subject, torch.device("cpu"))
     first = meter.measure(real.cache_pictures).requested
     for work in (real.load, partial(real.train, subject.buckets[0].size, 1)):
         meter.measure(work)
@@ -230,7 +230,7 @@ def test_encoding_between_epochs_takes_what_a_real_run_takes_then(subject: Workl
 def test_a_forecast_counts_them_beside_training_or_with_the_models_put_aside(
     subject: Workload, traces: TraceLibrary
 ) -> None:
-    ample = situation_with(AMPLE)
+    ample = device_state_with(AMPLE)
     without, beside = (
         forecast_of(course_of(subject, traces, ample, later), ample, brief=True) for later in (NO_LATER_SHARDS, LATER)
     )
@@ -244,7 +244,7 @@ def test_a_forecast_counts_them_beside_training_or_with_the_models_put_aside(
     assert not beside.encodes_alone and beside.fits
 
     # Texts are encoded where training holds most; a card with room for training alone has none for that.
-    tight = situation_with(without.reserved)
+    tight = device_state_with(without.reserved)
     course = course_of(subject, traces, tight)
     assert RunSimulator(tight).between_epochs(course, None).reserved > tight.budget
     alone = forecast_of(course, tight, brief=True)
@@ -255,7 +255,7 @@ def test_a_forecast_counts_them_beside_training_or_with_the_models_put_aside(
 
 @pytest.mark.parametrize(("alone", "how"), [(False, "beside the model"), (True, "with the model offloaded")])
 def test_a_plan_says_how_they_are_encoded(subject: Workload, traces: TraceLibrary, alone: bool, how: str) -> None:
-    situation = situation_with(AMPLE)
+    situation = device_state_with(AMPLE)
     course = course_of(subject, traces, situation)
     forecast = replace(forecast_of(course, situation, brief=True), encodes_alone=alone)
     question = PlanRequest("portions", subject, FitConfig(), situation, course.counts)

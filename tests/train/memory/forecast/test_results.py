@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.plans import situation_with, small_subject
+from tests.support.plans import device_state_with, small_workload
 from trainer.config.fit import FitConfig
 from trainer.memory.allocator.settings import AllocatorSettings
 from trainer.memory.device.device_state import DeviceState
@@ -33,12 +33,12 @@ def never() -> None:
 
 
 def course_of(subject: Workload, traces: TraceLibrary) -> RunSchedule:
-    return RunSchedule(subject, traces, PhaseCounts(), situation_with(AMPLE).rate)
+    return RunSchedule(subject, traces, PhaseCounts(), device_state_with(AMPLE).rate)
 
 
 def test_what_came_out_once_is_not_played_again(traces: TraceLibrary) -> None:
     """By another process too: all comes from the disk, and is what playing gives."""
-    subject, situation = small_subject(effective_batch=2), situation_with(AMPLE)
+    subject, situation = small_workload(effective_batch=2), device_state_with(AMPLE)
     written = FitConfig(quantize="none", gradient_checkpointing="none", vae_tiling=False)
     first = plan(subject, written, situation, traces, PhaseCounts())
     again = plan(
@@ -64,37 +64,37 @@ def test_what_came_out_once_is_not_played_again(traces: TraceLibrary) -> None:
 
 def test_a_brief_outcome_is_told_at_length_when_it_is_asked_for(traces: TraceLibrary) -> None:
     course, runs = (
-        course_of(small_subject(previews=False, effective_batch=2), traces),
-        RunSimulator(situation_with(AMPLE)),
+        course_of(small_workload(previews=False, effective_batch=2), traces),
+        RunSimulator(device_state_with(AMPLE)),
     )
     brief = runs.unlimited_result(course, brief=True)
     whole = runs.unlimited_result(course, brief=False)
     assert brief == without_details(whole) != whole
-    later = RunSimulator(situation_with(AMPLE), never)
+    later = RunSimulator(device_state_with(AMPLE), never)
     assert later.unlimited_result(course, brief=False) == whole
     assert later.unlimited_result(course, brief=True) == brief
 
 
 def test_only_a_limit_that_may_hinder_is_played(traces: TraceLibrary) -> None:
-    course = course_of(small_subject(previews=False, effective_batch=2), traces)
-    need = simulate_run(course, situation_with(AMPLE), None).reserved
-    RunSimulator(situation_with(AMPLE)).unlimited_result(course, brief=True)
-    assert RunSimulator(situation_with(need), never).check_budget(course, need) == BudgetCheck(None, 0.0)
+    course = course_of(small_workload(previews=False, effective_batch=2), traces)
+    need = simulate_run(course, device_state_with(AMPLE), None).reserved
+    RunSimulator(device_state_with(AMPLE)).unlimited_result(course, brief=True)
+    assert RunSimulator(device_state_with(need), never).check_budget(course, need) == BudgetCheck(None, 0.0)
     with pytest.raises(AssertionError, match="played"):
-        RunSimulator(situation_with(need), never).check_budget(course, need - 512)
+        RunSimulator(device_state_with(need), never).check_budget(course, need - 512)
     outcomes = set()
     for capacity in (need - 512, need * 9 // 10, need * 7 // 10, need // 2):
-        within = RunSimulator(situation_with(capacity)).check_budget(course, capacity)
-        apart = simulate_run(course, situation_with(capacity), capacity)
+        within = RunSimulator(device_state_with(capacity)).check_budget(course, capacity)
+        apart = simulate_run(course, device_state_with(capacity), capacity)
         assert within == BudgetCheck(apart.failed_in, retry_seconds(course, apart.round_retries))
-        assert forecast_of(course, situation_with(capacity)).fits == (apart.failure is None)
+        assert forecast_of(course, device_state_with(capacity)).fits == (apart.failure is None)
         outcomes.add(within.failed_in)
     assert len(outcomes) > 1
 
 
 def test_what_a_limit_did_once_is_not_played_again_within_its_bounds(traces: TraceLibrary, tmp_path: Path) -> None:
     """Within the bounds every limit does the same, on either side of them not: then it is played."""
-    course, situation = course_of(small_subject(previews=False, effective_batch=2), traces), situation_with(AMPLE)
+    course, situation = course_of(small_workload(previews=False, effective_batch=2), traces), device_state_with(AMPLE)
     course.results = ResultStore.beside(TraceStore(tmp_path))
     need = simulate_run(course, situation, None).reserved
     capacity, failed = need - 512, set()
@@ -120,8 +120,8 @@ def test_what_a_limit_did_once_is_not_played_again_within_its_bounds(traces: Tra
 
 def test_an_allocator_that_is_set_otherwise_is_followed(traces: TraceLibrary) -> None:
     """One whose segments expand asks for more than it then takes: what it took freely tells nothing of limits."""
-    large = small_subject(previews=False, effective_batch=2, side=1024)
-    course, usual = course_of(large, traces), situation_with(AMPLE)
+    large = small_workload(previews=False, effective_batch=2, side=1024)
+    course, usual = course_of(large, traces), device_state_with(AMPLE)
     expanding = replace(usual, allocator=AllocatorSettings(expandable=True))
     assert RunSimulator(expanding).key(course) != RunSimulator(usual).key(course)
     free = simulate_run(course, expanding, None)
@@ -138,19 +138,19 @@ def test_an_allocator_that_is_set_otherwise_is_followed(traces: TraceLibrary) ->
 
 
 def with_workspace(size: int) -> DeviceState:
-    situation = situation_with(AMPLE)
+    situation = device_state_with(AMPLE)
     return replace(situation, overheads=replace(situation.overheads, cublas_workspace_bytes=size))
 
 
 def test_outcomes_are_kept_under_all_that_they_depend_on(traces: TraceLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
-    subject, runs = small_subject(effective_batch=4), RunSimulator(situation_with(AMPLE))
+    subject, runs = small_workload(effective_batch=4), RunSimulator(device_state_with(AMPLE))
     fits = [subject.fit.replaced(**change) for change in (
         {}, {"micro_batch": 2}, {"micro_batch": 4}, {"gradient_checkpointing": "full"}, {"quantize": "int8"},
         {"dtype": "fp32"}, {"vae_tiling": False}, {"preview_offload": True}, {"vae_dtype": "bf16"},
     )]  # fmt: skip
     subjects = [replace(subject, fit=fit) for fit in fits]
-    subjects += [small_subject(side=128), small_subject(rank=8)]
-    subjects += [small_subject(effective_batch=1)]  # one micro-batch instead of several
+    subjects += [small_workload(side=128), small_workload(rank=8)]
+    subjects += [small_workload(effective_batch=1)]  # one micro-batch instead of several
     keys = [runs.key(course_of(each, traces)) for each in subjects]
     keys += [RunSimulator(with_workspace(size)).key(course_of(subject, traces)) for size in (1, 2)]
     monkeypatch.setattr(forecast, "RULES", 1000)
@@ -159,14 +159,14 @@ def test_outcomes_are_kept_under_all_that_they_depend_on(traces: TraceLibrary, m
 
 
 def test_effective_batches_that_are_split_alike_share_theirs(traces: TraceLibrary) -> None:
-    runs = RunSimulator(situation_with(AMPLE))
-    assert len({runs.key(course_of(small_subject(effective_batch=size), traces)) for size in (2, 3, 8)}) == 1
+    runs = RunSimulator(device_state_with(AMPLE))
+    assert len({runs.key(course_of(small_workload(effective_batch=size), traces)) for size in (2, 3, 8)}) == 1
 
 
 def test_a_disk_that_refuses_costs_nothing_but_time(tmp_path: Path, traces: TraceLibrary) -> None:
-    course = course_of(small_subject(previews=False, effective_batch=2), traces)
+    course = course_of(small_workload(previews=False, effective_batch=2), traces)
     blocked = tmp_path / "file"
     blocked.write_text("no folder", encoding="utf-8")
     course.results = ResultStore.beside(TraceStore(blocked / "below"))
-    whole = RunSimulator(situation_with(AMPLE)).unlimited_result(course, brief=False)
-    assert whole == RunSimulator(situation_with(AMPLE)).unlimited_result(course, brief=False)
+    whole = RunSimulator(device_state_with(AMPLE)).unlimited_result(course, brief=False)
+    assert whole == RunSimulator(device_state_with(AMPLE)).unlimited_result(course, brief=False)

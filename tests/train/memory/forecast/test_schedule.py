@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.cpu_steps import tiny_subject
+from tests.support.cpu_steps import tiny_workload
 from tests.support.pictures import make_picture, recipe_of
-from tests.support.plans import situation_with
+from tests.support.plans import device_state_with
 from trainer.dataset.image import ImageRecord
 from trainer.dataset.sampling import epoch_batches, micro_batches
 from trainer.memory.allocator.allocator import MIB, Allocator
@@ -25,7 +25,7 @@ from trainer.protocol.forecast import DeviceSpeed
 
 SIZES = ((96, 64), (64, 96), (64, 64), (32, 64))
 COUNTS = (5, 2, 1, 1)
-SITUATION = situation_with(400 * MIB)
+SITUATION = device_state_with(400 * MIB)
 RATE = DeviceSpeed("none", (), 1.0, 0.0, 0.0)
 
 
@@ -42,7 +42,7 @@ def pictures() -> list[ImageRecord]:
 def course_of(traces: TraceLibrary, micro_batch: int) -> RunSchedule:
     """Nine pictures in four shapes, four to an effective batch: one full batch, the rest mixed or short."""
     recipe = {"effective_batch": 4, "steps": 9, "seed": 1}
-    subject = tiny_subject("sd15", recipe, {"micro_batch": micro_batch}, SIZES)
+    subject = tiny_workload("sd15", recipe, {"micro_batch": micro_batch}, SIZES)
     uses = tuple(BucketUse(*size, count) for size, count in zip(SIZES, COUNTS, strict=True))
     batches = batch_compositions(pictures(), subject.recipe)
     return RunSchedule(replace(subject, buckets=uses), traces, PhaseCounts(batches=batches), RATE)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.exhaustive import AMPLE, OCCASIONS, Exhaustive, every_fit
-from tests.support.plans import situation_with, small_subject
+from tests.support.plans import device_state_with, small_workload
 from trainer.config.fit import FitConfig
 from trainer.memory.forecast.forecast import RunSimulator, Simulation, forecast, forecast_of, simulate_run
 from trainer.memory.forecast.schedule import RunSchedule, bounding_buckets, transitions
@@ -34,10 +34,10 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> TraceLibrary:
 def searched(traces: TraceLibrary) -> list[Exhaustive]:
     """Recipes that differ in what their tapes are, in how long they run and in whether anything is drawn."""
     subjects = [
-        small_subject(effective_batch=4),
-        small_subject(previews=False, effective_batch=8),
-        small_subject(effective_batch=1, steps=1000),
-        small_subject(previews=False, effective_batch=4, steps=10),
+        small_workload(effective_batch=4),
+        small_workload(previews=False, effective_batch=8),
+        small_workload(effective_batch=1, steps=1000),
+        small_workload(previews=False, effective_batch=4, steps=10),
     ]
     return [Exhaustive(subject, traces) for subject in subjects]
 
@@ -63,7 +63,7 @@ def test_the_pick_is_that_of_an_exhaustive_search(cases: int, searched: list[Exh
     chance = random.Random(7)
     found = {"pick": 0, "nothing": 0, "quantized": 0, "partial": 0, "split": 0, "with retries": 0}
     runs = RunSimulator(
-        situation_with(AMPLE)
+        device_state_with(AMPLE)
     )  # what was played for one question serves the next, as in the resident planner
     for case in range(cases):
         one = chance.choice(searched)
@@ -78,7 +78,7 @@ def test_the_pick_is_that_of_an_exhaustive_search(cases: int, searched: list[Exh
         aimed_at = chance.choice(choices)
         taken, needed = one.free(aimed_at), one.figures(aimed_at)[2]
         budget = int(chance.choice((taken * chance.uniform(0.85, 1.05), needed * chance.uniform(1.0, 1.2))))
-        situation = situation_with(budget)
+        situation = device_state_with(budget)
         picks = one.picks(choices, situation, free_choice=written.allow_quantized)
         planned = plan(one.workload, written, situation, traces, OCCASIONS, others=False, runs=runs)
         picked = planned.pick.fit if planned.pick else None
@@ -95,7 +95,7 @@ def test_the_pick_is_that_of_an_exhaustive_search(cases: int, searched: list[Exh
 
 @pytest.fixture(scope="module")
 def ample(searched: list[Exhaustive], traces: TraceLibrary) -> PlanResult:
-    return plan(searched[0].workload, FitConfig(allow_quantized=True), situation_with(AMPLE), traces, OCCASIONS)
+    return plan(searched[0].workload, FitConfig(allow_quantized=True), device_state_with(AMPLE), traces, OCCASIONS)
 
 
 def test_with_room_for_everything_nothing_is_saved(ample: PlanResult) -> None:
@@ -140,14 +140,14 @@ def test_each_rung_of_the_ladder_needs_less_than_the_one_before(searched: list[E
 def test_a_quantised_base_is_a_rung_only_where_the_job_allows_it(
     searched: list[Exhaustive], traces: TraceLibrary
 ) -> None:
-    planned = plan(searched[0].workload, FitConfig(), situation_with(AMPLE), traces, OCCASIONS, others=False)
+    planned = plan(searched[0].workload, FitConfig(), device_state_with(AMPLE), traces, OCCASIONS, others=False)
     assert planned.fallbacks
     assert all(fallback.quantize is None for fallback in planned.fallbacks)
 
 
 def test_the_ladder_leaves_alone_what_the_user_wrote(searched: list[Exhaustive], traces: TraceLibrary) -> None:
     written = FitConfig(gradient_checkpointing="none", preview_offload=False)
-    planned = plan(searched[0].workload, written, situation_with(AMPLE), traces, OCCASIONS, others=False)
+    planned = plan(searched[0].workload, written, device_state_with(AMPLE), traces, OCCASIONS, others=False)
     assert [fallback.model_dump(exclude_none=True) for fallback in planned.fallbacks] == [
         {"exact": False, "micro_batch": 2},
         {"exact": False, "micro_batch": 1},
@@ -158,17 +158,17 @@ def test_the_ladder_leaves_alone_what_the_user_wrote(searched: list[Exhaustive],
 
 def test_what_is_just_out_of_reach_is_said_with_what_it_lacks(searched: list[Exhaustive], traces: TraceLibrary) -> None:
     one = searched[1]
-    fastest = plan(one.workload, FitConfig(quantize="none"), situation_with(AMPLE), traces, OCCASIONS, others=False)
+    fastest = plan(one.workload, FitConfig(quantize="none"), device_state_with(AMPLE), traces, OCCASIONS, others=False)
     assert fastest.pick is not None
     budget = fastest.pick.forecast.reserved - 8 * MIB
-    planned = plan(one.workload, FitConfig(quantize="none"), situation_with(budget), traces, OCCASIONS)
+    planned = plan(one.workload, FitConfig(quantize="none"), device_state_with(budget), traces, OCCASIONS)
     assert planned.pick is not None
     assert planned.faster is not None
     assert planned.faster.forecast.seconds < planned.pick.forecast.seconds
     assert not planned.faster.forecast.fits
     assert planned.excess_bytes == planned.faster.forecast.reserved - budget > 0
     # With just that much more it fits.
-    more = situation_with(budget + planned.excess_bytes)
+    more = device_state_with(budget + planned.excess_bytes)
     again = plan(one.workload, FitConfig(quantize="none"), more, traces, OCCASIONS, others=False)
     assert again.pick is not None
     assert again.pick.forecast.seconds <= planned.faster.forecast.seconds
@@ -176,12 +176,12 @@ def test_what_is_just_out_of_reach_is_said_with_what_it_lacks(searched: list[Exh
 
 def test_where_nothing_fits_the_smallest_change_is_offered(traces: TraceLibrary) -> None:
     """The pictures of a larger resolution alone are too much; everything else would fit."""
-    subject = small_subject(previews=False, side=512, effective_batch=1)
+    subject = small_workload(previews=False, side=512, effective_batch=1)
     written = FitConfig(quantize="none", gradient_checkpointing="none")
-    smallest = small_subject(previews=False, side=448, effective_batch=1)
+    smallest = small_workload(previews=False, side=448, effective_batch=1)
     course = RunSchedule(smallest, traces, OCCASIONS, _rate())
-    budget = simulate_run(course, situation_with(AMPLE), None).reserved
-    planned = plan(subject, written, situation_with(budget), traces, OCCASIONS)
+    budget = simulate_run(course, device_state_with(AMPLE), None).reserved
+    planned = plan(subject, written, device_state_with(budget), traces, OCCASIONS)
     assert planned.pick is None
     assert planned.excess_bytes > 0
     assert planned.smaller is not None
@@ -192,11 +192,11 @@ def test_where_nothing_fits_the_smallest_change_is_offered(traces: TraceLibrary)
 
 
 def _rate():  # type: ignore[no-untyped-def]
-    return situation_with(AMPLE).rate
+    return device_state_with(AMPLE).rate
 
 
 def test_changes_of_a_recipe_begin_with_the_least() -> None:
-    subject = small_subject(side=512, rank=16, alpha=8.0, text_encoder={"learning_rate": 1e-5})
+    subject = small_workload(side=512, rank=16, alpha=8.0, text_encoder={"learning_rate": 1e-5})
     keys = [dict(change.keys) for change in reduced_recipes(subject)]
     assert keys[:4] == [
         {"optimizer.name": "adamw8bit"},
@@ -214,22 +214,22 @@ def test_changes_of_a_recipe_begin_with_the_least() -> None:
 
 
 def test_shapes_follow_a_changed_resolution() -> None:
-    subject = replace(small_subject(side=512), buckets=(BucketUse(512, 512, 3), BucketUse(384, 640, 2)))
+    subject = replace(small_workload(side=512), buckets=(BucketUse(512, 512, 3), BucketUse(384, 640, 2)))
     change = next(change for change in reduced_recipes(subject) if change.keys.get("resolution") == 256)
     assert change.applied_to(subject).buckets == (BucketUse(256, 256, 3), BucketUse(192, 320, 2))
 
 
 def test_past_its_time_a_plan_takes_what_is_known(traces: TraceLibrary, tmp_path: Path) -> None:
     """With no tapes and no time left, what the search begins with is taken where it fits, not what saves most."""
-    subject = small_subject(effective_batch=4)
+    subject = small_workload(effective_batch=4)
     written = FitConfig(quantize="none")
     empty = TraceLibrary(TraceStore(tmp_path))
-    hurried = plan(subject, written, situation_with(AMPLE), empty, OCCASIONS, until=0.0, others=False)
+    hurried = plan(subject, written, device_state_with(AMPLE), empty, OCCASIONS, until=0.0, others=False)
     assert hurried.pick is not None
     assert not hurried.complete
     assert hurried.pick.forecast.fits
     assert (hurried.pick.fit.gradient_checkpointing, hurried.pick.fit.micro_batch) == ("none", 1)
-    patient = plan(subject, written, situation_with(AMPLE), traces, OCCASIONS, others=False)
+    patient = plan(subject, written, device_state_with(AMPLE), traces, OCCASIONS, others=False)
     assert patient.pick is not None
     assert patient.complete
     assert patient.pick.forecast.seconds <= hurried.pick.forecast.seconds
@@ -237,10 +237,10 @@ def test_past_its_time_a_plan_takes_what_is_known(traces: TraceLibrary, tmp_path
 
 def test_what_is_too_large_for_sure_is_not_traced(traces: TraceLibrary, tmp_path: Path) -> None:
     """Where only the fit that saves most has room, what one picture keeps rules out many that checkpoint nothing."""
-    subject = small_subject(previews=False, effective_batch=4, side=1024)
+    subject = small_workload(previews=False, effective_batch=4, side=1024)
     # The VAE must not be what takes most.
     saving = FitConfig(quantize="none", vae_dtype="bf16", gradient_checkpointing="full", micro_batch=1)
-    least = plan(subject, saving, situation_with(AMPLE), traces, OCCASIONS, others=False).pick
+    least = plan(subject, saving, device_state_with(AMPLE), traces, OCCASIONS, others=False).pick
     assert least is not None
     plain = least.fit.replaced(gradient_checkpointing="none")
     steps = traces.steps(replace(subject, fit=plain), subject.buckets[0].size, 1)
@@ -249,7 +249,7 @@ def test_what_is_too_large_for_sure_is_not_traced(traces: TraceLibrary, tmp_path
         Exhaustive(subject, traces).figures(least.fit.replaced(gradient_checkpointing=each))[2] for each in sets
     )
     assert full < less
-    fresh, few = TraceLibrary(TraceStore(tmp_path)), situation_with(less - 1)
+    fresh, few = TraceLibrary(TraceStore(tmp_path)), device_state_with(less - 1)
     written = FitConfig(quantize="none", vae_dtype="bf16")
     planned = plan(subject, written, few, fresh, OCCASIONS, others=False)
     assert planned.pick is not None
@@ -270,10 +270,10 @@ def micro_key(subject: Workload, fit: FitConfig) -> str:
 @pytest.mark.parametrize("known", ["fits", "does not fit", "none"])
 def test_before_a_search_has_to_trace_one_that_fits_is_told(traces: TraceLibrary, tmp_path: Path, known: str) -> None:
     """What was picked before, or one that saves most; the pick is that of a search without that."""
-    subject = small_subject(effective_batch=4)
-    whole = plan(subject, FitConfig(), situation_with(AMPLE), traces, OCCASIONS, others=False)
+    subject = small_workload(effective_batch=4)
+    whole = plan(subject, FitConfig(), device_state_with(AMPLE), traces, OCCASIONS, others=False)
     assert whole.pick is not None
-    few = situation_with(whole.pick.forecast.reserved * 9 // 10)
+    few = device_state_with(whole.pick.forecast.reserved * 9 // 10)
     wanted = plan(subject, FitConfig(), few, traces, OCCASIONS, others=False)
     assert wanted.pick is not None
     likely = {"fits": wanted.pick.fit, "does not fit": whole.pick.fit, "none": None}[known]
@@ -303,10 +303,10 @@ def test_before_a_search_has_to_trace_one_that_fits_is_told(traces: TraceLibrary
 
 def test_what_stands_beside_the_pick_has_a_time_of_its_own(traces: TraceLibrary, tmp_path: Path) -> None:
     """The pick is that of a search without haste; beside it stands what is known by then, and nothing is denied."""
-    subject = small_subject(effective_batch=4)
-    room = plan(subject, FitConfig(), situation_with(AMPLE), traces, OCCASIONS).smaller
+    subject = small_workload(effective_batch=4)
+    room = plan(subject, FitConfig(), device_state_with(AMPLE), traces, OCCASIONS).smaller
     assert room is not None
-    within = situation_with(room.forecast.reserved)
+    within = device_state_with(room.forecast.reserved)
     whole = plan(subject, FitConfig(), within, traces, OCCASIONS)
     hurried = plan(subject, FitConfig(), within, TraceLibrary(TraceStore(tmp_path)), OCCASIONS, until_beside=0.0)
     assert hurried.pick is not None
@@ -319,22 +319,22 @@ def test_what_stands_beside_the_pick_has_a_time_of_its_own(traces: TraceLibrary,
 
 def test_in_haste_nothing_smaller_is_not_denied(traces: TraceLibrary, tmp_path: Path) -> None:
     """A smaller plan that time did not allow to look at is not shown, and nobody is told that there is none."""
-    subject, written = small_subject(previews=False, side=512, effective_batch=1), FitConfig(quantize="none")
-    whole = plan(subject, written, situation_with(AMPLE), traces, OCCASIONS)
+    subject, written = small_workload(previews=False, side=512, effective_batch=1), FitConfig(quantize="none")
+    whole = plan(subject, written, device_state_with(AMPLE), traces, OCCASIONS)
     assert whole.smaller is not None
     empty = TraceLibrary(TraceStore(tmp_path))
-    hurried = plan(subject, written, situation_with(AMPLE), empty, OCCASIONS, until_beside=0.0)
+    hurried = plan(subject, written, device_state_with(AMPLE), empty, OCCASIONS, until_beside=0.0)
     assert (hurried.smaller, hurried.floor) == (None, None)
     assert not hurried.smallest
 
 
 def test_haste_rounds_no_base(traces: TraceLibrary, tmp_path: Path) -> None:
     """With tapes of rounded bases at hand and no time, an unrounded one that fits is traced and taken all the same."""
-    subject = small_subject(previews=False, effective_batch=4, side=1024)
+    subject = small_workload(previews=False, effective_batch=4, side=1024)
     smallest = FitConfig(quantize="none", gradient_checkpointing="full", micro_batch=1)
-    found = plan(subject, smallest, situation_with(AMPLE), traces, OCCASIONS, others=False)
+    found = plan(subject, smallest, device_state_with(AMPLE), traces, OCCASIONS, others=False)
     assert found.pick is not None
-    few, known = situation_with(found.pick.forecast.reserved), TraceLibrary(TraceStore(tmp_path))
+    few, known = device_state_with(found.pick.forecast.reserved), TraceLibrary(TraceStore(tmp_path))
     rounded = plan(subject, FitConfig(quantize="int8"), few, known, OCCASIONS, others=False)
     assert rounded.pick is not None
     hurried = plan(subject, FitConfig(), few, known, OCCASIONS, until=0.0, others=False)
@@ -351,12 +351,12 @@ def test_runs_that_begin_alike_are_those_played_apart(searched: list[Exhaustive]
     ]
     need = sorted(one.free(fit) for fit in fits)
     outcomes = set()
-    runs = RunSimulator(situation_with(AMPLE))
+    runs = RunSimulator(device_state_with(AMPLE))
     for budget in (need[-1], need[0], int(0.9 * need[len(need) // 2])):
         for fit in fits:
             for capacity in (budget, None):
                 shared = runs.simulate(one.timeline(fit), capacity)
-                apart = simulate_run(one.timeline(fit), situation_with(budget), capacity)
+                apart = simulate_run(one.timeline(fit), device_state_with(budget), capacity)
                 assert (shared.failed_in, shared.allocator.retries) == (apart.failed_in, apart.allocator.retries)
                 assert shared.allocator.snapshot() == apart.allocator.snapshot()
                 assert shared.phases.keys() == apart.phases.keys()
@@ -366,11 +366,11 @@ def test_runs_that_begin_alike_are_those_played_apart(searched: list[Exhaustive]
 
 
 def test_what_gives_memory_back_in_every_step_is_slower_by_that(traces: TraceLibrary) -> None:
-    one = Exhaustive(small_subject(previews=False, effective_batch=4, steps=10, side=512), traces)
+    one = Exhaustive(small_workload(previews=False, effective_batch=4, steps=10, side=512), traces)
     fit = one.workload.fit.replaced(micro_batch=4, gradient_checkpointing="none")
-    free = forecast_of(one.timeline(fit), situation_with(AMPLE))
+    free = forecast_of(one.timeline(fit), device_state_with(AMPLE))
     for share in range(99, 50, -1):  # until a replay gives memory back in steps
-        situation = situation_with(one.free(fit) * share // 100)
+        situation = device_state_with(one.free(fit) * share // 100)
         slowed = one.retrying(fit, situation)
         if slowed is None or slowed:
             break
@@ -391,16 +391,16 @@ def test_what_gives_memory_back_in_every_step_is_slower_by_that(traces: TraceLib
 
 
 def test_tapes_are_traced_once_and_come_from_the_disk_afterwards(traces: TraceLibrary, tmp_path: Path) -> None:
-    subject = small_subject(previews=False, effective_batch=1)
+    subject = small_workload(previews=False, effective_batch=1)
     first = TraceLibrary(TraceStore(tmp_path))
-    plan(subject, FitConfig(quantize="none"), situation_with(AMPLE), first, OCCASIONS, others=False)
+    plan(subject, FitConfig(quantize="none"), device_state_with(AMPLE), first, OCCASIONS, others=False)
     assert first.traced
 
     def never() -> None:
         raise AssertionError("traced again")
 
     again = TraceLibrary(TraceStore(tmp_path), never)
-    planned = plan(subject, FitConfig(quantize="none"), situation_with(AMPLE), again, OCCASIONS, others=False)
+    planned = plan(subject, FitConfig(quantize="none"), device_state_with(AMPLE), again, OCCASIONS, others=False)
     assert planned.pick is not None
     assert again.used <= first.used
 
@@ -438,22 +438,22 @@ def test_shapes_follow_on_each_other_in_every_order(traces: TraceLibrary) -> Non
         assert turns == {(first, second) for first in sizes[:count] for second in sizes[:count]}
         assert order[0] == sizes[0]
     subject = replace(
-        small_subject(previews=False), buckets=(BucketUse(256, 256, 5), BucketUse(192, 256, 0), BucketUse(128, 128, 1))
+        small_workload(previews=False), buckets=(BucketUse(256, 256, 5), BucketUse(192, 256, 0), BucketUse(128, 128, 1))
     )
     assert bounding_buckets(subject) == ((256, 256), (128, 128))
-    found = forecast(subject, situation_with(AMPLE), traces, OCCASIONS)
+    found = forecast(subject, device_state_with(AMPLE), traces, OCCASIONS)
     large, middle, small = (found.step_seconds[size] for size in ("256x256", "192x256", "128x128"))
     assert large > middle > small
-    one = forecast(small_subject(previews=False), situation_with(AMPLE), traces, OCCASIONS)
+    one = forecast(small_workload(previews=False), device_state_with(AMPLE), traces, OCCASIONS)
     assert one.step_seconds["256x256"] == large
     assert found.reserved >= one.reserved
 
 
 def test_reserved_memory_has_stopped_growing(traces: TraceLibrary) -> None:
     """Ten more rounds change nothing."""
-    subject = replace(small_subject(previews=False), buckets=(BucketUse(256, 256, 5), BucketUse(128, 128, 1)))
+    subject = replace(small_workload(previews=False), buckets=(BucketUse(256, 256, 5), BucketUse(128, 128, 1)))
     course = RunSchedule(subject, traces, OCCASIONS, _rate())
-    playing = Simulation(situation_with(AMPLE), None)
+    playing = Simulation(device_state_with(AMPLE), None)
     for act in (*course.before_training(), *course.at_start()):
         playing.play(act.phase, act.traces)
     playing.play("first_step", course.first_step())
@@ -461,7 +461,7 @@ def test_reserved_memory_has_stopped_growing(traces: TraceLibrary) -> None:
     for _ in range(12):
         playing.play("train", course.round())
         reserved.append(playing.allocator.reserved)
-    settled = simulate_run(course, situation_with(AMPLE), None).phases["train"]
+    settled = simulate_run(course, device_state_with(AMPLE), None).phases["train"]
     assert settled.reserved(settled.peak_reserved()) == reserved[-1]
 
 
@@ -469,7 +469,7 @@ def test_a_forecast_within_a_budget_says_whether_it_fits(searched: list[Exhausti
     one = searched[1]
     fit = one.workload.fit.replaced(micro_batch=8)
     need = one.free(fit)
-    assert forecast_of(one.timeline(fit), situation_with(need)).fits
-    assert not forecast_of(one.timeline(fit), situation_with(need // 2)).fits
-    told = forecast_of(one.timeline(fit), situation_with(need // 2))
+    assert forecast_of(one.timeline(fit), device_state_with(need)).fits
+    assert not forecast_of(one.timeline(fit), device_state_with(need // 2)).fits
+    told = forecast_of(one.timeline(fit), device_state_with(need // 2))
     assert told.reserved == need, "what it would take stays what it is"

@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from tests.support.cpu_steps import tiny_subject
-from tests.support.traced_steps import StepTapes, trace_steps
+from tests.support.cpu_steps import tiny_workload
+from tests.support.traced_steps import StepTraces, trace_steps
 from trainer.config.base import Family
 from trainer.config.fit import FitConfig
 from trainer.config.recipe import RecipeConfig
@@ -34,7 +34,7 @@ NATIVE: dict[Family, tuple[int, int]] = {"sd15": (512, 512), "sdxl": (1024, 1024
 SECONDS = 100.0
 
 
-def traced(family: Family, fit: dict[str, Any], recipe: dict[str, Any], pictures: int = 1) -> StepTapes:
+def traced(family: Family, fit: dict[str, Any], recipe: dict[str, Any], pictures: int = 1) -> StepTraces:
     subject = workload_without_base(
         family,
         RecipeConfig.model_validate({"resolution": NATIVE[family][0], **recipe}),
@@ -109,7 +109,7 @@ def test_every_storage_is_told_by_its_module() -> None:
 def test_what_is_computed_again_is_what_checkpointing_says() -> None:
     """Operation by operation, over layers of our own; what checkpointing runs again it says itself."""
     recipe = {"layers": "all", "text_encoder": {"learning_rate": 1e-5}}
-    subject = tiny_subject("sd15", recipe, {"gradient_checkpointing": "full", "attention": "efficient"})
+    subject = tiny_workload("sd15", recipe, {"gradient_checkpointing": "full", "attention": "efficient"})
     engine, account = empty_engine(subject), _Account()
     account.watch((engine.models.unet, *engine.models.text_encoders))
     with recording("efficient") as recorder:

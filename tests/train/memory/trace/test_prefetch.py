@@ -14,7 +14,7 @@ from typing import cast
 import numpy as np
 import pytest
 
-from tests.support.plans import situation_with, small_subject
+from tests.support.plans import device_state_with, small_workload
 from trainer.config.fit import FitConfig
 from trainer.memory.forecast.schedule import PhaseCounts
 from trainer.memory.planner.planner import plan
@@ -78,7 +78,7 @@ class Stuck:
 
 
 def steps_of(rank: int, bucket: tuple[int, int] = BUCKET) -> TraceRequest:
-    return TraceRequest(small_subject(rank=rank), "micro", (bucket, 1))
+    return TraceRequest(small_workload(rank=rank), "micro", (bucket, 1))
 
 
 def test_that_tapes_are_missing_is_told_before_what_makes_them_is_imported(
@@ -115,10 +115,11 @@ def test_a_plan_is_the_same_with_it(
     monkeypatch.setattr("trainer.memory.trace.library.usable_cores", lambda: 2)
     asked: list[TraceRequest] = []
     monkeypatch.setattr(aside, "submit", lambda wish, ask=aside.submit: asked.append(wish) or ask(wish))
-    subject = small_subject(effective_batch=2)
+    subject = small_workload(effective_batch=2)
     alone, helped = TraceLibrary(TraceStore(tmp_path)), TraceLibrary(store, aside=aside)
     plans = [
-        plan(subject, FitConfig(), situation_with(AMPLE), traces, PhaseCounts(previews=1)) for traces in (alone, helped)
+        plan(subject, FitConfig(), device_state_with(AMPLE), traces, PhaseCounts(previews=1))
+        for traces in (alone, helped)
     ]
     assert plans[0] == plans[1]
     assert plans[0].pick is not None
@@ -136,7 +137,7 @@ def test_previews_are_foreseen_only_where_any_are_drawn(
     traces = TraceLibrary(store)
     told: list[list[TraceRequest]] = []
     monkeypatch.setattr(traces, "set_prefetch", lambda wishes: told.append(wishes()))
-    plan(small_subject(effective_batch=2), FitConfig(), situation_with(AMPLE), traces, PhaseCounts(previews=rounds))
+    plan(small_workload(effective_batch=2), FitConfig(), device_state_with(AMPLE), traces, PhaseCounts(previews=rounds))
     foreseen = told[0]
     assert sum(wish.part == "preview" for wish in foreseen) == rounds
     assert len(foreseen) > 3

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.support.cpu_steps import tiny_subject
+from tests.support.cpu_steps import tiny_workload
 from tests.support.traced_steps import trace_steps
 from trainer.base.quantized import quantize_linears
 from trainer.memory.trace.cuda_kernels import AttentionKernel
@@ -198,7 +198,7 @@ def test_states_that_page_are_not_the_allocators() -> None:
     """Optimizer states of 100,000 elements and more are in paged memory that moves between host and GPU."""
 
     def state(name: str) -> int:
-        tapes = trace_steps(tiny_subject("sd15", {"rank": 512, "optimizer": {"name": name}}), [(64, 64)], 1)
+        tapes = trace_steps(tiny_workload("sd15", {"rank": 512, "optimizer": {"name": name}}), [(64, 64)], 1)
         return sum(storage.bytes for storage in tapes.optimizer_first.storages if storage.kind == "optimizer")
 
     # Feed-forward layers of 64 * 4 or 64 * 8 by 512; the rest of the layers have fewer numbers.

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 
 from tests.benchmarks.built_in import built_in
-from tests.benchmarks.ship_traces import INDEX, archive_name, noted_key, noted_run, read_index, wish_of
+from tests.benchmarks.ship_traces import INDEX, archive_name, noted_key, noted_run, read_index, request_of
 from trainer.files.assets import asset_path
 from trainer.memory.forecast.results import ForecastResult, OomResult, ResultStore, is_full, write_outcomes
 from trainer.memory.planner.planner import SMALLER, plan
@@ -92,7 +92,7 @@ def test_tracing_again_gives_what_ships(
     )
     shipped = TraceStore(tmp_path / "none", asset_path("traces")).load(key)
     traces = TraceLibrary(TraceStore(tmp_path))
-    traces.ensure(wish_of(note))
+    traces.ensure(request_of(note))
     assert traces.traced == [key]
     made = traces.store.load(key)
     assert made is not None
@@ -111,7 +111,7 @@ SHAPES: dict[str, tuple[int, int]] = {"sd15": (576, 448), "sdxl": (832, 1216)}
 @pytest.mark.parametrize("family", ["sd15", "sdxl"])
 def test_a_recipe_at_another_rank_and_shape_needs_no_trace(entries: Notes, shipped: TraceLibrary, family: str) -> None:
     """Whatever a plan for the recipe asked for follows from what ships; optimizers ship for common ranks."""
-    wishes = [elsewhere(wish_of(note)) for note in entries.values() if is_of_character(note, family)]
+    wishes = [elsewhere(request_of(note)) for note in entries.values() if is_of_character(note, family)]
     asked = [wish for wish in wishes if wish.part not in ("cache_pictures", "cache_texts")]
     assert {"micro", "optimizer", "preview", "validate"} < {wish.part for wish in asked}
     assert all(map(shipped.has, asked))
@@ -137,7 +137,7 @@ def test_tapes_of_another_rank_and_shape_are_those_that_a_trace_gives(
     entries: Notes, shipped: TraceLibrary, tmp_path: Path, family: str
 ) -> None:
     first = next(note for note in entries.values() if is_of_character(note, family) and note["part"] == "micro")
-    wish, real = elsewhere(wish_of(first)), TraceLibrary(TraceStore(tmp_path))
+    wish, real = elsewhere(request_of(first)), TraceLibrary(TraceStore(tmp_path))
     shipped.ensure(wish)
     real.ensure(wish)
     assert real.traced == [wish.key]

@@ -24,10 +24,10 @@ from tests.support.cpu_steps import (
     real_micro_batch,
     real_steps,
     tensors_of,
-    tiny_subject,
+    tiny_workload,
     traced_bytes,
 )
-from tests.support.traced_steps import StepTapes, trace_steps
+from tests.support.traced_steps import StepTraces, trace_steps
 from trainer.adapter.attach import initial_weights
 from trainer.config.base import Family
 from trainer.config.fit import FitConfig
@@ -97,7 +97,7 @@ def test_every_allocation_of_real_steps_is_traced_in_its_order(
     family: Family, pictures: int, recipe: Options, fit: Options
 ) -> None:
     """The same bytes taken and given back, one by one: hence the same peaks, and the same left in the end."""
-    for real, traced in both(tiny_subject(family, recipe, fit, masks="objective" in recipe), pictures):
+    for real, traced in both(tiny_workload(family, recipe, fit, masks="objective" in recipe), pictures):
         assert real == traced
         assert max(accumulate(real)) > 0
 
@@ -107,7 +107,7 @@ def test_every_allocation_in_bf16_but_for_statistics() -> None:
     """The CPU keeps the statistics of layer norms in bf16 where CUDA keeps fp32; all else is the same."""
     pictures, places = 2, (64, 16)
     statistics = {pictures * count * size for count in places for size in (2, 4)}
-    for real, traced in both(tiny_subject("sd15", {"layers": "all"}, {"dtype": "bf16"}), pictures):
+    for real, traced in both(tiny_workload("sd15", {"layers": "all"}, {"dtype": "bf16"}), pictures):
         assert [size for size in real if abs(size) not in statistics] == [
             size for size in traced if abs(size) not in statistics
         ]
@@ -116,7 +116,7 @@ def test_every_allocation_in_bf16_but_for_statistics() -> None:
 @pytest.mark.usefixtures("plain_kernels")
 def test_every_allocation_with_an_nf4_base() -> None:
     """On CUDA a product with 4-bit weights holds its restored scales to the end, on the CPU not: another order."""
-    for real, traced in both(tiny_subject("sdxl", {}, {"quantize": "nf4"}), 2):
+    for real, traced in both(tiny_workload("sdxl", {}, {"quantize": "nf4"}), 2):
         assert sorted(real) == sorted(traced)
         assert max(accumulate(real)) == pytest.approx(max(accumulate(traced)), abs=256)
 
@@ -124,7 +124,7 @@ def test_every_allocation_with_an_nf4_base() -> None:
 def subjects_of(size: str) -> list[Workload]:
     """Return tiny subjects in several settings, or the full SD 1.5 at a small resolution."""
     if size == "tiny":
-        return [tiny_subject(family, recipe, fit) for family, _, recipe, fit in SETTINGS[2::2]]
+        return [tiny_workload(family, recipe, fit) for family, _, recipe, fit in SETTINGS[2::2]]
     recipe = RecipeConfig(resolution=64, text_encoder={"learning_rate": 1e-5})  # type: ignore[arg-type]
     return [workload_without_base("sd15", recipe, FitConfig(dtype="fp32", attention="math"))]
 
@@ -179,7 +179,7 @@ class _Saved:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer["name"])
 def test_weights_gradients_and_state_are_exact_to_the_byte(optimizer: Options) -> None:
-    subject = tiny_subject("sd15", {"text_encoder": {"learning_rate": 1e-4}, "rank": 32, "optimizer": optimizer})
+    subject = tiny_workload("sd15", {"text_encoder": {"learning_rate": 1e-4}, "rank": 32, "optimizer": optimizer})
     engine = cpu_engine(subject)
     engine.master_weights.load(initial_weights(engine.adapter, lambda _: np.random.default_rng(0)))
     tapes = trace_steps(subject, [BUCKET], 1)
@@ -241,7 +241,7 @@ def alive_bytes(alive: Mapping[str, int]) -> int:
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 def test_tapes_put_together_are_a_trace_of_the_loops_own_step(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    subject = tiny_subject("sdxl", TEXT, {"dtype": dtype, "gradient_checkpointing": ["mid_block"]})
+    subject = tiny_workload("sdxl", TEXT, {"dtype": dtype, "gradient_checkpointing": ["mid_block"]})
     tapes = trace_steps(subject, [BUCKET], 2)
     engine = empty_engine(subject)
     monkeypatch.setattr(loop, "measure", _measured)
@@ -294,14 +294,14 @@ def changes(tape: MemoryTrace) -> list[int]:
 
 
 def test_a_trace_is_the_same_each_time() -> None:
-    subject = tiny_subject("sdxl", TEXT, {"gradient_checkpointing": "full", "dtype": "bf16", "attention": "auto"})
+    subject = tiny_workload("sdxl", TEXT, {"gradient_checkpointing": "full", "dtype": "bf16", "attention": "auto"})
     first, second = trace_steps(subject, [BUCKET], 2), trace_steps(subject, [BUCKET], 2)
-    for one, other in zip(tapes_of(first), tapes_of(second), strict=True):
+    for one, other in zip(traces_of(first), traces_of(second), strict=True):
         assert (one.name, one.storages, one.work) == (other.name, other.storages, other.work)
         assert np.array_equal(one.events, other.events)
 
 
-def tapes_of(tapes: StepTapes) -> list[MemoryTrace]:
+def traces_of(tapes: StepTraces) -> list[MemoryTrace]:
     return [
         tapes.weights,
         *tapes.micro_first.values(),
@@ -326,7 +326,7 @@ SCALED: list[tuple[Family, Size, Options, Options]] = [
 def test_tapes_of_two_and_three_pictures_give_those_of_any_more(
     family: Family, bucket: Size, recipe: Options, fit: Options
 ) -> None:
-    subject = tiny_subject(family, recipe, fit)
+    subject = tiny_workload(family, recipe, fit)
     tapes = {pictures: trace_micro(subject, [bucket], pictures) for pictures in (2, 3, 4, 8)}
     for pictures in (4, 8):
         for kind in ("first", "more"):
@@ -339,7 +339,7 @@ def test_tapes_of_two_and_three_pictures_give_those_of_any_more(
 
 def test_a_single_picture_follows_no_rule_of_more() -> None:
     """PyTorch sees a transposed picture as a matrix where it has to copy several."""
-    subject = tiny_subject("sd15", {}, {"attention": "auto"})
+    subject = tiny_workload("sd15", {}, {"attention": "auto"})
     one, two = (trace_micro(subject, [BUCKET], pictures).more[BUCKET] for pictures in (1, 2))
     assert scale(one, two, (1, 2), 4) is None
 
@@ -348,7 +348,7 @@ def test_a_single_picture_follows_no_rule_of_more() -> None:
 def test_the_bucket_of_most_pixels_bounds_all_others(family: Family) -> None:
     """Storage for storage, whatever the shape; so only that one need be traced."""
     buckets = [(128, 128), (64, 256), (256, 64), (96, 160), (64, 192), (64, 64)]
-    subject = tiny_subject(family, {}, {"dtype": "bf16", "attention": "auto"})
+    subject = tiny_workload(family, {}, {"dtype": "bf16", "attention": "auto"})
     micros = trace_micro(subject, buckets, 2).more
     largest = micros[buckets[0]]
     for bucket in buckets[1:]:
@@ -382,7 +382,7 @@ def test_tapes_of_two_ranks_give_those_of_any_other(
     """Of everything that holds a LoRA; nothing is traced for them but those of the two."""
     # Nothing in so tiny a base is as wide as these, whose operations would then count as the same as others.
     monkeypatch.setattr("trainer.memory.trace.derive.RANKS", (20, 28))
-    subject = tiny_subject(family, recipe, fit)
+    subject = tiny_workload(family, recipe, fit)
     wishes = [TraceRequest(subject, "micro", (BUCKET, 2)), *(TraceRequest(subject, part) for part in phases)]
     traces, real = TraceLibrary(TraceStore(tmp_path)), TraceLibrary(TraceStore(tmp_path / "real"))
     for rank in (20, 28, *ranks):
@@ -399,10 +399,10 @@ def test_tapes_of_two_ranks_give_those_of_any_other(
 @pytest.mark.parametrize("name", ["adamw8bit", pytest.param("adafactor", marks=pytest.mark.slow), "schedulefree"])
 def test_micro_batches_and_optimizers_do_not_depend_on_each_other(name: str) -> None:
     """So that each is traced once for all of the others."""
-    plain = tiny_subject("sd15", ENCODER, {"dtype": "bf16"})
-    optimizer = tiny_subject("sd15", {**ENCODER, "optimizer": {"name": name}}, {"dtype": "bf16"})
+    plain = tiny_workload("sd15", ENCODER, {"dtype": "bf16"})
+    optimizer = tiny_workload("sd15", {**ENCODER, "optimizer": {"name": name}}, {"dtype": "bf16"})
     micro = {"objective": {"min_snr_gamma": 5.0}, "optimizer": {"name": name}}
-    both = tiny_subject(
+    both = tiny_workload(
         "sd15", {**ENCODER, **micro}, {"dtype": "bf16", "quantize": "nf4", "gradient_checkpointing": "full"}
     )
     assert_alike(trace_optimizer(both), trace_optimizer(optimizer))
@@ -411,7 +411,7 @@ def test_micro_batches_and_optimizers_do_not_depend_on_each_other(name: str) -> 
 
 @pytest.mark.parametrize("quantize", [pytest.param("int8", marks=pytest.mark.slow), "int8_products", "nf4"])
 def test_models_that_were_traced_before_give_the_same_tapes(quantize: str) -> None:
-    subject = tiny_subject("sd15", ENCODER, {"dtype": "bf16", "quantize": quantize})
+    subject = tiny_workload("sd15", ENCODER, {"dtype": "bf16", "quantize": quantize})
     checkpointed = replace(subject, fit=subject.fit.replaced(gradient_checkpointing="full"))
 
     def unet() -> object:
@@ -435,7 +435,7 @@ def test_models_that_were_traced_before_give_the_same_tapes(quantize: str) -> No
 @pytest.mark.parametrize("quantize", [pytest.param("int8", marks=pytest.mark.slow), "int8_products", "nf4"])
 def test_rounded_weights_are_multiplied_as_often_as_plain_ones(quantize: str) -> None:
     """However a base is kept, its products are work of the same size, forward, recomputed and backward."""
-    plain = tiny_subject("sdxl", {}, {"dtype": "bf16", "gradient_checkpointing": "full"})
+    plain = tiny_workload("sdxl", {}, {"dtype": "bf16", "gradient_checkpointing": "full"})
     rounded = replace(plain, fit=plain.fit.replaced(quantize=quantize))
     assert products_of(rounded) == products_of(plain)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from tests.benchmarks.speed import count_step, main
 from tests.benchmarks.speed_host import LAYERS, narrow_unet
 from tests.support.counting import StepCounter
-from tests.support.cpu_steps import tiny_subject
+from tests.support.cpu_steps import tiny_workload
 from tests.support.loras import full_size
 from trainer.config.base import Family
 from trainer.memory.trace.meta_models import META, empty_engine, micro_batch
@@ -100,14 +100,14 @@ def test_waits_are_seen() -> None:
 
 @pytest.fixture(scope="module")
 def subject() -> Workload:
-    return tiny_subject("sdxl", RECIPE, {"dtype": "bf16"}, depth=2)
+    return tiny_workload("sdxl", RECIPE, {"dtype": "bf16"}, depth=2)
 
 
 @pytest.fixture(scope="module")
 def ours(subject: Workload) -> Mapping[str, Any]:
     """What the command prints of a tiny base."""
     printed = io.StringIO()
-    with patch("tests.benchmarks.speed.subject_of", lambda options: subject), redirect_stdout(printed):
+    with patch("tests.benchmarks.speed.workload_of", lambda options: subject), redirect_stdout(printed):
         assert main(["--count", "--family", "sdxl", "--batch", "2", "--adapters", "peft", "--json"]) == 0
     found: Mapping[str, Any] = json.loads(printed.getvalue())
     return found

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.jobs import photographs, write_job
-from tests.support.plans import situation_with, small_subject
+from tests.support.plans import device_state_with, small_workload
 from tests.support.tiny import tiny_base
 from trainer.memory.allocator.allocator import Allocator
 from trainer.memory.forecast.forecast import simulate_run
@@ -40,7 +40,7 @@ SETTINGS = (
 def course(tmp_path_factory: pytest.TempPathFactory) -> RunSchedule:
     """The forecast of a small run."""
     traces = TraceLibrary(TraceStore(tmp_path_factory.mktemp("traces")))
-    return RunSchedule(small_subject(effective_batch=1), traces, PhaseCounts(), situation_with(1 << 30).rate)
+    return RunSchedule(small_workload(effective_batch=1), traces, PhaseCounts(), device_state_with(1 << 30).rate)
 
 
 def played_points(course: RunSchedule) -> list[str]:
@@ -82,7 +82,7 @@ def test_a_forecast_keeps_what_is_cached_between_its_release_points(
         empty_cache(allocator)
 
     monkeypatch.setattr(Allocator, "empty_cache", counted)
-    played = simulate_run(course, situation_with(1 << 40), None)
+    played = simulate_run(course, device_state_with(1 << 40), None)
     assert len(releases) == len(played_points(course))
     reserved = {name: phase.reserved(phase.peak_reserved()) for name, phase in played.phases.items()}
     allocated = {name: phase.allocated(phase.peak_allocated()) for name, phase in played.phases.items()}

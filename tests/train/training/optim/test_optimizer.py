@@ -12,7 +12,7 @@ from schedulefree import AdamWScheduleFree
 from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.support.cpu_steps import tiny_subject
+from tests.support.cpu_steps import tiny_workload
 from trainer.config.optimizer import (
     AdafactorConfig,
     AdamW8bitConfig,
@@ -268,7 +268,7 @@ def test_step_counters_lie_where_the_library_reads_them(fused: bool) -> None:
 def test_masters_lie_as_a_fused_optimizer_wants_them() -> None:
     """On a card it refuses unlike strides of weights, gradients and moments; gradients and loaded moments are plain."""
     encoders = {"text_encoder": {"learning_rate": 1e-4}, "text_encoder_2": {"learning_rate": 1e-4}}
-    engine = empty_engine(tiny_subject("sdxl", {"layers": "all", **encoders}))
+    engine = empty_engine(tiny_workload("sdxl", {"layers": "all", **encoders}))
     assert {master.ndim for master in engine.master_weights.masters.values()} == {2, 4}
     for master in engine.master_weights.masters.values():
         assert master.stride() == torch.empty(master.shape).stride()

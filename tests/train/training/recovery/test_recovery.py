@@ -22,9 +22,9 @@ from tests.support.exhaustion import (
     allocates,
     edit,
     phase_begins,
+    run_with_changes,
     step_begins,
     step_ends,
-    told_in_advance,
 )
 from trainer.config.job import Job
 from trainer.errors import ResumableError
@@ -70,7 +70,7 @@ class Place(SharedPlace):
         """The LoRA of a run to which nothing happens, told in advance when its fit changes."""
         key = (family, tuple(settings), repr(changes))
         if key not in self.known:
-            self.known[key] = told_in_advance(self.job(family), settings, changes).lora()
+            self.known[key] = run_with_changes(self.job(family), settings, changes).lora()
         return self.known[key]
 
     def size(self, settings: Sequence[str]) -> Counter:
