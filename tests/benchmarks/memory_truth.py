@@ -45,7 +45,7 @@ EDGES = (0.98, 1.02)
 LONGEST = 90.0
 """Time limit in seconds for one configuration: several times what the largest one needs."""
 SLOWER_ON_CPU = 4
-NO_ROOM = "OutOfMemoryError"
+OUT_OF_MEMORY = "OutOfMemoryError"
 
 Seen = tuple[ForecastPhase, Measured] | int
 """A phase, or at the end the bytes that the driver counts outside the allocator."""
@@ -75,7 +75,7 @@ class Bench:
                 place: pool.submit(
                     predict,
                     jobs[place],
-                    self._subject(jobs[place]),
+                    self._workload(jobs[place]),
                     self.device_state,
                     folder,
                     edge=self._is_edge(place),
@@ -95,7 +95,7 @@ class Bench:
         for place, job in enumerate(jobs):
             if self._left() <= 0:
                 break
-            result = apart.run(self._limit(), measured_phases, job, self._subject(job), self.cpu)
+            result = apart.run(self._limit(), measured_phases, job, self._workload(job), self.cpu)
             waiting.append((job, foreseen[place], result))
             for one in [one for one in waiting if one[1].done()]:
                 self._join(*one)
@@ -128,8 +128,8 @@ class Bench:
             if prediction is None:
                 return
             capacity = int(prediction.least * share)
-            result = apart.run(self._limit(), measured_phases, job, self._subject(job), self.cpu, capacity)
-            if result.failure and not result.failure.startswith(NO_ROOM):
+            result = apart.run(self._limit(), measured_phases, job, self._workload(job), self.cpu, capacity)
+            if result.failure and not result.failure.startswith(OUT_OF_MEMORY):
                 self.remarks.append(f"{job.name} under a limit: {result.failure}")
                 continue
             self.edges.append(Edge(job.name, capacity, foreseen=share >= 1.0, fitted=not result.failure))
@@ -149,7 +149,7 @@ class Bench:
     def _limit(self) -> float:
         return LONGEST * (SLOWER_ON_CPU if self.cpu else 1)
 
-    def _subject(self, job: TruthJob) -> Workload:
+    def _workload(self, job: TruthJob) -> Workload:
         return job.workload(tiny=True, dtype="fp32") if self.cpu else job.workload()
 
     def _is_edge(self, place: int) -> bool:
@@ -220,10 +220,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     until = time.monotonic() + options.minutes * 60 - 20
     jobs = truth_jobs()[: options.jobs]
     with tempfile.TemporaryDirectory() as folder, Apart("tests.benchmarks.memory_truth") as apart:
-        situation = state_of_main_memory() if options.cpu else state_of_gpu(apart)
-        name = "cpu" if options.cpu else situation.gpu.name.lower().replace(" ", "_")
+        device_state = state_of_main_memory() if options.cpu else state_of_gpu(apart)
+        name = "cpu" if options.cpu else device_state.gpu.name.lower().replace(" ", "_")
         path = options.results / f"memory_truth_{name}{'_edges' if options.edges else ''}.md"
-        bench = Bench(situation, options.cpu, until, path, len(jobs))
+        bench = Bench(device_state, options.cpu, until, path, len(jobs))
         bench.run(jobs, Path(folder), apart, only_edges=options.edges)
     say(f"{path.read_text(encoding='utf-8')}\nwritten to {path}")
     return 0

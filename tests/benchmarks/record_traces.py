@@ -68,11 +68,11 @@ class RecordedJob:
 
     def workload(self, *, tiny: bool) -> Workload:
         """Return what memory depends on."""
-        subject = self.job.workload(tiny=tiny, dtype="fp32" if tiny else "bf16")
+        workload = self.job.workload(tiny=tiny, dtype="fp32" if tiny else "bf16")
         if self.other_size is None:
-            return subject
+            return workload
         width, height = (side // (8 if tiny else 1) for side in self.other_size)
-        return replace(subject, buckets=(*subject.buckets, BucketUse(width, height, 1)))
+        return replace(workload, buckets=(*workload.buckets, BucketUse(width, height, 1)))
 
 
 def recorded_jobs() -> list[RecordedJob]:
@@ -96,10 +96,10 @@ def recorded_jobs() -> list[RecordedJob]:
 
 def work_of(recorded: RecordedJob, run: RealRun) -> list[Callable[[], None]]:
     """Return the job's parts on a device, in order."""
-    job, subject = recorded.job, run.workload
+    job, workload = recorded.job, run.workload
 
     def steps() -> None:
-        for bucket in subject.buckets:
+        for bucket in workload.buckets:
             run.train(bucket.size, job.pictures, job.micro_batches)
 
     known: dict[TracePart, Callable[[], None]] = {
@@ -112,18 +112,18 @@ def work_of(recorded: RecordedJob, run: RealRun) -> list[Callable[[], None]]:
     return [known[part] for part in recorded.parts if part in known]
 
 
-def traces_of(recorded: RecordedJob, subject: Workload, traces: TraceLibrary) -> list[MemoryTrace]:
+def traces_of(recorded: RecordedJob, workload: Workload, traces: TraceLibrary) -> list[MemoryTrace]:
     """Return traces of the same parts on meta tensors."""
-    tapes: list[MemoryTrace] = []
+    sequence: list[MemoryTrace] = []
     for part in recorded.parts:
         if part != "steps":
-            tapes += traces.phase(subject, part)
+            sequence += traces.phase(workload, part)
             continue
-        for number, bucket in enumerate(subject.buckets):
-            steps = traces.steps(subject, bucket.size, recorded.job.pictures)
+        for number, bucket in enumerate(workload.buckets):
+            steps = traces.steps(workload, bucket.size, recorded.job.pictures)
             first = steps.optimizer if number else steps.optimizer_first
-            tapes += [steps.micro_first, first, steps.micro_first, steps.optimizer]
-    return tapes
+            sequence += [steps.micro_first, first, steps.micro_first, steps.optimizer]
+    return sequence
 
 
 def record(recorded: RecordedJob, folder: Path) -> None:
@@ -177,17 +177,17 @@ def replayed(recorded: RecordedJob, path: Path) -> bool:
     for fault in result.wrong[:3]:
         say(f"    {fault}")
     with TemporaryDirectory() as store:
-        tapes = traces_of(recorded, recorded.workload(tiny=False), TraceLibrary(TraceStore(Path(store))))
+        sequence = traces_of(recorded, recorded.workload(tiny=False), TraceLibrary(TraceStore(Path(store))))
     asked = [event.bytes for event in recording.events if event.kind == "alloc"]
-    say(f"    {likeness(asked, births(tapes, recording.cublas_bytes))}")
+    say(f"    {likeness(asked, births(sequence, recording.cublas_bytes))}")
     return exact
 
 
-def births(tapes: Iterable[MemoryTrace], cublas: int) -> list[int]:
+def births(sequence: Iterable[MemoryTrace], cublas: int) -> list[int]:
     """Return the sizes that traces request, in order, without convolution workspaces, which a trace cannot know."""
     sizes: list[int] = []
     workspaces: set[str | None] = set()
-    for trace in tapes:
+    for trace in sequence:
         for index in trace.events.tolist():
             storage: Storage | None = trace.storages[index] if index >= 0 else None
             if storage is None or (storage.kind == "workspace" and storage.name in {None, *workspaces}):

@@ -214,9 +214,9 @@ def ship(store: TraceStore, folder: Path, questions: Iterable[PlanRequest]) -> N
     notes |= others
     archives: dict[str, dict[str, Sequence[MemoryTrace]]] = {}
     for key, note in sorted(notes.items(), key=lambda entry: _likeness(entry[1])):
-        tapes = store.load(key)
-        assert tapes is not None  # it was requested just now
-        archives.setdefault(archive_name(note), {})[key] = tapes
+        entry = store.load(key)
+        assert entry is not None  # it was requested just now
+        archives.setdefault(archive_name(note), {})[key] = entry
     for path in folder.rglob(f"*{SUFFIX}"):
         if path.relative_to(folder).as_posix() not in archives:
             path.unlink()

@@ -21,10 +21,10 @@ AMPLE = 400 * 2**20
 """Bytes that are more than any candidate takes."""
 
 
-def highest(tapes: list[MemoryTrace]) -> int:
+def highest(sequence: list[MemoryTrace]) -> int:
     """Return the largest sum of live storages, each rounded up to 512 bytes, without workspaces."""
     living, most = 0, 0
-    for trace in tapes:
+    for trace in sequence:
         for event in trace.events.tolist():
             storage = trace.storages[event if event >= 0 else ~event]
             size = 0 if storage.kind == "workspace" else (storage.bytes + 511) // 512 * 512
@@ -51,10 +51,10 @@ class Exhaustive:
 
     def _figures(self, fit: FitConfig) -> tuple[float, float, int]:
         """Return the seconds of all steps and of all previews, and the bytes of the peak."""
-        subject, rate = self.workload, device_state_with(AMPLE).rate
-        steps = self.traces.steps(replace(subject, fit=fit), subject.buckets[0].size, fit.micro_batch or 1)
+        workload, rate = self.workload, device_state_with(AMPLE).rate
+        steps = self.traces.steps(replace(workload, fit=fit), workload.buckets[0].size, fit.micro_batch or 1)
         most = fit.micro_batch or 1
-        parts, rest = divmod(subject.recipe.effective_batch, most)
+        parts, rest = divmod(workload.recipe.effective_batch, most)
         step = roofline.seconds([*steps.micro_first.work, *steps.optimizer.work], rate)
         step += (parts - 1) * roofline.seconds(steps.micro_more.work, rate)
         if rest:  # as many operations, each of them smaller
@@ -65,11 +65,11 @@ class Exhaustive:
         first = [steps.weights, steps.micro_first, *more, steps.optimizer_first]
         need = highest([*first, steps.micro_first, *more, steps.optimizer])
         drawing = 0.0
-        if subject.previews:
-            drawn = list(self.traces.phase(replace(subject, fit=fit), "preview"))
+        if workload.previews:
+            drawn = list(self.traces.phase(replace(workload, fit=fit), "preview"))
             drawing = OCCASIONS.previews * sum(roofline.seconds(trace.work, rate) for trace in drawn)
             need = max(need, highest([steps.weights, steps.micro_first, steps.optimizer_first, *drawn]))
-        return step * (subject.recipe.steps or 1), drawing, need
+        return step * (workload.recipe.steps or 1), drawing, need
 
     def retrying(self, fit: FitConfig, device_state: DeviceState) -> float | None:
         """Return the seconds that allocator retries cost over all steps; None if the fit does not fit."""
@@ -129,16 +129,16 @@ class Exhaustive:
         return quality, time_step(seconds + retrying), len(usual) - sum(usual), time_step(drawing), need
 
 
-def every_fit(subject: Workload, written: FitConfig, sets: tuple[object, ...]) -> list[FitConfig]:
+def every_fit(workload: Workload, written: FitConfig, sets: tuple[object, ...]) -> list[FitConfig]:
     """Return all fits that keep what is written, with these choices of checkpointing."""
-    batch = subject.recipe.effective_batch
-    start = subject.fit.replaced(dtype=written.dtype or "bf16", allow_quantized=written.allow_quantized)
+    batch = workload.recipe.effective_batch
+    start = workload.fit.replaced(dtype=written.dtype or "bf16", allow_quantized=written.allow_quantized)
 
     def values(name: str, free: tuple[object, ...]) -> tuple[object, ...]:
         stated = getattr(written, name)
         return free if stated is None else (stated,)
 
-    previews = bool(subject.previews)
+    previews = bool(workload.previews)
     return [
         start.replaced(
             quantize=quantize,

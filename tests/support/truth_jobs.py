@@ -43,26 +43,26 @@ class TruthJob:
         width, height = (side // shrink for side in self.size)
         batch = {"effective_batch": self.pictures * self.micro_batches}
         recipe = RecipeConfig.model_validate({"resolution": max(self.size), **self.recipe, **batch})
-        subject = workload_without_base(
+        workload = workload_without_base(
             self.family,
             recipe,
             FitConfig.model_validate({"dtype": dtype, "micro_batch": self.pictures, **self.fit}),
             [BucketUse(width, height, 1)],
         )
         if self.other_phases:
-            subject = replace(subject, previews=(PromptConfig(prompt="a", width=width, height=height, steps=3),))
-        return _shrunk(subject) if tiny else subject
+            workload = replace(workload, previews=(PromptConfig(prompt="a", width=width, height=height, steps=3),))
+        return _shrunk(workload) if tiny else workload
 
 
-def _shrunk(subject: Workload) -> Workload:
-    configs = tiny_configs(subject.family)
-    some = isinstance(subject.fit.gradient_checkpointing, tuple)
+def _shrunk(workload: Workload) -> Workload:
+    configs = tiny_configs(workload.family)
+    some = isinstance(workload.fit.gradient_checkpointing, tuple)
     return replace(
-        subject,
+        workload,
         unet_config=configs["unet"],
         vae_config=configs["vae"],
         text_configs=tuple(config for name, config in configs.items() if name.startswith("text_encoder")),
-        fit=subject.fit.replaced(gradient_checkpointing=_TINY_BLOCKS) if some else subject.fit,
+        fit=workload.fit.replaced(gradient_checkpointing=_TINY_BLOCKS) if some else workload.fit,
     )
 
 
