@@ -102,7 +102,7 @@ Arrange = Callable[[Place], list[str]]
 JOB_FILES: dict[str, tuple[str, Arrange]] = {
     "job missing": ("file not found", lambda place: ["train", str(place.folder / "jop.toml")]),
     "job is a folder": ("it is a folder", lambda place: ["train", str(Path(place.train()[1]).parent)]),
-    "job is a picture": ("not UTF-8 text", lambda place: ["train", str(place.pictures / "astronaut.png")]),
+    "job is an image": ("not UTF-8 text", lambda place: ["train", str(place.pictures / "astronaut.png")]),
     "job is a model": ("larger than 1 MiB", lambda place: ["train", str(place.base)]),
     "job in UTF-16": ("saved as UTF-16", lambda place: place.train_bytes("schema = 1".encode("utf-16"))),
     "job in Latin-1": (
@@ -147,7 +147,7 @@ JOB_FILES: dict[str, tuple[str, Arrange]] = {
         lambda place: place.train(extra=f"[[dataset.folders]]\npath = '{place.pictures}'\n"),
     ),
     "unknown device": ("fit.device", lambda place: place.train("fit.device=gpu")),
-    "card that is not there": ("PyTorch sees", lambda place: place.train("fit.device=cuda:99")),
+    "missing GPU": ("PyTorch sees", lambda place: place.train("fit.device=cuda:99")),
 }
 
 
@@ -253,7 +253,7 @@ BASES: dict[str, tuple[str, Arrange]] = {
         lambda place: place.train("base.model=http://example.org/model.safetensors"),
     ),
     "VAE missing": ("does not exist", lambda place: place.train(f"base.vae={place.folder / 'vae.safetensors'}")),
-    "VAE that is none": ("is not a VAE", lambda place: place.train(f"base.vae={place.lora()}")),
+    "VAE that is not a VAE": ("is not a VAE", lambda place: place.train(f"base.vae={place.lora()}")),
 }
 
 
@@ -316,8 +316,8 @@ DATASETS: dict[str, tuple[str, Arrange]] = {
     ),
     "folder empty": ("has no images", lambda place: only(place, {})),
     "folder is a file": ("is a file", pictures_in_a_file),
-    "pictures one folder deeper": ("recursive = true", pictures_one_folder_too_high),
-    "only unreadable pictures": (
+    "images one folder deeper": ("recursive = true", pictures_one_folder_too_high),
+    "only unreadable images": (
         "no usable training images",
         lambda place: only(place, {"a.png": b"\x89PNG\r\n\x1a\nxx", "b.jpg": b"", "c.webp": b"<html>"}),
     ),
@@ -334,12 +334,12 @@ DATASETS: dict[str, tuple[str, Arrange]] = {
         "resolution",
         lambda place: ["check", str(place.pictures), "--resolution", "7"],
     ),
-    "kohya file that is no TOML": ("kohya.toml", lambda place: kohya(place, "[[datasets]\n")),
+    "kohya file that is not TOML": ("kohya.toml", lambda place: kohya(place, "[[datasets]\n")),
     "kohya file of another kind of value": (
         "kohya.toml",
         lambda place: kohya(place, "[[datasets]]\n[[datasets.subsets]]\nimage_dir = 7\n"),
     ),
-    "OneTrainer file that is no JSON": (
+    "OneTrainer file that is not JSON": (
         "concepts.json",
         lambda place: concepts(place, "[{"),
     ),
@@ -412,17 +412,17 @@ PLACES: dict[str, tuple[str, Arrange]] = {
         "Could not create the run's folder",
         lambda place: place.train(f"output.runs={blocked(place, 'a', 'b')}"),
     ),
-    "drawing into a file": (
+    "rendering into a file": (
         "write images to .*file is a file",
         lambda place: place.render("--out", str(blocked(place))),
     ),
-    "new on a job that is there": (
+    "new on an existing job": (
         "already exists",
         lambda place: new(place, "job") if place.train() else [],
     ),
     "new below a file": ("file", lambda place: new(place, "file") if blocked(place) else []),
-    "new without pictures": ("does not exist", lambda place: new(place, "a", pictures=place.folder / "pictures")),
-    "new on a base that is none": ("does not exist", lambda place: new(place, "a", base="nothing.safetensors")),
+    "new without images": ("does not exist", lambda place: new(place, "a", pictures=place.folder / "pictures")),
+    "new on a missing base": ("does not exist", lambda place: new(place, "a", base="nothing.safetensors")),
 }
 
 
@@ -438,7 +438,7 @@ def replace(file: Path, old: str, new: str) -> None:
 
 RUNS: dict[str, tuple[str, Arrange]] = {
     "unknown run": ('no run called "stile"', lambda place: ["resume", "stile"]),
-    "folder that is no run": ("no run called|not a run", lambda place: ["resume", str(place.pictures)]),
+    "folder that is not a run": ("no run called|not a run", lambda place: ["resume", str(place.pictures)]),
     "stop of a run that is not running": ("is not running", lambda place: ["stop", str(place.run().path)]),
     "watch of an unknown run": ("no run called", lambda place: ["watch", "stile"]),
     "run.json damaged": (
@@ -450,18 +450,18 @@ RUNS: dict[str, tuple[str, Arrange]] = {
         "alpha",
         lambda place: place.resume(lambda run: replace(run.job, "alpha = 2.0", "alpha = 4.0")),
     ),
-    "run's listing gone": ("dataset.jsonl", lambda place: place.resume(lambda run: run.listing.unlink())),
-    "run's listing damaged": (
+    "run's dataset list gone": ("dataset.jsonl", lambda place: place.resume(lambda run: run.listing.unlink())),
+    "run's dataset list damaged": (
         "dataset.jsonl",
         lambda place: place.resume(lambda run: run.listing.write_text('{"id":', encoding="utf-8")),
     ),
     "run's base gone": ("does not exist", lambda place: place.resume(lambda run: place.base.unlink())),
     "run's base changed": ("base has changed", lambda place: place.resume(lambda run: other_base(place))),
-    "run's pictures changed and not cached": (
+    "run's images changed and not cached": (
         "chelsea.jpg",
         lambda place: place.resume(lambda run: shutil.copy(place.pictures / "astronaut.png", chelsea(place))),
     ),
-    "run's pictures gone and not cached": (
+    "run's images gone and not cached": (
         "chelsea.jpg",
         lambda place: place.resume(lambda run: chelsea(place).unlink()),
     ),
@@ -484,7 +484,7 @@ PICTURES: dict[str, tuple[str, Arrange]] = {
         "was made for SDXL",
         lambda place: place.render("--lora", f"{place.lora(of_sdxl)}:0.5"),
     ),
-    "render with a strength that is no number": (
+    "render with a strength that is not a number": (
         'strength of .*"much"',
         lambda place: place.render("--lora", f"{place.lora()}:much"),
     ),
@@ -492,10 +492,10 @@ PICTURES: dict[str, tuple[str, Arrange]] = {
     "render of an impossible size": ("width", lambda place: place.render("--width", "65")),
     "render with an unknown sampler": ("sampler", lambda place: place.render("--sampler", "eular")),
     "render without a base": ("does not exist", lambda place: place.render(base="no.safetensors")),
-    "render on a card that is not there": ("PyTorch sees", lambda place: place.render("--device", "cuda:99")),
-    "inspect of a picture": ("not a safetensors", lambda place: ["inspect", str(place.pictures / "astronaut.png")]),
-    "inspect of nothing": ("does not exist", lambda place: ["inspect", "no.safetensors"]),
-    "inspect of a folder": ("no model_index.json", lambda place: ["inspect", str(place.pictures)]),
+    "render on a missing GPU": ("PyTorch sees", lambda place: place.render("--device", "cuda:99")),
+    "inspect an image": ("not a safetensors", lambda place: ["inspect", str(place.pictures / "astronaut.png")]),
+    "inspect a missing file": ("does not exist", lambda place: ["inspect", "no.safetensors"]),
+    "inspect a folder": ("no model_index.json", lambda place: ["inspect", str(place.pictures)]),
 }
 
 KINDS = {**JOB_FILES, **BASES, **DATASETS, **LORAS, **PLACES, **RUNS, **PICTURES}
