@@ -10,7 +10,7 @@
 step (tests/benchmarks/speed_overhead.py), --host the CPU time of the step itself (tests/benchmarks/speed_host.py),
 --encode the VAE and the text encoders (tests/benchmarks/speed_encode.py). --count counts one step of a full-size base,
 without a GPU and without weights. A step is forward and backward of one micro-batch, gradient accumulation, the
-optimizer and the refresh of the working weights, as in trainer.training.loop.Engine, here on meta tensors from the
+optimizer and the refresh of the working weights, as in trainer.training.engine.Engine, here on meta tensors from the
 published configs. It prints `dispatched_operations`, what PyTorch's dispatcher sends to the device below all functions
 of our own, without views and allocations (tests/support/counting.py says exactly which), `saved_bytes`, what forward
 saves for backward, and `waits`, what would make the host wait for the GPU.
@@ -58,7 +58,7 @@ from trainer.memory.trace.meta_models import (
 )
 from trainer.memory.trace.workload import Workload, workload_without_base
 from trainer.training.build import RunParts, assemble_engine
-from trainer.training.loop import Engine
+from trainer.training.engine import Engine
 from trainer.training.optim.lr_schedule import Segment
 from trainer.training.optim.master_weights import measure
 from trainer.training.optim.optimizer import set_learning_rates

@@ -24,12 +24,17 @@ from tests.support.jobs import photographs, write_job
 from tests.support.tiny import tiny_base
 from trainer.config.base import Family
 from trainer.protocol import events
-from trainer.training import loop
+from trainer.training import engine as engine_module
 from trainer.training.data.batches import PrefetchCollator
 from trainer.training.optim.master_weights import MasterWeights
 from trainer.training.run.start import start
 
-STEP = ((loop.Engine, "micro_step"), (MasterWeights, "accumulate"), (loop, "measure"), (loop.Engine, "optimizer_step"))
+STEP = (
+    (engine_module.Engine, "micro_step"),
+    (MasterWeights, "accumulate"),
+    (engine_module, "measure"),
+    (engine_module.Engine, "optimizer_step"),
+)
 """Functions that belong to the step."""
 DATA = ((PrefetchCollator, "assemble"),)
 AHEAD = ((PrefetchCollator, "_assemble"),)

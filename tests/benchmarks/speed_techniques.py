@@ -25,7 +25,7 @@ from trainer.training.acceleration import channels_last
 from trainer.training.acceleration.channels_last import Kernels
 from trainer.training.acceleration.compile import CompiledBlocks
 from trainer.training.acceleration.cuda_graphs import RECORDERS, GraphedSteps
-from trainer.training.loop import Engine
+from trainer.training.engine import Engine
 
 Technique = Literal["none", "channels_last", "compiled", "fp16_accumulation", "graphs"]
 

@@ -4,7 +4,7 @@
 
 The most important rows come first, so that an interrupted run has them. Rows that share a loaded base share a process;
 a failure is reported in its row, and a crash ends only its process. After every row the table and the same as JSON are
-written to tests/benchmarks/results, with the date and the GPU. A step is that of trainer.training.loop with one
+written to tests/benchmarks/results, with the date and the GPU. A step is that of trainer.training.engine with one
 micro-batch, which is already in pinned memory: --overhead measures what assembling it costs the host. TFLOP/s counts
 what a step without checkpointing computes, from its trace, so that recomputation does not count as work. The GPU's
 limit is what it reaches in one large matrix product in the row's dtype.
@@ -54,7 +54,7 @@ from trainer.memory.trace.store import TraceStore
 from trainer.training.acceleration.int8_autotune import choose_int8, linear_calls, time_all
 from trainer.training.device.device import attention_kernels
 from trainer.training.device.gradient_checkpointing import checkpointing_blocks, set_checkpointing
-from trainer.training.loop import Engine
+from trainer.training.engine import Engine
 from trainer.training.optim.master_weights import measure
 from trainer.training.optim.optimizer import set_learning_rates
 from trainer.training.step import MicroBatch
@@ -229,7 +229,7 @@ class Stopwatch:
             return Timing(seconds, host, limit, allocated, reserved, *counted)
 
     def step(self) -> None:
-        """Run a step as trainer.training.loop.Engine.train_step, but accept overflows (random weights)."""
+        """Run a step as trainer.training.engine.Engine.train_step, but accept overflows (random weights)."""
         engine, started = self.engine, time.perf_counter()
         set_learning_rates(engine.optimizer, 1.0)
         total = torch.zeros((), device=self.device)

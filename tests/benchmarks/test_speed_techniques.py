@@ -17,7 +17,7 @@ from tests.support.real_phases import RealRun
 from trainer.adapter.lean.residual import NormAndSilu
 from trainer.training.acceleration.channels_last import ChannelsLastNormAndSilu, Kernels
 from trainer.training.acceleration.cuda_graphs import GraphedSteps
-from trainer.training.loop import Engine
+from trainer.training.engine import Engine
 from trainer.training.step import MicroBatch
 
 CPU = torch.device("cpu")

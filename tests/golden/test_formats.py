@@ -42,7 +42,7 @@ from trainer.training.active_plan import ActivePlan
 from trainer.training.callbacks.checkpoints import is_restorable
 from trainer.training.checkpoint import load_checkpoint
 from trainer.training.data.latent_cache import EntryStore
-from trainer.training.loop import TrainingProgress
+from trainer.training.engine import TrainingProgress
 from trainer.training.run.resume import resume
 
 SAMPLES = Path(__file__).parent / "formats" / "v0.1.0"

@@ -21,7 +21,7 @@ from trainer.config.recipe import RecipeConfig
 from trainer.memory.trace.memory_trace import MemoryTrace
 from trainer.memory.trace.meta_models import bare_text_encoders, bare_unet, dtype_of, engine_around, micro_batch
 from trainer.memory.trace.workload import BucketUse, Workload, complete_fit
-from trainer.training.loop import Engine
+from trainer.training.engine import Engine
 from trainer.training.optim.master_weights import measure
 from trainer.training.optim.optimizer import set_learning_rates
 from trainer.training.step import MicroBatch

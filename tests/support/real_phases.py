@@ -30,7 +30,7 @@ from trainer.training.callbacks.lora_export import export_mode
 from trainer.training.callbacks.validation import losses_of_image
 from trainer.training.device.device import DTYPES, attention_kernels
 from trainer.training.device.offload import empty_cache, offloaded
-from trainer.training.loop import Engine
+from trainer.training.engine import Engine
 from trainer.training.optim.master_weights import measure
 from trainer.training.optim.optimizer import set_learning_rates
 from trainer.training.step import MicroBatch
@@ -110,7 +110,7 @@ class RealRun:
                 empty_cache(self.device)
 
     def _step(self, engine: Engine, bucket: Size, pictures: int, micro_batches: int) -> None:
-        """Run a step as trainer.training.loop.Engine.train_step, but accept overflows (random weights)."""
+        """Run a step as trainer.training.engine.Engine.train_step, but accept overflows (random weights)."""
         set_learning_rates(engine.optimizer, 1.0)
         total = torch.zeros((), device=self.device)
         for _ in range(micro_batches):

@@ -22,7 +22,7 @@ from trainer.training.data.batches import BatchSchedule, Collator
 from trainer.training.data.latent_cache import Cache
 from trainer.training.device.device import DTYPES
 from trainer.training.device.gradient_checkpointing import set_checkpointing
-from trainer.training.loop import Engine
+from trainer.training.engine import Engine
 from trainer.training.objective import NoiseSchedule
 from trainer.training.optim.lr_schedule import Segment, multiplier_over
 from trainer.training.optim.master_weights import LossScaler, MasterWeights

@@ -41,7 +41,7 @@ from trainer.protocol import commands, events, files
 from trainer.protocol.forecast import Forecast, Peak, PhaseForecast, write_forecast
 from trainer.protocol.report import CachingReport, Memory, PhaseReport, RunReport, write_report
 from trainer.protocol.run_directory import RunDirectory, Status
-from trainer.training.loop import TrainingProgress
+from trainer.training.engine import TrainingProgress
 from trainer.training.run.resume import resume
 
 HERE = Path(__file__).parent

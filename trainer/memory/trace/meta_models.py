@@ -29,7 +29,7 @@ from trainer.memory.trace.recorder import Tracer
 from trainer.memory.trace.workload import Workload
 from trainer.training.build import RunParts, assemble_engine
 from trainer.training.device.device import DTYPES
-from trainer.training.loop import Engine
+from trainer.training.engine import Engine
 from trainer.training.optim.lr_schedule import Segment
 from trainer.training.step import MicroBatch, StepModels
 

@@ -44,7 +44,7 @@ from trainer.memory.trace.workload import Workload, sizes_of_parts
 from trainer.training.callbacks.lora_export import export_mode
 from trainer.training.callbacks.validation import losses_of_image
 from trainer.training.device.device import DTYPES
-from trainer.training.loop import Engine
+from trainer.training.engine import Engine
 from trainer.training.optim.optimizer import averaged_weights
 
 Size = tuple[int, int]

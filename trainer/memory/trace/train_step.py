@@ -16,7 +16,7 @@ from trainer.memory.trace.memory_trace import MemoryTrace
 from trainer.memory.trace.meta_models import META, dtype_of, empty_engine, label_engine, micro_batch
 from trainer.memory.trace.recorder import Tracer, recording
 from trainer.memory.trace.workload import Workload
-from trainer.training.loop import Engine
+from trainer.training.engine import Engine
 from trainer.training.optim.master_weights import measure
 from trainer.training.optim.optimizer import set_learning_rates
 
@@ -84,7 +84,7 @@ class _GradientSlot(NamedTuple):
 
 
 class _Training:
-    """The parts of trainer.training.loop.Engine's optimizer step, each recorded as a trace of its own.
+    """The parts of trainer.training.engine.Engine's optimizer step, each recorded as a trace of its own.
 
     Parts are traced once and combined later. That is why micro_step and accumulate set gradients up and drop them
     outside of their traces: each begins in the state in which the other ends.

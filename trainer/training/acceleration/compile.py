@@ -22,7 +22,7 @@ from trainer.config.job import Job
 from trainer.training.acceleration.cuda_graphs import OnNotice
 from trainer.training.device.offload import empty_cache
 from trainer.training.device.out_of_memory import is_out_of_memory
-from trainer.training.loop import Engine
+from trainer.training.engine import Engine
 
 BACKEND = "inductor"
 """torch.compile backend that generates the kernels."""
@@ -84,7 +84,7 @@ class CompiledBlocks:
                 block.forward = functools.partial(self._forward, eager, _compile(eager))  # type: ignore[method-assign]
 
     def step(self, engine: Engine, work: Callable[[], Tensor]) -> Tensor:
-        """See trainer.training.loop.Compiled."""
+        """See trainer.training.engine.Compiled."""
         if self._disabled:
             return work()
         message = ""
@@ -108,7 +108,7 @@ class CompiledBlocks:
         return work()
 
     def give_up(self) -> None:
-        """See trainer.training.loop.Compiled."""
+        """See trainer.training.engine.Compiled."""
         if not self._disabled:
             self._disabled = True
             _report(self._tell, "GPU memory ran out, so compiling is off")

@@ -24,7 +24,7 @@ from torch import Tensor
 from trainer.config.fit import MAX_CUDA_GRAPHS, FitConfig
 from trainer.training.device.offload import empty_cache
 from trainer.training.device.out_of_memory import is_out_of_memory
-from trainer.training.loop import Engine
+from trainer.training.engine import Engine
 from trainer.training.step import MicroBatch
 
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
@@ -159,7 +159,7 @@ class GraphedSteps:
         self._gradients: list[Tensor] = []
 
     def run(self, engine: Engine, micro: MicroBatch) -> Tensor:
-        """See trainer.training.loop.StepRecorder."""
+        """See trainer.training.engine.StepRecorder."""
         shape = tuple(tensor.shape for tensor in micro.tensors())
         # Checked before every replay; costs a comparison per weight on the host, without waiting for the GPU.
         if self._graphs and not self._is_unmoved(engine):
@@ -172,14 +172,14 @@ class GraphedSteps:
         return _run_eagerly(engine, micro)
 
     def forget(self) -> None:
-        """See trainer.training.loop.StepRecorder. Shapes seen before are captured again at their next micro-batch."""
+        """See trainer.training.engine.StepRecorder. Shapes seen before are captured again at their next micro-batch."""
         self._graphs.clear()
         # PyTorch forbids another capture into a pool whose graphs are all deleted: the next one needs a new pool.
         self._recorder = None
         self._weights, self._gradients = [], []
 
     def give_up(self) -> None:
-        """See trainer.training.loop.StepRecorder."""
+        """See trainer.training.engine.StepRecorder."""
         if self.in_use:
             self._report("GPU memory ran out, so CUDA graphs are off and their memory is released")
         self._turn_off()
@@ -190,7 +190,7 @@ class GraphedSteps:
 
     @property
     def in_use(self) -> bool:
-        """See trainer.training.loop.StepRecorder."""
+        """See trainer.training.engine.StepRecorder."""
         return self._enabled or bool(self._graphs)
 
     def _should_capture(self, engine: Engine, shape: Shape) -> bool:

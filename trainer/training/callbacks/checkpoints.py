@@ -14,7 +14,7 @@ from trainer.protocol.run_directory import RunDirectory
 from trainer.training import checkpoint
 from trainer.training.active_plan import ActivePlan, AppliedFallback
 from trainer.training.callbacks.lora_export import due
-from trainer.training.loop import Engine, StepResult, TrainingProgress
+from trainer.training.engine import Engine, StepResult, TrainingProgress
 from trainer.training.optim.optimizer import pack_state, unpack_state
 from trainer.training.reporting.reporter import Reporter
 

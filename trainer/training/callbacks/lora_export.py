@@ -24,7 +24,7 @@ from trainer.protocol.reading import read_bytes
 from trainer.protocol.run_directory import RunDirectory
 from trainer.training.checkpoint import as_resumable
 from trainer.training.device.device import DTYPES
-from trainer.training.loop import Engine, StepResult, TrainingProgress
+from trainer.training.engine import Engine, StepResult, TrainingProgress
 from trainer.training.optim.optimizer import averaged_weights
 from trainer.training.reporting.reporter import Reporter
 

@@ -23,7 +23,7 @@ from trainer.training.callbacks.lora_export import Exporter, due, export_mode
 from trainer.training.data.latent_cache import Cache
 from trainer.training.device.device import DTYPES, attention_kernels
 from trainer.training.device.offload import offloaded, release_at
-from trainer.training.loop import Engine, StepResult, TrainingProgress
+from trainer.training.engine import Engine, StepResult, TrainingProgress
 from trainer.training.reporting.reporter import Reporter
 
 OnDrawn = Callable[[int, Path, float], None]

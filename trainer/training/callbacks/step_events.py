@@ -18,7 +18,7 @@ from trainer.protocol import events
 from trainer.protocol.forecast import ForecastPhase
 from trainer.protocol.text import share
 from trainer.training.device.out_of_memory import MIB, current_gpu_info
-from trainer.training.loop import Engine, StepResult, TrainingProgress
+from trainer.training.engine import Engine, StepResult, TrainingProgress
 from trainer.training.reporting.memory_use import PhaseMemoryMeter
 from trainer.training.reporting.reporter import Reporter
 

@@ -17,7 +17,7 @@ from trainer.protocol import events
 from trainer.protocol.forecast import ForecastPhase
 from trainer.training.callbacks.lora_export import due, export_mode
 from trainer.training.data.batches import Collator
-from trainer.training.loop import Engine, StepResult, TrainingProgress, is_finite
+from trainer.training.engine import Engine, StepResult, TrainingProgress, is_finite
 from trainer.training.objective import NoiseSchedule
 from trainer.training.reporting.reporter import Reporter
 from trainer.training.step import MicroBatch, StepModels, validation_loss

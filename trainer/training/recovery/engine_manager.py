@@ -24,7 +24,7 @@ from trainer.training.data.batches import PrefetchCollator
 from trainer.training.device.gradient_checkpointing import set_checkpointing
 from trainer.training.device.offload import empty_cache, free_weights, is_emptied, release_at
 from trainer.training.device.release_points import load_phase
-from trainer.training.loop import Engine, Prepare, StepResult, TrainingProgress
+from trainer.training.engine import Engine, Prepare, TrainingProgress
 from trainer.training.optim.lr_schedule import Segment
 from trainer.training.reporting.reporter import check_in_backward
 
@@ -101,11 +101,9 @@ class EngineManager:
         """Record the current progress as the point that `make_ready` returns to after a failure."""
         self._goal = dataclasses.replace(self._loaded_engine().progress)
 
-    def step(self) -> StepResult:
-        """Run one optimizer step and return its result."""
-        result = self._loaded_engine().train_step()
+    def mark_complete(self) -> None:
+        """Record that an optimizer step has ended, so that weights and optimizer state belong together."""
         self.partially_updated = False
-        return result
 
     @property
     def captured(self) -> checkpoint.Checkpoint | None:
@@ -166,7 +164,8 @@ class EngineManager:
             self._replaying = True
             prepare(engine.progress.step)
             self._apply_plan(engine)
-            self.step()
+            engine.train_step()
+            self.mark_complete()
         # Replayed steps may belong to an earlier cache shard, which then replaced the current one on disk.
         if self._replaying:
             prepare(self._goal.step)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TypeVar
 
@@ -16,7 +16,7 @@ from trainer.training.active_plan import ActivePlan
 from trainer.training.callbacks.checkpoints import CheckpointCallback
 from trainer.training.device.offload import empty_cache
 from trainer.training.device.out_of_memory import close_programs_advice, current_gpu_info, is_out_of_memory, oom_details
-from trainer.training.loop import Callback, Engine, StepResult, TrainingProgress
+from trainer.training.engine import Callback, Engine, StepResult, TrainingProgress
 from trainer.training.recovery.engine_manager import EngineManager
 from trainer.training.reporting.memory_use import PhaseMemoryMeter
 from trainer.training.reporting.reporter import Reporter
@@ -41,6 +41,25 @@ AFTER_VALIDATION: tuple[ForecastPhase, ...] = ("first_step", "train", "preview",
 T = TypeVar("T")
 PrepareIn = Callable[[int, Callable[[], object]], None]
 """Attempt.prepare: takes a step and a function that frees memory before anything is encoded for it."""
+
+
+class Try:
+    """Context manager that reports an out-of-memory error instead of raising it."""
+
+    def __init__(self, report_error: Callable[[BaseException], events.MemoryExhausted]) -> None:
+        self._report_error = report_error
+        self.report: events.MemoryExhausted | None = None
+        """Report of the error that ended the work; None if it succeeded."""
+
+    def __enter__(self) -> None:
+        """Begin the work."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        """Suppress an out-of-memory error and report it; return whether there was one."""
+        if not isinstance(error, RuntimeError | MemoryError) or not is_out_of_memory(error):
+            return False
+        self.report = self._report_error(error)
+        return True
 
 
 class Recovery:
@@ -77,27 +96,32 @@ class Recovery:
         engine = self.manager.engine
         return engine.progress.step if engine else self.first
 
-    def run(self, phase: ForecastPhase, work: Callable[[], T]) -> T:
-        """Run ``work`` until it succeeds: again under the same plan, then with one fallback step after another.
+    def tries(self, phase: ForecastPhase) -> Iterator[Try]:
+        """Yield context managers for one piece of work until it succeeds in one of them.
 
-        ``work`` has to start over on each call. Raises ResumableError "memory.exhausted" when no fallback step is left,
-        and passes on every other error of ``work``.
+        The work runs again under the same plan, then with one fallback step after another, and has to start over each
+        time. Raises ResumableError "memory.exhausted" when no fallback step is left; other errors of the work pass.
         """
         tried = False
         while True:
             self.phase = phase
-            try:
-                return work()
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                report = self._report(error)
-            # Not inside the except block: there the traceback keeps the failed frames and their tensors alive.
+            attempt = Try(self._report)
+            yield attempt
+            if attempt.report is None:
+                return
+            # Not while the error is handled: its traceback keeps the failed frames and their tensors alive.
             self._free()
             if tried or self._tries == MAX_RETRIES_PER_PLAN:
-                self._step_down(report)
+                self._step_down(attempt.report)
             else:
                 tried, self._tries = True, self._tries + 1
+
+    def run(self, phase: ForecastPhase, work: Callable[[], T]) -> T:
+        """Return the result of ``work``, repeated as `tries` says."""
+        for attempt in self.tries(phase):
+            with attempt:
+                return work()
+        raise AssertionError("tries end with a success or an error")
 
     def prepare_step(self, step: int) -> None:
         """Cache what ``step`` needs; unload the models first if encoding does not fit beside them."""
@@ -107,16 +131,15 @@ class Recovery:
     def train_step(self) -> StepResult:
         """Run one optimizer step and return its result, as Engine.train_step does."""
         self.manager.mark_goal()
-
-        def work() -> StepResult:
-            self.manager.make_ready(self._prepare_again)
-            self._save_new_plan()
-            engine = self._loaded_engine()
-            self.reporter.phase("train", engine.progress.step, engine.steps)
-            return self.manager.step()
-
         # The first step allocates the optimizer state and loads kernels, so its peak is not that of the others.
-        result = self.run("train" if self.meter.has_measured("first_step") else "first_step", work)
+        for attempt in self.tries("train" if self.meter.has_measured("first_step") else "first_step"):
+            with attempt:
+                self.manager.make_ready(self._prepare_again)
+                self._save_new_plan()
+                engine = self._loaded_engine()
+                self.reporter.phase("train", engine.progress.step, engine.steps)
+                result = engine.train_step()
+                self.manager.mark_complete()
         self.meter.sample()
         return result
 

@@ -27,7 +27,7 @@ from trainer.training.callbacks.validation import ValidationCallback, Validator
 from trainer.training.device.device import attention_kernels
 from trainer.training.device.out_of_memory import cap_memory
 from trainer.training.device.release_points import load_phase
-from trainer.training.loop import Callback, Engine, StepResult, TrainingProgress
+from trainer.training.engine import Callback, Engine, StepResult, TrainingProgress
 from trainer.training.optim.lr_schedule import Segment
 from trainer.training.recovery.engine_manager import EngineManager
 from trainer.training.recovery.recovery import RecoverableCallback, Recovery
@@ -111,7 +111,7 @@ class Attempt:
             RecoverableCallback(callback, recovery) for callback in self._callbacks(engine, checkpoints, saving)
         ]
         with attention_kernels(self.job.fit.attention or "auto", engine.device, engine.models.dtype):
-            engine.train(recovery.prepare_step, recovery.train_step, callbacks)
+            train(engine, recovery, callbacks)
             self.control.begin_ending()
             return self._finish(engine, saving)
 
@@ -220,6 +220,18 @@ class Attempt:
     def _is_complete(self, progress: TrainingProgress) -> bool:
         """Return whether validation and previews of the current step are done."""
         return not progress.unvalidated and self.previewer.is_complete(progress.step)
+
+
+def train(engine: Engine, recovery: Recovery, callbacks: Sequence[Callback]) -> None:
+    """Train to the last step, unless the engine's check interrupts it."""
+    recovery.prepare_step(engine.progress.step)
+    for callback in callbacks:
+        callback.at_start(engine.progress)
+    while engine.progress.step < engine.steps:
+        recovery.prepare_step(engine.progress.step)
+        result = recovery.train_step()
+        for callback in callbacks:
+            callback.after_step(engine.progress, result)
 
 
 class CommandHandler:

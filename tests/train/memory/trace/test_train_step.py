@@ -42,8 +42,8 @@ from trainer.memory.trace.recorder import recording
 from trainer.memory.trace.store import TraceStore
 from trainer.memory.trace.train_step import trace_micro, trace_optimizer
 from trainer.memory.trace.workload import TracePart, TraceRequest, Workload, workload_without_base
-from trainer.training import loop
-from trainer.training.loop import Engine
+from trainer.training import engine as engine_module
+from trainer.training.engine import Engine
 from trainer.training.optim.master_weights import measure
 from trainer.training.optim.optimizer import set_learning_rates
 
@@ -244,7 +244,7 @@ def test_tapes_put_together_are_a_trace_of_the_loops_own_step(dtype: str, monkey
     subject = tiny_workload("sdxl", TEXT, {"dtype": dtype, "gradient_checkpointing": ["mid_block"]})
     tapes = trace_steps(subject, [BUCKET], 2)
     engine = empty_engine(subject)
-    monkeypatch.setattr(loop, "measure", _measured)
+    monkeypatch.setattr(engine_module, "measure", _measured)
     data: Any = _Data(subject)
     engine.batches = engine.collator = data
     with recording("math") as recorder:

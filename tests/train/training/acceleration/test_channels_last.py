@@ -39,7 +39,7 @@ from trainer.training.acceleration.channels_last import (
     is_channels_last,
     residual_blocks,
 )
-from trainer.training.loop import Engine
+from trainer.training.engine import Engine
 
 pytestmark = pytest.mark.usefixtures("shared_home")
 

@@ -29,7 +29,7 @@ from trainer.protocol import events
 from trainer.training.acceleration import compile as compiled
 from trainer.training.acceleration.channels_last import ChannelsLastNormAndSilu
 from trainer.training.acceleration.compile import CompiledBlocks, make_compiled
-from trainer.training.loop import Engine
+from trainer.training.engine import Engine
 from trainer.training.recovery.engine_manager import EngineManager
 
 COMPILER = os.environ.get("IMPASTO_COMPILER", "eager")

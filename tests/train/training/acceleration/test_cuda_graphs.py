@@ -21,12 +21,12 @@ from trainer.config.load import load_job
 from trainer.config.resolve import resolve_job
 from trainer.dataset.dataset import read_dataset
 from trainer.protocol import events
-from trainer.training import loop
+from trainer.training import engine as engine_module
 from trainer.training.acceleration import cuda_graphs
 from trainer.training.acceleration.cuda_graphs import Recording, make_graphs
 from trainer.training.build import build_engine, build_parts
 from trainer.training.device.device import this_machine
-from trainer.training.loop import Engine
+from trainer.training.engine import Engine
 from trainer.training.optim import master_weights
 from trainer.training.optim.lr_schedule import Segment
 from trainer.training.recovery.engine_manager import EngineManager
@@ -153,7 +153,7 @@ def vary(monkeypatch: pytest.MonkeyPatch, engines: Sequence[Engine], variant: Va
         engine = next(engine for engine in engines if engine.models is models)
         return training_step(models, schedule, objective, batch, variant(engine, batch, scale))
 
-    monkeypatch.setattr(loop, "training_step", varied)
+    monkeypatch.setattr(engine_module, "training_step", varied)
 
 
 @pytest.fixture

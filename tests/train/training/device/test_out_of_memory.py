@@ -14,7 +14,7 @@ from trainer.errors import ImpastoError
 from trainer.protocol import events
 from trainer.training.callbacks.step_events import SlowStepWarning, why_slow
 from trainer.training.device.out_of_memory import SPARE_BYTES, cap_memory, gpu_guard, oom_error
-from trainer.training.loop import StepResult, TrainingProgress
+from trainer.training.engine import StepResult, TrainingProgress
 from trainer.training.reporting.memory_use import warn_of_allocator
 from trainer.training.reporting.reporter import Reporter
 

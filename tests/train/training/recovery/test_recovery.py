@@ -31,7 +31,7 @@ from trainer.errors import ResumableError
 from trainer.protocol import commands, events
 from trainer.protocol.forecast import Forecast
 from trainer.protocol.report import read_report
-from trainer.training.loop import Engine
+from trainer.training.engine import Engine
 from trainer.training.recovery.engine_manager import EngineManager
 from trainer.training.run.start import PlannedFit
 

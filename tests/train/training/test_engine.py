@@ -11,7 +11,7 @@ import torch
 from tests.train.dataset.test_cache import prepared, quiet, showings
 from trainer.errors import TrainingError
 from trainer.training.build import build_engine
-from trainer.training.loop import Engine
+from trainer.training.engine import Engine
 from trainer.training.optim.lr_schedule import Segment
 from trainer.training.optim.master_weights import LossScaler
 from trainer.training.step import MicroBatch

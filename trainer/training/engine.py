@@ -1,9 +1,9 @@
-"""The training loop: batch, micro-batches, finite check, optimizer step, then the callbacks."""
+"""The engine: models and everything that trains them, from an effective batch to an optimizer step."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, Protocol
@@ -29,7 +29,6 @@ STEP_STRIDE = 1_000_003
 MICRO_STRIDE = 7_919
 
 
-TakeStep = Callable[[], "StepResult"]
 SkipReason = Literal["loss", "gradient", "scale"]
 
 
@@ -135,20 +134,6 @@ class Engine:
     def steps(self) -> int:
         """Return the total number of optimizer steps of the run."""
         return self.job.recipe.steps or 0
-
-    def train(self, prepare: Prepare, take_step: TakeStep, callbacks: Sequence[Callback]) -> None:
-        """Train to the last step, unless ``check`` interrupts it.
-
-        ``take_step`` is :meth:`train_step`, or a function that calls it and recovers from its failures.
-        """
-        prepare(self.progress.step)
-        for callback in callbacks:
-            callback.at_start(self.progress)
-        while self.progress.step < self.steps:
-            prepare(self.progress.step)
-            result = take_step()
-            for callback in callbacks:
-                callback.after_step(self.progress, result)
 
     def train_step(self) -> StepResult:
         """Run one optimizer step on one effective batch; it updates nothing if loss or gradient is not finite."""
