@@ -34,7 +34,7 @@ class Explained(Protocol):
         """Return what to do."""
 
 
-def in_words(fault: Explained) -> str:
+def full_message(fault: Explained) -> str:
     """Return the sentence and the remedy as one text."""
     return sentence_and_remedy(fault.sentence, fault.remedy)
 

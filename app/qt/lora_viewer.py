@@ -14,7 +14,7 @@ from shiboken6 import isValid
 from app.core.loras.file import LoraFile, read_lora
 from app.core.loras.strength import OTHER, BlockStrength
 from app.core.session import Session
-from app.core.words import in_words
+from app.core.words import full_message
 from app.qt.tables import Row, Table
 from app.qt.widgets import QT_TRANSLATE_NOOP, close_row, plain_label, set_message, to_pixmap
 from trainer.config.presets.creating import CreatedPreset
@@ -224,7 +224,7 @@ class LoraViewer(QDialog):
 
     def _on_preset_failed(self, error: ImpastoError) -> None:
         self.recipe.setEnabled(True)
-        set_message(self.state, in_words(error), "bad")
+        set_message(self.state, full_message(error), "bad")
 
     def _on_failed(self, fault: BaseException) -> None:
         if isinstance(fault, OSError):
@@ -232,7 +232,7 @@ class LoraViewer(QDialog):
             fault = LoraFileError("lora.unreadable", words, self.tr("Check the disk and the file's permissions."))
         if not isinstance(fault, ImpastoError):
             raise fault
-        set_message(self.state, in_words(fault), "bad")
+        set_message(self.state, full_message(fault), "bad")
 
     def _while_open(self, have: Callable[..., None]) -> Callable[..., None]:
         """Wrap a callback of a worker so that it does nothing once the window is closed."""

@@ -22,7 +22,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.core.settings.deferred_writer import DurableWriter
-from app.core.words import in_words
+from app.core.words import full_message
 from app.qt.theme import set_icon
 from app.qt.widgets import close_row, icon_label, plain_label
 from trainer.errors import ImpastoError
@@ -64,7 +64,7 @@ class Notices(QWidget):
 
     def show_error(self, error: ImpastoError) -> None:
         """Show an error: what happened and what to do."""
-        self.show_notice(in_words(error), "error")
+        self.show_notice(full_message(error), "error")
 
     def watch_files(self, *files: DurableWriter) -> None:
         """Show why any of these files cannot be written, until it can be written again."""
@@ -74,7 +74,7 @@ class Notices(QWidget):
 
     def dismiss(self, notice: ImpastoError | str) -> None:
         """Remove the bar of an error, or the bar with this sentence."""
-        sentence = notice if isinstance(notice, str) else in_words(notice)
+        sentence = notice if isinstance(notice, str) else full_message(notice)
         for bar in [bar for bar in self._bars if bar.sentence == sentence]:
             self._remove(bar)
 

@@ -16,7 +16,7 @@ from app.core.disk.datasets import ReadingProgress
 from app.core.edits.save_state import SaveState
 from app.core.runs.training import NowTraining, Training
 from app.core.session import Session
-from app.core.words import in_words
+from app.core.words import full_message
 from app.qt.runs.rows import short_name, training_words
 from app.qt.theme import colors, set_icon
 from app.qt.widgets import plain_tip, until_destroyed
@@ -139,7 +139,7 @@ class StatusBar(QStatusBar):
     def _show_saving(self, state: SaveState) -> None:
         problem = bool(state.problems or state.conflicts)
         self.saving.setText(self._saving_words(state))
-        problems = map(in_words, state.problems)
+        problems = map(full_message, state.problems)
         self.saving.setToolTip(plain_tip("\n".join(problems)))
         self.saving.setProperty("role", "warning" if problem else "muted")
         self.saving.style().polish(self.saving)  # Qt does not restyle on property changes

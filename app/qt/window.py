@@ -249,7 +249,7 @@ class Window(QMainWindow):
 
     def show_welcome(self) -> None:
         """Show the welcome dialog: what this PC can train, and the way into the tour. It is not modal."""
-        from app.qt.first.welcome import Welcome
+        from app.qt.first_run.welcome import Welcome
 
         welcome = self.findChild(Welcome)
         if welcome is None:
@@ -261,7 +261,7 @@ class Window(QMainWindow):
 
     def show_tour(self) -> None:
         """Start the guided tour, unless it is running."""
-        from app.qt.first.tour import Tour
+        from app.qt.first_run.tour import Tour
 
         if self.findChild(Tour) is None:
             Tour(

@@ -24,7 +24,7 @@ import numpy as np
 from PySide6.QtCore import QElapsedTimer, QEventLoop, QTimer
 from PySide6.QtWidgets import QApplication, QWidget
 
-from app.core.first import demo_images, demo_job
+from app.core.first_run import demo_images, demo_job
 from app.qt.page_loader import Page
 from app.qt.runs.page import RunsPage
 from tests.benchmarks.app_results import write_section

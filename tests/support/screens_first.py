@@ -10,8 +10,8 @@ from pathlib import Path
 
 from PySide6.QtWidgets import QApplication, QVBoxLayout, QWidget
 
-from app.qt.first.tour import Tour
-from app.qt.first.welcome import Welcome
+from app.qt.first_run.tour import Tour
+from app.qt.first_run.welcome import Welcome
 from app.qt.train.base_picker import BaseDialog, BasePicker
 from app.qt.window import Window
 from tests.support import tool_homes

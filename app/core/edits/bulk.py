@@ -393,7 +393,7 @@ class CanceledError(Exception):
 class CaptionSnapshots(Sequence[SnapshotCaption]):
     """Snapshot of captions, taken on the library's thread (about 5 ms for 100,000 images) and readable on any.
 
-    After `call_off`, iterating raises CanceledError, so that a worker stops soon.
+    After `cancel`, iterating raises CanceledError, so that a worker stops soon.
     """
 
     def __init__(self, images: Iterable[LibraryImage]) -> None:
@@ -402,7 +402,7 @@ class CaptionSnapshots(Sequence[SnapshotCaption]):
         self._captions = [image.caption for image in self._images]
         self._off = False
 
-    def call_off(self) -> None:
+    def cancel(self) -> None:
         """Cancel all work on this snapshot; may be called from any thread."""
         self._off = True
 

@@ -75,7 +75,7 @@ class TargetTracker:
         elif entry := self._latest():
             self._jobs.open(entry.path, change, self.failed.emit)
         else:
-            self._settings.judge(**{name: value})
+            self._settings.set_checks(**{name: value})
 
     def for_new_job(self) -> dict[str, int | str]:
         """Return the settings, by key, that a new job for the open folders states.

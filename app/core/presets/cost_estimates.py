@@ -47,7 +47,7 @@ class CostEstimates:
         # An edited recipe needs a new estimate.
         return estimate if estimated and estimated.recipe == preset.recipe else None
 
-    def want(self, presets: Iterable[tuple[Path, Preset]]) -> None:
+    def request(self, presets: Iterable[tuple[Path, Preset]]) -> None:
         """Estimate these presets next, in this order, and drop earlier requests; skip those without a recipe."""
         self._wanted = [(path, preset) for path, preset in presets if preset.recipe is not None]
         self._next()

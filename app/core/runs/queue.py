@@ -12,7 +12,7 @@ from pathlib import Path
 from app.core.events import Emitter
 from app.core.runs.summary import RunSummary
 from app.core.tasks import Post, Tasks, only
-from app.core.words import in_words
+from app.core.words import full_message
 from trainer.errors import ImpastoError, RunError
 from trainer.protocol.places import write_remedy
 from trainer.protocol.processes import last_words, launch, stop_tracking
@@ -205,7 +205,7 @@ class QueueKeeper:
     def _not_seen(self, fault: BaseException) -> None:
         """Show a queue that cannot be read as a problem, once, and not at each look."""
         self._looking = False
-        only(ImpastoError, lambda error: self._seen(replace(self.now, problem=in_words(error))))(fault)
+        only(ImpastoError, lambda error: self._seen(replace(self.now, problem=full_message(error))))(fault)
 
     # --- on the thread of its own
 

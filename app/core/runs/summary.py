@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from app.core.words import in_words
+from app.core.words import full_message
 from trainer.errors import RunError
 from trainer.protocol import commands
 from trainer.protocol.commands import Ending
@@ -65,7 +65,7 @@ def summarise(path: Path) -> RunSummary:
         started, times = _started(attempts), len(attempts)
         kept = newest_step(run.checkpoints) if state == "interrupted" else None
     except RunError as error:
-        return _unreadable(path, in_words(error))
+        return _unreadable(path, full_message(error))
     except OSError as error:
         return _unreadable(path, f"This run's folder cannot be read: {error.strerror or error}.")
     status = run.read_status()

@@ -14,7 +14,7 @@ from app.core.runs.runs import Runs
 from app.core.runs.summary import LIVE, RunSummary, State, summarise
 from app.core.settings.deferred_writer import load
 from app.core.tasks import Single, Tasks
-from app.core.words import in_words
+from app.core.words import full_message
 from trainer.protocol import events, files, places
 from trainer.protocol.files import long_path
 from trainer.protocol.run_directory import RunDirectory
@@ -239,4 +239,4 @@ def _why(run: RunDirectory) -> str:
         return ""
     latest = next((one.attempt for one in reversed(told) if not isinstance(one, events.UnknownEvent)), 0)
     errors = [one for one in told if isinstance(one, events.ErrorEvent) and one.attempt == latest]
-    return in_words(errors[-1]) if errors else ""
+    return full_message(errors[-1]) if errors else ""

@@ -139,7 +139,7 @@ class Settings:
         self.changed.emit(preferences)
         self.file.write(to_toml(preferences))
 
-    def judge(self, **facts: str | int) -> None:
+    def set_checks(self, **facts: str | int) -> None:
         """Change fields of `Judging`: the settings that images and captions are checked against."""
         judging = self.preferences.judging.model_copy(update=facts)
         self.change(self.preferences.model_copy(update={"judging": judging}))

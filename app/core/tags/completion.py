@@ -22,7 +22,7 @@ from app.core.events import Emitter
 from app.core.tags.index import TagIndex
 from app.core.tags.splitting import Haystack, fold, is_emoticon
 from app.core.tasks import Tasks, raise_again
-from app.core.words import in_words
+from app.core.words import full_message
 from trainer.errors import ImpastoError
 from trainer.protocol.places import home
 from trainer.protocol.reading import UnusableFileError, open_file, reason_of
@@ -281,7 +281,7 @@ class Completer:
 
         def read() -> tuple[Vocabulary, list[str]]:
             lists, errors = read_lists(folder)
-            messages = [*map(in_words, errors)]
+            messages = [*map(full_message, errors)]
             return Vocabulary(lists), messages + [fault for tag_list in lists if (fault := tag_list.fault())]
 
         def on_read(result: tuple[Vocabulary, list[str]]) -> None:

@@ -12,7 +12,7 @@ from PySide6.QtCore import QFile, QObject, Signal
 from app.core.edits.history import Ended
 from app.core.library import LibraryImage
 from app.core.session import Session
-from app.core.words import first_names, in_words
+from app.core.words import first_names, full_message
 from app.qt.widgets import while_alive
 from trainer.errors import DatasetError, ImpastoError
 
@@ -181,7 +181,7 @@ class TrashStep(QObject):
         """Return a message about the result."""
         moved = self.tr("Moved %n image(s) to the trash.", "", self.count)
         kept = self._refused_error() if self._trashed.kept else None
-        return f"{moved} {in_words(kept)}" if kept else moved
+        return f"{moved} {full_message(kept)}" if kept else moved
 
     def _refused_error(self) -> DatasetError:
         names = first_names(self._trashed.kept)

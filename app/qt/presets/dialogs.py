@@ -24,7 +24,7 @@ from PySide6.QtWidgets import (
 
 from app.core.presets.receiving import Received
 from app.core.session import Session
-from app.core.words import in_words
+from app.core.words import full_message
 from app.qt.presets.cards import CostPanel, PresetHeading, rows_of
 from app.qt.tables import Table
 from app.qt.widgets import close_row, plain_label, set_message, while_alive
@@ -134,7 +134,7 @@ class EditDialog(QDialog):
 
     def _on_failed(self, error: ImpastoError) -> None:
         self.buttons.setEnabled(True)
-        set_message(self.fault, in_words(error))
+        set_message(self.fault, full_message(error))
 
 
 _Roles = QDialogButtonBox.ButtonRole
@@ -168,7 +168,7 @@ class ReceiveDialog(QDialog):
         self.buttons.rejected.connect(self.reject)
         self.name.textChanged.connect(lambda _: self._update_buttons())
         self._update_buttons()
-        session.presets.cost_estimates.want([(received.file, received.preset)])
+        session.presets.cost_estimates.request([(received.file, received.preset)])
 
     def _lay_out(self) -> None:
         trust = QLabel(
@@ -236,7 +236,7 @@ class ReceiveDialog(QDialog):
 
     def _on_failed(self, error: ImpastoError) -> None:
         self.buttons.setEnabled(True)
-        set_message(self.fault, in_words(error))
+        set_message(self.fault, full_message(error))
 
 
 class VersionsDialog(QDialog):
@@ -301,4 +301,4 @@ class VersionsDialog(QDialog):
 
     def _on_failed(self, error: ImpastoError) -> None:
         self.back.setEnabled(True)
-        set_message(self.fault, in_words(error))
+        set_message(self.fault, full_message(error))

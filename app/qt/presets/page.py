@@ -448,7 +448,7 @@ class PresetsPage(Page):
     def _request_costs(self) -> None:
         if self.isVisible() and self.arriving is None:
             cards = self.list.visible_cards()
-            self.session.presets.cost_estimates.want((each.path, each.preset) for each in cards)
+            self.session.presets.cost_estimates.request((each.path, each.preset) for each in cards)
 
     def _on_costs_changed(self) -> None:
         self.list.cards.renew()

@@ -22,7 +22,7 @@ from PySide6.QtWidgets import (
 
 from app.core.runs.run import Run
 from app.core.session import Session
-from app.core.words import in_words
+from app.core.words import full_message
 from app.qt.actions.commands import Action, Commands
 from app.qt.page_loader import Page
 from app.qt.runs.after.panel import AfterPanel
@@ -102,7 +102,7 @@ class FailureBanner(QFrame):
             heading = self.tr("Its last output:") if run.last_words else ""
             return " ".join(filter(None, (ended, resume, heading)))
         if run.summary.state in ("failed", "paused") and run.error:  # a full disk pauses it
-            return in_words(run.error)
+            return full_message(run.error)
         return ""
 
     def _resume_words(self, run: Run) -> str:

@@ -11,7 +11,7 @@ from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QFrame, QGridLayout, QLabel, QScrollArea, QSizePolicy, QWidget
 
 from app.core.runs.run import Kind, RunRemark
-from app.core.words import in_words
+from app.core.words import full_message
 from app.qt.theme import icon
 from app.qt.widgets import QT_TRANSLATE_NOOP as _NOOP
 from trainer.protocol import events
@@ -145,7 +145,7 @@ def sentence(remark: RunRemark) -> str:
     """Return a remark as one or two sentences."""
     match remark.event:
         case events.ErrorEvent() as event:
-            return in_words(event)
+            return full_message(event)
         case events.Notice() as event:
             return event.sentence
         case events.CachingSpeed() as event:

@@ -32,7 +32,7 @@ from app.core.library import Altered, LibraryImage, ValueChange
 from app.core.session import Session
 from app.core.tags.completion import Completion
 from app.core.tags.splitting import Lines, split_tags
-from app.core.words import in_words
+from app.core.words import full_message
 from app.qt.images.captions.preview import ChangeList, ChangeRow
 from app.qt.images.captions.tag_line import Complete, TagField
 from app.qt.widgets import ComboBox, SpinBox
@@ -429,7 +429,7 @@ class BulkDialog(QDialog):
         def failed(fault: BaseException) -> None:
             if captions is self._snapshot and isinstance(fault, ImpastoError):
                 self._show(None, 0)
-                self.fault.setText(in_words(fault))
+                self.fault.setText(full_message(fault))
                 self.fault.show()
             elif not isinstance(fault, ImpastoError | CanceledError):
                 raise fault
@@ -456,7 +456,7 @@ class BulkDialog(QDialog):
     def _cancel_preview(self) -> None:
         self._pause.stop()
         if self._snapshot:
-            self._snapshot.call_off()
+            self._snapshot.cancel()
             self._snapshot = None
 
     def _apply(self) -> None:

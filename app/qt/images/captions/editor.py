@@ -481,5 +481,5 @@ class CaptionEditor(QWidget):
     def _cancel_summary(self) -> None:
         self._gather.stop()
         if self._snapshot:
-            self._snapshot.call_off()
+            self._snapshot.cancel()
             self._snapshot = None

@@ -33,7 +33,7 @@ from app.core.library import Value
 from app.core.session import Session
 from app.core.tags.splitting import split_tags
 from app.core.tasks import only
-from app.core.words import in_words
+from app.core.words import full_message
 from app.qt.images.captions.preview import ChangeList, ChangeRow
 from app.qt.images.captions.text import to_qt_position
 from app.qt.theme import colors
@@ -179,7 +179,7 @@ class RestoreDialog(QDialog):
     def _show_error(self, fault: OSError, remedy: str) -> None:
         """Show an error; unlike edits, restoring is not retried automatically."""
         reason = refusal(fault, Path(self.root))
-        self.fault.setText(in_words(DatasetError(reason.code, reason.sentence, remedy)))
+        self.fault.setText(full_message(DatasetError(reason.code, reason.sentence, remedy)))
         self.fault.show()
 
 

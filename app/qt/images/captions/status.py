@@ -14,7 +14,7 @@ from app.core.library import Altered, LibraryImage
 from app.core.session import Session
 from app.core.tags.index import Summary
 from app.core.tags.splitting import Lines
-from app.core.words import in_words
+from app.core.words import full_message
 from app.qt.images.captions.text import CHUNK, TokenCount
 from app.qt.widgets import plain_tip, until_destroyed
 
@@ -138,7 +138,7 @@ class _Row:
     @property
     def words(self) -> str:
         """Return the full text for screen readers."""
-        return in_words(self)
+        return full_message(self)
 
 
 def _row_widget(row: _Row) -> QWidget:

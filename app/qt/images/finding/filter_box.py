@@ -31,7 +31,7 @@ from app.core.query.filtering import SavedFilter
 from app.core.query.language import QueryError, QueryProblem, help_text, parse
 from app.core.query.terms import Query, Term, literal
 from app.core.session import Session
-from app.core.words import in_words
+from app.core.words import full_message
 from app.qt.actions.commands import Action, Commands
 from app.qt.images.finding.suggestions import ProposalList
 from app.qt.theme import colors, set_icon
@@ -418,7 +418,7 @@ class FilterBox(QWidget):
 
     def _show_errors(self, faults: tuple[QueryProblem, ...]) -> None:
         self.field.underline(faults)
-        self.fault.setText("\n".join(map(in_words, faults)))
+        self.fault.setText("\n".join(map(full_message, faults)))
         self.fault.setVisible(bool(faults))
         self.field.setAccessibleDescription(
             self.fault.text() or self.tr("Shows only the images that match this filter")

@@ -54,7 +54,7 @@ from app.core.query.terms import Term, literal
 from app.core.session import Session
 from app.core.tags.index import Row, TagCount, co_occurring
 from app.core.tasks import only, raise_again
-from app.core.words import in_words
+from app.core.words import full_message
 from app.qt.actions.commands import Action, Commands
 from app.qt.theme import colors, set_icon
 from app.qt.widgets import QT_TRANSLATE_NOOP, until_destroyed
@@ -486,5 +486,5 @@ class TagPanel(QWidget):
         )
 
     def _on_edit_failed(self, fault: ImpastoError) -> None:
-        self.message.setText(in_words(fault))
+        self.message.setText(full_message(fault))
         self.message.show()

@@ -29,7 +29,7 @@ from app.core.health.findings import HealthFinding
 from app.core.health.health import Health, HealthProgress
 from app.core.health.inspector import to_utf8
 from app.core.session import Session
-from app.core.words import in_words
+from app.core.words import full_message
 from app.qt.actions.commands import Action, Commands
 from app.qt.images.health.charts import BarChart, ColumnChart, HealthChart, SizeMap
 from app.qt.images.health.finding_list import FindingView
@@ -428,7 +428,7 @@ class HealthPanel(QWidget):
             assert isinstance(fault, BaseException)
             raise fault
         self._show_detail()
-        self.message.setText(in_words(fault))
+        self.message.setText(full_message(fault))
         self.message.show()
 
     def _while_open(self, callback: Callable[[object], None]) -> Callable[[object], None]:

@@ -23,7 +23,7 @@ from app.core.edits.masks import (
 )
 from app.core.library import LibraryImage
 from app.core.session import Session
-from app.core.words import in_words
+from app.core.words import full_message
 from app.qt.images.dialogs import ImageStepDialog
 from app.qt.images.masks.canvas import MaskCanvas, Tool
 from app.qt.widgets import Slider
@@ -186,7 +186,7 @@ class MaskPainter(ImageStepDialog):
             if not isinstance(fault, ImpastoError):
                 raise fault
             self.over_button.setVisible(isinstance(fault, MaskChanged))
-            self._show_message(in_words(fault))
+            self._show_message(full_message(fault))
 
         self._session.tasks.run(work, ended, failed)
 

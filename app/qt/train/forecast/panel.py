@@ -23,7 +23,7 @@ from app.core.jobs.job_file import drop, put
 from app.core.planning.answer import AnsweredPlan, PlanAnswer, preflight
 from app.core.planning.forecaster import GPU_MEMORY_SIZES, HERE, REFERENCE_GPU, Forecaster, ForecastRequest
 from app.core.session import Session
-from app.core.words import in_words
+from app.core.words import full_message
 from app.qt.actions.commands import Action, Commands
 from app.qt.train import words
 from app.qt.train.forecast.charts import MemoryBar, PeakMark, Timeline, described
@@ -134,7 +134,7 @@ class GpuChooser(QWidget):
         if forecaster.gpus is None:
             return ""
         if forecaster.gpu_error is not None:
-            return in_words(forecaster.gpu_error)
+            return full_message(forecaster.gpu_error)
         gpu = forecaster.here
         if gpu is None:
             return self.tr("No NVIDIA GPU was found, so training uses the CPU.")

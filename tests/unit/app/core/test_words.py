@@ -2,13 +2,13 @@
 
 import pytest
 
-from app.core.words import in_words, sentence_of
+from app.core.words import full_message, sentence_of
 from trainer.errors import JobError, sentence_and_remedy
 
 
 @pytest.mark.parametrize("sentence", ["The base is gone.", "a.toml: schema: is missing: the version of its form"])
 def test_what_happened_and_what_to_do_are_two_sentences(sentence):
-    told = in_words(JobError("a", sentence, "Ask for another."))
+    told = full_message(JobError("a", sentence, "Ask for another."))
     assert told == sentence.rstrip(".") + ". Ask for another."
 
 

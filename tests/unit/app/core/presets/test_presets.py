@@ -23,7 +23,7 @@ def test_a_planner_that_dies_is_told_in_the_place_of_the_answer_and_started_anew
     path, _ = library.save_preset(preset)
     outlooks = CostEstimates(desk.post)
     outlooks.choose("8GB")
-    outlooks.want([(path, preset)])
+    outlooks.request([(path, preset)])
     assert outlooks.of(path, preset) is None
     first = outlooks._served._process
     first.kill()

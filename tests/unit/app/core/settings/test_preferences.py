@@ -93,7 +93,7 @@ def test_what_cannot_be_written_holds_for_this_session_and_is_told_and_written_w
     assert [error.code for error in failed] == ["settings.unwritable"] and not mended
     assert "größe" in failed[0].sentence
     path.parent.unlink()
-    store.judge(tokens=150)
+    store.set_checks(tokens=150)
     store.file.settle()
     assert Settings(path).preferences == store.preferences != dark
     assert len(failed) == 1 and mended == failed
@@ -118,7 +118,7 @@ def test_a_window_does_not_wait_for_a_disk_that_sleeps(path, monkeypatch):
     path.unlink()
     path.parent.rmdir()
     path.parent.write_text("a file", encoding="utf-8")
-    store.judge(tokens=150)
+    store.set_checks(tokens=150)
     store.file.settle()
     assert failed == []  # until the window's thread has time for it
     posted.pop()()

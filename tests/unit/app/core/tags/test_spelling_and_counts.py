@@ -86,7 +86,7 @@ def test_a_snapshot_stays_as_it_was_and_ends_when_it_is_called_off(tmp_path):
     assert snapshot[1].id == 2
     running = iter(snapshot)
     next(running)
-    snapshot.call_off()
+    snapshot.cancel()
     with pytest.raises(CanceledError):
         next(running)
 

@@ -21,12 +21,12 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.first import MachineCheck, MachineFacts, read_machine_facts
+from app.core.first_run import MachineCheck, MachineFacts, read_machine_facts
 from app.core.models.models import Models
 from app.core.models.tools import Installation
 from app.core.session import Session
 from app.core.tasks import Tasks, raise_again
-from app.core.words import in_words
+from app.core.words import full_message
 from app.qt.theme import set_icon
 from app.qt.theme.theme import FOLDER
 from app.qt.train.words import gigabytes, owner_of
@@ -125,7 +125,7 @@ class MachinePanel(QWidget):
             self.check.say("bad", self.tr("Could not run the test: {why}").format(why=check.problem))
         elif check.worst and (check.done or check.worst[0].verdict == "broken"):
             broken = check.worst[0].verdict == "broken"
-            problems = "\n".join(map(in_words, check.worst))
+            problems = "\n".join(map(full_message, check.worst))
             self.check.say("bad" if broken else "warning", problems)
         elif check.done:
             self.check.say("good", self.tr("Training works on this PC."))

@@ -12,7 +12,7 @@ from app.core.engine import ServedProcess
 from app.core.events import Emitter
 from app.core.jobs.jobs import FILE_NAME, write_new
 from app.core.tasks import Post
-from app.core.words import in_words
+from app.core.words import full_message
 from trainer.errors import ImpastoError
 from trainer.files.assets import asset_path
 from trainer.protocol import files, places
@@ -57,7 +57,7 @@ def _gpus() -> tuple[tuple[Gpu, ...], str]:
     try:
         return tuple(gpu.list_gpus()), ""
     except ImpastoError as error:
-        return (), in_words(error)
+        return (), full_message(error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.first import MachineCheck, demo_images, demo_job, read_machine_facts
+from app.core.first_run import MachineCheck, demo_images, demo_job, read_machine_facts
 from app.core.settings import recent
 from app.core.settings.recent import is_first_start, remember_welcome
 from trainer import gpu

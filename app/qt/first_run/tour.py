@@ -10,7 +10,7 @@ from pathlib import Path
 from PySide6.QtCore import QCoreApplication, QObject, Qt, Signal
 from PySide6.QtWidgets import QBoxLayout, QFrame, QHBoxLayout, QLabel, QPushButton, QToolButton, QVBoxLayout, QWidget
 
-from app.core.first import demo_images, demo_job
+from app.core.first_run import demo_images, demo_job
 from app.core.session import Session
 from app.core.tasks import only
 from app.qt.notices import Notices

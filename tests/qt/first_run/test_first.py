@@ -12,8 +12,8 @@ from pytestqt.qtbot import QtBot
 
 from app.core.session import Session
 from app.qt import application
-from app.qt.first.tour import STEPS, Tour
-from app.qt.first.welcome import Welcome
+from app.qt.first_run.tour import STEPS, Tour
+from app.qt.first_run.welcome import Welcome
 from app.qt.runs.page import RunsPage
 from app.qt.window import Window
 from tests.support import tool_homes
