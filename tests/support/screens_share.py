@@ -22,7 +22,7 @@ from trainer.config.presets.creating import revised
 from trainer.config.presets.preset import dump_preset
 from trainer.config.presets.preview_image import make_preview
 
-_NOTES = "Soft gouache landscapes. Made with 60 pictures; captions name what is shown and leave the medium out."
+_NOTES = "Soft gouache landscapes. Made with 60 images; captions describe the content but not the medium."
 
 
 def shown_presets(window: Window) -> PresetsPage:

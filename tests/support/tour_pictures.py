@@ -142,10 +142,10 @@ def try_out(artist: Artist, page: RunsPage) -> None:
     found, trying = after.strip.candidates, after.trying
     until(lambda: any(each.last for each in found.all), 30, "the candidates")
     after.strip.choose(next(place for place, each in enumerate(found.all) if each.best))
-    until(lambda: all(found.image(each) for each in found.all), 30, "their pictures")
+    until(lambda: all(found.image(each) for each in found.all), 30, "their images")
     trying.prompt.setPlainText(TRIED)
     artist.click(trying.render_button)
-    until(lambda: trying.image.shows and not trying.is_drawing(), 180, "what is tried out")
+    until(lambda: trying.image.shows and not trying.is_drawing(), 180, "the test image")
     until(lambda: after.send_button.isVisible(), 30, "a folder to send to")
 
 
