@@ -1,4 +1,4 @@
-"""Draws the captioned pictures that the demo base learns from: shapes, colours, backgrounds, arrangements."""
+"""Draws the captioned pictures that the demo base learns from: shapes, colors, backgrounds, arrangements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SUPERSAMPLING = 4
 Rgb = tuple[int, int, int]
 Polygon = list[tuple[float, float]]
 
-COLOURS: dict[str, Rgb] = {
+COLORS: dict[str, Rgb] = {
     "red": (222, 38, 38),
     "orange": (245, 138, 28),
     "yellow": (250, 218, 50),
@@ -41,10 +41,10 @@ class Shape:
 
 @dataclass(frozen=True)
 class Thing:
-    """One drawn shape: what it is, its colour name, its centre in pixels and its half width in pixels."""
+    """One drawn shape: what it is, its color name, its center in pixels and its half width in pixels."""
 
     kind: str
-    colour: str
+    color: str
     x: float
     y: float
     radius: float
@@ -176,14 +176,14 @@ def mix(one: Rgb, other: Rgb, share: float) -> Rgb:
     return red, green, blue
 
 
-def detail_colour(colour: Rgb) -> Rgb:
+def detail_color(color: Rgb) -> Rgb:
     """The darker tone for doors, trunks and eyes; black things get a lighter one, else it would not show."""
-    return mix(colour, (255, 255, 255), 0.35) if sum(colour) < 120 else mix(colour, (0, 0, 0), 0.45)
+    return mix(color, (255, 255, 255), 0.35) if sum(color) < 120 else mix(color, (0, 0, 0), 0.45)
 
 
-def _tint(colour: Rgb) -> Rgb:
-    """The second tone of a patterned background: towards white, but for white towards grey."""
-    return mix(colour, (150, 150, 160), 0.45) if sum(colour) > 720 else mix(colour, (255, 255, 255), 0.42)
+def _tint(color: Rgb) -> Rgb:
+    """The second tone of a patterned background: towards white, but for white towards gray."""
+    return mix(color, (150, 150, 160), 0.45) if sum(color) > 720 else mix(color, (255, 255, 255), 0.42)
 
 
 def _pattern_coverage(pattern: str) -> Image.Image:
@@ -208,21 +208,21 @@ COVERAGE = {pattern: _pattern_coverage(pattern) for pattern in PATTERNS}
 
 
 def draw(scene: Scene) -> Image.Image:
-    """The scene as an RGB picture of SIZE x SIZE in flat colours."""
-    ground = COLOURS[scene.background]
+    """The scene as an RGB picture of SIZE x SIZE in flat colors."""
+    ground = COLORS[scene.background]
     picture = Image.new("RGB", (SIZE, SIZE), ground)
     picture.paste(_tint(ground), mask=COVERAGE[scene.pattern])
     for thing in scene.things:
-        colour = COLOURS[thing.colour]
-        picture.paste(colour, mask=silhouette(thing))
+        color = COLORS[thing.color]
+        picture.paste(color, mask=silhouette(thing))
         if details := SHAPES[thing.kind].details:
-            picture.paste(detail_colour(colour), mask=mask_of(details, thing))
+            picture.paste(detail_color(color), mask=mask_of(details, thing))
     return picture
 
 
 def caption(scene: Scene) -> str:
     """The words for the scene, for instance "a red star above a blue circle on a white dotted background"."""
-    names = [f"{thing.colour} {thing.kind}" for thing in scene.things]
+    names = [f"{thing.color} {thing.kind}" for thing in scene.things]
     size = f"{scene.arrangement} " if scene.arrangement in ("big", "small") else ""
     what = f"a {size}{names[0]}" if len(names) == 1 else f"a {names[0]} {scene.arrangement} a {names[1]}"
     pattern = "" if scene.pattern == "plain" else f"{scene.pattern} "
@@ -240,12 +240,12 @@ PLACES: dict[str, tuple[tuple[float, float, float], ...]] = {
 
 
 def place(arrangement: str, names: list[tuple[str, str]], jitter: np.random.Generator | None = None) -> list[Thing]:
-    """Things of the given (kind, colour) at the places of the arrangement, moved a little where `jitter` is given."""
+    """Things of the given (kind, color) at the places of the arrangement, moved a little where `jitter` is given."""
     things = []
-    for (kind, colour), (x, y, radius) in zip(names, PLACES[arrangement], strict=True):
+    for (kind, color), (x, y, radius) in zip(names, PLACES[arrangement], strict=True):
         move = jitter.uniform(-1, 1, 3) if jitter is not None else np.zeros(3)
         reach = 8 if arrangement == "small" else 3
-        things.append(Thing(kind, colour, x + reach * move[0], y + reach * move[1], radius * (1 + 0.06 * move[2])))
+        things.append(Thing(kind, color, x + reach * move[0], y + reach * move[1], radius * (1 + 0.06 * move[2])))
     return things
 
 
@@ -256,42 +256,42 @@ def scene_of(words: str) -> Scene:
     pattern = rest[0] if len(rest) > 1 else "plain"
     for arrangement in ("beside", "above"):
         if f" {arrangement} " in what:
-            names = [(kind, colour) for _, colour, kind in map(str.split, what.split(f" {arrangement} "))]
+            names = [(kind, color) for _, color, kind in map(str.split, what.split(f" {arrangement} "))]
             return Scene(arrangement, tuple(place(arrangement, names)), background, pattern)
-    *size, colour, kind = what.split()[1:]
+    *size, color, kind = what.split()[1:]
     arrangement = size[0] if size else "one"
-    return Scene(arrangement, tuple(place(arrangement, [(kind, colour)])), background, pattern)
+    return Scene(arrangement, tuple(place(arrangement, [(kind, color)])), background, pattern)
 
 
 def random_scene(rng: np.random.Generator) -> Scene:
-    """A scene drawn at random; no thing has its background's colour."""
+    """A scene drawn at random; no thing has its background's color."""
     arrangement = str(rng.choice(ARRANGEMENTS, p=(0.4, 0.12, 0.12, 0.18, 0.18)))
     pattern = str(rng.choice(PATTERNS, p=(0.58, 0.14, 0.14, 0.14)))
-    background = str(rng.choice(list(COLOURS)))
-    others = [colour for colour in COLOURS if colour != background]
+    background = str(rng.choice(list(COLORS)))
+    others = [color for color in COLORS if color != background]
     names = [(str(rng.choice(list(SHAPES))), str(rng.choice(others))) for _ in PLACES[arrangement]]
     return Scene(arrangement, tuple(place(arrangement, names, rng)), background, pattern)
 
 
 def scribble(rng: np.random.Generator) -> Image.Image:
-    """Lines, ovals and polygons in any colour: without them the VAE would know ten colours and nothing else."""
+    """Lines, ovals and polygons in any color: without them the VAE would know ten colors and nothing else."""
     big = SIZE * 2
 
-    def any_colour() -> Rgb:
+    def any_color() -> Rgb:
         red, green, blue = (int(c) for c in rng.integers(0, 256, 3))
         return red, green, blue
 
-    picture = Image.new("RGB", (big, big), any_colour())
-    picture.paste(any_colour(), mask=Image.linear_gradient("L").resize((big, big)).rotate(float(rng.integers(0, 360))))
+    picture = Image.new("RGB", (big, big), any_color())
+    picture.paste(any_color(), mask=Image.linear_gradient("L").resize((big, big)).rotate(float(rng.integers(0, 360))))
     pen = ImageDraw.Draw(picture)
     for _ in range(int(rng.integers(3, 9))):
         points = [(float(x), float(y)) for x, y in rng.integers(-20, big + 20, (int(rng.integers(2, 6)), 2))]
         match int(rng.integers(0, 3)):
             case 0:
-                pen.line(points, fill=any_colour(), width=int(rng.integers(4, 22)), joint="curve")
+                pen.line(points, fill=any_color(), width=int(rng.integers(4, 22)), joint="curve")
             case 1:
                 x, y = points[0]
-                pen.ellipse((x - 50, y - 40, x + 50, y + 40), outline=any_colour(), width=int(rng.integers(4, 40)))
+                pen.ellipse((x - 50, y - 40, x + 50, y + 40), outline=any_color(), width=int(rng.integers(4, 40)))
             case _:
-                pen.polygon(points if len(points) > 2 else [*points, (0.0, 0.0)], fill=any_colour())
+                pen.polygon(points if len(points) > 2 else [*points, (0.0, 0.0)], fill=any_color())
     return picture.reduce(2)

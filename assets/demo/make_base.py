@@ -275,7 +275,7 @@ def token_ids(tokenizer: CLIPTokenizer, captions: list[str]) -> Tensor:
 
 def known_ids(tokenizer: CLIPTokenizer) -> Tensor:
     """The rows of the vocabulary that training touches: all words of captions, and 400 others as strangers."""
-    words = [*drawing.COLOURS, *drawing.SHAPES, *drawing.PATTERNS, *drawing.ARRANGEMENTS, "a on background ,"]
+    words = [*drawing.COLORS, *drawing.SHAPES, *drawing.PATTERNS, *drawing.ARRANGEMENTS, "a on background ,"]
     used = torch.unique(token_ids(tokenizer, [" ".join(words[i : i + 8]) for i in range(0, len(words), 8)]))
     others = np.random.default_rng(2).choice(START, STRANGERS, replace=False)
     rows: Tensor = torch.unique(torch.cat([used, torch.from_numpy(others)]))

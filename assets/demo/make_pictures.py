@@ -20,16 +20,16 @@ def tube(mask: Image.Image, width: int) -> Image.Image:
 
 
 def draw_neon(scene: drawing.Scene) -> Image.Image:
-    """The scene at night: hollow neon tubes in the things' colours on dark blue, tinted by the background's colour."""
-    ground = drawing.mix(NIGHT, drawing.COLOURS[scene.background], 0.12)
+    """The scene at night: hollow neon tubes in the things' colors on dark blue, tinted by the background's color."""
+    ground = drawing.mix(NIGHT, drawing.COLORS[scene.background], 0.12)
     picture = Image.new("RGB", (drawing.SIZE, drawing.SIZE), ground)
     for thing in scene.things:
-        colour = drawing.COLOURS[thing.colour]
+        color = drawing.COLORS[thing.color]
         silhouette = drawing.silhouette(thing)
         line = tube(silhouette, 13)
         core = tube(silhouette.filter(ImageFilter.MinFilter(5)), 3)
-        picture.paste(colour, mask=line)
-        picture.paste(drawing.mix(colour, (255, 255, 255), 0.6), mask=core)
+        picture.paste(color, mask=line)
+        picture.paste(drawing.mix(color, (255, 255, 255), 0.6), mask=core)
     return picture
 
 

@@ -65,9 +65,9 @@ PATTERNED = (
 
 def color_name(pixels: Pixels) -> str:
     """The palette's color that is nearest to most of the pixels (n, 3)."""
-    distances = np.linalg.norm(pixels[:, None] - np.array(list(drawing.COLOURS.values())), axis=-1)
-    votes = np.bincount(distances.argmin(axis=1), minlength=len(drawing.COLOURS))
-    return list(drawing.COLOURS)[int(votes.argmax())]
+    distances = np.linalg.norm(pixels[:, None] - np.array(list(drawing.COLORS.values())), axis=-1)
+    votes = np.bincount(distances.argmin(axis=1), minlength=len(drawing.COLORS))
+    return list(drawing.COLORS)[int(votes.argmax())]
 
 
 def background_of(pixels: Pixels) -> Pixels:
@@ -151,7 +151,7 @@ def disagreements(pictures: dict[str, Pixels], prompts: tuple[str, ...]) -> dict
         ground = background_of(pixels)
         mask = foreground(pixels, ground)
         seen = {
-            "color": (color_name(pixels[mask]), scene.things[0].colour),
+            "color": (color_name(pixels[mask]), scene.things[0].color),
             "background": (color_name(ground[None]), scene.background),
             "shape": (shape_of(mask), scene.things[0].kind),
         }
@@ -161,7 +161,7 @@ def disagreements(pictures: dict[str, Pixels], prompts: tuple[str, ...]) -> dict
     return wrong
 
 
-def test_one_thing_has_its_colour_background_and_shape(pictures: dict[str, Pixels]) -> None:
+def test_one_thing_has_its_color_background_and_shape(pictures: dict[str, Pixels]) -> None:
     # Seen over three sets of seeds: 60 of 60 colors and backgrounds, 54 of 60 shapes (16, 19 and 19 of 20).
     wrong = disagreements(pictures, PROMPTS)
     assert len(wrong["color"]) <= 1, wrong
@@ -169,7 +169,7 @@ def test_one_thing_has_its_colour_background_and_shape(pictures: dict[str, Pixel
     assert len(wrong["shape"]) <= 6, wrong
 
 
-def test_two_things_have_their_colours_where_the_prompt_says(pictures: dict[str, Pixels]) -> None:
+def test_two_things_have_their_colors_where_the_prompt_says(pictures: dict[str, Pixels]) -> None:
     wrong = []
     for prompt in PAIRS:
         scene, pixels = drawing.scene_of(prompt), pictures[prompt]
@@ -180,7 +180,7 @@ def test_two_things_have_their_colours_where_the_prompt_says(pictures: dict[str,
             rows = slice(0, 64) if thing.y < 64 else slice(64, 128) if thing.y > 64 else slice(None)
             half[rows, columns] = True
             seen = color_name(pixels[mask & half])
-            if seen != thing.colour:
+            if seen != thing.color:
                 wrong.append(f"{prompt}: {seen}")
     assert len(wrong) <= 3, wrong
 

@@ -158,6 +158,6 @@ def colors() -> Colors:
 
 
 def set_current(chosen: Colors) -> None:
-    """Set the colors that `colours` returns; called by `Theme`."""
+    """Set the colors that `colors` returns; called by `Theme`."""
     global _current
     _current = chosen

@@ -279,7 +279,7 @@ class Theme(QObject):
     """The application's theme."""
 
     changed = Signal()
-    """The colors have changed; `colours()` returns the new ones."""
+    """The colors have changed; `colors()` returns the new ones."""
 
     def __init__(self, application: QApplication, choice: Choice = "system") -> None:
         super().__init__(application)
