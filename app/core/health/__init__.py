@@ -1,1 +1,1 @@
-"""What is wrong or doubtful with the open datasets, found while one works; see health.py."""
+"""Problems and statistics of the open datasets, updated while the user works; see health.py."""

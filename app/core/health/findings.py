@@ -1,4 +1,4 @@
-"""What was found, in words, and what one click can do about it."""
+"""Wording, order and one-click fixes of the health findings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainer.dataset.findings import rule_of as trainer_rule_of
 from trainer.errors import ImpastoError
 
 Action = Literal["crop", "mask", "convert", "look", "write"]
-"""What the user can be led to, where no edit can fix it."""
+"""Tool that the window opens for a finding that no automatic edit can fix."""
 
 OURS: Mapping[str, Rule] = {
     "picture.unusable": Rule(
@@ -50,7 +50,7 @@ OURS: Mapping[str, Rule] = {
         "Increase the repeats of these folders so that all are learned equally.",
     ),
 }
-# The trainer's words name keys of a job; where the app offers something nearer, it says that.
+# The trainer's remedies name job keys; these name what the user can do in the window instead.
 _REMEDIES: Mapping[str, str] = {
     "file.outside": "Copy the files into the dataset, or open the folder they point to first.",
     "picture.tiny": "Use larger images.",
@@ -71,45 +71,45 @@ _ACTIONS: Mapping[str, Action] = {
     "caption.utf-16": "convert",
 }
 LISTED = 20
-"""Of so many files that belong to no picture the tip tells where they lie."""
+"""Maximum number of orphan files whose paths the tooltip lists."""
 _NAMED = 3
 _ORDER: Mapping[Severity, int] = {"error": 0, "warning": 1, "info": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class HealthFinding:
-    """One kind of thing that was found."""
+    """One finding: its code, wording, images and fix."""
 
     code: str
     severity: Severity
     sentence: str
     remedy: str
     ids: Set[int]
-    """The pictures concerned, as they are now: this set changes with the library and is not to be changed."""
+    """Ids of the affected images. This set follows the library; do not modify it."""
     fix_title: str = ""
     fix: Callable[[], Edit] | None = None
-    """Works out what mends it; may take a second, so let a worker call it."""
+    """Builds the edit that fixes it. May take a second, so call it on a worker."""
     action: Action | None = None
     place: str = ""
-    """The whole path of the one picture that the sentence names shortly."""
+    """Full path of the only image, which the sentence names by its path within the dataset."""
     files: Sequence[Path] = ()
-    """The first LISTED of the files concerned, where they belong to no picture."""
+    """The first LISTED orphan files, where the finding is about files without an image."""
 
     @property
     def query(self) -> str:
-        """Return what the filter asks for to show these pictures."""
+        """Return the filter query that shows these images."""
         return f"problem:{name_of(self.code, self.severity)}"
 
 
 def name_of(code: str, severity: Severity) -> str:
-    """Return what `problem:` asks for; what is only good to know has a name that a bare `problem:` passes over."""
+    """Return the name of a finding in `problem:` queries; a bare `problem:` skips the "info." names."""
     return f"info.{code}" if severity == "info" else code
 
 
 def found(
     code: str, ids: Set[int], fix: tuple[str, Callable[[], Edit]] | None, alone: LibraryImage | None = None
 ) -> HealthFinding:
-    """Return the finding for pictures with this code; of one that is `alone`, its own problem is the sentence."""
+    """Return the finding for images with this code; `alone`, the only image, is described by its own problem."""
     rule = rule_of(code)
     sentence, place = worded(rule, len(ids)), ""
     if alone and alone.problem:
@@ -121,7 +121,7 @@ def found(
 
 
 def of_files(code: str, count: int, files: Sequence[Path]) -> HealthFinding:
-    """Return the finding for so many files that belong to no picture, of which these are the first."""
+    """Return the finding for `count` orphan files; `files` are the first of them."""
     rule = rule_of(code)
     names = ", ".join(path.name for path in files[:_NAMED])
     more = f" and {count - _NAMED} more" if count > _NAMED else ""
@@ -131,51 +131,51 @@ def of_files(code: str, count: int, files: Sequence[Path]) -> HealthFinding:
 
 
 def unseen(fault: ImpastoError) -> HealthFinding:
-    """Return the finding that pictures could not be looked at, for a reason that is none of theirs."""
+    """Return the finding that images could not be inspected because no worker process started."""
     return HealthFinding(fault.code, "error", fault.sentence, fault.remedy, frozenset(), action="look")
 
 
 def of_notes(fault: ImpastoError) -> HealthFinding:
-    """Return the finding that the notes of a folder cannot be read, for which training refuses the folder."""
+    """Return the finding that a folder's notes cannot be read; training refuses such a folder."""
     return HealthFinding(fault.code, "error", fault.sentence, fault.remedy, frozenset())
 
 
 def remedy_of(code: str) -> str:
-    """Return what to do about a finding of the trainer, in words for the window."""
+    """Return the remedy for a finding of the trainer, worded for the window."""
     return _REMEDIES.get(code) or trainer_rule_of(code).remedy
 
 
 def rule_of(code: str) -> Rule:
-    """Return how a code is worded."""
+    """Return the severity and wording of a finding code."""
     return OURS.get(code) or RULES[code]
 
 
 def in_order(findings: Sequence[HealthFinding]) -> tuple[HealthFinding, ...]:
-    """Return errors first, then what concerns most pictures."""
-    return tuple(sorted(findings, key=lambda one: (_ORDER[one.severity], -len(one.ids or one.files), one.code)))
+    """Return findings sorted by severity, then by the number of affected images or files."""
+    return tuple(sorted(findings, key=lambda item: (_ORDER[item.severity], -len(item.ids or item.files), item.code)))
 
 
 def keep_best(groups: Iterable[Sequence[LibraryImage]]) -> Edit:
-    """Exclude all but the best of each group of copies: by stars, then pixels, then bytes, then the first by name."""
-    others = [image for group in groups for image in sorted(group, key=_worth)[1:]]
+    """Exclude all but the best of each group: most stars, then pixels, then bytes, then first by path."""
+    others = [image for group in groups for image in sorted(group, key=_sort_key)[1:]]
     return exclude(others, True)
 
 
-def _worth(image: LibraryImage) -> tuple[int, int, int, str]:
+def _sort_key(image: LibraryImage) -> tuple[int, int, int, str]:
     pixels = (image.width or 0) * (image.height or 0)
     return -(image.rating or 0), -pixels, -image.bytes, str(image.path)
 
 
 def put_trigger_first(images: Iterable[LibraryImage], lines: Lines = "caption") -> Edit:
-    """Write each folder's trigger before the captions that lack it."""
+    """Put each folder's trigger word at the front of the captions that do not contain it."""
     by_folder: dict[Folder, list[LibraryImage]] = {}
     for image in images:
         by_folder.setdefault(image.folder, []).append(image)
     changes: list[ValueChange] = []
-    for folder, inside in by_folder.items():
+    for folder, members in by_folder.items():
         if folder.trigger:
-            changes += add_tags(inside, [folder.trigger.strip()], 0, lines).changes
-    return Edit(f"Put the trigger first in {_counted(len(changes), 'caption')}", tuple(changes))
+            changes += add_tags(members, [folder.trigger.strip()], 0, lines).changes
+    return Edit(f"Put the trigger word first in {_counted(len(changes), 'caption')}", tuple(changes))
 
 
 def remove_single_letters(images: Sequence[LibraryImage], lines: Lines = "caption") -> Edit:
@@ -186,19 +186,19 @@ def remove_single_letters(images: Sequence[LibraryImage], lines: Lines = "captio
 
 
 def connected(pairs: Mapping[int, Sequence[int]]) -> list[list[int]]:
-    """Return the groups that pairs of pictures make, directly or through others."""
+    """Return the connected components of the graph whose edges are the image pairs."""
     groups, reached = list[list[int]](), set[int]()
     for start in pairs:
         if start in reached:
             continue
-        group, ahead = [], [start]
+        group, pending = [], [start]
         reached.add(start)
-        while ahead:
-            image = ahead.pop()
+        while pending:
+            image = pending.pop()
             group.append(image)
             new = [other for other in pairs.get(image, ()) if other not in reached]
             reached.update(new)
-            ahead += new
+            pending += new
         groups.append(sorted(group))
     return groups
 

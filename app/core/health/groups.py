@@ -1,4 +1,4 @@
-"""Two small indexes over pictures that are cheap to keep right: by what they have, and by what they share."""
+"""Incremental indexes over images (by key and by shared value), and the training settings they are judged by."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 
 Key = tuple[str, Hashable]
-"""What a picture can be filed under: a kind ("mark", "bucket", "tokens", ...) and which of it."""
+"""Index key of an image: a kind ("mark", "bucket", "tokens", ...) and a value of that kind."""
 _NONE: frozenset[int] = frozenset()
 TOKEN_MARKS = (75, 150, 225)
-"""Tokens that one, two and three chunks of the text encoder read."""
+"""Caption tokens that fit into one, two and three chunks of the text encoder."""
 NATIVE: Mapping[str, int] = {"sd15": 512, "sdxl": 1024}
-"""Native resolutions, as trainer.config.base has them; that module brings pydantic."""
+"""Native resolutions, repeated from trainer.config.base because importing that module loads pydantic."""
 
 
 class Files:
-    """Pictures filed under any number of keys; one picture's keys are replaced in a few microseconds."""
+    """Index of images by any number of keys; replacing one image's keys takes a few microseconds."""
 
     def __init__(self) -> None:
         self._of: dict[int, tuple[Key, ...]] = {}
@@ -29,14 +29,14 @@ class Files:
         self._kinds: dict[str, dict[Hashable, set[int]]] = {}
 
     def put(self, image: int, keys: Iterable[Key]) -> None:
-        """File a picture under these keys and no others; none: forget it."""
-        # One tuple for all pictures of the same keys: 100,000 would keep the garbage collector busy for 0.1 s.
+        """Replace the keys of an image; without keys, remove it from the index."""
+        # Images with equal keys share one tuple: 100,000 tuples would keep the garbage collector busy for 0.1 s.
         new = tuple(keys)
         new = self._combinations.setdefault(new, new)
-        before = self._of.get(image, ())
-        if new == before:
+        old = self._of.get(image, ())
+        if new == old:
             return
-        for kind, which in before:
+        for kind, which in old:
             if (kind, which) not in new:
                 self._kinds[kind][which].discard(image)
                 if not self._kinds[kind][which]:
@@ -49,31 +49,31 @@ class Files:
             self._of.pop(image, None)
 
     def under(self, kind: str, which: Hashable) -> Set[int]:
-        """Return the pictures under one key: the index's own set, not to be changed."""
+        """Return the images under one key. It is the index's own set; do not modify it."""
         return self._kinds.get(kind, {}).get(which, _NONE)
 
     def all(self, kind: str) -> Mapping[Hashable, Set[int]]:
-        """Return what there is of a kind, each with its pictures; not to be changed."""
+        """Return all values of a kind with their images; do not modify the result."""
         return self._kinds.get(kind, {})
 
 
 class SharedIndex:
-    """Which pictures have something (content, place and stem) in common with another one."""
+    """Index of images that share a value, such as their content, with at least one other image."""
 
     def __init__(self) -> None:
         self.images: set[int] = set()
-        """All that share theirs."""
+        """Ids of all images that share their value."""
         self._key: dict[int, Hashable] = {}
         self._first: dict[Hashable, int] = {}
         self._groups: dict[Hashable, set[int]] = {}
 
     def put(self, image: int, key: Hashable | None) -> None:
-        """Say what a picture has; None: nothing to share."""
-        before = self._key.get(image)
-        if key == before:
+        """Set the value of an image; None removes it from the index."""
+        old = self._key.get(image)
+        if key == old:
             return
-        if before is not None:
-            self._leave(image, before)
+        if old is not None:
+            self._remove(image, old)
         if key is not None:
             self._key[image] = key
             first = self._first.setdefault(key, image)
@@ -83,10 +83,10 @@ class SharedIndex:
                 self.images |= group
 
     def groups(self) -> list[list[int]]:
-        """Return the pictures that share, those that share the same together."""
+        """Return one sorted list of images for each shared value."""
         return [sorted(group) for group in tuple(self._groups.values())]
 
-    def _leave(self, image: int, key: Hashable) -> None:
+    def _remove(self, image: int, key: Hashable) -> None:
         del self._key[image]
         self.images.discard(image)
         group = self._groups.get(key)
@@ -101,24 +101,27 @@ class SharedIndex:
 
 
 class JudgingTarget(NamedTuple):
-    """A training to come, as far as pictures can suit it or not."""
+    """Training settings that decide whether images and captions are suitable."""
 
     resolution: int = 1024
     """Side of the square whose area every bucket has, in pixels: 1024 for SDXL, 512 for SD 1.5."""
     tokens: int = 75
-    """How many tokens of a caption are read: one of TOKEN_MARKS."""
+    """Number of caption tokens that training reads: one of TOKEN_MARKS."""
     lines: Lines = "caption"
-    """How captions of several lines are read."""
+    """Whether a caption of several lines is one caption or several variants."""
 
     def recipe(self) -> RecipeConfig:
-        """Return a recipe with this aim and all else as the trainer has it by default; raises pydantic's ValueError."""
+        """Return a recipe with these settings and defaults otherwise. Raises pydantic's ValueError."""
         from trainer.config.recipe import RecipeConfig
 
         return RecipeConfig.model_validate({"resolution": self.resolution, "token_chunks": self.tokens})
 
 
 def aim_of(values: Mapping[str, Any], native: int) -> JudgingTarget:
-    """Return what a job's values say; `native` is the resolution that its base has, wrong values count as absent."""
+    """Return the target for a job's values; invalid values count as missing.
+
+    `native` is the resolution of the job's base.
+    """
     recipe, dataset = _table(values, "recipe"), _table(values, "dataset")
     resolution, tokens = recipe.get("resolution"), recipe.get("token_chunks")
     if not isinstance(resolution, int) or not 64 <= resolution <= 4096 or resolution % 8:

@@ -1,8 +1,8 @@
-"""Knows at any moment what is wrong or doubtful with the open datasets, and what the charts show.
+"""Findings and chart data of the open datasets, kept up to date with the library.
 
-One picture's judgement takes some microseconds and is renewed when the picture changes, so an edit of one caption costs
-the same however many pictures there are. When very many change, they are judged in slices between the user's events.
-Files are looked at by worker processes (inspector.py); tags that stand but once are counted by a worker on `refresh`.
+Judging one image takes some microseconds and happens whenever it changes, so editing one caption costs the same at any
+dataset size. When very many images change, they are judged in slices between the user's events. Worker processes
+inspect the files (inspector.py); a worker thread counts rare and frequent tags on `refresh`.
 """
 
 from __future__ import annotations
@@ -29,25 +29,28 @@ if TYPE_CHECKING:  # pydantic, numpy: a worker loads them once there are picture
     from app.core.health.findings import HealthFinding
     from app.core.health.judging import Judge
 
-# How long the owner's thread judges pictures in one go, in seconds; what changes at once up to so many is judged there.
-_PORTION = 0.004
-_AT_ONCE = 20
-# Captions handed over to be counted at once: 5 ms of the owner's thread, 50 of a worker.
-_TEXTS = 500
-_INDIFFERENT = frozenset({"rating"})
-_OF_FILES = frozenset({"file", "mask"})
-# Told of a picture that is back: a look may have found its file gone, and what an earlier one told is forgotten.
-_OF_RETURN = frozenset({"problem", "inspection"})
-# Below this number of pictures every tag is rare; above this ratio of showings folders count as unbalanced.
-_ENOUGH = 10
-_UNBALANCED = 5
-# A tag of more words than this is a sentence: that it stands once says nothing.
-_WORDS = 4
-_TOP = 40
+# Seconds that the owner's thread judges images before it handles events again.
+_BATCH_SECONDS = 0.004
+# Up to this many images that change together are judged immediately.
+_MAX_IMMEDIATE = 20
+# Captions sent to be counted at once: 5 ms of the owner's thread, 50 ms of a worker.
+_TOKEN_BATCH = 500
+_IGNORED = frozenset({"rating"})
+_FILE_FACTS = frozenset({"file", "mask"})
+# Reported for an image whose file is back. An inspection may have missed the file meanwhile, and what was known of it
+# was cleared, so it is inspected again.
+_RETURN_FACTS = frozenset({"problem", "inspection"})
+# With fewer tagged images every tag is rare, so none is reported.
+_MIN_TAGGED = 10
+# Folders are unbalanced when an epoch shows another one more than this many times as often.
+_UNBALANCED_RATIO = 5
+# A tag of more words is a sentence, and a sentence that appears once is not suspicious.
+_MAX_TAG_WORDS = 4
+_TOP_COUNT = 40
 
 
 class HealthProgress(NamedTuple):
-    """How many pictures are still to be judged, and how many files still to be looked at."""
+    """Number of images still to be judged, of files still to be inspected, and of all images."""
 
     judging: int
     inspecting: int
@@ -55,14 +58,14 @@ class HealthProgress(NamedTuple):
 
 
 class Tags(NamedTuple):
-    """The most frequent tags with their numbers of pictures, and the pictures with a tag of their own."""
+    """The most frequent tags with their image counts, and the ids of images with a tag that no other image has."""
 
     top: list[tuple[str, int]]
     rare: frozenset[int]
 
 
 class Health:
-    """Belongs to the thread that owns the library."""
+    """Health of all open datasets. Use it only on the thread that owns the library."""
 
     def __init__(
         self, library: Library, index: TagIndex, tasks: Tasks, post: Post, aim: JudgingTarget | None = None
@@ -70,132 +73,141 @@ class Health:
         self.findings: Emitter[tuple[HealthFinding, ...]] = Emitter()
         self.progress: Emitter[HealthProgress] = Emitter()
         self.charts: Emitter[None] = Emitter()
-        """What the charts show is different now."""
+        """Emitted when the chart data has changed."""
         self.aim = aim or JudgingTarget()
         self.files = Files()
-        """Pictures by what the charts show: kinds "bucket", "tokens" and "cell"."""
+        """Index of images by finding ("mark") and by chart values ("bucket", "tokens", "cell")."""
         self.tags = Tags([], frozenset())
         self.now: tuple[HealthFinding, ...] = ()
-        """The findings of now."""
+        """Current findings."""
         self._library, self._index, self._tasks, self._post = library, index, tasks, post
-        self._inspector = Inspector(library, post, self._have, self._tell_soon)
+        self._inspector = Inspector(library, post, self._on_inspected, self._schedule_report)
         self._tokens = TokenCounts(tasks)
         self._judge: Judge | None = None
-        self._loading = self._soon = self._going = self._counting = False
+        self._loading = self._report_scheduled = self._judging_scheduled = self._counting = False
         self._tags_stale = True
         self._waiting: dict[int, None] = {}
         self._seen: dict[int, tuple[str, ...]] = {}
         self._contents, self._stems = SharedIndex(), SharedIndex()
-        self._strays: dict[Folder, Mapping[str, tuple[str, ...]]] = {}
-        self._unread_notes: dict[Folder, ImpastoError] = {}
+        self._orphans: dict[Folder, Mapping[str, tuple[str, ...]]] = {}
+        self._note_errors: dict[Folder, ImpastoError] = {}
         self._near: dict[int, set[int]] = {}
         self._near_marked: set[int] = set()
-        library.altered.connect(self._take)
-        index.changed.connect(lambda _: self._note_tags())
-        self._tokens.counted.connect(lambda _: self._want_uncounted())
+        library.altered.connect(self._on_altered)
+        index.changed.connect(lambda _: self._mark_tags_stale())
+        self._tokens.counted.connect(lambda _: self._request_token_counts())
 
     @property
     def judge(self) -> Judge | None:
-        """Return the yardsticks in force, None until a worker has loaded them."""
+        """Return the judge in use; None until a worker has loaded it."""
         return self._judge
 
     def state(self) -> HealthProgress:
-        """Return how far it has come."""
+        """Return the current progress."""
         judging = len(self._waiting) + (self._tokens.pending if self._judge else 0)
         return HealthProgress(judging, self._inspector.pending, len(self._library.images))
 
     def tagged(self, tag: str) -> Set[int]:
-        """Return the pictures with a tag."""
+        """Return the images with a tag."""
         return self._index.images_with(tag)
 
     def marked(self) -> Mapping[str, Set[int]]:
-        """Return the pictures of each finding by what `problem:` asks for; the sets live and are not to be changed."""
+        """Return the images of each finding by its name in `problem:` queries; live sets, do not modify them."""
         return {finding.query.removeprefix("problem:"): finding.ids for finding in self.now if finding.ids}
 
     def aim_at(self, aim: JudgingTarget) -> None:
-        """Judge all pictures for another training."""
+        """Judge all images again for other training settings."""
         if aim != self.aim:
             self.aim, self._judge = aim, None
             self._waiting = dict.fromkeys(self._library.images)
             self._load()
 
     def refresh(self) -> None:
-        """Count rare and frequent tags again if captions changed; for every other second, and half a second's work."""
+        """Count rare and frequent tags again if captions changed.
+
+        Takes a worker half a second at 100,000 images, so call it every other second at most.
+        """
         if self._counting or not self._tags_stale or self._index.pending:
             return
         self._counting, self._tags_stale = True, False
-        # Two lists of what is there already: pairs would be a hundred thousand new objects.
+        # Two lists of existing objects: pairs would allocate 100,000 new tuples on the owner's thread.
         left_out = frozenset(self.files.under("mark", "picture.excluded"))
         ids = [number for number in self._library.images if number not in left_out]
         rows = list(map(self._index.row, ids))
-        self._tasks.run(lambda: count_tags(zip(ids, rows, strict=True)), self._counted, raise_again)
+        self._tasks.run(lambda: count_tags(zip(ids, rows, strict=True)), self._on_tags_counted, raise_again)
 
     def begin(self) -> None:
-        """Look at files from now on, again where that failed: once a dataset is listed, as its pictures come first."""
+        """Start inspecting files, or retry after a failure.
+
+        Call it once a dataset is listed: listing its images comes first.
+        """
         self._inspector.begin()
-        self._tell_soon()
+        self._schedule_report()
 
     def look_again(self, ids: Iterable[int]) -> None:
-        """Look at the files of these pictures once more: they were changed without a sign of it."""
+        """Inspect these images again: their files changed in a way that the scanner cannot detect."""
         self._inspector.want(ids)
 
     def look_for_gone(self) -> None:
-        """Look again at files that were away for a moment which no look at the disk noticed: after each of those."""
+        """Inspect files again that were missing only briefly; call it after each scan.
+
+        A scan that never saw them missing does not report them as changed.
+        """
         self._inspector.want(filter(self._is_unseen, self._inspector.take_gone()))
 
     def take_strays(self, strays: OrphanFiles) -> None:
-        """Tell from now on of these files of a folder that have no picture, and of no others there."""
+        """Replace the orphan files (files without an image) that are reported for a folder."""
         if strays.names:
-            self._strays[strays.folder] = strays.names
+            self._orphans[strays.folder] = strays.names
         else:
-            self._strays.pop(strays.folder, None)
-        self._tell_soon()
+            self._orphans.pop(strays.folder, None)
+        self._schedule_report()
 
     def take_notes(self, notes: NotesRead) -> None:
-        """Take in whether the notes of a folder can be read: training refuses a folder whose notes cannot."""
+        """Update whether the notes of a folder can be read; training refuses a folder whose notes cannot."""
         if notes.error:
-            self._unread_notes[notes.folder] = notes.error
+            self._note_errors[notes.folder] = notes.error
         else:
-            self._unread_notes.pop(notes.folder, None)
-        self._tell_soon()
+            self._note_errors.pop(notes.folder, None)
+        self._schedule_report()
 
     def drop_strays(self, root: Path) -> None:
-        """Tell no more of the files of a dataset that was closed."""
-        self._strays = {folder: names for folder, names in self._strays.items() if folder.root != root}
-        self._unread_notes = {folder: why for folder, why in self._unread_notes.items() if folder.root != root}
-        self._tell_soon()
+        """Forget the orphan files and note errors of a dataset that was closed."""
+        self._orphans = {folder: names for folder, names in self._orphans.items() if folder.root != root}
+        self._note_errors = {folder: why for folder, why in self._note_errors.items() if folder.root != root}
+        self._schedule_report()
 
     def close(self) -> None:
-        """End what runs behind."""
+        """Stop the background work."""
         self._waiting.clear()
         self._inspector.close()
 
-    # Taking in
+    # Judging
 
-    def _take(self, altered: Altered) -> None:
+    def _on_altered(self, altered: Altered) -> None:
         for number in altered.removed:
             self._forget(number)
-        ids = altered.added if altered.what <= _INDIFFERENT else altered.added | altered.altered
-        if altered.added or altered.what & _OF_FILES:
-            self._inspector.want(ids if altered.what & _OF_FILES else altered.added)
-        if altered.what & _OF_RETURN:
+        ids = altered.added if altered.what <= _IGNORED else altered.added | altered.altered
+        if altered.added or altered.what & _FILE_FACTS:
+            self._inspector.want(ids if altered.what & _FILE_FACTS else altered.added)
+        if altered.what & _RETURN_FACTS:
             self._inspector.want(filter(self._is_unseen, altered.altered))
         if "caption" in altered.what:
             self._forget_encodings(altered.altered)
         if altered.what & {"excluded", "folder"} or altered.removed or altered.added:
-            self._note_tags()
-        if self._judge and len(ids) <= _AT_ONCE and not self._waiting:
+            self._mark_tags_stale()
+        if self._judge and len(ids) <= _MAX_IMMEDIATE and not self._waiting:
             for number in ids:
-                self._enter(self._judge, number)
-            self._want_uncounted()
+                self._judge_image(self._judge, number)
+            self._request_token_counts()
         else:
             self._waiting.update(dict.fromkeys(ids))
-            self._go_on()
+            self._continue_judging()
         if ids or altered.removed:
-            self._tell_soon()
+            self._schedule_report()
 
     def _is_unseen(self, number: int) -> bool:
-        """Tell whether nothing is known of the file of a picture that is there."""
+        """Return whether an image of the library has not been inspected."""
         image = self._library.images.get(number)
         return image is not None and image.content is None and not image.problem
 
@@ -205,58 +217,58 @@ class Health:
         self._contents.put(number, None)
         self._stems.put(number, None)
         self.files.put(number, ())
-        self._part(number)
+        self._unlink_near(number)
 
     def _forget_encodings(self, ids: Iterable[int]) -> None:
-        """Whoever writes a caption here writes UTF-8."""
+        """Drop the encoding findings of images whose captions changed: the app always writes UTF-8."""
         for number in ids:
             codes = self._seen.get(number, ())
             if any(code.startswith("caption.") for code in codes):
                 self._seen[number] = tuple(code for code in codes if not code.startswith("caption."))
 
     def _load(self) -> None:
-        """Let a worker load what pictures are judged by, and then judge."""
+        """Load the judge on a worker, then judge the waiting images."""
         if self._loading:
             return
         self._loading = True
         aim = self.aim
 
         def load() -> Judge:
-            from app.core.health import findings, judging  # noqa: F401 (so that the owner's thread need not load it)
+            from app.core.health import findings, judging  # noqa: F401 (imported here to keep the load off the owner's thread)
 
             return judging.Judge(aim.recipe(), self._tokens.of, aim.lines)
 
-        self._tasks.run(load, lambda judge: self._loaded(aim, judge), raise_again)
+        self._tasks.run(load, lambda judge: self._on_judge_loaded(aim, judge), raise_again)
 
-    def _loaded(self, aim: JudgingTarget, judge: Judge) -> None:
+    def _on_judge_loaded(self, aim: JudgingTarget, judge: Judge) -> None:
         self._loading = False
         if aim == self.aim:
             self._judge = judge
-            self._go_on()
+            self._continue_judging()
         else:
             self._load()
 
-    def _go_on(self) -> None:
+    def _continue_judging(self) -> None:
         if not self._waiting:
             return
         if self._judge is None:
             self._load()
-        elif not self._going:
-            self._going = True
-            self._post(self._portion)
+        elif not self._judging_scheduled:
+            self._judging_scheduled = True
+            self._post(self._judge_batch)
 
-    def _portion(self) -> None:
-        """Judge some of the waiting pictures, and let the user have a word before the next."""
-        self._going = False
-        end = time.perf_counter() + _PORTION
+    def _judge_batch(self) -> None:
+        """Judge waiting images for a few milliseconds, then return to the event loop before the next batch."""
+        self._judging_scheduled = False
+        end = time.perf_counter() + _BATCH_SECONDS
         while self._judge and self._waiting and time.perf_counter() < end:
-            self._enter(self._judge, self._waiting.popitem()[0])
+            self._judge_image(self._judge, self._waiting.popitem()[0])
         if not self._waiting:
-            self._want_uncounted()
-        self._tell_soon()
-        self._go_on()
+            self._request_token_counts()
+        self._schedule_report()
+        self._continue_judging()
 
-    def _enter(self, judge: Judge, number: int) -> None:
+    def _judge_image(self, judge: Judge, number: int) -> None:
         image = self._library.images.get(number)
         if image is None:
             return
@@ -269,14 +281,14 @@ class Health:
         for other in self._near.get(number, ()):
             self._mark_near(other)
 
-    def _want_uncounted(self) -> None:
-        """Have the tokens of captions counted that are not known; judge again those that are by now."""
+    def _request_token_counts(self) -> None:
+        """Request unknown token counts of captions; judge images again whose counts have arrived."""
         judge, images = self._judge, self._library.images
         waiting = self.files.under("uncounted", "tokens")
         if judge is None or not waiting or self._tokens.pending:
             return
         texts: dict[str, None] = {}
-        for number in islice(waiting, _TEXTS):
+        for number in islice(waiting, _TOKEN_BATCH):
             uncounted = [text for text in judge.captions(images[number]) if self._tokens.of(text) is None]
             if uncounted:
                 texts.update(dict.fromkeys(uncounted))
@@ -284,20 +296,20 @@ class Health:
                 self._waiting[number] = None
         if texts:
             self._tokens.want(texts)
-        self._go_on()
+        self._continue_judging()
 
-    # What the inspector saw
+    # Inspection results
 
-    def _have(self, found: Slice) -> None:
+    def _on_inspected(self, found: Slice) -> None:
         facts: dict[int, dict[str, object]] = {}
         kinds: set[str] = {"inspection"}
         for seen in found.seen:
             self._seen[seen.image] = seen.codes
             facts[seen.image] = self._facts(seen, kinds)
-            self._part(seen.image)
-        self._link(found.near, {number: known["content"] for number, known in facts.items()})
+            self._unlink_near(seen.image)
+        self._link_near(found.near, {number: known["content"] for number, known in facts.items()})
         self._library.learn(facts, *kinds)  # type: ignore[arg-type]  # built from Literals
-        self._tell_soon()
+        self._schedule_report()
 
     def _facts(self, seen: InspectedImage, kinds: set[str]) -> dict[str, object]:
         image = self._library.images[seen.image]
@@ -310,18 +322,18 @@ class Health:
             kinds.add("problem")
         return facts
 
-    def _link(self, near: Iterable[tuple[int, int]], learned: Mapping[int, object]) -> None:
-        """Note pairs that are nearly the same; not those of the same bytes, of which there may be thousands."""
+    def _link_near(self, near: Iterable[tuple[int, int]], learned: Mapping[int, object]) -> None:
+        """Record pairs of near duplicates, except exact copies: these are found by content and may be thousands."""
         images = self._library.images
         for first, second in near:
             if first in images and second in images:
-                contents = [learned.get(one, images[one].content) for one in (first, second)]
+                contents = [learned.get(number, images[number].content) for number in (first, second)]
                 if contents[0] != contents[1]:
                     self._near.setdefault(first, set()).add(second)
                     self._near.setdefault(second, set()).add(first)
 
-    def _part(self, number: int) -> None:
-        """Take a picture from those that are nearly the same as others."""
+    def _unlink_near(self, number: int) -> None:
+        """Remove all near-duplicate pairs of an image."""
         for other in self._near.pop(number, ()):
             self._near[other].discard(number)
             self._mark_near(other)
@@ -334,35 +346,35 @@ class Health:
             self._near_marked.discard(number)
 
     def _near_to(self, number: int, others: Iterable[int]) -> Iterator[int]:
-        """Yield which of these are trained pictures of other bytes, for a trained picture."""
+        """Yield those of `others` that are trained and not exact copies; nothing for an excluded image."""
         images = self._library.images
-        one = images.get(number)
-        if one is None or one.excluded:
+        image = images.get(number)
+        if image is None or image.excluded:
             return
         for other in map(images.get, others):
-            if other and not other.excluded and other.content != one.content:
+            if other and not other.excluded and other.content != image.content:
                 yield other.id
 
     # Tags
 
-    def _note_tags(self) -> None:
+    def _mark_tags_stale(self) -> None:
         self._tags_stale = True
 
-    def _counted(self, tags: Tags) -> None:
+    def _on_tags_counted(self, tags: Tags) -> None:
         self._counting = False
         self.tags = tags
-        self._tell_soon()
+        self._schedule_report()
 
-    # Telling
+    # Reporting
 
-    def _tell_soon(self) -> None:
-        """Tell once for all that changes in one go."""
-        if not self._soon:
-            self._soon = True
-            self._post(self._tell)
+    def _schedule_report(self) -> None:
+        """Report once for all changes of one event."""
+        if not self._report_scheduled:
+            self._report_scheduled = True
+            self._post(self._report)
 
-    def _tell(self) -> None:
-        self._soon = False
+    def _report(self) -> None:
+        self._report_scheduled = False
         if self._judge is not None:
             self.now = self._findings()
             self.findings.emit(self.now)
@@ -378,32 +390,32 @@ class Health:
         sets["picture.same_stem"] = self._stems.images
         sets["tag.rare"] = self.tags.rare
         sets["folder.unbalanced"] = self._unbalanced()
-        sets["bucket.lonely"] = self._lonely()
+        sets["bucket.lonely"] = self._underfilled_buckets()
         if not self.files.under("mask", "with"):
-            sets.pop("mask.missing", None)  # nobody paints masks here
-        told = [found(code, ids, self._fix(code, ids), self._alone(ids)) for code, ids in sets.items() if ids]
+            sets.pop("mask.missing", None)  # a dataset without any mask is not meant to have masks
+        findings = [found(code, ids, self._fix(code, ids), self._only_image(ids)) for code, ids in sets.items() if ids]
         if fault := self._inspector.fault:
-            told.append(unseen(fault))
-        told += map(of_notes, self._unread_notes.values())
-        for code in sorted({code for names in self._strays.values() for code in names}):
-            lists = [(folder.path, names[code]) for folder, names in self._strays.items() if code in names]
+            findings.append(unseen(fault))
+        findings += map(of_notes, self._note_errors.values())
+        for code in sorted({code for names in self._orphans.values() for code in names}):
+            lists = [(folder.path, names[code]) for folder, names in self._orphans.items() if code in names]
             first = list(islice((path / name for path, names in lists for name in names), LISTED))
-            told.append(of_files(code, sum(len(names) for _, names in lists), first))
-        return in_order(told)
+            findings.append(of_files(code, sum(len(names) for _, names in lists), first))
+        return in_order(findings)
 
-    def _alone(self, ids: Set[int]) -> LibraryImage | None:
-        """Return the only picture of a finding."""
+    def _only_image(self, ids: Set[int]) -> LibraryImage | None:
+        """Return the image of a finding that has exactly one."""
         return self._library.images[next(iter(ids))] if len(ids) == 1 else None
 
     def _unbalanced(self) -> frozenset[int]:
-        """Return the pictures of folders that an epoch shows far less often than the one it shows most."""
+        """Return the images of folders that an epoch shows far less often than the most frequent folder."""
         folders = [(folder, ids) for folder, ids in self.files.all("folder").items() if not folder.regularization]  # type: ignore[attr-defined]
         shown = [(len(ids) * (folder.repeats or 1), ids) for folder, ids in folders]  # type: ignore[attr-defined]
         most = max((count for count, _ in shown), default=0)
-        return frozenset().union(*(ids for count, ids in shown if count * _UNBALANCED < most))
+        return frozenset().union(*(ids for count, ids in shown if count * _UNBALANCED_RATIO < most))
 
-    def _lonely(self) -> frozenset[int]:
-        """Return the pictures of shapes that an epoch shows more seldom than fills a batch, where there are several."""
+    def _underfilled_buckets(self) -> frozenset[int]:
+        """Return the images of buckets that cannot fill a batch in an epoch; none if there is only one bucket."""
         shapes = self.files.all("shape")
         assert self._judge is not None
         batch = self._judge.recipe.effective_batch
@@ -413,30 +425,33 @@ class Health:
     def _samples(self, ids: Iterable[int]) -> int:
         return sum(self._library.images[number].folder.repeats or 1 for number in ids)
 
-    # Mending
+    # Fixes
 
     def _fix(self, code: str, ids: Set[int]) -> tuple[str, Callable[[], Edit]] | None:
-        """Return a title and what works out the edit; the pictures are those of the moment at which it is asked."""
+        """Return the title and the edit factory of a fix, or None.
+
+        The factory reads `ids` when it is called, so it uses the images affected at that time.
+        """
         from app.core.edits.bulk import exclude
         from app.core.health import findings as fixes
 
-        def chosen() -> list[LibraryImage]:
+        def affected() -> list[LibraryImage]:
             images = self._library.images
             return [image for number in sorted(ids) if (image := images.get(number))]
 
         match code:
             case "picture.unusable" | "picture.tiny" | "picture.small":
-                return "Exclude them", lambda: exclude(chosen(), True)
+                return "Exclude them", lambda: exclude(affected(), True)
             case "picture.excluded":
-                return "Include them", lambda: exclude(chosen(), False)
+                return "Include them", lambda: exclude(affected(), False)
             case "duplicate.exact":
                 return "Keep the best of each", lambda: fixes.keep_best(self._images(self._contents.groups()))
             case "duplicate.near":
                 return "Keep the best of each", lambda: fixes.keep_best(self._images(self._near_groups()))
             case "trigger.absent":
-                return "Put the trigger first", lambda: fixes.put_trigger_first(chosen(), self.aim.lines)
+                return "Put the trigger word first", lambda: fixes.put_trigger_first(affected(), self.aim.lines)
             case "tag.one_letter":
-                return "Remove these tags", lambda: fixes.remove_single_letters(chosen(), self.aim.lines)
+                return "Remove these tags", lambda: fixes.remove_single_letters(affected(), self.aim.lines)
         return None
 
     def _near_groups(self) -> list[list[int]]:
@@ -451,11 +466,11 @@ class Health:
 
 
 def count_tags(rows: Iterable[tuple[int, Row]]) -> Tags:
-    """Return the frequent tags and the pictures with rare ones, of the pictures that are trained; for a worker."""
+    """Return the frequent tags and the images with rare tags. Runs on a worker; pass only trained images."""
     rows = list(rows)
     counts = Counter(tag for _, row in in_turns(rows) for tag in row)
-    alone = {tag for tag, count in counts.items() if count == 1 and tag.count(" ") < _WORDS}
-    enough = sum(1 for _, row in rows if row) >= _ENOUGH
-    rare = frozenset(number for number, row in in_turns(rows) if enough and not alone.isdisjoint(row))
-    top = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:_TOP]
+    unique = {tag for tag, count in counts.items() if count == 1 and tag.count(" ") < _MAX_TAG_WORDS}
+    has_enough = sum(1 for _, row in rows if row) >= _MIN_TAGGED
+    rare = frozenset(number for number, row in in_turns(rows) if has_enough and not unique.isdisjoint(row))
+    top = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:_TOP_COUNT]
     return Tags(top, rare)

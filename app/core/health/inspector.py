@@ -1,4 +1,4 @@
-"""Looks at every picture's file behind the user's back: content, fingerprint, damage; and how captions are written."""
+"""Background inspection of image files (content, fingerprint, damage) and of caption encodings."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from trainer.dataset.inspection import Inspection
 
 
-# Pictures looked at in one go, a second or two when nothing of them is remembered.
-_SLICE = 24
-_AGAIN = 30.0
-"""Seconds after which a look that could not begin is tried again when pictures change."""
+# Images inspected at once: a second or two of work when no result is cached.
+_BATCH = 24
+_RETRY_SECONDS = 30.0
+"""Seconds after which an inspection that could not start is retried when images change."""
 
 
 class InspectedImage(NamedTuple):
-    """What came of one picture; sizes are upright pixels."""
+    """Result of inspecting one image; width and height are upright pixels."""
 
     image: int
     changed_ns: int
     mask_changed_ns: int
     codes: tuple[str, ...]
-    """What is doubtful or worth knowing about its file and the files of its captions, as trainer.dataset words it."""
+    """Finding codes of trainer.dataset for the image file, its mask and its caption files."""
     content: str | None = None
     fingerprint: str | None = None
     width: int | None = None
@@ -43,8 +43,8 @@ class InspectedImage(NamedTuple):
     problem: str | None = None
 
 
-class _Asked(NamedTuple):
-    """A picture that is to be looked at."""
+class _Request(NamedTuple):
+    """An image to inspect, with the state of its files when it was requested."""
 
     image: int
     path: Path
@@ -54,96 +54,101 @@ class _Asked(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """What came of some pictures, and which are nearly the same as another known by now."""
+    """Results of some images, and the pairs that they form with near duplicates known so far."""
 
     seen: list[InspectedImage]
     near: list[tuple[int, int]]
 
 
 class Inspector:
-    """One thread, which lets worker processes decode; what was seen of an unchanged file is remembered on disk.
+    """One thread that lets worker processes decode; results of unchanged files are cached on disk.
 
-    It belongs to the library's thread, on which `have` is called with each slice, and `stuck` when there is a `fault`.
-    `close` ends it at once, even in the middle of a picture.
+    Use it only on the library's thread. There it calls `have` with each slice, and `stuck` when it sets `fault`.
+    `close` stops it immediately, even in the middle of an image.
     """
 
     def __init__(self, library: Library, post: Post, have: Callable[[Slice], None], stuck: Callable[[], None]) -> None:
-        self._library, self._have, self._stuck = library, have, stuck
+        self._library, self._on_slice, self._on_failed_start = library, have, stuck
         self._tasks = Tasks(post, threads=1, behind=True)
         self._waiting: dict[int, None] = {}
-        self._gone: set[int] = set()
-        """Those whose files were not there when they were to be looked at."""
-        self._running = self._stopped = self._begun = False
-        self._again = 0.0
+        self._missing: set[int] = set()
+        """Images whose files were missing when they were to be inspected."""
+        self._running = self._stopped = self._started = False
+        self._retry_at = 0.0
         self.fault: DatasetError | None = None
-        """Why no picture can be looked at, where the processes cannot be started; until that is tried again."""
+        """Reason why no worker process can be started; None again once it is retried."""
         self._decoders: DecoderPool | None = None
         self._near: NearDuplicates | None = None
 
     @property
     def pending(self) -> int:
-        """How many pictures are still to be looked at."""
+        """Return the number of images still to be inspected."""
         return 0 if self.fault else len(self._waiting)
 
     def want(self, images: Iterable[int]) -> None:
-        """Look at these when those before them are done; where that failed, try again after a while."""
+        """Queue images for inspection; after a failure, retry once _RETRY_SECONDS seconds have passed."""
         self._waiting.update(dict.fromkeys(images))
-        if self.fault and self._waiting and time.monotonic() > self._again:
+        if self.fault and self._waiting and time.monotonic() > self._retry_at:
             self.begin()
         else:
-            self._go_on()
+            self._start_next()
 
     def take_gone(self) -> set[int]:
-        """Return the pictures whose files were not there since this was asked last."""
-        gone, self._gone = self._gone, set()
-        return gone
+        """Return and clear the images whose files were missing."""
+        missing, self._missing = self._missing, set()
+        return missing
 
     def begin(self) -> None:
-        """Look from now on; what was wanted before waits for this."""
-        self._begun, self.fault = True, None
-        self._go_on()
+        """Start inspecting; images queued earlier wait for this call."""
+        self._started, self.fault = True, None
+        self._start_next()
 
     def close(self) -> None:
-        """End whatever is being looked at."""
+        """Stop the inspection and its worker processes."""
         self._stopped = True
-        decoders = self._decoders  # the worker may let them go meanwhile
+        decoders = self._decoders  # the worker may set it to None meanwhile
         if decoders:
             decoders.interrupt()
         self._tasks.close()
         if self._decoders:
             self._decoders.__exit__(None, None, None)
 
-    def _go_on(self) -> None:
-        if self._running or self._stopped or not self._begun:
+    def _start_next(self) -> None:
+        if self._running or self._stopped or not self._started:
             return
-        some = list(islice(self._waiting, _SLICE))
-        images = [self._library.images[number] for number in some if number in self._library.images]
+        numbers = list(islice(self._waiting, _BATCH))
+        images = [self._library.images[number] for number in numbers if number in self._library.images]
         self._running = True
-        asked = [_Asked(one.id, one.path, one.changed_ns, one.mask, one.mask_changed_ns) for one in images]
-        self._tasks.run(lambda: self._look(asked), lambda found: self._looked(some, found), self._failed, kept=False)
+        requests = [_Request(i.id, i.path, i.changed_ns, i.mask, i.mask_changed_ns) for i in images]
+        self._tasks.run(
+            lambda: self._inspect(requests),
+            lambda result: self._on_inspected(numbers, result),
+            self._on_failed,
+            kept=False,
+        )
 
-    def _look(self, asked: list[_Asked]) -> Slice | None:
-        """Look at some pictures, on the worker; for none of them, let the processes go."""
+    def _inspect(self, requests: list[_Request]) -> Slice | None:
+        """Inspect some images on the worker; without images, end the worker processes."""
         from app.core.disk.reading import MAX_MEGAPIXELS
         from app.core.health.judging import NearDuplicates
         from trainer.dataset.decoders import PROCESS_COUNT, DecoderPool, inspect_images
 
-        if not asked:
-            self._let_go()
+        if not requests:
+            self._end_processes()
             return None
-        self._decoders = self._decoders or DecoderPool(max(1, PROCESS_COUNT // 2))  # the user wants cores too
+        self._decoders = self._decoders or DecoderPool(max(1, PROCESS_COUNT // 2))  # leave cores for the window
         self._near = self._near or NearDuplicates()
-        paths = [one.path for one in asked]
+        paths = [request.path for request in requests]
         try:
             found = inspect_images(paths, MAX_MEGAPIXELS, lambda done, total: self._check_stop(), self._decoders)
-        except DatasetError:  # no process can be started: those that could be give back their memory
-            self._let_go()
+        except DatasetError:  # a process failed to start: end the others to free their memory
+            self._end_processes()
             raise
-        seen = [each for one in in_turns(asked) if (each := _seen(one, found[one.path]))]
-        return Slice(seen, self._near.add((one.image, one.fingerprint) for one in seen if one.fingerprint))
+        seen = [image for request in in_turns(requests) if (image := _inspected(request, found[request.path]))]
+        return Slice(seen, self._near.add((image.image, image.fingerprint) for image in seen if image.fingerprint))
 
-    def _let_go(self) -> None:
-        """End the processes; others are started when there is something to look at."""
+    def _end_processes(self) -> None:
+        """End the worker processes; new ones are started when there is something to inspect."""
         if self._decoders:
             self._decoders.__exit__(None, None, None)
             self._decoders = None
@@ -152,75 +157,75 @@ class Inspector:
         if self._stopped:
             raise _InspectionStopped
 
-    def _looked(self, some: list[int], found: Slice | None) -> None:
+    def _on_inspected(self, numbers: list[int], found: Slice | None) -> None:
         self._running = False
-        for number in some:
+        for number in numbers:
             self._waiting.pop(number, None)
         if found is not None and not self._stopped:
-            self._gone.update(set(some).difference(one.image for one in found.seen))
-            self._have(Slice([one for one in found.seen if self._is_current(one)], found.near))
-        # Once nothing waits, one more turn lets the processes go.
-        if some or self._waiting:
-            self._go_on()
+            self._missing.update(set(numbers).difference(result.image for result in found.seen))
+            self._on_slice(Slice([result for result in found.seen if self._is_current(result)], found.near))
+        # When nothing is left, one more run without images ends the worker processes.
+        if numbers or self._waiting:
+            self._start_next()
 
     def _is_current(self, seen: InspectedImage) -> bool:
         image: LibraryImage | None = self._library.images.get(seen.image)
         now = image and (image.changed_ns, image.mask_changed_ns)
         return now == (seen.changed_ns, seen.mask_changed_ns)
 
-    def _failed(self, fault: BaseException) -> None:
+    def _on_failed(self, fault: BaseException) -> None:
         if self._stopped:
             return
         if not isinstance(fault, DatasetError):
             raise fault
-        self._running, self._begun, self.fault = False, False, fault
-        self._again = time.monotonic() + _AGAIN
-        self._stuck()
+        self._running, self._started, self.fault = False, False, fault
+        self._retry_at = time.monotonic() + _RETRY_SECONDS
+        self._on_failed_start()
 
 
 class _InspectionStopped(Exception):
-    """The app is closing."""
+    """Raised on the worker when the app is closing."""
 
 
-def _seen(asked: _Asked, found: Inspection) -> InspectedImage | None:
-    """Return what came of a picture; None where its file is gone, perhaps with its folder: that is told by others."""
+def _inspected(request: _Request, found: Inspection) -> InspectedImage | None:
+    """Return the result for one image; None if its file or folder is missing, which the scanner reports."""
     from app.core.disk.reading import file_state
     from trainer.dataset.dataset import file_findings
 
-    number, path, changed_ns, _, mask_changed_ns = asked
-    written = _encodings(path)
+    number, path, changed_ns, _, mask_changed_ns = request
+    encodings = _encodings(path)
     if isinstance(found, DatasetError):
         if found.code == "picture.missing" or file_state(path) is None:
             return None
-        return InspectedImage(number, changed_ns, mask_changed_ns, written, problem=found.sentence)
-    codes = (*file_findings(path, found), *written, *_mask_doubts(asked, (found.width, found.height)))
+        return InspectedImage(number, changed_ns, mask_changed_ns, encodings, problem=found.sentence)
+    codes = (*file_findings(path, found), *encodings, *_mask_findings(request, (found.width, found.height)))
     content = found.id, found.fingerprint, found.width, found.height
     return InspectedImage(number, changed_ns, mask_changed_ns, codes, *content)
 
 
-def _mask_doubts(asked: _Asked, size: tuple[int, int]) -> tuple[str, ...]:
-    """Tell by its header whether a mask has another shape than its upright picture, as the trainer judges it."""
+def _mask_findings(request: _Request, size: tuple[int, int]) -> tuple[str, ...]:
+    """Return the finding of a mask whose aspect ratio differs from its image, judged by the mask's header."""
     from app.core.disk.reading import read_size
     from app.core.edits.masks import mask_path
     from trainer.dataset.image import crop_loss
 
-    if not asked.mask:
+    if not request.mask:
         return ()
-    mask = read_size(mask_path(asked.path))
-    if not mask["width"]:  # damaged: the trainer's check tells it
+    mask = read_size(mask_path(request.path))
+    if not mask["width"]:  # damaged: the trainer's check reports it
         return ()
     return ("mask.size",) if crop_loss(mask["width"], mask["height"], size) > 0.01 else ()
 
 
 def _encodings(path: Path) -> tuple[str, ...]:
-    """Return which other encodings than UTF-8 a picture's caption files are written in, as codes."""
+    """Return a finding code for each encoding other than UTF-8 among an image's caption files."""
     from trainer.dataset.caption_files import SUFFIXES, NotACaptionError, read_caption_file
 
     codes = []
     for suffix in SUFFIXES:
         try:
             encoding = read_caption_file(path.with_suffix(suffix)).encoding
-        except NotACaptionError:  # there is none, or it is told when the dataset is read
+        except NotACaptionError:  # no such file, or reading the dataset reports it
             continue
         if encoding != "utf-8":
             codes.append(f"caption.{encoding}")
@@ -228,10 +233,10 @@ def _encodings(path: Path) -> tuple[str, ...]:
 
 
 def to_utf8(images: Iterable[tuple[Path, Path]], backups: Backups) -> int:
-    """Write the caption files of pictures as UTF-8, by dataset and picture; return how many files changed.
+    """Convert the caption files of images to UTF-8 and return how many files changed.
 
-    Each is kept as it was before it is written. Raises DatasetError, naming the file, when the disk refuses; those
-    before it are written, those after it are as they were.
+    `images` are pairs of dataset root and image path. Each file is backed up first. Raises DatasetError,
+    naming the file, when writing fails; files before it are converted, files after it are unchanged.
     """
     changed = 0
     for root, image in images:
@@ -243,8 +248,8 @@ def to_utf8(images: Iterable[tuple[Path, Path]], backups: Backups) -> int:
             except OSError as fault:
                 raise DatasetError(
                     "caption.unconverted",
-                    f"{image.with_suffix(suffix)} cannot be written as UTF-8 ({fault.strerror or fault}).",
-                    "Make the folder writable and the disk free, then try again; nothing is lost.",
+                    f"Could not convert {image.with_suffix(suffix)} to UTF-8: {fault.strerror or fault}.",
+                    "Make the folder writable and free some disk space, then try again. Nothing is lost.",
                 ) from fault
     return changed
 

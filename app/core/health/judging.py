@@ -1,10 +1,6 @@
-"""Says of one picture what is wrong or doubtful, and which bars of the charts it belongs to. About 20 microseconds.
+"""Findings and chart keys of a single image (about 20 microseconds each), crop previews and near duplicates.
 
-Imports what the trainer judges by, so a worker loads this module first.
-
-What training shows of a picture, and another part of it that the artist chooses, in the shape of its bucket.
-
-Imports what the trainer computes by, so the app loads it when crops are chosen.
+Importing it loads trainer modules, so a worker imports it first to keep that off the window's thread.
 """
 
 from __future__ import annotations
@@ -28,20 +24,20 @@ from trainer.dataset.sampling import holds_trigger, window_in
 from trainer.dataset.sidecar import FolderSettings
 
 TOKEN_STEP = 15
-"""Tokens that one bar of the chart stands for; the marks at 75, 150 and 225 are bounds of bars."""
+"""Tokens per bar of the caption chart; a divisor of 75, 150 and 225, so that the chunk limits fall between bars."""
 TOKEN_BARS = 20
-"""From the last bar on all longer captions are together."""
+"""Maximum number of bars; the last one holds all longer captions."""
 CELLS_PER_DOUBLING = 4
-"""Steps of the chart of sizes within one doubling of a side."""
+"""Steps of the size chart per doubling of a side."""
 
 CountTokens = Callable[[str], int | None]
 LEAST = 64
-"""Pixels: no side of a crop is made smaller."""
+"""Minimum side of a crop in pixels."""
 
 
 @dataclass
 class Judge:
-    """The yardsticks; `tokens` returns None for a text that is not counted yet, and has it counted."""
+    """Computes the index keys of images for a recipe; `tokens` returns None for a text not counted yet."""
 
     recipe: RecipeConfig
     tokens: CountTokens
@@ -49,7 +45,7 @@ class Judge:
     _class_words: dict[Folder, str] = field(default_factory=dict)
 
     def keys(self, image: LibraryImage, known: Sequence[str] = ()) -> list[Key]:
-        """Return all that a picture is filed under; `known` are the codes that a look at its files gave."""
+        """Return all index keys of an image; `known` are the finding codes of its file inspection."""
         if image.excluded:
             return [("mark", "picture.excluded")]
         if image.problem:
@@ -62,15 +58,15 @@ class Judge:
         return keys
 
     def captions(self, image: LibraryImage) -> list[str]:
-        """Return the texts that are trained, but for chance: the trigger first unless the caption holds it."""
-        return self._trained(image, self._written(image))
+        """Return the caption texts as trained, without random changes; the trigger is put in front if missing."""
+        return self._trained_texts(image, self._caption_texts(image))
 
-    def _written(self, image: LibraryImage) -> tuple[str, ...]:
+    def _caption_texts(self, image: LibraryImage) -> tuple[str, ...]:
         return split_caption(image.caption or "", self.lines)
 
-    def _trained(self, image: LibraryImage, written: Sequence[str]) -> list[str]:
+    def _trained_texts(self, image: LibraryImage, written: Sequence[str]) -> list[str]:
         trigger = (image.folder.trigger or "").strip()
-        return [_led(text, trigger) for text in written or (self._words(image.folder),)]
+        return [_with_trigger(text, trigger) for text in written or (self._class_words_of(image.folder),)]
 
     def _shape(self, image: LibraryImage) -> list[Key]:
         if not image.width or not image.height:
@@ -81,14 +77,14 @@ class Judge:
         bucket = choose_bucket(width, height, self.recipe)
         if bucket is None:
             return [cell, ("mark", "picture.tiny")]
-        doubts = shape_findings((width, height), bucket, self.recipe)
+        codes = shape_findings((width, height), bucket, self.recipe)
         shape: list[Key] = [] if image.folder.regularization else [("shape", bucket)]
-        return [cell, ("bucket", bucket), *shape, *(("mark", code) for code in doubts)]
+        return [cell, ("bucket", bucket), *shape, *(("mark", code) for code in codes)]
 
     def _caption(self, image: LibraryImage) -> list[Key]:
         keys: list[Key] = [("mark", "caption.clash")] if image.clash else []
-        written = self._written(image)
-        trained = self._trained(image, written)
+        written = self._caption_texts(image)
+        trained = self._trained_texts(image, written)
         if not written:
             missing = "missing" if image.caption is None else "empty"
             keys.append(("mark", f"caption.{'words' if any(trained) else missing}"))
@@ -105,15 +101,15 @@ class Judge:
             keys.append(("mark", "caption.long"))
         return keys
 
-    def _words(self, folder: Folder) -> str:
-        """Return the class words that the names of folders give, as 10_cat does."""
+    def _class_words_of(self, folder: Folder) -> str:
+        """Return the class words from folder names such as "10_cat"."""
         if folder not in self._class_words:
             chain = [(path.name, FolderSettings()) for path in chain_of(folder.root, folder.path)]
             self._class_words[folder] = folder_marks(chain).class_words or ""
         return self._class_words[folder]
 
 
-def _led(text: str, trigger: str) -> str:
+def _with_trigger(text: str, trigger: str) -> str:
     if not trigger or holds_trigger(text, trigger):
         return text
     return f"{trigger}, {text}" if text else trigger
@@ -121,26 +117,26 @@ def _led(text: str, trigger: str) -> str:
 
 @lru_cache(maxsize=65536)
 def cell_of(side: int) -> int:
-    """Return the row or column of a side in the chart of sizes, whose steps are even on a logarithmic scale."""
+    """Return the row or column of a side length in the size chart, which has a logarithmic scale."""
     return floor(log2(max(side, 1)) * CELLS_PER_DOUBLING)
 
 
 @dataclass(frozen=True, slots=True)
 class CropPreview:
-    """What a centred showing of a picture holds."""
+    """What training sees of an image that is cropped around the center."""
 
     bucket: tuple[int, int]
-    """Width and height in pixels of what the model sees."""
+    """Bucket width and height in pixels."""
     frame: Crop
-    """The part of the upright picture that is left, as fractions."""
+    """Visible part of the upright image, as fractions."""
     lost: float
-    """Share of the picture's area that lies outside."""
+    """Fraction of the image area that is cropped away."""
     enlarged: float
-    """By which factor its sides grow; below 1 they shrink."""
+    """Scale factor of the sides; below 1, the image is downscaled."""
 
 
 def shown_of(width: int, height: int, crop: Crop | None, recipe: RecipeConfig) -> CropPreview | None:
-    """Return what training shows of an upright picture of this many pixels; None: too small for any bucket."""
+    """Return what training sees of an upright image of this size; None if it is too small for any bucket."""
     region = region_of(width, height, crop)
     bucket = choose_bucket(region[2], region[3], recipe)
     if bucket is None:
@@ -151,22 +147,22 @@ def shown_of(width: int, height: int, crop: Crop | None, recipe: RecipeConfig) -
 
 
 def largest(width: int, height: int, shape: tuple[int, int]) -> Crop:
-    """Return the largest frame of a shape in the middle of a picture, as fractions."""
+    """Return the largest centered frame with the aspect ratio of `shape`, as fractions."""
     left, top, wide, high = window_in((0, 0, width, height), shape, 0.5, 0.5)
     return left / width, top / height, (left + wide) / width, (top + high) / height
 
 
 def moved(frame: Crop, across: float, down: float) -> Crop:
-    """Return a frame moved by fractions of the picture, kept inside it."""
+    """Return a frame moved by fractions of the image, clamped to the image."""
     across = min(max(across, -frame[0]), 1.0 - frame[2])
     down = min(max(down, -frame[1]), 1.0 - frame[3])
     return frame[0] + across, frame[1] + down, frame[2] + across, frame[3] + down
 
 
 def scaled(frame: Crop, factor: float, size: tuple[int, int], anchor: tuple[float, float] = (0.5, 0.5)) -> Crop:
-    """Return a frame of the same shape, its sides times a factor; what is at `anchor` (0 to 1 within it) stays there.
+    """Return a frame scaled around `anchor` (0 to 1 within the frame), with the same aspect ratio.
 
-    It stays inside the picture of `size` pixels, and its sides above LEAST pixels.
+    It is clamped to the image of `size` pixels, and its sides stay at least LEAST pixels long.
     """
     wide, high = frame[2] - frame[0], frame[3] - frame[1]
     least = max(min(LEAST / (wide * size[0]), 1.0), min(LEAST / (high * size[1]), 1.0))
@@ -179,7 +175,7 @@ def scaled(frame: Crop, factor: float, size: tuple[int, int], anchor: tuple[floa
 
 
 def crop_to(image: LibraryImage, frame: Crop | None) -> Edit:
-    """Train on this part of a picture; None: on all of it, as its bucket allows."""
+    """Return the edit that sets the crop of an image; None removes the crop."""
     crop = None
     if frame is not None:
         left, top, right, bottom = (round(min(max(side, 0.0), 1.0), 6) for side in frame)
@@ -189,23 +185,23 @@ def crop_to(image: LibraryImage, frame: Crop | None) -> Edit:
 
 
 class NearDuplicates:
-    """All fingerprints so far: a new one is compared with all others, 0.3 ms at 100,000."""
+    """Fingerprints of all images so far; comparing a new one with 100,000 others takes 0.3 ms."""
 
     def __init__(self) -> None:
         self._prints = Fingerprints()
         self._images: list[int] = []
-        self._place: dict[int, int] = {}
+        self._position: dict[int, int] = {}
 
     def add(self, known: Iterable[tuple[int, str]]) -> list[tuple[int, int]]:
-        """Take pictures with their fingerprints in hex; return the pairs that each makes with one known already."""
+        """Add images with their hex fingerprints; return their pairs with near duplicates added earlier."""
         known = list(known)
         start = len(self._prints)
         self._prints.add([bytes.fromhex(fingerprint) for _, fingerprint in known])
         pairs = []
         for place, (image, _) in enumerate(known, start):
-            if image in self._place:  # its file has changed
-                self._images[self._place[image]] = 0
-            self._place[image] = place
+            if image in self._position:  # its file has changed
+                self._images[self._position[image]] = 0  # ids start at 1, so 0 marks the old entry as unused
+            self._position[image] = place
             self._images.append(image)
             others = (self._images[other] for other in self._prints.near(place, slice(0, place)))
             pairs += [(other, image) for other in others if other]

@@ -1,1 +1,1 @@
-"""The language in which pictures are found, and the filters that are kept."""
+"""Query language of the image filter, and saved filters."""

@@ -1,4 +1,4 @@
-"""Proposes how a query may go on at the cursor: keys, and the values that a key can take here."""
+"""Completion of queries at the cursor (keys, tags and other values), and spelling suggestions for tags."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from app.core.query.terms import WILD, Query, Term, literal
 from app.core.tags.index import TagIndex
 from app.core.tags.splitting import fold
 
-# After these a value is still to be typed.
+# Texts after which the user still types a value, so completing one adds no space.
 _OPEN_KEYS = tuple(f"{key.name}:" for key in KEYS.values() if key.kind != "flag" and key.name not in OPTIONAL)
 _SIGNS = ("<", "<=", ">", ">=")
 _LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789 _-"
@@ -22,7 +22,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789 _-"
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What `text[start:end]` of the query could be replaced by, and why; `pictures` that have the tag proposed."""
+    """Replacement for `text[start:end]` of a query; `images` is the number of images with a proposed tag."""
 
     text: str
     start: int
@@ -31,37 +31,41 @@ class Proposal:
     images: int | None = None
 
     def put_into(self, text: str) -> tuple[str, int]:
-        """Return the query with the proposal in it, and where the cursor then stands: ready to type on."""
+        """Return the query with the proposal inserted, and the new cursor position."""
         rest = text[self.end :]
         gap = "" if self.text.endswith((*_OPEN_KEYS, *_SIGNS)) or rest.startswith(" ") else " "
         return text[: self.start] + self.text + gap + rest, self.start + len(self.text) + len(gap)
 
 
 class QueryCompleter:
-    """Completes queries over a library; belongs to the thread that owns it."""
+    """Completes queries over a library. Use it only on the thread that owns the library."""
 
     def __init__(self, library: Library, index: TagIndex) -> None:
         self._library = library
         self._index = index
 
     def propose(self, text: str, cursor: int, limit: int = 12) -> list[Proposal]:
-        """Return what the word that ends at the cursor could become; keys and tags for a word without a key."""
+        """Return completions of the word before the cursor; keys and tags if the word has no key."""
         word = _word_at(text, cursor)
         if word is None:
-            return [_of_key(key, cursor, cursor) for key in KEYS.values()] if _is_free(text, cursor) else []
+            return (
+                [_key_proposal(key, cursor, cursor) for key in KEYS.values()] if _can_start_word(text, cursor) else []
+            )
         typed = word.value if cursor == word.end else text[word.value_start : cursor].strip('"')
         if word.key is not None:
             return list(islice(self._values(KEYS[word.key], typed, word), limit)) if word.key in KEYS else []
-        keys = [_of_key(key, word.start, word.end) for key in KEYS.values() if key.name.startswith(typed.casefold())]
+        keys = [
+            _key_proposal(key, word.start, word.end) for key in KEYS.values() if key.name.startswith(typed.casefold())
+        ]
         return (keys + list(self._tags(typed, word, limit)))[:limit]
 
     def _values(self, key: QueryKey, typed: str, word: Token) -> Iterator[Proposal]:
         if key.name == "tag":
             return self._tags(typed, word)
         if key.name == "folder":
-            return _fitting(key, typed, word, self._folders())
+            return _matching_values(key, typed, word, self._folders())
         if key.kind == "choice":
-            return _fitting(key, typed, word, key.choices)
+            return _matching_values(key, typed, word, key.choices)
         if key.kind == "flag":
             return (Proposal(str(Term(key.name, value)), word.start, word.end, key.sentence) for value in (True, False))
         if key.kind == "number" and not typed:
@@ -77,31 +81,31 @@ class QueryCompleter:
         return sorted(way_of(folder) for folder in folders)
 
 
-def _fitting(key: QueryKey, typed: str, word: Token, values: Iterable[str]) -> Iterator[Proposal]:
+def _matching_values(key: QueryKey, typed: str, word: Token, values: Iterable[str]) -> Iterator[Proposal]:
     for value in values:
         if typed.casefold() in value.casefold():
             yield Proposal(str(Term(key.name, value)), word.start, word.end, key.sentence)
 
 
-def _of_key(key: QueryKey, start: int, end: int) -> Proposal:
+def _key_proposal(key: QueryKey, start: int, end: int) -> Proposal:
     return Proposal(f"{key.name}:", start, end, key.sentence)
 
 
 def _word_at(text: str, cursor: int) -> Token | None:
-    """Return the word that the cursor stands in or right behind."""
+    """Return the word that contains the cursor or ends at it."""
     for token in tokenize(text)[0]:
         if token.kind == "word" and token.start < cursor <= token.end:
             return token
     return None
 
 
-def _is_free(text: str, cursor: int) -> bool:
-    """Tell whether a new word can begin here."""
+def _can_start_word(text: str, cursor: int) -> bool:
+    """Return whether a new word can start at the cursor."""
     return not text[:cursor].strip() or text[cursor - 1] in " (-"
 
 
 class UnknownTag(NamedTuple):
-    """A tag that no picture has, where it stands in the query, and the most frequent tag that is nearly the same."""
+    """A tag of a query that no image has, its position, and the most frequent tag one typo away."""
 
     tag: str
     meant: str | None
@@ -110,7 +114,7 @@ class UnknownTag(NamedTuple):
 
 
 def unknown_tags(query: Query, index: TagIndex) -> list[UnknownTag]:
-    """Return the tags of a query that no picture has; patterns with * or ? are none. About 1 ms each."""
+    """Return the tags of a query that no image has, ignoring patterns with * or ?. About 1 ms per tag."""
     found = []
     for term in query.terms():
         tag = str(term.value)
@@ -123,20 +127,20 @@ def unknown_tags(query: Query, index: TagIndex) -> list[UnknownTag]:
 
 
 def nearest(index: TagIndex, tag: str) -> str | None:
-    """Return the most frequent tag that one slip makes of this one: a letter more, less, another, or two swapped.
+    """Return the most frequent tag one edit away: a letter added, removed, replaced, or two swapped.
 
-    Underscores for spaces count as one slip too. The variants are looked up, as in Norvig's spelling corrector, since
-    comparing with each of 100,000 tags would take seconds.
+    Replacing all spaces by underscores, or the reverse, counts as one edit. The variants are looked up, as in Norvig's
+    spelling corrector: comparing with each of 100,000 tags would take seconds.
     """
     known = {spelling for variant in _variants(fold(tag)) for spelling in index.spellings(variant)}
-    return max(known, key=lambda one: (index.count(one), one), default=None)
+    return max(known, key=lambda spelling: (index.count(spelling), spelling), default=None)
 
 
 def _variants(word: str) -> Iterator[str]:
     yield word.replace("_", " ")
     yield word.replace(" ", "_")
-    for place in range(len(word) + 1):
-        head, tail = word[:place], word[place:]
+    for position in range(len(word) + 1):
+        head, tail = word[:position], word[position:]
         yield from (head + letter + tail for letter in _LETTERS)
         if tail:
             yield head + tail[1:]

@@ -1,4 +1,4 @@
-"""Keeps what is shown equal to what the filter finds, whatever changes in the library."""
+"""The active filter, which follows changes in the library, and saved filters."""
 
 from __future__ import annotations
 
@@ -19,72 +19,72 @@ from app.core.tags.index import TagIndex
 from app.core.tasks import Post
 from trainer.protocol.places import home
 
-# While tags or tokens are still being counted, the filter is asked again no more often than this, in seconds.
-_PAUSE = 0.5
-_RECENT = 30
+# Minimum seconds between two updates while tags or tokens are still being counted.
+_MIN_INTERVAL = 0.5
+_MAX_RECENT = 30
 
 
 class FilterTarget(Protocol):
-    """What the filter fills: `app.core.session.View`."""
+    """What the filter needs of the view that it fills, `app.core.session.View`."""
 
     ids: list[int]
     selected: frozenset[int]
     current: int | None
 
     def show(self, ids: Iterable[int]) -> None:
-        """Show these pictures in this order."""
+        """Show these images in this order."""
 
 
 class Filtering:
-    """The filter in force. It belongs to the thread that owns the library.
+    """The active filter. Use it only on the thread that owns the library.
 
-    A picture that the user works on, that is, one shown and selected (the current one where none is selected), stays
-    when an edit makes the filter pass it over; it goes when the filter is applied anew.
+    A visible image that the user works on (selected, or current if none is selected) stays visible when an edit makes
+    it fail the filter; it disappears when the filter is applied again.
     """
 
     def __init__(self, library: Library, view: FilterTarget, index: TagIndex, finder: Finder, post: Post) -> None:
         self.changed: Emitter[None] = Emitter()
-        """The query, the number found, or what is still to be counted is another now."""
+        """Emitted when the query, the number of matches or the pending count has changed."""
         self.query = Query()
         self.text = ""
-        """The query as it was written."""
+        """The query as the user typed it."""
         self._library = library
         self._view = view
         self._index = index
         self._finder = finder
         self._post = post
-        self._soon = False
-        self._requested = 0.0
-        library.altered.connect(self._take)
-        index.changed.connect(lambda _: self._tags_changed())
-        finder.more.connect(lambda counting: self._counted(counting.pending))
+        self._refresh_scheduled = False
+        self._refreshed_at = 0.0
+        library.altered.connect(self._on_altered)
+        index.changed.connect(lambda _: self._on_tags_changed())
+        finder.more.connect(lambda counting: self._on_counted(counting.pending))
 
     @property
     def total(self) -> int:
-        """How many pictures there are, shown or not."""
+        """Return the number of all images, shown or not."""
         return len(self._library.images)
 
     @property
     def pending(self) -> int:
-        """How many captions are still to be read or counted before the answer is complete."""
-        return self._finder.pending + (self._index.pending if self._asks_captions() else 0)
+        """Return the number of captions still to be read or counted before the result is complete."""
+        return self._finder.pending + (self._index.pending if self._depends_on_captions() else 0)
 
     def apply(self, text: str) -> None:
-        """Show what a query finds; raises QueryError, and the former filter stays in force."""
+        """Apply a query. Raises QueryError and keeps the previous filter if it is invalid."""
         self.query = parse(text)
         self.text = text
-        self._view.show(self._found())
+        self._view.show(self._find())
         self.changed.emit(None)
 
     def narrow(self, term: Term, *, exclude: bool = False) -> None:
-        """Ask for this too, or for anything but this."""
+        """Add a term to the query, or its negation if `exclude`."""
         self.apply(str(narrowed(self.query, term, exclude=exclude)))
 
     def refresh(self) -> None:
-        """Ask again, and keep the pictures that are shown and worked on."""
-        found = self._found()
-        worked_on = self._view.selected or {self._view.current}
-        kept = worked_on.intersection(self._view.ids).difference(found)
+        """Run the query again; visible images that the user works on stay."""
+        found = self._find()
+        active = self._view.selected or {self._view.current}
+        kept = active.intersection(self._view.ids).difference(found)
         if kept:
             wanted = kept.union(found)
             found = [number for number in self._library.images if number in wanted]
@@ -92,38 +92,38 @@ class Filtering:
             self._view.show(found)
         self.changed.emit(None)
 
-    def _found(self) -> list[int]:
-        self._soon = False
-        self._requested = time.monotonic()
+    def _find(self) -> list[int]:
+        self._refresh_scheduled = False
+        self._refreshed_at = time.monotonic()
         return self._finder.find(self.query)
 
-    def _take(self, altered: Altered) -> None:
+    def _on_altered(self, altered: Altered) -> None:
         depends = Finder.depends(self.query)
         if altered.added or altered.removed or not depends.isdisjoint(altered.what):
-            self._ask_soon()
+            self._schedule_refresh()
 
-    def _tags_changed(self) -> None:
-        if self._asks_captions():
-            self._counted(self._index.pending)
+    def _on_tags_changed(self) -> None:
+        if self._depends_on_captions():
+            self._on_counted(self._index.pending)
 
-    def _counted(self, pending: int) -> None:
-        if not pending or time.monotonic() - self._requested > _PAUSE:
-            self._ask_soon()
+    def _on_counted(self, pending: int) -> None:
+        if not pending or time.monotonic() - self._refreshed_at > _MIN_INTERVAL:
+            self._schedule_refresh()
         else:
             self.changed.emit(None)
 
-    def _asks_captions(self) -> bool:
+    def _depends_on_captions(self) -> bool:
         return "caption" in Finder.depends(self.query)
 
-    def _ask_soon(self) -> None:
-        """Ask once for all that changes in one go."""
-        if not self._soon:
-            self._soon = True
-            self._post(lambda: self.refresh() if self._soon else None)
+    def _schedule_refresh(self) -> None:
+        """Refresh once for all changes of one event."""
+        if not self._refresh_scheduled:
+            self._refresh_scheduled = True
+            self._post(lambda: self.refresh() if self._refresh_scheduled else None)
 
 
 def narrowed(query: Query, term: Term, *, exclude: bool = False) -> Query:
-    """Return a query that also asks for a term or against it; the opposite, where it asked for that, is dropped."""
+    """Return the query with a term, or its negation if `exclude`, added; the opposite term is removed."""
     wanted: Node = Not(term) if exclude else term
     opposite: Node = term if exclude else Not(term)
     parts = query.root.parts if isinstance(query.root, And) else () if query.root is None else (query.root,)
@@ -133,7 +133,7 @@ def narrowed(query: Query, term: Term, *, exclude: bool = False) -> Query:
 
 @dataclass(frozen=True, slots=True)
 class SavedFilter:
-    """A query with a name; of one dataset when `root`, the folder opened, is given."""
+    """A named query, for all datasets or for the one whose opened folder is `root`."""
 
     name: str
     query: str
@@ -141,75 +141,75 @@ class SavedFilter:
 
 
 class SavedFilters:
-    """The user's filters in `filters.json` of the per-user folder; belongs to one thread, to which `post` leads.
+    """The user's filters in `filters.json` of the per-user folder. Use it only on the thread that `post` runs on.
 
-    They are written in the background. `file.notice` says what was wrong with a damaged file, which is kept.
+    They are written in the background. `file.notice` reports a damaged file, which is kept as a copy.
     """
 
     def __init__(self, post: Post, path: Path | None = None) -> None:
         self.changed: Emitter[None] = Emitter()
         self.file = DurableWriter(path or home() / "filters.json", "saved filters", "filters.unwritable", post)
         nothing: tuple[list[SavedFilter], list[str]] = ([], [])
-        lost = "save your filters again or repair the file and rename it back"
-        self._filters, self._recent = self.file.load(_kept, nothing, lost, _text)
+        hint = "save your filters again or repair the file and rename it back"
+        self._filters, self._recent = self.file.load(_decode, nothing, hint, _encode)
 
     @property
     def recent(self) -> tuple[str, ...]:
-        """The queries asked last, the newest first."""
+        """Return the recent queries, newest first."""
         return tuple(self._recent)
 
     def of(self, *roots: Path) -> list[SavedFilter]:
-        """Return the filters for all datasets and those of these ones, by name."""
-        return sorted((one for one in self._filters if one.root in (None, *roots)), key=lambda one: one.name.casefold())
+        """Return the filters for all datasets and for these roots, sorted by name."""
+        return sorted((f for f in self._filters if f.root in (None, *roots)), key=lambda f: f.name.casefold())
 
     def save(self, saved: SavedFilter) -> None:
-        """Keep a filter, instead of one of the same name and dataset."""
-        others = [one for one in self._filters if (one.name, one.root) != (saved.name, saved.root)]
+        """Save a filter, replacing one of the same name and dataset."""
+        others = [f for f in self._filters if (f.name, f.root) != (saved.name, saved.root)]
         self._replace([*others, saved], self._recent)
 
     def remove(self, saved: SavedFilter) -> None:
-        """Forget a filter."""
-        self._replace([one for one in self._filters if one != saved], self._recent)
+        """Delete a filter."""
+        self._replace([f for f in self._filters if f != saved], self._recent)
 
     def remember(self, query: str) -> None:
-        """Put a query at the head of those asked last."""
+        """Move a query to the front of the recent ones."""
         if query.strip() and query not in self._recent[:1]:
-            self._replace(self._filters, [query, *(one for one in self._recent if one != query)][:_RECENT])
+            self._replace(self._filters, [query, *(recent for recent in self._recent if recent != query)][:_MAX_RECENT])
 
     def _replace(self, filters: list[SavedFilter], recent: list[str]) -> None:
         self._filters, self._recent = filters, recent
-        self.file.write(_text((filters, recent)))
+        self.file.write(_encode((filters, recent)))
         self.changed.emit(None)
 
 
-def _kept(found: Any, left_out: list[str]) -> tuple[list[SavedFilter], list[str]]:
+def _decode(data: Any, skipped: list[str]) -> tuple[list[SavedFilter], list[str]]:
     filters, recent = [], []
-    for place, row in enumerate(found["filters"], 1):
+    for number, row in enumerate(data["filters"], 1):
         try:
             filters.append(_filter(row))
         except (TypeError, KeyError, ValueError):
-            left_out.append(f"filter {place}")
-    for place, query in enumerate(found["recent"], 1):
+            skipped.append(f"filter {number}")
+    for number, query in enumerate(data["recent"], 1):
         if isinstance(query, str):
             recent.append(query)
         else:
-            left_out.append(f"recent query {place}")
-    return filters, recent[:_RECENT]
+            skipped.append(f"recent query {number}")
+    return filters, recent[:_MAX_RECENT]
 
 
-def _text(kept: tuple[list[SavedFilter], list[str]]) -> str:
-    filters, recent = kept
+def _encode(stored: tuple[list[SavedFilter], list[str]]) -> str:
+    filters, recent = stored
     rows = [{"name": f.name, "query": f.query} | ({"root": str(f.root)} if f.root else {}) for f in filters]
-    # ASCII, since names on Linux need not be text.
+    # ASCII, since file names on Linux may hold bytes that are not valid UTF-8.
     return json.dumps({"filters": rows, "recent": recent}, indent=1) + "\n"
 
 
 def _filter(row: dict[str, object]) -> SavedFilter:
     root = row.get("root")
-    return SavedFilter(_words(row["name"]), _words(row["query"]), None if root is None else Path(_words(root)))
+    return SavedFilter(_string(row["name"]), _string(row["query"]), None if root is None else Path(_string(root)))
 
 
-def _words(value: object) -> str:
+def _string(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
+        raise TypeError(f"{value!r} is not a string")
     return value

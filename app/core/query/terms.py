@@ -1,4 +1,4 @@
-"""What a query is once it is read: terms joined by and, or and not; and how it is written again."""
+"""Parsed queries: terms joined by and, or and not; `str` writes them back in the query language."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from dataclasses import dataclass, field
 from math import inf, nextafter
 
 Span = tuple[int, int]
-"""Where something stands in the text: from, to."""
+"""Start and end offset in the query text."""
 
 WILD = re.compile(r"(?<!\\)[*?]")
-"""What makes a tag a pattern."""
+"""Matches an unescaped wildcard, which makes a tag a pattern."""
 _BARE = re.compile(r"[\w.*?][\w.*?-]*")
 _WORDS = {"and", "or", "not"}
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Numbers from `low` to `high`, as written; both ends belong to it unless `open` says that they do not."""
+    """Range of numbers from `low` to `high`, both included unless `open`."""
 
     low: float = -inf
     high: float = inf
     open: bool = False
 
     def bounds(self) -> tuple[float, float]:
-        """Return the least and the greatest number that belong to it."""
+        """Return the smallest and the largest number in the range."""
         return (nextafter(self.low, inf), nextafter(self.high, -inf)) if self.open else (self.low, self.high)
 
     def __str__(self) -> str:
@@ -40,7 +40,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One condition: `key` is "" for a bare word; the value is a text, a range, or yes or no."""
+    """One condition: `key` is "" for a bare word; the value is a text, a range or a flag."""
 
     key: str
     value: str | Range | bool
@@ -55,7 +55,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Not:
-    """What its part does not find."""
+    """Negation of one part."""
 
     part: Node
 
@@ -65,7 +65,7 @@ class Not:
 
 @dataclass(frozen=True, slots=True)
 class And:
-    """What all its parts find; two at least."""
+    """Conjunction of at least two parts."""
 
     parts: tuple[Node, ...]
 
@@ -75,7 +75,7 @@ class And:
 
 @dataclass(frozen=True, slots=True)
 class Or:
-    """What one of its parts finds; two at least."""
+    """Disjunction of at least two parts."""
 
     parts: tuple[Node, ...]
 
@@ -88,7 +88,7 @@ Node = Term | Not | And | Or
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A query that has been understood; without `root` it finds all pictures."""
+    """A parsed query; without `root`, it matches all images."""
 
     root: Node | None = None
 
@@ -96,13 +96,13 @@ class Query:
         return "" if self.root is None else str(self.root)
 
     def terms(self) -> Iterator[Term]:
-        """Give all its conditions from left to right."""
+        """Yield all terms from left to right."""
         if self.root is not None:
             yield from _terms(self.root)
 
 
 def literal(text: str) -> str:
-    """Return a tag as a pattern that means this very tag: its stars and question marks stand for themselves."""
+    """Return a tag as a pattern that matches only this tag: `*` and `?` are escaped."""
     return re.sub(r"([*?])", r"\\\1", text)
 
 

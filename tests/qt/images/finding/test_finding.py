@@ -108,7 +108,7 @@ def test_what_is_wrong_is_underlined_and_said_below(qtbot, session, place, pictu
     write(qtbot, place.box, "size:big colour:red")
     before = place.box.field.grab().toImage()
     qtbot.keyClick(place.box.field, KEY.Key_Return)
-    assert '"big" is no number.' in place.box.fault.text()
+    assert '"big" is not a number.' in place.box.fault.text()
     assert 'There is no key "colour".' in place.box.fault.text()
     assert place.box.fault.isVisible()
     assert place.box.field.accessibleDescription() == place.box.fault.text()

@@ -55,7 +55,7 @@ def panel(qtbot, session, folder):
 
 def settled(session, pictures):
     state, health = session.health.state(), session.health
-    idle = not state.judging and not state.inspecting and not health._soon
+    idle = not state.judging and not state.inspecting and not health._report_scheduled
     return state.total == pictures and health.judge and idle and "duplicate.exact" in codes(health)
 
 

@@ -43,9 +43,9 @@ class Checked:
         self.library.add(found)
 
     def settle(self):
-        self.desk.until(lambda: self.idle() and not self.health._soon)
+        self.desk.until(lambda: self.idle() and not self.health._report_scheduled)
         self.health.refresh()
-        self.desk.until(lambda: self.idle() and not self.health._soon and not self.health._counting)
+        self.desk.until(lambda: self.idle() and not self.health._report_scheduled and not self.health._counting)
 
     def idle(self):
         state = self.health.state()

@@ -62,7 +62,8 @@ class Watched:
     def idle(self) -> bool:
         state = self.health.state()
         looks = any(each.scanning or each.sizing for each in self.datasets._open.values())
-        return bool(self.health.judge) and not (looks or state.judging or state.inspecting or self.health._soon)
+        busy = looks or state.judging or state.inspecting or self.health._report_scheduled
+        return bool(self.health.judge) and not busy
 
     def found(self) -> dict[str, list[str]]:
         """Which pictures or files are told of, by code."""
@@ -186,7 +187,7 @@ def test_pictures_that_no_process_can_look_at_are_not_called_damaged(folder: Pat
         (folder / "0.png").unlink()
         watched.look()  # asks nobody again before the user wants it, a folder is opened, or a while has passed
         assert watched.health._inspector.fault
-        watched.health._inspector._again = 0.0
+        watched.health._inspector._retry_at = 0.0
         save(folder / "new.png", color="gold")
         watched.look()
         assert all(one.content for one in watched.library.images.values() if one.problem is None)
@@ -222,7 +223,7 @@ def test_pictures_that_were_away_between_two_looks_are_looked_at_after_the_next(
 ) -> None:
     """As on a network that does not answer for a second: no look at the disk finds anything changed."""
     here = folder / "0.png" if alone else folder
-    away, look, judge = folder.with_name("away"), decoders.inspect_images, inspector._seen
+    away, look, judge = folder.with_name("away"), decoders.inspect_images, inspector._inspected
     judged: list[Any] = []
 
     def inspect(*asked: Any) -> Any:
@@ -241,7 +242,7 @@ def test_pictures_that_were_away_between_two_looks_are_looked_at_after_the_next(
     with a_desk() as desk:
         with monkeypatch.context() as going:
             going.setattr(decoders, "inspect_images", inspect)
-            going.setattr(inspector, "_seen", seen)
+            going.setattr(inspector, "_inspected", seen)
             watched = Watched(desk, folder)
         assert judged.count(None) == (1 if alone else 5)
         watched.look()

@@ -232,8 +232,8 @@ def test_token_counts_come_behind_and_are_kept():
 
 def test_captions_are_looked_at_and_counted_in_portions(home, monkeypatch):
     """All in one go held up the window for 60 ms at 100,000 pictures."""
-    monkeypatch.setattr(lengths, "_AT_ONCE", 3)
-    monkeypatch.setattr(lengths, "_ASKED", 2)
+    monkeypatch.setattr(lengths, "_MAX_EXAMINED", 3)
+    monkeypatch.setattr(lengths, "_MAX_REQUESTED", 2)
     library, finder = finder_over(
         [(FOLDERS[0], f"{n}.png", {"caption": "cat " * n}) for n in (0, 0, *range(9))], home[1]
     )
@@ -252,10 +252,10 @@ def test_captions_are_looked_at_and_counted_in_portions(home, monkeypatch):
         looked.append(0)
         look(self)
 
-    look = lengths.Lengths._look
+    look = lengths.Lengths._request_unknown
     monkeypatch.setattr(TokenCounts, "of", count)
     monkeypatch.setattr(TokenCounts, "want", want_noted)
-    monkeypatch.setattr(lengths.Lengths, "_look", look_noted)
+    monkeypatch.setattr(lengths.Lengths, "_request_unknown", look_noted)
     assert ask(finder, "tokens:>3", home[0]) == expected(parse("tokens:>3").root, library)
     assert max(looked) <= 6 and max(wanted) == 2 and finder.pending == 0
     looked.clear()
@@ -283,7 +283,7 @@ def test_counting_that_fails_is_given_up_and_told(monkeypatch):
 
 
 def test_counting_that_failed_once_is_tried_again_and_what_fails_twice_in_a_row_is_not(monkeypatch):
-    monkeypatch.setattr(lengths, "_ASKED", 2)
+    monkeypatch.setattr(lengths, "_MAX_REQUESTED", 2)
     tried, faults, broken = [], [], {1, 4, 5}
     count = tokens.count_tokens
 
