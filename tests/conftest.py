@@ -50,7 +50,7 @@ LONGEST = (
     "tests/train/memory/trace/test_train_step.py",
     "tests/qt/test_screens.py",
     "tests/train/cli/test_training.py",
-    "tests/train/queue/test_queue.py",
+    "tests/train/test_queue.py",
     "tests/train/test_bad_input.py",
     "tests/train/memory/trace/test_other_phases.py",
     "tests/qt/test_whole_way.py",

@@ -36,7 +36,7 @@ from app.qt.actions.palette import CommandPalette, ShortcutList
 from app.qt.images.captions.bulk_dialog import BulkDialog, ReplaceForm
 from app.qt.images.captions.recovery_dialogs import RestoreDialog
 from app.qt.images.health.cropper import Cropper
-from app.qt.images.masks.painter import MaskPainter
+from app.qt.images.health.mask_painter import MaskPainter
 from app.qt.main_thread import MainThreadQueue
 from app.qt.notices import CrashDialog
 from app.qt.preferences import PreferencesDialog

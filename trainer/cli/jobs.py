@@ -179,7 +179,7 @@ def _carried_out(options: argparse.Namespace, work: Callable[[OnRunFolder, OnEve
 
             with closing(RunLog()) as log:
                 return work(log.open, log.show)
-        from trainer.queue.worker import run_entry
+        from trainer.queue import run_entry
 
         # The worker redirects all output of this process to the run's log, so events need no log of their own.
         return run_entry(options.queued, lambda made: work(made, lambda _: None))

@@ -80,7 +80,7 @@ def add_commands(commands: Commands) -> None:
 
 def run_worker(options: argparse.Namespace) -> int:
     """Run the queued jobs until none is left."""
-    from trainer.queue.worker import Worker
+    from trainer.queue import Worker
 
     def report(line: str) -> None:
         echo(f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S} {line}")

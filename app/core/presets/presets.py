@@ -15,9 +15,8 @@ from trainer.errors import ImpastoError, JobError
 
 # These modules import Pillow, which would delay the window: workers import them.
 if TYPE_CHECKING:
-    from app.core.presets.receiving import Received
     from trainer.config.presets.creating import CreatedPreset
-    from trainer.config.presets.library import Origin, PresetEntry, PresetLibrary, PresetVersion
+    from trainer.config.presets.library import Origin, PresetEntry, PresetLibrary, PresetVersion, Received
     from trainer.config.presets.preset import Preset
 
     Past = tuple[PresetVersion, list[tuple[str, str, str]]]
@@ -54,7 +53,7 @@ class Presets:
         """Read a preset from a file, an image that contains one, or pasted text, without adding it to the library."""
 
         def work() -> Received:
-            from app.core.presets.receiving import receive_file, receive_text
+            from trainer.config.presets.library import receive_file, receive_text
 
             return receive_file(source) if isinstance(source, Path) else receive_text(source, "The text")
 

@@ -22,13 +22,12 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.presets.receiving import Received
 from app.core.session import Session
 from app.core.words import full_message
 from app.qt.presets.cards import CostPanel, PresetHeading, rows_of
 from app.qt.tables import Table
 from app.qt.widgets import close_row, plain_label, set_message, while_alive
-from trainer.config.presets.library import PresetEntry, same_name
+from trainer.config.presets.library import PresetEntry, Received, same_name
 from trainer.errors import ImpastoError
 
 if TYPE_CHECKING:

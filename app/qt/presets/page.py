@@ -36,7 +36,7 @@ from trainer.errors import ImpastoError, JobError
 from trainer.files.architecture import NAMES
 
 if TYPE_CHECKING:
-    from app.core.presets.receiving import Received
+    from trainer.config.presets.library import Received
 
 
 ACTIONS = (

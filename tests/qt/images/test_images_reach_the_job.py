@@ -18,7 +18,7 @@ from app.core.session import Session
 from app.qt.images.dialogs import FolderDialog
 from app.qt.images.finding.filter_box import FilterBox
 from app.qt.images.health.cropper import Cropper
-from app.qt.images.masks.painter import MaskPainter
+from app.qt.images.health.mask_painter import MaskPainter
 from app.qt.train.page import TrainPage
 from app.qt.window import Window
 from tests.support.artist import shown_page

@@ -14,7 +14,7 @@ from app.qt.runs.lists import ENTRY_WORDS, QueueList, entry_status
 from app.qt.runs.queue_panel import AfterTimeDialog, QueuePanel
 from trainer.protocol import locks
 from trainer.protocol.queue import Entry, Queue, new_entry
-from trainer.queue.worker import machine_lanes
+from trainer.queue import machine_lanes
 
 
 @pytest.fixture

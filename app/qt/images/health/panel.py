@@ -240,7 +240,7 @@ class HealthPanel(QWidget):
         view = self._session.view
         dialog: QDialog
         if action == "mask":
-            from app.qt.images.masks.painter import MaskPainter
+            from app.qt.images.health.mask_painter import MaskPainter
 
             dialog = MaskPainter(self._session, ids, view.current, self)
         else:

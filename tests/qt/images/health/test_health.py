@@ -12,8 +12,8 @@ from PySide6.QtTest import QAbstractItemModelTester
 
 from app.qt.actions.commands import Commands
 from app.qt.images.health.cropper import Cropper
+from app.qt.images.health.mask_painter import MaskPainter
 from app.qt.images.health.panel import HealthPanel
-from app.qt.images.masks.painter import MaskPainter
 from tests.support.pictures import photograph
 from tests.support.processes import no_process_starts
 

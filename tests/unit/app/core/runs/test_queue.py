@@ -64,7 +64,7 @@ def desk() -> Iterator[Desk]:
 
 
 def _lanes() -> list[str]:
-    from trainer.queue.worker import machine_lanes
+    from trainer.queue import machine_lanes
 
     return machine_lanes()
 

@@ -12,14 +12,14 @@ from trainer.protocol import commands
 from trainer.protocol.locks import is_lane_held
 from trainer.protocol.queue import Queue
 from trainer.protocol.run_directory import RunDirectory, Status
-from trainer.queue.worker import run_entry
+from trainer.queue import run_entry
 
 # An engine that turns the system's request to end into a pause, as training does.
 PAUSING = """
 import signal, sys, threading
 from pathlib import Path
 from trainer.protocol.run_directory import RunDirectory, Status
-from trainer.queue.worker import run_entry
+from trainer.queue import run_entry
 
 def work(made):
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # raises KeyboardInterrupt
@@ -43,7 +43,7 @@ PRINTING = """
 import os, sys
 from pathlib import Path
 from trainer.protocol.run_directory import RunDirectory
-from trainer.queue.worker import run_entry
+from trainer.queue import run_entry
 
 def work(made):
     print("planning ü")

@@ -11,13 +11,13 @@ import time
 import pytest
 
 from trainer import cli
+from trainer import queue as devices
+from trainer import queue as worker
 from trainer.errors import RunError
 from trainer.protocol import commands, locks
 from trainer.protocol.queue import Queue
 from trainer.protocol.run_directory import RunDirectory, Status
-from trainer.queue import worker
-from trainer.queue import worker as devices
-from trainer.queue.worker import Worker, lanes_for, machine_lanes, settings_for
+from trainer.queue import Worker, lanes_for, machine_lanes, settings_for
 
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 

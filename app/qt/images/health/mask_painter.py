@@ -25,7 +25,7 @@ from app.core.library import LibraryImage
 from app.core.session import Session
 from app.core.words import full_message
 from app.qt.images.dialogs import ImageStepDialog
-from app.qt.images.masks.canvas import MaskCanvas, Tool
+from app.qt.images.health.mask_canvas import MaskCanvas, Tool
 from app.qt.widgets import Slider
 from trainer.errors import ImpastoError
 

@@ -12,7 +12,7 @@ from PySide6.QtGui import QPointingDevice, QTabletEvent
 from PySide6.QtWidgets import QApplication, QPushButton
 
 from app.core.edits.masks import mask_path
-from app.qt.images.masks.painter import MaskPainter
+from app.qt.images.health.mask_painter import MaskPainter
 from tests.support.pictures import photograph
 
 LEFT, SHIFT, KEY = Qt.MouseButton.LeftButton, Qt.KeyboardModifier.ShiftModifier, Qt.Key

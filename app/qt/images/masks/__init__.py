@@ -1,1 +1,0 @@
-"""The mask painter."""

@@ -1,1 +1,0 @@
-"""Queue worker, which starts engines for queued jobs, and the engine's side of a queue entry."""
