@@ -1,8 +1,6 @@
-"""All that can be said of a LoRA file by its header. For worker threads.
+"""Read a LoRA file's header: base, trigger words, settings, tags and images. Call it on worker threads.
 
-What a LoRA's metadata tell: base, words that call it, settings, tags, pictures. Every text is a stranger's.
-
-Texts are cut to what people read, tables to what they scroll through; what is no text of its kind is passed over.
+Metadata is untrusted: texts and tables are cut to a readable length, and malformed values are skipped.
 """
 
 from __future__ import annotations
@@ -24,15 +22,15 @@ from trainer.protocol.files import long_path
 from trainer.protocol.reading import UnusableFileError, parse_json
 
 LONGEST_TEXT = 2000
-"""Characters of one value that are shown."""
+"""Most characters shown of one value."""
 MOST_ROWS = 1000
-"""Rows of a table that are shown."""
+"""Most rows shown of a table."""
 _LONGEST_JSON = 2 << 20
 _MOST_IMAGES = 4
 _UNSET = ("", "None", "none", "null")
 _REPEATS = re.compile(r"\d+_")
 
-# The settings that people compare, as programs of kohya's kind name them.
+# Metadata keys of kohya-style trainers that users compare, with their labels.
 SETTINGS: Mapping[str, str] = {
     "ss_network_module": "Network",
     "ss_network_dim": "Rank",
@@ -45,10 +43,10 @@ SETTINGS: Mapping[str, str] = {
     "ss_lr_scheduler": "Schedule",
     "ss_lr_warmup_steps": "Warm-up steps",
     "ss_steps": "Steps",
-    "ss_max_train_steps": "Steps planned",
+    "ss_max_train_steps": "Planned steps",
     "ss_num_epochs": "Epochs",
     "ss_total_batch_size": "Batch size",
-    "ss_gradient_accumulation_steps": "Batches gathered",
+    "ss_gradient_accumulation_steps": "Gradient accumulation steps",
     "ss_resolution": "Resolution",
     "ss_clip_skip": "CLIP skip",
     "ss_num_train_images": "Images, with repeats",
@@ -60,23 +58,23 @@ SETTINGS: Mapping[str, str] = {
     "ss_training_comment": "Comment",
 }
 SIDE = 256
-"""Pixels of the longest side of a picture as it is shown."""
+"""Longest side of a shown image, in pixels."""
 
 
 def shown(text: str) -> str:
-    """Return a value as it is shown: on one line, without characters that steer, and not longer than people read."""
+    """Return a value on one line, without control characters, cut to `LONGEST_TEXT`."""
     line = "".join(letter if letter.isprintable() else " " for letter in text[:LONGEST_TEXT])
     return line + ("…" if len(text) > LONGEST_TEXT else "")
 
 
 def stated(metadata: Mapping[str, str], *keys: str) -> str:
-    """Return the first of these keys that says something, fit to be shown; "" where none does."""
+    """Return the first value that is set among these keys, ready to show; "" if none is."""
     values = (metadata.get(key, "").strip() for key in keys)
     return shown(next((value for value in values if value not in _UNSET), ""))
 
 
 def about(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Return who and what it is, as far as it says so."""
+    """Return title, author, license, description and base, as far as they are set."""
     keys = {
         "title": ("modelspec.title", "ss_output_name"),
         "author": ("modelspec.author",),
@@ -88,17 +86,17 @@ def about(metadata: Mapping[str, str]) -> dict[str, str]:
 
 
 def settings_of(metadata: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the training settings that are told, by the names of `SETTINGS`."""
+    """Return the stated training settings as (label of `SETTINGS`, value)."""
     return [(name, text) for key, name in SETTINGS.items() if (text := stated(metadata, key)) not in ("", "{}")]
 
 
 def everything(metadata: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the metadata as they are, key by key in the order of the alphabet; no more rows than `MOST_ROWS`."""
+    """Return the metadata sorted by key, at most `MOST_ROWS` rows."""
     return [(shown(key[:200]), shown(metadata[key])) for key in sorted(metadata)[:MOST_ROWS]]
 
 
 def tags_of(metadata: Mapping[str, str]) -> list[tuple[str, int]]:
-    """Return the tags of the captions with how often each was shown, the most frequent first."""
+    """Return the caption tags with their counts, most frequent first."""
     counts: Counter[str] = Counter()
     for tags in _tables(metadata):
         for tag, count in tags.items():
@@ -108,9 +106,9 @@ def tags_of(metadata: Mapping[str, str]) -> list[tuple[str, int]]:
 
 
 def triggers_of(metadata: Mapping[str, str]) -> tuple[str, bool]:
-    """Return the words that call the LoRA up, and whether they are stated or only the names of the training folders.
+    """Return the trigger words, and whether they are stated or guessed from the training folders.
 
-    kohya's programs take a folder's name behind its repeats, "10_mika girl", for the caption of pictures without one.
+    kohya's trainers use a folder's name after its repeats ("10_mika girl") to caption images without captions.
     """
     words = stated(metadata, "modelspec.trigger_phrase")
     if words:
@@ -121,7 +119,7 @@ def triggers_of(metadata: Mapping[str, str]) -> tuple[str, bool]:
 
 
 def images_of(metadata: Mapping[str, str]) -> Iterator[str]:
-    """Yield the pictures in the metadata as base64 that nobody has checked: a thumbnail, or cover images."""
+    """Yield the images in the metadata as unvalidated base64: a thumbnail, or cover images."""
     thumbnail = metadata.get("modelspec.thumbnail", "")
     if thumbnail.startswith("data:image/"):
         yield thumbnail.partition(",")[2]
@@ -131,14 +129,14 @@ def images_of(metadata: Mapping[str, str]) -> Iterator[str]:
 
 
 def alphas_of(metadata: Mapping[str, str]) -> dict[str, float]:
-    """Return the alphas that diffusers keeps in the metadata, by the part of the model: "unet", "text_encoder"."""
+    """Return the alphas that diffusers stores in the metadata, by model part: "unet", "text_encoder"."""
     table = _json(metadata.get("lora_adapter_metadata")) or {}
     stated = ((key.partition(".")[0], value) for key, value in table.items() if key.endswith(".lora_alpha"))
     return {part: float(value) for part, value in stated if isinstance(value, int | float)}
 
 
 def _tables(metadata: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield the tables of tags, folder by folder; trained with a dataset file, they stand with each dataset."""
+    """Yield the tag table of each folder; with a dataset file, kohya stores them below each dataset."""
     found = [_json(metadata.get("ss_tag_frequency"))]
     datasets = _parsed(metadata.get("ss_datasets"))
     if not found[0] and isinstance(datasets, list):
@@ -164,38 +162,38 @@ def _parsed(text: str | None) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class LoraFile:
-    """A LoRA file by its header; every text is cut and fit to be shown as plain text."""
+    """Contents of a LoRA file's header; all texts are cut and safe to show as plain text."""
 
     path: Path
     bytes: int
     kind: str
-    """LoRA, LoCon, LoHa, LoKr, DoRA."""
+    """One of LoRA, LoCon, LoHa, LoKr and DoRA."""
     family: Family | None
-    """By its layers, else as it says itself."""
+    """Base family by its layers, else by its metadata."""
     ranks: tuple[int, ...]
     parts: Mapping[str, int]
-    """How many layers of each part it adapts: "UNet", "text encoder", "text encoder 2"."""
+    """Number of adapted layers by part: "UNet", "text encoder", "text encoder 2"."""
     about: Mapping[str, str]
-    """What it says of title, author, license, description and base, where it does."""
+    """Title, author, license, description and base, as far as they are set."""
     triggers: str
     triggers_stated: bool
-    """Otherwise they are the names of the training folders."""
+    """Whether the trigger words are stated; otherwise they are names of training folders."""
     settings: tuple[tuple[str, str], ...]
     tags: tuple[tuple[str, int], ...]
     metadata: tuple[tuple[str, str], ...]
-    """All of it, by key; empty where the file holds none."""
+    """All metadata, sorted by key."""
     pictures: tuple[Pixels, ...]
     layers: Mapping[str, Layer]
     alphas: Mapping[str, float]
-    """Alphas that stand in the metadata instead of in tensors, by the first part of the layers' names."""
+    """Alphas from the metadata instead of tensors, by the first part of the layers' names."""
 
     def blocks(self, wanted: Callable[[], bool] = lambda: True) -> list[BlockStrength]:
-        """Read all tensors and tell where it acts how strongly; nothing once it is not `wanted`. Raises OSError."""
+        """Return the strength of each block, or nothing once `wanted` is false. Raises OSError."""
         return read_blocks(self.path, self.layers, lambda layer: self.alphas.get(layer.partition(".")[0]), wanted)
 
 
 def read_lora(path: Path) -> LoraFile:
-    """Read a LoRA's header and the picture beside it; raises LoraFileError when it is broken or no LoRA."""
+    """Read a LoRA's header and the image beside it; raises LoraFileError if it is damaged or not a LoRA."""
     header = read_header(path, "lora")
     identity = lora_of_header(path, header)
     data, layers = header.metadata, layers_of(header)
@@ -220,12 +218,12 @@ def read_lora(path: Path) -> LoraFile:
 
 
 def _kind(kind: str, layers: Iterable[Layer]) -> str:
-    """LoRAs that adapt convolutions with kernels too are called LoCon."""
+    """Return the kind to show: a LoRA that also adapts convolution kernels is a LoCon."""
     kernels = any(len(layer["down"].shape) == 4 and layer["down"].shape[-1] > 1 for layer in layers if "down" in layer)
     return "LoCon" if kind == "LoRA" and kernels else kind
 
 
 def _images(path: Path, metadata: Mapping[str, str]) -> Iterator[Pixels]:
-    """Yield the pictures in the metadata, else the one beside the file."""
+    """Yield the images in the metadata, else the one beside the file."""
     sources = list(images_of(metadata)) or [beside["image"] for beside in (image_beside(path),) if beside]
     yield from (pixels for text in sources if (pixels := pixels_of(text, SIDE)))

@@ -1,15 +1,13 @@
-"""How strongly a LoRA changes each block: the norm of what it adds to the block's weights. For worker threads.
+"""Compute how strongly a LoRA changes each block: the norm of the weights it adds. Call it on worker threads.
 
 What is added to one layer is (alpha / rank) · up · down. Its Frobenius norm needs no product of that size: with the
 small matrices U = upᵀ·up and D = down·downᵀ, both rank × rank, ‖up·down‖² = tr(U·D), the sum of U ∘ D. A Tucker core M
 between them (kernel places k) makes it Σₖ tr(U·Mₖ·D·Mₖᵀ). A Kronecker product has ‖a ⊗ b‖ = ‖a‖·‖b‖; only LoHa's
-product element by element has to be made whole, with Tucker cores one place of the kernel at a time. LyCORIS keeps the
+elementwise product has to be materialized, with Tucker cores one kernel position at a time. LyCORIS keeps the
 outer matrices of its Tucker forms as rank × out. A block's strength is the root of the sum of its layers' squares.
-DoRA's magnitudes mean something only beside the base's weights, and are left out.
+DoRA's magnitudes depend on the base's weights and are left out.
 
-Takes the names of a LoRA's tensors apart: which layer each belongs to, and in which block of the model that lies.
-
-Names are those of kohya, of diffusers and PEFT, and of LyCORIS. Blocks are called as artists who weigh them know them:
+Tensor names of kohya, diffusers and PEFT, and LyCORIS are understood. Blocks have the names used for block weights:
 IN00 to IN11, MID, OUT00 to OUT11 for the UNet (IN08 and OUT08 the last of SDXL), TE1 and TE2 for the text encoders.
 """
 
@@ -37,7 +35,7 @@ Layer = Mapping[str, TensorInfo]
 """The tensors of one layer by role: "down", "up", "mid", "alpha", "dora_scale", "hada_w1_a", "lokr_w1", ..."""
 
 OTHER = "?"
-"""The block of layers whose place nothing tells."""
+"""Block of layers whose position is unknown."""
 
 _TENSOR = re.compile(
     r"(?P<layer>.+?)(?:"
@@ -47,18 +45,18 @@ _TENSOR = re.compile(
 )
 _ROLES = {"A": "down", "B": "up"}
 _TEXT_ENCODER = re.compile(r"(?:lora_te|text_encoder_?)(?P<number>[12])?(?![a-z])")
-# The paths of the original model, then those of diffusers; both have two residual layers a level.
+# Paths of the original model, then of diffusers; both have two residual layers per level.
 _ORIGINAL = re.compile(r"_(?P<side>input|output)_blocks_(?P<index>\d{1,2})_")
 _DIFFUSERS = re.compile(
     r"_(?P<side>down|up)_blocks_(?P<level>\d)_(?P<part>resnets|attentions|downsamplers|upsamplers)_(?P<index>\d)"
 )
-_WIDEST = 4096  # of the small matrices; no real rank is near
-_LARGEST = 16 << 20  # numbers of a matrix that has to be made whole: 128 MiB
+_WIDEST = 4096  # largest accepted rank; no real LoRA comes close
+_LARGEST = 16 << 20  # elements of a materialized matrix: 128 MiB in float64
 _NUMBERS = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "I8": "i1", "U8": "u1", "I16": "<i2", "I32": "<i4", "I64": "<i8"}
 
 
 def layers_of(header: Header) -> dict[str, Layer]:
-    """Return the layers that a LoRA adapts, in the file's order; tensors of no known role are passed over."""
+    """Return the layers that a LoRA adapts, in the file's order; tensors of unknown roles are skipped."""
     found: defaultdict[str, dict[str, TensorInfo]] = defaultdict(dict)
     for name, tensor in header.tensors.items():
         match = _TENSOR.fullmatch(name)
@@ -69,7 +67,7 @@ def layers_of(header: Header) -> dict[str, Layer]:
 
 
 def block_of(layer: str) -> str:
-    """Return the block in which a layer lies, `OTHER` where its name does not tell."""
+    """Return the block of a layer, or `OTHER` if its name does not say."""
     name = "_" + layer.replace(".", "_")
     if encoder := _TEXT_ENCODER.match(name, 1):
         return f"TE{encoder['number'] or 1}"
@@ -82,13 +80,13 @@ def block_of(layer: str) -> str:
 
 
 def block_order(block: str) -> tuple[int, str]:
-    """Sort blocks as data pass through them."""
+    """Return the sort key that orders blocks as data passes through them."""
     sides = ("TE", "IN", "MID", "OUT")
     return next((place for place, side in enumerate(sides) if block.startswith(side)), len(sides)), block
 
 
 def rank_of(layer: Layer) -> int | None:
-    """Return the rank of a layer as its shapes tell it; None where it has none (a whole matrix)."""
+    """Return the rank of a layer from its shapes; None for a full matrix."""
     for role, axis in (("down", 0), ("hada_w1_b", 0), ("lokr_w2_b", 0), ("lokr_w1_b", 0)):
         if role in layer and layer[role].shape:
             return layer[role].shape[axis]
@@ -96,7 +94,10 @@ def rank_of(layer: Layer) -> int | None:
 
 
 def _as_original(side: str, level: int, part: str, index: int) -> str:
-    """down_blocks.i.resnets.j is input_blocks.(3i+j+1), its downsampler 3i+3; up_blocks.i.resnets.j is 3i+j."""
+    """Return the original block of a diffusers path.
+
+    down_blocks.i.resnets.j is input_blocks.(3i+j+1), its downsampler 3i+3; up_blocks.i.resnets.j is 3i+j.
+    """
     if side == "down":
         return f"IN{3 * level + (3 if part == 'downsamplers' else index + 1):02}"
     return f"OUT{3 * level + (2 if part == 'upsamplers' else index):02}"
@@ -104,26 +105,26 @@ def _as_original(side: str, level: int, part: str, index: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BlockStrength:
-    """What a LoRA has in one block of the model."""
+    """A LoRA's layers and strength in one block of the model."""
 
     name: str
     layers: int
     ranks: tuple[int, ...]
-    """Every rank in it, ascending."""
+    """Distinct ranks, ascending."""
     alphas: tuple[float, ...]
-    """Every alpha that is stated in it, ascending; where none is, it is the rank."""
+    """Distinct stated alphas, ascending; a layer without one uses its rank."""
     strength: float | None
-    """The norm of what is added to its weights; None where it cannot be computed, not finite where the file is not."""
+    """Norm of the added weights; None if it cannot be computed, not finite if the file has NaN or infinity."""
     unknown: int = 0
-    """Layers that could not be counted in."""
+    """Layers left out because their norm could not be computed."""
 
 
 def read_blocks(
     path: Path, layers: Mapping[str, Layer], alpha: Callable[[str], float | None], wanted: Callable[[], bool]
 ) -> list[BlockStrength]:
-    """Read a LoRA's tensors and return its blocks in the order in which data pass through them.
+    """Read a LoRA's tensors and return its blocks in the order of the data flow.
 
-    `alpha` tells what the metadata say for layers without a tensor of it. Returns nothing when `wanted` turns false.
+    `alpha` returns the metadata's alpha of a layer that has no alpha tensor. Returns nothing once `wanted` is false.
     Raises OSError when the file cannot be read to its end.
     """
     found: dict[str, list[tuple[Layer, float | None, float | None]]] = {}
@@ -136,7 +137,7 @@ def read_blocks(
                 stated = alpha(name) if stated is None else stated
                 found.setdefault(block_of(name), []).append((layer, stated, _norm(file, layer, stated)))
     except MemoryError:
-        raise OSError(None, "its tensors are too large for the memory of this PC", str(path)) from None
+        raise OSError(None, "its tensors do not fit into the memory of this PC", str(path)) from None
     return [_block(name, found[name]) for name in sorted(found, key=block_order)]
 
 
@@ -161,7 +162,7 @@ def _alpha(file: IO[bytes], layer: Layer) -> float | None:
 
 
 def _norm(file: IO[bytes], layer: Layer, alpha: float | None) -> float | None:
-    """Return the norm of what one layer is changed by; None for forms, shapes and number formats that do not go."""
+    """Return the norm of a layer's change; None for unsupported forms, shapes and number formats."""
     import numpy as np
 
     parts = {role: _read(file, tensor) for role, tensor in layer.items() if role not in ("alpha", "dora_scale")}
@@ -209,7 +210,7 @@ def _of_product(parts: Mapping[str, Array]) -> float:
 
 
 def _of_places(parts: Mapping[str, Array]) -> float:
-    """LoHa with Tucker cores."""
+    """Return the norm of a LoHa layer with Tucker cores."""
     import numpy as np
 
     if parts["hada_w1_a"].shape[1] * parts["hada_w1_b"].shape[1] > _LARGEST:
@@ -233,13 +234,13 @@ def _of_factor(parts: Mapping[str, Array], name: str) -> float:
 
 
 def _root(square: Any) -> float:
-    """Rounding can leave the square of nothing just below zero."""
+    """Return the square root, or 0 for squares that rounding left just below zero."""
     value = float(square)
     return math.sqrt(max(value, 0.0)) if math.isfinite(value) else abs(value)
 
 
 def _flat(weight: Array) -> Array:
-    """A convolution's kernel counts with its inputs."""
+    """Return a tensor as a matrix; a convolution's kernel is flattened into its inputs."""
     return weight.reshape(len(weight), -1)
 
 
@@ -248,7 +249,7 @@ def _kernel(weight: Array) -> Array:
 
 
 def _read(file: IO[bytes], tensor: TensorInfo) -> Array | None:
-    """Return a tensor's values in float64, None for number formats that no LoRA has; raises OSError."""
+    """Return a tensor's values in float64, None for number formats that no LoRA uses; raises OSError."""
     import numpy as np
 
     if tensor.dtype not in _NUMBERS and tensor.dtype not in _WIDENED:
@@ -262,21 +263,21 @@ def _read(file: IO[bytes], tensor: TensorInfo) -> Array | None:
 
 
 def _bf16(data: bytes) -> NDArray[Any]:
-    """The upper half of a float32."""
+    """Decode bfloat16: the upper half of a float32."""
     import numpy as np
 
     return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
 
 
 def _e5m2(data: bytes) -> NDArray[Any]:
-    """The upper half of a float16."""
+    """Decode float8_e5m2: the upper half of a float16."""
     import numpy as np
 
     return (np.frombuffer(data, "u1").astype(np.uint16) << 8).view(np.float16)
 
 
 def _e4m3(data: bytes) -> NDArray[Any]:
-    """Four bits of exponent with a bias of 7, three of mantissa, no infinity: arXiv:2209.05433, table 1."""
+    """Decode float8_e4m3fn: 4 exponent bits (bias 7), 3 mantissa bits, no infinity (arXiv:2209.05433, table 1)."""
     import numpy as np
 
     codes = np.arange(128)
@@ -288,4 +289,4 @@ def _e4m3(data: bytes) -> NDArray[Any]:
 
 
 _WIDENED: Mapping[str, Callable[[bytes], NDArray[Any]]] = {"BF16": _bf16, "F8_E5M2": _e5m2, "F8_E4M3": _e4m3}
-"""Number formats that numpy lacks."""
+"""Decoders of number formats that numpy does not have."""

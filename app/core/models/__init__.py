@@ -1,1 +1,1 @@
-"""Bases and LoRA folders that are on this PC already, where the user's other tools keep them."""
+"""Bases and LoRA folders of other tools already on this PC."""

@@ -1,4 +1,4 @@
-"""What the pages ask about models on this PC: bases to train on, those used last, and where LoRAs belong."""
+"""Models on this PC: bases to train on, recently used bases, and folders for LoRAs."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _MOST = 40
 @json_keys("recent", "folders", "loras", "passed_over")
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What the user chose; texts, newest first."""
+    """The user's model choices, newest first."""
 
     recent: tuple[str, ...] = ()
-    """Texts of `base.model`."""
+    """Values of `base.model`."""
     folders: tuple[str, ...] = ()
-    """Folders of models, or of tools, that are searched too."""
+    """Additional model or tool folders to search."""
     loras: tuple[str, ...] = ()
-    """Folders that the user exported LoRAs to."""
+    """Folders the user exported LoRAs to."""
     passed_over: tuple[str, ...] = ()
-    """Folders of tools whose models are not wanted."""
+    """Tool folders whose models are hidden."""
 
 
 class ModelChoices:
-    """The choices in force; each change is on disk soon, and when `settle` returns."""
+    """Current choices. Changes are written in the background; `settle` waits for them."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._file = DeferredWriter(path or places.home() / "models.json", "the models in use were")
@@ -46,20 +46,20 @@ class ModelChoices:
 
     @property
     def notice(self) -> str:
-        """What was wrong with the file, in a sentence."""
+        """Return a sentence about a problem with the choices file, or ""."""
         return self._file.notice
 
     def put_first(self, what: str, text: str) -> bool:
-        """Put a text first in one of the lists; returns whether that changes anything."""
+        """Move a text to the front of a list and return whether the list changed."""
         others = tuple(one for one in getattr(self.choices, what) if one != text)
         return self._keep(replace(self.choices, **{what: (text, *others)[:_MOST]}))
 
     def remove(self, what: str, text: str) -> bool:
-        """Take a text out of one of the lists; returns whether it was in it."""
+        """Remove a text from a list and return whether the list changed."""
         return self._keep(replace(self.choices, **{what: tuple(o for o in getattr(self.choices, what) if o != text)}))
 
     def settle(self) -> None:
-        """Wait until what changed is on disk."""
+        """Wait until all changes are on disk."""
         self._file.settle()
 
     def _keep(self, choices: Choices) -> bool:
@@ -71,7 +71,7 @@ class ModelChoices:
 
 
 def _text(choices: Choices) -> str:
-    return json.dumps(to_record(choices), indent=1) + "\n"  # ASCII, since names on Linux need not be text
+    return json.dumps(to_record(choices), indent=1) + "\n"  # ASCII escapes: file names on Linux may not be valid UTF-8
 
 
 def _choices(kept: Any, left_out: list[str]) -> Choices:
@@ -90,19 +90,22 @@ def _texts(value: object, name: str, left_out: list[str]) -> tuple[str, ...]:
 
 
 class Models:
-    """Belongs to the thread that makes it; the disks are read on threads of its own, and nothing on them is changed."""
+    """Models found on this PC.
+
+    Use it only from the thread that created it. Disks are read on worker threads and never written to.
+    """
 
     def __init__(self, post: Post) -> None:
         self.bases: tuple[FoundBase, ...] = ()
-        """What was found where the user wants it: those that can be trained on first, by name."""
+        """Bases found in the tools that the user has not hidden: trainable ones first, then by name."""
         self.installations: tuple[Installation, ...] = ()
-        """The tools that were found, and folders that the user named."""
+        """Tools that were found, and folders that the user added."""
         self.looking = False
-        """Whether a search runs."""
+        """Whether a search is running."""
         self.changed: Emitter[None] = Emitter()
-        """Any of these, or of the choices, is another now."""
+        """Emitted when any of these attributes or a choice changes."""
         self.judged: dict[str, BaseVerdict] = {}
-        """What those used last were when they were looked at."""
+        """Verdicts on the recently used bases, by text, as of their last check."""
         self._kept = ModelChoices()
         self._post = post
         self._tasks = Tasks(post)
@@ -112,21 +115,21 @@ class Models:
 
     @property
     def notice(self) -> str:
-        """What was wrong with the file of choices, in a sentence."""
+        """Return a sentence about a problem with the choices file, or ""."""
         return self._kept.notice
 
     @property
     def recent(self) -> tuple[str, ...]:
-        """The texts for `base.model` that were used last, newest first."""
+        """Return the recently used values of `base.model`, newest first."""
         return tuple(map(without_secrets, self._kept.choices.recent))
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """The folders that the user named."""
+        """Return the folders that the user added."""
         return tuple(map(Path, self._kept.choices.folders))
 
     def look(self, *, again: bool = False) -> None:
-        """Search this PC, once in a sitting; `again` searches anew. `changed` tells of each find and of the end."""
+        """Search this PC, once per session unless `again` is set; emit `changed` on each find and at the end."""
         if self.looking or (self._looked and not again):
             return
         self.looking = self._looked = True
@@ -147,50 +150,50 @@ class Models:
         self.changed.emit(None)
 
     def stop_looking(self) -> None:
-        """End the search; what it found so far stays."""
+        """Stop the search and keep what it has found so far."""
         if self.looking:
             self._end(self._stop)
             self._looked = False
 
     def judge(self, text: str, done: Callable[[BaseVerdict], None]) -> None:
-        """Find out what a text for `base.model` means, and call `done` with it."""
+        """Judge a value of `base.model` on a worker and call `done` with the verdict."""
         found = self._all
         self._tasks.run(lambda: judge(text, found), done, raise_again, kept=False)
 
     def look_at_recent(self) -> None:
-        """Find out what the bases used last are now; `changed` tells when `judged` says it."""
+        """Check the recently used bases on a worker; `changed` is emitted when `judged` changes."""
         texts, found = self.recent, self._all
-        self._tasks.run(lambda: {text: judge(text, found) for text in texts}, self._know, raise_again, kept=False)
+        self._tasks.run(lambda: {text: judge(text, found) for text in texts}, self._set_judged, raise_again, kept=False)
 
     def used(self, text: str) -> None:
-        """Remember that a base was used."""
+        """Add a base to the recently used ones."""
         if text and self._kept.put_first("recent", without_secrets(text)):
             self.changed.emit(None)
 
     def add_folder(self, folder: Path) -> None:
-        """Search this folder too, now and from now on."""
+        """Add a folder to the searched ones and search again."""
         self._kept.remove("passed_over", str(folder))
         if self._kept.put_first("folders", str(folder)):
             self._search_again()
 
     def wants(self, installation: Installation) -> bool:
-        """Tell whether the models of a tool are offered."""
+        """Return whether the models of a tool are offered."""
         return str(installation.folder) not in self._kept.choices.passed_over
 
     def count_of(self, installation: Installation) -> int:
-        """Return how many bases that can be trained on lie in the folders of a tool, wanted or not."""
+        """Return the number of trainable bases in the folders of a tool, hidden or not."""
         return sum(not one.description.problem and _in_any(one.path, installation.bases) for one in self._all)
 
     def want(self, installation: Installation, wanted: bool) -> None:
-        """Offer the models of a tool, or not."""
+        """Offer or hide the models of a tool."""
         change = self._kept.remove if wanted else self._kept.put_first
         if change("passed_over", str(installation.folder)):
             self._sort()
 
     def destinations(self) -> list[Destination]:
-        """Return the folders that LoRAs can be copied to, the user's own first; the first call begins the search.
+        """Return the folders that LoRAs can be copied to, the user's own first; the first call starts the search.
 
-        `changed` tells when there may be more.
+        `changed` is emitted when there may be more.
         """
         self.look()
         own = [Destination("", Path(folder)) for folder in self._kept.choices.loras]
@@ -198,17 +201,17 @@ class Models:
         return own + [one for one in others if one.folder not in {mine.folder for mine in own}]
 
     def add_destination(self, folder: Path) -> None:
-        """Remember a folder that the user chose for LoRAs."""
+        """Save a folder that the user chose for LoRAs."""
         if self._kept.put_first("loras", str(folder)):
             self.changed.emit(None)
 
     def close(self) -> None:
-        """End the search; what was chosen is on disk."""
+        """Stop the search and wait until all choices are on disk."""
         self._stop.set()
         self._kept.settle()
         self._tasks.close()
 
-    def _know(self, judged: dict[str, BaseVerdict]) -> None:
+    def _set_judged(self, judged: dict[str, BaseVerdict]) -> None:
         if judged != self.judged:
             self.judged = judged
             self.changed.emit(None)
@@ -229,7 +232,7 @@ class Models:
             self.changed.emit(None)
 
     def _sort(self) -> None:
-        """Offer what lies in a folder that some wanted tool uses, and what belongs to none."""
+        """Offer bases in a folder that a wanted tool uses, and bases that belong to no tool."""
         wanted, unwanted = _places(filter(self.wants, self.installations)), _places(self._unwanted())
         offered = [one for one in self._all if _in_any(one.path, wanted) or not _in_any(one.path, unwanted)]
         self.bases = tuple(sorted(offered, key=_order))
@@ -244,10 +247,10 @@ def _places(installations: Iterable[Installation]) -> list[Path]:
 
 
 def _in_any(path: Path, places: Iterable[Path]) -> bool:
-    return any(_lies_in(path, place) for place in places)
+    return any(_is_in(path, place) for place in places)
 
 
-def _lies_in(path: Path, place: Path) -> bool:
+def _is_in(path: Path, place: Path) -> bool:
     return place == path or place in path.parents
 
 

@@ -1,8 +1,7 @@
-"""One search for models on this PC, on a worker; what it finds is told piece by piece.
+"""Search this PC for models on a worker thread and report finds as they come.
 
-Keeps what was told of each model and where tools were found, so that the next search asks only what is new.
-
-It is a cache: lost or damaged, everything is looked at again.
+A cache keeps each model's description and the tools that were found, so that the next search only reads new files.
+If the cache is lost or damaged, everything is read again.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from trainer.protocol.records import build, to_record
 from trainer.protocol.row_store import checksum
 
 _DEEPEST = 4
-"""Levels below a home folder or drive: D:/AI/Packages/ComfyUI_windows_portable/ComfyUI."""
+"""Levels searched below a home folder or drive; enough for D:/AI/Packages/ComfyUI_windows_portable/ComfyUI."""
 _MOST_FOLDERS = 30_000
 _SECONDS = 20.0
-# Folders in which nobody installs such a tool, and which hold most of the folders of a PC.
+# No tool is installed in these folders, yet they contain most of the folders of a PC.
 _PASSED_OVER = {
     "$recycle.bin", "appdata", "library", "node_modules", "perflogs", "program files", "program files (x86)",
     "programdata", "recovery", "site-packages", "snap", "system volume information", "windows", "windows.old",
@@ -40,7 +39,7 @@ _PASSED_OVER = {
 
 
 def bases_of_hub(cache: Path) -> Iterator[tuple[Path, str]]:
-    """Yield (path, Hub id) of each base of a Hub cache: a diffusers folder, else single files that are large."""
+    """Yield (path, Hub id) of each base in a Hub cache: a diffusers folder, else its .safetensors files."""
     for repository in _glob(cache, "models--*--*"):
         snapshot = _snapshot(repository)
         if snapshot is None:
@@ -54,14 +53,14 @@ def bases_of_hub(cache: Path) -> Iterator[tuple[Path, str]]:
 
 
 def own_bases() -> Iterator[tuple[Path, str]]:
-    """Yield what Impasto downloaded: from the Hub with its id, and files of links."""
+    """Yield (path, Hub id) of the bases that Impasto downloaded; the id is "" for downloads from links."""
     folder = places.models_folder()
     yield from bases_of_hub(folder / "hub")
     yield from ((path, "") for path in _glob(folder / "links", "*/*.safetensors"))
 
 
 def _snapshot(repository: Path) -> Path | None:
-    """Return the files of the branch `main` where the cache knows it, else of the commit that came last."""
+    """Return the snapshot of the branch `main` if the cache has it, else the latest snapshot."""
     try:
         commit = read_text(repository / "refs" / "main", "record").strip()
     except (OSError, ValueError):
@@ -81,7 +80,7 @@ def _glob(folder: Path, pattern: str) -> list[Path]:
 
 
 class Known:
-    """Belongs to the worker that searches."""
+    """Cache of model descriptions and tools. Use it only on the searching worker."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path or places.cache_folder() / "models.json"
@@ -89,7 +88,7 @@ class Known:
         self._requested: dict[str, list[Any]] = {}
 
     def tell(self, path: Path) -> tuple[BaseDescription, int]:
-        """Return what a base is and its bytes; raises OSError when it is gone."""
+        """Return the description of a base and its size in bytes; raises OSError if it is gone."""
         size, changed = state_of(path)
         entry = self._descriptions.get(str(path))
         if entry is None or entry[:2] != [size, changed]:
@@ -98,7 +97,7 @@ class Known:
         return build(BaseDescription, entry[2]), size
 
     def write(self, installations: Iterable[Installation]) -> None:
-        """Keep what was asked for since it was made; a disk that refuses costs the next search its head start."""
+        """Write the entries used in this search; if the disk refuses, the next search only takes longer."""
         kept: dict[str, Any] = {
             "version": __version__,
             "tools": [_plain(one) for one in installations],
@@ -117,15 +116,15 @@ class Known:
 
 
 def _kept(found: Any) -> tuple[dict[str, list[Any]], list[Installation]]:
-    if found["version"] != __version__:  # another version may say something else
+    if found["version"] != __version__:  # another version may describe models differently
         return {}, []
     if found.pop("checksum", "") != checksum(json.dumps(found, sort_keys=True)):
         return {}, []
-    told = {
-        path: [size, changed, to_record(build(BaseDescription, said))]
-        for path, (size, changed, said) in found["told"].items()
+    descriptions = {
+        path: [size, changed, to_record(build(BaseDescription, record))]
+        for path, (size, changed, record) in found["told"].items()
     }
-    return told, [_installation(one) for one in found["tools"]]
+    return descriptions, [_installation(one) for one in found["tools"]]
 
 
 def _plain(one: Installation) -> dict[str, Any]:
@@ -142,21 +141,21 @@ def _installation(kept: dict[str, Any]) -> Installation:
     return Installation(kept["tool"], Path(kept["folder"]), bases, loras)
 
 
-def installations(ground: SearchRoots, stopped: Callable[[], bool]) -> Iterator[Installation]:
-    """Yield each tool once, as it is found; ends early when `stopped` says so, or after 20 seconds."""
+def installations(roots: SearchRoots, stopped: Callable[[], bool]) -> Iterator[Installation]:
+    """Yield each tool once, as it is found, until `stopped` returns true or 20 seconds have passed."""
     deadline = time.monotonic() + _SECONDS
     seen: set[str] = set()
-    for found in _candidates(ground, lambda: stopped() or time.monotonic() > deadline):
+    for found in _candidates(roots, lambda: stopped() or time.monotonic() > deadline):
         name = os.path.normcase(os.path.realpath(found.folder))
         if name not in seen:
             seen.add(name)
             yield found
 
 
-def _candidates(ground: SearchRoots, stopped: Callable[[], bool]) -> Iterator[Installation]:
-    for folder in ground.asked:
+def _candidates(roots: SearchRoots, stopped: Callable[[], bool]) -> Iterator[Installation]:
+    for folder in roots.asked:
         yield from _at(folder)
-    waiting = deque((folder, 0) for folder in dict.fromkeys(ground.searched))
+    waiting = deque((folder, 0) for folder in dict.fromkeys(roots.searched))
     looked = 0
     while waiting and looked < _MOST_FOLDERS and not stopped():
         folder, depth = waiting.popleft()
@@ -168,10 +167,10 @@ def _candidates(ground: SearchRoots, stopped: Callable[[], bool]) -> Iterator[In
 
 
 def _at(folder: Path) -> Iterator[Installation]:
-    """Yield the tool in a folder, and those that it installed."""
+    """Yield the tool in a folder and the tools that it installed."""
     try:
         found = recognize(folder)
-    except (OSError, ValueError):  # gone, or not ours to look into
+    except (OSError, ValueError):  # gone, or no permission
         return
     if found:
         yield found
@@ -190,7 +189,7 @@ def _below(folder: Path) -> Iterable[Path]:
 
 
 def _is_worth(entry: os.DirEntry[str]) -> bool:
-    """Real folders only: a link would lead in circles, and what it leads to is found by its own path."""
+    """Return whether to search a folder; links are skipped, since they can form cycles."""
     if entry.name.startswith(".") or entry.name.lower() in _PASSED_OVER:
         return False
     try:
@@ -210,13 +209,13 @@ Share = Callable[[tuple[Installation, ...], tuple[FoundBase, ...]], None]
 
 
 class Search:
-    """Looks at what is downloaded, at folders that the user named, at the tools of the last search, then for new ones.
+    """One search: downloads first, then the user's folders, the tools of the last search, and new tools.
 
-    `share` is called from the worker with what has been found so far.
+    `share` is called on the worker with everything found so far.
     """
 
-    def __init__(self, ground: SearchRoots, folders: Iterable[Path], stopped: Callable[[], bool], share: Share) -> None:
-        self._ground = ground
+    def __init__(self, roots: SearchRoots, folders: Iterable[Path], stopped: Callable[[], bool], share: Share) -> None:
+        self._roots = roots
         self._folders = tuple(folders)
         self._stopped = stopped
         self._share = share
@@ -224,17 +223,17 @@ class Search:
         self._tools: dict[Path, Installation] = {}
 
     def run(self) -> None:
-        """Search until the end, or until `stopped` says so; then nothing is kept for the next search."""
+        """Run the search; if `stopped` ends it early, the cache is not written."""
         known = Known()
         self._take(known, "Impasto", self._own())
-        for cache in self._ground.hubs:
+        for cache in self._roots.hubs:
             self._take(known, "Hugging Face", bases_of_hub(cache))
         for folder in self._folders:
             self._look_into(known, _recognized(folder) or Installation("", folder, (folder,)))
         for before in known.installations:
             if before.tool and (again := _recognized(before.folder)):
                 self._look_into(known, again)
-        for new in installations(self._ground, self._stopped):
+        for new in installations(self._roots, self._stopped):
             self._look_into(known, new)
         if not self._stopped():
             known.write(self._tools.values())
@@ -256,11 +255,11 @@ class Search:
                 return
             if str(path) not in self._found:
                 try:
-                    told, size = known.tell(path)
-                except OSError:  # gone while we looked, or not ours
+                    description, size = known.tell(path)
+                except OSError:  # deleted during the search, or no permission
                     continue
                 plain = path.stem if path.suffix else path.name
-                self._found[str(path)] = FoundBase(path, tool, size, told, name or plain)
+                self._found[str(path)] = FoundBase(path, tool, size, description, name or plain)
         self._share(tuple(self._tools.values()), tuple(self._found.values()))
 
 

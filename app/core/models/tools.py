@@ -1,8 +1,8 @@
-"""Knows the other tools by their folders: which tool one is, and where it keeps bases and LoRAs.
+"""Recognize other tools by their folders and find where they keep bases and LoRAs.
 
-A tool's own settings say where it keeps them elsewhere; each is read as a text, never run, and one that cannot be read
-counts as absent. Layouts of ComfyUI 0.3, A1111 1.10, Forge, SD.Next, Fooocus, InvokeAI 3 to 6, SwarmUI, Stability
-Matrix 2, kohya_ss 25 and OneTrainer, as their sources had them in 2026.
+A tool's own settings can name other folders. Settings files are read as text and never run; an unreadable one counts
+as absent. Layouts of ComfyUI 0.3, A1111 1.10, Forge, SD.Next, Fooocus, InvokeAI 3 to 6, SwarmUI, Stability
+Matrix 2, kohya_ss 25 and OneTrainer, as of their sources in 2026.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _REMOTE = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "fuse.ss
 
 
 def options_of(script: str) -> Iterator[tuple[str, str]]:
-    """Yield those options that name folders, as (name without dashes, value), with the script's variables put in."""
+    """Yield the options that name folders as (name without dashes, value), with variables expanded."""
     known: dict[str, str] = {}
-    joined = re.sub(r"[ \t]*[\^\\][ \t]*\r?\n", " ", script)  # a line that goes on in the next one
+    joined = re.sub(r"[ \t]*[\^\\][ \t]*\r?\n", " ", script)  # joins continued lines
     for line in joined.splitlines():
-        if assigned := _ASSIGNMENT.fullmatch(line):  # a remark is none
+        if assigned := _ASSIGNMENT.fullmatch(line):  # comment lines do not match
             known[assigned["name"].upper()] = _REFERENCE.sub(lambda found: _known(known, found), assigned["value"])
     text = known.get("COMMANDLINE_ARGS", "").strip().replace('\\"', "'")
     if text[:1] == text[-1:] and text[:1] in ('"', "'"):
@@ -60,15 +60,15 @@ class Installation:
     tool: Tool
     folder: Path
     bases: tuple[Path, ...] = ()
-    """Folders to look for bases in, and bases that its settings name; all there."""
+    """Existing folders to search for bases, and bases that its settings name."""
     loras: tuple[Path, ...] = ()
-    """Folders that it loads LoRAs from, all there; new ones belong in the first."""
+    """Existing folders that it loads LoRAs from; new LoRAs go into the first."""
     within: tuple[Path, ...] = ()
-    """Folders in which it installs other tools."""
+    """Folders where it installs other tools."""
 
 
 def recognize(folder: Path) -> Installation | None:
-    """Tell which tool a folder belongs to; None where it is none of them. Raises OSError when it cannot be listed."""
+    """Return the tool installed in a folder, or None; raises OSError if the folder cannot be listed."""
     with os.scandir(files.long_path(folder)) as entries:
         names = frozenset(entry.name for entry in entries)
     for read in (_stability_matrix, _swarm, _invoke, _comfy, _webui, _one_trainer, _kohya):
@@ -79,7 +79,7 @@ def recognize(folder: Path) -> Installation | None:
 
 
 def library_of_stability_matrix(settings: Path) -> Path | None:
-    """Return the library that its library.json names."""
+    """Return the library folder named in Stability Matrix's library.json, or None."""
     try:
         named = read_json(settings / "library.json", "settings").get("LibraryPath")
     except (OSError, ValueError, AttributeError):
@@ -88,7 +88,7 @@ def library_of_stability_matrix(settings: Path) -> Path | None:
 
 
 def _stability_matrix(folder: Path, names: frozenset[str]) -> Installation | None:
-    """Its library: folders shared by all packages, which it links into them or names in their settings."""
+    """Recognize a Stability Matrix library, whose model folders are shared by all its packages."""
     models = folder / "Models"
     if not {"Models", "Packages"} <= names or not (models / "StableDiffusion").is_dir():
         return None
@@ -99,40 +99,43 @@ def _stability_matrix(folder: Path, names: frozenset[str]) -> Installation | Non
 def _swarm(folder: Path, names: frozenset[str]) -> Installation | None:
     if "Data" not in names or not (folder / "Data" / "Settings.fds").is_file():
         return None
-    told = _fds_section(_text(folder / "Data" / "Settings.fds"), "Paths")
-    roots = [_within(folder, root) for root in _list(told, "ModelRoot", "Models")]
-    bases = [_within(root, name) for root in roots for name in _list(told, "SDModelFolder", "Stable-Diffusion")]
-    loras = [_within(root, name) for root in roots for name in _list(told, "SDLoraFolder", "Lora")]
+    paths = _fds_section(_text(folder / "Data" / "Settings.fds"), "Paths")
+    roots = [_within(folder, root) for root in _list(paths, "ModelRoot", "Models")]
+    bases = [_within(root, name) for root in roots for name in _list(paths, "SDModelFolder", "Stable-Diffusion")]
+    loras = [_within(root, name) for root in roots for name in _list(paths, "SDLoraFolder", "Lora")]
     return _made("SwarmUI", folder, bases, loras, [folder / "dlbackend", folder / "dlbackend" / "comfy"])
 
 
 def _invoke(folder: Path, names: frozenset[str]) -> Installation | None:
-    """InvokeAI 3 to 5 sort models by family and kind, 6 keeps all in one folder; only 3 takes new ones by itself."""
+    """Recognize InvokeAI; 3 to 5 sort models by family and kind, 6 uses one folder.
+
+    Only version 3 imports new LoRAs by itself.
+    """
     if "invokeai.yaml" not in names:
         return None
-    told = _yaml_table(folder / "invokeai.yaml")
-    older = _as_table(_as_table(told.get("InvokeAI")).get("Paths"))
-    named = told.get("models_dir") or older.get("models_dir")
+    settings = _yaml_table(folder / "invokeai.yaml")
+    older = _as_table(_as_table(settings.get("InvokeAI")).get("Paths"))
+    named = settings.get("models_dir") or older.get("models_dir")
     models = _within(folder, named if isinstance(named, str) else "models")
     sorted_ones = [path for path in (models / "sd-1" / "main", models / "sdxl" / "main") if path.is_dir()]
     return _made("InvokeAI", folder, sorted_ones or [models], [folder / "autoimport" / "lora"])
 
 
 def _comfy(folder: Path, names: frozenset[str]) -> Installation | None:
-    """ComfyUI: a checkout, the portable one, or a data folder of the desktop app; Fooocus has the same folders."""
+    """Recognize ComfyUI (checkout, portable, or desktop data folder) and Fooocus, which shares its layout."""
     configs = [name for name in _COMFY_YAML if name in names]
     models = folder / "models"
     if not configs and not (models / "checkpoints").is_dir():
         return None
-    told = [_comfy_paths(folder / name) for name in configs]
-    bases = [path for one in told for kind in ("checkpoints", "diffusers") for path in one.get(kind, ())]
-    loras = [path for one in told for path in one.get("loras", ())]
+    extra = [_comfy_paths(folder / name) for name in configs]
+    bases = [path for one in extra for kind in ("checkpoints", "diffusers") for path in one.get(kind, ())]
+    loras = [path for one in extra for path in one.get("loras", ())]
     tool: Tool = "Fooocus" if "fooocus_version.py" in names else "ComfyUI"
     return _made(tool, folder, [models / "checkpoints", models / "diffusers", *bases], [models / "loras", *loras], [])
 
 
 def _comfy_paths(config: Path) -> dict[str, list[Path]]:
-    """Return the folders that ComfyUI adds by kind; they count from the section's base_path, else from the file."""
+    """Return the extra ComfyUI folders by kind, relative to the section's base_path, else to the file."""
     found: dict[str, list[Path]] = {}
     for section in map(_as_table, _yaml_table(config).values()):
         base = section.get("base_path")
@@ -144,22 +147,22 @@ def _comfy_paths(config: Path) -> dict[str, list[Path]]:
 
 
 def _webui(folder: Path, names: frozenset[str]) -> Installation | None:
-    """A1111, Forge, SD.Next: the usual folders, and those that the launcher's options name."""
+    """Recognize A1111, Forge and SD.Next, with the folders that the launcher's options name."""
     if not (folder / "models" / "Stable-diffusion").is_dir() and not (set(_LAUNCHERS) & names and "modules" in names):
         return None
-    told = [option for name in _LAUNCHERS if name in names for option in options_of(_text(folder / name))]
+    options = [option for name in _LAUNCHERS if name in names for option in options_of(_text(folder / name))]
     models = [folder / "models"]
-    models += [_within(folder, value) for option, value in told if option == "models-dir"]
-    homes = [_within(folder, value) for option, value in told if option in ("data-dir", "forge-ref-a1111-home")]
+    models += [_within(folder, value) for option, value in options if option == "models-dir"]
+    homes = [_within(folder, value) for option, value in options if option in ("data-dir", "forge-ref-a1111-home")]
     models += [home / "models" for home in homes]
-    bases = [_within(folder, value) for option, value in told if option in ("ckpt-dir", "ckpt-dirs")]
-    loras = [_within(folder, value) for option, value in told if option in ("lora-dir", "lora-dirs")]
+    bases = [_within(folder, value) for option, value in options if option in ("ckpt-dir", "ckpt-dirs")]
+    loras = [_within(folder, value) for option, value in options if option in ("lora-dir", "lora-dirs")]
     bases += [place / "Stable-diffusion" for place in models] + [place / "Diffusers" for place in models]
     return _made("A1111/Forge", folder, bases, [*loras, *(place / "Lora" for place in models)])
 
 
 def _one_trainer(folder: Path, names: frozenset[str]) -> Installation | None:
-    """OneTrainer keeps no bases of its own: its presets, the last settings among them, name those that were used."""
+    """Recognize OneTrainer, which stores no bases itself: its presets name the bases in use."""
     if not {"training_presets", "modules"} <= names:
         return None
     presets = sorted((folder / "training_presets").glob("*.json"))[:_MOST_PRESETS]
@@ -172,11 +175,11 @@ def _base_of_preset(preset: Path) -> Path | None:
         named = read_json(preset, "settings").get("base_model_name")
     except (OSError, ValueError, AttributeError):
         return None
-    return Path(named) if isinstance(named, str) and Path(named).is_absolute() else None  # else an id of the Hub
+    return Path(named) if isinstance(named, str) and Path(named).is_absolute() else None  # otherwise a Hub id
 
 
 def _kohya(folder: Path, names: frozenset[str]) -> Installation | None:
-    """kohya_ss, and sd-scripts alone."""
+    """Recognize kohya_ss, and sd-scripts by itself."""
     if not names & {"kohya_gui.py", "kohya_gui"} and not {"train_network.py", "sdxl_train_network.py"} <= names:
         return None
     try:
@@ -194,8 +197,8 @@ def _made(
 
 
 def _there(paths: Iterable[Path]) -> tuple[Path, ...]:
-    """Keep what is there, once each."""
-    # normpath, not resolve: a folder that the user links to stays where the user sees it.
+    """Return the existing paths without duplicates."""
+    # normpath, not resolve: a linked folder keeps the path that the user knows.
     unique = {os.path.normcase(os.path.normpath(path)): Path(os.path.normpath(path)) for path in paths}
     return tuple(path for path in unique.values() if _exists(path))
 
@@ -203,7 +206,7 @@ def _there(paths: Iterable[Path]) -> tuple[Path, ...]:
 def _exists(path: Path) -> bool:
     try:
         return files.long_path(path).exists()
-    except (OSError, ValueError):  # no right to look, or a name that no file can have
+    except (OSError, ValueError):  # no permission, or an invalid name
         return False
 
 
@@ -211,13 +214,13 @@ def _within(root: Path, written: str) -> Path:
     return root / os.path.expandvars(os.path.expanduser(written.strip()))  # noqa: PTH111 - as the tools themselves do
 
 
-def _list(told: Mapping[str, str], key: str, default: str) -> list[str]:
-    """Return what SwarmUI separates by semicolons."""
-    return [one for one in (told.get(key) or default).split(";") if one.strip()]
+def _list(paths: Mapping[str, str], key: str, default: str) -> list[str]:
+    """Return the parts of a SwarmUI setting, which are separated by semicolons."""
+    return [one for one in (paths.get(key) or default).split(";") if one.strip()]
 
 
 def _fds_section(text: str, section: str) -> Mapping[str, str]:
-    """Return the entries of a section of SwarmUI's settings, which are like YAML but for the tabs that indent them."""
+    """Return the entries of a section of SwarmUI's settings: YAML, but indented with tabs."""
     found: dict[str, str] = {}
     inside = False
     for line in text.splitlines():
@@ -229,7 +232,7 @@ def _fds_section(text: str, section: str) -> Mapping[str, str]:
 
 
 def _yaml_table(path: Path) -> Mapping[str, Any]:
-    """Return the outermost table of a YAML file; empty when there is none that can be read."""
+    """Return the top-level table of a YAML file, or an empty one if it cannot be read."""
     try:
         return _as_table(parse_yaml(_text(path), path))
     except UnusableFileError:
@@ -241,7 +244,7 @@ def _as_table(value: object) -> Mapping[str, Any]:
 
 
 def _text(path: Path) -> str:
-    """Return the beginning of a settings file; nothing where it cannot be read."""
+    """Return the first 1 MiB of a settings file, or "" if it cannot be read."""
     try:
         with open_file(path, "settings") as file:
             return file.read(_LARGEST).decode("utf-8-sig", errors="replace")
@@ -251,7 +254,7 @@ def _text(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SearchRoots:
-    """`searched` are walked some levels deep, `asked` are looked at themselves, `hubs` are caches of the Hub."""
+    """Folders to search: `searched` recursively, `asked` by themselves, `hubs` as Hub caches."""
 
     searched: tuple[Path, ...] = ()
     asked: tuple[Path, ...] = ()
@@ -259,9 +262,9 @@ class SearchRoots:
 
 
 def this_pc() -> SearchRoots:
-    """Return what to look at here: the home folder and the drives, and where tools keep their settings.
+    """Return the folders to search on this PC: home, drives, and the settings folders of tools.
 
-    $IMPASTO_LOOK_IN names other folders instead, separated as in PATH; empty, it forbids to look anywhere.
+    $IMPASTO_LOOK_IN replaces them with other folders, separated as in PATH; if it is empty, nothing is searched.
     """
     chosen = os.environ.get("IMPASTO_LOOK_IN")
     if chosen is not None:
@@ -271,7 +274,7 @@ def this_pc() -> SearchRoots:
 
 
 def ground(home: Path, environment: Mapping[str, str], drives: tuple[Path, ...] = ()) -> SearchRoots:
-    """Return what to look at for one home folder, one set of environment variables, and these drives."""
+    """Return the folders to search for a home folder, environment variables and drives."""
     settings = _settings_folder(home, environment)
     library = library_of_stability_matrix(settings / "StabilityMatrix")
     invoke = environment.get("INVOKEAI_ROOT", "")
@@ -281,7 +284,7 @@ def ground(home: Path, environment: Mapping[str, str], drives: tuple[Path, ...] 
 
 
 def _settings_folder(home: Path, environment: Mapping[str, str]) -> Path:
-    """Where desktop programs keep their settings; Electron and .NET agree on it."""
+    """Return the folder where desktop programs keep their settings; Electron and .NET use the same one."""
     if sys.platform == "darwin":
         return home / "Library" / "Application Support"
     named = environment.get("APPDATA") if sys.platform == "win32" else environment.get("XDG_CONFIG_HOME")
@@ -290,14 +293,14 @@ def _settings_folder(home: Path, environment: Mapping[str, str]) -> Path:
 
 
 def _hubs(home: Path, environment: Mapping[str, str]) -> Iterator[Path]:
-    """As huggingface_hub finds its cache, without loading it."""
+    """Yield the Hub cache by the rules of huggingface_hub, without importing it."""
     cache = Path(environment.get("XDG_CACHE_HOME") or home / ".cache")
     root = Path(environment.get("HF_HOME") or cache / "huggingface")
     yield Path(environment.get("HF_HUB_CACHE") or root / "hub").expanduser()
 
 
 def _drives(home: Path) -> tuple[Path, ...]:
-    """The other disks of this PC; not those of the network, which may hang."""
+    """Return the other local disks of this PC; network drives are left out, since they can hang."""
     if sys.platform == "win32":
         import ctypes
 
@@ -309,7 +312,7 @@ def _drives(home: Path) -> tuple[Path, ...]:
 
 
 def _mounts() -> Iterator[Path]:
-    """Disks that Linux has where people mount theirs."""
+    """Yield the local disks that Linux mounts in the usual folders."""
     usual = (Path("/mnt"), Path("/media"), Path("/run/media"), Path("/data"), Path("/opt"))
     try:
         lines = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace").splitlines()

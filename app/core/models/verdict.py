@@ -1,4 +1,4 @@
-"""Judges what somebody writes as a base: a path, a link, or an id of the Hugging Face Hub."""
+"""Judge a value of `base.model`: a path, a link, or a Hugging Face Hub id."""
 
 from __future__ import annotations
 
@@ -27,37 +27,38 @@ Tool = Literal[
     "Impasto",
     "",
 ]
-"""Whose folder a model lies in; "" for a folder that the user named."""
+"""Tool whose folder contains a model; "" for a folder that the user added."""
 _ENDINGS = (".safetensors", ".ckpt")
 _DEEPEST = 4
+"""Most levels listed below a folder."""
 _MOST = 5_000
-"""Levels and models of one folder that are listed."""
+"""Most models listed from one folder."""
 _CIVITAI = ("civitai.com", "www.civitai.com", "civitai.green", "civitai.red")
-"""What it offers for download lies at /api/download/."""
+"""Hosts of Civitai, which serves downloads below /api/download/."""
 
 
 @json_keys("family", "velocity", "problem", "remedy")
 @dataclass(frozen=True, slots=True)
 class BaseDescription:
-    """What a base's header or configs tell; `problem` says in words why it is none that can be trained on, else ""."""
+    """Facts from a base's header or configs; `problem` says why it cannot be trained on, or is ""."""
 
     family: Family | None = None
     velocity: bool | None = None
-    """Whether it predicts the velocity (v) instead of the noise; None: nothing decides it."""
+    """Whether it predicts velocity (v) instead of noise; None if unknown."""
     problem: str = ""
     remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundBase:
-    """A base on this PC, left where it lies: a .safetensors file, or a diffusers folder."""
+    """A base on this PC, used in place: a .safetensors file or a diffusers folder."""
 
     path: Path
     tool: Tool
     bytes: int
     description: BaseDescription
     name: str
-    """What people call it: the file's stem, the folder's name, or the Hub id."""
+    """Name to show: the file's stem, the folder's name, or the Hub id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,8 @@ class Destination:
 
 
 def tell(path: Path) -> BaseDescription:
-    """Read the header or the configs of a base; what is wrong with it comes back in words that name it shortly."""
-    from trainer.files.identify import identify_base  # after the window is there
+    """Return the description of a base from its header or configs; problems mention only its file name."""
+    from trainer.files.identify import identify_base  # imported late to keep the start of the window fast
 
     try:
         identity = identify_base(path)
@@ -78,16 +79,16 @@ def tell(path: Path) -> BaseDescription:
         return BaseDescription(None, None, error.sentence.replace(str(path), path.name), error.remedy)
     except OSError as error:
         return BaseDescription(
-            None, None, f"It cannot be read: {error.strerror}.", "Check the disk and your rights to the file."
+            None, None, f"Could not read this base: {error.strerror}.", "Check the disk and the file permissions."
         )
     velocity = None if identity.prediction is None else identity.prediction == "v"
     return BaseDescription(identity.family, velocity)
 
 
 def state_of(path: Path) -> tuple[int, int]:
-    """Return size and time of change, by which a base is known again; of a folder, those of all that tells it apart.
+    """Return size in bytes and modification time in ns, which identify a version of a base.
 
-    Raises OSError when it is gone.
+    For a folder: total size and latest time of its configs and weights. Raises OSError if the base is gone.
     """
     if not long_path(path).is_dir():
         state = long_path(path).stat()
@@ -115,7 +116,7 @@ def models_in(place: Path, stopped: Callable[[], bool]) -> Iterator[Path]:
 
 
 def _listed(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Return the models of one folder, and the folders to go on with."""
+    """Return the models of one folder, and the subfolders to search."""
     try:
         with os.scandir(long_path(folder)) as entries:
             listed = sorted(((entry.name, entry.is_dir()) for entry in entries), key=lambda pair: pair[0].casefold())
@@ -136,7 +137,7 @@ Place = Literal["nowhere", "here", "link", "hub"]
 
 @dataclass(frozen=True, slots=True)
 class BaseVerdict:
-    """`place` says where the base lies: on this PC, or where training will bring it from."""
+    """Verdict on a value of `base.model`; `place` says whether it is on this PC or gets downloaded."""
 
     text: str
     place: Place
@@ -145,19 +146,19 @@ class BaseVerdict:
 
 
 def cleaned(written: str) -> str:
-    """Return a text without what comes along when it is copied: blanks, the quotes of Windows, file:// before it."""
+    """Return a pasted path without surrounding spaces, quotes from Windows, and file://."""
     text = written.strip()
     if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
         text = text[1:-1].strip()
     if text.lower().startswith("file://"):
-        from urllib.request import url2pathname  # loads half of the network; hardly anybody pastes such a text
+        from urllib.request import url2pathname  # slow import, rarely needed
 
         text = url2pathname(unquote(urlsplit(text).path))
     return text
 
 
 def judge(text: str, found: Iterable[FoundBase] = ()) -> BaseVerdict:
-    """Say what a text for `base.model` means; reads the file's header, so it belongs on a worker."""
+    """Return the verdict on a value of `base.model`. Reads the file's header, so call it on a worker."""
     if not text:
         return BaseVerdict(text, "nowhere", BaseDescription())
     if broken := _broken_rule(text):
@@ -165,7 +166,7 @@ def judge(text: str, found: Iterable[FoundBase] = ()) -> BaseVerdict:
             text, "nowhere", BaseDescription(None, None, f"This {broken}.", "Correct it, or choose a file.")
         )
     if "://" in text:
-        return BaseVerdict(text, "link", _told_link(text))
+        return BaseVerdict(text, "link", _describe_link(text))
     from trainer.config.paths import is_base_path
 
     if not is_base_path(text, Path.home()):
@@ -176,7 +177,7 @@ def judge(text: str, found: Iterable[FoundBase] = ()) -> BaseVerdict:
         return BaseVerdict(
             text,
             "nowhere",
-            BaseDescription(None, None, "This is no whole path.", "Choose the file, or write all of it."),
+            BaseDescription(None, None, "This is not a full path.", "Choose the file, or enter its full path."),
         )
     known = next((one for one in found if one.path == path), None)
     return BaseVerdict(text, "here", tell(path), known.bytes if known else _bytes(path))
@@ -195,23 +196,21 @@ def _broken_rule(text: str) -> str:
     return ""
 
 
-def _told_link(link: str) -> BaseDescription:
-    """Refuse what is known to give a page instead of a file; everything else shows when it is downloaded."""
+def _describe_link(link: str) -> BaseDescription:
+    """Return a problem if a link leads to a web page or an unsupported file; the download finds the rest."""
     parts = urlsplit(link)
     if parts.hostname in ("huggingface.co", "hf.co") and "/blob/" in parts.path:
         right = link.replace("/blob/", "/resolve/", 1)
-        return BaseDescription(
-            None, None, "This link leads to a web page about the file.", f"The file itself is {right}"
-        )
+        return BaseDescription(None, None, "This link leads to a web page about the file.", f"Use {right} instead.")
     page = parts.path.strip("/").removesuffix("/tree/main")
     if parts.hostname in ("huggingface.co", "hf.co") and page.count("/") == 1:
-        return BaseDescription(None, None, "This link leads to the page of a model.", f"Write {page} instead.")
+        return BaseDescription(None, None, "This link leads to a model page, not to a file.", f"Enter {page} instead.")
     if parts.hostname in _CIVITAI and parts.path.startswith("/models/"):
         remedy = "Copy the link of the Download button on that page."
-        return BaseDescription(None, None, "This link leads to the page of a model.", remedy)
+        return BaseDescription(None, None, "This link leads to a model page, not to a file.", remedy)
     if parts.path.lower().endswith((".ckpt", ".pt", ".bin", ".zip", ".gguf")):
-        sentence = f'This link leads to a "{parts.path.rpartition(".")[2]}" file, which is no .safetensors file.'
-        return BaseDescription(None, None, sentence, "Look for the .safetensors form of this model on the same page.")
+        sentence = f'This link leads to a "{parts.path.rpartition(".")[2]}" file, not to a .safetensors file.'
+        return BaseDescription(None, None, sentence, "Look for a .safetensors version of this model on the same page.")
     return BaseDescription()
 
 

@@ -303,13 +303,13 @@ def test_a_file_link_is_a_path(tmp_path: Path) -> None:
         ("http://a/b.safetensors", "nowhere", "does not start with https://"),
         ("https://a.example/b.safetensors", "link", ""),
         ("https://huggingface.co/o/n/blob/main/a.safetensors", "link", "web page"),
-        ("https://huggingface.co/o/n", "link", "page of a model"),
-        ("https://huggingface.co/o/n/tree/main", "link", "page of a model"),
-        ("https://civitai.com/models/12345/a-style?modelVersionId=9", "link", "page of a model"),
+        ("https://huggingface.co/o/n", "link", "model page"),
+        ("https://huggingface.co/o/n/tree/main", "link", "model page"),
+        ("https://civitai.com/models/12345/a-style?modelVersionId=9", "link", "model page"),
         ("https://civitai.com/api/download/models/9", "link", ""),
-        ("https://a.example/b.ckpt", "link", "no .safetensors"),
+        ("https://a.example/b.ckpt", "link", "not to a .safetensors"),
         ("owner/name", "hub", ""),
-        ("model.safetensors", "nowhere", "no whole path"),
+        ("model.safetensors", "nowhere", "not a full path"),
     ],
 )
 def test_what_a_text_means(text: str, place: str, problem: str) -> None:
