@@ -53,13 +53,10 @@ def kept(run: RunDirectory) -> Changes:
     newest = max(run.checkpoints.glob("step-*"), default=None)
     if newest is None:
         return []
-    fallbacks = json.loads((newest / "state.json").read_text(encoding="utf-8"))["fallbacks"]
+    state = json.loads((newest / "state.json").read_text(encoding="utf-8"))
     return [
-        (
-            fallback["step"],
-            {key: value for key, value in fallback["fallback"].items() if value is not None and key != "exact"},
-        )
-        for fallback in fallbacks
+        (taken["step"], {key: value for key, value in taken["rung"].items() if value is not None and key != "exact"})
+        for taken in state["rungs"]
     ]
 
 
