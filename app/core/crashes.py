@@ -1,4 +1,4 @@
-"""Keeps what is known of a crash until the next start, when somebody is there to read it."""
+"""Crash log that is kept until the next start of the app, which shows it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _END_OF_HEADER = "\n\n"
 
 
 class CrashNet:
-    """Writes the traceback of every exception that nobody caught, and of a crash in native code, into crash.log.
+    """Writes the traceback of every uncaught exception and native crash to crash.log.
 
-    One per user's running app. `told` is called with the text of an exception, on the thread where it happened.
+    Create one per app. `notified` is called with the text of an exception, on the thread where it was raised.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -32,34 +32,34 @@ class CrashNet:
         self.notified: Callable[[str], None] = lambda text: None
         self._file: TextIO | None = None
         self._lock = threading.Lock()
-        self._before = (sys.excepthook, threading.excepthook)
+        self._previous_hooks = (sys.excepthook, threading.excepthook)
 
     def last(self) -> str | None:
-        """Return what the app before this one wrote, header included; None where it ended well. Keeps it aside."""
+        """Return the crash log of the previous app, with its header, and rename it; None if there was no crash."""
         try:
             text = read_bytes(self.path, "text").decode("utf-8", errors="replace")
             if not text.partition(_END_OF_HEADER)[2].strip():
                 return None
             self.path.replace(self.path.with_name("crash-last.log"))
-        except (OSError, ValueError):  # missing or unreadable, which must not keep the app from starting
+        except (OSError, ValueError):  # a missing or unreadable log must not keep the app from starting
             return None
         return text
 
     def spread(self) -> None:
-        """Catch from now on; where the file cannot be written, exceptions go only where they went before."""
+        """Install the hooks. If the log cannot be written, exceptions only reach the previous hooks and `notified`."""
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # With whatever names of files an exception tells of: some are no Unicode.
+            # Exceptions may name files whose names are not valid Unicode.
             self._file = self.path.open("w", encoding="utf-8", errors="backslashreplace", buffering=1)
             self._file.write(_header())
             self._file.flush()
             faulthandler.enable(self._file)
-        sys.excepthook = self._caught
-        threading.excepthook = self._caught_in_thread
+        sys.excepthook = self._on_exception
+        threading.excepthook = self._on_thread_exception
 
     def fold(self) -> None:
-        """Stop catching; remove the file where nothing was caught."""
-        sys.excepthook, threading.excepthook = self._before
+        """Remove the hooks; delete the log if nothing was caught."""
+        sys.excepthook, threading.excepthook = self._previous_hooks
         if self._file is None:
             return
         faulthandler.disable()
@@ -69,21 +69,21 @@ class CrashNet:
         if not caught:
             self.path.unlink(missing_ok=True)
 
-    def _caught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         text = "".join(traceback.format_exception(kind, error, trace))
         self._write(text)
-        self._before[0](kind, error, trace)
+        self._previous_hooks[0](kind, error, trace)
         self.notified(text)
 
-    def _caught_in_thread(self, caught: threading.ExceptHookArgs) -> None:
+    def _on_thread_exception(self, caught: threading.ExceptHookArgs) -> None:
         if caught.exc_value is not None:
             text = "".join(traceback.format_exception(caught.exc_value))
             self._write(f"In thread {caught.thread.name if caught.thread else '?'}:\n{text}")
             self.notified(text)
-        self._before[1](caught)
+        self._previous_hooks[1](caught)
 
     def _write(self, text: str) -> None:
-        # A full disk must not make of an exception an endless row of them.
+        # On a full disk, an exception raised here would be caught and written again without end.
         with self._lock, contextlib.suppress(OSError, ValueError):
             if self._file is not None:
                 self._file.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC\n{text}\n")
@@ -91,5 +91,5 @@ class CrashNet:
 
 
 def _header() -> str:
-    """What a helper asks first; it tells nothing of the user."""
+    """Return the versions that support needs first; nothing about the user."""
     return f"Impasto {__version__}, Python {platform.python_version()}, {platform.platform()}{_END_OF_HEADER}"

@@ -1,4 +1,4 @@
-"""A resident child `python -m trainer ... --serve`: JSON lines to it, JSON lines from it."""
+"""Long-running child process `python -m trainer ... --serve` that exchanges JSON lines with the app."""
 
 from __future__ import annotations
 
@@ -21,46 +21,47 @@ _LAST_LINES = 20
 
 
 class ServedProcess:
-    """One such child; it belongs to the thread that makes it, and ends with its input: when the app ends, it ends.
+    """One such child. Use it only on the thread that created it. It ends when its input closes, so also with the app.
 
-    `ask` starts it where it does not run, and never waits for it: a pipe holds little, 4 KiB on Windows, and a child
-    that is only starting reads none of it. A child that died is told by `ended` and started anew by the next `ask`.
+    `ask` starts the child if needed and never blocks: a thread writes to the pipe, which holds as little as 4 KiB on
+    Windows and is not read while the child is starting. A child that died is reported by `ended` and restarted by the
+    next `ask`.
     """
 
     def __init__(self, words: Sequence[str], post: Post) -> None:
-        self._words = words
+        self._arguments = words
         self._post = post
         self._process: subprocess.Popen[str] | None = None
         self._threads: list[threading.Thread] = []
         self._requests: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        """What the child is still to be sent; None: nothing more."""
+        """Lines to send to the child; None ends the sending thread."""
         self.answered: Emitter[dict[str, Any]] = Emitter()
-        """One object that the child said."""
+        """Emitted with each JSON object from the child."""
         self.ended: Emitter[str] = Emitter()
-        """The child ended without being asked to; with its last words, which may be empty."""
+        """Emitted when the child ended unexpectedly, with the end of its stderr, which may be empty."""
 
     def ask(self, request: dict[str, Any]) -> None:
-        """Send one object. Raises OSError when the child cannot be started."""
+        """Send one JSON object. Raises OSError when the child cannot be started."""
         if self._process is None or self._process.poll() is not None:
             self._start()
         self._requests.put(json.dumps(request, ensure_ascii=False) + "\n")
 
     def stop(self) -> None:
-        """End the child without waiting for its end, which takes an engine a while; the next `ask` starts another."""
+        """Kill the child without waiting for its exit, which can be slow; the next `ask` starts a new one."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
             self._requests.put(None)
 
     def close(self) -> None:
-        """End the child and wait until nothing of it is left."""
+        """Kill the child and wait until it and its threads have ended."""
         self.stop()
         for thread in self._threads:
             thread.join()
 
     def _start(self) -> None:
         process = subprocess.Popen(
-            command(self._words),
+            command(self._arguments),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -71,60 +72,62 @@ class ServedProcess:
         assert process.stdin is not None and process.stderr is not None
         last: deque[str] = deque(maxlen=_LAST_LINES)
         requests: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        asking = threading.Thread(target=_write, args=(process.stdin, requests), name="engine-requests", daemon=True)
+        writer = threading.Thread(target=_write, args=(process.stdin, requests), name="engine-requests", daemon=True)
         errors = threading.Thread(target=last.extend, args=(process.stderr,), name="engine-errors", daemon=True)
 
-        def hear() -> None:
-            self._hear(process)
+        def read_until_end() -> None:
+            self._read_answers(process)
             requests.put(None)
-            for thread in (asking, errors):
+            for thread in (writer, errors):
                 thread.join()
-            _put_away(process)
-            self._post(lambda: self._lose(process, "".join(last).strip()))
+            _close(process)
+            self._post(lambda: self._on_ended(process, "".join(last).strip()))
 
-        answers = threading.Thread(target=hear, name="engine-answers", daemon=True)
+        answers = threading.Thread(target=read_until_end, name="engine-answers", daemon=True)
         self._requests = requests
         self._process = process
-        self._threads = [thread for thread in self._threads if thread.is_alive()] + [asking, errors, answers]
-        for thread in (asking, errors, answers):
+        self._threads = [thread for thread in self._threads if thread.is_alive()] + [writer, errors, answers]
+        for thread in (writer, errors, answers):
             thread.start()
 
-    def _hear(self, process: subprocess.Popen[str]) -> None:
+    def _read_answers(self, process: subprocess.Popen[str]) -> None:
         for line in process.stdout or ():
-            with contextlib.suppress(ValueError):  # a library's print is no answer
-                said = parse_json(line, finite=False)  # without an answer, what asked would wait for ever
-                if isinstance(said, dict):
-                    self._post(lambda said=said: self._tell(process, said))  # type: ignore[misc]
+            with contextlib.suppress(ValueError):  # a library may print to stdout
+                answer = parse_json(
+                    line, finite=False
+                )  # allow NaN: a dropped answer would make the caller wait forever
+                if isinstance(answer, dict):
+                    self._post(lambda answer=answer: self._on_answer(process, answer))  # type: ignore[misc]
 
-    def _tell(self, process: subprocess.Popen[str], said: dict[str, Any]) -> None:
+    def _on_answer(self, process: subprocess.Popen[str], answer: dict[str, Any]) -> None:
         if process is self._process:
-            self.answered.emit(said)
+            self.answered.emit(answer)
 
-    def _lose(self, process: subprocess.Popen[str], words: str) -> None:
+    def _on_ended(self, process: subprocess.Popen[str], words: str) -> None:
         if process is self._process:
             self._process = None
             self.ended.emit(words)
 
 
 def _write(pipe: IO[str], requests: queue.SimpleQueue[str | None]) -> None:
-    """Send what is asked until there is nothing more; what a child that died did not read is told by its end."""
+    """Send lines until None arrives. Write errors of a dead child are ignored: `ended` reports its death."""
     with contextlib.suppress(OSError):
         for line in iter(requests.get, None):
             pipe.write(line)
             pipe.flush()
 
 
-def _put_away(process: subprocess.Popen[str]) -> None:
-    """Let go of a child that has ended, and whose output has been read."""
+def _close(process: subprocess.Popen[str]) -> None:
+    """Reap a child that has ended and close its pipes."""
     process.wait()
     for pipe in (process.stdin, process.stdout, process.stderr):
-        with contextlib.suppress(OSError):  # what was written and never read
+        with contextlib.suppress(OSError):  # flushing input that the child never read
             if pipe:
                 pipe.close()
 
 
 def _no_console() -> int:
-    """Return what keeps Windows from opening a console for a child; nothing elsewhere."""
+    """Return the creation flags that keep Windows from opening a console window; 0 elsewhere."""
     if sys.platform == "win32":
         return subprocess.CREATE_NO_WINDOW
     return 0

@@ -1,4 +1,4 @@
-"""Lets one part of the app hear of what happens in another, without Qt."""
+"""Signals between parts of the app, without Qt."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ _Value = TypeVar("_Value")
 
 
 class Emitter(Generic[_Value]):
-    """Something that happens again and again; listeners are called in the order in which they came.
+    """Signal with one value; listeners are called in the order in which they were connected.
 
-    It belongs to the thread that owns the library: connect and emit only there.
+    Connect and emit only on the thread that owns the library.
     """
 
     def __init__(self) -> None:
         self._listeners: list[Callable[[_Value], None]] = []
 
     def connect(self, listener: Callable[[_Value], None]) -> Callable[[], None]:
-        """Call the listener from now on; return the function that ends this."""
+        """Add a listener; return a function that removes it."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
     def emit(self, value: _Value) -> None:
-        """Tell every listener; one that is connected or removed meanwhile counts from the next time on."""
+        """Call every listener; changes of the listeners during the call take effect at the next one."""
         for listener in tuple(self._listeners):
             listener(value)

@@ -1,4 +1,4 @@
-"""Every picture of the open datasets, and the one place where what is known of them changes."""
+"""In-memory library of all images of the open datasets, and the only place where their data changes."""
 
 from __future__ import annotations
 
@@ -15,51 +15,52 @@ from app.core.events import Emitter
 
 _NUMBER = re.compile("[0-9]+")
 _PORTION = 512
-"""So many names are sorted at once on average, some thousand at most: Python's lock is held for it, 2 ms."""
+"""Average number of names per sort, a few thousand at most. Each sort holds the GIL, for up to 2 ms."""
 
 
 def natural_key(name: str) -> str:
-    """Return a text that sorts as people expect the name to: runs of digits by their value, letters without case.
+    """Return a sort key for natural order: digits by their value, letters without case.
 
-    Names that differ in leading zeros or capitals alone still have keys of their own.
+    The keys of different names differ, even if only leading zeros or uppercase letters do.
     """
     return f"{_NUMBER.sub(_sortable, name.casefold())}\0{name}"
 
 
 def in_natural_order(names: Iterable[str]) -> list[str]:
-    """Return names in natural order; for workers: `sorted` would hold Python's lock for 40 ms at 100,000 names.
+    """Return names in natural order without holding the GIL for long; meant for workers.
 
-    A few of the names, in order, are the borders between portions that are sorted each on its own.
+    `sorted` would hold it for 40 ms at 100,000 names. So a sorted sample of the names splits them into buckets, which
+    are sorted one by one.
     """
     by_key = {natural_key(name): name for name in names}
     borders = sorted(islice(by_key, 0, None, _PORTION))
-    portions: list[list[str]] = [[] for _ in range(len(borders) + 1)]
+    buckets: list[list[str]] = [[] for _ in range(len(borders) + 1)]
     for key in by_key:
-        portions[bisect(borders, key)].append(key)
-    return [by_key[key] for shard in portions for key in sorted(shard)]
+        buckets[bisect(borders, key)].append(key)
+    return [by_key[key] for bucket in buckets for key in sorted(bucket)]
 
 
 def _sortable(number: re.Match[str]) -> str:
-    """Put the count of digits in front of them, itself as digits, so that numbers keep their place before letters."""
+    """Return a digit run prefixed with its length, also in digits, so that numbers still sort before letters."""
     digits = number[0].lstrip("0")
     nines, rest = divmod(len(digits), 9)
     return "9" * nines + str(rest) + digits
 
 
 Crop = tuple[float, float, float, float]
-"""Left, top, right and bottom as fractions of the upright picture, as impasto.jsonl keeps them."""
+"""Left, top, right and bottom as fractions of the upright image, as stored in impasto.jsonl."""
 Field = Literal["caption", "rating", "excluded", "crop"]
-"""What the user can change of a picture."""
+"""Fields of an image that the user can change."""
 Value = str | int | bool | Crop | None
 FolderField = Literal["repeats", "regularization", "trigger"]
-"""What the user can change of a folder."""
+"""Fields of a folder that the user can change."""
 Fact = Literal["size", "file", "problem", "mask", "inspection", "folder"]
-"""What a look at the disk can show of a picture."""
+"""Kinds of facts about an image that are read from disk."""
 
 
 @dataclass(slots=True, eq=False)
 class Folder:
-    """One directory of a dataset: `root` is the folder that the user opened, this one or one above it."""
+    """One directory of a dataset; `root` is the folder that the user opened, itself or a parent."""
 
     path: Path
     root: Path
@@ -70,49 +71,49 @@ class Folder:
 
 @dataclass(slots=True, eq=False)
 class LibraryImage:
-    """One picture; only `Library.apply` and `Library.learn` change it, on the thread that owns the library."""
+    """One image. Only `Library.apply` and `Library.learn` change it, on the thread that owns the library."""
 
     id: int
-    """Its number in this session, never used again."""
+    """Id in this session, never reused for another file."""
     folder: Folder
     name: str
     bytes: int = 0
     changed_ns: int = 0
-    """When the file was last written."""
+    """Modification time of the file in nanoseconds."""
     width: int | None = None
-    """Upright pixels; None until somebody has looked."""
+    """Width in upright pixels; None until the file was read."""
     height: int | None = None
     caption: str | None = None
-    """The caption file's text as it stands, None where there is none."""
+    """Unmodified text of the caption file; None without a caption file."""
     rating: int | None = None
     excluded: bool = False
     crop: Crop | None = None
     clash: bool = False
-    """Whether it has several captions that differ, of which only the first counts."""
+    """Whether it has several caption files that differ; only the first is used."""
     mask: bool = False
-    """Whether NAME-masklabel.png lies beside it."""
+    """Whether the mask file NAME-masklabel.png exists."""
     mask_changed_ns: int = 0
-    """When that was last written."""
+    """Modification time of the mask in nanoseconds."""
     problem: str | None = None
-    """Why it cannot be used: a sentence."""
+    """Sentence that says why the image cannot be used; None if it can."""
     content: str | None = None
-    """SHA-256 of its bytes in hex; None until it was inspected."""
+    """SHA-256 of the file in hex; None until it was inspected."""
     fingerprint: str | None = None
-    """Perceptual hash in hex, with the sizes of an inspection."""
+    """Perceptual hash in hex; None until it was inspected."""
 
     @property
     def path(self) -> Path:
-        """Where the file lies."""
+        """Return the path of the image file."""
         return self.folder.path / self.name
 
     def value(self, field: Field) -> Value:
-        """Return what the user can change."""
+        """Return the value of a field."""
         value: Value = getattr(self, field)
         return value
 
 
 class ValueChange(NamedTuple):
-    """One value of one picture before and after."""
+    """Change of one field of an image."""
 
     image: int
     field: Field
@@ -125,7 +126,7 @@ class ValueChange(NamedTuple):
 
 
 class FolderChange(NamedTuple):
-    """One fact of one folder before and after."""
+    """Change of one field of a folder."""
 
     folder: Folder
     field: FolderField
@@ -139,7 +140,7 @@ class FolderChange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Altered:
-    """What became different in the library at one moment: ids of pictures, and what of the altered ones."""
+    """One change of the library: ids of images, and which fields or facts of the altered ones changed."""
 
     added: frozenset[int] = frozenset()
     removed: frozenset[int] = frozenset()
@@ -147,61 +148,60 @@ class Altered:
     what: frozenset[Field | Fact] = field(default_factory=frozenset)
 
 
-_TagShelf = list[tuple[str, int]]
-"""A folder's pictures in order: each one's natural key and id."""
+_SortedImages = list[tuple[str, int]]
+"""Sorted images of a folder: natural key and id of each."""
 
 
 class Library:
-    """Pictures by id, in the order in which they are shown: by folder, then by name, numbers by their value.
+    """Images by id in display order: by dataset in opening order, then by folder path, then by name in natural order.
 
-    Datasets come in the order in which they were opened, folders within them by their paths. It belongs to one thread;
-    workers hand their findings over through `Tasks`. It does not touch the disk.
+    Use it only on the thread that created it; workers deliver results through `Tasks`. It never accesses the disk.
     """
 
     def __init__(self) -> None:
         self.altered: Emitter[Altered] = Emitter()
         self._images: dict[int, LibraryImage] = {}
         self._numbers = count(1)
-        self._shelves: dict[Folder, _TagShelf] = {}
+        self._images_by_folder: dict[Folder, _SortedImages] = {}
         self._folders: list[tuple[tuple[int, list[str]], int, Folder]] = []
-        self._roots: dict[Path, int] = {}
-        self._former: dict[tuple[Path, str], int] = {}
-        self._places: dict[Path, Folder] = {}
+        self._root_positions: dict[Path, int] = {}
+        self._removed_ids: dict[tuple[Path, str], int] = {}
+        self._folder_by_path: dict[Path, Folder] = {}
 
     @property
     def images(self) -> Mapping[int, LibraryImage]:
-        """All pictures by id, in their order."""
+        """Return all images by id, in display order."""
         return MappingProxyType(self._images)
 
     def at(self, path: Path) -> LibraryImage | None:
-        """Return the picture that lies there."""
-        folder = self._places.get(path.parent)
-        shelf = self._shelves[folder] if folder else []
+        """Return the image at a path, or None."""
+        folder = self._folder_by_path.get(path.parent)
+        entries = self._images_by_folder[folder] if folder else []
         key = natural_key(path.name)
-        place = bisect_left(shelf, (key, 0))
-        return self._images[shelf[place][1]] if place < len(shelf) and shelf[place][0] == key else None
+        position = bisect_left(entries, (key, 0))
+        return self._images[entries[position][1]] if position < len(entries) and entries[position][0] == key else None
 
     def folder_at(self, path: Path) -> Folder | None:
-        """Return the folder with that path, if it ever held an image."""
-        return self._places.get(path)
+        """Return the folder at a path, or None if it never contained an image."""
+        return self._folder_by_path.get(path)
 
     def expect(self, root: Path) -> None:
-        """Give a dataset its place behind those opened before it, whichever disk is the first to answer.
+        """Reserve the position of a dataset after those opened earlier, no matter which disk answers first.
 
-        One that was open before gets a new place: what lies in it comes in folders of its own again.
+        A dataset that is opened again gets a new position; its images arrive in new `Folder` objects.
         """
-        self._roots[root] = max(self._roots.values(), default=-1) + 1
+        self._root_positions[root] = max(self._root_positions.values(), default=-1) + 1
 
     def add(self, found: Iterable[tuple[Folder, str, Mapping[str, Any]]]) -> list[int]:
-        """Enter pictures by folder, name and what is known of them already; return their ids.
+        """Add images by folder, name and known attributes; return their ids.
 
-        A file that was here before in this session gets the id that it had, so that undoing reaches it again.
+        A file that was removed in this session gets its old id again, so that undo still applies to it.
         """
         ids, in_order = [], True
         for folder, name, known in found:
-            number = self._former.pop((folder.path, name), 0) or next(self._numbers)
+            number = self._removed_ids.pop((folder.path, name), 0) or next(self._numbers)
             self._images[number] = LibraryImage(number, folder, name, **known)
-            in_order &= self._shelve(folder, natural_key(name), number)
+            in_order &= self._insert(folder, natural_key(name), number)
             ids.append(number)
         if not in_order:
             self._reorder()
@@ -210,17 +210,19 @@ class Library:
         return ids
 
     def remove(self, ids: Iterable[int]) -> None:
-        """Forget pictures; their files are not touched."""
-        gone = {number: self._images.pop(number) for number in ids if number in self._images}
-        for folder in {image.folder for image in gone.values()}:
-            self._shelves[folder] = [entry for entry in self._shelves[folder] if entry[1] not in gone]
-        for number, image in gone.items():
-            self._former[image.folder.path, image.name] = number
-        if gone:
-            self.altered.emit(Altered(removed=frozenset(gone)))
+        """Remove images from the library; their files are not touched."""
+        removed = {number: self._images.pop(number) for number in ids if number in self._images}
+        for folder in {image.folder for image in removed.values()}:
+            self._images_by_folder[folder] = [
+                entry for entry in self._images_by_folder[folder] if entry[1] not in removed
+            ]
+        for number, image in removed.items():
+            self._removed_ids[image.folder.path, image.name] = number
+        if removed:
+            self.altered.emit(Altered(removed=frozenset(removed)))
 
     def apply(self, changes: Iterable[ValueChange]) -> None:
-        """Take over what the user changed; pictures that are gone are passed over."""
+        """Apply changes by the user; images that no longer exist are skipped."""
         changes = [change for change in changes if change.image in self._images]
         for change in changes:
             setattr(self._images[change.image], change.field, change.after)
@@ -229,7 +231,7 @@ class Library:
             self.altered.emit(Altered(altered=frozenset(ids), what=frozenset(fields)))
 
     def apply_to_folders(self, changes: Iterable[FolderChange]) -> None:
-        """Take over what the user changed of whole folders; all their pictures count as altered."""
+        """Apply changes of folders by the user; all their images count as altered."""
         folders = set()
         for change in changes:
             setattr(change.folder, change.field, change.after)
@@ -239,7 +241,7 @@ class Library:
             self.altered.emit(Altered(altered=ids, what=frozenset({"folder"})))
 
     def learn(self, facts: Mapping[int, Mapping[str, Any]], *what: Fact | Field) -> None:
-        """Take over what a look at the disk showed: new values of attributes by picture, and of which kinds."""
+        """Set attributes read from disk, by image; `what` names the kinds of facts that changed."""
         known = [number for number in facts if number in self._images]
         for number in known:
             for name, value in facts[number].items():
@@ -247,27 +249,32 @@ class Library:
         if known:
             self.altered.emit(Altered(altered=frozenset(known), what=frozenset(what)))
 
-    def _shelve(self, folder: Folder, key: str, number: int) -> bool:
-        """Put a picture into its folder; return whether it came last of all, as it does in `_pictures`."""
-        shelf = self._shelves.get(folder)
-        if shelf is None:
-            shelf = self._shelves[folder] = []
-            self._places[folder.path] = folder
+    def _insert(self, folder: Folder, key: str, number: int) -> bool:
+        """Insert an image into its folder; return whether it is the last in display order.
+
+        `_images` appends it at the end, so any other position requires `_reorder`.
+        """
+        entries = self._images_by_folder.get(folder)
+        if entries is None:
+            entries = self._images_by_folder[folder] = []
+            self._folder_by_path[folder.path] = folder
             insort(self._folders, (self._folder_key(folder), len(self._folders), folder))
-        if shelf and (key, number) < shelf[-1]:
-            insort(shelf, (key, number))
+        if entries and (key, number) < entries[-1]:
+            insort(entries, (key, number))
             return False
-        shelf.append((key, number))
+        entries.append((key, number))
         return self._folders[-1][2] is folder
 
     def _folder_key(self, folder: Folder) -> tuple[int, list[str]]:
-        if folder.root not in self._roots:
+        if folder.root not in self._root_positions:
             self.expect(folder.root)
         inside = folder.path.relative_to(folder.root)
-        return self._roots[folder.root], [natural_key(part) for part in inside.parts]
+        return self._root_positions[folder.root], [natural_key(part) for part in inside.parts]
 
     def _reorder(self) -> None:
-        """Bring the mapping itself into order: 6 ms at 100,000 pictures."""
-        images = {number: self._images[number] for *_, shelf in self._folders for _, number in self._shelves[shelf]}
+        """Sort `_images` into display order; 6 ms at 100,000 images."""
+        images = {
+            number: self._images[number] for *_, folder in self._folders for _, number in self._images_by_folder[folder]
+        }
         self._images.clear()
         self._images.update(images)

@@ -1,4 +1,4 @@
-"""Does slow work away from the thread that owns the library, and brings what came of it back there."""
+"""Worker threads that run slow work and deliver results to the owner's thread, and their sharing of the GIL."""
 
 from __future__ import annotations
 
@@ -17,48 +17,47 @@ from typing import NamedTuple, TypeVar, cast
 _Each = TypeVar("_Each")
 
 _NICE = 10
-_TURN, _REST = 0.003, 0.0002
-"""Seconds of work, and those after which whoever waits has woken up; on Linux they cost a tenth of the work's speed.
+_WORK_SECONDS, _REST_SECONDS = 0.003, 0.0002
+"""Seconds of work between two rests, and seconds of a rest, in which a waiting thread wakes up.
 
-Where the clock has larger steps they cost more: Windows should rest for half a millisecond to one, by the timer
-that Python takes there since 3.11. With rests of one the first thumbnail came no later on Linux, with fifteen half a
-second.
+On Linux the rests cost 10 % of a worker's speed. A coarser clock makes them longer: Windows should sleep for 0.5 to
+1 ms with the timer that Python uses there since 3.11. On Linux, rests of 1 ms did not delay the first thumbnail; rests
+of 15 ms delayed it by half a second.
 """
-_PATIENCE, _BURST = 0.03, 0.01
-"""Seconds that workers stand back for the window's thread at once, and for which they then work beside it.
+_MAX_YIELD, _BURST = 0.03, 0.01
+"""Seconds that workers yield to the busy window thread, and seconds that they then run beside it.
 
-One that paints without end, as on a large screen by a slow processor, rests too shortly for more than one piece of a
-worker's work each time: without bursts thumbnails came at a fifth of their pace.
+A window that paints all the time (large screen, slow CPU) pauses too briefly for more than one item of work each time:
+without these bursts, thumbnails loaded at a fifth of their speed.
 """
-_SHARE = 0.25
-"""So much of the time that it worked is a rest in which workers got on: after it they stand back as long again."""
-_STUCK = 0.1
-"""Seconds after which that thread, if it has not come round, may itself be waiting for a worker."""
-_WAIT = 0.001 if sys.platform == "win32" else 0.0002
-"""Seconds after which who waits for Python's lock asks for it; Windows knows no parts of a millisecond there.
+_IDLE_RATIO = 0.25
+"""Idle time of the window thread, relative to its last busy time, after which workers yield for a full period again."""
+_YIELD_TIMEOUT = 0.1
+"""Seconds after which a window thread that is still busy may itself be waiting for a worker."""
+_SWITCH_INTERVAL = 0.001 if sys.platform == "win32" else 0.0002
+"""Switch interval: seconds until a waiting thread requests the GIL. Windows has no finer step than 1 ms.
 
-By Python's own 5 ms each of the dozen times that the window takes the lock in one event cost as much beside a busy
-worker: at 100,000 pictures it waited up to 167 ms for one that counted tags. Workers are as fast as with those.
+With Python's default of 5 ms, each of the dozen times that the window takes the GIL in one event cost 5 ms beside a
+busy worker: at 100,000 images it waited up to 167 ms for a worker that counted tags. Workers are not slower.
 """
-_LONG = 5.0
-"""Seconds after which work that nobody has taken gets a worker of its own."""
-_MORE = 12
-"""Workers more than are wanted, at most: so many may be stuck at disks that do not answer."""
+_STUCK_AFTER = 5.0
+"""Seconds after which waiting work gets an extra worker, because all workers seem stuck."""
+_MAX_EXTRA = 12
+"""Maximum number of extra workers, that is, of workers that may be stuck on disks that do not respond."""
 
 
 def share_lock() -> None:
-    """Let a thread of this program that wants Python's lock have it soon from one that goes on and on."""
-    sys.setswitchinterval(_WAIT)
+    """Shorten the switch interval, so that a waiting thread soon gets the GIL from a busy one."""
+    sys.setswitchinterval(_SWITCH_INTERVAL)
 
 
 def step_back() -> None:
-    """Let this thread have a core after the others of this program, and so each process that it starts.
+    """Lower the CPU priority of this thread and of the processes that it starts (Linux only).
 
-    At 100,000 pictures on two cores the window waited up to 130 ms for one while thumbnails, headers and captions were
-    read. Only on Linux: macOS knows this for whole processes only, and on Windows, where the more important thread
-    always wins, a worker that holds Python's lock could be kept from its core by another program, and the window with
-    it. Windows raises a window's thread by itself when something is typed or clicked. A sandbox may forbid it: then the
-    thread works as it is.
+    At 100,000 images on two cores the window waited up to 130 ms for a core while thumbnails, headers and captions were
+    read. macOS supports this only for whole processes. On Windows, where the higher priority always wins, another
+    program could preempt a worker that holds the GIL, and the window would wait for it; Windows boosts a window's
+    thread by itself on input. If a sandbox forbids the change, the priority stays as it is.
     """
     if sys.platform == "linux":
         thread = threading.get_native_id()
@@ -66,62 +65,61 @@ def step_back() -> None:
             os.setpriority(os.PRIO_PROCESS, thread, max(_NICE, os.getpriority(os.PRIO_PROCESS, thread)))
 
 
-_rests = threading.Event()
-_rests.set()
-_begun = _woke = _rested = 0.0
+_window_idle = threading.Event()
+_window_idle.set()
+_yield_start = _busy_since = _idle_since = 0.0
 
 
 def window_works() -> None:
-    """Have workers stand back until `window_rests`; said by the window's thread when something has come up for it.
+    """Make workers yield until `window_rests`. The window's thread calls it when it has an event to handle.
 
-    Painting the grid, that thread gives Python's lock back dozens of times, as Qt does wherever it may take long, and
-    beside a busy worker each cost it a switch interval: what takes 12 ms alone took 60. Of the pauses of scrolling at
-    100,000 pictures some 150 were above 20 ms, now a few; headers and thumbnails come about as soon as before.
+    While painting the grid, that thread releases the GIL dozens of times, as Qt does around slow calls. Beside a busy
+    worker, each release costs a switch interval: a paint of 12 ms took 60 ms. Yielding cut the pauses above 20 ms while
+    scrolling through 100,000 images from about 150 to a few; headers and thumbnails load about as fast as before.
     """
-    global _begun, _woke
-    if _rests.is_set():
+    global _yield_start, _busy_since
+    if _window_idle.is_set():
         now = perf_counter()
-        if now - _rested > _SHARE * (_rested - _woke):
-            _begun = now
-        _woke = now
-        _rests.clear()
+        if now - _idle_since > _IDLE_RATIO * (_idle_since - _busy_since):
+            _yield_start = now
+        _busy_since = now
+        _window_idle.clear()
 
 
 def window_rests() -> None:
-    """Let workers go on: the window's thread waits for what comes next."""
-    global _rested
-    if not _rests.is_set():
-        _rested = perf_counter()
-        _rests.set()
+    """Let workers run again: the window's thread is idle."""
+    global _idle_since
+    if not _window_idle.is_set():
+        _idle_since = perf_counter()
+        _window_idle.set()
 
 
 def stand_back() -> None:
-    """Wait until the window's thread rests; for workers, between two small pieces of work, holding no lock."""
-    if _rests.is_set():
+    """Wait until the window's thread is idle. Workers call it between small items of work, holding no lock."""
+    if _window_idle.is_set():
         return
     now = perf_counter()
-    patience = _PATIENCE - (now - _begun) % (_PATIENCE + _BURST)
-    if now - _woke < _STUCK and patience > 0:
-        _rests.wait(patience)
+    timeout = _MAX_YIELD - (now - _yield_start) % (_MAX_YIELD + _BURST)
+    if now - _busy_since < _YIELD_TIMEOUT and timeout > 0:
+        _window_idle.wait(timeout)
 
 
 def in_turns(work: Iterable[_Each], alive: Callable[[], None] = lambda: None) -> Iterator[_Each]:
-    """Go through many small things, on a worker, and stand back for the window's thread in between.
+    """Yield many small items of work on a worker, giving way to the window's thread in between.
 
-    Now and then it rests for a moment, too, for that thread to hear of what comes up at all, and `alive` is told that
-    the disk answers.
-
-    Each call that asks the disk gives Python's lock back for some microseconds and has it again before a thread that
-    waits for it has woken up; that one begins to wait anew, without a word that it wants it.
+    Every few milliseconds it also sleeps briefly, so that the window's thread can start handling an event at all, and
+    calls `alive` to report that the disk responds. The sleep is needed because a disk access releases the GIL for only
+    some microseconds: the worker has it back before a waiting thread wakes up, and that thread's wait starts again
+    without a request to switch.
     """
-    end = perf_counter() + _TURN
+    end = perf_counter() + _WORK_SECONDS
     for each in work:
         yield each
         stand_back()
         if perf_counter() > end:
-            sleep(_REST)
+            sleep(_REST_SECONDS)
             alive()
-            end = perf_counter() + _TURN
+            end = perf_counter() + _WORK_SECONDS
 
 
 _Result = TypeVar("_Result")
@@ -129,42 +127,43 @@ _Answer = TypeVar("_Answer")
 _Fault = TypeVar("_Fault", bound=BaseException)
 
 Post = Callable[[Callable[[], None]], None]
-"""Calls a function soon on the thread that owns the library; may be called from any thread."""
+"""Schedules a function on the thread that owns the library; may be called from any thread."""
 
 _CLOSE_SECONDS = 2.0
-"""Seconds that the end waits for work that may be left."""
+"""Seconds that `close` waits for running work that may be abandoned."""
 
 
 class _Job(NamedTuple):
-    """Something for a worker to do."""
+    """Work for a worker, and the future of its result."""
 
     work: Callable[[], object]
     future: Future[object]
     kept: bool
-    """Whether the app may not end before this does."""
+    """Whether the app must not exit before this is done."""
 
 
 class Tasks:
-    """Worker threads. `post` is the way home: the window gives one that goes through Qt's event loop.
+    """Pool of worker threads. `post` delivers results: the window passes one that uses Qt's event loop.
 
-    Those `behind` get a core after the window's thread, and so do all processes that they start. Where all are stuck,
-    at a disk that does not answer, another one takes what waits; not where all is to be done `in_order`, by one.
+    With `behind`, the workers and the processes that they start have a lower CPU priority than the window. If all
+    workers are stuck on a disk that does not respond, extra workers are started, except with `in_order`, where one
+    worker does everything in order.
     """
 
     def __init__(self, post: Post, threads: int = 2, *, behind: bool = False, in_order: bool = False) -> None:
         self.post = post
-        self._count, self._most = (1, 1) if in_order else (threads, threads + _MORE)
-        self._behind = behind
+        self._wanted, self._max_threads = (1, 1) if in_order else (threads, threads + _MAX_EXTRA)
+        self._low_priority = behind
         self._closed = False
         self._change = threading.Condition()
         self._waiting: deque[_Job] = deque()
         self._running: dict[threading.Thread, tuple[_Job, float]] = {}
-        """With when each was taken, by the monotonic clock."""
-        self._taken = 0.0
-        """When one was taken last, or could have been."""
-        self._hired: list[threading.Thread] = []
-        self._free = self._threads = 0
-        self._spare = False
+        """Job of each busy thread, and the monotonic time when it was taken."""
+        self._taken_at = 0.0
+        """Monotonic time when a job was last taken, or when the queue last became non-empty."""
+        self._all_threads: list[threading.Thread] = []
+        self._idle_count = self._thread_count = 0
+        self._has_spare = False
 
     def run(
         self,
@@ -176,8 +175,8 @@ class Tasks:
     ) -> Future[_Result]:
         """Run `work` on a worker; then call `done` with its result, or `failed`, on the owner's thread.
 
-        After `close` nothing begins any more: what is still asked for then is dropped, as what waits is. It waits for
-        what is `kept`; looking at a disk for what can be looked at again is not.
+        `close` drops waiting work and all later requests. It waits for running work that is `kept`; pass False for work
+        that can simply be repeated, such as reading from disk.
         """
 
         def deliver(future: Future[_Result]) -> None:
@@ -192,13 +191,13 @@ class Tasks:
                 future.cancel()
                 return future
             future.add_done_callback(deliver)
-            self._taken = self._taken if self._waiting else time.monotonic()
+            self._taken_at = self._taken_at if self._waiting else time.monotonic()
             self._waiting.append(_Job(work, cast("Future[object]", future), kept))
-            self._staff()
+            self._ensure_worker()
         return future
 
     def close(self) -> None:
-        """Let running work end, for a moment only where it may be left; drop what has not begun."""
+        """Drop waiting work and wait for running work, only briefly for work that is not `kept`."""
         with self._change:
             self._closed = True
             for job in self._waiting:
@@ -207,51 +206,51 @@ class Tasks:
             self._change.notify_all()
             self._change.wait_for(lambda: not any(job.kept for job, _ in self._running.values()))
             self._change.wait_for(lambda: not self._running, _CLOSE_SECONDS)
-            ending = [thread for thread in self._hired if thread not in self._running]
+            ending = [thread for thread in self._all_threads if thread not in self._running]
         for thread in ending:
             thread.join()
 
-    def _staff(self) -> None:
-        """See to it that somebody takes what waits, now or when all have been stuck for long."""
-        if self._free >= len(self._waiting):
+    def _ensure_worker(self) -> None:
+        """Wake or start a worker for the waiting work, or a spare one in case all workers are stuck."""
+        if self._idle_count >= len(self._waiting):
             self._change.notify()
-        elif self._threads < self._count:
-            self._hire(self._labour)
-        elif not self._spare and self._threads < self._most:
-            self._spare = True
-            self._hire(self._wait_aside)
+        elif self._thread_count < self._wanted:
+            self._start_thread(self._work)
+        elif not self._has_spare and self._thread_count < self._max_threads:
+            self._has_spare = True
+            self._start_thread(self._wait_as_spare)
 
-    def _hire(self, life: Callable[[], None]) -> None:
-        thread = threading.Thread(target=life, name=f"app-worker_{self._threads}", daemon=True)
-        self._hired = [*filter(threading.Thread.is_alive, self._hired), thread]
-        self._threads += 1
+    def _start_thread(self, target: Callable[[], None]) -> None:
+        thread = threading.Thread(target=target, name=f"app-worker_{self._thread_count}", daemon=True)
+        self._all_threads = [*filter(threading.Thread.is_alive, self._all_threads), thread]
+        self._thread_count += 1
         thread.start()
 
     # On the threads
 
-    def _wait_aside(self) -> None:
-        """Become a worker when nobody has taken for long what waits; end when nothing does."""
+    def _wait_as_spare(self) -> None:
+        """Become a worker if no waiting job was taken for `_STUCK_AFTER` seconds; exit if no job is waiting."""
         with self._change:
             while self._waiting:
-                patience = self._taken + _LONG - time.monotonic()
-                if patience <= 0:
+                timeout = self._taken_at + _STUCK_AFTER - time.monotonic()
+                if timeout <= 0:
                     break
-                self._change.wait(patience)
-            self._spare = False
+                self._change.wait(timeout)
+            self._has_spare = False
             if not self._waiting:
-                self._threads -= 1
+                self._thread_count -= 1
                 return
-        self._labour()
+        self._work()
 
-    def _labour(self) -> None:
-        if self._behind:
+    def _work(self) -> None:
+        if self._low_priority:
             step_back()
         while job := self._next():
-            _do(job)
-            del job  # and what it holds, while this thread waits
+            _run_job(job)
+            del job  # free what it references while this thread waits
 
     def _next(self) -> _Job | None:
-        """Wait for work; None when there will be none, or none waits and others are enough for what comes."""
+        """Wait for a job and return it; None if the pool is closed or has more threads than it needs."""
         me = threading.current_thread()
         with self._change:
             self._running.pop(me, None)
@@ -260,43 +259,43 @@ class Tasks:
                 while self._waiting:
                     job = self._waiting.popleft()
                     if job.future.set_running_or_notify_cancel():
-                        self._taken = time.monotonic()
-                        self._running[me] = job, self._taken
+                        self._taken_at = time.monotonic()
+                        self._running[me] = job, self._taken_at
                         if self._waiting:
-                            self._staff()
+                            self._ensure_worker()
                         return job
-                if self._threads > self._count + self._stuck():
+                if self._thread_count > self._wanted + self._stuck_count():
                     break
-                self._free += 1
+                self._idle_count += 1
                 self._change.wait()
-                self._free -= 1
-            self._threads -= 1
+                self._idle_count -= 1
+            self._thread_count -= 1
             self._change.notify_all()
             return None
 
-    def _stuck(self) -> int:
-        """Return how many are at their work for long."""
-        return sum(taken + _LONG <= time.monotonic() for _, taken in self._running.values()) + self._spare
+    def _stuck_count(self) -> int:
+        """Return the number of workers busy for more than `_STUCK_AFTER` seconds, plus one for a spare worker."""
+        return sum(taken + _STUCK_AFTER <= time.monotonic() for _, taken in self._running.values()) + self._has_spare
 
 
-def _do(job: _Job) -> None:
+def _run_job(job: _Job) -> None:
     try:
         result = job.work()
-    except BaseException as fault:  # noqa: BLE001 - whatever it is, `failed` gets it
+    except BaseException as fault:  # noqa: BLE001 - every error goes to `failed`
         job.future.set_exception(fault)
     else:
         job.future.set_result(result)
 
 
 def raise_again(fault: BaseException) -> None:
-    """Let a fault that nobody expects be seen on the owner's thread: a `failed` for `Tasks.run`."""
+    """Raise an unexpected error on the owner's thread; pass it as `failed` to `Tasks.run`."""
     raise fault
 
 
 def only(
     kinds: type[_Fault] | tuple[type[_Fault], ...], then: Callable[[_Fault], None]
 ) -> Callable[[BaseException], None]:
-    """Return a `failed` for `Tasks.run` that gives `then` faults of these kinds; others are raised again."""
+    """Return a `failed` callback that passes errors of these types to `then` and raises all others."""
 
     def failed(fault: BaseException) -> None:
         if not isinstance(fault, kinds):
@@ -307,12 +306,12 @@ def only(
 
 
 class Single:
-    """Work that is done again and again, and never twice at a time; belongs to the thread that makes it."""
+    """Repeated work that never runs twice at a time. Use it only on the thread that created it."""
 
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
         self.busy = False
-        """Whether it is on its way."""
+        """Whether the work is queued or running."""
 
     def run(
         self,
@@ -322,16 +321,16 @@ class Single:
         *,
         kept: bool = True,
     ) -> None:
-        """Run it as `Tasks.run` does; nothing while it is on its way.
+        """Run work as `Tasks.run` does; do nothing while `busy`.
 
-        When `done` or `failed` is called it no longer is: a fault that nobody expects ends this time, not all to come.
+        `busy` is False again before `done` or `failed` is called, so an error raised there does not block later runs.
         """
         if self.busy:
             return
 
-        def over(then: Callable[[_Answer], None], answer: _Answer) -> None:
+        def finish(then: Callable[[_Answer], None], answer: _Answer) -> None:
             self.busy = False
             then(answer)
 
         self.busy = True
-        self._tasks.run(work, partial(over, done), partial(over, failed), kept=kept)
+        self._tasks.run(work, partial(finish, done), partial(finish, failed), kept=kept)

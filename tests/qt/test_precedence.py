@@ -22,10 +22,10 @@ class Canvas(QWidget):
 
 class Inner(QWidget):
     def paintEvent(self, event):  # noqa: N802
-        self.parent().painted.append(tasks._rests.is_set())
+        self.parent().painted.append(tasks._window_idle.is_set())
 
     def mousePressEvent(self, event):  # noqa: N802
-        self.parent().pressed.append(tasks._rests.is_set())
+        self.parent().pressed.append(tasks._window_idle.is_set())
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def rests(monkeypatch):
     """Whether the window's thread rests, of this test alone."""
     event = threading.Event()
     event.set()
-    monkeypatch.setattr(tasks, "_rests", event)
+    monkeypatch.setattr(tasks, "_window_idle", event)
     return event
 
 

@@ -71,17 +71,17 @@ def test_where_a_sandbox_forbids_to_step_back_threads_behind_work_all_the_same(m
 def test_work_in_turns_is_all_done_and_rests_after_each_turn(monkeypatch):
     rests = []
     monkeypatch.setattr(priority, "sleep", rests.append)
-    monkeypatch.setattr(priority, "_TURN", -1.0)  # each takes longer than a turn
+    monkeypatch.setattr(priority, "_WORK_SECONDS", -1.0)  # each takes longer than a turn
     assert list(priority.in_turns("abc")) == ["a", "b", "c"]
-    assert rests == [priority._REST] * 3
-    monkeypatch.setattr(priority, "_TURN", 60.0)
+    assert rests == [priority._REST_SECONDS] * 3
+    monkeypatch.setattr(priority, "_WORK_SECONDS", 60.0)
     assert list(priority.in_turns("abc")) == ["a", "b", "c"] and len(rests) == 3
 
 
 @pytest.fixture
 def stuck(monkeypatch):
     """Workers, all of them stuck at something for longer than is usual, and the event that lets them go on."""
-    monkeypatch.setattr(tasks_module, "_LONG", 0.0)
+    monkeypatch.setattr(tasks_module, "_STUCK_AFTER", 0.0)
     calls, answers, begun = queue.Queue(), [], queue.Queue()
     tasks, answer = Tasks(calls.put), threading.Event()
 
@@ -108,7 +108,7 @@ def test_what_waits_for_workers_that_are_stuck_gets_others(stuck):
     answer.set()
     tasks.close()
     with tasks._change:
-        assert tasks._change.wait_for(lambda: tasks._threads == 0, 60)
+        assert tasks._change.wait_for(lambda: tasks._thread_count == 0, 60)
 
 
 def test_workers_are_not_more_than_wanted_once_none_is_stuck(stuck, monkeypatch):
@@ -116,21 +116,21 @@ def test_workers_are_not_more_than_wanted_once_none_is_stuck(stuck, monkeypatch)
     told = []
     tasks.run(lambda: 7, told.append, told.append)
     calls.get(timeout=60)()
-    assert tasks._threads == 3
-    monkeypatch.setattr(tasks_module, "_LONG", 60.0)
+    assert tasks._thread_count == 3
+    monkeypatch.setattr(tasks_module, "_STUCK_AFTER", 60.0)
     answer.set()
     for _ in range(2):
         calls.get(timeout=60)()
     with tasks._change:
         tasks._change.notify_all()
-        assert tasks._change.wait_for(lambda: tasks._threads == 2, 60)
+        assert tasks._change.wait_for(lambda: tasks._thread_count == 2, 60)
 
 
 def test_who_comes_back_takes_what_waits_though_others_are_enough(stuck, monkeypatch):
     tasks, calls, answer = stuck
     tasks.run(lambda: 7, lambda _: None, lambda _: None)
     calls.get(timeout=60)()
-    monkeypatch.setattr(tasks_module, "_LONG", 60.0)  # none is stuck any more, nor will be soon
+    monkeypatch.setattr(tasks_module, "_STUCK_AFTER", 60.0)  # none is stuck any more, nor will be soon
     held, begun = threading.Event(), threading.Event()
     tasks.run(lambda: begun.set() or held.wait(120), lambda _: None, lambda _: None)  # the third has this
     assert begun.wait(60)
@@ -141,13 +141,13 @@ def test_who_comes_back_takes_what_waits_though_others_are_enough(stuck, monkeyp
 
 
 def test_what_is_to_be_done_in_order_waits_for_what_is_before_it(monkeypatch):
-    monkeypatch.setattr(tasks_module, "_LONG", 0.0)
+    monkeypatch.setattr(tasks_module, "_STUCK_AFTER", 0.0)
     calls, done, answer = queue.Queue(), [], threading.Event()
     tasks = Tasks(calls.put, in_order=True)
     tasks.run(lambda: answer.wait(60) and done.append("first"), lambda _: None, lambda _: None)
     for number in range(3):
         tasks.run(lambda number=number: done.append(number), lambda _: None, lambda _: None)
-    assert tasks._threads == 1 and not done
+    assert tasks._thread_count == 1 and not done
     answer.set()
     for _ in range(4):
         calls.get(timeout=60)()
@@ -219,14 +219,14 @@ class Watched(threading.Event):
 def rests(monkeypatch):
     """Whether the window's thread rests, of this test alone."""
     event = Watched()
-    monkeypatch.setattr(priority, "_rests", event)
-    for name in ("_begun", "_woke", "_rested"):
+    monkeypatch.setattr(priority, "_window_idle", event)
+    for name in ("_yield_start", "_busy_since", "_idle_since"):
         monkeypatch.setattr(priority, name, 0.0)
     return event
 
 
 def test_a_worker_stands_back_while_the_windows_thread_works_and_then_goes_on(monkeypatch, rests):
-    for name in ("_PATIENCE", "_STUCK"):
+    for name in ("_MAX_YIELD", "_YIELD_TIMEOUT"):
         monkeypatch.setattr(priority, name, 600.0)
     done = []
     worker = threading.Thread(target=lambda: done.extend(priority.in_turns("abc")), daemon=True)
@@ -283,7 +283,7 @@ def test_nobody_stands_back_for_a_windows_thread_that_may_wait_for_a_worker(monk
 
 
 def test_a_worker_does_not_wait_for_a_windows_thread_that_rests(monkeypatch, rests):
-    monkeypatch.setattr(priority, "_PATIENCE", 600.0)
+    monkeypatch.setattr(priority, "_MAX_YIELD", 600.0)
     priority.window_works()
     priority.window_rests()
     assert list(priority.in_turns("abc")) == ["a", "b", "c"]

@@ -169,7 +169,7 @@ def test_the_end_waits_for_no_look_at_a_disk_that_is_silent(tmp_path, desk, monk
 
 
 def test_what_is_being_forgotten_does_not_come_back_meanwhile(tmp_path, desk, monkeypatch, runs):
-    monkeypatch.setattr(tasks, "_LONG", 0.0)
+    monkeypatch.setattr(tasks, "_STUCK_AFTER", 0.0)
     path, answer = write_run(tmp_path, "run", 10).path, threading.Event()
     _enter_in_list(path)
     look(runs, desk)
