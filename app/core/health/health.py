@@ -24,7 +24,7 @@ from app.core.tags.index import Row, TagIndex
 from app.core.tasks import Post, Tasks, in_turns, raise_again
 from trainer.errors import ImpastoError
 
-if TYPE_CHECKING:  # pydantic, numpy: a worker loads them once there are pictures
+if TYPE_CHECKING:  # pydantic, numpy: a worker loads them once there are images
     from app.core.disk.scanner import NotesRead, OrphanFiles
     from app.core.health.findings import HealthFinding
     from app.core.health.judging import Judge

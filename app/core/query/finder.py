@@ -277,6 +277,7 @@ class Finder:
         if query.root is None:
             return list(images)
         ids, others = self._evaluate(query.root, None)
+        # With `others`, `ids` are the images to leave out, so the membership test is inverted.
         return [number for number in images if (number in ids) is not others]
 
     @property

@@ -1,6 +1,6 @@
 r"""Parser of the query language. The text below is the help shown next to the filter box.
 
-Words find pictures whose caption or file name contains them:
+Words find images whose caption or file name contains them:
     hat                     the caption or file name contains the word
     "red hat"               both words in this order
 
@@ -299,9 +299,10 @@ class _Parser:
         return part
 
     def _read_nested(self, token: Token, read: Callable[[], Node | None]) -> Node | None:
-        """Read a nested part; fail when the nesting is so deep that it would exhaust the stack."""
+        """Read a nested part; report an error beyond `_MAX_DEPTH` levels, since each level recurses."""
         if self._depth == _MAX_DEPTH:
             self._add_error("Too many nested groups.", "Use fewer parentheses.", token)
+            # Skip the rest: it would only produce follow-up errors, which `_add_error` drops from here on.
             self._next = len(self._tokens)
             self._too_deep = True
             return None
