@@ -15,11 +15,10 @@ from trainer.config.job import DatasetConfig, FolderConfig
 from trainer.dataset import caption_files
 from trainer.dataset.findings import Finding
 from trainer.dataset.image import Crop, Kind
-from trainer.dataset.links import Links
 from trainer.dataset.pixels import SUFFIXES
 from trainer.dataset.sidecar import FILE_NAME, FolderSettings, Sidecar, read_sidecar
 from trainer.errors import DatasetError
-from trainer.protocol.files import long_path
+from trainer.protocol.files import Links, long_path
 
 MASK = "-masklabel"
 """Suffix of a mask's file name after the stem of its image; masks are PNG files."""
@@ -100,7 +99,7 @@ def scan_folders(dataset: DatasetConfig, imported: Imported) -> Scan:
     `imported` captions (by image) take precedence over caption files. Raises DatasetError when folders are missing, not
     folders, unreadable or without images (all at once), or when a sidecar is damaged.
     """
-    scan, links = Scan(), Links.of(dataset)
+    scan, links = Scan(), _links_of(dataset)
     _look_into(dataset, lambda config: _scan_folder(config, dataset, imported, scan, links))
     if links.refused:
         scan.marks["file.outside"] = sorted(links.refused)
@@ -109,7 +108,7 @@ def scan_folders(dataset: DatasetConfig, imported: Imported) -> Scan:
 
 def require_images(dataset: DatasetConfig) -> None:
     """Raise DatasetError for folders as `scan_folders` does, but from file names only, which is fast."""
-    links = Links.of(dataset)
+    links = _links_of(dataset)
     _look_into(dataset, lambda config: image_files(Path(config.path).absolute(), config.recursive, links))
 
 
@@ -374,3 +373,7 @@ def is_image(path: Path) -> bool:
 def is_image_name(stem: str, suffix: str) -> bool:
     """Return the same for a stem and extension; faster for very many names."""
     return suffix.lower() in SUFFIXES and not stem.endswith((MASK, _CONDITION))
+
+
+def _links_of(dataset: DatasetConfig) -> Links:
+    return Links([*(folder.path for folder in dataset.folders), *dataset.linked_folders])

@@ -15,7 +15,7 @@ import secrets
 import sys
 import time
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -199,3 +199,31 @@ def step_ending(step: int) -> str:
 def _trimmed(name: str) -> str:
     # A leading dot hides a file, a leading dash looks like an option, and Windows drops trailing dots and spaces.
     return name.strip().lstrip(".- ").rstrip(". ")
+
+
+class Links:
+    """Check that symbolic links lead into a folder that the user listed: strangers may link to private files.
+
+    Folders count at their real location. Hard links look like regular files and are read as such.
+    """
+
+    def __init__(self, folders: Iterable[str | Path]) -> None:
+        self.refused: set[Path] = set()
+        """Links refused so far."""
+        self._folders = tuple(_real(str(folder)) for folder in folders)
+
+    def allow_file(self, path: Path) -> bool:
+        """Return whether a file may be read: not a link, or an allowed one. Costs one lstat."""
+        return not path.is_symlink() or self.allow(path)
+
+    def allow(self, path: Path) -> bool:
+        """Return whether a link, or a folder that may be one (Windows junctions), leads into an allowed folder."""
+        target = _real(str(path))
+        if any(target == folder or target.startswith(folder.rstrip(os.sep) + os.sep) for folder in self._folders):
+            return True
+        self.refused.add(path)
+        return False
+
+
+def _real(path: str) -> str:
+    return os.path.normcase(os.path.realpath(path))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 from trainer.protocol import files
 from trainer.protocol.reading import read_record
@@ -36,6 +36,33 @@ ForecastPhase = Literal[
     "checkpoint",
     "save",
 ]
+
+# The order of a run's phases, and the points where a run returns cached GPU memory to the driver. Run and forecast both
+# read them: a forecast that releases memory where the run keeps it predicts less than every run measures, and
+# calibration would take the difference for an error of the forecast.
+LoadPhase = Literal["load", "quantise"]
+DuringRun = Literal["validate", "preview", "checkpoint", "save"]
+ReleasePoint = Literal["cache_pictures", "cache_texts", "load", "quantise", "draw", "decode"]
+"""The part of a run that has just ended; the memory trace of this part has the same name."""
+
+RELEASE_POINTS: frozenset[str] = frozenset(get_args(ReleasePoint))
+"""All release points; elsewhere a run returns cached memory only if memory runs out or it records CUDA graphs."""
+
+AT_START: tuple[DuringRun, ...] = ("validate", "checkpoint", "preview")
+"""Phases between loading and the first step, in this order."""
+BETWEEN_STEPS: tuple[DuringRun, ...] = ("validate", "checkpoint", "save", "preview")
+"""Phases between two steps if everything is due, in this order."""
+
+PHASES: tuple[ForecastPhase, ...] = (
+    "cache_pictures",
+    "cache_texts",
+    "load",
+    "quantise",
+    "first_step",
+    "train",
+    *BETWEEN_STEPS,
+)
+"""All phases, in the order in which a run first reaches the peak of each."""
 
 
 @json_keys("name", "module", "stage", "allocated", "by_kind", "largest")
@@ -246,3 +273,8 @@ class DeviceSpeed:
     """Seconds of CPU time to launch an operation; 0 if the CPU itself computes."""
     disk: float = 500e6
     """Bytes per second while a base is loaded; the default is a SATA SSD, unless measured."""
+
+
+def load_phase(quantize: str | None) -> LoadPhase:
+    """Return the name of the phase that loads the base: quantizing it takes more memory than loading."""
+    return "load" if quantize in (None, "none") else "quantise"

@@ -261,7 +261,7 @@ class Datasets:
 
         def look() -> None:
             from app.core.disk.scanner import FolderScanner
-            from trainer.dataset.links import Links
+            from trainer.protocol.files import Links
 
             dataset.answer()
             dataset.identity = identity_of(dataset.root)

@@ -19,11 +19,10 @@ from trainer.config.job import DatasetConfig
 from trainer.dataset.caption_files import METADATA_NAME, NotACaptionError, read_caption_file, split_caption
 from trainer.dataset.caption_files import SUFFIXES as CAPTION_SUFFIXES
 from trainer.dataset.folders import MASK, is_image_name
-from trainer.dataset.links import Links
 from trainer.dataset.pixels import exif_orientation, open_image, upright_size
 from trainer.dataset.sidecar import FILE_NAME, ImageSettings
 from trainer.errors import DatasetError
-from trainer.protocol.files import long_name, long_path
+from trainer.protocol.files import Links, long_name, long_path
 from trainer.protocol.reading import open_file
 
 _UNSETTLED_NS = 3_000_000_000

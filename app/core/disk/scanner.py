@@ -23,9 +23,9 @@ from app.core.library import Folder
 from app.core.tasks import in_turns
 from trainer.dataset.caption_files import METADATA_NAME, read_metadata
 from trainer.dataset.folders import FolderMarks, below, chain_of, folder_marks
-from trainer.dataset.links import Links
 from trainer.dataset.sidecar import FILE_NAME, Sidecar, read_sidecar
 from trainer.errors import DatasetError, ImpastoError
+from trainer.protocol.files import Links
 
 Stage = Literal["listing", "captions", "sizes", "done"]
 BATCH = 500

@@ -22,9 +22,9 @@ from PIL import Image
 from app.core.disk.reading import MAX_MEGAPIXELS
 from app.core.edits.backups import Backups, Written
 from trainer.dataset.folders import MASK
-from trainer.dataset.links import Links
 from trainer.dataset.pixels import load_upright
 from trainer.errors import DatasetError
+from trainer.protocol.files import Links
 from trainer.protocol.reading import read_bytes, reason_of
 
 TRAINED, LEFT_OUT = 255, 0

@@ -22,10 +22,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainer.dataset.links import Links
 from trainer.errors import DatasetError
+from trainer.protocol.files import Links, rename, sync_directory
 from trainer.protocol.files import long_name as _system
-from trainer.protocol.files import rename, sync_directory
 from trainer.protocol.places import is_disk_full
 from trainer.protocol.reading import open_file, read_bytes
 

@@ -34,10 +34,9 @@ from trainer.dataset.caption_files import (
     decode_caption,
     read_metadata,
 )
-from trainer.dataset.links import Links
 from trainer.dataset.sidecar import FILE_NAME, Sidecar, read_sidecar, sidecar_text
 from trainer.errors import DatasetError, plain_reason
-from trainer.protocol.files import long_name, long_path
+from trainer.protocol.files import Links, long_name, long_path
 from trainer.protocol.places import write_remedy
 from trainer.protocol.reading import read_bytes
 

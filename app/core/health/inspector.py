@@ -12,8 +12,8 @@ from app.core.edits.backups import Backups, Written
 from app.core.library import Library, LibraryImage
 from app.core.tasks import Post, Tasks, in_turns
 from trainer.dataset.caption_files import SUFFIXES, NotACaptionError, decode_caption
-from trainer.dataset.links import Links
 from trainer.errors import DatasetError
+from trainer.protocol.files import Links
 from trainer.protocol.reading import read_bytes
 
 if TYPE_CHECKING:

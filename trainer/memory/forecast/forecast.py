@@ -39,9 +39,8 @@ from trainer.memory.forecast.schedule import (
 from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.memory_trace import MemoryTrace, Work, unet_block
 from trainer.memory.trace.workload import Workload
-from trainer.protocol.forecast import Forecast, ForecastPhase, Peak, PhaseForecast
+from trainer.protocol.forecast import PHASES, RELEASE_POINTS, Forecast, ForecastPhase, Peak, PhaseForecast
 from trainer.protocol.records import to_record
-from trainer.training.device.release_points import PHASES, RELEASE_POINTS
 
 K = TypeVar("K")
 V = TypeVar("V")

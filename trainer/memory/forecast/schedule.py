@@ -24,8 +24,7 @@ from trainer.memory.forecast.results import ResultStore
 from trainer.memory.trace.library import Steps, T, TraceLibrary
 from trainer.memory.trace.memory_trace import MemoryTrace, Storage, Totals, TraceSummary, Work, total_in_sequence
 from trainer.memory.trace.workload import SourceFacts, TracePart, TraceRequest, Workload, learns_texts, sizes_of_parts
-from trainer.protocol.forecast import DeviceSpeed, ForecastPhase
-from trainer.training.device.release_points import AT_START, BETWEEN_STEPS
+from trainer.protocol.forecast import AT_START, BETWEEN_STEPS, DeviceSpeed, ForecastPhase
 
 Size = tuple[int, int]
 Part = tuple[Size, int]

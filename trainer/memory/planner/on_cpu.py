@@ -29,8 +29,7 @@ from trainer.memory.planner.request import request_without_job
 from trainer.memory.trace.library import Steps, TraceLibrary
 from trainer.memory.trace.memory_trace import TraceSummary, Work, total_in_sequence
 from trainer.memory.trace.workload import BucketUse, TracePart, TraceRequest, Workload
-from trainer.protocol.forecast import CPU, DeviceSpeed, Forecast, ForecastPhase, PhaseForecast, TimedOperation
-from trainer.training.device.release_points import PHASES
+from trainer.protocol.forecast import CPU, PHASES, DeviceSpeed, Forecast, ForecastPhase, PhaseForecast, TimedOperation
 
 # How long the rate is measured; each operation is timed three times at least, however long that takes.
 MEASURED_SECONDS = 0.4

@@ -13,7 +13,7 @@ from functools import cache
 import torch
 from torch import nn
 
-from trainer.training.device.release_points import ReleasePoint
+from trainer.protocol.forecast import ReleasePoint
 
 _LOG = logging.getLogger(__name__)
 

@@ -12,6 +12,7 @@ from torch import nn
 from trainer.config.fit import FitConfig
 from trainer.config.job import Job
 from trainer.errors import ResumableError
+from trainer.protocol.forecast import load_phase
 from trainer.training import checkpoint
 from trainer.training.acceleration.compile import make_compiled
 from trainer.training.acceleration.cuda_graphs import OnNotice, make_graphs
@@ -23,7 +24,6 @@ from trainer.training.callbacks.validation import Validator
 from trainer.training.data.batches import PrefetchCollator
 from trainer.training.device.gradient_checkpointing import set_checkpointing
 from trainer.training.device.offload import empty_cache, free_weights, is_emptied, release_at
-from trainer.training.device.release_points import load_phase
 from trainer.training.engine import Engine, Prepare, TrainingProgress
 from trainer.training.optim.lr_schedule import Segment
 from trainer.training.reporting.reporter import check_in_backward
@@ -220,7 +220,7 @@ class EngineManager:
         check_in_backward(engine.master_weights.working.values(), engine.check)
         if self.compiled:
             self.compiled.install(engine.models.unet)
-        release_at(load_phase(engine.job.fit), engine.device)
+        release_at(load_phase(engine.job.fit.quantize), engine.device)
         return engine
 
     def _on_optimizer_step(self, *_: Any) -> None:

@@ -13,7 +13,7 @@ from trainer.config.job import Job
 from trainer.dataset.image import ImageRecord
 from trainer.errors import ImpastoError
 from trainer.protocol import events, places
-from trainer.protocol.forecast import ForecastPhase, read_forecast
+from trainer.protocol.forecast import ForecastPhase, load_phase, read_forecast
 from trainer.protocol.report import write_report
 from trainer.protocol.run_directory import RunDirectory, State, Status, newest_step
 from trainer.training import checkpoint
@@ -26,7 +26,6 @@ from trainer.training.callbacks.step_events import SlowStepWarning, StepEventCal
 from trainer.training.callbacks.validation import ValidationCallback, Validator
 from trainer.training.device.device import attention_kernels
 from trainer.training.device.out_of_memory import cap_memory
-from trainer.training.device.release_points import load_phase
 from trainer.training.engine import Callback, Engine, StepResult, TrainingProgress
 from trainer.training.optim.lr_schedule import Segment
 from trainer.training.recovery.engine_manager import EngineManager
@@ -120,7 +119,7 @@ class Attempt:
             self.reporter.phase("load", 0, 1)
             return self.manager.load(saved)
 
-        engine = self.recovery.run(load_phase(self.plan.at(saved.step if saved else 0)), load)
+        engine = self.recovery.run(load_phase(self.plan.at(saved.step if saved else 0).quantize), load)
         self.reporter.phase("load", 1, 1)
         return engine
 

@@ -17,7 +17,7 @@ from trainer.memory.forecast.schedule import PhaseCounts, RunSchedule
 from trainer.memory.trace.library import TraceLibrary
 from trainer.memory.trace.store import TraceStore
 from trainer.protocol import events
-from trainer.training.device.release_points import AT_START, BETWEEN_STEPS, RELEASE_POINTS
+from trainer.protocol.forecast import AT_START, BETWEEN_STEPS, RELEASE_POINTS
 from trainer.training.run.start import start
 
 KINDS = {
