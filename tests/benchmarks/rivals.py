@@ -42,7 +42,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tests.benchmarks.rivals_told import RATE, RIVALS, TOKENIZERS, Layers, Place, Rival, Settings, ours
+from tests.benchmarks.rivals_settings import RATE, RIVALS, TOKENIZERS, Layers, Place, Rival, Settings, ours
 from tests.support import ROOT
 from tests.support.tiny import models_on_meta, single_file_metadata, single_file_tensors, tiny_configs, write_folder
 from trainer.config.base import Family
@@ -242,7 +242,7 @@ def table(outcomes: Sequence[Outcome], card: str, settings: Settings) -> str:
         f"# Other trainers compared with Impasto on {card}",
         "",
         f"By `python -m tests.benchmarks.rivals`, {datetime.now(UTC).date()}, torch {torch.__version__}: {size}, LoRA "
-        f"r{settings.rank}, random weights; tests/benchmarks/rivals_told.py has the settings of each.",
+        f"r{settings.rank}, random weights; tests/benchmarks/rivals_settings.py has the settings of each.",
         "",
         "| trainer | LoRA on | trained weights | batch | images/s | Impasto is faster by | operations | saved, MiB "
         "| allocated, MiB | reserved, MiB |",

@@ -14,7 +14,7 @@ from diffusers import StableDiffusionPipeline, StableDiffusionXLPipeline
 
 from tests.benchmarks import rivals, rivals_check
 from tests.benchmarks.rivals import Outcome, lay_out, run, table
-from tests.benchmarks.rivals_told import RIVALS, Place, Rival, Settings, ours
+from tests.benchmarks.rivals_settings import RIVALS, Place, Rival, Settings, ours
 from trainer.base.source import open_base
 from trainer.config.base import BaseConfig
 from trainer.config.load import load_job

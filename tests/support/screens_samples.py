@@ -12,7 +12,7 @@ from app.qt.runs.page import RunsPage
 from app.qt.window import Window
 from tests.support.artist import shown_page
 from tests.support.screens import DEMO, screen, wait
-from tests.support.told_runs import RunWriter, held, new_run
+from tests.support.written_runs import RunWriter, held, new_run
 from trainer.protocol import events, places
 
 _STEPS = range(0, 1001, 100)

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.bad_contents import BAD, SPECIAL, make_special
+from tests.support.images import PHOTOS
 from tests.support.jobs import write_job
-from tests.support.pictures import PHOTOS
 from tests.support.presets import preset
 from tests.support.raw import write_shapes
 from tests.support.runs import write_checkpoint, write_run

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.support.pictures import photograph
+from tests.support.images import photograph
 from trainer import cli
 from trainer.cli import common
 from trainer.config.job import DatasetConfig, FolderConfig

@@ -22,7 +22,7 @@ from app.qt.runs.header import RunHeader
 from app.qt.runs.page import FailureBanner
 from tests.support.jobs import photographs, write_job
 from tests.support.tiny import tiny_base
-from tests.support.told_runs import held, new_run
+from tests.support.written_runs import held, new_run
 from trainer.protocol import commands, events
 from trainer.protocol.run_directory import RunDirectory
 

@@ -15,7 +15,7 @@ from app.core.runs.run import Run
 from app.core.session import Session
 from app.qt.actions.commands import Commands
 from app.qt.runs.log import LogView
-from tests.support.told_runs import RunWriter, held, new_run
+from tests.support.written_runs import RunWriter, held, new_run
 from trainer.protocol import events
 
 LINES = 200_000

@@ -14,7 +14,7 @@ from app.core.runs.watcher import Ended
 from app.core.settings.preferences import NotificationPreferences
 from app.qt.runs.notifier import Notifier
 from app.qt.window import Window
-from tests.support.told_runs import RunWriter, held, new_run
+from tests.support.written_runs import RunWriter, held, new_run
 from trainer.protocol import events, locks
 from trainer.protocol.queue import new_entry
 

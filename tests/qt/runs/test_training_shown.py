@@ -15,7 +15,7 @@ from app.qt.runs.page import RunsPage
 from app.qt.window import Window
 from tests.qt.runs.test_notifier import seen, watching
 from tests.support.artist import shown_page
-from tests.support.told_runs import RunWriter, held, new_run
+from tests.support.written_runs import RunWriter, held, new_run
 from trainer.protocol import commands, locks
 from trainer.protocol.queue import new_entry
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from app.core.models.search import Known
-from tests.support.pictures import PHOTOS
+from tests.support.images import PHOTOS
 from tests.unit.memory.forecast.test_results import outcome
 from tests.unit.memory.trace.test_store import same, tape
 from trainer.dataset.decoders import inspect_images

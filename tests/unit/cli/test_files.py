@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.images import photograph
 from tests.support.jobs import photographs
-from tests.support.pictures import photograph
 from trainer import cli, gpu
 from trainer.cli import jobs
 from trainer.config.load import load_job

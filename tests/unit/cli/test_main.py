@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.support.pictures import photograph
+from tests.support.images import photograph
 from trainer import cli
 from trainer.cli import common
 from trainer.errors import JobError, ResumableError, TrainingError

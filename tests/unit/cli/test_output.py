@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.pictures import photograph
+from tests.support.images import photograph
 from tests.support.runs import write_run
 from tests.unit.cli.test_files import safetensors
 from trainer import cli

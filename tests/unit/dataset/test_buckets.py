@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.pictures import recipe_of
+from tests.support.images import recipe_of
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.image import choose_bucket, crop_loss, enlargement
 

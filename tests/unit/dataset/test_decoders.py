@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tests.support.pictures import photograph
+from tests.support.images import photograph
 from tests.support.processes import no_process_starts
 from trainer.dataset import decoders
 from trainer.dataset.decoders import DecoderPool, inspect_images

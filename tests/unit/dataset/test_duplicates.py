@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from tests.support.pictures import photograph
+from tests.support.images import photograph
 from trainer.dataset.duplicates import Fingerprints, alike, fingerprint, same
 
 # fmt: off

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.pictures import folder_of
+from tests.support.images import folder_of
 from trainer.config.job import DatasetConfig, FolderConfig
 from trainer.dataset.folders import ImageFile, Scan, scan_folders
 from trainer.dataset.sidecar import Sidecar, write_sidecar

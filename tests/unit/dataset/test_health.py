@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.support.pictures import display_p3, folder_of, make_picture, photograph, recipe_of
+from tests.support.images import display_p3, folder_of, make_picture, photograph, recipe_of
 from trainer.config.job import DatasetConfig, FolderConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset import findings

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.support.pictures import PHOTOS, folder_of, photograph, png_chunk, recipe_of, write_png
+from tests.support.images import PHOTOS, folder_of, photograph, png_chunk, recipe_of, write_png
 from trainer.dataset.dataset import read_dataset
 from trainer.dataset.decoders import inspect_images
 from trainer.dataset.inspection import ImageFacts, is_whole

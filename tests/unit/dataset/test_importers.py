@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.pictures import photograph, recipe_of
+from tests.support.images import photograph, recipe_of
 from trainer.config.job import FolderConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.dataset import read_dataset

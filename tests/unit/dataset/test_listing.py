@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.support.pictures import folder_of, make_picture, photograph, recipe_of
+from tests.support.images import folder_of, make_picture, photograph, recipe_of
 from trainer.config.job import DatasetConfig, FolderConfig
 from trainer.dataset.dataset import read_dataset, read_listing, write_listing
 from trainer.dataset.image import ImageRecord

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.pictures import PHOTOS, photograph
+from tests.support.images import PHOTOS, photograph
 from trainer.dataset import inspection
 from trainer.dataset.decoders import DecoderPool, Inspected, inspect_images
 from trainer.dataset.inspection import ImageFacts, sha256_of

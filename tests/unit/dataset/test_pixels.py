@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms, ImageOps
 
-from tests.support.pictures import (
+from tests.support.images import (
     PHOTOS,
     display_p3,
     make_picture,

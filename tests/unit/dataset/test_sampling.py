@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.pictures import make_picture, recipe_of
+from tests.support.images import make_picture, recipe_of
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.image import ImageRecord
 from trainer.dataset.sampling import (

@@ -42,7 +42,7 @@ class Stage(QWidget):
         self.line = _DividerLine(self)
         self.part = 0.5
         """Position of the divider, as a fraction of the width."""
-        self.beside = False
+        self.side_by_side = False
         """Whether the images are side by side, without a divider."""
         self.alone = False
         """Whether only the second image is shown."""
@@ -63,7 +63,7 @@ class Stage(QWidget):
         """Update geometry, mask and visibility of images and divider."""
         whole = self.rect()
         half = (whole.width() - _GAP) // 2
-        beside = self.beside and not self.alone
+        beside = self.side_by_side and not self.alone
         self.first.setVisible(not self.alone)
         self.first.setGeometry(QRect(0, 0, half, whole.height()) if beside else whole)
         self.second.setGeometry(QRect(half + _GAP, 0, half, whole.height()) if beside else whole)
@@ -140,11 +140,11 @@ class SampleCompare(QWidget):
     @property
     def side_by_side(self) -> bool:
         """Whether the samples are side by side."""
-        return self.stage.beside
+        return self.stage.side_by_side
 
-    def set_beside(self, beside: bool) -> None:
+    def set_side_by_side(self, beside: bool) -> None:
         """Put the samples side by side, or overlay them."""
-        self.stage.beside = beside
+        self.stage.side_by_side = beside
         self._arrange()
 
     def show_samples(
@@ -167,7 +167,7 @@ class SampleCompare(QWidget):
 
     def _arrange(self) -> None:
         self.first.setVisible(not self.stage.alone)
-        self.slider.setVisible(not self.stage.alone and not self.stage.beside)
+        self.slider.setVisible(not self.stage.alone and not self.stage.side_by_side)
         across = Qt.AlignmentFlag.AlignHCenter if self.stage.alone else Qt.AlignmentFlag.AlignRight
         self.second.setAlignment(across | Qt.AlignmentFlag.AlignVCenter)
         self.stage.arrange()

@@ -231,7 +231,7 @@ class SampleMatrix(QWidget):
 
     def set_beside(self, on: bool) -> None:
         """Put compared samples side by side, or overlay them."""
-        self.compare.set_beside(on)
+        self.compare.set_side_by_side(on)
 
     def pin(self, on: bool) -> None:
         """Pin the current sample for comparisons, or unpin it, which compares with step 0."""

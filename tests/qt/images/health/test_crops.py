@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QApplication
 from app.core.edits.bulk import rate
 from app.core.health.groups import JudgingTarget
 from app.qt.images.health.cropper import Cropper
-from tests.support.pictures import photograph
+from tests.support.images import photograph
 from trainer.dataset.sidecar import read_sidecar
 
 LEFT, KEY = Qt.MouseButton.LeftButton, Qt.Key

@@ -14,7 +14,7 @@ from app.qt.actions.commands import Commands
 from app.qt.images.health.cropper import Cropper
 from app.qt.images.health.mask_painter import MaskPainter
 from app.qt.images.health.panel import HealthPanel
-from tests.support.pictures import photograph
+from tests.support.images import photograph
 from tests.support.processes import no_process_starts
 
 KEY = Qt.Key

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QApplication, QPushButton
 
 from app.core.edits.masks import mask_path
 from app.qt.images.health.mask_painter import MaskPainter
-from tests.support.pictures import photograph
+from tests.support.images import photograph
 
 LEFT, SHIFT, KEY = Qt.MouseButton.LeftButton, Qt.KeyboardModifier.ShiftModifier, Qt.Key
 

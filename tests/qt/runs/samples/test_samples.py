@@ -18,7 +18,7 @@ from app.core.session import Session
 from app.qt.actions.commands import Commands
 from app.qt.runs.samples.matrix import SampleMatrix
 from app.qt.theme import colors
-from tests.support.told_runs import PROMPTS, RunWriter, held, new_run, sample
+from tests.support.written_runs import PROMPTS, RunWriter, held, new_run, sample
 from trainer.protocol import events
 
 STEPS = (0, 100, 200, 300, 400, 500, 600)
@@ -87,7 +87,7 @@ def test_the_newest_are_in_sight_beside_the_baseline_and_painted_from_their_file
 
 
 def _ground(spot: CellIndex) -> tuple[int, int, int]:
-    shade = min(255, spot.step // 4)  # as told_runs.sample paints it
+    shade = min(255, spot.step // 4)  # as written_runs.sample paints it
     return shade, 60 + 50 * spot.prompt % 190, 255 - shade
 
 

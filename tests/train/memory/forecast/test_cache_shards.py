@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.images import make_picture
 from tests.support.meters import CpuMeter
-from tests.support.pictures import make_picture
 from tests.support.plans import device_state_with
 from tests.support.real_phases import RealRun
 from tests.support.tiny import tiny_base, tiny_configs

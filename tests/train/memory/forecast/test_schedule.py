@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.cpu_steps import tiny_workload
-from tests.support.pictures import make_picture, recipe_of
+from tests.support.images import make_picture, recipe_of
 from tests.support.plans import device_state_with
 from trainer.dataset.image import ImageRecord
 from trainer.dataset.sampling import epoch_batches, micro_batches

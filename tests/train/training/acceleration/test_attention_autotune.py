@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.support.images import make_picture
 from tests.support.jobs import photographs, write_job
-from tests.support.pictures import make_picture
 from tests.support.tiny import tiny_base, tiny_configs, tiny_models
 from tests.train.training.run.test_run import run_of
 from trainer.config.base import Family

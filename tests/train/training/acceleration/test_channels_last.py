@@ -17,7 +17,7 @@ from diffusers.models.attention_processor import Attention
 from diffusers.models.resnet import ResnetBlock2D
 
 from tests.support.exhaustion import Killed, SharedPlace, Trial
-from tests.support.pictures import make_picture
+from tests.support.images import make_picture
 from tests.support.tiny import tiny_configs
 from tests.train.training.acceleration.test_attention_autotune import as_on_a_card
 from tests.train.training.acceleration.test_compile import error, gradients

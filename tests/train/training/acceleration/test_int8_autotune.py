@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.support.pictures import make_picture
+from tests.support.images import make_picture
 from tests.support.tiny import tiny_base, tiny_configs, tiny_models
 from trainer.base.quantized import quantizable_linears
 from trainer.base.source import BaseSource, empty_diffusers_model, open_base

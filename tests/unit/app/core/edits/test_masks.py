@@ -20,7 +20,7 @@ from app.core.edits.masks import (
     state_of,
     write_mask,
 )
-from tests.support.pictures import photograph
+from tests.support.images import photograph
 from trainer.config.job import DatasetConfig, FolderConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.dataset import read_dataset

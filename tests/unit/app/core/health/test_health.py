@@ -15,7 +15,7 @@ from app.core.health.health import Health, count_tags
 from app.core.library import Folder, ValueChange
 from app.core.tags.index import TagIndex
 from tests.support.desk import a_desk
-from tests.support.pictures import photograph
+from tests.support.images import photograph
 from trainer.config.job import DatasetConfig, FolderConfig
 from trainer.config.recipe import RecipeConfig
 from trainer.dataset.dataset import read_dataset

@@ -6,7 +6,7 @@ import pytest
 
 from app.core.runs.runs import Orders
 from tests.support.desk import Desk, a_desk
-from tests.support.told_runs import held, new_run
+from tests.support.written_runs import held, new_run
 from trainer.protocol import commands
 from trainer.protocol.run_directory import RunDirectory
 

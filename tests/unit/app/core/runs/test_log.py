@@ -10,7 +10,7 @@ import pytest
 from app.core.runs import log
 from app.core.runs.log import CHUNK_BYTES, find, lines_of, read_after, read_before, read_end, report_on, without_home
 from app.core.runs.run import Remarks
-from tests.support.told_runs import held, new_run
+from tests.support.written_runs import held, new_run
 from trainer.protocol import events
 
 LINES = 60_000

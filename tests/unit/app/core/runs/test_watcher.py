@@ -13,7 +13,7 @@ from app.core.runs.runs import Runs
 from app.core.runs.summary import summarise
 from app.core.runs.watcher import Ended, RunWatcher
 from tests.support.desk import Desk, a_desk
-from tests.support.told_runs import held, new_run
+from tests.support.written_runs import held, new_run
 from trainer.protocol import events, locks
 from trainer.protocol.queue import Queue, new_entry
 

@@ -1,6 +1,6 @@
 """Take the screenshots of the README's tour from the app itself.
 
-    python -m tests.support.tour_pictures docs/tour
+    python -m tests.support.tour_screenshots docs/tour
 
 A simulated user goes through the whole workflow on the demo base, with real engines and a temporary home folder; each
 page is photographed on the way. Takes about six minutes on two cores, without a GPU.
