@@ -1,1 +1,1 @@
-"""Job files as the Train page edits them: each change checked at once, on disk at once, and undone where wanted."""
+"""Edit job files: each change is checked, saved and undoable."""

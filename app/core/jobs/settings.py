@@ -1,4 +1,4 @@
-"""Every setting of a job as a form shows it, read off the schema: nothing here names a single one."""
+"""Settings of a job for the form, all derived from the schema."""
 
 from __future__ import annotations
 
@@ -30,52 +30,52 @@ _MOST_ROUNDS = 5
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One key of the schema."""
+    """One setting of the schema."""
 
     key: str
-    """Dotted; ``*`` stands for the place in a list."""
+    """Dotted key; ``*`` is an index in a list."""
     kind: str
-    """Of the optimizers, whose argument it is; empty for all other keys."""
+    """Optimizers that have it as an argument; empty for other keys."""
     values: str
-    """What it may hold, in words that follow "must be"."""
+    """Allowed values, as a phrase after "must be"."""
     default: Any
-    """None: absent, or required."""
+    """Default value; None if absent or required."""
     doc: str
     parts: tuple[Any, ...]
-    """The plain types that a value may have: bool, int, float, str, literal values, or (list, *parts of its items)."""
+    """Allowed plain types of a value: bool, int, float, str, literal values, or (list, *parts of its items)."""
     label: str = ""
-    """Label that the schema sets; empty where it follows from the key."""
+    """Label set by the schema; empty if derived from the key."""
 
     @property
     def table(self) -> str:
-        """The dotted name of the table that it stands in; empty for the job itself."""
+        """Return the dotted name of its table; "" for the job itself."""
         return self.key.rpartition(".")[0]
 
     @property
     def title(self) -> str:
-        """Its name as people read it: "Learning rate"."""
+        """Return its label: "Learning rate"."""
         return self.label or title_of(self.key)
 
     @property
     def choices(self) -> tuple[Any, ...]:
-        """All values that it may have, where they can be counted; else nothing."""
+        """Return all allowed values if they can be listed; else nothing."""
         if any(part in (int, float, str) or isinstance(part, tuple) for part in self.parts):
             return ()
         return tuple(value for part in self.parts for value in ((True, False) if part is bool else (part,)))
 
     @property
     def otherwise(self) -> str:
-        """Return the default that its help describes: "half the resolution"; empty where the help describes none."""
+        """Return the default that its help describes: "half the resolution"; "" if it describes none."""
         found = re.search(r"default: ([^;]+?)(?:;|\.(?:\s|$))", self.doc)
         return found[1] if found else ""
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The words that may stand there beside numbers or lists."""
+        """Return the words allowed besides numbers or lists."""
         return tuple(part for part in self.parts if isinstance(part, str))
 
     def typed(self, text: str) -> Any:
-        """Read what somebody typed; what is of none of its types stays text, for the check to name."""
+        """Return typed text as a value; text that fits no type stays text, so that the check reports it."""
         text = text.strip()
         inner = next((part[1:] for part in self.parts if isinstance(part, tuple)), None)
         if inner and text not in self.words:
@@ -102,17 +102,17 @@ def full_title(key: str) -> str:
 
 @lru_cache(maxsize=1)
 def settings() -> tuple[Setting, ...]:
-    """Return every setting that a person may make, in the order of the file."""
+    """Return every user setting, in file order."""
     return tuple(_setting(found) for found in fields(Job) if not _is_table(found) and not _is_internal(found.key))
 
 
 def setting(key: str, kind: str = "") -> Setting:
-    """Return the setting at a dotted key, places in lists as numbers or ``*``; raises KeyError for no setting."""
+    """Return the setting at a dotted key, list indices as numbers or ``*``; raises KeyError if there is none."""
     return _by_key()[re.sub(r"\.\d+(?=\.|$)", ".*", key), kind]
 
 
 def arguments(kind: Any) -> set[str]:
-    """Return the names of an optimizer's arguments, ``name`` with them; empty for what is no optimizer."""
+    """Return the names of an optimizer's arguments, ``name`` with them; empty for an unknown optimizer."""
     own = {each.key.rpartition(".")[2] for each in settings() if each.kind == kind and each.kind}
     return {*own, "name"} if own else set()
 
@@ -189,39 +189,39 @@ def _is_number(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """What is known of a job's base; nothing yet, to begin with."""
+    """Facts about a job's base; initially none."""
 
     stated: str = ""
-    """What the job says of it: another text is another base."""
+    """Base as stated in the job; a different text means a different base."""
     there: str = ""
-    """The text of `base.model` if a look at the disk found it there."""
+    """Value of `base.model` if it was found on disk."""
     family: Family | None = None
     zero_terminal_snr: bool = False
 
     def is_path(self, model: str, folder: Path) -> bool:
         """As `is_base_path`, by what is known."""
-        told = base_path_by_form(model)
-        return model == self.there if told is None else told
+        by_form = base_path_by_form(model)
+        return model == self.there if by_form is None else by_form
 
 
 @dataclass(frozen=True, slots=True)
 class SettingsVerdict:
-    """What a look at a job's values found."""
+    """Result of checking a job's values."""
 
     job: Job | None = None
-    """The job with absolute paths; None while something is wrong with it."""
+    """Job with absolute paths; None if it has a fault."""
     sound: Job | None = None
-    """The job without what is wrong in it, filled up where something is missing; None where nothing helps."""
+    """Job with faulty values dropped and missing ones filled in; None if that is not possible."""
     problems: tuple[tuple[str, str], ...] = ()
-    """Each fault as key and reason."""
+    """Faults as (key, reason)."""
     effectless: dict[str, str] = field(default_factory=dict)
-    """Keys that change nothing in this combination, stated or not, with the reason."""
+    """Keys without effect in this combination, set or not, with the reason."""
     doubts: dict[str, str] = field(default_factory=dict)
-    """Keys that work and that hardly anybody wants so."""
+    """Keys with valid but unusual values."""
 
 
 def judge(values: Values, folder: Path, base: Base) -> SettingsVerdict:
-    """Check values as the job file in `folder` holds them; touches no disk."""
+    """Check the values of a job file in `folder` without accessing the disk."""
     data = copy.deepcopy(values)
     faults = make_absolute(data, folder, base.is_path)
     try:
@@ -259,7 +259,7 @@ def _sound(data: Values, wrong: list[str]) -> Job | None:
     data = copy.deepcopy(data)
     for _ in range(_MOST_ROUNDS):
         for key in wrong:
-            # What is missing goes with the table that it is missing from.
+            # A missing key drops its whole table.
             drop(data, key if value_at(data, key) is not None else key.rpartition(".")[0] or key)
         for key, value in _ANY.items():
             data.setdefault(key, copy.deepcopy(value))

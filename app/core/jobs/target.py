@@ -14,11 +14,11 @@ from app.core.settings.preferences import Settings
 from app.core.tasks import Tasks, raise_again
 from trainer.errors import ImpastoError
 
-if TYPE_CHECKING:  # brings pydantic and the schema, for which the window does not wait
+if TYPE_CHECKING:  # imports pydantic and the schema, which would delay the window
     from app.core.jobs.draft import Draft
 
 KEYS = {"resolution": "recipe.resolution", "tokens": "recipe.token_chunks", "lines": "dataset.lines"}
-"""The setting of a job behind each field of an aim."""
+"""Job setting of each field of an aim."""
 
 
 class _TargetSource(NamedTuple):
@@ -27,7 +27,7 @@ class _TargetSource(NamedTuple):
     job: str
     aim: JudgingTarget
     native: int | None
-    """Native resolution of the job's base; None where no job says so."""
+    """Native resolution of the job's base; None if no job sets it."""
 
 
 class TargetTracker:
@@ -39,9 +39,9 @@ class TargetTracker:
 
     def __init__(self, jobs: Jobs, datasets: Datasets, settings: Settings, tasks: Tasks) -> None:
         self.changed: Emitter[None] = Emitter()
-        """`aim` or `job` has another value."""
+        """Emitted when `aim` or `job` changes."""
         self.failed: Emitter[ImpastoError] = Emitter()
-        """A job could not be opened to change its settings."""
+        """Emitted when a job could not be opened to change its settings."""
         self._jobs, self._datasets, self._settings, self._tasks = jobs, datasets, settings, tasks
         self._draft: Draft | None = None
         self._natives: dict[tuple[Path, str], int] = {}
@@ -56,12 +56,12 @@ class TargetTracker:
 
     @property
     def aim(self) -> JudgingTarget:
-        """What images and captions are judged for."""
+        """Return the settings that images and captions are judged by."""
         return self._source.aim
 
     @property
     def job(self) -> str:
-        """The name of the job that says so; empty where no job uses the open folders."""
+        """Return the name of the job that sets `aim`; "" if no job uses the open folders."""
         return self._source.job
 
     def set(self, name: str, value: int | str) -> None:
@@ -88,7 +88,7 @@ class TargetTracker:
         plain = {"resolution": native, "tokens": JudgingTarget().tokens, "lines": JudgingTarget().lines}
         return {KEYS[name]: value for name, value in stated.items() if value is not None and value != plain[name]}
 
-    # --- inside
+    # --- internals
 
     def _follow(self) -> None:
         before, self._source = self._source, self._find()
@@ -141,7 +141,7 @@ class TargetTracker:
 
 
 def _native_of(folder: Path, model: str) -> int:
-    """Return the native resolution of a base that a job in `folder` names; SDXL's where it cannot be read."""
+    """Return the native resolution of a base that a job in `folder` names; SDXL's if it cannot be read."""
     from trainer.config.paths import absolute, is_base_path
     from trainer.files.identify import identify_base
 

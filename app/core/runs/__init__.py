@@ -1,1 +1,1 @@
-"""Runs as they are watched: which there are, how they stand, and what one of them learned so far."""
+"""Watch runs: the list of runs, their states, and the events and curves of each run."""

@@ -1,4 +1,4 @@
-"""What a chart draws of a track: numpy arrays, smoothed, and the range that shows them well.
+"""Prepare a track for a chart: numpy arrays, smoothing, and axis ranges.
 
 Loads numpy: import it only where a chart is drawn.
 """
@@ -12,21 +12,21 @@ from app.core.runs.series import Track
 
 Values = NDArray[np.float64]
 
-# Percentiles are taken of about so many points: more do not move an axis, but cost the frame.
+# Points sampled for percentiles; more would not change the axis but slow down the frame.
 _SAMPLE = 20_000
-# The largest power that a block of the moving average divides by; float64 ends at 1e308.
+# Largest divisor within a block of the moving average; float64 overflows at 1e308.
 _LARGEST_POWER = 200.0
 
 
 def arrays(track: Track) -> tuple[Values, Values]:
-    """Return steps and values of a track as arrays (points,); copies, since a track grows and an array cannot."""
+    """Return steps and values of a track as arrays (points,), copied because the track keeps growing."""
     return np.array(track.steps, dtype=np.float64), np.array(track.values, dtype=np.float64)
 
 
 def smoothed(values: Values, steps: float) -> Values:
-    """Return the exponential moving average over about so many `steps` (at least 1), without its pull towards zero.
+    """Return the exponential moving average over about `steps` (at least 1), with bias correction.
 
-    A value that is NaN counts for nothing. With w = 1 where there is a value and d = 1 - 1/steps,
+    NaN values are ignored. With w = 1 where there is a value and d = 1 - 1/steps,
 
         average[t] = sum_j d^(t-j) w[j] values[j] / sum_j d^(t-j) w[j]
 
@@ -56,22 +56,22 @@ def _discounted(values: Values, decay: float) -> Values:
 
 
 def between(steps: Values, first: float, last: float) -> slice:
-    """Return where the points between two steps stand, with one beyond at either side."""
+    """Return the index range of the points between two steps, plus one point on either side."""
     low, high = np.searchsorted(steps, (first, last))
     return slice(max(0, int(low) - 1), int(high) + 1)
 
 
 def shown(steps: Values, values: Values, first: float, last: float) -> Values:
-    """Return the values between two steps, of very many a sample: what an axis should have room for."""
+    """Return the values between two steps that an axis should show, sampled if there are very many."""
     part = values[between(steps, first, last)]
     part = part[:: max(1, len(part) // _SAMPLE)]
     return part[np.isfinite(part)]
 
 
 def peaks(steps: Values, values: Values, first: float, last: float, columns: int) -> tuple[Values, Values]:
-    """Return what is seen between two steps in so many columns: of each its lowest and highest value.
+    """Return the lowest and highest value of each column between two steps.
 
-    All points where they are few.
+    Returns all points if there are few.
     """
     steps, values, starts = _columns(steps, values, first, last, columns)
     if starts is None:
@@ -81,9 +81,9 @@ def peaks(steps: Values, values: Values, first: float, last: float, columns: int
 
 
 def means(steps: Values, values: Values, first: float, last: float, columns: int) -> tuple[Values, Values]:
-    """Return what is seen between two steps in so many columns: of each the mean of what is known.
+    """Return the mean of the known values of each column between two steps.
 
-    All points where they are few.
+    Returns all points if there are few.
     """
     steps, values, starts = _columns(steps, values, first, last, columns)
     if starts is None:
@@ -97,9 +97,9 @@ def means(steps: Values, values: Values, first: float, last: float, columns: int
 def _columns(
     steps: Values, values: Values, first: float, last: float, columns: int
 ) -> tuple[Values, Values, NDArray[np.intp] | None]:
-    """Return the points between two steps, and where each column of them begins; None where each may be drawn.
+    """Return the points between two steps and the start of each column; None if all points can be drawn.
 
-    Columns begin at multiples of their width, so that they keep their points while one moves along the steps.
+    Columns start at multiples of their width, so that they keep their points while the user scrolls.
     """
     part = between(steps, first, last)
     steps, values = steps[part], values[part]
@@ -112,7 +112,7 @@ def _columns(
 
 
 def extent(values: Values, clip: float = 0.0) -> tuple[float, float] | None:
-    """Return the lowest and highest value; `clip` per cent at either end are left out. None of no values."""
+    """Return the lowest and highest value without `clip` percent at either end; None without values."""
     if not len(values):
         return None
     low, high = np.percentile(values, (clip, 100.0 - clip))
@@ -120,7 +120,7 @@ def extent(values: Values, clip: float = 0.0) -> tuple[float, float] | None:
 
 
 def at(steps: Values, values: Values, step: float) -> tuple[float, float] | None:
-    """Return the step nearest to a place, with its value; None of no points or where the value is not known."""
+    """Return the nearest step with its value; None without points or if the value is unknown."""
     if not len(steps):
         return None
     place = int(np.searchsorted(steps, step))

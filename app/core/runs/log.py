@@ -1,4 +1,4 @@
-"""What an engine printed: pieces of its log, so that one of any size opens at its end at once. For workers."""
+"""Read an engine's log in pieces, so that logs of any size open at their end at once. Call it on workers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from trainer.protocol.reading import open_file, read_text, reason_of
 from trainer.protocol.run_directory import RunDirectory
 
 CHUNK_BYTES = 128 * 1024
-"""Bytes of one piece: some 1,500 lines, which a text field takes in a few milliseconds."""
+"""Bytes of one piece: about 1,500 lines, which a text field inserts in a few milliseconds."""
 _BLOCK = 1 << 20
 _WIDEST = 2_000
-"""Characters of a line; a field lays out each line as a whole."""
-# Colours and moves of the cursor, as terminals know them (ECMA-48), and whatever else is not to be seen.
+"""Most characters of a line, since a text field lays out each line as a whole."""
+# Terminal escape sequences (ECMA-48) and other invisible characters.
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-_])")
 _INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
 
@@ -32,24 +32,24 @@ class LogChunk:
     start: int
     end: int
     size: int
-    """Of the file when they were read."""
+    """Size of the file in bytes when they were read."""
     lines: tuple[str, ...]
-    """As a terminal would show them."""
+    """Lines as a terminal would show them."""
 
     @property
     def more(self) -> bool:
-        """Whether more than a line that is still being written comes after them."""
+        """Return whether more follows than one unfinished line."""
         return self.size - self.end >= CHUNK_BYTES
 
 
 def read_end(log: Path, *, torn: bool, room: int = CHUNK_BYTES) -> LogChunk:
-    """Return the last lines; `torn` tells whether an unfinished last line is to be taken too. Raises OSError."""
+    """Return the last lines; `torn` includes an unfinished last line. Raises OSError."""
     size = _size(log)
     return read_before(log, size, room) if torn else read_before(log, _last_end(log, size), room)
 
 
 def read_before(log: Path, end: int, room: int = CHUNK_BYTES) -> LogChunk:
-    """Return lines that end at byte `end`, where a line ends too. Raises OSError."""
+    """Return the lines before byte `end`, which must be the end of a line. Raises OSError."""
     size = _size(log)
     end = min(end, size)
     start = max(0, end - room)
@@ -61,20 +61,20 @@ def read_before(log: Path, end: int, room: int = CHUNK_BYTES) -> LogChunk:
 
 
 def read_after(log: Path, start: int, *, torn: bool, room: int = CHUNK_BYTES) -> LogChunk:
-    """Return lines from byte `start` on, where a line begins; nothing where none is finished. Raises OSError."""
+    """Return the finished lines from byte `start` on, which must begin a line. Raises OSError."""
     size = _size(log)
     data = _bytes(log, start, start + room)
     cut = data.rfind(b"\n") + 1
-    # An unfinished line waits for its end, unless none will come or it is longer than any line should be.
+    # An unfinished line is left for the next read, unless its end will not come or it is too long.
     if not (torn and start + len(data) >= size) and not (cut == 0 and len(data) == room):
         data = data[:cut]
     return LogChunk(start, start + len(data), size, lines_of(data))
 
 
 def find(log: Path, wanted: str, start: int, *, back: bool) -> int | None:
-    """Return where the line begins that holds `wanted`, the next after byte `start` or the last before it, or None.
+    """Return the start of the next line after byte `start`, or the last before it, with `wanted`; else None.
 
-    Large and small letters of ASCII count as one. Raises OSError.
+    ASCII letters match in either case. Raises OSError.
     """
     sought = wanted.encode("utf-8").lower()
     size = _size(log)
@@ -83,7 +83,7 @@ def find(log: Path, wanted: str, start: int, *, back: bool) -> int | None:
     places = range(start, size, _BLOCK) if not back else range(start - _BLOCK, -_BLOCK, -_BLOCK)
     for place in places:
         low, high = max(0, place), min(size, place + _BLOCK, start if back else size)
-        # What lies across two blocks is found with the one it begins in.
+        # A match across two blocks is found with the block it begins in.
         limit = min(start if back else size, high + len(sought) - 1)
         data = _bytes(log, low, limit).lower()
         found = data.rfind(sought) if back else data.find(sought)
@@ -93,7 +93,7 @@ def find(log: Path, wanted: str, start: int, *, back: bool) -> int | None:
 
 
 def lines_of(data: bytes) -> tuple[str, ...]:
-    """Return the lines in some bytes: the last state of lines that were written over, without what is not seen."""
+    """Return the lines in some bytes, with overwritten text and invisible characters removed."""
     text = data.decode("utf-8", "replace")
     lines = [] if not text else text.removesuffix("\n").split("\n")
     return tuple(part for line in lines for part in _folded(_as_shown(line)))
@@ -126,7 +126,7 @@ def _bytes(log: Path, start: int, end: int) -> bytes:
 
 
 def _last_end(log: Path, size: int) -> int:
-    """Return where the last finished line ends; the file's end where none is in reach."""
+    """Return the end of the last finished line, or the end of the file if none is in reach."""
     start = max(0, size - CHUNK_BYTES)
     return start + (_bytes(log, start, size).rfind(b"\n") + 1 or size - start)
 
@@ -140,10 +140,10 @@ def _line_start(log: Path, place: int) -> int:
 
 
 def report_on(run: RunDirectory, remarks: Iterable[str]) -> str:
-    """Return all that helps to understand what went wrong: versions, remarks, the job, the end of the log.
+    """Return the text of a bug report: versions, remarks, the job, and the end of the log.
 
-    The user's home folder is written "~", and the computer's name and secrets in links, which runs of earlier versions
-    hold, are left out. What cannot be read is said.
+    The home folder is replaced by "~"; the computer's name and secrets in links, which runs of earlier versions can
+    contain, are left out. Unreadable parts are listed as such.
     """
     parts = [
         f"Run {run.name}",
@@ -160,7 +160,7 @@ def report_on(run: RunDirectory, remarks: Iterable[str]) -> str:
 
 
 def without_home(text: str, home: Path) -> str:
-    """Return a text with the user's home folder as "~", however its path is written."""
+    """Return a text with every spelling of the user's home folder replaced by "~"."""
     plain = str(home)
     forms = {plain, plain.replace("\\", "/"), plain.replace("\\", "\\\\"), json.dumps(plain)[1:-1]}
     for form in sorted(forms, key=len, reverse=True):

@@ -1,4 +1,4 @@
-"""One run that is watched: what its folder says, read a little at a time on a worker, and told as it comes."""
+"""Watch one run: read its folder in small portions on a worker and emit its events."""
 
 from __future__ import annotations
 
@@ -30,35 +30,35 @@ if TYPE_CHECKING:
 Kind = Literal["info", "warning", "error"]
 _MOST = 200
 _DOUBTS = ("doubtful", "checkpoint.damaged", "calibration", "cache.untrimmed")
-"""Codes of notices that tell of something amiss."""
-# Bytes of events.jsonl that are taken in at once: some 1,500 events, which hold the window's thread for a few ms.
+"""Codes of notices that are shown as warnings."""
+# Bytes of events.jsonl read at once: about 1,500 events, which block the main thread for a few ms.
 _PORTION = 256 * 1024
 _TAIL = 8 * 1024
 _LAST_LINES = 12
-# Phases that come back while training goes on, or after it: their time is to be added to that of the steps.
+# Phases that recur during or after training; their time is added to that of the steps.
 _BESIDES = ("validate", "preview", "checkpoint", "save")
 
 
 @dataclass(slots=True)
 class RunRemark:
-    """One thing, which may have happened several times in a row."""
+    """An event worth showing, which may have repeated."""
 
     event: events.Event
-    """The first of them."""
+    """First occurrence."""
     kind: Kind
     times: int = 1
     last: events.Event | None = None
-    """The last of them, where there are several."""
+    """Last occurrence, if there are several."""
 
 
 class Remarks:
-    """The latest remarks of a run, the earliest first."""
+    """Latest remarks of a run, oldest first."""
 
     def __init__(self) -> None:
         self.all: deque[RunRemark] = deque(maxlen=_MOST)
 
     def tell(self, event: events.Event) -> None:
-        """Take in the next event."""
+        """Process the next event."""
         kind = _kind(event)
         if kind is None:
             return
@@ -69,7 +69,7 @@ class Remarks:
             self.all.append(RunRemark(event, kind))
 
     def _former(self, event: events.Event) -> RunRemark | None:
-        """Return the remark that this one repeats: each attempt says the same of base and settings again."""
+        """Return the remark that an event repeats; each attempt sends the same notices about base and settings."""
         if isinstance(event, events.Notice):
             same = (one for one in self.all if isinstance(one.event, events.Notice))
             return next((one for one in same if one.event.sentence == event.sentence), None)  # type: ignore[attr-defined]
@@ -97,7 +97,7 @@ def _kind(event: events.Event) -> Kind | None:
 
 @dataclass(frozen=True)
 class Setup:
-    """What was decided before a run began; `stamp` tells whether its files were written anew since."""
+    """Job and forecast of a run; `stamp` holds the modification times of their files."""
 
     stamp: tuple[int, ...]
     job: Job | None
@@ -107,22 +107,22 @@ class Setup:
 
 @dataclass(frozen=True)
 class RunSnapshot:
-    """What one look at a run's folder brought."""
+    """Result of reading a run's folder once."""
 
     summary: RunSummary
     arrived: list[events.Event]
     offset: int
     more: bool
-    """Whether there is more to be read at once."""
+    """Whether more events can be read immediately."""
     replaced: bool
-    """Whether events.jsonl is another file than before, to be told from its start."""
+    """Whether events.jsonl was replaced, so that all events are read again."""
     setup: Setup
     last_words: str
     read: float = field(default_factory=time.monotonic)
 
 
 class Run:
-    """A run and all that is known of it. Everything here belongs to the thread that made it."""
+    """A run with its events and state. Use it only from the thread that created it."""
 
     def __init__(self, path: Path, tasks: Tasks) -> None:
         self.directory = RunDirectory(path)
@@ -130,51 +130,54 @@ class Run:
         self.job: Job | None = None
         self.forecast: Forecast | None = None
         self.events_arrived: Emitter[list[events.Event]] = Emitter()
-        """New events, already taken in; long runs come in portions. An empty list: told anew from the start."""
+        """Emitted with new events after they are processed, in portions; an empty list means that all start over."""
         self.changed: Emitter[None] = Emitter()
-        """`summary`, `problem`, `last_words`, `job` or `forecast` are others now."""
+        """Emitted when `summary`, `problem`, `last_words`, `job` or `forecast` changes."""
         self.polled: Emitter[None] = Emitter()
-        """Its folder was read to the end once more, whether or not that brought anything."""
+        """Emitted each time its folder was read to the end, even if nothing was new."""
         self.loaded = False
-        """Whether everything that stood in the folder at first was read."""
+        """Whether the initial contents of the folder are read."""
         self.problem = ""
-        """What is wrong with the folder or only partly understood, in sentences."""
+        """Sentences about problems with the folder, or ""."""
         self.last_words = ""
-        """The end of what the engine printed, of a run that ended without a word or failed."""
+        """Last console lines of a run that failed or stopped unexpectedly."""
         self.closed = False
-        """Whether nobody watches it any more."""
+        """Whether it is no longer watched."""
         self._reading = Single(tasks)
         self._setup = Setup((), None, None, "")
         self._begin()
 
-    # --- what is told of it
+    # --- state
 
     @property
     def phases(self) -> dict[events.Phase, PhaseState]:
-        """Its phases with their progress, in the order in which they came."""
+        """Return its phases with their progress, in order of occurrence."""
         return self.story.phases
 
     @property
     def error(self) -> events.ErrorEvent | None:
-        """Why the latest attempt ended, where it ended in an error."""
+        """Return the error that ended the latest attempt, or None."""
         return self.story.error
 
     @property
     def alive(self) -> bool:
-        """Whether an engine holds it."""
+        """Return whether an engine is running it."""
         return self.summary.state == "running"
 
     @property
     def resumable(self) -> bool:
-        """Whether it may go on from its last checkpoint."""
+        """Return whether it can resume from its last checkpoint."""
         return self.summary.state in RESUMABLE
 
     def now(self) -> float:
-        """Return the Unix time by the run's clock, counted on from its last event: no jump of ours moves it."""
+        """Return the Unix time by the run's clock, extrapolated from its last event.
+
+        The monotonic clock is used, so that changes of the system time have no effect.
+        """
         return self._last_time + max(0.0, time.monotonic() - self._last_read) if self._last_time else time.time()
 
     def seconds_left(self) -> float | None:
-        """Return how long it still needs; None while nothing can be said, or when it does not run."""
+        """Return the estimated remaining seconds; None if unknown or if it is not running."""
         if not self.alive:
             return None
         phase, each, whole = self.story.current, self.story.step_seconds, self.summary.steps
@@ -189,13 +192,13 @@ class Run:
     # --- reading
 
     def read(self) -> None:
-        """Read what is new in the folder; nothing when that is on its way."""
+        """Read what is new in the folder, unless a read is already in progress."""
         if not self.closed:
             path, offset, setup = self.directory.path, self._offset, self._setup
             self._reading.run(lambda: look(path, offset, setup), self._take, kept=False)
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self.closed = True
 
     def _begin(self) -> None:
@@ -207,41 +210,41 @@ class Run:
         self.validations: list[events.Validation] = []
         self.notices: list[events.Notice] = []
         self.unknown = 0
-        """Events that this version does not know."""
+        """Number of events that this version does not know."""
         self._offset = 0
         self._last_time = self._last_read = 0.0
 
-    def _take(self, glimpse: RunSnapshot) -> None:
+    def _take(self, snapshot: RunSnapshot) -> None:
         if self.closed:
             return
-        if glimpse.replaced:
+        if snapshot.replaced:
             self._begin()
             self.events_arrived.emit([])
-        self._offset = glimpse.offset
-        for event in glimpse.arrived:
-            self._tell(event)
-        if glimpse.arrived:
-            self._last_time, self._last_read = glimpse.arrived[-1].time, glimpse.read
-            self.events_arrived.emit(glimpse.arrived)
-        first = not self.loaded and not glimpse.more
+        self._offset = snapshot.offset
+        for event in snapshot.arrived:
+            self._process(event)
+        if snapshot.arrived:
+            self._last_time, self._last_read = snapshot.arrived[-1].time, snapshot.read
+            self.events_arrived.emit(snapshot.arrived)
+        first = not self.loaded and not snapshot.more
         self.loaded = self.loaded or first
-        self._say(glimpse, first)
-        if glimpse.more:
+        self._update_state(snapshot, first)
+        if snapshot.more:
             self.read()
         else:
             self.polled.emit(None)
 
-    def _say(self, glimpse: RunSnapshot, first: bool) -> None:
-        """Tell of what stands in other files than that of the events, where it changed or all is known at `first`."""
+    def _update_state(self, snapshot: RunSnapshot, first: bool) -> None:
+        """Update the state that is not in the events; emit `changed` if it differs or on the first full read."""
         before = (self.summary, self.problem, self.last_words, self._setup)
-        self.summary, self.last_words, self._setup = glimpse.summary, glimpse.last_words, glimpse.setup
-        self.job, self.forecast = glimpse.setup.job, glimpse.setup.forecast
-        newer = "A newer Impasto wrote part of this run; what this one does not know is left out." * bool(self.unknown)
-        self.problem = " ".join(filter(None, (self.summary.problem, glimpse.setup.problem, newer)))
+        self.summary, self.last_words, self._setup = snapshot.summary, snapshot.last_words, snapshot.setup
+        self.job, self.forecast = snapshot.setup.job, snapshot.setup.forecast
+        newer = "A newer version of Impasto wrote part of this run. Unknown entries are left out." * bool(self.unknown)
+        self.problem = " ".join(filter(None, (self.summary.problem, snapshot.setup.problem, newer)))
         if first or before != (self.summary, self.problem, self.last_words, self._setup):
             self.changed.emit(None)
 
-    def _tell(self, event: events.Event) -> None:
+    def _process(self, event: events.Event) -> None:
         self.story.update(event)
         self.series.tell(event)
         self.remarks.tell(event)
@@ -259,11 +262,11 @@ class Run:
 
     @property
     def _done(self) -> int:
-        """The steps that are done."""
+        """Return the number of completed steps."""
         return self.story.step.step if self.story.step else self.summary.step
 
     def _besides(self) -> float:
-        """Return the seconds that the forecast has for previews and the like, as far as they are still to come."""
+        """Return the forecast seconds of the previews, validations and saves that are still to come."""
         if self.forecast is None or not self.summary.steps:
             return 0.0
         left = max(0.0, 1.0 - self._done / self.summary.steps)
@@ -271,16 +274,16 @@ class Run:
 
 
 def look(path: Path, offset: int, before: Setup) -> RunSnapshot:
-    """Read what is new in a run's folder since byte `offset` of its events; on a worker."""
-    summary = summarise(path)  # first: an engine that ended after this has written its last events by the next look
+    """Read what is new in a run's folder since byte `offset` of its events. Call it on a worker."""
+    summary = summarise(path)  # first: if the engine ends after this, the next read gets its last events
     run = RunDirectory(path)
     replaced = _is_file(run.events) and _size(run.events) < offset
     try:
         lines, end = events.read_lines(run.events, 0 if replaced else offset, _PORTION)
     except OSError:
-        lines, end, replaced = [], offset, False  # the summary says what is wrong with the folder
+        lines, end, replaced = [], offset, False  # the summary reports the problem
     arrived = [events.from_line(line) for line in in_turns(lines)]
-    end = end if replaced else max(end, offset)  # of a folder that is gone, what was read stays
+    end = end if replaced else max(end, offset)  # if the folder is gone, keep what was read
     more = bool(arrived) and _size(run.events) > end
     setup = _set_up(run, before)
     words = last_words(run.console) if summary.state in ("interrupted", "failed") and not more else ""
@@ -288,7 +291,7 @@ def look(path: Path, offset: int, before: Setup) -> RunSnapshot:
 
 
 def last_words(console: Path) -> str:
-    """Return the last lines that an engine printed, of each line what a terminal would show at the end."""
+    """Return the last lines that an engine printed, as a terminal would show them."""
     try:
         lines = read_end(console, torn=True, room=_TAIL).lines
     except OSError:
@@ -297,7 +300,7 @@ def last_words(console: Path) -> str:
 
 
 def _set_up(run: RunDirectory, before: Setup) -> Setup:
-    """Return the run's job and forecast, read again only where their files were written anew."""
+    """Return the run's job and forecast, read again only if their files changed."""
     stamp = (_written(run.job), _written(run.forecast))
     if stamp == before.stamp:
         return before
@@ -306,10 +309,10 @@ def _set_up(run: RunDirectory, before: Setup) -> Setup:
 
 
 def _job(run: RunDirectory) -> tuple[Job | None, str]:
-    from trainer.config.load import load_job  # pydantic takes a while to load: not before a run is looked at
+    from trainer.config.load import load_job  # imported late: pydantic loads slowly
 
     if not _is_file(run.job):
-        return None, ""  # a run that is only beginning, or whose folder is gone
+        return None, ""  # a run that is just starting, or whose folder is gone
     try:
         return load_job(run.job), ""
     except ImpastoError as error:
@@ -317,7 +320,7 @@ def _job(run: RunDirectory) -> tuple[Job | None, str]:
 
 
 def _is_file(path: Path) -> bool:
-    with contextlib.suppress(OSError):  # a folder that may not be read any more, a share that went away
+    with contextlib.suppress(OSError):  # no permission, or a disconnected share
         return long_path(path).is_file()
     return False
 
@@ -335,34 +338,37 @@ def _written(path: Path) -> int:
 
 
 class GpuMonitor:
-    """Load and temperature of one run's card since it is watched, by seconds. Belongs to the thread that made it."""
+    """Load and temperature of one run's GPU, by seconds since it is watched.
+
+    Use it only from the thread that created it.
+    """
 
     def __init__(self, tasks: Tasks) -> None:
         self.load = Track()
-        """Per cent."""
+        """GPU load in percent."""
         self.temperature = Track()
-        """Degrees Celsius."""
+        """Temperature in degrees Celsius."""
         self.name = ""
-        """Of the card; nothing until it is known."""
+        """Name of the GPU; "" until it is known."""
         self.changed: Emitter[None] = Emitter()
         self._looking = Single(tasks)
         self._run: Run | None = None
         self._began = time.monotonic()
 
     def watch(self, run: Run | None) -> None:
-        """Watch the card of another run, or none."""
+        """Watch the GPU of another run, or none."""
         if run is not self._run:
             self._run, self._began, self.name = run, time.monotonic(), ""
             self.load, self.temperature = Track(), Track()
 
     def look(self) -> None:
-        """Ask the driver, where the run is alive and trains on a card."""
+        """Query the driver if the run is training on a GPU."""
         run = self._run
         if run is not None and run.alive and run.story.device.startswith("cuda"):
             self._looking.run(_gpus, lambda found: self._take(run, found))
 
     def take(self, gpu: Gpu) -> None:
-        """Take in how a card is now."""
+        """Record the current state of a GPU."""
         self.name = gpu.name
         seconds = time.monotonic() - self._began
         self.load.add(seconds, gpu.load)
@@ -376,7 +382,7 @@ class GpuMonitor:
 
 
 def gpu_of(run: Run, found: Sequence[Gpu]) -> Gpu | None:
-    """Return the card that a run trains on: where its process is seen, else that of its forecast, else the only one."""
+    """Return the GPU of a run: by its process, else by its forecast, else the only one."""
     pid = run.story.pid
     by_process = (gpu for gpu in found if any(use.pid == pid for use in gpu.uses))
     by_name = (gpu for gpu in found if run.forecast and gpu.name == run.forecast.card)
@@ -388,4 +394,4 @@ def _gpus() -> list[Gpu]:
     try:
         return list_gpus()
     except ImpastoError:
-        return []  # a driver that broke since is told of where a training is set up
+        return []  # the training setup reports a broken driver

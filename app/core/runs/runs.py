@@ -1,4 +1,4 @@
-"""All runs of this user, as the list of runs shows them."""
+"""List of this user's runs, and commands sent to them."""
 
 from __future__ import annotations
 
@@ -18,43 +18,43 @@ from trainer.protocol.places import write_remedy
 from trainer.protocol.run_directory import RunDirectory, State, forget_run, forgotten_runs, known_runs
 
 _ENDS: Mapping[CommandName, State] = {"pause": "paused", "stop": "stopped"}
-"""How a run stands that did such an order."""
+"""State of a run that executed the command."""
 
 
 class Runs:
-    """The runs that were started by this user, in the app or not, and those in the folders of his jobs.
+    """Runs that this user started, in the app or not, and runs in the folders of their jobs.
 
-    A worker of its own reads them: however long other work takes, a run that died is seen within the next look.
+    A dedicated worker reads them, so that other long work does not delay noticing a run that died.
     """
 
     def __init__(self, post: Post) -> None:
         self.all: list[RunSummary] = []
-        """The latest started first."""
+        """Summaries of all runs, latest start first."""
         self.changed: Emitter[None] = Emitter()
-        """`all` is another list now."""
+        """Emitted when `all` changes."""
         self.failed: Emitter[ImpastoError] = Emitter()
-        """Something that was asked could not be done."""
+        """Emitted when a requested action failed."""
         self.looked = False
-        """Whether `all` was read once."""
+        """Whether `all` was read at least once."""
         self._tasks = Tasks(post, threads=1)
         self._looking = Single(self._tasks)
         self._summaries = Summaries()
         self._shown: set[Path] = set()
         self._forgotten: set[Path] = set()
-        """Since the look that runs began, or not yet on disk: what it brings of them is not wanted any more."""
+        """Runs removed since the current read began, or not yet removed on disk; a read must not add them back."""
         self._open: dict[Path, Run] = {}
         self._requested: dict[Path, Future[None]] = {}
-        """To be forgotten on disk."""
+        """Pending removals on disk."""
 
     def look(self) -> None:
-        """Read again how all runs stand; nothing when that is on its way."""
+        """Read the states of all runs, unless a read is already in progress."""
         if not self._looking.busy:
             self._forgotten.intersection_update(path for path, one in self._requested.items() if not one.done())
             shown = frozenset(self._shown)
             self._looking.run(lambda: self._read(shown), self._take, kept=False)
 
     def open(self, path: Path) -> Run:
-        """Return a run to watch; the same to all who ask for it until it is closed. It joins the list."""
+        """Return the shared watcher of a run, until it is closed, and add the run to the list."""
         path = path.absolute()
         run = self._open.get(path)
         if run is None or run.closed:
@@ -63,16 +63,16 @@ class Runs:
         return run
 
     def stands(self, summary: RunSummary) -> None:
-        """Take over how a run stands that was just read by itself."""
+        """Replace the summary of a run that was just read separately."""
         others = [summary if each.path == summary.path else each for each in self.all]
         if others != self.all:
             self.all = others
             self.changed.emit(None)
 
     def forget(self, path: Path) -> None:
-        """Take a run out of the list until it is started again; its folder stays as it is.
+        """Remove a run from the list until it is started again; its folder is not changed.
 
-        It comes back, and `failed` says why, when that could not be written.
+        If that cannot be written, the run returns to the list and `failed` is emitted.
         """
         self._forgotten.add(path)
         self._shown.discard(path)
@@ -87,20 +87,20 @@ class Runs:
         self._requested[path] = self._tasks.run(work, lambda _: None, lambda fault: self._keep(path, fault))
 
     def close(self) -> None:
-        """Watch no more; what was asked is done first."""
+        """Stop watching after all pending removals are written."""
         wait(self._requested.values())
         for run in self._open.values():
             run.close()
         self._tasks.close()
 
     def _read(self, shown: Iterable[Path]) -> list[RunSummary]:
-        """On the worker; what was shown before stays in the list when its folder is gone, and says so."""
+        """Return all summaries, on the worker; a run whose folder is gone stays in the list with a problem."""
         paths = dict.fromkeys((*known_runs(), *_beside_jobs(), *shown))
         found = [self._summaries.of(path) for path in paths]
         return sorted(found, key=lambda summary: summary.started, reverse=True)
 
     def _keep(self, path: Path, fault: BaseException) -> None:
-        """A run could not be taken out of the list."""
+        """Return a run to the list because its removal failed."""
         self._forgotten.discard(path)
         self._shown.add(path)
         self.look()
@@ -116,7 +116,7 @@ class Runs:
 
 
 def _beside_jobs() -> Iterable[Path]:
-    """Yield the runs in the folders of this user's jobs, which a list that was lost does not name."""
+    """Yield the runs in the folders of this user's jobs, in case the list of runs was lost."""
     forgotten = forgotten_runs()
     for marker in sorted((places.home() / "jobs").glob("*/runs/*/run.json")):
         if marker.parent not in forgotten:
@@ -125,7 +125,7 @@ def _beside_jobs() -> Iterable[Path]:
 
 @dataclass(frozen=True)
 class Order:
-    """Something asked of a run; `sent` is None while it is being written."""
+    """A command to a run; `sent` is its file, None while it is being written."""
 
     run: RunDirectory
     name: CommandName
@@ -133,31 +133,31 @@ class Order:
 
 
 class Orders:
-    """Those that wait for their answer. `give` and `look` touch the disk on a worker only."""
+    """Commands that wait for an answer. `give` and `look` access the disk only on a worker."""
 
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
         self._waiting: list[Order] = []
         self._looking = Single(tasks)
         self.changed: Emitter[None] = Emitter()
-        """Others wait now."""
+        """Emitted when the waiting commands change."""
         self.answered: Emitter[tuple[Order, CommandResult]] = Emitter()
         self.failed: Emitter[ImpastoError] = Emitter()
-        """An order could not be written."""
+        """Emitted when a command could not be written."""
 
     def waiting(self, run: RunDirectory) -> list[CommandName]:
-        """Return what was asked of a run and not answered yet, in order."""
+        """Return the unanswered commands of a run, in order."""
         return [order.name for order in self._waiting if order.run.path == run.path]
 
     def ending(self, run: RunDirectory) -> EndingName | None:
-        """Return the command to end a run that was given here and has no answer yet."""
+        """Return the unanswered pause or stop command of a run, or None."""
         for name in self.waiting(run):
             if name == "pause" or name == "stop":
                 return name
         return None
 
     def withdraw(self, run: RunDirectory) -> None:
-        """Withdraw the pending commands that end a run, those of other windows too; the run may be faster."""
+        """Withdraw pending commands that end a run, also from other windows, unless it has already read them."""
 
         def work() -> None:
             for name in ("stop", "pause"):
@@ -168,7 +168,7 @@ class Orders:
         )
 
     def give(self, run: RunDirectory, name: CommandName) -> None:
-        """Ask something of a run's engine."""
+        """Send a command to a run's engine."""
         order = Order(run, name)
         self._waiting.append(order)
         self.changed.emit(None)
@@ -184,7 +184,7 @@ class Orders:
         self._tasks.run(lambda: commands.send(run.commands, name), sent, only(OSError, failed))
 
     def look(self) -> None:
-        """See what was answered; nothing where nothing waits."""
+        """Check for answers if any command is waiting."""
         orders = [order for order in self._waiting if order.sent is not None]
         if orders:
             self._looking.run(lambda: [(order, _answer(order)) for order in orders], self._take)
@@ -198,18 +198,18 @@ class Orders:
 
 
 def _answer(order: Order) -> CommandResult | None:
-    """Return what became of an order; on a worker."""
+    """Return the result of a command, or None while it is pending. Call it on a worker."""
     assert order.sent is not None
-    alive = order.run.is_alive()  # asked first: an engine answers, and then ends
+    alive = order.run.is_alive()  # check this first: an engine answers before it ends
     answer = commands.answer(order.sent)
     return answer if answer or alive else _unread(order)
 
 
 def _unread(order: Order) -> CommandResult:
-    """Return what becomes of an order that nobody read: another one, from elsewhere, may have done the same."""
+    """Return the result of an unread command; the same command from elsewhere may have taken effect."""
     status = order.run.read_status()
-    came_about = status is not None and status.state == _ENDS.get(order.name)
-    return CommandResult("done" if came_about else "void", "")
+    took_effect = status is not None and status.state == _ENDS.get(order.name)
+    return CommandResult("done" if took_effect else "void", "")
 
 
 def _unwritten(run: RunDirectory, error: OSError) -> RunError:

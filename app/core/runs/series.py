@@ -1,4 +1,4 @@
-"""The numbers of a run by step, as they grow. No numpy: its arrays are made when a chart is drawn."""
+"""Metrics of a run by step. Without numpy, whose arrays are made only when a chart is drawn."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from trainer.protocol import events
 
 MarkKind = Literal["saved", "preview", "stepped_down", "out_of_memory", "resumed"]
 _NUMBERS = count(-1, -1)
-"""Samples are painted by what paints a dataset's pictures, whose numbers are positive."""
+"""Ids of samples: negative, since the painter they share with dataset images uses positive ids."""
 
 
 class Track:
-    """One line of a chart: float64 values by rising float64 steps. A value that is not known is NaN."""
+    """One line of a chart: float64 values by rising float64 steps. Unknown values are NaN."""
 
     def __init__(self) -> None:
         self.steps = array("d")
@@ -30,57 +30,57 @@ class Track:
         return len(self.steps)
 
     def add(self, step: float, value: float | None) -> None:
-        """Put a value at the end; what stood at this step or after it is of an earlier attempt, and goes."""
+        """Append a value; values at or after this step are from an earlier attempt and get dropped."""
         if self.steps and step <= self.steps[-1]:
             self.cut(step)
         self.steps.append(step)
         self.values.append(nan if value is None else value)
 
     def cut(self, step: float) -> None:
-        """Drop everything from a step on."""
+        """Drop all values from a step on."""
         place = bisect_left(self.steps, step)
         del self.steps[place:], self.values[place:]
 
 
 def lowest(losses: Mapping[int, float | None]) -> int | None:
-    """Return the step with the lowest loss, the first of several; what is no finite number counts for nothing."""
+    """Return the step with the lowest loss, the first of several; non-finite losses are ignored."""
     known = {step: loss for step, loss in losses.items() if loss is not None and isfinite(loss)}
     return min(sorted(known), key=lambda step: known[step], default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A moment of a run that charts point out."""
+    """A moment of a run that charts mark."""
 
     kind: MarkKind
     step: int
-    """Steps done by then."""
+    """Number of completed steps."""
     text: str = ""
-    """What is told beside its kind: a file, a module."""
+    """Detail: a file or a module."""
 
 
 @dataclass
 class Series:
-    """All numbers of one run; an attempt that goes on from a checkpoint replaces what came after it."""
+    """All metrics of one run; an attempt that resumes from a checkpoint replaces what came after it."""
 
     loss: Track = field(default_factory=Track)
     held_out: Track = field(default_factory=Track)
-    """Loss at fixed noise on pictures that are not trained on."""
+    """Validation loss at fixed noise on held-out images."""
     validation: Track = field(default_factory=Track)
-    """The same on pictures that are, where none were held out."""
+    """Loss at fixed noise on training images, if none were held out."""
     grad_norm: Track = field(default_factory=Track)
     rates: dict[str, Track] = field(default_factory=dict)
     """Learning rates by part: unet, text_encoder, text_encoder_2."""
     memory: Track = field(default_factory=Track)
-    """Bytes on the training device at the peak of each step."""
+    """Peak bytes on the training device of each step."""
     seconds: Track = field(default_factory=Track)
-    """Of each step."""
+    """Seconds of each step."""
     speed: Track = field(default_factory=Track)
-    """Pictures a second."""
+    """Images per second."""
     marks: list[Mark] = field(default_factory=list)
 
     def tell(self, event: events.Event) -> None:
-        """Take in the next event."""
+        """Process the next event."""
         match event:
             case events.StepEvent():
                 self._take_step(event)
@@ -98,7 +98,7 @@ class Series:
                 self.marks.append(Mark("out_of_memory", event.step, event.module))
 
     def best_step(self) -> int | None:
-        """Return the step with the lowest held-out loss, as the engine finds it: the untrained start is none."""
+        """Return the step with the lowest validation loss; like the engine, ignore the untrained start."""
         measured = zip(self.held_out.steps, self.held_out.values, strict=True)
         return lowest({int(step): loss for step, loss in measured if step > 0})
 
@@ -115,36 +115,36 @@ class Series:
 
 
 class CellIndex(NamedTuple):
-    """A place in the matrix."""
+    """A cell of the sample matrix."""
 
     step: int
     prompt: int
-    """Its number, from 0."""
+    """Prompt index, from 0."""
 
 
 class Samples:
-    """What a run has drawn and saved so far, as far as its events tell; of what was drawn again, the latest."""
+    """Samples and LoRAs of a run so far, from its events; a repeated sample replaces the earlier one."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder` is the run's."""
+        """Create an empty collection for the run in `folder`."""
         self.prompts: list[str] = []
-        """Empty where a picture's prompt is not known."""
+        """Prompts by index; empty if unknown."""
         self.steps: list[int] = []
-        """In order."""
+        """Steps with samples, in order."""
         self.images: dict[int, LibraryImage] = {}
-        """By number."""
+        """Samples by id."""
         self.saved: dict[int, Path] = {}
-        """The LoRA of a step, where one was saved; it may have been removed since."""
+        """Saved LoRAs by step; they may have been removed since."""
         self._folder = Folder(folder, folder)
         self._spots: dict[CellIndex, int] = {}
         self._losses: dict[int, float | None] = {}
 
     def name_prompts(self, prompts: Sequence[str]) -> None:
-        """Learn the prompts of the job, where it is read after its events or was written anew."""
+        """Set the prompts of the job, which may be read after the events or change."""
         self.prompts[: len(prompts)] = prompts
 
     def take(self, news: Iterable[events.Event]) -> bool:
-        """Take in a run's events, the earlier ones first; tell whether any of them counts here."""
+        """Process events in order and return whether any changed the samples."""
         counted = False
         for event in news:
             match event:
@@ -160,13 +160,13 @@ class Samples:
         return counted
 
     def at(self, spot: CellIndex) -> LibraryImage | None:
-        """Return the picture of a prompt at a step, where there is one."""
+        """Return the sample of a prompt at a step, or None."""
         number = self._spots.get(spot)
         return self.images[number] if number is not None else None
 
     @property
     def best(self) -> int | None:
-        """The step of the lowest loss on held-out pictures, the first of them if there are several."""
+        """Return the step with the lowest validation loss, the first of several."""
         return lowest(self._losses)
 
     def _draw(self, event: events.Preview) -> None:
@@ -176,6 +176,6 @@ class Samples:
         elif event.step not in self.steps:
             insort(self.steps, event.step)
         number = self._spots[spot] = next(_NUMBERS)
-        # What a file looked like when it was drawn is known by that moment: nobody has to look at the disk for it.
+        # The event's time identifies the version of the file, which saves a stat call.
         self.images[number] = LibraryImage(number, self._folder, event.file, changed_ns=round(event.time * 1e9))
         self.prompts += [""] * (event.index + 1 - len(self.prompts))

@@ -1,4 +1,4 @@
-"""How a run stands, in a few numbers: what the list of runs shows. Read on worker threads."""
+"""Summaries of runs for the list of runs. Read them on worker threads."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from trainer.protocol.files import long_path
 from trainer.protocol.run_directory import RunDirectory, newest_step
 
 State = Literal["new", "running", "paused", "stopped", "done", "failed", "interrupted", "unknown"]
-"""As `RunDirectory.state` tells; "unknown" where the folder cannot be read."""
+"""State of `RunDirectory.state`, or "unknown" if the folder cannot be read."""
 Missing = Literal["gone", "unreachable"]
-"""Whether the place where it was is there without it, or is not there itself, as of a disk that was taken away."""
+"""Gone: the parent folder exists without the run. Unreachable: the parent is missing too, as on a removed disk."""
 
 LIVE: frozenset[State] = frozenset({"running"})
 RESUMABLE: frozenset[State] = frozenset({"paused", "stopped", "failed", "interrupted"})
 _TAIL = 64 * 1024
-"""Bytes of the events of an interrupted run that are looked at: some 200 steps."""
+"""Bytes read from the end of an interrupted run's events: about 200 steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """One run of the list."""
+    """Summary of one run."""
 
     path: Path
     name: str
@@ -35,27 +35,27 @@ class RunSummary:
     phase: Phase | None = None
     step: int = 0
     steps: int = 0
-    """0 when not known."""
+    """Total steps; 0 if unknown."""
     heartbeat: float = 0.0
-    """Unix time in seconds of the last status; that a run is alive its lock tells, not this."""
+    """Unix time of the last status in seconds; whether a run is alive is decided by its lock."""
     started: float = 0.0
-    """Unix time in seconds of the latest start."""
+    """Unix time of the latest start in seconds."""
     attempts: int = 0
-    """How often it was started."""
+    """Number of starts."""
     problem: str = ""
-    """Why nothing more can be told, in a sentence."""
+    """Sentence saying why the folder cannot be read, or ""."""
     missing: Missing | None = None
-    """What is known of a run that is not where it was; None where it is there."""
+    """How the folder is missing; None if it exists."""
     kept: int | None = None
-    """The step of the last checkpoint of one that was interrupted; None where there is none."""
+    """Step of the last checkpoint of an interrupted run; None without one."""
     status_fault: str = ""
-    """Why its status cannot be read, in a sentence, of one that counts as interrupted because of that."""
+    """Sentence saying why the status cannot be read; such a run counts as interrupted."""
     ending: Ending | None = None
-    """The command that ends a running one now or soon, as its command files say."""
+    """Pending command that ends a running run, from its command files."""
 
 
 def summarise(path: Path) -> RunSummary:
-    """Return how the run in a folder stands; whatever is wrong with the folder is in its `problem`."""
+    """Return the summary of the run in a folder; problems with the folder are in its `problem`."""
     run = RunDirectory(path)
     try:
         if not long_path(run.run).is_file():
@@ -80,7 +80,7 @@ def summarise(path: Path) -> RunSummary:
 
 
 def _ending(run: RunDirectory, state: State) -> Ending | None:
-    """Return the command that ends a run; commands that a dead engine left mean nothing."""
+    """Return the pending command that ends a run; leftovers of a dead engine are ignored."""
     if state != "running":
         return None
     try:
@@ -90,7 +90,7 @@ def _ending(run: RunDirectory, state: State) -> Ending | None:
 
 
 def _last_step(run: RunDirectory, stated: int) -> int:
-    """Return the last step of the latest start: a killed engine told of steps after it had written its status."""
+    """Return the last step of the latest start; a killed engine may have done steps after its last status."""
     try:
         size = long_path(run.events).stat().st_size
         lines, _ = read_lines(run.events, max(0, size - _TAIL))
@@ -108,14 +108,14 @@ def _last_step(run: RunDirectory, stated: int) -> int:
 def _missing(path: Path) -> RunSummary:
     missing: Missing = "gone"
     if long_path(path).is_dir():
-        problem = "This folder is no run any more: its run.json is gone."
+        problem = "This folder is no longer a run: its run.json is missing."
     elif long_path(path.parent).is_dir():
         problem = "This run's folder is gone: it was moved, renamed or deleted."
     else:
         missing = "unreachable"
         problem = (
-            "This run's folder cannot be reached: its disk is not there, or the folder around it was moved. "
-            "Connect the disk, and the run is here again."
+            "This run's folder cannot be reached: its disk is not connected, or its parent folder was moved. "
+            "Connect the disk to see the run again."
         )
     return replace(_unreadable(path, problem), missing=missing)
 
@@ -130,16 +130,16 @@ def _started(attempts: list[dict[str, Any]]) -> float:
 
 
 class Summaries:
-    """Reads many runs again and again: one that has ended and was not touched since is not read twice.
+    """Cache of summaries: a run that has ended is read again only if its files changed.
 
-    For one worker at a time; another may forget meanwhile: what is kept then all the same is of files as they are.
+    One worker reads at a time. Another may call `forget` meanwhile, since entries are checked against the files.
     """
 
     def __init__(self) -> None:
         self._kept: dict[Path, tuple[tuple[int, ...], RunSummary]] = {}
 
     def of(self, path: Path) -> RunSummary:
-        """Return how a run stands now."""
+        """Return the current summary of a run."""
         stamp = _stamp(path)
         kept = self._kept.get(path)
         if kept and stamp and kept[0] == stamp and not _is_held(path):
@@ -150,12 +150,12 @@ class Summaries:
         return summary
 
     def forget(self, path: Path) -> None:
-        """Drop what is kept of a run."""
+        """Drop a run from the cache."""
         self._kept.pop(path, None)
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
-    """Return when the files that a summary rests on were written last; nothing where one cannot be asked."""
+    """Return the modification times of the files of a summary, or nothing if one cannot be read."""
     try:
         return tuple(long_path(path / name).stat().st_mtime_ns for name in ("run.json", "status.json"))
     except OSError:

@@ -1,4 +1,4 @@
-"""Know what trains now, whatever the window shows: for the status bar, the sidebar, the title and the tray icon."""
+"""Track the current training for the status bar, sidebar, title and tray icon."""
 
 from __future__ import annotations
 
@@ -19,66 +19,66 @@ from trainer.protocol.run_directory import RunDirectory
 
 @dataclass(frozen=True)
 class Training:
-    """One run that trains, or a job whose engine is starting."""
+    """A running training, or a job whose engine is starting."""
 
     summary: RunSummary
-    """Of a job that has no run yet: its name and file only."""
+    """Summary of the run; only name and file for a job without a run yet."""
     left: float | None = None
-    """Seconds that it still needs, where known."""
+    """Estimated remaining seconds, if known."""
     entry: str | None = None
-    """The id of its entry in the queue, while it has no run."""
+    """Id of its queue entry while it has no run."""
     others: int = 0
-    """How many more train at the same time."""
+    """Number of other trainings running at the same time."""
 
     @property
     def begins(self) -> bool:
-        """Whether its engine is still starting."""
+        """Return whether its engine is still starting."""
         return self.entry is not None
 
     @property
     def ending(self) -> Ending | None:
-        """The command that ends it, if one was given."""
+        """Return the pending command that ends it, or None."""
         return self.summary.ending
 
     @property
     def share(self) -> float | None:
-        """The share of its steps that is done, 0 to 1; None while that is not known."""
+        """Return the fraction of completed steps, 0 to 1; None if unknown."""
         return min(1.0, self.summary.step / self.summary.steps) if self.summary.steps else None
 
 
 class NowTraining:
-    """Belongs to the thread that makes it. `look` reads the run that is shown; call it about once a second."""
+    """Tracks what is training. Use it only from its own thread; call `look` about once per second."""
 
     def __init__(self, runs: Runs, queue: QueueKeeper, telling: RunWatcher, orders: Orders) -> None:
         self._runs, self._queue, self._telling, self._orders = runs, queue, telling, orders
         self._run: Run | None = None
         self._latest: RunSummary | None = None
-        """The run that was shown last, at its latest start."""
+        """Run that was shown last, at its latest start."""
         self._stop_listening: Callable[[], None] | None = None
         self.now: Training | None = None
-        """What trains; the first of several."""
+        """Current training; the first of several."""
         self.changed: Emitter[None] = Emitter()
-        """`now` is another."""
+        """Emitted when `now` changes."""
         telling.changed.connect(lambda _: self._follow())
         queue.changed.connect(lambda _: self._follow())
         orders.changed.connect(lambda _: self._follow())
 
     def look(self) -> None:
-        """Read how far it is, and whether its commands were answered."""
+        """Read its progress and the answers to its commands."""
         self._orders.look()
         self._follow()
         if self._run:
             self._run.read()
 
     def pause(self) -> None:
-        """Pause what is shown."""
+        """Pause the shown training."""
         if self.now and self.now.entry:
             self._queue.pause(self.now.entry)
         elif self.now:
             self._orders.give(RunDirectory(self.now.summary.path), "pause")
 
     def keep_training(self) -> None:
-        """Withdraw the command that ends what is shown."""
+        """Withdraw the command that ends the shown training."""
         if self.now and self.now.entry:
             self._queue.withdraw(self.now.entry)
         elif self.now:
@@ -88,7 +88,7 @@ class NowTraining:
             self._orders.withdraw(RunDirectory(self.now.summary.path))
 
     def _follow(self) -> None:
-        """Take over what is known now."""
+        """Update `now` from the runs and the queue."""
         living = sorted(self._telling.alive)
         shown = self._run.directory.path if self._run else None
         self._watch(shown if shown in living else next(iter(living), None))
@@ -118,7 +118,7 @@ class NowTraining:
         return Training(summary, None if left is None else float(round(left)), others=others)
 
     def _ending(self, summary: RunSummary) -> Ending | None:
-        """Return the command that ends a run: one in its folder, or one that is only on its way there."""
+        """Return the command that ends a run: from its folder, or one still being written."""
         if summary.ending:
             return summary.ending
         asked = self._orders.ending(RunDirectory(summary.path))
@@ -136,7 +136,7 @@ class NowTraining:
         return Training(RunSummary(path, entry.name, "new", ending=ending), entry=entry.id)
 
     def _begins(self, entry: Entry) -> bool:
-        """Tell whether an entry's engine is starting: one whose run has just ended is still entered as running."""
+        """Return whether an entry's engine is starting; entries stay "running" briefly after their run ends."""
         latest = self._latest
         return latest is None or entry.run != latest.path or latest.attempts <= entry.attempts
 

@@ -1,4 +1,4 @@
-"""Notices that a run has ended, whatever the user looks at."""
+"""Detect when runs end, whatever page is open."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from trainer.protocol.run_directory import RunDirectory
 
 _log = logging.getLogger(__name__)
 _TOLD: frozenset[State] = frozenset({"done", "failed", "interrupted"})
-"""Ends that nobody asked for: who pauses or stops a run knows that it ends."""
+"""End states to report; a user who pauses or stops a run already knows."""
 _TAIL = 64 * 1024
 
 
 @dataclass(frozen=True)
 class Unfinished:
-    """Runs that lived, and entries of the queue that ran or waited, by their ids."""
+    """Live runs, and ids of queue entries that ran or waited."""
 
     runs: frozenset[Path] = frozenset()
     entries: frozenset[str] = frozenset()
 
 
 class SeenRuns:
-    """Keeps it in a file of the user's; a file that cannot be read holds nothing, for nothing but a notice is lost."""
+    """Storage of `Unfinished`; an unreadable file counts as empty, since only a notice is lost."""
 
     def __init__(self, tasks: Tasks) -> None:
         self._path = places.home() / "unfinished.json"
@@ -46,18 +46,18 @@ class SeenRuns:
 
     @property
     def kept(self) -> Unfinished:
-        """What the file holds."""
+        """Return the contents of the file."""
         return self._kept
 
     def keep(self, unfinished: Unfinished) -> None:
-        """Put this into the file soon."""
+        """Write this to the file in the background."""
         self._wanted = unfinished
         if unfinished != self._kept and not self._writing.busy:
             self._kept = unfinished
             self._writing.run(lambda: self._write(unfinished), lambda _: self.keep(self._wanted))
 
     def close(self) -> None:
-        """Put into the file what is not there yet; called when no worker writes any more."""
+        """Write what is not on disk yet; call it when no worker is writing."""
         if self._writing.busy or self._wanted != self._kept:
             self._write(self._wanted)
 
@@ -67,7 +67,7 @@ class SeenRuns:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             files.write_json(self._path, kept, durable=False)
         except OSError as error:
-            _log.info("the state of what runs was not saved: %s", error)
+            _log.info("could not save the list of unfinished runs: %s", error)
 
 
 def _unfinished(found: Any, left_out: list[str]) -> Unfinished:
@@ -86,19 +86,19 @@ Continuing = Literal["training", "queue"]
 
 @dataclass(frozen=True)
 class Ended:
-    """A run that was alive when it was looked at before."""
+    """The end of a run that was alive before."""
 
     summary: RunSummary
     why: str = ""
-    """What went wrong and what to do, where that was said."""
+    """What went wrong and what to do, if known."""
     job: Path | None = None
-    """The job file, of one that failed before it had a run."""
+    """Job file, if the job failed before it had a run."""
     earlier: bool = False
     """Whether it ended while the app was closed."""
 
 
 class RunWatcher:
-    """Belongs to the thread that makes it. While nothing runs and nothing waits for its turn, it needs no look."""
+    """Watches runs for their ends. Use it only from its own thread; `look` is needed only while `watching`."""
 
     def __init__(self, runs: Runs, queue: QueueKeeper, tasks: Tasks) -> None:
         self._runs, self._queue, self._looking = runs, queue, Single(tasks)
@@ -106,44 +106,44 @@ class RunWatcher:
         left = self._memory.kept
         self._alive = set(left.runs)
         self._living: dict[Path, RunSummary] = {}
-        """How those stand that were seen alive."""
+        """Summaries of the runs that were seen alive, by path."""
         self._earlier = set(left.runs)
-        """Runs that lived when the app ended last, and were not seen alive since."""
+        """Runs that were alive when the app was last closed and have not been seen alive since."""
         self._notified: dict[Path, float] = {}
-        """When the starts began whose end was told."""
+        """Start times of the attempts whose end was reported, by path."""
         self._pending = set(left.entries)
-        """The entries of the queue that ran or waited."""
+        """Queue entries that ran or waited."""
         self._queue_seen = False
         self.awaited: set[str] = set()
-        """Entries whose beginning somebody waits for, who tells himself why they could not begin."""
+        """Entries whose failure to start is reported by the caller that waits for them."""
         self.changed: Emitter[None] = Emitter()
-        """`watching` may be another now."""
+        """Emitted when `watching` may have changed."""
         self.ended: Emitter[Ended] = Emitter()
         self.resumed: Emitter[Path] = Emitter()
-        """A run whose end was told is alive: it was resumed. Told as often as that is seen."""
+        """Emitted each time a run whose end was reported is seen alive again: it was resumed."""
         runs.changed.connect(lambda _: self._learn())
         queue.changed.connect(lambda _: self._learn_queue())
 
     @property
     def watching(self) -> bool:
-        """Whether something runs, or is about to: then `look` is to be called every few seconds."""
+        """Return whether something runs or is about to; then call `look` every few seconds."""
         return bool(self._alive) or self._queue_moves
 
     @property
     def alive(self) -> dict[Path, RunSummary]:
-        """The runs that were seen alive when they were looked at last."""
+        """Return the runs that were alive at the last look."""
         return {path: summary for path, summary in self._living.items() if path in self._alive}
 
     @property
     def goes_on(self) -> Continuing | None:
-        """What does not end with the app, as far as this session has seen it: what lived in the last may have ended."""
+        """Return the runs and entries of this session that continue after the app closes."""
         moves, entries = self._queue_moves, self._queue.entries
         if self._alive - self._earlier or (moves and any(entry.state == "running" for entry in entries)):
             return "training"
         return "queue" if moves else None
 
     def look(self) -> None:
-        """See whether what was alive still is, and whether the queue has begun something."""
+        """Check whether live runs are still alive and whether the queue started something."""
         if self._queue_moves:
             self._queue.look()
         begun = {entry.run for entry in self._queue.entries if entry.state == "running" and entry.run is not None}
@@ -152,7 +152,7 @@ class RunWatcher:
             self._looking.run(lambda: [_seen(path) for path in paths], self._take)
 
     def close(self) -> None:
-        """Keep what goes on for the next start; called when no worker writes any more."""
+        """Save what continues for the next start; call it when no worker is writing."""
         self._memory.close()
 
     @property
@@ -161,7 +161,7 @@ class RunWatcher:
         return now.working and any(entry.state in ("running", "waiting") for entry in now.reading.entries)
 
     def _learn(self) -> None:
-        """Take over which runs live; what lived before and does no more is looked at more closely."""
+        """Update the live runs, and inspect those that are no longer alive."""
         if not self._runs.looked:
             return
         living = [summary for summary in self._runs.all if summary.state in LIVE]
@@ -177,7 +177,7 @@ class RunWatcher:
             self.look()
 
     def _learn_queue(self) -> None:
-        """Notice what the queue has worked off: a run may begin and end between two looks, or never begin."""
+        """Report ended queue entries: a run may start and end between two looks, or never start."""
         if self._queue.now.problem:
             return
         entries = self._queue.entries
@@ -206,7 +206,7 @@ class RunWatcher:
             elif path in self._alive:
                 if one.summary.state == "interrupted":
                     if self._queue.concludes(one.summary):
-                        continue  # its entry will say why
+                        continue  # its entry will report the reason
                     one = replace(one, why=self._queue.failure_of(one.summary))
                 self._alive.remove(path)
                 if (one.summary.state in _TOLD or one.why) and self._notified.get(path) != one.summary.started:
@@ -215,7 +215,7 @@ class RunWatcher:
         self._changed()
 
     def _tell_life(self, living: RunSummary) -> None:
-        """Tell of one that began anew since its end was told; a list may be older than that, and show it alive yet."""
+        """Report a run that started again after its end was reported; an outdated list can still show it alive."""
         if living.started > self._notified.get(living.path, living.started):
             self.resumed.emit(living.path)
 
@@ -225,18 +225,18 @@ class RunWatcher:
 
 
 def _seen(path: Path) -> Ended:
-    """Return how a run stands; on a worker."""
+    """Return the summary of a run. Call it on a worker."""
     summary = summarise(path)
     return Ended(summary, _why(RunDirectory(path)) if summary.state in ("failed", "paused") else "")
 
 
 def _why(run: RunDirectory) -> str:
-    """Return what went wrong in the latest attempt of a run; "" where it ended as somebody wanted."""
+    """Return what went wrong in the latest attempt of a run; "" if it ended as intended."""
     try:
         start = max(0, long_path(run.events).stat().st_size - _TAIL)
-        told, _ = events.read_events(run.events, start)
+        attempt_events, _ = events.read_events(run.events, start)
     except OSError:
         return ""
-    latest = next((one.attempt for one in reversed(told) if not isinstance(one, events.UnknownEvent)), 0)
-    errors = [one for one in told if isinstance(one, events.ErrorEvent) and one.attempt == latest]
+    latest = next((one.attempt for one in reversed(attempt_events) if not isinstance(one, events.UnknownEvent)), 0)
+    errors = [one for one in attempt_events if isinstance(one, events.ErrorEvent) and one.attempt == latest]
     return full_message(errors[-1]) if errors else ""

@@ -152,7 +152,7 @@ def test_a_worker_that_cannot_be_started_is_told_and_the_job_stays(
     desk.keeper.start(job)
     desk.watch(lambda: desk.failures)
     assert desk.failures[0].code == "queue.worker"
-    assert "could not be started" in desk.failures[0].sentence
+    assert "Could not start the queue" in desk.failures[0].sentence
     desk.watch(lambda: desk.states() == ["waiting"])
     assert desk.keeper.now.left == 1
 
