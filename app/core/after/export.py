@@ -71,7 +71,7 @@ def export(lora: Path, folder: Path, name: str, summary: LoraSummary, *, replace
     """Write a copy of a LoRA into a folder as NAME.safetensors, with a preview image and description beside it.
 
     ComfyUI, A1111, Forge, InvokeAI and SwarmUI show NAME.png and NAME.json with a LoRA; the image is also embedded in
-    the file. Raises TakenError if one of the files exists and `replace` is not set, and LoraFileError if the LoRA or
+    the file. Raises FileExistsConflict if one of the files exists and `replace` is not set, and LoraFileError if the LoRA or
     the image is unusable or the folder cannot be written to.
     """
     name = safe_name(name, "lora")
@@ -219,7 +219,7 @@ def named(found: Iterable[Candidate], step: int) -> Candidate | None:
 
 
 def model_card(job: Job, summary: LoraSummary, candidate: Candidate, name: str, images: int) -> str:
-    """Return the model card of one saved step; `pictures` is the number of training images."""
+    """Return the model card of one saved step; `images` is the number of training images."""
     recipe = job.recipe
     base = _plain(job.base.name)
     sections = [

@@ -1,4 +1,4 @@
-"""One job while it is edited: its values, what is wrong with them, how they differ from its preset, and undo."""
+"""A job being edited: its values, faults, differences from its preset, and undo."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Origin:
     def __init__(self, preset: Preset | None) -> None:
         self.preset = preset
         self.values: Values = {}
-        """What the preset states, as it would stand in a job."""
+        """Settings of the preset in the form of a job."""
         if preset is not None and preset.recipe is not None:
             self.values = {"recipe": stated(preset)}
 
     def stated(self, key: str) -> Any:
-        """Return what the preset says of a key; None where it says nothing."""
+        """Return the preset's value of a key; None if it does not set the key."""
         return value_at(self.values, key)
 
     def differences(self, values: Values) -> Mapping[str, Any]:
@@ -70,13 +70,13 @@ class DraftStep:
     """The values before and after one change, and what it changed."""
 
     name: str
-    """A key, or what was done in words."""
+    """Changed key, or a description of the change."""
     before: Values
     after: Values
 
 
 class Undo:
-    """Steps done and taken back; letters typed into one field are one step until `seal`."""
+    """Undo history; characters typed into one field are one step until `seal`."""
 
     def __init__(self) -> None:
         self._done: list[DraftStep] = []
@@ -85,12 +85,12 @@ class Undo:
 
     @property
     def undo_name(self) -> str | None:
-        """What would be taken back."""
+        """Return the name of the step to undo."""
         return self._done[-1].name if self._done else None
 
     @property
     def redo_name(self) -> str | None:
-        """What would be made again."""
+        """Return the name of the step to redo."""
         return self._undone[-1].name if self._undone else None
 
     def add(self, name: str, before: Values, after: Values, *, typing: bool = False) -> None:
@@ -103,11 +103,11 @@ class Undo:
         self._open = typing
 
     def seal(self) -> None:
-        """Let the next change be a step of its own."""
+        """Make the next change a separate step."""
         self._open = False
 
     def undo(self) -> DraftStep | None:
-        """Take the last step back; its `before` holds now."""
+        """Undo the last step, so that its `before` applies."""
         self._open = False
         if not self._done:
             return None
@@ -115,7 +115,7 @@ class Undo:
         return self._undone[-1]
 
     def redo(self) -> DraftStep | None:
-        """Make the step that was taken back again; its `after` holds now."""
+        """Redo the undone step, so that its `after` applies."""
         self._open = False
         if not self._undone:
             return None
@@ -136,30 +136,30 @@ class Draft:
         self.changed: Emitter[frozenset[str]] = Emitter()
         """These keys have other values now, or what is said of the job is another (then the set may be empty)."""
         self.taken_over: Emitter[None] = Emitter()
-        """Another program changed the file; its values hold now, undo brings back ours."""
+        """Emitted when another program changed the file; its values apply now, and undo restores ours."""
         self.secured: Emitter[str] = Emitter()
         """A password or token was taken out of the base link; the message says where it is now."""
         self.file.own(values)
         self.values = values
-        """What the file holds; changed only through the methods here."""
+        """Values of the file; change them only through these methods."""
         self.origin = Origin(None)
         """What the recipe is compared with."""
         self._tasks = tasks
         self._undo = Undo()
         self._base = Base()
         self._refused: tuple[str, JobError] | None = None
-        """What another program wrote that cannot be read, and why."""
+        """Unreadable text that another program wrote, and the reason."""
         self._verdict = SettingsVerdict()
         self.differences: Mapping[str, Any] = {}
         """Keys whose value is another than in the job's preset or by default, with the value there (None: absent)."""
         self._judge()
-        self.file.written.connect(lambda _: self._drop_refused())  # what lay there is kept beside it
+        self.file.written.connect(lambda _: self._drop_refused())  # the replaced file was backed up
 
-    # --- what is known of it
+    # --- state
 
     @property
     def family(self) -> Family | None:
-        """What the base is; None while nobody knows."""
+        """Return the facts about the base; None while unknown."""
         return self._base.family
 
     @property
@@ -172,13 +172,13 @@ class Draft:
 
     @property
     def name(self) -> str:
-        """What the job is called; its folder's name while it has none."""
+        """Return the job's name, or its folder's name if it has none."""
         name = self.values.get("name")
         return name if isinstance(name, str) and name.strip() else self.path.parent.name
 
     @property
     def job(self) -> Job | None:
-        """The job with absolute paths; None while something is wrong with it."""
+        """Return the job with absolute paths; None if it has a fault."""
         return self._verdict.job
 
     @property
@@ -188,17 +188,17 @@ class Draft:
 
     @property
     def problems(self) -> tuple[tuple[str, str], ...]:
-        """Each fault as key and reason."""
+        """Return the faults as (key, reason)."""
         return self._verdict.problems
 
     @property
     def effectless(self) -> Mapping[str, str]:
-        """Keys that change nothing in this combination, stated or not, with the reason."""
+        """Return the keys without effect in this combination, set or not, with the reason."""
         return self._verdict.effectless
 
     @property
     def doubts(self) -> Mapping[str, str]:
-        """Keys that work and that hardly anybody wants so, with the reason."""
+        """Return the keys with valid but unusual values, with the reason."""
         return self._verdict.doubts
 
     @property
@@ -233,7 +233,7 @@ class Draft:
         self.edit(key, work, typing=typing)
 
     def revert(self, key: str) -> None:
-        """Give a key the value that the preset has, or the default."""
+        """Reset a key to the preset's value or the default."""
         self.set(key, self.origin.stated(key))
 
     def edit(self, name: str, work: Callable[[Values], None], *, typing: bool = False) -> None:
@@ -250,14 +250,14 @@ class Draft:
         self._undo.seal()
 
     def undo(self) -> DraftStep | None:
-        """Take the last change back; return it."""
+        """Undo the last change and return it."""
         step = self._undo.undo()
         if step:
             self._hold(copy.deepcopy(step.before))
         return step
 
     def redo(self) -> DraftStep | None:
-        """Make the change that was taken back again; return it."""
+        """Redo the undone change and return it."""
         step = self._undo.redo()
         if step:
             self._hold(copy.deepcopy(step.after))
@@ -294,10 +294,10 @@ class Draft:
         self._drop_refused()
 
     def close(self) -> None:
-        """Put on disk what is not there yet; raises JobError when it cannot be."""
+        """Write pending changes; raises JobError if that fails."""
         self.file.flush()
 
-    # --- inside
+    # --- internals
 
     def _hold(self, values: Values) -> None:
         self._secure(values)

@@ -34,11 +34,11 @@ _OF_IMAGES = ("recipe.resolution", "recipe.token_chunks")
 
 @dataclass(frozen=True, slots=True)
 class ImageFolder:
-    """A folder of pictures that a job may take."""
+    """An image folder that a job can use."""
 
     path: Path
     recursive: bool
-    """Whether pictures lie in folders inside it too."""
+    """Whether its subfolders contain images too."""
     count: int
 
 
@@ -134,7 +134,7 @@ def set_trigger(draft: Draft, word: str, *, typing: bool = False) -> None:
 
 
 def add_images(draft: Draft, images: Sequence[ImageFolder]) -> None:
-    """Add folders to the dataset; those that it holds already are passed over."""
+    """Add folders to the dataset, skipping those it already has."""
     here, new = draft.path.parent, not_in_job(draft, images)
 
     def work(values: Values) -> None:
@@ -153,7 +153,7 @@ def add_images(draft: Draft, images: Sequence[ImageFolder]) -> None:
 
 
 def not_in_job(draft: Draft, images: Iterable[ImageFolder]) -> list[ImageFolder]:
-    """Return those of some folders that the dataset does not hold yet."""
+    """Return the folders that are not in the dataset yet."""
     held = {_place(draft, str(folder.get("path"))) for folder in folders(draft.values)}
     return [each for each in images if _place(draft, str(each.path)) not in held]
 
@@ -171,7 +171,7 @@ def counts(draft: Draft, images: Iterable[ImageFolder]) -> list[int | None]:
 
 
 def samples(draft: Draft, images: Iterable[ImageFolder]) -> int | None:
-    """Return the showings of one epoch, repeats counted; None where a folder's pictures are not counted."""
+    """Return the samples per epoch, including repeats; None if a folder's images are not counted."""
     total = 0
     for folder, count in zip(folders(draft.values), counts(draft, images), strict=True):
         repeats = folder.get("repeats")

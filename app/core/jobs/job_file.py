@@ -1,4 +1,4 @@
-"""One job file on disk: read with words for what is wrong, written behind, never over what somebody else wrote."""
+"""Read and write a job file; writes run in the background and never overwrite foreign changes without a backup."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _HEADING = "# A job for Impasto: python -m trainer train THIS_FILE\n"
 
 
 def value_at(values: Mapping[str, Any] | list[Any], key: str) -> Any:
-    """Return what stands at a dotted key, places in lists counted from 0; None where nothing does."""
+    """Return the value at a dotted key, with list indices from 0; None if absent."""
     place: Any = values
     for step in key.split("."):
         if isinstance(place, list):
@@ -163,13 +163,13 @@ class JobFile:
     def __init__(self, path: Path, tasks: Tasks) -> None:
         self.path = path
         self.written: Emitter[None] = Emitter()
-        """All that was handed over is on disk."""
+        """Emitted when all values are on disk."""
         self.failed: Emitter[JobError] = Emitter()
         """It cannot be written now; the next change tries again, and so does `retry`."""
         self.resolved: Emitter[JobError] = Emitter()
         """What `failed` told is over: all is on disk, or something else stands against it."""
         self.kept: Emitter[Path] = Emitter()
-        """Where the file as it was before lies now."""
+        """Emitted with the path of the backup of the previous file."""
         self._tasks = tasks
         self._own: str | None = None
         self._waiting: str | None = None
@@ -181,7 +181,7 @@ class JobFile:
 
     @property
     def unsaved(self) -> bool:
-        """Tell whether something is still on its way to the disk."""
+        """Return whether a write is pending."""
         return self._waiting is not None or self._writing is not None
 
     @property
@@ -202,7 +202,7 @@ class JobFile:
         return text == self._own
 
     def write(self, values: Values) -> None:
-        """Put these values on disk soon."""
+        """Write these values in the background."""
         self._waiting, self._quiet = to_toml(values), False
         if self._writing is None:
             self._begin()

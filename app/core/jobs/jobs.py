@@ -1,4 +1,4 @@
-"""All jobs at hand: those in the per-user folder, and files elsewhere that were opened."""
+"""List of jobs: those in the user's jobs folder, and opened files elsewhere."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trainer.protocol import files, places
 from trainer.protocol.files import long_path, numbered, safe_name, valid_job_name
 from trainer.protocol.reading import read_toml, reason_of
 
-if TYPE_CHECKING:  # brings pydantic and the schema, for which the window does not wait
+if TYPE_CHECKING:  # imports pydantic and the schema, which would delay the window
     from app.core.jobs.draft import Draft
     from app.core.jobs.job_file import Values
 
@@ -36,14 +36,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class JobEntry:
-    """One job of the list."""
+    """One job in the list."""
 
     path: Path
     name: str
     changed: float
-    """When its file was last written, in seconds since 1970."""
+    """Unix time of the file's last change, in seconds."""
     problem: str = ""
-    """Why it cannot be opened, in words."""
+    """Reason why it cannot be opened, or ""."""
     folders: tuple[Path, ...] = ()
     """The folders of its dataset."""
     base: str = ""
@@ -75,7 +75,7 @@ class Jobs:
         self.all: tuple[JobEntry, ...] = ()
         """Latest first."""
         self.changed: Emitter[None] = Emitter()
-        """`all` is another now."""
+        """Emitted when `all` changes."""
         self.turned: Emitter[Draft | None] = Emitter()
         """Another job is the open one, whoever asked for it; None: no job is open."""
         self.rescued: Emitter[Path] = Emitter()
@@ -87,7 +87,7 @@ class Jobs:
         self.closed: Emitter[None] = Emitter()
         """The app ends, and every job is on disk."""
         self.last: Path | None = None
-        """The job that was open last."""
+        """Job that was open last."""
         self._elsewhere: tuple[Path, ...] = ()
         self._agreed: tuple[Path, ...] = ()
         """Those that the user wants to train on the CPU however long it takes."""
@@ -212,7 +212,7 @@ class Jobs:
     # --- all jobs
 
     def look(self, then: Callable[[], None] | None = None) -> None:
-        """Read the list again on a worker."""
+        """Reload the list on a worker."""
 
         def read() -> tuple[int, tuple[JobEntry, ...]]:
             number = next(self._readings)
@@ -231,7 +231,7 @@ class Jobs:
         self._tasks.run(read, found, raise_again, kept=False)
 
     def close(self) -> None:
-        """Put what is not on disk there, now: the app ends."""
+        """Write pending changes now, because the app is closing."""
         drafts = [*filter(None, (self._open,)), *self._leaving.values()]
         self._open, self._leaving = None, {}
         for draft in drafts:
@@ -242,7 +242,7 @@ class Jobs:
         self._list.settle()
         self.closed.emit(None)
 
-    # --- inside
+    # --- internals
 
     def _do(self, work: Callable[[], _Result], then: Callable[[_Result], None], refused: Refused) -> None:
         self._tasks.run(work, then, only(ImpastoError, refused))
@@ -278,7 +278,7 @@ class Jobs:
         self._do(work, come, refused)
 
     def _turn_to(self, draft: Draft) -> None:
-        """Let this be the open job."""
+        """Make this the open job."""
         self.shut()
         self._open, path = draft, draft.path
         self._keep(path, self._elsewhere if self._is_ours(path) else (path, *self._without(path)))

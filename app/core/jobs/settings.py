@@ -152,7 +152,7 @@ def _is_table(found: KeyDescription) -> bool:
 
 
 def _is_internal(key: str) -> bool:
-    """The file's form, where its recipe came from, and what only the planner and measurements write."""
+    """Return whether users do not set a key: file format, source preset, or planner and measurement values."""
     return key in ("schema", "preset") or key.startswith(("fallbacks", "fit.int8_products"))
 
 
@@ -199,7 +199,7 @@ class Base:
     zero_terminal_snr: bool = False
 
     def is_path(self, model: str, folder: Path) -> bool:
-        """As `is_base_path`, by what is known."""
+        """Return `is_base_path` from the known facts, without accessing the disk."""
         by_form = base_path_by_form(model)
         return model == self.there if by_form is None else by_form
 

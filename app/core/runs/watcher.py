@@ -81,7 +81,7 @@ def _texts(found: Any, left_out: list[str]) -> list[str]:
 
 
 Continuing = Literal["training", "queue"]
-"""A run that is alive, or a queue in which something only waits to begin."""
+"""What continues: a live run, or a queue with entries that wait to start."""
 
 
 @dataclass(frozen=True)
