@@ -21,7 +21,7 @@ from trainer.protocol.reading import read_bytes
 _END_OF_HEADER = "\n\n"
 
 
-class CrashNet:
+class CrashLog:
     """Writes the traceback of every uncaught exception and native crash to crash.log.
 
     Create one per app. `notified` is called with the text of an exception, on the thread where it was raised.
@@ -45,7 +45,7 @@ class CrashNet:
             return None
         return text
 
-    def spread(self) -> None:
+    def install(self) -> None:
         """Install the hooks. If the log cannot be written, exceptions only reach the previous hooks and `notified`."""
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ class CrashNet:
         sys.excepthook = self._on_exception
         threading.excepthook = self._on_thread_exception
 
-    def fold(self) -> None:
+    def uninstall(self) -> None:
         """Remove the hooks; delete the log if nothing was caught."""
         sys.excepthook, threading.excepthook = self._previous_hooks
         if self._file is None:

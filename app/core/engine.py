@@ -40,7 +40,7 @@ class ServedProcess:
         self.ended: Emitter[str] = Emitter()
         """Emitted when the child ended unexpectedly, with the end of its stderr, which may be empty."""
 
-    def ask(self, request: dict[str, Any]) -> None:
+    def send(self, request: dict[str, Any]) -> None:
         """Send one JSON object. Raises OSError when the child cannot be started."""
         if self._process is None or self._process.poll() is not None:
             self._start()

@@ -86,7 +86,7 @@ class MachineCheck:
     def start(self) -> None:
         """Start the check, which takes a few seconds with PyTorch on an SSD."""
         try:
-            self._process.ask({})
+            self._process.send({})
         except OSError as error:
             self._on_ended(str(error))
 

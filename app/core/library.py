@@ -78,7 +78,7 @@ class LibraryImage:
     folder: Folder
     name: str
     bytes: int = 0
-    changed_ns: int = 0
+    modified_ns: int = 0
     """Modification time of the file in nanoseconds."""
     width: int | None = None
     """Width in upright pixels; None until the file was read."""
@@ -139,7 +139,7 @@ class FolderChange(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Altered:
+class LibraryChange:
     """One change of the library: ids of images, and which fields or facts of the altered ones changed."""
 
     added: frozenset[int] = frozenset()
@@ -159,7 +159,7 @@ class Library:
     """
 
     def __init__(self) -> None:
-        self.altered: Emitter[Altered] = Emitter()
+        self.altered: Emitter[LibraryChange] = Emitter()
         self._images: dict[int, LibraryImage] = {}
         self._numbers = count(1)
         self._images_by_folder: dict[Folder, _SortedImages] = {}
@@ -185,7 +185,7 @@ class Library:
         """Return the folder at a path, or None if it never contained an image."""
         return self._folder_by_path.get(path)
 
-    def expect(self, root: Path) -> None:
+    def reserve_position(self, root: Path) -> None:
         """Reserve the position of a dataset after those opened earlier, no matter which disk answers first.
 
         A dataset that is opened again gets a new position; its images arrive in new `Folder` objects.
@@ -206,7 +206,7 @@ class Library:
         if not in_order:
             self._reorder()
         if ids:
-            self.altered.emit(Altered(added=frozenset(ids)))
+            self.altered.emit(LibraryChange(added=frozenset(ids)))
         return ids
 
     def remove(self, ids: Iterable[int]) -> None:
@@ -219,7 +219,7 @@ class Library:
         for number, image in removed.items():
             self._removed_ids[image.folder.path, image.name] = number
         if removed:
-            self.altered.emit(Altered(removed=frozenset(removed)))
+            self.altered.emit(LibraryChange(removed=frozenset(removed)))
 
     def apply(self, changes: Iterable[ValueChange]) -> None:
         """Apply changes by the user; images that no longer exist are skipped."""
@@ -228,7 +228,7 @@ class Library:
             setattr(self._images[change.image], change.field, change.after)
         if changes:
             ids, fields = zip(*((change.image, change.field) for change in changes), strict=True)
-            self.altered.emit(Altered(altered=frozenset(ids), what=frozenset(fields)))
+            self.altered.emit(LibraryChange(altered=frozenset(ids), what=frozenset(fields)))
 
     def apply_to_folders(self, changes: Iterable[FolderChange]) -> None:
         """Apply changes of folders by the user; all their images count as altered."""
@@ -238,16 +238,16 @@ class Library:
             folders.add(change.folder)
         ids = frozenset(image.id for image in self._images.values() if image.folder in folders)
         if ids:
-            self.altered.emit(Altered(altered=ids, what=frozenset({"folder"})))
+            self.altered.emit(LibraryChange(altered=ids, what=frozenset({"folder"})))
 
-    def learn(self, facts: Mapping[int, Mapping[str, Any]], *what: Fact | Field) -> None:
+    def set_facts(self, facts: Mapping[int, Mapping[str, Any]], *what: Fact | Field) -> None:
         """Set attributes read from disk, by image; `what` names the kinds of facts that changed."""
         known = [number for number in facts if number in self._images]
         for number in known:
             for name, value in facts[number].items():
                 setattr(self._images[number], name, value)
         if known:
-            self.altered.emit(Altered(altered=frozenset(known), what=frozenset(what)))
+            self.altered.emit(LibraryChange(altered=frozenset(known), what=frozenset(what)))
 
     def _insert(self, folder: Folder, key: str, number: int) -> bool:
         """Insert an image into its folder; return whether it is the last in display order.
@@ -267,7 +267,7 @@ class Library:
 
     def _folder_key(self, folder: Folder) -> tuple[int, list[str]]:
         if folder.root not in self._root_positions:
-            self.expect(folder.root)
+            self.reserve_position(folder.root)
         inside = folder.path.relative_to(folder.root)
         return self._root_positions[folder.root], [natural_key(part) for part in inside.parts]
 

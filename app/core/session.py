@@ -22,20 +22,20 @@ from app.core.events import Emitter
 from app.core.health.health import Health
 from app.core.jobs.jobs import Jobs
 from app.core.jobs.target import TargetTracker
-from app.core.library import Altered, Library
+from app.core.library import Library, LibraryChange
 from app.core.models.models import Models
 from app.core.presets.presets import Presets
-from app.core.query.filtering import Filtering, SavedFilters
+from app.core.query.filtering import ActiveFilter, SavedFilters
 from app.core.query.finder import Finder
-from app.core.runs.queue import QueueKeeper
-from app.core.runs.runs import Orders, Runs
+from app.core.runs.queue import QueueManager
+from app.core.runs.runs import RunCommands, Runs
 from app.core.runs.training import NowTraining
 from app.core.runs.watcher import RunWatcher
 from app.core.settings.preferences import Settings
 from app.core.settings.recent import OpenFailure, RecentFolders
 from app.core.tags.completion import Completer, lists_folder
 from app.core.tags.index import TagIndex
-from app.core.tasks import Post, Tasks, raise_again
+from app.core.tasks import Post, Tasks, reraise
 from trainer.files.header import contains_preset
 from trainer.protocol.files import long_path
 from trainer.protocol.places import cache_folder, home
@@ -82,7 +82,7 @@ class Navigator:
                     self.preset.emit(path)
             then(*([path for path, kind in by_kind if kind == wanted] for wanted in ("folder", "image", "other")))
 
-        self._tasks.run(lambda: [*map(_kind, paths)], dispatch, raise_again, kept=False)
+        self._tasks.run(lambda: [*map(_kind, paths)], dispatch, reraise, kept=False)
 
 
 def _kind(path: Path) -> Kind:
@@ -144,7 +144,7 @@ class View:
             self._scope = list(filter(self.selected.__contains__, self.ids))  # three times as fast as a comprehension
         return self._scope
 
-    def _on_altered(self, altered: Altered) -> None:
+    def _on_altered(self, altered: LibraryChange) -> None:
         if not altered.removed:
             return
         if not altered.removed.isdisjoint(self.ids):
@@ -168,7 +168,7 @@ class Session:
         self.view = View(self.library)
         self.tags = TagIndex(self.library, self.tasks, self.settings.preferences.judging.lines)
         self.finder = Finder(self.library, self.tags, self.tasks)
-        self.filtering = Filtering(self.library, self.view, self.tags, self.finder, post)
+        self.filtering = ActiveFilter(self.library, self.view, self.tags, self.finder, post)
         self.filters = SavedFilters(post)
         self.completer = Completer(self.tags)
         self.completer.load_when_requested(self.tasks, lists_folder())
@@ -188,11 +188,11 @@ class Session:
         self.presets = Presets(self.tasks)
         self.jobs = Jobs(self.tasks)
         self.target = TargetTracker(self.jobs, self.datasets, self.settings, self.tasks)
-        self.queue = QueueKeeper(post)
+        self.queue = QueueManager(post)
         self.queue.write_edits = partial(self.saver.flush, _EDITS_PATIENCE)
         self.runs = Runs(post)
         self.run_watcher = RunWatcher(self.runs, self.queue, self.tasks)
-        self.run_commands = Orders(self.tasks)
+        self.run_commands = RunCommands(self.tasks)
         self.training = NowTraining(self.runs, self.queue, self.run_watcher, self.run_commands)
         self.renderer = RenderClient(post)
         self.queue.changed.connect(lambda _: self.renderer.make_way(self.queue.now))
@@ -207,14 +207,14 @@ class Session:
             event.connect(lambda _: self.thumbnails.give_way())
         self.library.altered.connect(self._on_altered)
         self.health = Health(self.library, self.tags, self.tasks, post, self.target.aim)
-        self.finder.findings = self.health.marked
-        self.datasets.orphans_changed.connect(self.health.take_strays)
-        self.datasets.notes.connect(self.health.take_notes)
-        self.datasets.captions_changed.connect(self.health.look_again)
-        self.datasets.closed.connect(self.health.drop_strays)
-        self.datasets.known.connect(lambda _: self.health.begin())
-        self.datasets.scanned.connect(lambda _: self.health.look_for_gone())
-        self.target.changed.connect(lambda _: self.health.aim_at(self.target.aim))
+        self.finder.findings = self.health.images_by_finding
+        self.datasets.orphans_changed.connect(self.health.set_orphan_files)
+        self.datasets.notes.connect(self.health.set_notes_error)
+        self.datasets.captions_changed.connect(self.health.inspect_again)
+        self.datasets.closed.connect(self.health.forget_dataset)
+        self.datasets.known.connect(lambda _: self.health.start_inspection())
+        self.datasets.scanned.connect(lambda _: self.health.retry_missing())
+        self.target.changed.connect(lambda _: self.health.set_target(self.target.aim))
         self.target.changed.connect(lambda _: self.tags.read_lines(self.target.aim.lines))
         post(
             self.saver.recover
@@ -256,6 +256,6 @@ class Session:
         if folder not in self.datasets.folders:  # missing, or inside another open folder
             self.recent.closed(folder)
 
-    def _on_altered(self, altered: Altered) -> None:
+    def _on_altered(self, altered: LibraryChange) -> None:
         if "problem" in altered.what:
             self.thumbnails.retry(altered.altered)

@@ -46,12 +46,12 @@ _MAX_EXTRA = 12
 """Maximum number of extra workers, that is, of workers that may be stuck on disks that do not respond."""
 
 
-def share_lock() -> None:
+def shorten_switch_interval() -> None:
     """Shorten the switch interval, so that a waiting thread soon gets the GIL from a busy one."""
     sys.setswitchinterval(_SWITCH_INTERVAL)
 
 
-def step_back() -> None:
+def lower_priority() -> None:
     """Lower the CPU priority of this thread and of the processes that it starts (Linux only).
 
     At 100,000 images on two cores the window waited up to 130 ms for a core while thumbnails, headers and captions were
@@ -70,7 +70,7 @@ _window_idle.set()
 _yield_start = _busy_since = _idle_since = 0.0
 
 
-def window_works() -> None:
+def set_window_busy() -> None:
     """Make workers yield until `window_rests`. The window's thread calls it when it has an event to handle.
 
     While painting the grid, that thread releases the GIL dozens of times, as Qt does around slow calls. Beside a busy
@@ -86,7 +86,7 @@ def window_works() -> None:
         _window_idle.clear()
 
 
-def window_rests() -> None:
+def set_window_idle() -> None:
     """Let workers run again: the window's thread is idle."""
     global _idle_since
     if not _window_idle.is_set():
@@ -94,7 +94,7 @@ def window_rests() -> None:
         _window_idle.set()
 
 
-def stand_back() -> None:
+def yield_to_window() -> None:
     """Wait until the window's thread is idle. Workers call it between small items of work, holding no lock."""
     if _window_idle.is_set():
         return
@@ -104,7 +104,7 @@ def stand_back() -> None:
         _window_idle.wait(timeout)
 
 
-def in_turns(work: Iterable[_Each], alive: Callable[[], None] = lambda: None) -> Iterator[_Each]:
+def iterate_yielding(work: Iterable[_Each], alive: Callable[[], None] = lambda: None) -> Iterator[_Each]:
     """Yield many small items of work on a worker, giving way to the window's thread in between.
 
     Every few milliseconds it also sleeps briefly, so that the window's thread can start handling an event at all, and
@@ -115,7 +115,7 @@ def in_turns(work: Iterable[_Each], alive: Callable[[], None] = lambda: None) ->
     end = perf_counter() + _WORK_SECONDS
     for each in work:
         yield each
-        stand_back()
+        yield_to_window()
         if perf_counter() > end:
             sleep(_REST_SECONDS)
             alive()
@@ -244,7 +244,7 @@ class Tasks:
 
     def _work(self) -> None:
         if self._low_priority:
-            step_back()
+            lower_priority()
         while job := self._next():
             _run_job(job)
             del job  # free what it references while this thread waits
@@ -287,12 +287,12 @@ def _run_job(job: _Job) -> None:
         job.future.set_result(result)
 
 
-def raise_again(fault: BaseException) -> None:
+def reraise(fault: BaseException) -> None:
     """Raise an unexpected error on the owner's thread; pass it as `failed` to `Tasks.run`."""
     raise fault
 
 
-def only(
+def handle_only(
     kinds: type[_Fault] | tuple[type[_Fault], ...], then: Callable[[_Fault], None]
 ) -> Callable[[BaseException], None]:
     """Return a `failed` callback that passes errors of these types to `then` and raises all others."""
@@ -305,7 +305,7 @@ def only(
     return failed
 
 
-class Single:
+class ExclusiveTask:
     """Repeated work that never runs twice at a time. Use it only on the thread that created it."""
 
     def __init__(self, tasks: Tasks) -> None:
@@ -317,7 +317,7 @@ class Single:
         self,
         work: Callable[[], _Result],
         done: Callable[[_Result], None],
-        failed: Callable[[BaseException], None] = raise_again,
+        failed: Callable[[BaseException], None] = reraise,
         *,
         kept: bool = True,
     ) -> None:

@@ -17,10 +17,10 @@ from PySide6.QtGui import QGuiApplication, QIcon
 from PySide6.QtNetwork import QLocalServer, QLocalSocket
 from PySide6.QtWidgets import QApplication, QMessageBox
 
-from app.core.crashes import CrashNet
+from app.core.crashes import CrashLog
 from app.core.session import Session
 from app.core.settings.preferences import Settings
-from app.core.tasks import share_lock
+from app.core.tasks import shorten_switch_interval
 from app.qt.main_thread import GcScheduler, MainThreadQueue
 from app.qt.theme import Theme
 from app.qt.theme.theme import FOLDER
@@ -142,13 +142,13 @@ def run(words: Sequence[str]) -> int:
     instance = Instance(places.home())
     if not instance.claim():
         return _send_to_instance(instance, words)
-    net = CrashNet()
+    net = CrashLog()
     crash = net.last()
-    net.spread()
+    net.install()
     try:
         return _run_session(application, settings, instance, net, crash, words)
     finally:
-        net.fold()
+        net.uninstall()
         instance.close()
 
 
@@ -158,7 +158,7 @@ def make_application(settings: Settings) -> QApplication:
     if appearance.scaling != 100:
         os.environ.setdefault("QT_SCALE_FACTOR", str(appearance.scaling / 100))  # Qt reads it only at startup
     application = QApplication([sys.argv[0]])
-    share_lock()
+    shorten_switch_interval()
     GcScheduler(application)
     application.setApplicationName("Impasto")
     application.setDesktopFileName("impasto")
@@ -173,7 +173,7 @@ def _run_session(
     application: QApplication,
     settings: Settings,
     instance: Instance,
-    net: CrashNet,
+    net: CrashLog,
     crash: str | None,
     words: Sequence[str],
 ) -> int:

@@ -166,7 +166,7 @@ class LoraViewer(QDialog):
         set_message(self.facts, summary(found))
         set_message(self.about, self._about(found))
         set_message(self.words, self._triggers(found))
-        for pixels in found.pictures[:1]:
+        for pixels in found.images[:1]:
             self.image.setPixmap(to_pixmap(pixels, _IMAGE_SIDE, self.devicePixelRatioF()))
             self.image.show()
         self.settings.show_rows([Row(pair) for pair in found.settings])

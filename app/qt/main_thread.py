@@ -19,7 +19,7 @@ from PySide6.QtCore import QAbstractEventDispatcher, QEvent, QObject, Qt, QTimer
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QWidget
 
-from app.core.tasks import window_rests, window_works
+from app.core.tasks import set_window_busy, set_window_idle
 
 _TURN = 0.004
 """Seconds of queued work per turn before input and painting get theirs; Qt alone would run the whole queue at once."""
@@ -66,7 +66,7 @@ class MainThreadQueue(QObject):
     @Slot()
     def _on_posted(self) -> None:
         self._scheduled = False
-        window_works()
+        set_window_busy()
         end = time.perf_counter() + _TURN
         while self._open and (work := self._next()):
             work()
@@ -125,11 +125,11 @@ class InputPriorityFilter(QObject):
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:  # noqa: N802
         """Make workers yield; never consume the event."""
-        window_works()
+        set_window_busy()
         if event.type() == QEvent.Type.WinIdChange and isinstance(watched, QWidget) and watched.internalWinId():
             watched.windowHandle().installEventFilter(self)  # keys and mouse events reach the QWindow first
         return False
 
     @Slot()
     def _on_about_to_block(self) -> None:
-        window_rests()
+        set_window_idle()

@@ -19,7 +19,7 @@ from PySide6.QtWidgets import QLabel, QPushButton, QStackedWidget, QWidget
 
 from app.core.query import tokens
 from app.core.session import Session
-from app.core.tasks import raise_again
+from app.core.tasks import reraise
 from app.qt.actions.commands import Commands
 from app.qt.widgets import center, while_alive
 from trainer.errors import ImpastoError
@@ -341,7 +341,7 @@ class PageLoader(QObject):
         """Load the vocabulary on a worker, once and after all pages: it would delay them."""
         if not self._order and not self._vocabulary_requested:
             self._vocabulary_requested = True
-            self._session.tasks.run(load_vocabulary, lambda _: None, raise_again)
+            self._session.tasks.run(load_vocabulary, lambda _: None, reraise)
 
     def _place(self, number: int) -> PagePlaceholder:
         place = self._stack.widget(number)

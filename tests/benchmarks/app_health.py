@@ -54,7 +54,7 @@ class Desk:
     def settle(self) -> None:
         """Run what is posted until nothing is left."""
         while True:
-            state = self.health.state()
+            state = self.health.current_progress()
             if self.health.judge and not state.judging and not self.index.pending and self._posted.empty():
                 return
             work = self._posted.get(timeout=60)

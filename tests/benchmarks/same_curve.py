@@ -111,7 +111,7 @@ class Comparison:
         )
 
     @property
-    def spread(self) -> float:
+    def install(self) -> float:
         """Return the smallest standard deviation over the seeds of any window, technique off."""
         curves = [curve.windows() for curve in self.off]
         return min(statistics.stdev(curve[place] for curve in curves) for place in range(len(curves[0])))
@@ -124,7 +124,7 @@ class Comparison:
     @property
     def good(self) -> bool:
         """Return whether on and off differ by less than chance."""
-        return self.difference < self.spread
+        return self.difference < self.install
 
 
 def compare(technique: Technique, seeds: int, steps: int, say: Callable[[str], object]) -> Comparison:
@@ -185,7 +185,7 @@ def table(compared: dict[str, Comparison], seeds: int, steps: int, command: str)
     for name, one in compared.items():
         held_out = [curve.held_out for curve in one.off]
         lines.append(
-            f"| {TECHNIQUES[name].what} | {one.difference:.5f} | {one.spread:.5f} | "
+            f"| {TECHNIQUES[name].what} | {one.difference:.5f} | {one.install:.5f} | "
             f"{min(held_out):.4f} to {max(held_out):.4f} | {one.held_out_difference:.5f} | {one.good} |"
         )
     return "\n".join(lines) + "\n"

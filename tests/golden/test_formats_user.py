@@ -20,7 +20,7 @@ from app.core.edits.save_state import Key
 from app.core.jobs.jobs import Jobs
 from app.core.library import Folder, LibraryImage
 from app.core.models.models import Choices, ModelChoices
-from app.core.models.search import Known
+from app.core.models.search import ModelCache
 from app.core.models.tools import Installation
 from app.core.models.verdict import BaseDescription
 from app.core.query.filtering import SavedFilter, SavedFilters
@@ -266,7 +266,7 @@ def test_hashes_of_bases() -> None:
 
 @pytest.mark.skipif(__version__ != "0.1.0", reason="other versions look at all models again")
 def test_what_a_search_for_models_found() -> None:
-    known = Known()
+    known = ModelCache()
     assert known.installations == [
         Installation("ComfyUI", Path(ROOT, "ComfyUI"), (Path(ROOT, "ComfyUI/models"),), (Path(ROOT, "ComfyUI/loras"),))
     ]
@@ -313,7 +313,7 @@ def test_thumbnails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     thumbnails = Thumbnails(done.put, places.cache_folder() / FILE_NAME, threads=1)
     thumbnails.reachable = lambda picture: False
     thumbnails.ready.connect(ready.append)
-    thumbnails.request(LibraryImage(1, Folder(Path(), Path()), "0.png", bytes=FACTS[0], changed_ns=FACTS[1]), 256)
+    thumbnails.request(LibraryImage(1, Folder(Path(), Path()), "0.png", bytes=FACTS[0], modified_ns=FACTS[1]), 256)
     done.get(timeout=60)()
     thumbnails.close()
     (thumbnail,) = ready

@@ -8,7 +8,7 @@ from PySide6.QtCore import QMimeData, QPoint, QPointF, Qt, QTimer, QUrl
 from PySide6.QtGui import QDragEnterEvent, QDropEvent
 from PySide6.QtWidgets import QApplication, QFileDialog, QPushButton, QWidget
 
-from app.core.crashes import CrashNet
+from app.core.crashes import CrashLog
 from app.core.edits.history import Edit
 from app.core.library import ValueChange
 from app.core.session import Session
@@ -371,10 +371,10 @@ def test_what_is_known_of_a_crash_is_offered_and_can_be_copied(window, qtbot):
 
 def test_an_exception_in_the_middle_of_the_work_is_told_and_kept(window, monkeypatch):
     monkeypatch.setattr(sys, "excepthook", lambda *fault: None)  # pytest-qt's would fail the test, as it should
-    net = CrashNet()
+    net = CrashLog()
     net.notified = window.report_error
-    net.spread()
+    net.install()
     sys.excepthook(RuntimeError, RuntimeError("a fault of ours"), None)
-    net.fold()
+    net.uninstall()
     assert window.notices.sentences() == ["Something went wrong. Your captions are safe."]
-    assert "a fault of ours" in CrashNet().last()
+    assert "a fault of ours" in CrashLog().last()

@@ -219,7 +219,7 @@ class Captions(RuleBasedStateMachine):
 
     def learn(self, number: int, field: Any) -> None:
         value = self.world.disk().value(self.world.library.images[number], field)
-        self.world.library.learn({number: {field: value}}, field)
+        self.world.library.set_facts({number: {field: value}}, field)
         self.see(number, field, value)
 
     @rule()

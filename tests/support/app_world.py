@@ -150,14 +150,14 @@ class World:
         found = self.disk()
         for picture in self.library.images.values():
             facts = {field: found.value(picture, field) for field in FIELDS}
-            self.library.learn({picture.id: {**facts, **self.saver.unsaved(picture)}}, "file")
+            self.library.set_facts({picture.id: {**facts, **self.saver.unsaved(picture)}}, "file")
 
     def learn_captions(self) -> None:
         """Read the captions from disk, as after a scan."""
         found = self.disk()
         for picture in self.library.images.values():
             caption = self.saver.unsaved(picture).get("caption", found.value(picture, "caption"))
-            self.library.learn({picture.id: {"caption": caption}}, "caption")
+            self.library.set_facts({picture.id: {"caption": caption}}, "caption")
 
     def crash(self) -> None:
         """End the session as if the process had been killed: its lock is released, nothing else happens."""

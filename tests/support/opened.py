@@ -7,7 +7,7 @@ from pathlib import Path
 from PIL import Image
 
 from app.core.disk.datasets import Datasets, OnDisk
-from app.core.library import Altered, LibraryImage
+from app.core.library import LibraryChange, LibraryImage
 from tests.support.desk import Desk
 from trainer.errors import ImpastoError
 
@@ -21,7 +21,7 @@ class Open:
         self.datasets = Datasets(desk.library, desk.tasks)
         self.problems: list[ImpastoError] = []
         self.differs: list[OnDisk] = []
-        self.changes: list[Altered] = []
+        self.changes: list[LibraryChange] = []
         self.datasets.problems.connect(self.problems.append)
         self.datasets.differs.connect(self.differs.append)
         self.library.altered.connect(self.changes.append)

@@ -185,7 +185,7 @@ def masks(window: Window) -> QWidget:
 def healthy(window: Window) -> None:
     """Wait until everything about the images is known."""
     found = window.session.health
-    wait(QApplication.instance(), lambda: bool(found.now) and found.state()[:2] == (0, 0))
+    wait(QApplication.instance(), lambda: bool(found.current_findings) and found.current_progress()[:2] == (0, 0))
 
 
 @screen("captions-restore")

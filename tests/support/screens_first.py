@@ -37,13 +37,13 @@ def furnish(window: Window) -> None:
     models = window.session.models
     for name in ("SwarmUI", "kohya_ss", "stable-diffusion-webui", "ComfyUI_windows_portable/ComfyUI"):
         models.add_folder(place() / name)
-    wait(QApplication.instance(), lambda: not models.looking and len(models.installations) > 3)
+    wait(QApplication.instance(), lambda: not models.is_searching and len(models.installations) > 3)
 
 
 @screen("base-list")
 def base_list(window: Window) -> QWidget:
     furnish(window)
-    window.session.models.used("stabilityai/stable-diffusion-xl-base-1.0")
+    window.session.models.add_recent("stabilityai/stable-diffusion-xl-base-1.0")
     return BaseDialog(window.session.models, window)
 
 

@@ -93,7 +93,11 @@ def look_at_pictures(artist: Artist, request: TrainingRequest) -> None:
     until(lambda: len(session.view.ids) > 1 and len(drawn) >= min(12, len(session.view.ids)), 60, "thumbnails")
     chosen = session.view.ids[1]
     session.view.select([chosen], chosen)
-    until(lambda: session.health.now and session.health.state()[:2] == (0, 0), 60, "facts about the images")
+    until(
+        lambda: session.health.current_findings and session.health.current_progress()[:2] == (0, 0),
+        60,
+        "facts about the images",
+    )
 
 
 def set_up(artist: Artist, request: TrainingRequest) -> None:

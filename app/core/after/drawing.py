@@ -15,7 +15,7 @@ from app.core.tasks import Post
 from trainer.errors import ImpastoError, RunError
 
 if TYPE_CHECKING:
-    from app.core.runs.queue import Look
+    from app.core.runs.queue import QueueState
     from trainer.config.job import Job
 
 _REMEDY = "Try again. If it happens again, please report this message."
@@ -53,14 +53,14 @@ class RenderJob:
     """Fraction of the stage that is done, 0 to 1; while drawing, over all cells."""
     changed: Emitter[None] = field(default_factory=Emitter)
     """Emitted when stage or progress changes."""
-    drawn: Emitter[int] = field(default_factory=Emitter)
+    image_ready: Emitter[int] = field(default_factory=Emitter)
     """Emitted with a cell's index when its image is ready."""
     noticed: Emitter[str] = field(default_factory=Emitter)
     """Emitted with a notice that does not stop the rendering."""
     failed: Emitter[ImpastoError] = field(default_factory=Emitter)
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Return whether the job is done, canceled or failed."""
         return self.stage in ("done", "cancelled", "failed")
 
@@ -99,7 +99,7 @@ class RenderClient:
 
     def cancel(self) -> None:
         """Cancel the current job; finished images stay."""
-        if self._drawing and not self._drawing.over:
+        if self._drawing and not self._drawing.is_over:
             self._ask({"id": next(self._numbers), "do": "cancel"})
             self._end("cancelled")
 
@@ -109,9 +109,9 @@ class RenderClient:
         self._warm = self._on_cpu = False
         self._served.stop()
 
-    def make_way(self, queue: Look) -> None:
+    def make_way(self, queue: QueueState) -> None:
         """Free the GPU if a queued run is ready to start; on the CPU both can run."""
-        if self._warm and not self._on_cpu and queue.presses(time.time()):
+        if self._warm and not self._on_cpu and queue.has_ready_entry(time.time()):
             sentence = "Could not finish rendering: a queued training run needs the GPU memory."
             self._fail(RunError("render.way", sentence, "Render again when the run has ended, or pause the run."))
             self.free()
@@ -124,13 +124,13 @@ class RenderClient:
     def _ask(self, request: dict[str, Any]) -> None:
         self._warm = True
         try:
-            self._served.ask(request)
+            self._served.send(request)
         except OSError as error:
             self._fail(RunError("render.start", f"Could not start the renderer: {error.strerror or error}.", _REMEDY))
 
     def _on_answered(self, answer: dict[str, Any]) -> None:
         current = self._drawing
-        if current is None or current.over or answer.get("id") != self._number:
+        if current is None or current.is_over or answer.get("id") != self._number:
             return
         match answer["state"]:
             case "loading":
@@ -141,7 +141,7 @@ class RenderClient:
                 current.share = (answer["image"] + answer["step"] / answer["steps"]) / len(current.cells)
             case "rendered":
                 current.files[answer["image"]] = Path(answer["file"])
-                current.drawn.emit(answer["image"])
+                current.image_ready.emit(answer["image"])
             case "notice":
                 current.noticed.emit(answer["sentence"])
             case "done" | "cancelled" as stage:
@@ -159,12 +159,12 @@ class RenderClient:
 
     def _fail(self, error: ImpastoError) -> None:
         current = self._drawing
-        if current and not current.over:
+        if current and not current.is_over:
             self._end("failed")
             current.failed.emit(error)
 
     def _end(self, stage: str) -> None:
         current = self._drawing
-        if current and not current.over:
+        if current and not current.is_over:
             current.stage = stage
             current.changed.emit(None)

@@ -71,8 +71,8 @@ def export(lora: Path, folder: Path, name: str, summary: LoraSummary, *, replace
     """Write a copy of a LoRA into a folder as NAME.safetensors, with a preview image and description beside it.
 
     ComfyUI, A1111, Forge, InvokeAI and SwarmUI show NAME.png and NAME.json with a LoRA; the image is also embedded in
-    the file. Raises FileExistsConflict if one of the files exists and `replace` is not set, and LoraFileError if the LoRA or
-    the image is unusable or the folder cannot be written to.
+    the file. Raises FileExistsConflict if one of the files exists and `replace` is not set, and LoraFileError if the
+    LoRA or the image is unusable or the folder cannot be written to.
     """
     name = safe_name(name, "lora")
     target = folder / f"{name}.safetensors"

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.core.disk.roots import ImageRemover, identity_of, not_responding_error, overlap_error
 from app.core.events import Emitter
-from app.core.library import Altered, Fact, Field, Folder, FolderField, Library, LibraryImage, Value
-from app.core.tasks import Tasks, in_turns, raise_again
+from app.core.library import Fact, Field, Folder, FolderField, Library, LibraryChange, LibraryImage, Value
+from app.core.tasks import Tasks, iterate_yielding, reraise
 from trainer.errors import ImpastoError
 
 if TYPE_CHECKING:  # imports numpy, Pillow and pydantic, which would delay the start of a window without a dataset
@@ -169,10 +169,10 @@ class Datasets:
             return
         other = next((path for path in self._open if root.is_relative_to(path) or path.is_relative_to(root)), None)
         if other:
-            self._tasks.run(lambda: overlap_error(root, other), self.problems.emit, raise_again, kept=False)
+            self._tasks.run(lambda: overlap_error(root, other), self.problems.emit, reraise, kept=False)
             return
         self._remover.finish(root)  # otherwise the removal of a just closed dataset would remove the new images
-        self._library.expect(root)
+        self._library.reserve_position(root)
         self._open[root] = _Dataset(root, others=tuple(self._open.values()))
         self._scan(self._open[root], {})
 
@@ -412,11 +412,11 @@ class Datasets:
     def _update_library(self, learned: Mapping[int, Mapping[str, Any]], changed: Iterable[Fact | Field]) -> None:
         self._learning = True
         try:
-            self._library.learn(learned, *changed)
+            self._library.set_facts(learned, *changed)
         finally:
             self._learning = False
 
-    def _note_edits(self, altered: Altered) -> None:
+    def _note_edits(self, altered: LibraryChange) -> None:
         if not self._learning and not altered.what.isdisjoint({*_USER_FIELDS, "folder"}):
             for dataset in self._open.values():
                 if dataset.scanning:
@@ -473,7 +473,7 @@ class Datasets:
         for number in some:
             del dataset.unsized[number]
         images = [self._library.images[number] for number in some if number in self._library.images]
-        queried = [(image.id, image.folder.path, image.name, image.changed_ns) for image in images]
+        queried = [(image.id, image.folder.path, image.name, image.modified_ns) for image in images]
         dataset.sizing, dataset.answered = True, math.inf
 
         def read() -> list[Mapping[str, Any]]:
@@ -481,7 +481,7 @@ class Datasets:
 
             dataset.answer()
             wanted = takewhile(lambda _: not dataset.stop.is_set(), queried)
-            return [read_size(path / name) for _, path, name, _ in in_turns(wanted, dataset.answer)]
+            return [read_size(path / name) for _, path, name, _ in iterate_yielding(wanted, dataset.answer)]
 
         def failed(fault: BaseException) -> None:
             dataset.sizing = False
@@ -502,7 +502,7 @@ class Datasets:
         facts = {}
         for (number, *_, changed_ns), size in zip(queried, sizes, strict=True):
             image = self._library.images.get(number)
-            if image and image.changed_ns == changed_ns:
+            if image and image.modified_ns == changed_ns:
                 facts[number] = size
         self._update_library(facts, ["size", "problem"])
         dataset.sized = dataset.sized + len(queried) if dataset.unsized else 0

@@ -9,7 +9,7 @@ from PIL import Image, ImageFile
 
 from app.core.disk.reading import MAX_MEGAPIXELS
 from app.core.pixels import Pixels
-from app.core.tasks import stand_back
+from app.core.tasks import yield_to_window
 from trainer.dataset.pixels import decode, open_image
 
 _QUALITY = 88
@@ -23,9 +23,9 @@ def make_thumbnail(path: Path, pixels: int) -> tuple[Pixels, bytes]:
     Raises DatasetError if the file is missing, damaged, not an image, or over the size limit.
     """
     with open_image(path, MAX_MEGAPIXELS) as image:
-        stand_back()
+        yield_to_window()
         small = _upright(image, pixels)
-        stand_back()
+        yield_to_window()
         packed = BytesIO()
         small.save(packed, "JPEG", quality=_QUALITY)
         return _raw(small), packed.getvalue()
@@ -56,7 +56,7 @@ def _upright(image: ImageFile.ImageFile, pixels: int) -> Image.Image:
     # Decode a JPEG at 1/8, 1/4 or 1/2 of its size; asking for twice the target keeps the final scaling smooth.
     image.draft(None, (2 * pixels, 2 * pixels))
     whole = _on_checkerboard(image)
-    stand_back()
+    yield_to_window()
     whole.thumbnail((pixels, pixels), Image.Resampling.BICUBIC, reducing_gap=2.0)
     return whole
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from PIL import ImageFile
 
 from app.core.library import in_natural_order, natural_key
-from app.core.tasks import in_turns
+from app.core.tasks import iterate_yielding
 from trainer.config.job import DatasetConfig
 from trainer.dataset.caption_files import METADATA_NAME, NotACaptionError, read_caption_file, split_caption
 from trainer.dataset.caption_files import SUFFIXES as CAPTION_SUFFIXES
@@ -103,7 +103,7 @@ def list_directory(path: Path, links: Links, alive: Callable[[], None] = lambda:
     masks: dict[str, FileState] = {}
     inside, outside = list[str](), list[str]()
     with os.scandir(long_path(path)) as entries:
-        for entry in in_turns(entries, alive):
+        for entry in iterate_yielding(entries, alive):
             name = entry.name
             if name.startswith("."):
                 continue

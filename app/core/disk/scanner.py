@@ -20,7 +20,7 @@ from app.core.disk.reading import (
     stem_of,
 )
 from app.core.library import Folder
-from app.core.tasks import in_turns
+from app.core.tasks import iterate_yielding
 from trainer.dataset.caption_files import METADATA_NAME, read_metadata
 from trainer.dataset.folders import FolderMarks, below, chain_of, folder_marks
 from trainer.dataset.sidecar import FILE_NAME, Sidecar, read_sidecar
@@ -410,7 +410,7 @@ class FolderScanner:
             gone = set[str]()
             metadata = {**self._from_root(directory), **directory.metadata} if directory.unread else {}
             for batch in _batches([name for name in directory.listing.images if name in directory.unread]):
-                names = in_turns(batch, self._alive)
+                names = iterate_yielding(batch, self._alive)
                 read = {name: self._read_caption_of(directory, name, metadata.get(name)) for name in names}
                 facts = {name: words for name, words in read.items() if words}
                 gone.update(read.keys() - facts.keys())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from app.core.events import Emitter
 from app.core.library import LibraryImage
-from app.core.tasks import Post, stand_back, step_back
+from app.core.tasks import Post, lower_priority, yield_to_window
 from trainer.errors import DatasetError
 from trainer.host import usable_cores
 from trainer.protocol.row_store import RowStore, key_of
@@ -188,9 +188,9 @@ class Thumbnails:
     # On the worker threads
 
     def _work(self) -> None:
-        step_back()
+        lower_priority()
         while (job := self._next()) is not None:
-            stand_back()
+            yield_to_window()
             try:
                 if job.shown:
                     self._finish(job, self._make(job))
@@ -242,7 +242,7 @@ class Thumbnails:
         from app.core.disk.images import make_thumbnail
 
         pixels, packed = make_thumbnail(job.path, job.request.pixels)
-        stand_back()
+        yield_to_window()
         self._store.put(_key(job), packed)
         return pixels
 
@@ -284,7 +284,7 @@ def edge_for(side: float) -> Edge:
 
 
 def _request_for(image: LibraryImage, pixels: int) -> _Request:
-    return _Request(image.id, pixels, image.changed_ns, image.bytes)
+    return _Request(image.id, pixels, image.modified_ns, image.bytes)
 
 
 def _key(job: _ThumbnailJob) -> bytes:

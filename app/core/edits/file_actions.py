@@ -80,7 +80,7 @@ class Rewriter:
             image = self._library.images.get(number)
             unsaved = self._saver.unsaved(image) if image else ()
             learned[number] = {name: value for name, value in values.items() if name not in unsaved}
-        self._library.learn(learned, "caption", "mask")
+        self._library.set_facts(learned, "caption", "mask")
 
 
 def _write(backups: Backups, root: Path, files: Sequence[Written]) -> list[Path]:

@@ -20,7 +20,7 @@ from app.core.edits.save_state import Conflict, DiskValue, Key, SaveNotice, Save
 from app.core.edits.writer import Outcome, Writer
 from app.core.events import Emitter
 from app.core.library import Field, Folder, FolderField, LibraryImage, Value
-from app.core.tasks import Post, stand_back, step_back
+from app.core.tasks import Post, lower_priority, yield_to_window
 from trainer.errors import DatasetError
 
 PAUSE = 0.7
@@ -330,7 +330,7 @@ class Saver:
         self._journal.close(unwritten)
 
     def _run(self) -> None:
-        step_back()
+        lower_priority()
         while self._step():
             pass
 
@@ -351,7 +351,7 @@ class Saver:
         while self._inbox:
             with self._changed:  # for one batch at a time, because the window may need the lock meanwhile
                 self._absorb(_BATCH)
-            stand_back()  # otherwise this thread takes the lock again before the window's thread wakes up
+            yield_to_window()  # otherwise this thread takes the lock again before the window's thread wakes up
         with self._changed:
             self._absorb(None)
             requests = list(self._unwritten({outcome.request.key for outcome in saved}))
@@ -384,7 +384,7 @@ class Saver:
 
     def _on_finished(self, outcome: Outcome) -> Outcome:
         self._last_finished = time.monotonic()
-        stand_back()
+        yield_to_window()
         return outcome
 
     def _next(self) -> list[SaveRequest] | None:

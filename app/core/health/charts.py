@@ -32,7 +32,7 @@ class SizeCell(NamedTuple):
 
 def buckets(health: Health) -> list[Bar]:
     """Return one bar for each bucket that training uses, from wide to tall."""
-    shapes = [(cast("Size", shape), ids) for shape, ids in health.files.all("bucket").items()]
+    shapes = [(cast("Size", shape), ids) for shape, ids in health.image_index.all("bucket").items()]
     shapes.sort(key=lambda entry: (-entry[0][0] / entry[0][1], entry[0]))
     return [Bar(f"{width} × {height}", len(ids), ids, width / height) for (width, height), ids in shapes]
 
@@ -41,11 +41,11 @@ def caption_lengths(health: Health) -> list[Bar]:
     """Return the histogram of caption lengths in tokens; the last bar holds all longer captions."""
     from app.core.health.judging import TOKEN_BARS, TOKEN_STEP
 
-    bars = health.files.all("tokens")
+    bars = health.image_index.all("tokens")
     last = min(TOKEN_BARS, max((int(str(bar)) for bar in bars), default=-1) + 1)
     histogram = []
     for bar in range(max(last, 225 // TOKEN_STEP)):
-        ids = health.files.under("tokens", bar)
+        ids = health.image_index.under("tokens", bar)
         first = bar * TOKEN_STEP + (1 if bar else 0)
         label = f"{first} or more" if bar == TOKEN_BARS - 1 else f"{first} to {(bar + 1) * TOKEN_STEP}"
         histogram.append(Bar(label, len(ids), ids, bar * TOKEN_STEP))
@@ -65,7 +65,7 @@ def sizes(health: Health) -> list[SizeCell]:
         return float(2 ** (step / CELLS_PER_DOUBLING))
 
     cells = []
-    for cell, ids in health.files.all("cell").items():
+    for cell, ids in health.image_index.all("cell").items():
         column, row = cast("Size", cell)
         cells.append(SizeCell(side(column), side(column + 1), side(row), side(row + 1), ids))
     return cells

@@ -18,7 +18,7 @@ from trainer.errors import ImpastoError
 Action = Literal["crop", "mask", "convert", "look", "write"]
 """Tool that the window opens for a finding that no automatic edit can fix."""
 
-OURS: Mapping[str, Rule] = {
+APP_RULES: Mapping[str, Rule] = {
     "picture.unusable": Rule(
         "error",
         "{images} cannot be used: damaged, empty, too large or unreadable.",
@@ -70,7 +70,7 @@ _ACTIONS: Mapping[str, Action] = {
     "caption.cp1252": "convert",
     "caption.utf-16": "convert",
 }
-LISTED = 20
+MAX_LISTED = 20
 """Maximum number of orphan files whose paths the tooltip lists."""
 _NAMED = 3
 _ORDER: Mapping[Severity, int] = {"error": 0, "warning": 1, "info": 2}
@@ -90,7 +90,7 @@ class HealthFinding:
     fix: Callable[[], Edit] | None = None
     """Builds the edit that fixes it. May take a second, so call it on a worker."""
     action: Action | None = None
-    place: str = ""
+    path_tooltip: str = ""
     """Full path of the only image, which the sentence names by its path within the dataset."""
     files: Sequence[Path] = ()
     """The first LISTED orphan files, where the finding is about files without an image."""
@@ -106,7 +106,7 @@ def name_of(code: str, severity: Severity) -> str:
     return f"info.{code}" if severity == "info" else code
 
 
-def found(
+def make_finding(
     code: str, ids: Set[int], fix: tuple[str, Callable[[], Edit]] | None, alone: LibraryImage | None = None
 ) -> HealthFinding:
     """Return the finding for images with this code; `alone`, the only image, is described by its own problem."""
@@ -120,22 +120,24 @@ def found(
     return HealthFinding(code, rule.severity, sentence, remedy, ids, title, make, _ACTIONS.get(code), place)
 
 
-def of_files(code: str, count: int, files: Sequence[Path]) -> HealthFinding:
+def orphan_files_finding(code: str, count: int, files: Sequence[Path]) -> HealthFinding:
     """Return the finding for `count` orphan files; `files` are the first of them."""
     rule = rule_of(code)
     names = ", ".join(path.name for path in files[:_NAMED])
     more = f" and {count - _NAMED} more" if count > _NAMED else ""
     sentence = f"{worded(rule, count).removesuffix('.')}: {names}{more}."
     place = "\n".join(map(str, files))
-    return HealthFinding(code, rule.severity, sentence, rule.remedy, frozenset(), place=place, files=tuple(files))
+    return HealthFinding(
+        code, rule.severity, sentence, rule.remedy, frozenset(), path_tooltip=place, files=tuple(files)
+    )
 
 
-def unseen(fault: ImpastoError) -> HealthFinding:
+def inspection_failed_finding(fault: ImpastoError) -> HealthFinding:
     """Return the finding that images could not be inspected because no worker process started."""
     return HealthFinding(fault.code, "error", fault.sentence, fault.remedy, frozenset(), action="look")
 
 
-def of_notes(fault: ImpastoError) -> HealthFinding:
+def notes_finding(fault: ImpastoError) -> HealthFinding:
     """Return the finding that a folder's notes cannot be read; training refuses such a folder."""
     return HealthFinding(fault.code, "error", fault.sentence, fault.remedy, frozenset())
 
@@ -147,10 +149,10 @@ def remedy_of(code: str) -> str:
 
 def rule_of(code: str) -> Rule:
     """Return the severity and wording of a finding code."""
-    return OURS.get(code) or RULES[code]
+    return APP_RULES.get(code) or RULES[code]
 
 
-def in_order(findings: Sequence[HealthFinding]) -> tuple[HealthFinding, ...]:
+def sort_findings(findings: Sequence[HealthFinding]) -> tuple[HealthFinding, ...]:
     """Return findings sorted by severity, then by the number of affected images or files."""
     return tuple(sorted(findings, key=lambda item: (_ORDER[item.severity], -len(item.ids or item.files), item.code)))
 

@@ -16,11 +16,11 @@ Key = tuple[str, Hashable]
 _NONE: frozenset[int] = frozenset()
 TOKEN_MARKS = (75, 150, 225)
 """Caption tokens that fit into one, two and three chunks of the text encoder."""
-NATIVE: Mapping[str, int] = {"sd15": 512, "sdxl": 1024}
+NATIVE_RESOLUTIONS: Mapping[str, int] = {"sd15": 512, "sdxl": 1024}
 """Native resolutions, repeated from trainer.config.base because importing that module loads pydantic."""
 
 
-class Files:
+class ImageIndex:
     """Index of images by any number of keys; replacing one image's keys takes a few microseconds."""
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class JudgingTarget(NamedTuple):
         return RecipeConfig.model_validate({"resolution": self.resolution, "token_chunks": self.tokens})
 
 
-def aim_of(values: Mapping[str, Any], native: int) -> JudgingTarget:
+def judging_target(values: Mapping[str, Any], native: int) -> JudgingTarget:
     """Return the target for a job's values; invalid values count as missing.
 
     `native` is the resolution of the job's base.

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from app.core.edits.history import Edit
 from app.core.events import Emitter
-from app.core.health.groups import Files, JudgingTarget, SharedIndex
-from app.core.health.inspector import InspectedImage, Inspector, Slice
-from app.core.library import Altered, Folder, Library, LibraryImage
+from app.core.health.groups import ImageIndex, JudgingTarget, SharedIndex
+from app.core.health.inspector import InspectedImage, InspectionBatch, Inspector
+from app.core.library import Folder, Library, LibraryChange, LibraryImage
 from app.core.query.tokens import TokenCounts
 from app.core.tags.index import Row, TagIndex
-from app.core.tasks import Post, Tasks, in_turns, raise_again
+from app.core.tasks import Post, Tasks, iterate_yielding, reraise
 from trainer.errors import ImpastoError
 
 if TYPE_CHECKING:  # pydantic, numpy: a worker loads them once there are images
@@ -74,11 +74,11 @@ class Health:
         self.progress: Emitter[HealthProgress] = Emitter()
         self.charts: Emitter[None] = Emitter()
         """Emitted when the chart data has changed."""
-        self.aim = aim or JudgingTarget()
-        self.files = Files()
+        self.target = aim or JudgingTarget()
+        self.image_index = ImageIndex()
         """Index of images by finding ("mark") and by chart values ("bucket", "tokens", "cell")."""
         self.tags = Tags([], frozenset())
-        self.now: tuple[HealthFinding, ...] = ()
+        self.current_findings: tuple[HealthFinding, ...] = ()
         """Current findings."""
         self._library, self._index, self._tasks, self._post = library, index, tasks, post
         self._inspector = Inspector(library, post, self._on_inspected, self._schedule_report)
@@ -102,7 +102,7 @@ class Health:
         """Return the judge in use; None until a worker has loaded it."""
         return self._judge
 
-    def state(self) -> HealthProgress:
+    def current_progress(self) -> HealthProgress:
         """Return the current progress."""
         judging = len(self._waiting) + (self._tokens.pending if self._judge else 0)
         return HealthProgress(judging, self._inspector.pending, len(self._library.images))
@@ -111,14 +111,14 @@ class Health:
         """Return the images with a tag."""
         return self._index.images_with(tag)
 
-    def marked(self) -> Mapping[str, Set[int]]:
+    def images_by_finding(self) -> Mapping[str, Set[int]]:
         """Return the images of each finding by its name in `problem:` queries; live sets, do not modify them."""
-        return {finding.query.removeprefix("problem:"): finding.ids for finding in self.now if finding.ids}
+        return {finding.query.removeprefix("problem:"): finding.ids for finding in self.current_findings if finding.ids}
 
-    def aim_at(self, aim: JudgingTarget) -> None:
+    def set_target(self, aim: JudgingTarget) -> None:
         """Judge all images again for other training settings."""
-        if aim != self.aim:
-            self.aim, self._judge = aim, None
+        if aim != self.target:
+            self.target, self._judge = aim, None
             self._waiting = dict.fromkeys(self._library.images)
             self._load()
 
@@ -131,31 +131,31 @@ class Health:
             return
         self._counting, self._tags_stale = True, False
         # Two lists of existing objects: pairs would allocate 100,000 new tuples on the owner's thread.
-        left_out = frozenset(self.files.under("mark", "picture.excluded"))
+        left_out = frozenset(self.image_index.under("mark", "picture.excluded"))
         ids = [number for number in self._library.images if number not in left_out]
         rows = list(map(self._index.row, ids))
-        self._tasks.run(lambda: count_tags(zip(ids, rows, strict=True)), self._on_tags_counted, raise_again)
+        self._tasks.run(lambda: count_tags(zip(ids, rows, strict=True)), self._on_tags_counted, reraise)
 
-    def begin(self) -> None:
+    def start_inspection(self) -> None:
         """Start inspecting files, or retry after a failure.
 
         Call it once a dataset is listed: listing its images comes first.
         """
-        self._inspector.begin()
+        self._inspector.start()
         self._schedule_report()
 
-    def look_again(self, ids: Iterable[int]) -> None:
+    def inspect_again(self, ids: Iterable[int]) -> None:
         """Inspect these images again: their files changed in a way that the scanner cannot detect."""
-        self._inspector.want(ids)
+        self._inspector.request(ids)
 
-    def look_for_gone(self) -> None:
+    def retry_missing(self) -> None:
         """Inspect files again that were missing only briefly; call it after each scan.
 
         A scan that never saw them missing does not report them as changed.
         """
-        self._inspector.want(filter(self._is_unseen, self._inspector.take_gone()))
+        self._inspector.request(filter(self._is_unseen, self._inspector.take_missing()))
 
-    def take_strays(self, strays: OrphanFiles) -> None:
+    def set_orphan_files(self, strays: OrphanFiles) -> None:
         """Replace the orphan files (files without an image) that are reported for a folder."""
         if strays.names:
             self._orphans[strays.folder] = strays.names
@@ -163,7 +163,7 @@ class Health:
             self._orphans.pop(strays.folder, None)
         self._schedule_report()
 
-    def take_notes(self, notes: NotesRead) -> None:
+    def set_notes_error(self, notes: NotesRead) -> None:
         """Update whether the notes of a folder can be read; training refuses a folder whose notes cannot."""
         if notes.error:
             self._note_errors[notes.folder] = notes.error
@@ -171,7 +171,7 @@ class Health:
             self._note_errors.pop(notes.folder, None)
         self._schedule_report()
 
-    def drop_strays(self, root: Path) -> None:
+    def forget_dataset(self, root: Path) -> None:
         """Forget the orphan files and note errors of a dataset that was closed."""
         self._orphans = {folder: names for folder, names in self._orphans.items() if folder.root != root}
         self._note_errors = {folder: why for folder, why in self._note_errors.items() if folder.root != root}
@@ -184,14 +184,14 @@ class Health:
 
     # Judging
 
-    def _on_altered(self, altered: Altered) -> None:
+    def _on_altered(self, altered: LibraryChange) -> None:
         for number in altered.removed:
             self._forget(number)
         ids = altered.added if altered.what <= _IGNORED else altered.added | altered.altered
         if altered.added or altered.what & _FILE_FACTS:
-            self._inspector.want(ids if altered.what & _FILE_FACTS else altered.added)
+            self._inspector.request(ids if altered.what & _FILE_FACTS else altered.added)
         if altered.what & _RETURN_FACTS:
-            self._inspector.want(filter(self._is_unseen, altered.altered))
+            self._inspector.request(filter(self._is_unseen, altered.altered))
         if "caption" in altered.what:
             self._forget_encodings(altered.altered)
         if altered.what & {"excluded", "folder"} or altered.removed or altered.added:
@@ -216,7 +216,7 @@ class Health:
         self._seen.pop(number, None)
         self._contents.put(number, None)
         self._stems.put(number, None)
-        self.files.put(number, ())
+        self.image_index.put(number, ())
         self._unlink_near(number)
 
     def _forget_encodings(self, ids: Iterable[int]) -> None:
@@ -231,18 +231,18 @@ class Health:
         if self._loading:
             return
         self._loading = True
-        aim = self.aim
+        aim = self.target
 
         def load() -> Judge:
             from app.core.health import findings, judging  # noqa: F401 (imported here to keep the load off the owner's thread)
 
-            return judging.Judge(aim.recipe(), self._tokens.of, aim.lines)
+            return judging.Judge(aim.recipe(), self._tokens.count, aim.lines)
 
-        self._tasks.run(load, lambda judge: self._on_judge_loaded(aim, judge), raise_again)
+        self._tasks.run(load, lambda judge: self._on_judge_loaded(aim, judge), reraise)
 
     def _on_judge_loaded(self, aim: JudgingTarget, judge: Judge) -> None:
         self._loading = False
-        if aim == self.aim:
+        if aim == self.target:
             self._judge = judge
             self._continue_judging()
         else:
@@ -272,7 +272,7 @@ class Health:
         image = self._library.images.get(number)
         if image is None:
             return
-        self.files.put(number, judge.keys(image, self._seen.get(number, ())))
+        self.image_index.put(number, judge.keys(image, self._seen.get(number, ())))
         trained = not image.excluded and not image.problem
         self._contents.put(number, image.content if trained else None)
         stem = image.name.rpartition(".")[0]
@@ -284,23 +284,23 @@ class Health:
     def _request_token_counts(self) -> None:
         """Request unknown token counts of captions; judge images again whose counts have arrived."""
         judge, images = self._judge, self._library.images
-        waiting = self.files.under("uncounted", "tokens")
+        waiting = self.image_index.under("uncounted", "tokens")
         if judge is None or not waiting or self._tokens.pending:
             return
         texts: dict[str, None] = {}
         for number in islice(waiting, _TOKEN_BATCH):
-            uncounted = [text for text in judge.captions(images[number]) if self._tokens.of(text) is None]
+            uncounted = [text for text in judge.captions(images[number]) if self._tokens.count(text) is None]
             if uncounted:
                 texts.update(dict.fromkeys(uncounted))
             else:
                 self._waiting[number] = None
         if texts:
-            self._tokens.want(texts)
+            self._tokens.request(texts)
         self._continue_judging()
 
     # Inspection results
 
-    def _on_inspected(self, found: Slice) -> None:
+    def _on_inspected(self, found: InspectionBatch) -> None:
         facts: dict[int, dict[str, object]] = {}
         kinds: set[str] = {"inspection"}
         for seen in found.seen:
@@ -308,7 +308,7 @@ class Health:
             facts[seen.image] = self._facts(seen, kinds)
             self._unlink_near(seen.image)
         self._link_near(found.near, {number: known["content"] for number, known in facts.items()})
-        self._library.learn(facts, *kinds)  # type: ignore[arg-type]  # built from Literals
+        self._library.set_facts(facts, *kinds)  # type: ignore[arg-type]  # built from Literals
         self._schedule_report()
 
     def _facts(self, seen: InspectedImage, kinds: set[str]) -> dict[str, object]:
@@ -376,32 +376,41 @@ class Health:
     def _report(self) -> None:
         self._report_scheduled = False
         if self._judge is not None:
-            self.now = self._findings()
-            self.findings.emit(self.now)
+            self.current_findings = self._findings()
+            self.findings.emit(self.current_findings)
             self.charts.emit(None)
-        self.progress.emit(self.state())
+        self.progress.emit(self.current_progress())
 
     def _findings(self) -> tuple[HealthFinding, ...]:
-        from app.core.health.findings import LISTED, found, in_order, of_files, of_notes, unseen
+        from app.core.health.findings import (
+            MAX_LISTED,
+            inspection_failed_finding,
+            make_finding,
+            notes_finding,
+            orphan_files_finding,
+            sort_findings,
+        )
 
-        sets: dict[str, Set[int]] = {str(code): ids for code, ids in self.files.all("mark").items()}
+        sets: dict[str, Set[int]] = {str(code): ids for code, ids in self.image_index.all("mark").items()}
         sets["duplicate.exact"] = self._contents.images
         sets["duplicate.near"] = self._near_marked
         sets["picture.same_stem"] = self._stems.images
         sets["tag.rare"] = self.tags.rare
         sets["folder.unbalanced"] = self._unbalanced()
         sets["bucket.lonely"] = self._underfilled_buckets()
-        if not self.files.under("mask", "with"):
+        if not self.image_index.under("mask", "with"):
             sets.pop("mask.missing", None)  # a dataset without any mask is not meant to have masks
-        findings = [found(code, ids, self._fix(code, ids), self._only_image(ids)) for code, ids in sets.items() if ids]
+        findings = [
+            make_finding(code, ids, self._fix(code, ids), self._only_image(ids)) for code, ids in sets.items() if ids
+        ]
         if fault := self._inspector.fault:
-            findings.append(unseen(fault))
-        findings += map(of_notes, self._note_errors.values())
+            findings.append(inspection_failed_finding(fault))
+        findings += map(notes_finding, self._note_errors.values())
         for code in sorted({code for names in self._orphans.values() for code in names}):
             lists = [(folder.path, names[code]) for folder, names in self._orphans.items() if code in names]
-            first = list(islice((path / name for path, names in lists for name in names), LISTED))
-            findings.append(of_files(code, sum(len(names) for _, names in lists), first))
-        return in_order(findings)
+            first = list(islice((path / name for path, names in lists for name in names), MAX_LISTED))
+            findings.append(orphan_files_finding(code, sum(len(names) for _, names in lists), first))
+        return sort_findings(findings)
 
     def _only_image(self, ids: Set[int]) -> LibraryImage | None:
         """Return the image of a finding that has exactly one."""
@@ -409,14 +418,14 @@ class Health:
 
     def _unbalanced(self) -> frozenset[int]:
         """Return the images of folders that an epoch shows far less often than the most frequent folder."""
-        folders = [(folder, ids) for folder, ids in self.files.all("folder").items() if not folder.regularization]  # type: ignore[attr-defined]
+        folders = [(folder, ids) for folder, ids in self.image_index.all("folder").items() if not folder.regularization]  # type: ignore[attr-defined]
         shown = [(len(ids) * (folder.repeats or 1), ids) for folder, ids in folders]  # type: ignore[attr-defined]
         most = max((count for count, _ in shown), default=0)
         return frozenset().union(*(ids for count, ids in shown if count * _UNBALANCED_RATIO < most))
 
     def _underfilled_buckets(self) -> frozenset[int]:
         """Return the images of buckets that cannot fill a batch in an epoch; none if there is only one bucket."""
-        shapes = self.files.all("shape")
+        shapes = self.image_index.all("shape")
         assert self._judge is not None
         batch = self._judge.recipe.effective_batch
         few = [ids for ids in shapes.values() if len(ids) < batch and self._samples(ids) < batch]
@@ -449,9 +458,9 @@ class Health:
             case "duplicate.near":
                 return "Keep the best of each", lambda: fixes.keep_best(self._images(self._near_groups()))
             case "trigger.absent":
-                return "Put the trigger word first", lambda: fixes.put_trigger_first(affected(), self.aim.lines)
+                return "Put the trigger word first", lambda: fixes.put_trigger_first(affected(), self.target.lines)
             case "tag.one_letter":
-                return "Remove these tags", lambda: fixes.remove_single_letters(affected(), self.aim.lines)
+                return "Remove these tags", lambda: fixes.remove_single_letters(affected(), self.target.lines)
         return None
 
     def _near_groups(self) -> list[list[int]]:
@@ -468,9 +477,9 @@ class Health:
 def count_tags(rows: Iterable[tuple[int, Row]]) -> Tags:
     """Return the frequent tags and the images with rare tags. Runs on a worker; pass only trained images."""
     rows = list(rows)
-    counts = Counter(tag for _, row in in_turns(rows) for tag in row)
+    counts = Counter(tag for _, row in iterate_yielding(rows) for tag in row)
     unique = {tag for tag, count in counts.items() if count == 1 and tag.count(" ") < _MAX_TAG_WORDS}
     has_enough = sum(1 for _, row in rows if row) >= _MIN_TAGGED
-    rare = frozenset(number for number, row in in_turns(rows) if has_enough and not unique.isdisjoint(row))
+    rare = frozenset(number for number, row in iterate_yielding(rows) if has_enough and not unique.isdisjoint(row))
     top = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:_TOP_COUNT]
     return Tags(top, rare)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from app.core.edits.backups import Backups, Written
 from app.core.library import Library, LibraryImage
-from app.core.tasks import Post, Tasks, in_turns
+from app.core.tasks import Post, Tasks, iterate_yielding
 from trainer.dataset.caption_files import SUFFIXES, NotACaptionError, decode_caption
 from trainer.errors import DatasetError
 from trainer.protocol.files import Links
@@ -53,7 +53,7 @@ class _Request(NamedTuple):
     mask_changed_ns: int
 
 
-class Slice(NamedTuple):
+class InspectionBatch(NamedTuple):
     """Results of some images, and the pairs that they form with near duplicates known so far."""
 
     seen: list[InspectedImage]
@@ -67,7 +67,9 @@ class Inspector:
     `close` stops it immediately, even in the middle of an image.
     """
 
-    def __init__(self, library: Library, post: Post, have: Callable[[Slice], None], stuck: Callable[[], None]) -> None:
+    def __init__(
+        self, library: Library, post: Post, have: Callable[[InspectionBatch], None], stuck: Callable[[], None]
+    ) -> None:
         self._library, self._on_slice, self._on_failed_start = library, have, stuck
         self._tasks = Tasks(post, threads=1, behind=True)
         self._waiting: dict[int, None] = {}
@@ -85,20 +87,20 @@ class Inspector:
         """Return the number of images still to be inspected."""
         return 0 if self.fault else len(self._waiting)
 
-    def want(self, images: Iterable[int]) -> None:
+    def request(self, images: Iterable[int]) -> None:
         """Queue images for inspection; after a failure, retry once _RETRY_SECONDS seconds have passed."""
         self._waiting.update(dict.fromkeys(images))
         if self.fault and self._waiting and time.monotonic() > self._retry_at:
-            self.begin()
+            self.start()
         else:
             self._start_next()
 
-    def take_gone(self) -> set[int]:
+    def take_missing(self) -> set[int]:
         """Return and clear the images whose files were missing."""
         missing, self._missing = self._missing, set()
         return missing
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Start inspecting; images queued earlier wait for this call."""
         self._started, self.fault = True, None
         self._start_next()
@@ -119,7 +121,7 @@ class Inspector:
         numbers = list(islice(self._waiting, _BATCH))
         images = [self._library.images[number] for number in numbers if number in self._library.images]
         self._running = True
-        requests = [_Request(i.id, i.path, i.changed_ns, i.mask, i.mask_changed_ns) for i in images]
+        requests = [_Request(i.id, i.path, i.modified_ns, i.mask, i.mask_changed_ns) for i in images]
         self._tasks.run(
             lambda: self._inspect(requests),
             lambda result: self._on_inspected(numbers, result),
@@ -127,7 +129,7 @@ class Inspector:
             kept=False,
         )
 
-    def _inspect(self, requests: list[_Request]) -> Slice | None:
+    def _inspect(self, requests: list[_Request]) -> InspectionBatch | None:
         """Inspect some images on the worker; without images, end the worker processes."""
         from app.core.disk.reading import MAX_MEGAPIXELS
         from app.core.health.judging import NearDuplicates
@@ -144,8 +146,10 @@ class Inspector:
         except DatasetError:  # a process failed to start: end the others to free their memory
             self._end_processes()
             raise
-        seen = [image for request in in_turns(requests) if (image := _inspected(request, found[request.path]))]
-        return Slice(seen, self._near.add((image.image, image.fingerprint) for image in seen if image.fingerprint))
+        seen = [image for request in iterate_yielding(requests) if (image := _inspected(request, found[request.path]))]
+        return InspectionBatch(
+            seen, self._near.add((image.image, image.fingerprint) for image in seen if image.fingerprint)
+        )
 
     def _end_processes(self) -> None:
         """End the worker processes; new ones are started when there is something to inspect."""
@@ -157,20 +161,20 @@ class Inspector:
         if self._stopped:
             raise _InspectionStopped
 
-    def _on_inspected(self, numbers: list[int], found: Slice | None) -> None:
+    def _on_inspected(self, numbers: list[int], found: InspectionBatch | None) -> None:
         self._running = False
         for number in numbers:
             self._waiting.pop(number, None)
         if found is not None and not self._stopped:
             self._missing.update(set(numbers).difference(result.image for result in found.seen))
-            self._on_slice(Slice([result for result in found.seen if self._is_current(result)], found.near))
+            self._on_slice(InspectionBatch([result for result in found.seen if self._is_current(result)], found.near))
         # When nothing is left, one more run without images ends the worker processes.
         if numbers or self._waiting:
             self._start_next()
 
     def _is_current(self, seen: InspectedImage) -> bool:
         image: LibraryImage | None = self._library.images.get(seen.image)
-        now = image and (image.changed_ns, image.mask_changed_ns)
+        now = image and (image.modified_ns, image.mask_changed_ns)
         return now == (seen.changed_ns, seen.mask_changed_ns)
 
     def _on_failed(self, fault: BaseException) -> None:

@@ -31,7 +31,7 @@ CELLS_PER_DOUBLING = 4
 """Steps of the size chart per doubling of a side."""
 
 CountTokens = Callable[[str], int | None]
-LEAST = 64
+MIN_CROP_SIDE = 64
 """Minimum side of a crop in pixels."""
 
 
@@ -135,7 +135,7 @@ class CropPreview:
     """Scale factor of the sides; below 1, the image is downscaled."""
 
 
-def shown_of(width: int, height: int, crop: Crop | None, recipe: RecipeConfig) -> CropPreview | None:
+def crop_preview(width: int, height: int, crop: Crop | None, recipe: RecipeConfig) -> CropPreview | None:
     """Return what training sees of an upright image of this size; None if it is too small for any bucket."""
     region = region_of(width, height, crop)
     bucket = choose_bucket(region[2], region[3], recipe)
@@ -146,7 +146,7 @@ def shown_of(width: int, height: int, crop: Crop | None, recipe: RecipeConfig) -
     return CropPreview(bucket, frame, 1.0 - wide * high / (width * height), enlargement(wide, high, bucket))
 
 
-def largest(width: int, height: int, shape: tuple[int, int]) -> Crop:
+def largest_frame(width: int, height: int, shape: tuple[int, int]) -> Crop:
     """Return the largest centered frame with the aspect ratio of `shape`, as fractions."""
     left, top, wide, high = window_in((0, 0, width, height), shape, 0.5, 0.5)
     return left / width, top / height, (left + wide) / width, (top + high) / height
@@ -165,7 +165,7 @@ def scaled(frame: Crop, factor: float, size: tuple[int, int], anchor: tuple[floa
     It is clamped to the image of `size` pixels, and its sides stay at least LEAST pixels long.
     """
     wide, high = frame[2] - frame[0], frame[3] - frame[1]
-    least = max(min(LEAST / (wide * size[0]), 1.0), min(LEAST / (high * size[1]), 1.0))
+    least = max(min(MIN_CROP_SIDE / (wide * size[0]), 1.0), min(MIN_CROP_SIDE / (high * size[1]), 1.0))
     factor = min(max(factor, least), 1.0 / wide, 1.0 / high)
     left = frame[0] + anchor[0] * wide * (1.0 - factor)
     top = frame[1] + anchor[1] * high * (1.0 - factor)

@@ -12,7 +12,7 @@ from typing import Any
 from app.core.events import Emitter
 from app.core.jobs.job_file import JobFile, Values, changed_keys, drop, put, value_at
 from app.core.jobs.settings import Base, SettingsVerdict, arguments, judge, settings
-from app.core.tasks import Tasks, only, raise_again
+from app.core.tasks import Tasks, handle_only, reraise
 from app.core.words import QT_TRANSLATE_NOOP
 from trainer.config.base import Family
 from trainer.config.credentials import protect, safe_link
@@ -286,7 +286,7 @@ class Draft:
                     self._take_over(text)
 
             # A file that is gone or cannot be read now is written again with the next change.
-            unread = only(JobError, lambda _: None)
+            unread = handle_only(JobError, lambda _: None)
             self._tasks.run(lambda: read_job_text(self.path), take_over, unread, kept=False)
 
     def leave(self) -> None:
@@ -319,7 +319,7 @@ class Draft:
         if safe != model:
             put(values, "base.model", safe)
             # On a worker: a locked keyring asks for its password first, and waits for it.
-            self._tasks.run(lambda: protect(model)[1] or "", self.secured.emit, raise_again)
+            self._tasks.run(lambda: protect(model)[1] or "", self.secured.emit, reraise)
 
     def _judge(self) -> None:
         self._look_at_base()
@@ -335,7 +335,7 @@ class Draft:
         if isinstance(model, str) and model:
             folder = self.path.parent
             know = partial(self._know_base, asked)
-            self._tasks.run(lambda: _looked_at(asked, model, folder), know, raise_again, kept=False)
+            self._tasks.run(lambda: _looked_at(asked, model, folder), know, reraise, kept=False)
 
     def _know_base(self, asked: Base, found: Base) -> None:
         if self._base is not asked or found == asked:
@@ -398,7 +398,7 @@ def _looked_at(base: Base, model: str, folder: Path) -> Base:
     """Return what the disk tells of a base besides."""
     if not is_base_path(model, folder):
         return base
-    base = replace(base, there=model)
+    base = replace(base, path_on_disk=model)
     try:
         found = identify_base(Path(absolute(model, folder)))
     except (ImpastoError, OSError):

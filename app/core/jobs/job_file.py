@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from app.core.events import Emitter
-from app.core.tasks import Tasks, only
+from app.core.tasks import Tasks, handle_only
 from trainer.config.job import Job
 from trainer.config.load import JOB_FILE, migrate, read_job_text
 from trainer.config.paths import make_absolute
@@ -268,7 +268,7 @@ class JobFile:
 
     def _fail(self, fault: BaseException) -> None:
         self._writing = None
-        only(OSError, self._tell)(fault)
+        handle_only(OSError, self._tell)(fault)
 
     def _tell(self, error: OSError) -> None:
         former, fault = self._fault, _unwritable(self.path, error)

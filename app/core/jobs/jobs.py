@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.core.events import Emitter
 from app.core.settings.deferred_writer import DeferredWriter
-from app.core.tasks import Tasks, only, raise_again
+from app.core.tasks import Tasks, handle_only, reraise
 from trainer.errors import ImpastoError, JobError
 from trainer.protocol import files, places
 from trainer.protocol.files import long_path, numbered, safe_name, valid_job_name
@@ -228,7 +228,7 @@ class Jobs:
             if then:
                 then()
 
-        self._tasks.run(read, found, raise_again, kept=False)
+        self._tasks.run(read, found, reraise, kept=False)
 
     def close(self) -> None:
         """Write pending changes now, because the app is closing."""
@@ -245,7 +245,7 @@ class Jobs:
     # --- internals
 
     def _do(self, work: Callable[[], _Result], then: Callable[[_Result], None], refused: Refused) -> None:
-        self._tasks.run(work, then, only(ImpastoError, refused))
+        self._tasks.run(work, then, handle_only(ImpastoError, refused))
 
     def _read(self, path: Path, then: Callable[[Draft], None], refused: Refused) -> None:
         names = {entry.name for entry in self.all}
@@ -301,7 +301,7 @@ class Jobs:
         if error is not None:
             name, values, folder = draft.name, draft.values, draft.path.parent
             tell = partial(self._tell_rescued, error)
-            self._tasks.run(lambda: _rescue(self.folder, name, values, folder, error), tell, raise_again)
+            self._tasks.run(lambda: _rescue(self.folder, name, values, folder, error), tell, reraise)
 
     def _tell_rescued(self, error: JobError, rescued: Path | None) -> None:
         """Say where changes are kept, instead of what stood against them."""

@@ -193,7 +193,7 @@ class Base:
 
     stated: str = ""
     """Base as stated in the job; a different text means a different base."""
-    there: str = ""
+    path_on_disk: str = ""
     """Value of `base.model` if it was found on disk."""
     family: Family | None = None
     zero_terminal_snr: bool = False
@@ -201,7 +201,7 @@ class Base:
     def is_path(self, model: str, folder: Path) -> bool:
         """Return `is_base_path` from the known facts, without accessing the disk."""
         by_form = base_path_by_form(model)
-        return model == self.there if by_form is None else by_form
+        return model == self.path_on_disk if by_form is None else by_form
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from app.core.disk.datasets import Datasets
 from app.core.events import Emitter
-from app.core.health.groups import NATIVE, JudgingTarget, aim_of
+from app.core.health.groups import NATIVE_RESOLUTIONS, JudgingTarget, judging_target
 from app.core.jobs.jobs import JobEntry, Jobs
 from app.core.settings.preferences import Settings
-from app.core.tasks import Tasks, raise_again
+from app.core.tasks import Tasks, reraise
 from trainer.errors import ImpastoError
 
 if TYPE_CHECKING:  # imports pydantic and the schema, which would delay the window
@@ -97,11 +97,11 @@ class TargetTracker:
 
     def _find(self) -> _TargetSource:
         if draft := self._open_draft():
-            native = NATIVE[draft.family or "sdxl"]
-            return _TargetSource(draft.name, aim_of(draft.values, native), native)
+            native = NATIVE_RESOLUTIONS[draft.family or "sdxl"]
+            return _TargetSource(draft.name, judging_target(draft.values, native), native)
         if entry := self._latest():
-            native = NATIVE[entry.family] if entry.family in NATIVE else self._native(entry)
-            return _TargetSource(entry.name, aim_of(entry.stated, native), native)
+            native = NATIVE_RESOLUTIONS[entry.family] if entry.family in NATIVE_RESOLUTIONS else self._native(entry)
+            return _TargetSource(entry.name, judging_target(entry.stated, native), native)
         judging = self._settings.preferences.judging
         return _TargetSource(
             "", JudgingTarget(judging.resolution or JudgingTarget().resolution, judging.tokens, judging.lines), None
@@ -124,13 +124,13 @@ class TargetTracker:
         """Return the native resolution of a job's base; a worker looks at the base once, SDXL's counts until then."""
         base = entry.path.parent, entry.base
         if base not in self._natives:
-            self._natives[base] = NATIVE["sdxl"]
+            self._natives[base] = NATIVE_RESOLUTIONS["sdxl"]
 
             def learn(native: int) -> None:
                 self._natives[base] = native
                 self._follow()
 
-            self._tasks.run(lambda: _native_of(*base), learn, raise_again, kept=False)
+            self._tasks.run(lambda: _native_of(*base), learn, reraise, kept=False)
         return self._natives[base]
 
     def _turn(self, draft: Draft | None) -> None:
@@ -149,4 +149,4 @@ def _native_of(folder: Path, model: str) -> int:
         family = identify_base(Path(absolute(model, folder))).family if is_base_path(model, folder) else "sdxl"
     except (ImpastoError, OSError):
         family = "sdxl"
-    return NATIVE[family]
+    return NATIVE_RESOLUTIONS[family]

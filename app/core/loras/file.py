@@ -61,19 +61,19 @@ SIDE = 256
 """Longest side of a shown image, in pixels."""
 
 
-def shown(text: str) -> str:
+def to_display_text(text: str) -> str:
     """Return a value on one line, without control characters, cut to `LONGEST_TEXT`."""
     line = "".join(letter if letter.isprintable() else " " for letter in text[:LONGEST_TEXT])
     return line + ("…" if len(text) > LONGEST_TEXT else "")
 
 
-def stated(metadata: Mapping[str, str], *keys: str) -> str:
+def first_set_value(metadata: Mapping[str, str], *keys: str) -> str:
     """Return the first value that is set among these keys, ready to show; "" if none is."""
     values = (metadata.get(key, "").strip() for key in keys)
-    return shown(next((value for value in values if value not in _UNSET), ""))
+    return to_display_text(next((value for value in values if value not in _UNSET), ""))
 
 
-def about(metadata: Mapping[str, str]) -> dict[str, str]:
+def summary_of(metadata: Mapping[str, str]) -> dict[str, str]:
     """Return title, author, license, description and base, as far as they are set."""
     keys = {
         "title": ("modelspec.title", "ss_output_name"),
@@ -82,17 +82,19 @@ def about(metadata: Mapping[str, str]) -> dict[str, str]:
         "description": ("modelspec.description",),
         "base": ("ss_sd_model_name", "ss_base_model_version", "modelspec.architecture"),
     }
-    return {name: text for name, wanted in keys.items() if (text := stated(metadata, *wanted))}
+    return {name: text for name, wanted in keys.items() if (text := first_set_value(metadata, *wanted))}
 
 
 def settings_of(metadata: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return the stated training settings as (label of `SETTINGS`, value)."""
-    return [(name, text) for key, name in SETTINGS.items() if (text := stated(metadata, key)) not in ("", "{}")]
+    return [
+        (name, text) for key, name in SETTINGS.items() if (text := first_set_value(metadata, key)) not in ("", "{}")
+    ]
 
 
-def everything(metadata: Mapping[str, str]) -> list[tuple[str, str]]:
+def metadata_rows(metadata: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return the metadata sorted by key, at most `MOST_ROWS` rows."""
-    return [(shown(key[:200]), shown(metadata[key])) for key in sorted(metadata)[:MOST_ROWS]]
+    return [(to_display_text(key[:200]), to_display_text(metadata[key])) for key in sorted(metadata)[:MOST_ROWS]]
 
 
 def tags_of(metadata: Mapping[str, str]) -> list[tuple[str, int]]:
@@ -101,7 +103,7 @@ def tags_of(metadata: Mapping[str, str]) -> list[tuple[str, int]]:
     for tags in _tables(metadata):
         for tag, count in tags.items():
             if isinstance(count, int) and not isinstance(count, bool) and 0 < count < 1 << 53:
-                counts[shown(tag.strip()[:200])] += count
+                counts[to_display_text(tag.strip()[:200])] += count
     return counts.most_common(MOST_ROWS)
 
 
@@ -110,12 +112,12 @@ def triggers_of(metadata: Mapping[str, str]) -> tuple[str, bool]:
 
     kohya's trainers use a folder's name after its repeats ("10_mika girl") to caption images without captions.
     """
-    words = stated(metadata, "modelspec.trigger_phrase")
+    words = first_set_value(metadata, "modelspec.trigger_phrase")
     if words:
         return words, True
     folders = _json(metadata.get("ss_tag_frequency"))
     names = [name[:200].partition("_")[2] for name in folders if _REPEATS.match(name)] if folders else []
-    return shown(", ".join(dict.fromkeys(name for name in names[:10] if name))), False
+    return to_display_text(", ".join(dict.fromkeys(name for name in names[:10] if name))), False
 
 
 def images_of(metadata: Mapping[str, str]) -> Iterator[str]:
@@ -182,7 +184,7 @@ class LoraFile:
     tags: tuple[tuple[str, int], ...]
     metadata: tuple[tuple[str, str], ...]
     """All metadata, sorted by key."""
-    pictures: tuple[Pixels, ...]
+    images: tuple[Pixels, ...]
     layers: Mapping[str, Layer]
     alphas: Mapping[str, float]
     """Alphas from the metadata instead of tensors, by the first part of the layers' names."""
@@ -205,13 +207,13 @@ def read_lora(path: Path) -> LoraFile:
         family=identity.family,
         ranks=identity.ranks,
         parts=identity.layers,
-        about=about(data),
+        about=summary_of(data),
         triggers=triggers,
         triggers_stated=stated,
         settings=tuple(settings_of(data)),
         tags=tuple(tags_of(data)),
-        metadata=tuple(everything(data)),
-        pictures=tuple(_images(path, data)),
+        metadata=tuple(metadata_rows(data)),
+        images=tuple(_images(path, data)),
         layers=layers,
         alphas=alphas_of(data),
     )

@@ -14,7 +14,7 @@ from app.core.models.search import Search
 from app.core.models.tools import Installation, this_pc
 from app.core.models.verdict import BaseVerdict, Destination, FoundBase, judge
 from app.core.settings.deferred_writer import DeferredWriter
-from app.core.tasks import Post, Tasks, raise_again
+from app.core.tasks import Post, Tasks, reraise
 from trainer.config.credentials import without_secrets
 from trainer.protocol import places
 from trainer.protocol.records import json_keys, to_record
@@ -100,7 +100,7 @@ class Models:
         """Bases found in the tools that the user has not hidden: trainable ones first, then by name."""
         self.installations: tuple[Installation, ...] = ()
         """Tools that were found, and folders that the user added."""
-        self.looking = False
+        self.is_searching = False
         """Whether a search is running."""
         self.changed: Emitter[None] = Emitter()
         """Emitted when any of these attributes or a choice changes."""
@@ -128,11 +128,11 @@ class Models:
         """Return the folders that the user added."""
         return tuple(map(Path, self._kept.choices.folders))
 
-    def look(self, *, again: bool = False) -> None:
+    def search(self, *, again: bool = False) -> None:
         """Search this PC, once per session unless `again` is set; emit `changed` on each find and at the end."""
-        if self.looking or (self._looked and not again):
+        if self.is_searching or (self._looked and not again):
             return
-        self.looking = self._looked = True
+        self.is_searching = self._looked = True
         self._stop = stop = threading.Event()
         folders = self.folders
 
@@ -151,21 +151,21 @@ class Models:
 
     def stop_looking(self) -> None:
         """Stop the search and keep what it has found so far."""
-        if self.looking:
+        if self.is_searching:
             self._end(self._stop)
             self._looked = False
 
     def judge(self, text: str, done: Callable[[BaseVerdict], None]) -> None:
         """Judge a value of `base.model` on a worker and call `done` with the verdict."""
         found = self._all
-        self._tasks.run(lambda: judge(text, found), done, raise_again, kept=False)
+        self._tasks.run(lambda: judge(text, found), done, reraise, kept=False)
 
     def look_at_recent(self) -> None:
         """Check the recently used bases on a worker; `changed` is emitted when `judged` changes."""
         texts, found = self.recent, self._all
-        self._tasks.run(lambda: {text: judge(text, found) for text in texts}, self._set_judged, raise_again, kept=False)
+        self._tasks.run(lambda: {text: judge(text, found) for text in texts}, self._set_judged, reraise, kept=False)
 
-    def used(self, text: str) -> None:
+    def add_recent(self, text: str) -> None:
         """Add a base to the recently used ones."""
         if text and self._kept.put_first("recent", without_secrets(text)):
             self.changed.emit(None)
@@ -176,7 +176,7 @@ class Models:
         if self._kept.put_first("folders", str(folder)):
             self._search_again()
 
-    def wants(self, installation: Installation) -> bool:
+    def is_offered(self, installation: Installation) -> bool:
         """Return whether the models of a tool are offered."""
         return str(installation.folder) not in self._kept.choices.passed_over
 
@@ -184,7 +184,7 @@ class Models:
         """Return the number of trainable bases in the folders of a tool, hidden or not."""
         return sum(not one.description.problem and _in_any(one.path, installation.bases) for one in self._all)
 
-    def want(self, installation: Installation, wanted: bool) -> None:
+    def set_offered(self, installation: Installation, wanted: bool) -> None:
         """Offer or hide the models of a tool."""
         change = self._kept.remove if wanted else self._kept.put_first
         if change("passed_over", str(installation.folder)):
@@ -195,9 +195,11 @@ class Models:
 
         `changed` is emitted when there may be more.
         """
-        self.look()
+        self.search()
         own = [Destination("", Path(folder)) for folder in self._kept.choices.loras]
-        others = [Destination(one.tool, one.loras[0]) for one in self.installations if one.loras and self.wants(one)]
+        others = [
+            Destination(one.tool, one.loras[0]) for one in self.installations if one.loras and self.is_offered(one)
+        ]
         return own + [one for one in others if one.folder not in {mine.folder for mine in own}]
 
     def add_destination(self, folder: Path) -> None:
@@ -218,7 +220,7 @@ class Models:
 
     def _search_again(self) -> None:
         self.stop_looking()
-        self.look(again=True)
+        self.search(again=True)
 
     def _take(self, tools: tuple[Installation, ...], found: tuple[FoundBase, ...], stop: threading.Event) -> None:
         if stop is self._stop and not stop.is_set():
@@ -227,19 +229,19 @@ class Models:
 
     def _end(self, stop: threading.Event) -> None:
         stop.set()
-        if stop is self._stop and self.looking:
-            self.looking = False
+        if stop is self._stop and self.is_searching:
+            self.is_searching = False
             self.changed.emit(None)
 
     def _sort(self) -> None:
         """Offer bases in a folder that a wanted tool uses, and bases that belong to no tool."""
-        wanted, unwanted = _places(filter(self.wants, self.installations)), _places(self._unwanted())
+        wanted, unwanted = _places(filter(self.is_offered, self.installations)), _places(self._unwanted())
         offered = [one for one in self._all if _in_any(one.path, wanted) or not _in_any(one.path, unwanted)]
         self.bases = tuple(sorted(offered, key=_order))
         self.changed.emit(None)
 
     def _unwanted(self) -> list[Installation]:
-        return [one for one in self.installations if not self.wants(one)]
+        return [one for one in self.installations if not self.is_offered(one)]
 
 
 def _places(installations: Iterable[Installation]) -> list[Path]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from app.core.models.tools import Installation, SearchRoots, recognize
-from app.core.models.verdict import BaseDescription, FoundBase, Tool, models_in, state_of, tell
+from app.core.models.verdict import BaseDescription, FoundBase, Tool, describe_base, models_in, state_of
 from trainer import __version__
 from trainer.files.assets import asset_path
 from trainer.protocol import files, places
@@ -79,7 +79,7 @@ def _glob(folder: Path, pattern: str) -> list[Path]:
         return []
 
 
-class Known:
+class ModelCache:
     """Cache of model descriptions and tools. Use it only on the searching worker."""
 
     def __init__(self, path: Path | None = None) -> None:
@@ -87,12 +87,12 @@ class Known:
         self._descriptions, self.installations = self._read()
         self._requested: dict[str, list[Any]] = {}
 
-    def tell(self, path: Path) -> tuple[BaseDescription, int]:
+    def describe(self, path: Path) -> tuple[BaseDescription, int]:
         """Return the description of a base and its size in bytes; raises OSError if it is gone."""
         size, changed = state_of(path)
         entry = self._descriptions.get(str(path))
         if entry is None or entry[:2] != [size, changed]:
-            entry = [size, changed, to_record(tell(path))]
+            entry = [size, changed, to_record(describe_base(path))]
         self._requested[str(path)] = entry
         return build(BaseDescription, entry[2]), size
 
@@ -224,7 +224,7 @@ class Search:
 
     def run(self) -> None:
         """Run the search; if `stopped` ends it early, the cache is not written."""
-        known = Known()
+        known = ModelCache()
         self._take(known, "Impasto", self._own())
         for cache in self._roots.hubs:
             self._take(known, "Hugging Face", bases_of_hub(cache))
@@ -242,20 +242,20 @@ class Search:
         yield asset_path("demo", "base"), "Demo"
         yield from own_bases()
 
-    def _look_into(self, known: Known, tool: Installation) -> None:
+    def _look_into(self, known: ModelCache, tool: Installation) -> None:
         if tool.folder in self._tools:
             return
         self._tools[tool.folder] = tool
         for place in tool.bases:
             self._take(known, tool.tool, ((path, "") for path in models_in(place, self._stopped)))
 
-    def _take(self, known: Known, tool: Tool, paths: Iterable[tuple[Path, str]]) -> None:
+    def _take(self, known: ModelCache, tool: Tool, paths: Iterable[tuple[Path, str]]) -> None:
         for path, name in paths:
             if self._stopped():
                 return
             if str(path) not in self._found:
                 try:
-                    description, size = known.tell(path)
+                    description, size = known.describe(path)
                 except OSError:  # deleted during the search, or no permission
                     continue
                 plain = path.stem if path.suffix else path.name

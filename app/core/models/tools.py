@@ -270,10 +270,10 @@ def this_pc() -> SearchRoots:
     if chosen is not None:
         return SearchRoots(searched=tuple(Path(one) for one in chosen.split(os.pathsep) if one))
     home = Path.home()
-    return ground(home, os.environ, _drives(home))
+    return search_roots(home, os.environ, _drives(home))
 
 
-def ground(home: Path, environment: Mapping[str, str], drives: tuple[Path, ...] = ()) -> SearchRoots:
+def search_roots(home: Path, environment: Mapping[str, str], drives: tuple[Path, ...] = ()) -> SearchRoots:
     """Return the folders to search for a home folder, environment variables and drives."""
     settings = _settings_folder(home, environment)
     library = library_of_stability_matrix(settings / "StabilityMatrix")

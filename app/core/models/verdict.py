@@ -69,7 +69,7 @@ class Destination:
     folder: Path
 
 
-def tell(path: Path) -> BaseDescription:
+def describe_base(path: Path) -> BaseDescription:
     """Return the description of a base from its header or configs; problems mention only its file name."""
     from trainer.files.identify import identify_base  # imported late to keep the start of the window fast
 
@@ -180,7 +180,7 @@ def judge(text: str, found: Iterable[FoundBase] = ()) -> BaseVerdict:
             BaseDescription(None, None, "This is not a full path.", "Choose the file, or enter its full path."),
         )
     known = next((one for one in found if one.path == path), None)
-    return BaseVerdict(text, "here", tell(path), known.bytes if known else _bytes(path))
+    return BaseVerdict(text, "here", describe_base(path), known.bytes if known else _bytes(path))
 
 
 def _broken_rule(text: str) -> str:

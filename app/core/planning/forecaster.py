@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from app.core.engine import ServedProcess
 from app.core.events import Emitter
 from app.core.planning.answer import PlanAnswer, answer_from
-from app.core.tasks import Post, Single, Tasks, only
+from app.core.tasks import ExclusiveTask, Post, Tasks, handle_only
 from trainer.errors import ImpastoError
 from trainer.files.architecture import NAMES
 
@@ -70,7 +70,7 @@ class Forecaster:
         """The GPUs of this PC; None until they have been read."""
         self.gpu_error: ImpastoError | None = None
         """Why they cannot be read."""
-        self._gpu_reader = Single(tasks)
+        self._gpu_reader = ExclusiveTask(tasks)
         self._served = ServedProcess(["plan", "--serve"], post)
         self._served.answered.connect(self._on_answered)
         self._served.ended.connect(self._on_ended)
@@ -129,7 +129,7 @@ class Forecaster:
 
     def read_gpus(self) -> None:
         """Read this PC's GPUs on a worker; emits `gpus_read` when done."""
-        self._gpu_reader.run(_gpus, self._on_gpus_read, only(ImpastoError, self._on_gpus_failed))
+        self._gpu_reader.run(_gpus, self._on_gpus_read, handle_only(ImpastoError, self._on_gpus_failed))
 
     def _send(self) -> None:
         assert self._request is not None
@@ -137,7 +137,7 @@ class Forecaster:
         request = self._request
         job, overrides = str(request.job), list(request.overrides)
         try:
-            self._served.ask({"id": self._number, "job": job, "gpu": request.gpu, "set": overrides})
+            self._served.send({"id": self._number, "job": job, "gpu": request.gpu, "set": overrides})
         except OSError as error:
             self._fail(_cannot_start(str(error)))
             return

@@ -81,7 +81,7 @@ class CostEstimates:
         self._requested = number, path, preset, self.gpu
         request = {"id": number, "family": preset.base.family, "recipe": str(path), "gpu": self.gpu}
         try:
-            self._served.ask(request)
+            self._served.send(request)
         except OSError as error:
             self._store(CostEstimate(None, problem=f"Could not start the planner: {error}"))
 

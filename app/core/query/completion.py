@@ -8,7 +8,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from app.core.library import Library
-from app.core.query.finder import way_of
+from app.core.query.finder import folder_path
 from app.core.query.language import KEYS, OPTIONAL, QueryKey, Token, tokenize
 from app.core.query.terms import WILD, Query, Term, literal
 from app.core.tags.index import TagIndex
@@ -30,7 +30,7 @@ class Proposal:
     sentence: str = ""
     images: int | None = None
 
-    def put_into(self, text: str) -> tuple[str, int]:
+    def apply_to(self, text: str) -> tuple[str, int]:
         """Return the query with the proposal inserted, and the new cursor position."""
         rest = text[self.end :]
         gap = "" if self.text.endswith((*_OPEN_KEYS, *_SIGNS)) or rest.startswith(" ") else " "
@@ -78,7 +78,7 @@ class QueryCompleter:
 
     def _folders(self) -> list[str]:
         folders = {image.folder for image in self._library.images.values()}
-        return sorted(way_of(folder) for folder in folders)
+        return sorted(folder_path(folder) for folder in folders)
 
 
 def _matching_values(key: QueryKey, typed: str, word: Token, values: Iterable[str]) -> Iterator[Proposal]:
@@ -108,7 +108,7 @@ class UnknownTag(NamedTuple):
     """A tag of a query that no image has, its position, and the most frequent tag one typo away."""
 
     tag: str
-    meant: str | None
+    suggestion: str | None
     start: int
     end: int
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from app.core.events import Emitter
-from app.core.library import Altered, Library
+from app.core.library import Library, LibraryChange
 from app.core.query.finder import Finder
 from app.core.query.language import parse
 from app.core.query.terms import And, Node, Not, Query, Term
@@ -35,7 +35,7 @@ class FilterTarget(Protocol):
         """Show these images in this order."""
 
 
-class Filtering:
+class ActiveFilter:
     """The active filter. Use it only on the thread that owns the library.
 
     A visible image that the user works on (selected, or current if none is selected) stays visible when an edit makes
@@ -57,7 +57,7 @@ class Filtering:
         self._refreshed_at = 0.0
         library.altered.connect(self._on_altered)
         index.changed.connect(lambda _: self._on_tags_changed())
-        finder.more.connect(lambda counting: self._on_counted(counting.pending))
+        finder.result_changed.connect(lambda counting: self._on_counted(counting.pending))
 
     @property
     def total(self) -> int:
@@ -78,7 +78,7 @@ class Filtering:
 
     def narrow(self, term: Term, *, exclude: bool = False) -> None:
         """Add a term to the query, or its negation if `exclude`."""
-        self.apply(str(narrowed(self.query, term, exclude=exclude)))
+        self.apply(str(with_term(self.query, term, exclude=exclude)))
 
     def refresh(self) -> None:
         """Run the query again; visible images that the user works on stay."""
@@ -97,7 +97,7 @@ class Filtering:
         self._refreshed_at = time.monotonic()
         return self._finder.find(self.query)
 
-    def _on_altered(self, altered: Altered) -> None:
+    def _on_altered(self, altered: LibraryChange) -> None:
         depends = Finder.depends(self.query)
         if altered.added or altered.removed or not depends.isdisjoint(altered.what):
             self._schedule_refresh()
@@ -122,7 +122,7 @@ class Filtering:
             self._post(lambda: self.refresh() if self._refresh_scheduled else None)
 
 
-def narrowed(query: Query, term: Term, *, exclude: bool = False) -> Query:
+def with_term(query: Query, term: Term, *, exclude: bool = False) -> Query:
     """Return the query with a term, or its negation if `exclude`, added; the opposite term is removed."""
     wanted: Node = Not(term) if exclude else term
     opposite: Node = term if exclude else Not(term)

@@ -11,7 +11,7 @@ from math import inf, nan
 from typing import NamedTuple
 
 from app.core.events import Emitter
-from app.core.library import Altered, Folder, Library, LibraryImage
+from app.core.library import Folder, Library, LibraryChange, LibraryImage
 from app.core.query.language import KEYS, parse
 from app.core.query.terms import WILD, Node, Not, Or, Query, Range, Term
 from app.core.query.tokens import TokenCounts
@@ -54,7 +54,7 @@ class NumberColumns:
             self._flags[key] = {number for number, image in self._library.images.items() if has(image)}
         return self._flags[key]
 
-    def _on_altered(self, altered: Altered) -> None:
+    def _on_altered(self, altered: LibraryChange) -> None:
         """Update or drop the columns that depend on a change of the library."""
         ids, has_moved = altered.added | altered.altered, altered.added or altered.removed
         for key in [*self._columns, *self._flags]:
@@ -127,7 +127,7 @@ _FLAGS: dict[str, Callable[[LibraryImage], bool]] = {
 }
 
 
-class Lengths:
+class TokenColumn:
     """Column of token counts by image id, NaN while unknown. It follows the library, on its thread."""
 
     def __init__(self, library: Library, tasks: Tasks) -> None:
@@ -143,7 +143,7 @@ class Lengths:
         self._scheduled = self._failed = False
         self._counts.counted.connect(lambda left: self._on_counted(left))
         library.altered.connect(self._on_altered)
-        self._on_altered(Altered(added=frozenset(library.images)))
+        self._on_altered(LibraryChange(added=frozenset(library.images)))
 
     @property
     def pending(self) -> int:
@@ -160,7 +160,7 @@ class Lengths:
 
     def _request_unknown(self) -> None:
         """Store the counts that are known by now, and request the next unknown ones."""
-        images, count = self._library.images, self._counts.of
+        images, count = self._library.images, self._counts.count
         while self._requested and (known := count(images[first := next(iter(self._requested))].caption)) is not None:
             self._column[first] = known
             del self._requested[first]
@@ -173,7 +173,7 @@ class Lengths:
             else:
                 break
             del self._unexamined[number]
-        self._counts.want(images[number].caption for number in self._requested)
+        self._counts.request(images[number].caption for number in self._requested)
         if self._unexamined and not self._requested and not self._scheduled:
             self._scheduled = True
             self._post(self._on_continue)
@@ -197,9 +197,9 @@ class Lengths:
         self.more.emit(self.pending)
 
     def _unknown(self, number: int) -> bool:
-        return self._counts.of(self._library.images[number].caption) is None
+        return self._counts.count(self._library.images[number].caption) is None
 
-    def _on_altered(self, altered: Altered) -> None:
+    def _on_altered(self, altered: LibraryChange) -> None:
         """Mark the images whose captions changed as not examined."""
         changed = altered.added if _CAPTION.isdisjoint(altered.what) else altered.added | altered.altered
         missing = max(altered.added, default=0) + 1 - len(self._column)
@@ -232,7 +232,7 @@ class Matches(NamedTuple):
         return ids - self.ids if self.others else ids & self.ids
 
 
-class Counting(NamedTuple):
+class PendingCount(NamedTuple):
     """Query key whose values are not all known yet, and the number of images it waits for."""
 
     key: str
@@ -243,19 +243,19 @@ class Finder:
     """Evaluates queries on the thread that owns the library, in a few milliseconds at 100,000 images."""
 
     def __init__(self, library: Library, index: TagIndex, tasks: Tasks, findings: Findings = dict) -> None:
-        self.more: Emitter[Counting] = Emitter()
+        self.result_changed: Emitter[PendingCount] = Emitter()
         """Emitted when the result of the last query may be more complete: run it again."""
         self.findings = findings
         self._library = library
         self._index = index
         self._columns = NumberColumns(library)
-        self._lengths = Lengths(library, tasks)
-        self._lengths.more.connect(lambda pending: self.more.emit(Counting("tokens", pending)))
+        self._lengths = TokenColumn(library, tasks)
+        self._lengths.more.connect(lambda pending: self.result_changed.emit(PendingCount("tokens", pending)))
         self._names: dict[int, str] = {}
         self._all: set[int] = set()
         self._copies: set[int] | None = None
         library.altered.connect(self._on_altered)
-        self._on_altered(Altered(added=frozenset(library.images)))
+        self._on_altered(LibraryChange(added=frozenset(library.images)))
         self._terms: dict[str, Callable[[Term, Ids], Set[int] | Matches]] = {
             "": self._words,
             "tag": lambda term, _: self._tag(str(term.value)),
@@ -369,7 +369,7 @@ class Finder:
     def _folder_paths(self) -> dict[Folder, str]:
         """Return the path of each folder, starting with the name of the opened folder, in normalized form."""
         folders = {image.folder for image in self._library.images.values()}
-        return {folder: normalize(way_of(folder)) for folder in folders}
+        return {folder: normalize(folder_path(folder)) for folder in folders}
 
     def _by_value(self, term: Term, ids: Ids) -> Set[int] | Matches:
         """Return the matches of a term on a number or flag of the image itself."""
@@ -407,7 +407,7 @@ class Finder:
             self._copies = {p.id for p in images if p.content and copies[p.content] > 1}
         return self._copies | self._findings(lambda code: "duplicate" in code)
 
-    def _on_altered(self, altered: Altered) -> None:
+    def _on_altered(self, altered: LibraryChange) -> None:
         """Update the names and ids, and drop the duplicates if contents changed."""
         images, names = self._library.images, self._names
         for number in altered.removed:
@@ -429,7 +429,7 @@ def _union(answers: list[Matches]) -> Matches:
     return Matches(set(named.pop()).union(*named))  # copy the largest set at once and add the smaller ones
 
 
-def way_of(folder: Folder) -> str:
+def folder_path(folder: Folder) -> str:
     """Return a folder's path starting with the name of the opened folder, with "/" on every system."""
     return "/".join((folder.root.name, *folder.path.relative_to(folder.root).parts))
 

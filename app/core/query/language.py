@@ -60,9 +60,9 @@ class QueryKey:
     example: str
     depends: frozenset[str] = frozenset()
     choices: tuple[str, ...] = ()
-    whole: bool = True
+    is_integer: bool = True
     """Whether its numbers are integers."""
-    most: float = inf
+    maximum: float = inf
     """Largest possible value."""
 
 
@@ -153,7 +153,7 @@ def parse(text: str) -> Query:
     """Return the parsed query. Raises QueryError with all errors of the text."""
     tokens, faults = tokenize(text)
     parser = _Parser(tokens, faults)
-    root = parser.whole()
+    root = parser.parse()
     if faults:
         raise QueryError(sorted(faults, key=lambda fault: (fault.start, fault.end)))
     return Query(root)
@@ -234,7 +234,7 @@ class _Parser:
         self._depth = 0
         self._too_deep = False
 
-    def whole(self) -> Node | None:
+    def parse(self) -> Node | None:
         parts = []
         while self._next < len(self._tokens):
             part = self._parse_or()
@@ -335,7 +335,7 @@ class _Parser:
 
     def _range(self, key: QueryKey, token: Token) -> Range | None:
         value = token.value.strip()
-        ratio = None if key.whole else _RATIO.fullmatch(value.lstrip("<>="))
+        ratio = None if key.is_integer else _RATIO.fullmatch(value.lstrip("<>="))
         if ratio and float(ratio[2]):
             sign = value[: len(value) - len(ratio[0])]
             value = f"{sign}{float(ratio[1]) / float(ratio[2]):.9f}"
@@ -345,8 +345,8 @@ class _Parser:
             self._add_error(message, f"Example: {key.example}, or {key.name}:1..5 for a range.", token)
             return None
         wanted = _range_of(found)
-        if wanted.low > key.most:
-            message = f'{wanted.low:g} is too large: "{key.name}:" goes up to {key.most:g}.'
+        if wanted.low > key.maximum:
+            message = f'{wanted.low:g} is too large: "{key.name}:" goes up to {key.maximum:g}.'
             self._add_error(message, f"Example: {key.example}.", token)
             return None
         return wanted

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from app.core.events import Emitter
 from app.core.tags.splitting import one_line
-from app.core.tasks import Tasks, in_turns
+from app.core.tasks import Tasks, iterate_yielding
 
 if TYPE_CHECKING:
     from trainer.files.tokens import ClipTokens
@@ -29,11 +29,11 @@ class TokenCounts:
         self._waiting: dict[str, None] = {}
         self._counting = False
 
-    def of(self, caption: str | None) -> int | None:
+    def count(self, caption: str | None) -> int | None:
         """Return the token count of a caption; None if it is not counted yet."""
         return self._known.get(caption or "")
 
-    def want(self, captions: Iterable[str | None]) -> None:
+    def request(self, captions: Iterable[str | None]) -> None:
         """Count these captions as soon as a worker is free; earlier requests not counted yet are dropped."""
         known = self._known
         self._waiting = {text: None for text in captions if text and text not in known}
@@ -69,7 +69,7 @@ class TokenCounts:
 
 def count_tokens(texts: Iterable[str]) -> dict[str, int]:
     """Return the number of CLIP tokens by caption, without start and end. Takes 0.1 ms each: run it on a worker."""
-    return {text: _count(one_line(text)) for text in in_turns(texts)}
+    return {text: _count(one_line(text)) for text in iterate_yielding(texts)}
 
 
 def load() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from app.core.events import Emitter
 from app.core.runs.summary import RunSummary
-from app.core.tasks import Post, Tasks, only
+from app.core.tasks import Post, Tasks, handle_only
 from app.core.words import full_message
 from trainer.errors import ImpastoError, RunError
 from trainer.protocol.places import write_remedy
@@ -20,7 +20,7 @@ from trainer.protocol.queue import Entry, Queue, QueueSnapshot, new_entry, new_i
 
 
 @dataclass(frozen=True)
-class Look:
+class QueueState:
     """State of the queue at one moment, and whether a worker is running."""
 
     reading: QueueSnapshot = field(default_factory=QueueSnapshot)
@@ -37,25 +37,25 @@ class Look:
         return tuple(entry for entry in self.reading.entries if entry.state == "running")
 
     @property
-    def left(self) -> int:
+    def stuck_count(self) -> int:
         """Return how many entries will not continue by themselves after a restart or the end of the worker."""
         if self.reading.held:
             return 0
         stuck = ("interrupted",) if self.working else ("interrupted", "waiting")
         return sum(entry.state in stuck for entry in self.reading.entries)
 
-    def presses(self, now: float) -> bool:
+    def has_ready_entry(self, now: float) -> bool:
         """Return whether an entry is ready to start at this Unix time and only waits for resources."""
         moving = self.working and not self.reading.held
         return moving and any(one.state == "waiting" and (one.after or 0.0) <= now for one in self.reading.entries)
 
 
-class QueueKeeper:
+class QueueManager:
     """Reads and edits the queue on a worker, in order. Use it only from the thread that created it."""
 
     def __init__(self, post: Post, queue: Queue | None = None) -> None:
         self.queue = queue or Queue()
-        self.now = Look()
+        self.now = QueueState()
         """Latest state of the queue."""
         self.changed: Emitter[None] = Emitter()
         """Emitted when `now` changes."""
@@ -79,7 +79,7 @@ class QueueKeeper:
         """Return an entry by its id."""
         return self.now.reading.find(name)
 
-    def begins(self, run: RunSummary) -> bool:
+    def is_starting(self, run: RunSummary) -> bool:
         """Return whether the engine of a run is starting, which takes a few seconds."""
         return run.state != "running" and any(
             entry.run == run.path and (entry.pid is None or run.attempts <= entry.attempts)
@@ -92,7 +92,7 @@ class QueueKeeper:
         failed = latest is not None and latest.state == "failed" and run.attempts <= latest.attempts + 1
         return latest.problem if latest and failed else ""
 
-    def concludes(self, run: RunSummary) -> bool:
+    def is_finishing(self, run: RunSummary) -> bool:
         """Return whether the queue has yet to record the result of a run that has ended."""
         return self.now.working and any(one.run == run.path for one in self.now.running)
 
@@ -192,11 +192,11 @@ class QueueKeeper:
                 self._ensure_worker()
 
         self._requested = [one for one in self._requested if not one.done()]
-        self._requested.append(self._tasks.run(work, lambda _: None, only(ImpastoError, self.failed.emit)))
+        self._requested.append(self._tasks.run(work, lambda _: None, handle_only(ImpastoError, self.failed.emit)))
         self._looking = True
         self._tasks.run(self._look, self._seen, self._on_unreadable)
 
-    def _seen(self, now: Look) -> None:
+    def _seen(self, now: QueueState) -> None:
         self._looking = False
         if now != self.now:
             self.now = now
@@ -205,7 +205,7 @@ class QueueKeeper:
     def _on_unreadable(self, fault: BaseException) -> None:
         """Report an unreadable queue once instead of at every read."""
         self._looking = False
-        only(ImpastoError, lambda error: self._seen(replace(self.now, problem=full_message(error))))(fault)
+        handle_only(ImpastoError, lambda error: self._seen(replace(self.now, problem=full_message(error))))(fault)
 
     # --- on the worker thread
 
@@ -227,13 +227,13 @@ class QueueKeeper:
     def _starting(self) -> bool:
         return self._worker is not None and self._worker.poll() is None
 
-    def _look(self) -> Look:
+    def _look(self) -> QueueState:
         working = self._starting() or self.queue.worker_alive()
         if not working:
             if any(entry.state == "running" for entry in self.queue.read().entries):
                 self.queue.record_dead_engines(lambda entry: outcome(self.queue, entry))
             self._record_worker_end()
-        return Look(self.queue.read(), working, None if working else self._died)
+        return QueueState(self.queue.read(), working, None if working else self._died)
 
     def _record_worker_end(self) -> None:
         """Record the last output of this session's worker after it ended."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Literal
 from app.core.events import Emitter
 from app.core.runs.log import read_end
 from app.core.runs.series import Series, Track
-from app.core.runs.summary import RESUMABLE, RunSummary, summarise
-from app.core.tasks import Single, Tasks, in_turns
+from app.core.runs.summary import RESUMABLE, RunSummary, summarize
+from app.core.tasks import ExclusiveTask, Tasks, iterate_yielding
 from trainer.errors import ImpastoError
 from trainer.gpu import Gpu, list_gpus
 from trainer.protocol import events
@@ -57,7 +57,7 @@ class Remarks:
     def __init__(self) -> None:
         self.all: deque[RunRemark] = deque(maxlen=_MOST)
 
-    def tell(self, event: events.Event) -> None:
+    def add_event(self, event: events.Event) -> None:
         """Process the next event."""
         kind = _kind(event)
         if kind is None:
@@ -96,7 +96,7 @@ def _kind(event: events.Event) -> Kind | None:
 
 
 @dataclass(frozen=True)
-class Setup:
+class RunSetup:
     """Job and forecast of a run; `stamp` holds the modification times of their files."""
 
     stamp: tuple[int, ...]
@@ -116,7 +116,7 @@ class RunSnapshot:
     """Whether more events can be read immediately."""
     replaced: bool
     """Whether events.jsonl was replaced, so that all events are read again."""
-    setup: Setup
+    setup: RunSetup
     last_words: str
     read: float = field(default_factory=time.monotonic)
 
@@ -143,8 +143,8 @@ class Run:
         """Last console lines of a run that failed or stopped unexpectedly."""
         self.closed = False
         """Whether it is no longer watched."""
-        self._reading = Single(tasks)
-        self._setup = Setup((), None, None, "")
+        self._reading = ExclusiveTask(tasks)
+        self._setup = RunSetup((), None, None, "")
         self._begin()
 
     # --- state
@@ -152,12 +152,12 @@ class Run:
     @property
     def phases(self) -> dict[events.Phase, PhaseState]:
         """Return its phases with their progress, in order of occurrence."""
-        return self.story.phases
+        return self.progress.phases
 
     @property
     def error(self) -> events.ErrorEvent | None:
         """Return the error that ended the latest attempt, or None."""
-        return self.story.error
+        return self.progress.error
 
     @property
     def alive(self) -> bool:
@@ -180,13 +180,13 @@ class Run:
         """Return the estimated remaining seconds; None if unknown or if it is not running."""
         if not self.alive:
             return None
-        phase, each, whole = self.story.current, self.story.step_seconds, self.summary.steps
+        phase, each, whole = self.progress.current, self.progress.step_seconds, self.summary.steps
         if each is None or not whole:
             return None
         left = max(0, whole - self._done) * each + self._besides()
         if phase is None or phase == "train":
             return left
-        this = self.story.seconds_left(phase, self.now())
+        this = self.progress.seconds_left(phase, self.now())
         return None if this is None else this + left
 
     # --- reading
@@ -195,14 +195,14 @@ class Run:
         """Read what is new in the folder, unless a read is already in progress."""
         if not self.closed:
             path, offset, setup = self.directory.path, self._offset, self._setup
-            self._reading.run(lambda: look(path, offset, setup), self._take, kept=False)
+            self._reading.run(lambda: read_snapshot(path, offset, setup), self._take, kept=False)
 
     def close(self) -> None:
         """Stop reading."""
         self.closed = True
 
     def _begin(self) -> None:
-        self.story = RunProgress()
+        self.progress = RunProgress()
         self.series = Series()
         self.remarks = Remarks()
         self.previews: list[events.Preview] = []
@@ -245,9 +245,9 @@ class Run:
             self.changed.emit(None)
 
     def _process(self, event: events.Event) -> None:
-        self.story.update(event)
-        self.series.tell(event)
-        self.remarks.tell(event)
+        self.progress.update(event)
+        self.series.add_event(event)
+        self.remarks.add_event(event)
         match event:
             case events.Preview():
                 self.previews.append(event)
@@ -263,7 +263,7 @@ class Run:
     @property
     def _done(self) -> int:
         """Return the number of completed steps."""
-        return self.story.step.step if self.story.step else self.summary.step
+        return self.progress.step.step if self.progress.step else self.summary.step
 
     def _besides(self) -> float:
         """Return the forecast seconds of the previews, validations and saves that are still to come."""
@@ -273,16 +273,16 @@ class Run:
         return left * sum(phase.seconds for phase in self.forecast.phases if phase.phase in _BESIDES)
 
 
-def look(path: Path, offset: int, before: Setup) -> RunSnapshot:
+def read_snapshot(path: Path, offset: int, before: RunSetup) -> RunSnapshot:
     """Read what is new in a run's folder since byte `offset` of its events. Call it on a worker."""
-    summary = summarise(path)  # first: if the engine ends after this, the next read gets its last events
+    summary = summarize(path)  # first: if the engine ends after this, the next read gets its last events
     run = RunDirectory(path)
     replaced = _is_file(run.events) and _size(run.events) < offset
     try:
         lines, end = events.read_lines(run.events, 0 if replaced else offset, _PORTION)
     except OSError:
         lines, end, replaced = [], offset, False  # the summary reports the problem
-    arrived = [events.from_line(line) for line in in_turns(lines)]
+    arrived = [events.from_line(line) for line in iterate_yielding(lines)]
     end = end if replaced else max(end, offset)  # if the folder is gone, keep what was read
     more = bool(arrived) and _size(run.events) > end
     setup = _set_up(run, before)
@@ -299,13 +299,13 @@ def last_words(console: Path) -> str:
     return "\n".join([line for line in lines if line][-_LAST_LINES:])
 
 
-def _set_up(run: RunDirectory, before: Setup) -> Setup:
+def _set_up(run: RunDirectory, before: RunSetup) -> RunSetup:
     """Return the run's job and forecast, read again only if their files changed."""
     stamp = (_written(run.job), _written(run.forecast))
     if stamp == before.stamp:
         return before
     job, problem = _job(run)
-    return Setup(stamp, job, read_forecast(run.forecast), problem)
+    return RunSetup(stamp, job, read_forecast(run.forecast), problem)
 
 
 def _job(run: RunDirectory) -> tuple[Job | None, str]:
@@ -351,7 +351,7 @@ class GpuMonitor:
         self.name = ""
         """Name of the GPU; "" until it is known."""
         self.changed: Emitter[None] = Emitter()
-        self._looking = Single(tasks)
+        self._looking = ExclusiveTask(tasks)
         self._run: Run | None = None
         self._began = time.monotonic()
 
@@ -364,7 +364,7 @@ class GpuMonitor:
     def look(self) -> None:
         """Query the driver if the run is training on a GPU."""
         run = self._run
-        if run is not None and run.alive and run.story.device.startswith("cuda"):
+        if run is not None and run.alive and run.progress.device.startswith("cuda"):
             self._looking.run(_gpus, lambda found: self._take(run, found))
 
     def take(self, gpu: Gpu) -> None:
@@ -383,7 +383,7 @@ class GpuMonitor:
 
 def gpu_of(run: Run, found: Sequence[Gpu]) -> Gpu | None:
     """Return the GPU of a run: by its process, else by its forecast, else the only one."""
-    pid = run.story.pid
+    pid = run.progress.pid
     by_process = (gpu for gpu in found if any(use.pid == pid for use in gpu.uses))
     by_name = (gpu for gpu in found if run.forecast and gpu.name == run.forecast.card)
     only = found[0] if len(found) == 1 else None

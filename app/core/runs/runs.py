@@ -10,7 +10,7 @@ from pathlib import Path
 from app.core.events import Emitter
 from app.core.runs.run import Run
 from app.core.runs.summary import RunSummary, Summaries
-from app.core.tasks import Post, Single, Tasks, only
+from app.core.tasks import ExclusiveTask, Post, Tasks, handle_only
 from trainer.errors import ImpastoError, RunError
 from trainer.protocol import commands, places
 from trainer.protocol.commands import CommandName, CommandResult, EndingName
@@ -37,7 +37,7 @@ class Runs:
         self.looked = False
         """Whether `all` was read at least once."""
         self._tasks = Tasks(post, threads=1)
-        self._looking = Single(self._tasks)
+        self._looking = ExclusiveTask(self._tasks)
         self._summaries = Summaries()
         self._shown: set[Path] = set()
         self._forgotten: set[Path] = set()
@@ -46,7 +46,7 @@ class Runs:
         self._requested: dict[Path, Future[None]] = {}
         """Pending removals on disk."""
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Read the states of all runs, unless a read is already in progress."""
         if not self._looking.busy:
             self._forgotten.intersection_update(path for path, one in self._requested.items() if not one.done())
@@ -62,7 +62,7 @@ class Runs:
             self._shown.add(path)
         return run
 
-    def stands(self, summary: RunSummary) -> None:
+    def update_summary(self, summary: RunSummary) -> None:
         """Replace the summary of a run that was just read separately."""
         others = [summary if each.path == summary.path else each for each in self.all]
         if others != self.all:
@@ -103,8 +103,8 @@ class Runs:
         """Return a run to the list because its removal failed."""
         self._forgotten.discard(path)
         self._shown.add(path)
-        self.look()
-        only(RunError, self.failed.emit)(fault)
+        self.refresh()
+        handle_only(RunError, self.failed.emit)(fault)
 
     def _take(self, found: list[RunSummary]) -> None:
         found = [summary for summary in found if summary.path not in self._forgotten]
@@ -124,7 +124,7 @@ def _beside_jobs() -> Iterable[Path]:
 
 
 @dataclass(frozen=True)
-class Order:
+class RunCommand:
     """A command to a run; `sent` is its file, None while it is being written."""
 
     run: RunDirectory
@@ -132,16 +132,16 @@ class Order:
     sent: Path | None = None
 
 
-class Orders:
+class RunCommands:
     """Commands that wait for an answer. `give` and `look` access the disk only on a worker."""
 
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
-        self._waiting: list[Order] = []
-        self._looking = Single(tasks)
+        self._waiting: list[RunCommand] = []
+        self._looking = ExclusiveTask(tasks)
         self.changed: Emitter[None] = Emitter()
         """Emitted when the waiting commands change."""
-        self.answered: Emitter[tuple[Order, CommandResult]] = Emitter()
+        self.answered: Emitter[tuple[RunCommand, CommandResult]] = Emitter()
         self.failed: Emitter[ImpastoError] = Emitter()
         """Emitted when a command could not be written."""
 
@@ -164,24 +164,24 @@ class Orders:
                 commands.withdraw(run.commands, name)
 
         self._tasks.run(
-            work, lambda _: self.look(), only(OSError, lambda fault: self.failed.emit(_unwritten(run, fault)))
+            work, lambda _: self.look(), handle_only(OSError, lambda fault: self.failed.emit(_unwritten(run, fault)))
         )
 
-    def give(self, run: RunDirectory, name: CommandName) -> None:
+    def send(self, run: RunDirectory, name: CommandName) -> None:
         """Send a command to a run's engine."""
-        order = Order(run, name)
+        order = RunCommand(run, name)
         self._waiting.append(order)
         self.changed.emit(None)
 
         def sent(path: Path) -> None:
-            self._waiting[self._waiting.index(order)] = Order(run, name, path)
+            self._waiting[self._waiting.index(order)] = RunCommand(run, name, path)
 
         def failed(fault: OSError) -> None:
             self._waiting.remove(order)
             self.changed.emit(None)
             self.failed.emit(_unwritten(run, fault))
 
-        self._tasks.run(lambda: commands.send(run.commands, name), sent, only(OSError, failed))
+        self._tasks.run(lambda: commands.send(run.commands, name), sent, handle_only(OSError, failed))
 
     def look(self) -> None:
         """Check for answers if any command is waiting."""
@@ -189,7 +189,7 @@ class Orders:
         if orders:
             self._looking.run(lambda: [(order, _answer(order)) for order in orders], self._take)
 
-    def _take(self, found: list[tuple[Order, CommandResult | None]]) -> None:
+    def _take(self, found: list[tuple[RunCommand, CommandResult | None]]) -> None:
         for order, answer in found:
             if answer is not None:
                 self._waiting.remove(order)
@@ -197,7 +197,7 @@ class Orders:
                 self.answered.emit((order, answer))
 
 
-def _answer(order: Order) -> CommandResult | None:
+def _answer(order: RunCommand) -> CommandResult | None:
     """Return the result of a command, or None while it is pending. Call it on a worker."""
     assert order.sent is not None
     alive = order.run.is_alive()  # check this first: an engine answers before it ends
@@ -205,7 +205,7 @@ def _answer(order: Order) -> CommandResult | None:
     return answer if answer or alive else _unread(order)
 
 
-def _unread(order: Order) -> CommandResult:
+def _unread(order: RunCommand) -> CommandResult:
     """Return the result of an unread command; the same command from elsewhere may have taken effect."""
     status = order.run.read_status()
     took_effect = status is not None and status.state == _ENDS.get(order.name)

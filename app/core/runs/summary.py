@@ -54,7 +54,7 @@ class RunSummary:
     """Pending command that ends a running run, from its command files."""
 
 
-def summarise(path: Path) -> RunSummary:
+def summarize(path: Path) -> RunSummary:
     """Return the summary of the run in a folder; problems with the folder are in its `problem`."""
     run = RunDirectory(path)
     try:
@@ -144,7 +144,7 @@ class Summaries:
         kept = self._kept.get(path)
         if kept and stamp and kept[0] == stamp and not _is_held(path):
             return kept[1]
-        summary = summarise(path)
+        summary = summarize(path)
         if stamp and summary.state not in LIVE:
             self._kept[path] = (stamp, summary)
         return summary

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from app.core.events import Emitter
-from app.core.runs.queue import QueueKeeper
+from app.core.runs.queue import QueueManager
 from app.core.runs.run import Run
-from app.core.runs.runs import Orders, Runs
+from app.core.runs.runs import RunCommands, Runs
 from app.core.runs.summary import RunSummary
 from app.core.runs.watcher import RunWatcher
 from trainer.protocol.commands import Ending
@@ -49,7 +49,7 @@ class Training:
 class NowTraining:
     """Tracks what is training. Use it only from its own thread; call `look` about once per second."""
 
-    def __init__(self, runs: Runs, queue: QueueKeeper, telling: RunWatcher, orders: Orders) -> None:
+    def __init__(self, runs: Runs, queue: QueueManager, telling: RunWatcher, orders: RunCommands) -> None:
         self._runs, self._queue, self._telling, self._orders = runs, queue, telling, orders
         self._run: Run | None = None
         self._latest: RunSummary | None = None
@@ -75,7 +75,7 @@ class NowTraining:
         if self.now and self.now.entry:
             self._queue.pause(self.now.entry)
         elif self.now:
-            self._orders.give(RunDirectory(self.now.summary.path), "pause")
+            self._orders.send(RunDirectory(self.now.summary.path), "pause")
 
     def keep_training(self) -> None:
         """Withdraw the command that ends the shown training."""
@@ -112,7 +112,7 @@ class NowTraining:
         if summary.state != "running":
             return None
         self._latest = summary
-        step = run.story.step.step if run.story.step else 0
+        step = run.progress.step.step if run.progress.step else 0
         summary = replace(summary, step=max(summary.step, step), ending=self._ending(summary))
         left = run.seconds_left()
         return Training(summary, None if left is None else float(round(left)), others=others)

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from app.core.events import Emitter
-from app.core.runs.queue import QueueKeeper
+from app.core.runs.queue import QueueManager
 from app.core.runs.runs import Runs
-from app.core.runs.summary import LIVE, RunSummary, State, summarise
+from app.core.runs.summary import LIVE, RunSummary, State, summarize
 from app.core.settings.deferred_writer import load
-from app.core.tasks import Single, Tasks
+from app.core.tasks import ExclusiveTask, Tasks
 from app.core.words import full_message
 from trainer.protocol import events, files, places
 from trainer.protocol.files import long_path
@@ -38,7 +38,7 @@ class SeenRuns:
 
     def __init__(self, tasks: Tasks) -> None:
         self._path = places.home() / "unfinished.json"
-        self._writing = Single(tasks)
+        self._writing = ExclusiveTask(tasks)
         found, notice = load(self._path, _unfinished, Unfinished(), "what ended meanwhile is not reported")
         if notice:
             _log.info("%s", notice)
@@ -100,8 +100,8 @@ class Ended:
 class RunWatcher:
     """Watches runs for their ends. Use it only from its own thread; `look` is needed only while `watching`."""
 
-    def __init__(self, runs: Runs, queue: QueueKeeper, tasks: Tasks) -> None:
-        self._runs, self._queue, self._looking = runs, queue, Single(tasks)
+    def __init__(self, runs: Runs, queue: QueueManager, tasks: Tasks) -> None:
+        self._runs, self._queue, self._looking = runs, queue, ExclusiveTask(tasks)
         self._memory = SeenRuns(tasks)
         left = self._memory.kept
         self._alive = set(left.runs)
@@ -205,7 +205,7 @@ class RunWatcher:
                 self._tell_life(one.summary)
             elif path in self._alive:
                 if one.summary.state == "interrupted":
-                    if self._queue.concludes(one.summary):
+                    if self._queue.is_finishing(one.summary):
                         continue  # its entry will report the reason
                     one = replace(one, why=self._queue.failure_of(one.summary))
                 self._alive.remove(path)
@@ -226,7 +226,7 @@ class RunWatcher:
 
 def _seen(path: Path) -> Ended:
     """Return the summary of a run. Call it on a worker."""
-    summary = summarise(path)
+    summary = summarize(path)
     return Ended(summary, _why(RunDirectory(path)) if summary.state in ("failed", "paused") else "")
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from app.core.events import Emitter
 from app.core.settings.deferred_writer import DeferredWriter, load
-from app.core.tasks import Post, Single, Tasks
+from app.core.tasks import ExclusiveTask, Post, Tasks
 from trainer import __version__
 from trainer.protocol import files, places
 
@@ -42,7 +42,7 @@ class RecentFolders:
         self._file = DeferredWriter(path or places.home() / "folders.json", "the recent folders were")
         self._open: tuple[Path, ...] = ()
         self._tasks = Tasks(post)
-        self._checks: dict[Path, Single] = {}
+        self._checks: dict[Path, ExclusiveTask] = {}
         self._callbacks: dict[Path, list[Callable[[OpenFailure | None], None]]] = {}
         """Callbacks waiting for the check of a folder."""
         self._read()
@@ -93,7 +93,7 @@ class RecentFolders:
         self._file.settle()
 
     def _check(self, folder: Path) -> None:
-        check = self._checks.setdefault(folder, Single(self._tasks))
+        check = self._checks.setdefault(folder, ExclusiveTask(self._tasks))
         check.run(partial(_open_failure, folder), partial(self._on_checked, folder), kept=False)
 
     def _on_checked(self, folder: Path, failure: OpenFailure | None) -> None:

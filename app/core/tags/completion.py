@@ -21,7 +21,7 @@ from pathlib import Path
 from app.core.events import Emitter
 from app.core.tags.index import TagIndex
 from app.core.tags.splitting import Haystack, fold, is_emoticon
-from app.core.tasks import Tasks, raise_again
+from app.core.tasks import Tasks, reraise
 from app.core.words import full_message
 from trainer.errors import ImpastoError
 from trainer.protocol.places import home
@@ -288,7 +288,7 @@ class Completer:
             self.vocabulary, messages = result
             self.loaded.emit(tuple(messages))
 
-        tasks.run(read, on_read, raise_again)
+        tasks.run(read, on_read, reraise)
 
     @property
     def style(self) -> Style:

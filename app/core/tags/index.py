@@ -12,9 +12,9 @@ from itertools import chain, islice
 from typing import NamedTuple
 
 from app.core.events import Emitter
-from app.core.library import Altered, Library
+from app.core.library import Library, LibraryChange
 from app.core.tags.splitting import Haystack, Lines, fold, split_tags
-from app.core.tasks import Single, Tasks, in_turns
+from app.core.tasks import ExclusiveTask, Tasks, iterate_yielding
 
 Row = tuple[str, ...]
 """The distinct tags of one image, in the order of its caption."""
@@ -56,10 +56,10 @@ class TagIndex:
         """Folded and actual tags in order, for searches by prefix; None until needed."""
         self._pending: dict[int, None] = {}
         """Ids of images still to be read, in order."""
-        self._reading = Single(tasks) if tasks is not None else None
+        self._reading = ExclusiveTask(tasks) if tasks is not None else None
         """None if everything is read at once."""
         library.altered.connect(self._on_altered)
-        self._on_altered(Altered(added=frozenset(library.images)))
+        self._on_altered(LibraryChange(added=frozenset(library.images)))
 
     @property
     def pending(self) -> int:
@@ -78,7 +78,7 @@ class TagIndex:
             self._lines = lines
             images = self._library.images.items()
             several = frozenset(number for number, image in images if image.caption and "\n" in image.caption.strip())
-            self._on_altered(Altered(altered=several, what=frozenset({"caption"})))
+            self._on_altered(LibraryChange(altered=several, what=frozenset({"caption"})))
 
     def __len__(self) -> int:
         return len(self._images_by_tag)
@@ -174,7 +174,7 @@ class TagIndex:
     def _union(self, tags: Iterable[str]) -> set[int]:
         return set().union(*(self._images_by_tag[tag] for tag in tags))
 
-    def _on_altered(self, altered: Altered) -> None:
+    def _on_altered(self, altered: LibraryChange) -> None:
         """Update the index after a change of the library."""
         for number in altered.removed:
             self._pending.pop(number, None)
@@ -204,7 +204,7 @@ class TagIndex:
         texts = [(number, images[number].caption) for number in ids if number in images]
         lines = self._lines
         self._reading.run(
-            lambda: [(number, text, row_of(text, lines)) for number, text in in_turns(texts)],
+            lambda: [(number, text, row_of(text, lines)) for number, text in iterate_yielding(texts)],
             lambda split: self._on_split(split, lines),
         )
 
@@ -287,7 +287,7 @@ def count_tags(rows: Iterable[Row]) -> Counter[str]:
     Slice by slice: counting the 2,000,000 tags of 100,000 images at once would block all other threads for 0.1 s.
     """
     counts, rest = Counter[str](), iter(rows)
-    for part in in_turns(iter(lambda: list(islice(rest, _SLICE)), [])):
+    for part in iterate_yielding(iter(lambda: list(islice(rest, _SLICE)), [])):
         counts.update(chain.from_iterable(part))
     return counts
 

@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QBoxLayout, QFrame, QHBoxLayout, QLabel, QPushButt
 
 from app.core.first_run import demo_images, demo_job
 from app.core.session import Session
-from app.core.tasks import only
+from app.core.tasks import handle_only
 from app.qt.notices import Notices
 from app.qt.page_loader import Page, PageCallback
 from app.qt.theme import set_icon
@@ -308,7 +308,7 @@ class Tour(QObject):
                 sentence = self.tr("Could not copy the demo's images: {why}.")
                 self._notices.show_notice(sentence.format(why=fault), "error")
 
-        self._session.tasks.run(work, while_alive(self, then), only((ImpastoError, OSError), failed))
+        self._session.tasks.run(work, while_alive(self, then), handle_only((ImpastoError, OSError), failed))
 
 
 def _tr(text: str) -> str:

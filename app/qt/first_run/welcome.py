@@ -25,7 +25,7 @@ from app.core.first_run import MachineCheck, MachineFacts, read_machine_facts
 from app.core.models.models import Models
 from app.core.models.tools import Installation
 from app.core.session import Session
-from app.core.tasks import Tasks, raise_again
+from app.core.tasks import Tasks, reraise
 from app.core.words import full_message
 from app.qt.theme import set_icon
 from app.qt.theme.theme import FOLDER
@@ -79,7 +79,7 @@ class MachinePanel(QWidget):
         self.check.say("waiting", self.tr("Testing whether training works (a few seconds)…"))
         self._check_up = MachineCheck(tasks.post)
         self._check_up.changed.connect(while_alive(self, lambda _: self._on_check_changed()))
-        tasks.run(read_machine_facts, while_alive(self, self._on_machine_facts), raise_again)
+        tasks.run(read_machine_facts, while_alive(self, self._on_machine_facts), reraise)
         self._check_up.start()
 
     @property
@@ -148,7 +148,7 @@ class ToolsPanel(QWidget):
         self._build()
         until_destroyed(self, models.changed.connect(lambda _: self._fill()))
         self.folder.clicked.connect(lambda: self.add_folder())
-        models.look()
+        models.search()
         self._fill()
 
     def add_folder(self) -> None:
@@ -191,9 +191,9 @@ class ToolsPanel(QWidget):
 
     def _add(self, tool: Installation) -> None:
         box = QCheckBox()
-        box.setChecked(self._models.wants(tool))
+        box.setChecked(self._models.is_offered(tool))
         box.setToolTip(plain_tip(str(tool.folder)))
-        box.toggled.connect(lambda wanted: self._models.want(tool, wanted))
+        box.toggled.connect(lambda wanted: self._models.set_offered(tool, wanted))
         self._column.insertWidget(self._column.count() - 1, box)
         self.boxes[tool.folder] = box
 
@@ -206,7 +206,7 @@ class ToolsPanel(QWidget):
         box.setAccessibleName(text)
 
     def _state_text(self) -> str:
-        if self._models.looking:
+        if self._models.is_searching:
             return self.tr("Looking for models in other tools on this PC…")
         if not self.boxes:
             return self.tr("No other tools found. Add the folder with your models.")

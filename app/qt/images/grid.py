@@ -25,7 +25,7 @@ from PySide6.QtWidgets import QAbstractScrollArea, QApplication, QFrame, QToolTi
 
 from app.core.disk.roots import unique_name
 from app.core.disk.thumbnails import Thumbnail, edge_for
-from app.core.library import Altered, LibraryImage
+from app.core.library import LibraryChange, LibraryImage
 from app.core.session import Session
 from app.qt.theme import colors
 from app.qt.tile_painting import CellPainter, band
@@ -158,7 +158,7 @@ class Grid(QAbstractScrollArea):
         self._announce(index)
         self.viewport().update()
 
-    def _on_library_altered(self, altered: Altered) -> None:
+    def _on_library_altered(self, altered: LibraryChange) -> None:
         seen = {self._view.ids[index] for index in self.visible}
         if not seen.isdisjoint(altered.altered):
             if not altered.what.isdisjoint(("file", "problem")):

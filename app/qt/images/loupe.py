@@ -8,7 +8,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QKeyEvent, QShowEvent
 from PySide6.QtWidgets import QGridLayout, QLabel, QVBoxLayout, QWidget
 
-from app.core.library import Altered, LibraryImage
+from app.core.library import LibraryChange, LibraryImage
 from app.core.session import Session
 from app.qt.images.zoom import Zoom, ZoomArea
 from app.qt.widgets import until_destroyed
@@ -67,7 +67,7 @@ class Loupe(QWidget):
             self.area.show_image(self._session.view.current)
             self._describe()
 
-    def _on_library_altered(self, altered: Altered) -> None:
+    def _on_library_altered(self, altered: LibraryChange) -> None:
         if self._session.view.current in altered.altered:
             self._describe()
 
@@ -187,7 +187,7 @@ class Compare(QWidget):
             area.update()
         self.setAccessibleDescription(self._facts(self._session.view.current or 0))
 
-    def _on_library_altered(self, altered: Altered) -> None:
+    def _on_library_altered(self, altered: LibraryChange) -> None:
         if not altered.removed.isdisjoint(self.ids):
             self.compare([number for number in self.ids if number not in altered.removed])
             if len(self.ids) < 2 and self.isVisible():

@@ -23,7 +23,7 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from app.core.disk.thumbnails import EDGES, Thumbnail
-from app.core.library import Altered, LibraryImage
+from app.core.library import LibraryChange, LibraryImage
 from app.core.session import Session
 from app.core.tasks import Tasks
 from app.qt.theme import colors
@@ -186,7 +186,7 @@ class ZoomArea(QWidget):
             self._preview = QImage(thumbnail.rgb, *size, QImage.Format.Format_RGB888).copy()
             self.update()
 
-    def _on_library_altered(self, altered: Altered) -> None:
+    def _on_library_altered(self, altered: LibraryChange) -> None:
         again = "file" in altered.what or ("problem" in altered.what and self.whole is None)
         if self.image in altered.altered and again:
             number, self.image = self.image, None

@@ -21,7 +21,7 @@ from PySide6.QtWidgets import (
 
 from app.core.pixels import Pixels, pixels_of
 from app.core.session import Session
-from app.core.tasks import raise_again
+from app.core.tasks import reraise
 from app.qt.actions.commands import Action, Commands
 from app.qt.images.deletion import TrashedFiles, restore_files, trash_files
 from app.qt.page_loader import Page
@@ -278,7 +278,7 @@ class PresetsPage(Page):
             words = self.tr("Moved “{name}” to the trash.").format(name=name)
             self.notified.emit(words, "info", (self.tr("Undo"), lambda: self._restore(thrown)))
 
-        self.session.tasks.run(lambda: trash_files([path]), while_alive(self, on_trashed), raise_again)
+        self.session.tasks.run(lambda: trash_files([path]), while_alive(self, on_trashed), reraise)
 
     # --- received presets
 
@@ -460,7 +460,7 @@ class PresetsPage(Page):
         new = [text for text in texts if text not in self.list.painter.images]
         if new:
             work = lambda: {text: pixels for text in new if (pixels := pixels_of(text, IMAGE * 2))}  # noqa: E731
-            self.session.tasks.run(work, while_alive(self, self._on_images), raise_again)
+            self.session.tasks.run(work, while_alive(self, self._on_images), reraise)
 
     def _on_images(self, images: dict[str, Pixels]) -> None:
         self.list.painter.images = {**self.list.painter.images, **images}
@@ -474,7 +474,7 @@ class PresetsPage(Page):
     def _on_received(self, received: Received) -> None:
         text = received.preset.preview.image if received.preset.preview else ""
         show = while_alive(self, lambda pixels: self._show_received(received, pixels))
-        self.session.tasks.run(lambda: pixels_of(text, IMAGE * 2) if text else None, show, raise_again)
+        self.session.tasks.run(lambda: pixels_of(text, IMAGE * 2) if text else None, show, reraise)
 
     def _show_received(self, received: Received, pixels: Pixels | None) -> None:
         image = to_pixmap(pixels, IMAGE, self.devicePixelRatioF()) if pixels else None
@@ -519,4 +519,4 @@ class PresetsPage(Page):
             self._wanted = thrown.moved[0][0]
             self.session.presets.reload()
 
-        self.session.tasks.run(lambda: restore_files(thrown), while_alive(self, on_restored), raise_again)
+        self.session.tasks.run(lambda: restore_files(thrown), while_alive(self, on_restored), reraise)

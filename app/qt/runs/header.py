@@ -11,7 +11,7 @@ from PySide6.QtGui import QColor, QHideEvent, QPainter, QPaintEvent, QShowEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QSizePolicy, QToolButton, QVBoxLayout, QWidget
 
 from app.core.runs.run import Run
-from app.core.runs.runs import Order
+from app.core.runs.runs import RunCommand
 from app.core.session import Session
 from app.qt.actions.commands import Action, Commands
 from app.qt.runs.lists import entry_status
@@ -191,7 +191,7 @@ class PhaseBars(QWidget):
             state = phases.get(phase)
             bar.setVisible(state is not None)
             if run and state:
-                current = run.alive and run.story.current == phase
+                current = run.alive and run.progress.current == phase
                 bar.show_state(_amount(phase, state, run.now() if current else None), _part(state), current=current)
         self.setVisible(bool(phases))
 
@@ -314,7 +314,7 @@ class RunHeader(QWidget):
     @property
     def _is_starting(self) -> bool:
         """Whether the run's engine is starting, which takes a few seconds."""
-        return bool(self._run and self._session.queue.begins(self._run.summary))
+        return bool(self._run and self._session.queue.is_starting(self._run.summary))
 
     # --- called by actions
 
@@ -355,9 +355,9 @@ class RunHeader(QWidget):
 
     def _send(self, name: CommandName) -> None:
         if self._run:
-            self._orders.give(self._run.directory, name)
+            self._orders.send(self._run.directory, name)
 
-    def _on_answered(self, order: Order, answer: CommandResult) -> None:
+    def _on_answered(self, order: RunCommand, answer: CommandResult) -> None:
         """Report a command's result: success as a passing status message, failure as a notice that stays."""
         if answer.outcome == "done":
             self.message_shown.emit(self._done(order.name).format(run=order.run.name, detail=answer.detail))
@@ -441,7 +441,7 @@ class RunHeader(QWidget):
 
     def _facts(self, run: Run) -> str:
         """Return step, time and speed in one line."""
-        number, summary, story = QLocale().toString, run.summary, run.story
+        number, summary, story = QLocale().toString, run.summary, run.progress
         step = max(summary.step, story.step.step if story.step else 0) if run.alive else summary.step
         parts = []
         if summary.steps:
@@ -460,7 +460,7 @@ class RunHeader(QWidget):
 
     def _device(self, run: Run) -> str:
         """Return the device's name; the forecast holds the name of the GPU."""
-        device = run.story.device
+        device = run.progress.device
         if device == "cpu":
             return self.tr("the CPU")
         return run.forecast.card if run.forecast and device.startswith("cuda") else device

@@ -15,7 +15,7 @@ from PySide6.QtWidgets import QHBoxLayout, QLabel, QLineEdit, QPlainTextEdit, QV
 from app.core.runs import log as logs
 from app.core.runs.log import CHUNK_BYTES, LogChunk, report_on
 from app.core.session import Session
-from app.core.tasks import Tasks, only, raise_again
+from app.core.tasks import Tasks, handle_only, reraise
 from app.qt.actions.commands import Action, Commands
 from app.qt.runs.remarks import RemarkPanel, RemarkText, sentence
 from app.qt.widgets import QT_TRANSLATE_NOOP as _NOOP
@@ -206,7 +206,7 @@ class LogText(QPlainTextEdit):
                 self.unreadable.emit(fault.strerror or str(fault))
                 self._run_pending()
 
-        self._tasks.run(work, deliver, only(OSError, fail), kept=False)
+        self._tasks.run(work, deliver, handle_only(OSError, fail), kept=False)
 
     def _run_pending(self) -> None:
         """Run the request that was waiting."""
@@ -388,7 +388,7 @@ class LogView(QWidget):
         run = self._run
         if run:
             remarks = [f"{one.when} {one.sentence}".strip() for one in self.remark_texts()]
-            self._session.tasks.run(lambda: report_on(run.directory, remarks), self._on_report, raise_again)
+            self._session.tasks.run(lambda: report_on(run.directory, remarks), self._on_report, reraise)
 
     def _on_report(self, text: str) -> None:
         QGuiApplication.clipboard().setText(text)

@@ -86,7 +86,7 @@ class Notifier(QObject):
         application = QGuiApplication.instance()
         assert isinstance(application, QGuiApplication)
         application.applicationStateChanged.connect(self._on_application_state_changed)
-        session.runs.look()
+        session.runs.refresh()
         session.queue.look()
         self._watch()
 
@@ -132,7 +132,7 @@ class Notifier(QObject):
     def _on_application_state_changed(self, state: Qt.ApplicationState) -> None:
         """Check for runs started elsewhere when the user returns, and hide the tray icon if nothing trains."""
         if state == Qt.ApplicationState.ApplicationActive:
-            self._session.runs.look()
+            self._session.runs.refresh()
             if self._tray and not self._session.training.now:
                 self._tray.hide()
 

@@ -146,7 +146,7 @@ class RunsPage(Page):
     def build(self) -> Iterator[None]:
         """Create list, queue, header and tabs, then lay them out; yield after each part."""
         session, commands = self.session, self.commands
-        self.list = RunList(self._seconds_left, session.queue.begins)
+        self.list = RunList(self._seconds_left, session.queue.is_starting)
         self.queue = QueuePanel(session, commands)
         yield
         self.header = RunHeader(session, commands)
@@ -179,7 +179,7 @@ class RunsPage(Page):
         """Add a run to the list and show it."""
         self._wanted = path.absolute()
         self.session.runs.open(self._wanted)
-        self.session.runs.look()
+        self.session.runs.refresh()
         self._show_list()
 
     def begin(self, name: str) -> None:
@@ -225,7 +225,7 @@ class RunsPage(Page):
         """Start reading the runs: the page is visible."""
         super().showEvent(event)
         self._show_list()  # runs read before this page existed send no signal again
-        self.session.runs.look()
+        self.session.runs.refresh()
         self._read()
         self._reading.start()
         self._scanning.start()
@@ -240,7 +240,7 @@ class RunsPage(Page):
 
     def _scan(self) -> None:
         self.list.show_runs(self.session.runs.all)  # the time left changes even if nothing else does
-        self.session.runs.look()
+        self.session.runs.refresh()
 
     def _read(self) -> None:
         for run in {**self._live, **self._open}.values():
@@ -335,7 +335,7 @@ class RunsPage(Page):
         """Update banner and list: the shown run is read more often than the others."""
         self._show_trouble()
         if self.run:
-            self.session.runs.stands(self.run.summary)
+            self.session.runs.update_summary(self.run.summary)
 
     def _show_trouble(self) -> None:
         self.failure_banner.show_run(self.run, self.session.queue.failure_of(self.run.summary) if self.run else "")

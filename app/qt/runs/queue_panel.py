@@ -19,7 +19,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.runs.queue import Look
+from app.core.runs.queue import QueueState
 from app.core.session import Session
 from app.qt.actions.commands import Action, Commands
 from app.qt.runs.lists import QueueList
@@ -287,7 +287,7 @@ class QueuePanel(QWidget):
         self._show_status(self._queue.now)
         self._commands.refresh()
 
-    def _show_status(self, now: Look) -> None:
+    def _show_status(self, now: QueueState) -> None:
         """Show the most important message about the queue, with a button for what to do."""
         reading = now.reading
         resume = (self.tr("Resume queue"), self._queue.resume_queue)
@@ -303,8 +303,8 @@ class QueuePanel(QWidget):
         elif reading.held:
             words = self.tr("The queue is on hold. {reason}").format(reason=reading.reason).strip()
             self.bar.show_message(words, "warning", resume)
-        elif now.left:
-            words = self.tr("Interrupted in the queue: %n job(s).", "", now.left)
+        elif now.stuck_count:
+            words = self.tr("Interrupted in the queue: %n job(s).", "", now.stuck_count)
             self.bar.show_message(words, "warning", resume)
         else:
             self.bar.hide()

@@ -236,7 +236,7 @@ class BaseDialog(QDialog):
         self.again = QPushButton(self.tr("Search again"))
         self._build()
         self._listen()
-        models.look()
+        models.search()
         models.look_at_recent()
         self._fill()
 
@@ -295,7 +295,7 @@ class BaseDialog(QDialog):
         self.use.clicked.connect(lambda: self._choose(self.list.currentIndex()))
         self.file.clicked.connect(lambda: self.choose_file())
         self.folder.clicked.connect(lambda: self.add_folder())
-        self.again.clicked.connect(lambda: self._models.look(again=True))
+        self.again.clicked.connect(lambda: self._models.search(again=True))
 
     def _fill(self) -> None:
         """Show the matching rows, keeping the current one if it still matches."""
@@ -309,13 +309,13 @@ class BaseDialog(QDialog):
 
     def _update_state(self) -> None:
         self.use.setEnabled(self.list.currentIndex().isValid())
-        self.again.setEnabled(not self._models.looking)
+        self.again.setEnabled(not self._models.is_searching)
         self.state.setText(self._words())
 
     def _words(self) -> str:
         usable = sum(not one.description.problem for one in self._models.bases)
         others = len(self._models.bases) - usable
-        if self._models.looking:
+        if self._models.is_searching:
             return self.tr("Searching this PC… %n base(s) so far.", "", usable)
         words = self.tr("%n base(s) on this PC.", "", usable)
         if others and not self.field.text():
@@ -436,7 +436,7 @@ class BasePicker(QWidget):
 
     def _remember(self) -> None:
         if self._by_user and self.verdict.place != "nowhere" and not self.verdict.description.problem:
-            self._models.used(self.verdict.text)
+            self._models.add_recent(self.verdict.text)
 
     def _show(self, verdict: BaseVerdict) -> None:
         self.badge.setText(family_of(verdict.description))

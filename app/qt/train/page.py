@@ -17,7 +17,7 @@ from app.core.jobs.draft import Draft, DraftStep
 from app.core.jobs.jobs import TrashedJob
 from app.core.jobs.settings import full_title, setting
 from app.core.session import Session
-from app.core.tasks import raise_again
+from app.core.tasks import reraise
 from app.qt.actions.commands import Action, Commands
 from app.qt.page_loader import Page
 from app.qt.theme import set_icon
@@ -250,7 +250,7 @@ class TrainPage(Page):
         super().showEvent(event)
         self._is_visible = True
         self._timer.start()
-        self.session.tasks.run(essentials.recipes, self._on_recipes, raise_again)
+        self.session.tasks.run(essentials.recipes, self._on_recipes, reraise)
         self.session.jobs.look(self._show_first)
         self.sheet.refresh()
 

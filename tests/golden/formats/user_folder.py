@@ -19,7 +19,7 @@ from app.core.edits.save_state import Key, SaveRequest
 from app.core.jobs.jobs import Jobs
 from app.core.library import Folder, LibraryImage
 from app.core.models.models import ModelChoices
-from app.core.models.search import Known
+from app.core.models.search import ModelCache
 from app.core.models.tools import Installation
 from app.core.query.filtering import SavedFilter, SavedFilters
 from app.core.runs.watcher import SeenRuns, Unfinished
@@ -187,8 +187,8 @@ def _write_models(root: Path) -> None:
     (snapshot / "model_index.json").write_text("{}", encoding="utf-8")
     for key in (f"{HUB_MODEL}@main", f"{HUB_MODEL}@{COMMIT}"):
         _remember(key, snapshot, COMMIT, ["model_index.json"])
-    known = Known()
-    known.tell(base)
+    known = ModelCache()
+    known.describe(base)
     known.write([Installation("ComfyUI", root / "ComfyUI", (root / "ComfyUI/models",), (root / "ComfyUI/loras",))])
 
 
@@ -221,7 +221,7 @@ def _write_thumbnail(root: Path) -> None:
     done: SimpleQueue[Callable[[], None]] = SimpleQueue()
     thumbnails = Thumbnails(done.put, cache_folder() / FILE_NAME, threads=1)
     thumbnails.request(
-        LibraryImage(1, Folder(Path(), Path()), "0.png", bytes=IMAGE_STATE[0], changed_ns=IMAGE_STATE[1]), 256
+        LibraryImage(1, Folder(Path(), Path()), "0.png", bytes=IMAGE_STATE[0], modified_ns=IMAGE_STATE[1]), 256
     )
     done.get(timeout=60)()
     thumbnails.close()

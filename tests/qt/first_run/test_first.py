@@ -31,7 +31,7 @@ def test_the_welcome_tells_of_this_pc_and_its_models(
     models = window.session.models
     window.commands["window.welcome"].trigger()
     (welcome,) = window.findChildren(Welcome)
-    qtbot.waitUntil(lambda: webui in welcome.tools.boxes and not models.looking)
+    qtbot.waitUntil(lambda: webui in welcome.tools.boxes and not models.is_searching)
     assert "1 base" in welcome.tools.boxes[webui].text()
     assert str(webui) in welcome.tools.boxes[webui].accessibleName()
     qtbot.keyClick(welcome.tools.boxes[webui], Qt.Key.Key_Space)

@@ -41,7 +41,7 @@ def watching(window: Window, qtbot: QtBot) -> Window:
 
 def seen(window: Window, qtbot: QtBot) -> None:
     """Let the window see which runs live, as when the user comes back to it; a look under way is not begun anew."""
-    qtbot.waitUntil(lambda: window.session.runs.look() or window.session.run_watcher.watching)
+    qtbot.waitUntil(lambda: window.session.runs.refresh() or window.session.run_watcher.watching)
 
 
 def end(engine: RunWriter) -> None:

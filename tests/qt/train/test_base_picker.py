@@ -38,7 +38,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def dialog_of(qtbot: QtBot, picker: BasePicker, session: Session) -> BaseDialog:
     qtbot.mouseClick(picker.button, Qt.MouseButton.LeftButton)
     (dialog,) = picker.findChildren(BaseDialog)
-    qtbot.waitUntil(lambda: not session.models.looking)
+    qtbot.waitUntil(lambda: not session.models.is_searching)
     return dialog
 
 
@@ -142,7 +142,7 @@ def test_what_was_used_last_is_told_with_its_family_wherever_it_lies(
 ) -> None:
     there, gone = tool_homes.sdxl(tmp_path / "mine é.safetensors"), tmp_path / "gone.safetensors"
     for text in (str(gone), str(there), "someone/used"):
-        session.models.used(text)
+        session.models.add_recent(text)
     dialog = dialog_of(qtbot, picker, session)
     qtbot.waitUntil(lambda: len(session.models.judged) == 3)
     rows = {row.text: row for row in dialog.rows.rows[1:4]}
@@ -165,7 +165,7 @@ def test_what_cannot_be_used_says_why_when_searched_for(
 
 
 def test_the_arrows_pass_over_headings(qtbot: QtBot, picker: BasePicker, session: Session, home: Path) -> None:
-    session.models.used("someone/used")
+    session.models.add_recent("someone/used")
     dialog = dialog_of(qtbot, picker, session)
     assert dialog.list.currentIndex().data() == "someone/used"
     qtbot.keyClick(dialog.field, Qt.Key.Key_Down)
@@ -200,7 +200,7 @@ def test_a_thousand_bases_are_searched_within_a_key(
     dialog = BaseDialog(session.models)
     qtbot.addWidget(dialog)
     dialog.show()
-    qtbot.waitUntil(lambda: not session.models.looking)
+    qtbot.waitUntil(lambda: not session.models.is_searching)
     assert len(dialog.rows.rows) == 1002  # with the demo's base and the heading
     qtbot.keyClicks(dialog.field, "0777")
     assert names(dialog.rows) == ["On this PC", "base 0777"]
@@ -210,6 +210,6 @@ def test_a_picker_that_is_gone_hears_nothing(qtbot: QtBot, session: Session) -> 
     picker = BasePicker(session)
     picker.set_base("someone/name")
     picker.deleteLater()
-    qtbot.waitUntil(lambda: picker.verdict.text == "" and not session.models.looking)
-    session.models.look()
-    qtbot.waitUntil(lambda: not session.models.looking)
+    qtbot.waitUntil(lambda: picker.verdict.text == "" and not session.models.is_searching)
+    session.models.search()
+    qtbot.waitUntil(lambda: not session.models.is_searching)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from app.core.models.search import Known
+from app.core.models.search import ModelCache
 from tests.support.images import PHOTOS
 from tests.unit.memory.forecast.test_results import outcome
 from tests.unit.memory.trace.test_store import same, tape
@@ -75,8 +75,8 @@ def bases(folder: Path, patch: pytest.MonkeyPatch) -> tuple[Path, Ask, Callable[
     file = folder / "models.json"
 
     def ask() -> object:
-        known = Known(file)
-        told = known.tell(path)
+        known = ModelCache(file)
+        told = known.describe(path)
         known.write([])
         return told, known.installations
 

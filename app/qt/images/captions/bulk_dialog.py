@@ -28,7 +28,7 @@ from PySide6.QtWidgets import (
 from app.core.edits import bulk
 from app.core.edits.bulk import CanceledError, CaptionSnapshots, SnapshotCaption
 from app.core.edits.history import Edit
-from app.core.library import Altered, LibraryImage, ValueChange
+from app.core.library import LibraryChange, LibraryImage, ValueChange
 from app.core.session import Session
 from app.core.tags.completion import Completion
 from app.core.tags.splitting import Lines, split_tags
@@ -395,7 +395,7 @@ class BulkDialog(QDialog):
         self.stack.setFixedHeight(self.form.sizeHint().height())
         self._schedule_preview()
 
-    def _on_library_altered(self, altered: Altered) -> None:
+    def _on_library_altered(self, altered: LibraryChange) -> None:
         if "caption" in altered.what or altered.added or altered.removed:
             self._schedule_preview()
 

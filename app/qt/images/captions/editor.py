@@ -22,12 +22,12 @@ from PySide6.QtWidgets import (
 
 from app.core.edits.bulk import CanceledError, CaptionSnapshots, SnapshotCaption, add_tags, remove_tags, rename_tag
 from app.core.edits.history import Edit
-from app.core.library import Altered, LibraryImage, ValueChange
+from app.core.library import LibraryChange, LibraryImage, ValueChange
 from app.core.session import Session
 from app.core.tags.completion import Completion
 from app.core.tags.index import Summary, summarize
 from app.core.tags.splitting import Lines, TagSpan, find_tags, move_tag, remove_tag, replace_tag, split_tags
-from app.core.tasks import only, raise_again
+from app.core.tasks import handle_only, reraise
 from app.qt.actions.commands import Commands
 from app.qt.images.captions.actions import ACTIONS
 from app.qt.images.captions.chips import ChipBoard, ChipData, chips_of
@@ -287,7 +287,7 @@ class CaptionEditor(QWidget):
             self._show()
         self._update_hint()
 
-    def _on_library_altered(self, altered: Altered) -> None:
+    def _on_library_altered(self, altered: LibraryChange) -> None:
         if self._chosen.touched(altered):
             if len(self._chosen) > 1:
                 self._gather.start()
@@ -353,7 +353,7 @@ class CaptionEditor(QWidget):
         if len(captions) <= AT_ONCE:
             done(summarize_all())
         else:
-            self._session.tasks.run(summarize_all, done, only(CanceledError, lambda _: None))
+            self._session.tasks.run(summarize_all, done, handle_only(CanceledError, lambda _: None))
 
     def _show_many(self, summary: Summary) -> None:
         count = summary.captions
@@ -463,7 +463,7 @@ class CaptionEditor(QWidget):
         if self._closing or len(captions) <= AT_ONCE:
             done(make(captions))
         else:
-            self._session.tasks.run(lambda: make(captions), done, raise_again)
+            self._session.tasks.run(lambda: make(captions), done, reraise)
 
     def _step(self, by: int) -> None:
         view = self._session.view

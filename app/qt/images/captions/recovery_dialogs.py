@@ -32,7 +32,7 @@ from app.core.edits.save_state import AnyField, Conflict, SaveRequest, SaveState
 from app.core.library import Value
 from app.core.session import Session
 from app.core.tags.splitting import split_tags
-from app.core.tasks import only
+from app.core.tasks import handle_only
 from app.core.words import full_message
 from app.qt.images.captions.preview import ChangeList, ChangeRow
 from app.qt.images.captions.text import to_qt_position
@@ -122,7 +122,7 @@ class RestoreDialog(QDialog):
                 self.intro.setText("")
                 self._show_error(fault, self.tr("Fix the problem, then open this window again."))
 
-        self._session.tasks.run(compare, while_alive(self, done), only(OSError, while_alive(self, failed)))
+        self._session.tasks.run(compare, while_alive(self, done), handle_only(OSError, while_alive(self, failed)))
 
     def _on_compared(self, rows: Sequence[tuple[str, ChangeRow]]) -> None:
         words = self.tr("%n caption file(s) changed since Impasto first edited them.", "", len(rows))
@@ -162,7 +162,10 @@ class RestoreDialog(QDialog):
             self._session.datasets.refresh(whole=True)
             report(len(written))
 
-        report, failed = while_alive(self, self._on_restored), only(OSError, while_alive(self, self._on_restore_failed))
+        report, failed = (
+            while_alive(self, self._on_restored),
+            handle_only(OSError, while_alive(self, self._on_restore_failed)),
+        )
         self._session.history.settle(lambda: self._session.tasks.run(restore, done, failed))
 
     def _on_restored(self, count: int) -> None:

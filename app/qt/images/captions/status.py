@@ -10,7 +10,7 @@ from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
 
 from app.core.edits.save_state import SaveNotice, SaveProblem, SaveState
-from app.core.library import Altered, LibraryImage
+from app.core.library import LibraryChange, LibraryImage
 from app.core.session import Session
 from app.core.tags.index import Summary
 from app.core.tags.splitting import Lines
@@ -203,7 +203,7 @@ class EditTargets:
         self.order, self._parts, self._images = order, (view.selected, current), None
         return True
 
-    def touched(self, altered: Altered) -> bool:
+    def touched(self, altered: LibraryChange) -> bool:
         """Return whether any selected image, also a hidden one, was altered."""
         return not all(map(altered.altered.isdisjoint, self._parts))
 

@@ -20,7 +20,7 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QPlainTextEdit, QTextEdit, QWidget
 
 from app.core.tags.splitting import Lines
-from app.core.tasks import Tasks, raise_again
+from app.core.tasks import Tasks, reraise
 from app.qt.theme import colors
 
 CHUNK = 75
@@ -84,7 +84,7 @@ class TokenCounter(QObject):
     def _load(self) -> None:
         if not self._requested:
             self._requested = True
-            self._tasks.run(_load_tokenizer, self._on_loaded, raise_again)
+            self._tasks.run(_load_tokenizer, self._on_loaded, reraise)
 
     def _on_loaded(self, loaded: tuple[_Ends, _Holds]) -> None:
         self._ends, self._holds = loaded

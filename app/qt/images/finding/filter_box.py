@@ -187,7 +187,7 @@ class FilterField(QLineEdit):
 
     def accept(self, proposal: Proposal) -> None:
         """Replace the word at the cursor with a suggestion."""
-        text, cursor = proposal.put_into(self.text())
+        text, cursor = proposal.apply_to(self.text())
         self.setText(text)
         self.setCursorPosition(cursor)
         self.list.hide()

@@ -53,7 +53,7 @@ from app.core.library import LibraryImage
 from app.core.query.terms import Term, literal
 from app.core.session import Session
 from app.core.tags.index import Row, TagCount, co_occurring
-from app.core.tasks import only, raise_again
+from app.core.tasks import handle_only, reraise
 from app.core.words import full_message
 from app.qt.actions.commands import Action, Commands
 from app.qt.theme import colors, set_icon
@@ -393,9 +393,7 @@ class TagPanel(QWidget):
         self._sorting, self._stale = True, False
         index, order, part = self._index, self.order, self.search.text()
         counts = {tag: index.count(tag) for tag in index.search(part)} if part else index.counts()
-        self._session.tasks.run(
-            lambda: sort_tags(counts.items(), order), self._while_open(self._on_sorted), raise_again
-        )
+        self._session.tasks.run(lambda: sort_tags(counts.items(), order), self._while_open(self._on_sorted), reraise)
 
     def _while_open(self, callback: Callable[[_Result], None]) -> Callable[[_Result], None]:
         """Wrap a worker's callback so that it does nothing once the panel is destroyed."""
@@ -424,7 +422,7 @@ class TagPanel(QWidget):
             return
         rows: list[Row] = self._index.rows(self._index.images_with(tag))
         callback = self._while_open(partial(self._show_together, tag))
-        self._session.tasks.run(lambda: co_occurring(rows, tag, _TOGETHER), callback, raise_again)
+        self._session.tasks.run(lambda: co_occurring(rows, tag, _TOGETHER), callback, reraise)
 
     def _show_together(self, tag: str | None, found: list[TagCount]) -> None:
         if tag != self.all.tag:
@@ -482,7 +480,9 @@ class TagPanel(QWidget):
         chosen = [images[number] for number in self._index.images_with(tag)]
         self.message.hide()
         self._session.tasks.run(
-            lambda: change(chosen), self._session.history.do, self._while_open(only(ImpastoError, self._on_edit_failed))
+            lambda: change(chosen),
+            self._session.history.do,
+            self._while_open(handle_only(ImpastoError, self._on_edit_failed)),
         )
 
     def _on_edit_failed(self, fault: ImpastoError) -> None:

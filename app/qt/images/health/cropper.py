@@ -10,8 +10,8 @@ from PySide6.QtGui import QColor, QKeyEvent, QMouseEvent, QPainter, QPainterPath
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
 
 from app.core.edits.history import UndoScope
-from app.core.health.judging import CropPreview, crop_to, largest, moved, scaled, shown_of
-from app.core.library import Altered, Crop
+from app.core.health.judging import CropPreview, crop_preview, crop_to, largest_frame, moved, scaled
+from app.core.library import Crop, LibraryChange
 from app.core.session import Session
 from app.qt.images.dialogs import ImageStepDialog
 from app.qt.images.zoom import Zoom, ZoomArea
@@ -205,7 +205,7 @@ class Cropper(ImageStepDialog):
         self, session: Session, ids: Sequence[int], start: int | None = None, parent: QWidget | None = None
     ) -> None:
         super().__init__(session, ids, start, parent)
-        self._recipe = session.health.aim.recipe()
+        self._recipe = session.health.target.recipe()
         self._steps = UndoScope(session.history)
         self.canvas = CropCanvas(session)
         self.facts, self.shape = QLabel(), ComboBox()
@@ -254,11 +254,11 @@ class Cropper(ImageStepDialog):
     def _on_shape_activated(self, row: int) -> None:
         image, shape = self.image, self.shape.itemData(row)
         if image and image.width and image.height and shape:
-            self._crop(largest(image.width, image.height, tuple(shape)))
+            self._crop(largest_frame(image.width, image.height, tuple(shape)))
 
     # Display
 
-    def _on_library_altered(self, altered: Altered) -> None:
+    def _on_library_altered(self, altered: LibraryChange) -> None:
         image = self.image
         if image and image.id in altered.altered and altered.what & {"crop", "size", "file"}:
             self._update()
@@ -276,7 +276,7 @@ class Cropper(ImageStepDialog):
         image = self.image
         if image is None or not image.width or not image.height:
             return None
-        return shown_of(image.width, image.height, crop, self._recipe)
+        return crop_preview(image.width, image.height, crop, self._recipe)
 
     def _on_pulled(self) -> None:
         """Update the facts while the frame is dragged."""
@@ -306,7 +306,7 @@ class Cropper(ImageStepDialog):
 
     def _fill_shapes(self, shown: CropPreview | None) -> None:
         """List the buckets that the dataset already has: images of one bucket are batched together."""
-        shapes = {cast("tuple[int, int]", shape) for shape in self._session.health.files.all("bucket")}
+        shapes = {cast("tuple[int, int]", shape) for shape in self._session.health.image_index.all("bucket")}
         shapes |= {shown.bucket} if shown else set()
         ordered = sorted(shapes, key=lambda shape: (-shape[0] / shape[1], shape))
         self.shape.blockSignals(True)  # filling the list is not a choice of the user

@@ -67,7 +67,7 @@ class FindingModel(QAbstractListModel):
         if role in (Qt.ItemDataRole.DisplayRole, Qt.ItemDataRole.AccessibleTextRole):
             return finding.sentence
         if role == Qt.ItemDataRole.ToolTipRole:
-            return "\n".join(filter(None, (finding.place, finding.remedy)))
+            return "\n".join(filter(None, (finding.path_tooltip, finding.remedy)))
         if role == Qt.ItemDataRole.AccessibleDescriptionRole:
             return finding.remedy
         return None

@@ -157,13 +157,13 @@ class MaskPainter(ImageStepDialog):
         self.state, self.changed, self._overwrite = state_of(written.after), False, False
         self._session.rewriter.record(f"Paint the mask of {image.name}", image.folder.root, [written])
         self._show_message("")
-        self._session.library.learn({image.id: {"mask": True}}, "mask")
+        self._session.library.set_facts({image.id: {"mask": True}}, "mask")
         after()
 
     def _on_removed(self, image: LibraryImage, written: object) -> None:
         assert isinstance(written, Written)
         self._session.rewriter.record(f"Remove the mask of {image.name}", image.folder.root, [written])
-        self._session.library.learn({image.id: {"mask": False}}, "mask")
+        self._session.library.set_facts({image.id: {"mask": False}}, "mask")
         self._open()
 
     def _show_index(self, place: int) -> None:

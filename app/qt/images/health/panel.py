@@ -89,15 +89,17 @@ class ChartsView(QWidget):
         if chart == 0:
             bars = charts.buckets(health)
             self.buckets.show_bars(bars)
-            self.note.setText(self.tr("%n bucket(s) at {side} px", "", len(bars)).format(side=health.aim.resolution))
+            self.note.setText(self.tr("%n bucket(s) at {side} px", "", len(bars)).format(side=health.target.resolution))
         elif chart == 1:
-            self.sizes.show_cells(charts.sizes(health), health.aim.resolution)
+            self.sizes.show_cells(charts.sizes(health), health.target.resolution)
             self.note.setText(
-                self.tr("Below the line: smaller than {side} × {side}").format(side=health.aim.resolution)
+                self.tr("Below the line: smaller than {side} × {side}").format(side=health.target.resolution)
             )
         elif chart == 2:
-            self.lengths.show_bars(charts.caption_lengths(health), health.aim.tokens)
-            self.note.setText(self.tr("Tokens; training truncates captions at {read}").format(read=health.aim.tokens))
+            self.lengths.show_bars(charts.caption_lengths(health), health.target.tokens)
+            self.note.setText(
+                self.tr("Tokens; training truncates captions at {read}").format(read=health.target.tokens)
+            )
         else:
             self.tags.show_bars(charts.frequent_tags(health))
             self.note.setText(self.tr("Most frequent tags"))
@@ -171,8 +173,8 @@ class HealthPanel(QWidget):
         self._pause = QTimer(self)
         self._build()
         self._connect()
-        self._show_findings(self._health.now)
-        self._show_progress(self._health.state())
+        self._show_findings(self._health.current_findings)
+        self._show_progress(self._health.current_progress())
         self._on_target_changed()
         commands.add(ACTIONS, self)
 
@@ -199,7 +201,7 @@ class HealthPanel(QWidget):
         elif finding.action == "convert":
             self._convert(finding)
         elif finding.action == "look":
-            self._health.begin()
+            self._health.start_inspection()
         elif finding.action == "write":
             self.show_images()
             self.edit_requested.emit()
@@ -419,7 +421,7 @@ class HealthPanel(QWidget):
         ids = list(finding.ids)
 
         def done(_: object) -> None:
-            self._health.look_again(ids)
+            self._health.inspect_again(ids)
 
         self._session.tasks.run(lambda: to_utf8(asked, self._session.backups), done, self._while_open(self._on_failed))
 

@@ -28,7 +28,7 @@ from PySide6.QtWidgets import (
 from app.core.after.export import Candidate, Exported, FileExistsConflict, LoraSummary, export, read_summary
 from app.core.models.verdict import Destination
 from app.core.session import Session
-from app.core.tasks import only
+from app.core.tasks import handle_only
 from app.qt.runs.after.strip import ImageView
 from app.qt.widgets import ComboBox, close_row, plain_tip, reveal
 from trainer.errors import ImpastoError, LoraFileError
@@ -229,7 +229,7 @@ class Exporting(QObject):
         self._session.tasks.run(
             lambda: read_summary(candidate.file),
             lambda summary: then(replace(summary, image=image)),
-            only(ImpastoError, self.failed.emit),
+            handle_only(ImpastoError, self.failed.emit),
         )
 
     def _ask(self, candidate: Candidate, summary: LoraSummary) -> None:
@@ -256,7 +256,7 @@ class Exporting(QObject):
                 self.failed.emit(fault)
 
         work = partial(export, candidate.file, folder, name, summary, replace=over)
-        self._session.tasks.run(work, self._on_exported, only(ImpastoError, refused))
+        self._session.tasks.run(work, self._on_exported, handle_only(ImpastoError, refused))
 
     def _on_exported(self, made: Exported) -> None:
         words = self.tr("Exported {name} to {folder}.").format(name=made.file.name, folder=made.file.parent)
@@ -307,7 +307,7 @@ class ModelCardDialog(QDialog):
         self._session.tasks.run(
             lambda: files.write_text(file, text),
             lambda _: self.message_shown.emit(self.tr("Saved {name}.").format(name=file.name)),
-            only(OSError, lambda fault: self._on_save_failed(file, fault)),
+            handle_only(OSError, lambda fault: self._on_save_failed(file, fault)),
         )
 
     def _ask(self) -> None:

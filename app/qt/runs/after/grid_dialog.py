@@ -158,7 +158,7 @@ class GridDialog(QDialog):
         folder = self._folder / f"grid {datetime.now().astimezone():%Y-%m-%d %H.%M.%S}"
         self.drawing = drawing = self._session.renderer.render(self._job, cells, folder)
         rows = len(prompts)
-        drawing.drawn.connect(lambda number: self._show(drawing, number, number % rows, number // rows))
+        drawing.image_ready.connect(lambda number: self._show(drawing, number, number % rows, number // rows))
         drawing.changed.connect(lambda _: self._refresh())
         drawing.failed.connect(self.failed.emit)
         self._refresh()
@@ -191,7 +191,7 @@ class GridDialog(QDialog):
         return len(self.chosen()) * len(self.chosen_strengths() or ()) * len(self.chosen_prompts())
 
     def _busy(self) -> bool:
-        return bool(self.drawing and not self.drawing.over)
+        return bool(self.drawing and not self.drawing.is_over)
 
     def _fill(self) -> None:
         number = QLocale().toString

@@ -28,7 +28,7 @@ from app.core.after.export import Candidate, SavedSteps, candidates, model_card,
 from app.core.after.run_jobs import Edited, edited, new_job
 from app.core.models.verdict import Destination
 from app.core.session import Session
-from app.core.tasks import Single, only, raise_again
+from app.core.tasks import ExclusiveTask, handle_only, reraise
 from app.qt.actions.commands import Action, Commands
 from app.qt.runs.after.export import Exporting, ModelCardDialog, destination_name
 from app.qt.runs.after.grid_dialog import GridDialog
@@ -96,7 +96,7 @@ class AfterPanel(QWidget):
         self._ends: list[Callable[[], None]] = []
         self._job: Job | None = None
         self._wanted: int | None = None
-        self._stale, self._search = False, Single(session.tasks)
+        self._stale, self._search = False, ExclusiveTask(session.tasks)
         self.dialog: QDialog | None = None
         """The dialog opened last."""
         self.strip, self.trying = CandidateStrip(session), TryBox(session)
@@ -105,7 +105,7 @@ class AfterPanel(QWidget):
         self.edited_bar, self.edited_words = QFrame(), QLabel()
         self.export_button, self.send_button, self.send_menu = QPushButton(), QToolButton(), QMenu(self)
         commands.add(ACTIONS, self)
-        self._refused = only(ImpastoError, self.failed.emit)
+        self._refused = handle_only(ImpastoError, self.failed.emit)
         self._lay_out()
         self._listen()
         self.show_run(None)
@@ -308,7 +308,7 @@ class AfterPanel(QWidget):
         if run and run.job and self.isVisible():
             directory, job = run.directory, run.job
             self._session.tasks.run(
-                lambda: edited(directory, job), lambda found: self._on_edits_found(run, found), raise_again
+                lambda: edited(directory, job), lambda found: self._on_edits_found(run, found), reraise
             )
 
     def _on_edits_found(self, run: Run, found: Edited) -> None:

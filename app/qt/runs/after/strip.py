@@ -26,7 +26,7 @@ from PySide6.QtWidgets import QListView, QSizePolicy, QStyle, QStyledItemDelegat
 from app.core.after.export import Candidate
 from app.core.pixels import Pixels, read_pixels
 from app.core.session import Session
-from app.core.tasks import raise_again
+from app.core.tasks import reraise
 from app.qt.theme import colors
 from app.qt.tile_painting import panel, ring
 from app.qt.widgets import plain_tip, to_image, while_alive
@@ -48,7 +48,7 @@ def read_image(
     def on_pixels(pixels: Pixels | None) -> None:
         done(to_image(pixels) if pixels else QImage())
 
-    session.tasks.run(lambda: read_pixels(file, side), while_alive(owner, on_pixels), raise_again, kept=False)
+    session.tasks.run(lambda: read_pixels(file, side), while_alive(owner, on_pixels), reraise, kept=False)
 
 
 def paint_fitting(painter: QPainter, room: QRect, image: QImage, ratio: float) -> None:

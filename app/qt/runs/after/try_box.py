@@ -85,7 +85,7 @@ class TryBox(QWidget):
         cell = GridCell(self._candidate.file, self.strength.value(), self.prompt_settings())
         self.drawing = drawing = self._session.renderer.render(self._job, [cell], self._folder)
         drawing.changed.connect(lambda _: self._refresh())
-        drawing.drawn.connect(lambda number: self.image.show_file(drawing.files[number]))
+        drawing.image_ready.connect(lambda number: self.image.show_file(drawing.files[number]))
         drawing.noticed.connect(self.message_shown.emit)
         drawing.failed.connect(self.failed.emit)
         self._refresh()
@@ -101,7 +101,7 @@ class TryBox(QWidget):
 
     def is_drawing(self) -> bool:
         """Return whether an image is being generated."""
-        return bool(self.drawing and not self.drawing.over)
+        return bool(self.drawing and not self.drawing.is_over)
 
     def image_of(self, candidate: Candidate) -> Path | None:
         """Return the latest generated image if it was made with this candidate."""

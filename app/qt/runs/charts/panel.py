@@ -25,7 +25,7 @@ from PySide6.QtWidgets import (
 
 from app.core.runs.run import GpuMonitor, Run
 from app.core.session import Session
-from app.core.tasks import Single
+from app.core.tasks import ExclusiveTask
 from app.qt.actions.commands import Action, Commands
 from app.qt.runs.charts.painting import Legend, color_of
 from app.qt.widgets import QT_TRANSLATE_NOOP, FlowLayout, Slider, plain_tip, while_alive
@@ -144,7 +144,7 @@ class ProgressPanel(QWidget):
         self.runs: Sequence[Run] = ()
         self.board: Board | None = None
         self._ends: list[Callable[[], None]] = []
-        self._loading = Single(session.tasks)
+        self._loading = ExclusiveTask(session.tasks)
         self._logarithmic, self._clip = False, True
         self.card = GpuMonitor(session.tasks)
         self.legend = Legend()

@@ -21,7 +21,7 @@ from PySide6.QtWidgets import (
 from app.core.library import LibraryImage
 from app.core.runs.series import CellIndex, Samples
 from app.core.session import Session
-from app.core.tasks import raise_again
+from app.core.tasks import reraise
 from app.qt.actions.commands import Action, Commands
 from app.qt.runs.samples.compare import SampleCompare
 from app.qt.runs.samples.grid import SIDES, SampleGrid
@@ -262,7 +262,7 @@ class SampleMatrix(QWidget):
         def done(there: bool) -> None:
             do(step, file) if there else self.failed.emit(_gone(file))
 
-        self._session.tasks.run(file.is_file, done, raise_again)
+        self._session.tasks.run(file.is_file, done, reraise)
 
     # --- the rest
 

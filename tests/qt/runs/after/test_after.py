@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QInputDialog, QScrollArea
 from shiboken6 import delete
 
 from app.core.models.verdict import Destination
-from app.core.runs.queue import Look
+from app.core.runs.queue import QueueState
 from app.qt.actions.commands import Commands
 from app.qt.runs.after.export import ModelCardDialog, ExportDialog
 from app.qt.runs.after.grid_dialog import GridDialog
@@ -144,7 +144,7 @@ def test_a_prompt_is_tried_out_and_a_grid_is_drawn_and_taken_from(panel, run, se
     dialog.prompts.setPlainText("a green tree\na red star")
     assert dialog.count.text() == "8 images, all with seed 1."
     qtbot.mouseClick(dialog.render_button, Qt.MouseButton.LeftButton)
-    qtbot.waitUntil(lambda: dialog.drawing.over)
+    qtbot.waitUntil(lambda: dialog.drawing.is_over)
     assert dialog.drawing.stage == "done"
     qtbot.waitUntil(lambda: all(dialog.table.item(row, column) for row in range(2) for column in range(4)))
     cells = {number: pixels(file) for number, file in dialog.drawing.files.items()}
@@ -173,7 +173,7 @@ WAITING = Entry("00000000", None, None, "waiting")
 
 
 def queued(entry, *, held=False, working=True):
-    return Look(QueueSnapshot((entry,), held=held), working=working)
+    return QueueState(QueueSnapshot((entry,), held=held), working=working)
 
 
 def test_a_training_that_waits_takes_the_card(panel, session, qtbot):

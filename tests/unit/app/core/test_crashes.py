@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from app.core.crashes import CrashNet
+from app.core.crashes import CrashLog
 
 START = "from app.core.crashes import CrashNet; net = CrashNet(); net.spread(); "
 
@@ -27,34 +27,34 @@ def run(code: str) -> subprocess.CompletedProcess:
 )
 def test_what_happened_is_there_at_the_next_start_and_only_then(code, words, per_user_folder):
     run(code)
-    text = CrashNet().last()
+    text = CrashLog().last()
     assert text.startswith("Impasto ")
     assert words in text
-    assert CrashNet().last() is None
+    assert CrashLog().last() is None
     assert (per_user_folder / "crash-last.log").read_text(encoding="utf-8") == text
 
 
 def test_one_that_ended_well_leaves_nothing(per_user_folder):
     assert run("net.fold()").returncode == 0
-    assert CrashNet().last() is None
+    assert CrashLog().last() is None
     assert not (per_user_folder / "crash.log").exists()
 
 
 def test_one_that_was_killed_without_a_word_is_no_crash():
     run("import os; os._exit(9)")
-    assert CrashNet().last() is None
+    assert CrashLog().last() is None
 
 
 def test_an_exception_is_told_where_it_happens_and_other_hooks_stay(monkeypatch):
     heard, told = [], []
     monkeypatch.setattr(threading, "excepthook", heard.append)
-    net = CrashNet()
+    net = CrashLog()
     net.notified = told.append
-    net.spread()
+    net.install()
     thread = threading.Thread(target=lambda: 1 / 0)
     thread.start()
     thread.join()
-    net.fold()
+    net.uninstall()
     assert threading.excepthook == heard.append
     assert "ZeroDivisionError" in told[0]
     assert len(heard) == 1
@@ -62,7 +62,7 @@ def test_an_exception_is_told_where_it_happens_and_other_hooks_stay(monkeypatch)
 
 def test_a_folder_that_cannot_be_written_keeps_nobody_from_starting(tmp_path):
     (tmp_path / "file").write_text("no folder", encoding="utf-8")
-    net = CrashNet(tmp_path / "file")
+    net = CrashLog(tmp_path / "file")
     assert net.last() is None
-    net.spread()
-    net.fold()
+    net.install()
+    net.uninstall()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.core import library as order
-from app.core.library import Altered, Folder, Library, ValueChange, natural_key
+from app.core.library import Folder, Library, LibraryChange, ValueChange, natural_key
 
 ROOT = Path("/data/cats")
 
@@ -69,13 +69,13 @@ def test_a_dataset_that_is_opened_again_comes_behind_all_that_are_open() -> None
     library, other = Library(), ROOT.with_name("another")
     for root in (ROOT, other, ROOT, ROOT.with_name("birds")):
         library.remove([number for number, one in library.images.items() if one.folder.root == root])
-        library.expect(root)
+        library.reserve_position(root)
         library.add([(Folder(root, root), "a.png", {})])
     assert names(library) == ["another/a.png", "cats/a.png", "birds/a.png"]
 
 
 def test_a_file_that_comes_back_is_the_picture_that_it_was() -> None:
-    library, told = Library(), list[Altered]()
+    library, told = Library(), list[LibraryChange]()
     folder = Folder(ROOT, ROOT)
     first, second = library.add([(folder, "a.png", {}), (folder, "b.png", {})])
     library.altered.connect(told.append)

@@ -10,7 +10,7 @@ import pytest
 
 from app.core import tasks as priority
 from app.core import tasks as tasks_module
-from app.core.tasks import Single, Tasks
+from app.core.tasks import ExclusiveTask, Tasks
 
 
 def test_what_is_asked_for_after_the_close_is_dropped():
@@ -29,7 +29,7 @@ def test_what_is_asked_for_after_the_close_is_dropped():
 def test_work_that_goes_on_is_not_begun_again_and_a_fault_ends_one_time_only():
     calls = queue.Queue()
     tasks = Tasks(calls.put)
-    single, answers = Single(tasks), []
+    single, answers = ExclusiveTask(tasks), []
     single.run(lambda: 1 // 0, answers.append)
     single.run(lambda: 7, answers.append)
     with pytest.raises(ZeroDivisionError):
@@ -72,10 +72,10 @@ def test_work_in_turns_is_all_done_and_rests_after_each_turn(monkeypatch):
     rests = []
     monkeypatch.setattr(priority, "sleep", rests.append)
     monkeypatch.setattr(priority, "_WORK_SECONDS", -1.0)  # each takes longer than a turn
-    assert list(priority.in_turns("abc")) == ["a", "b", "c"]
+    assert list(priority.iterate_yielding("abc")) == ["a", "b", "c"]
     assert rests == [priority._REST_SECONDS] * 3
     monkeypatch.setattr(priority, "_WORK_SECONDS", 60.0)
-    assert list(priority.in_turns("abc")) == ["a", "b", "c"] and len(rests) == 3
+    assert list(priority.iterate_yielding("abc")) == ["a", "b", "c"] and len(rests) == 3
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def test_a_busy_worker_soon_hands_the_lock_to_who_wakes_up(interval):
                 sum(range(100))
             used.append(time.thread_time() - begin)
 
-    priority.share_lock()
+    priority.shorten_switch_interval()
     worker = threading.Thread(target=work)
     worker.start()
     for _ in range(40):
@@ -229,12 +229,12 @@ def test_a_worker_stands_back_while_the_windows_thread_works_and_then_goes_on(mo
     for name in ("_MAX_YIELD", "_YIELD_TIMEOUT"):
         monkeypatch.setattr(priority, name, 600.0)
     done = []
-    worker = threading.Thread(target=lambda: done.extend(priority.in_turns("abc")), daemon=True)
-    priority.window_works()
+    worker = threading.Thread(target=lambda: done.extend(priority.iterate_yielding("abc")), daemon=True)
+    priority.set_window_busy()
     worker.start()
     assert rests.waited.wait(120)  # it never does where it goes on
     assert worker.is_alive()
-    priority.window_rests()
+    priority.set_window_idle()
     worker.join(120)
     assert done == ["a", "b", "c"]
 
@@ -246,14 +246,14 @@ def test_a_worker_works_in_bursts_beside_a_windows_thread_that_hardly_rests(monk
     monkeypatch.setattr(rests, "wait", rests.patience.append)
     went_on = []
     for turn in range(40):
-        priority.window_works()
+        priority.set_window_busy()
         for step in range(20):
             now = 100.0 + 0.021 * turn + 0.001 * step
             asked = len(rests.patience)
-            priority.stand_back()
+            priority.yield_to_window()
             went_on.append(len(rests.patience) == asked)
         now += 0.001
-        priority.window_rests()
+        priority.set_window_idle()
         now += 0.001
     assert sum(went_on) / len(went_on) == pytest.approx(0.25, abs=0.05)
     assert max(rests.patience) <= 0.03
@@ -264,11 +264,11 @@ def test_a_worker_stands_back_anew_after_a_rest_in_which_it_got_on(monkeypatch, 
     monkeypatch.setattr(priority, "perf_counter", lambda: now)
     monkeypatch.setattr(rests, "wait", rests.patience.append)
     for _ in range(40):
-        priority.window_works()
-        priority.stand_back()
+        priority.set_window_busy()
+        priority.yield_to_window()
         now += 0.012
-        priority.stand_back()
-        priority.window_rests()
+        priority.yield_to_window()
+        priority.set_window_idle()
         now += 0.004
     assert len(rests.patience) == 80
 
@@ -276,15 +276,15 @@ def test_a_worker_stands_back_anew_after_a_rest_in_which_it_got_on(monkeypatch, 
 def test_nobody_stands_back_for_a_windows_thread_that_may_wait_for_a_worker(monkeypatch, rests):
     clock = iter([100.0, 100.101, 100.121, 100.5, 160.0])
     monkeypatch.setattr(priority, "perf_counter", lambda: next(clock))
-    priority.window_works()
+    priority.set_window_busy()
     for _ in range(4):
-        priority.stand_back()
+        priority.yield_to_window()
     assert not rests.patience
 
 
 def test_a_worker_does_not_wait_for_a_windows_thread_that_rests(monkeypatch, rests):
     monkeypatch.setattr(priority, "_MAX_YIELD", 600.0)
-    priority.window_works()
-    priority.window_rests()
-    assert list(priority.in_turns("abc")) == ["a", "b", "c"]
+    priority.set_window_busy()
+    priority.set_window_idle()
+    assert list(priority.iterate_yielding("abc")) == ["a", "b", "c"]
     assert not rests.waited.is_set()

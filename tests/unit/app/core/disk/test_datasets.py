@@ -226,7 +226,7 @@ def test_who_reads_headers_ends_where_the_dataset_is_closed(
         picture(tmp_path / f"{number}.png")
     begun, closed = threading.Event(), threading.Event()
     gone_through: list[object] = []
-    in_turns = datasets.in_turns
+    in_turns = datasets.iterate_yielding
 
     def noted(work: Iterable[object], alive: Callable[[], None]) -> Iterator[object]:
         for each in in_turns(work, alive):
@@ -238,7 +238,7 @@ def test_who_reads_headers_ends_where_the_dataset_is_closed(
         assert closed.wait(60)
         return read_size(path)
 
-    monkeypatch.setattr(datasets, "in_turns", noted)
+    monkeypatch.setattr(datasets, "iterate_yielding", noted)
     monkeypatch.setattr(reading, "read_size", slow)
     opened.datasets.open(tmp_path)
     (dataset,) = opened.datasets._open.values()

@@ -188,7 +188,7 @@ def rewritten(tmp_path: Path) -> Iterator[tuple[Live, Tasks]]:
     for number, before in enumerate((b"one", b"red, x")):
         file = live.data / f"{number}.txt"
         file.write_bytes(b"whole")
-        live.library.learn({live.ids[number]: {"caption": "whole"}}, "caption")
+        live.library.set_facts({live.ids[number]: {"caption": "whole"}}, "caption")
         rewriter.record(f"Write {number}", live.data, [Written(file, before, b"whole")])
     yield live, tasks
     tasks.close()

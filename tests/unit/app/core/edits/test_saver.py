@@ -130,7 +130,7 @@ def test_an_older_edit_in_conflict_does_not_come_back_over_a_newer_one_after_a_k
     set_to(world, 0, "older")
     (world.data / "a.txt").write_bytes(b"theirs")
     world.settle()
-    world.library.learn({world.ids[0]: {"caption": "theirs"}}, "caption")  # he sees what is on disk, and edits that
+    world.library.set_facts({world.ids[0]: {"caption": "theirs"}}, "caption")  # he sees what is on disk, and edits that
     set_to(world, 0, "newer")
     if rolled:
         world.settle()
@@ -223,7 +223,7 @@ def test_a_choice_replaces_only_the_version_that_was_chosen_against(world: World
 
 def test_an_edit_of_something_else_on_disk_does_not_replace_what_the_one_before_it_would(world: World) -> None:
     set_to(world, 0, "older")
-    world.library.learn({world.ids[0]: {"caption": "theirs"}}, "caption")
+    world.library.set_facts({world.ids[0]: {"caption": "theirs"}}, "caption")
     set_to(world, 0, "newer")
     world.settle()
     assert conflicts(world) == [("newer", "cat, dog\n")]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from app.core.health.groups import JudgingTarget
-from app.core.health.judging import LEAST, crop_to, largest, moved, scaled, shown_of
+from app.core.health.judging import MIN_CROP_SIDE, crop_preview, crop_to, largest_frame, moved, scaled
 from app.core.library import Folder, LibraryImage
 from trainer.config.job import DatasetConfig, FolderConfig
 from trainer.dataset.dataset import read_dataset
@@ -16,7 +16,7 @@ from trainer.dataset.sampling import plain_sample
 from trainer.dataset.sidecar import Sidecar, write_sidecar
 
 RECIPE = JudgingTarget(resolution=512).recipe()
-SIDE, FAR = st.integers(LEAST, 4000), st.floats(-1, 1)
+SIDE, FAR = st.integers(MIN_CROP_SIDE, 4000), st.floats(-1, 1)
 
 
 @pytest.mark.parametrize("size", [(512, 512), (900, 500), (500, 900), (2000, 300), (150, 150), (700, 701)])
@@ -28,7 +28,7 @@ def test_what_is_shown_is_what_the_trainer_cuts_out(tmp_path, size, crop):
     folders = (FolderConfig(path=str(tmp_path)),)
     (record,) = read_dataset(DatasetConfig(folders=folders, validation_share=0.0), RECIPE).images
     left, top, width, height = plain_sample(record, RECIPE).window
-    shown = shown_of(*size, crop, RECIPE)
+    shown = crop_preview(*size, crop, RECIPE)
     assert shown.bucket == record.bucket
     expected = (left / size[0], top / size[1], (left + width) / size[0], (top + height) / size[1])
     assert shown.frame == pytest.approx(expected)
@@ -36,28 +36,28 @@ def test_what_is_shown_is_what_the_trainer_cuts_out(tmp_path, size, crop):
 
 
 def test_a_picture_too_small_for_any_bucket_shows_nothing():
-    assert shown_of(20, 20, None, RECIPE) is None
+    assert crop_preview(20, 20, None, RECIPE) is None
 
 
 @given(
     SIDE, SIDE, st.floats(-1, 1), st.floats(-1, 1), st.floats(0.05, 8), st.sampled_from([(0.5, 0.5), (0, 1), (1, 0)])
 )
 def test_frames_stay_inside_and_keep_their_shape(width, height, across, down, factor, anchor):
-    frame = largest(width, height, (768, 512))
+    frame = largest_frame(width, height, (768, 512))
     shape = (frame[2] - frame[0]) / (frame[3] - frame[1])
     for after in (moved(frame, across, down), scaled(moved(frame, across, down), factor, (width, height), anchor)):
         assert -1e-9 <= after[0] < after[2] <= 1 + 1e-9
         assert -1e-9 <= after[1] < after[3] <= 1 + 1e-9
         assert (after[2] - after[0]) / (after[3] - after[1]) == pytest.approx(shape)
-    least = min(LEAST, (frame[2] - frame[0]) * width, (frame[3] - frame[1]) * height)
+    least = min(MIN_CROP_SIDE, (frame[2] - frame[0]) * width, (frame[3] - frame[1]) * height)
     assert min((after[2] - after[0]) * width, (after[3] - after[1]) * height) >= least - 1e-6
 
 
 @given(st.integers(700, 4000), st.integers(700, 4000), st.floats(0.4, 1.0), st.floats(-1, 1), st.floats(-1, 1))
 def test_a_chosen_frame_loses_next_to_nothing_more(width, height, factor, across, down):
-    first = shown_of(width, height, None, RECIPE)
+    first = crop_preview(width, height, None, RECIPE)
     frame = moved(scaled(first.frame, factor, (width, height)), across, down)
-    again = shown_of(width, height, tuple(round(side, 6) for side in frame), RECIPE)
+    again = crop_preview(width, height, tuple(round(side, 6) for side in frame), RECIPE)
     kept = (again.frame[2] - again.frame[0]) * (again.frame[3] - again.frame[1])
     wanted = (frame[2] - frame[0]) * (frame[3] - frame[1])
     # Whole pixels, and for small frames another bucket, whose shape is near.

@@ -10,7 +10,7 @@ from PIL import Image
 
 from app.core import tasks
 from app.core.edits.history import Edit
-from app.core.health.groups import Files, JudgingTarget, SharedIndex
+from app.core.health.groups import ImageIndex, JudgingTarget, SharedIndex
 from app.core.health.health import Health, count_tags
 from app.core.library import Folder, ValueChange
 from app.core.tags.index import TagIndex
@@ -31,7 +31,7 @@ class Checked:
         self.health = Health(desk.library, TagIndex(desk.library), desk.tasks, desk.post, aim)
         self.folder = Folder(folder, folder, trigger=trigger)
         self.enter(*sorted(path.name for path in folder.iterdir() if path.suffix in (".png", ".jpg")))
-        self.health.begin()
+        self.health.start_inspection()
 
     def enter(self, *names):
         found = []
@@ -48,18 +48,18 @@ class Checked:
         self.desk.until(lambda: self.idle() and not self.health._report_scheduled and not self.health._counting)
 
     def idle(self):
-        state = self.health.state()
+        state = self.health.current_progress()
         return self.health.judge and not state.judging and not state.inspecting
 
     def names(self, code):
-        ids = next((one.ids for one in self.health.now if one.code == code), ())
+        ids = next((one.ids for one in self.health.current_findings if one.code == code), ())
         return sorted(self.library.images[number].name for number in ids)
 
     def codes(self):
-        return {one.code for one in self.health.now}
+        return {one.code for one in self.health.current_findings}
 
     def finding(self, code):
-        return next(one for one in self.health.now if one.code == code)
+        return next(one for one in self.health.current_findings if one.code == code)
 
     def number(self, name):
         return next(one.id for one in self.library.images.values() if one.name == name)
@@ -253,7 +253,7 @@ def test_a_trigger_that_captions_lack_is_put_first(desk, tmp_path):
 def test_another_aim_judges_anew(checked):
     checked.settle()
     before = checked.names("picture.small")
-    checked.health.aim_at(JudgingTarget(resolution=1024, tokens=225))
+    checked.health.set_target(JudgingTarget(resolution=1024, tokens=225))
     checked.desk.until(lambda: "good.png" in checked.names("picture.small"))
     checked.settle()
     assert "good.png" not in before
@@ -266,10 +266,10 @@ def test_folders_out_of_balance_are_told_with_repeats_counted(desk, tmp_path):
     known = {"caption": "cat", "width": 1024, "height": 1024}
     desk.library.add((large, f"{number}.png", known) for number in range(24))
     ids = desk.library.add((small, f"{number}.png", known) for number in range(2))
-    desk.until(lambda: "folder.unbalanced" in {one.code for one in health.now})
-    assert {one.code: set(one.ids) for one in health.now}["folder.unbalanced"] == set(ids)
+    desk.until(lambda: "folder.unbalanced" in {one.code for one in health.current_findings})
+    assert {one.code: set(one.ids) for one in health.current_findings}["folder.unbalanced"] == set(ids)
     desk.library.add([(small, "2.png", known)])
-    desk.until(lambda: "folder.unbalanced" not in {one.code for one in health.now})
+    desk.until(lambda: "folder.unbalanced" not in {one.code for one in health.current_findings})
     health.close()
 
 
@@ -301,7 +301,7 @@ def test_closing_ends_a_look_in_the_middle(desk, tmp_path, monkeypatch):
 
 
 def test_files_and_shared_equal_a_recount():
-    files, shared = Files(), SharedIndex()
+    files, shared = ImageIndex(), SharedIndex()
     chance = random.Random(3)
     keys, things = {}, {}
     for _ in range(2000):

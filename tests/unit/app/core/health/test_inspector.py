@@ -44,11 +44,11 @@ class Watched:
         self.health = Health(
             desk.library, TagIndex(desk.library), desk.tasks, desk.post, JudgingTarget(resolution=SIDE)
         )
-        self.datasets.orphans_changed.connect(self.health.take_strays)
-        self.datasets.closed.connect(self.health.drop_strays)
-        self.datasets.captions_changed.connect(self.health.look_again)
-        self.datasets.known.connect(lambda _: self.health.begin())
-        self.datasets.scanned.connect(lambda _: self.health.look_for_gone())
+        self.datasets.orphans_changed.connect(self.health.set_orphan_files)
+        self.datasets.closed.connect(self.health.forget_dataset)
+        self.datasets.captions_changed.connect(self.health.inspect_again)
+        self.datasets.known.connect(lambda _: self.health.start_inspection())
+        self.datasets.scanned.connect(lambda _: self.health.retry_missing())
         self.datasets.open(folder)
         self.settle()
 
@@ -60,7 +60,7 @@ class Watched:
         self.desk.until(self.idle)
 
     def idle(self) -> bool:
-        state = self.health.state()
+        state = self.health.current_progress()
         looks = any(each.scanning or each.sizing for each in self.datasets._open.values())
         busy = looks or state.judging or state.inspecting or self.health._report_scheduled
         return bool(self.health.judge) and not busy
@@ -70,7 +70,7 @@ class Watched:
         pictures = self.library.images
         return {
             one.code: sorted([*(pictures[number].name for number in one.ids), *(path.name for path in one.files)])
-            for one in self.health.now
+            for one in self.health.current_findings
             if one.code in CODES
         }
 
@@ -128,7 +128,7 @@ def test_each_line_is_judged_where_lines_are_alternatives(watched: Watched, fold
     watched.look()
     absent = ["3.png", "4.png"]
     assert watched.found() == {"caption.long": ["0.png", "2.png"], "trigger.absent": absent} == watched.of_trainer()
-    watched.health.aim_at(JudgingTarget(SIDE, lines="variants"))
+    watched.health.set_target(JudgingTarget(SIDE, lines="variants"))
     watched.settle()
     told = {"caption.long": ["2.png"], "trigger.absent": ["0.png", *absent]}
     assert watched.found() == told == watched.of_trainer("variants")
@@ -180,7 +180,7 @@ def test_pictures_that_no_process_can_look_at_are_not_called_damaged(folder: Pat
     with a_desk() as desk:
         with no_process_starts():
             watched = Watched(desk, folder)
-        (told,) = [one for one in watched.health.now if one.severity == "error"]
+        (told,) = [one for one in watched.health.current_findings if one.severity == "error"]
         assert told.code == "picture.no_process" and not told.ids and "The images may be fine" in told.remedy
         assert told.action == "look"
         assert {(one.problem, one.width) for one in watched.library.images.values()} == {(None, SIDE)}
@@ -191,7 +191,7 @@ def test_pictures_that_no_process_can_look_at_are_not_called_damaged(folder: Pat
         save(folder / "new.png", color="gold")
         watched.look()
         assert all(one.content for one in watched.library.images.values() if one.problem is None)
-        assert not [one for one in watched.health.now if one.code == "picture.no_process"]
+        assert not [one for one in watched.health.current_findings if one.code == "picture.no_process"]
         watched.health.close()
 
 
@@ -252,7 +252,7 @@ def test_pictures_that_were_away_between_two_looks_are_looked_at_after_the_next(
 
 def test_a_picture_that_comes_back_is_a_duplicate_again(watched: Watched, folder: Path) -> None:
     def duplicates() -> list[str]:
-        found = [one for one in watched.health.now if one.code == "duplicate.exact"]
+        found = [one for one in watched.health.current_findings if one.code == "duplicate.exact"]
         return sorted(watched.library.images[number].name for one in found for number in one.ids)
 
     save(folder / "new.png")
@@ -268,7 +268,7 @@ def test_a_picture_that_comes_back_is_a_duplicate_again(watched: Watched, folder
 
 def test_the_encoding_of_a_caption_that_another_program_writes_is_followed(watched: Watched, folder: Path) -> None:
     def doubtful() -> list[str]:
-        found = [one for one in watched.health.now if one.code == "caption.cp1252"]
+        found = [one for one in watched.health.current_findings if one.code == "caption.cp1252"]
         return [watched.library.images[number].name for one in found for number in one.ids]
 
     for text, encoding, names in (("un café", "cp1252", ["0.png"]), ("a café", "utf-8", [])):
@@ -290,9 +290,9 @@ def test_files_without_their_picture_are_told_until_it_comes(watched: Watched, f
     watched.look()
     orphans = {"caption.orphan": ["a.txt", "b.txt", "c.txt", "d.txt"], "mask.orphan": ["a-masklabel.png"]}
     assert watched.found() == orphans == watched.of_trainer()
-    sentences = {one.code: one.sentence for one in watched.health.now}
+    sentences = {one.code: one.sentence for one in watched.health.current_findings}
     assert sentences["caption.orphan"].endswith("with no image of that name: a.txt, b.txt, c.txt and 1 more.")
-    assert "caption.orphan" not in "".join(watched.health.marked())
+    assert "caption.orphan" not in "".join(watched.health.images_by_finding())
     for stem in ("a", "b", "c"):
         save(inside / f"{stem}.png", color=f"#{stem}0{stem}")
     watched.look()

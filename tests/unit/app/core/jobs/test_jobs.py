@@ -14,7 +14,7 @@ from app.core.jobs import jobs as jobs_module
 from app.core.jobs.draft import Draft
 from app.core.jobs.job_file import Values
 from app.core.jobs.jobs import Jobs
-from app.core.tasks import Tasks, raise_again
+from app.core.tasks import Tasks, reraise
 from tests.support.desk import Desk
 from tests.support.drafts import BARE, on_disk, refuse_writing, write_bare
 from trainer.errors import JobError
@@ -213,9 +213,9 @@ def test_what_the_place_of_a_job_that_is_let_go_refuses_is_among_our_jobs(desk, 
 def test_a_look_that_waited_for_its_turn_does_not_show_a_job_that_was_thrown_away_meanwhile(desk, jobs, tasks, file):
     free, looked, thrown = threading.Event(), list[bool](), list[Any]()
     done(desk, jobs.open, file)
-    tasks.run(lambda: free.wait(120), lambda _: None, raise_again)  # a slow disk
-    jobs.trash(file, thrown.append, raise_again)
-    tasks.run(lambda: free.wait(120), lambda _: None, raise_again)
+    tasks.run(lambda: free.wait(120), lambda _: None, reraise)  # a slow disk
+    jobs.trash(file, thrown.append, reraise)
+    tasks.run(lambda: free.wait(120), lambda _: None, reraise)
     jobs.look(lambda: looked.append(True))
     desk.until(lambda: thrown)
     free.set()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from app.core.disk.datasets import Datasets
-from app.core.health.groups import NATIVE, JudgingTarget, aim_of
+from app.core.health.groups import NATIVE_RESOLUTIONS, JudgingTarget, judging_target
 from app.core.jobs.jobs import Jobs, write_new
 from app.core.jobs.target import TargetTracker
 from app.core.settings.preferences import Settings
@@ -104,9 +104,9 @@ def test_a_closed_folder_leaves_its_job(page: Page) -> None:
 def test_a_wrong_value_counts_as_absent(wrong: object) -> None:
     values = {"recipe": {"resolution": wrong, "token_chunks": wrong}, "dataset": {"lines": wrong}}
 
-    assert aim_of(values, 512) == JudgingTarget(512, 75, "caption")
-    assert aim_of({"recipe": wrong, "dataset": 3}, 512) == JudgingTarget(512, 75, "caption")
+    assert judging_target(values, 512) == JudgingTarget(512, 75, "caption")
+    assert judging_target({"recipe": wrong, "dataset": 3}, 512) == JudgingTarget(512, 75, "caption")
 
 
 def test_native_resolutions_are_those_of_the_trainer() -> None:
-    assert dict(NATIVE) == NATIVE_RESOLUTION
+    assert dict(NATIVE_RESOLUTIONS) == NATIVE_RESOLUTION

@@ -230,11 +230,11 @@ def test_what_a_dataset_file_and_modelspec_tell_is_told(tmp_path):
 def test_pictures_come_from_the_metadata_or_from_beside(tmp_path):
     told = {"modelspec.thumbnail": f"data:image/png;base64,{TINY}", "ssmd_cover_images": json.dumps([TINY, "?", 3])}
     path = lora(tmp_path, SDXL, told)
-    assert [(each.width, each.height, each.rgb[:3]) for each in read_lora(path).pictures] == [(8, 8, b"\xff\0\0")] * 2
+    assert [(each.width, each.height, each.rgb[:3]) for each in read_lora(path).images] == [(8, 8, b"\xff\0\0")] * 2
     bomb = {"modelspec.thumbnail": f"data:image/png;base64,{png_of_size(60_000, 60_000)}"}
-    assert read_lora(lora(tmp_path, SDXL, bomb)).pictures == ()
+    assert read_lora(lora(tmp_path, SDXL, bomb)).images == ()
     Image.new("RGB", (1024, 512), "blue").save(tmp_path / "a.preview.png")
-    [beside] = read_lora(lora(tmp_path, SDXL, {})).pictures
+    [beside] = read_lora(lora(tmp_path, SDXL, {})).images
     assert (beside.width, beside.height) == (256, 128)
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from app.core.models.models import Models
-from app.core.models.search import Known, Search, _is_worth, installations
-from app.core.models.tools import Installation, SearchRoots, ground, recognize
+from app.core.models.search import ModelCache, Search, _is_worth, installations
+from app.core.models.tools import Installation, SearchRoots, recognize, search_roots
 from app.core.models.verdict import FoundBase, cleaned, judge
 from tests.support import tool_homes
 from trainer.files.assets import asset_path
@@ -93,9 +93,9 @@ def test_swarm_with_two_roots_and_the_comfy_within(tmp_path: Path) -> None:
 
 def test_stability_matrix_by_its_library_file_each_model_once(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    settings = ground(home, {}).asked[1].parent
+    settings = search_roots(home, {}).asked[1].parent
     root = tool_homes.stability_matrix(settings, tmp_path / "disk")
-    found, tools = search(SearchRoots(asked=ground(home, {}).asked))
+    found, tools = search(SearchRoots(asked=search_roots(home, {}).asked))
     assert {name: one.tool for name, one in found.items()} == {"animagine.safetensors": "Stability Matrix"}
     assert {one.tool: one.loras[0] for one in tools} == {
         "Stability Matrix": root / "Models" / "Lora",
@@ -119,7 +119,7 @@ def test_the_base_that_one_trainer_used_last(tmp_path: Path) -> None:
 
 def test_the_hub_cache_in_its_newest_revision(tmp_path: Path) -> None:
     new = tool_homes.hub(tmp_path / "hub cache")
-    (cache,) = ground(tmp_path, {"HF_HUB_CACHE": str(tmp_path / "hub cache")}).hubs
+    (cache,) = search_roots(tmp_path, {"HF_HUB_CACHE": str(tmp_path / "hub cache")}).hubs
     found, _ = search(SearchRoots(hubs=(cache,)))
     assert [(one.path, one.name) for one in found.values()] == [(new, "someone/great-sdxl")]
 
@@ -197,11 +197,11 @@ def test_a_known_base_is_told_from_the_cache_until_it_changes(tmp_path: Path) ->
     tool_homes.flux(path)
     path.write_bytes(path.read_bytes().ljust(stamp.st_size, b" ")[: stamp.st_size])
     os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # as if nothing had happened: the cache answers
-    assert Known().tell(path)[0].family == "sd15"
+    assert ModelCache().describe(path)[0].family == "sd15"
     os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns + 1_000_000))
-    assert "too long" in Known().tell(path)[0].problem
+    assert "too long" in ModelCache().describe(path)[0].problem
     tool_homes.flux(path)
-    assert "Flux" in Known().tell(path)[0].problem
+    assert "Flux" in ModelCache().describe(path)[0].problem
 
 
 def test_a_damaged_cache_costs_nothing(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def models(posted: queue.SimpleQueue[Callable[[], None]]) -> Iterator[Models]:
 
 
 def settle(models: Models, posted: queue.SimpleQueue[Callable[[], None]]) -> None:
-    while models.looking:
+    while models.is_searching:
         posted.get(timeout=120)()
 
 
@@ -252,12 +252,12 @@ def test_the_whole_of_it(
         ("flux1-dev", True),
     ]
     (a1111,) = [one for one in models.installations if one.tool == "A1111/Forge"]
-    models.want(a1111, False)
+    models.set_offered(a1111, False)
     assert "anything" not in [one.name for one in models.bases]
     assert models.destinations() == []
     models.add_folder(tool_homes.sdxl(tmp_path / "mine" / "own.safetensors").parent)
     models.add_destination(tmp_path / "to")
-    models.used("someone/base")
+    models.add_recent("someone/base")
     settle(models, posted)
     assert "own" in [one.name for one in models.bases]
     models.close()
@@ -265,7 +265,7 @@ def test_the_whole_of_it(
     again.close()
     assert again.recent == ("someone/base",)
     assert again.folders == (tmp_path / "mine",)
-    assert not again.wants(a1111)
+    assert not again.is_offered(a1111)
     assert [one.folder for one in models.destinations()] == [tmp_path / "to"]
 
 

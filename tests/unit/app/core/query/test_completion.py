@@ -48,7 +48,7 @@ def test_what_is_proposed(completer, text, proposed):
     text = text.replace("|", "")
     assert [proposal.text for proposal in completer.propose(text, cursor)] == proposed
     for proposal in completer.propose(text, cursor):
-        changed, place = proposal.put_into(text)
+        changed, place = proposal.apply_to(text)
         assert changed.startswith(text[: proposal.start] + proposal.text)
         assert changed.endswith(text[proposal.end :])
         assert changed[:place].rstrip().endswith(proposal.text)
@@ -56,11 +56,11 @@ def test_what_is_proposed(completer, text, proposed):
 
 def test_a_value_that_is_complete_is_followed_by_a_space(completer):
     (proposal,) = completer.propose("-tag:r mask:", 6)
-    assert proposal.put_into("-tag:r mask:") == ('-tag:"red hat" mask:', 14)
+    assert proposal.apply_to("-tag:r mask:") == ('-tag:"red hat" mask:', 14)
     (proposal,) = completer.propose("tag:r", 5)
-    assert proposal.put_into("tag:r") == ('tag:"red hat" ', 14)
+    assert proposal.apply_to("tag:r") == ('tag:"red hat" ', 14)
     assert proposal.images == 2
-    assert completer.propose("rati", 4)[0].put_into("rati") == ("ratio:", 6)
+    assert completer.propose("rati", 4)[0].apply_to("rati") == ("ratio:", 6)
 
 
 def test_proposed_tags_are_queries_for_these_tags(completer):

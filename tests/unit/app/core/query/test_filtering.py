@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from app.core.library import Folder, Library, ValueChange
-from app.core.query.filtering import Filtering, narrowed
+from app.core.query.filtering import ActiveFilter, with_term
 from app.core.query.finder import Finder
 from app.core.query.language import QueryError, parse
 from app.core.query.terms import Query, Term
@@ -26,7 +26,7 @@ class Sitting:
         self.view = View(self.library)
         index = TagIndex(self.library, self.tasks)
         finder = Finder(self.library, index, self.tasks)
-        self.filtering = Filtering(self.library, self.view, index, finder, self.calls.put)
+        self.filtering = ActiveFilter(self.library, self.view, index, finder, self.calls.put)
         self.shown = 0
         self.view.shown.connect(self._count)
         self.add(captions)
@@ -133,7 +133,7 @@ def test_answers_that_come_behind_are_shown_when_they_are_complete():
     ],
 )
 def test_a_filter_is_narrowed_by_a_tag(before, exclude, after):
-    assert str(narrowed(parse(before), CAT, exclude=exclude)) == after
+    assert str(with_term(parse(before), CAT, exclude=exclude)) == after
 
 
 def test_narrowing_shows_less(sitting):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from app.core.library import Folder, Library, ValueChange
 from app.core.query import finder as lengths
 from app.core.query import tokens
-from app.core.query.finder import Counting, Finder
+from app.core.query.finder import Finder, PendingCount
 from app.core.query.language import QueryError, parse
 from app.core.query.terms import And, Not, Or, Query, Range, Term
 from app.core.query.tokens import TokenCounts
@@ -194,7 +194,7 @@ def test_the_finder_finds_what_a_plain_evaluation_finds(home, found, root, learn
     assert ask(finder, Query(root), calls) == expected(root, library)
     ids = list(library.images)
     facts = {ids[place]: known for place, known in learned if place < len(ids)}
-    library.learn(facts, *KINDS)
+    library.set_facts(facts, *KINDS)
     library.remove(ids[gone : gone + 1])
     assert ask(finder, Query(root), calls) == expected(root, library)
 
@@ -218,13 +218,13 @@ def test_token_counts_come_behind_and_are_kept():
         [(FOLDERS[0], f"{n}.png", {"caption": f"number {n}, " + "cat " * (n % 90)}) for n in range(600)], tasks
     )
     news = []
-    finder.more.connect(news.append)
+    finder.result_changed.connect(news.append)
     assert finder.find("tokens:>75") == []
     assert finder.pending == 600
     while finder.pending:
         calls.get(timeout=120)()
     tasks.close()  # whoever asks again gets the answer without a worker
-    assert news == [Counting("tokens", 100), Counting("tokens", 0)]
+    assert news == [PendingCount("tokens", 100), PendingCount("tokens", 0)]
     assert finder.find("tokens:>75") == expected(parse("tokens:>75").root, library)
     library.apply([ValueChange(1, "caption", library.images[1].caption, library.images[2].caption)])
     assert finder.find("tokens:>75") == expected(parse("tokens:>75").root, library)
@@ -238,7 +238,7 @@ def test_captions_are_looked_at_and_counted_in_portions(home, monkeypatch):
         [(FOLDERS[0], f"{n}.png", {"caption": "cat " * n}) for n in (0, 0, *range(9))], home[1]
     )
     looked, wanted = [], []
-    of, want = TokenCounts.of, TokenCounts.want
+    of, want = TokenCounts.count, TokenCounts.request
 
     def count(counts, caption):
         looked[-1] += 1
@@ -252,10 +252,10 @@ def test_captions_are_looked_at_and_counted_in_portions(home, monkeypatch):
         looked.append(0)
         look(self)
 
-    look = lengths.Lengths._request_unknown
+    look = lengths.TokenColumn._request_unknown
     monkeypatch.setattr(TokenCounts, "of", count)
     monkeypatch.setattr(TokenCounts, "want", want_noted)
-    monkeypatch.setattr(lengths.Lengths, "_request_unknown", look_noted)
+    monkeypatch.setattr(lengths.TokenColumn, "_request_unknown", look_noted)
     assert ask(finder, "tokens:>3", home[0]) == expected(parse("tokens:>3").root, library)
     assert max(looked) <= 6 and max(wanted) == 2 and finder.pending == 0
     looked.clear()
@@ -301,7 +301,7 @@ def test_counting_that_failed_once_is_tried_again_and_what_fails_twice_in_a_row_
         [(FOLDERS[0], f"{number}.png", {"caption": text}) for number, text in enumerate(captions)], tasks
     )
     news = []
-    finder.more.connect(lambda counting: news.append(counting.pending))
+    finder.result_changed.connect(lambda counting: news.append(counting.pending))
     found = finder.find("tokens:>1")
     while len(faults) < len(broken):
         try:

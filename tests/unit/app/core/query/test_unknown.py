@@ -40,7 +40,7 @@ def test_the_nearest_tag(index, typed, meant):
 def test_only_plain_tags_that_no_picture_has_are_named(index):
     text = 'tag:red -tag:redd (tag:r*q or tag:"a\\*c") caption:redd'
     found = unknown_tags(parse(text), index)
-    assert [(one.tag, one.meant, text[one.start : one.end]) for one in found] == [
+    assert [(one.tag, one.suggestion, text[one.start : one.end]) for one in found] == [
         ("redd", "red", "tag:redd"),
         ("a*c", "a*b", 'tag:"a\\*c"'),
     ]

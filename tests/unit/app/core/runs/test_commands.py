@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.core.runs.runs import Orders
+from app.core.runs.runs import RunCommands
 from tests.support.desk import Desk, a_desk
 from tests.support.written_runs import held, new_run
 from trainer.protocol import commands
@@ -26,7 +26,7 @@ class Asker:
     """Orders, and what was heard of them."""
 
     def __init__(self, desk: Desk) -> None:
-        self.orders = Orders(desk.tasks)
+        self.orders = RunCommands(desk.tasks)
         self.heard: list[tuple[str, str, str]] = []
         self.problems: list[str] = []
         self.orders.answered.connect(lambda found: self.heard.append((found[0].name, *_told(found[1]))))
@@ -51,8 +51,8 @@ def answered(desk: Desk, asker: Asker, number: int) -> list[tuple[str, str, str]
 def test_an_order_waits_until_the_engine_has_answered(desk, run):
     asker = Asker(desk)
     with held(run):
-        asker.orders.give(run, "sample")
-        asker.orders.give(run, "save")
+        asker.orders.send(run, "sample")
+        asker.orders.send(run, "save")
         assert asker.orders.waiting(run) == ["sample", "save"]
         desk.until(lambda: len(commands.pending(run.commands)) == 2)
         first, second = commands.pending(run.commands)
@@ -68,11 +68,11 @@ def test_an_order_waits_until_the_engine_has_answered(desk, run):
 def test_an_engine_that_dies_leaves_orders_void_also_when_it_goes_on_later(desk, run):
     asker = Asker(desk)
     with held(run):
-        asker.orders.give(run, "pause")
+        asker.orders.send(run, "pause")
         desk.until(lambda: commands.pending(run.commands))
     assert answered(desk, asker, 1) == [("pause", "void", "")]
     with held(run):  # it answers what a former attempt left
-        asker.orders.give(run, "save")
+        asker.orders.send(run, "save")
         desk.until(lambda: commands.pending(run.commands))
         assert [command.name for command in commands.pending(run.commands)] == ["save"]
     with held(run):
@@ -88,7 +88,7 @@ def test_what_another_window_asked_for_as_well_is_done_though_the_engine_read_on
 ):
     asker = Asker(desk)
     with held(run) as engine:
-        asker.orders.give(run, order)
+        asker.orders.send(run, order)
         desk.until(lambda: commands.pending(run.commands))
         engine.stand(state, 30)
     assert answered(desk, asker, 1) == [(order, outcome, "")]
@@ -96,7 +96,7 @@ def test_what_another_window_asked_for_as_well_is_done_though_the_engine_read_on
 
 def test_orders_to_other_runs_are_kept_apart(desk, run, tmp_path):
     asker, other = Asker(desk), new_run(tmp_path, "dogs")
-    asker.orders.give(run, "save")
+    asker.orders.send(run, "save")
     assert asker.orders.waiting(other) == []
     assert asker.orders.waiting(RunDirectory(run.path)) == ["save"]
 
@@ -105,7 +105,7 @@ def test_a_disk_that_is_gone_is_told(desk, run):
     asker = Asker(desk)
     run.commands.joinpath("done").rmdir()
     run.commands.rmdir()
-    asker.orders.give(run, "save")
+    asker.orders.send(run, "save")
     desk.until(lambda: asker.problems)
     assert asker.problems == ["run.command"]
     assert asker.orders.waiting(run) == []
@@ -114,7 +114,7 @@ def test_a_disk_that_is_gone_is_told(desk, run):
 def test_an_answer_that_is_damaged_is_no_fault_of_ours(desk, run):
     asker = Asker(desk)
     with held(run):
-        asker.orders.give(run, "save")
+        asker.orders.send(run, "save")
         desk.until(lambda: commands.pending(run.commands))
         (run.commands / "done" / commands.pending(run.commands)[0].path.name).write_text("{", encoding="utf-8")
         assert answered(desk, asker, 1)[0][:2] == ("save", "failed")

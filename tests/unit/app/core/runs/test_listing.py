@@ -12,7 +12,7 @@ from app.core.runs import run as run_module
 from app.core.runs import runs as runs_module
 from app.core.runs.run import Run
 from app.core.runs.runs import Runs
-from app.core.runs.summary import summarise
+from app.core.runs.summary import summarize
 from tests.support.runs import write_run
 from tests.unit.app.core.runs.test_runs import desk
 from trainer.protocol import locks, places, run_directory
@@ -154,9 +154,9 @@ def test_the_end_waits_for_no_look_at_a_disk_that_is_silent(tmp_path, desk, monk
     path = write_run(tmp_path, "run", 10).path
     asked, answer = threading.Semaphore(0), threading.Event()
     monkeypatch.setattr(runs_module, "known_runs", lambda: asked.release() or (answer.wait() and []))
-    monkeypatch.setattr(run_module, "summarise", lambda path: asked.release() or (answer.wait() and summarise(path)))
+    monkeypatch.setattr(run_module, "summarize", lambda path: asked.release() or (answer.wait() and summarize(path)))
     left = []
-    for begin in (Runs.look, lambda runs: runs.open(path).read()):
+    for begin in (Runs.refresh, lambda runs: runs.open(path).read()):
         runs = Runs(desk.posted.put)
         begin(runs)
         assert asked.acquire(timeout=60)

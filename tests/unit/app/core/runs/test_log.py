@@ -97,7 +97,7 @@ def test_a_text_is_found_in_both_directions_across_blocks(written, monkeypatch):
 def remarks(*told: events.Event) -> list[tuple[str, str, int]]:
     all_of_it = Remarks()
     for event in told:
-        all_of_it.tell(event)
+        all_of_it.add_event(event)
     return [(type(one.event).__name__, one.kind, one.times) for one in all_of_it.all]
 
 

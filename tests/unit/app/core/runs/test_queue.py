@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.runs.queue import Look, QueueKeeper
+from app.core.runs.queue import QueueState, QueueManager
 from app.core.runs.summary import RunSummary
 from tests.support.waiting import until
 from trainer.errors import ImpastoError
@@ -28,7 +28,7 @@ class Desk:
 
     def __init__(self) -> None:
         self._posted: queue.Queue[Callable[[], None]] = queue.Queue()
-        self.keeper = QueueKeeper(self._posted.put)
+        self.keeper = QueueManager(self._posted.put)
         self.failures: list[ImpastoError] = []
         self.keeper.failed.connect(self.failures.append)
 
@@ -81,7 +81,7 @@ def test_starting_a_job_brings_a_worker_and_the_worker_s_death_is_told(desk: Des
     name = desk.keeper.start(job)
     desk.watch(lambda: desk.working and Queue().worker_alive())
     assert [entry.id for entry in desk.keeper.entries] == [name]
-    assert desk.keeper.now.left == 0
+    assert desk.keeper.now.stuck_count == 0
     worker = desk.keeper._worker
     assert worker is not None
     desk.keeper.start(job)
@@ -91,7 +91,7 @@ def test_starting_a_job_brings_a_worker_and_the_worker_s_death_is_told(desk: Des
     worker.send_signal(KILL)
     desk.watch(lambda: not desk.working)
     assert desk.keeper.now.died == ""
-    assert (desk.states(), desk.keeper.now.left) == (["waiting", "waiting"], 2)
+    assert (desk.states(), desk.keeper.now.stuck_count) == (["waiting", "waiting"], 2)
     desk.keeper.resume_queue()
     desk.watch(lambda: desk.working and Queue().worker_alive())
     assert desk.keeper.now.died is None
@@ -115,7 +115,7 @@ def test_after_a_restart_of_the_computer_going_on_is_offered_and_not_begun(desk:
     desk.watch(lambda: desk.keeper.entries)
     assert desk.states() == ["interrupted", "waiting"]
     assert "computer shut down" in desk.keeper.entries[0].problem
-    assert (desk.keeper.now.left, desk.working, desk.keeper.now.died) == (2, False, None)
+    assert (desk.keeper.now.stuck_count, desk.working, desk.keeper.now.died) == (2, False, None)
     desk.keeper.remove(desk.keeper.entries[1].id)
     desk.watch(lambda: len(desk.keeper.entries) == 1)
     assert not desk.working
@@ -128,7 +128,7 @@ def test_a_held_queue_takes_a_job_and_starts_nobody(desk: Desk, job: Path) -> No
     desk.keeper.start(job)
     desk.watch(lambda: desk.keeper.entries)
     assert desk.keeper.now.reading.held
-    assert (desk.working, desk.keeper.now.left) == (False, 0)
+    assert (desk.working, desk.keeper.now.stuck_count) == (False, 0)
 
 
 def test_a_job_is_trained_as_it_was_when_it_was_started(desk: Desk, job: Path) -> None:
@@ -154,7 +154,7 @@ def test_a_worker_that_cannot_be_started_is_told_and_the_job_stays(
     assert desk.failures[0].code == "queue.worker"
     assert "Could not start the queue" in desk.failures[0].sentence
     desk.watch(lambda: desk.states() == ["waiting"])
-    assert desk.keeper.now.left == 1
+    assert desk.keeper.now.stuck_count == 1
 
 
 def test_a_worker_that_dies_of_a_fault_is_told_with_its_last_words(
@@ -167,7 +167,7 @@ def test_a_worker_that_dies_of_a_fault_is_told_with_its_last_words(
     desk.keeper.start(job)
     desk.watch(lambda: desk.keeper.now.died is not None)
     assert desk.keeper.now.died == "the installation is broken"
-    assert desk.keeper.now.left == 1
+    assert desk.keeper.now.stuck_count == 1
 
 
 def test_what_cannot_be_done_is_told_and_a_run_is_not_queued_twice(desk: Desk, job: Path, tmp_path: Path) -> None:
@@ -218,9 +218,9 @@ def test_a_long_list_of_runs_is_compared_only_with_what_runs() -> None:
     """The window's thread asks of each run in the list, for a queue that keeps what has ended."""
     ended = [Entry(str(number), None, Compared(f"run {number}"), "done") for number in range(30)]
     running = Entry("now", None, Compared("run 7"), "running")
-    keeper = QueueKeeper(lambda work: None)
-    keeper.now = Look(QueueSnapshot((*ended, running)))
+    keeper = QueueManager(lambda work: None)
+    keeper.now = QueueState(QueueSnapshot((*ended, running)))
     runs = [RunSummary(Path(f"run {number}"), f"run {number}", "done") for number in range(20)]
-    assert [run.name for run in runs if keeper.begins(run)] == ["run 7"]
+    assert [run.name for run in runs if keeper.is_starting(run)] == ["run 7"]
     assert Compared.times == 20
     keeper.close()

@@ -10,7 +10,7 @@ import pytest
 from app.core.after.run_jobs import differences
 from app.core.runs import run as run_module
 from app.core.runs.run import Run, gpu_of
-from app.core.runs.summary import summarise
+from app.core.runs.summary import summarize
 from app.core.tasks import Tasks
 from tests.support.runs import step_event, write_checkpoint, write_events, write_run
 from trainer.config.load import load_job
@@ -183,7 +183,7 @@ def test_the_time_left_while_pictures_are_encoded_is_that_of_the_whole_run(tmp_p
     write_events(directory, begun)
     with directory.hold():
         run = opened(directory.path, desk)
-        run.story.phases["cache_pictures"].started = run.now() - 10.0
+        run.progress.phases["cache_pictures"].started = run.now() - 10.0
         assert run.seconds_left() == (left if left is None else pytest.approx(left, rel=0.02))
 
 
@@ -225,7 +225,7 @@ def test_a_folder_that_is_damaged_or_gone_has_words(tmp_path, desk, harm, words)
 def test_a_damaged_status_is_no_reason_to_fail(tmp_path, text):
     directory = write_run(tmp_path, "run", 20)
     directory.status.write_text(text, encoding="utf-8")
-    assert summarise(directory.path).state == "interrupted"
+    assert summarize(directory.path).state == "interrupted"
 
 
 def test_without_a_status_a_run_still_has_its_checkpoints(tmp_path):
@@ -233,22 +233,22 @@ def test_without_a_status_a_run_still_has_its_checkpoints(tmp_path):
     write_checkpoint(directory, 10)
     (directory.checkpoints / "step-00000011").write_bytes(b"no checkpoint")
     directory.status.unlink()
-    assert (summarise(directory.path).step, summarise(directory.path).kept) == (12, 10)
+    assert (summarize(directory.path).step, summarize(directory.path).kept) == (12, 10)
 
 
 def test_a_killed_run_stands_at_the_last_step_that_it_told_of(tmp_path):
     directory = write_run(tmp_path, "run", 600, done=340, state="running")
     directory.write_status(Status("running", "train", 337, 600, 1, 1.0))
-    assert (summarise(directory.path).step, summarise(directory.path).kept) == (340, None)
+    assert (summarize(directory.path).step, summarize(directory.path).kept) == (340, None)
     for step in (200, 300):
         write_checkpoint(directory, step)
     (directory.checkpoints / ".step-00000340.77").mkdir()  # one that was being written
-    assert summarise(directory.path).kept == 300
+    assert summarize(directory.path).kept == 300
     directory.write_status(Status("running", "train", 300, 600, 2, 1.0))
     write_events(directory, [events.AttemptStarted(pid=1, device="cuda:0")], attempt=2)
-    assert summarise(directory.path).step == 300  # killed again before its first step
+    assert summarize(directory.path).step == 300  # killed again before its first step
     directory.write_status(Status("stopped", None, 337, 600, 1, 1.0))
-    assert summarise(directory.path).step == 337  # who ended in order knows best
+    assert summarize(directory.path).step == 337  # who ended in order knows best
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_a_killed_run_goes_on_from_the_newest_checkpoint_that_nothing_is_missing
     for step in (200, 300):
         newest = write_checkpoint(directory, step)
     harm(newest)
-    assert summarise(directory.path).kept == 200
+    assert summarize(directory.path).kept == 200
 
 
 def test_noise_in_the_events_is_passed_over(tmp_path, desk):
@@ -327,7 +327,7 @@ def test_jobs_differ_in_the_keys_that_differ(tmp_path):
 
 def test_the_card_of_a_run_is_the_one_where_its_process_is(tmp_path, desk):
     run = opened(write_run(tmp_path, "run", 10).path, desk)
-    run.story.pid = 77
+    run.progress.pid = 77
     plain = Gpu(0, "a", "A", 1, 1, "", (12, 0), (8, 6), ())
     used = Gpu(1, "b", "B", 1, 1, "", (12, 0), (8, 6), (GpuProcess(77, "python", None),))
     named = Gpu(2, "c", "RTX 3060 12GB", 1, 1, "", (12, 0), (8, 6), ())

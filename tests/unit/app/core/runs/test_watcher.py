@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from app.core.runs.queue import QueueKeeper
+from app.core.runs.queue import QueueManager
 from app.core.runs.runs import Runs
-from app.core.runs.summary import summarise
+from app.core.runs.summary import summarize
 from app.core.runs.watcher import Ended, RunWatcher
 from tests.support.desk import Desk, a_desk
 from tests.support.written_runs import held, new_run
@@ -23,7 +23,7 @@ class Watcher:
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
-        self.runs, self.queue = Runs(desk.post), QueueKeeper(desk.post)
+        self.runs, self.queue = Runs(desk.post), QueueManager(desk.post)
         self.run_watcher = RunWatcher(self.runs, self.queue, desk.tasks)
         self.ended: list[Ended] = []
         self.run_watcher.ended.connect(self.ended.append)
@@ -49,7 +49,7 @@ class Watcher:
         """Read the list of runs once."""
         heard: list[None] = []
         end = self.runs.changed.connect(heard.append)
-        self.runs.look()
+        self.runs.refresh()
         self.desk.until(lambda: heard)
         end()
 
@@ -240,7 +240,7 @@ def test_why_a_run_ended_is_told_though_a_full_disk_took_no_word_of_it(watcher, 
     assert (told.summary.state, told.why) == ("interrupted", "No room. Make some.")
     with held(run):
         pass
-    assert watcher.queue.failure_of(summarise(run.path)) == "", "it was started since, by somebody else"
+    assert watcher.queue.failure_of(summarize(run.path)) == "", "it was started since, by somebody else"
 
 
 def test_what_ended_while_the_app_was_closed_is_told_once_at_the_next_start(watcher, tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from app.core.runs.summary import summarise
+from app.core.runs.summary import summarize
 from app.core.session import Session
 from app.core.settings import recent
 from app.core.settings.preferences import Preferences
@@ -80,10 +80,10 @@ def test_a_bad_member_costs_the_runs_and_the_queue_itself_alone(
         spoil(bad.path / name, what)
     session = Session(desk.post)
     try:
-        session.runs.look()
+        session.runs.refresh()
         desk.until(lambda: session.runs.looked)
         assert good.path in [each.path for each in session.runs.all]
-        assert summarise(good.path).state == "done"
+        assert summarize(good.path).state == "done"
         for each in session.runs.all:
             run = session.runs.open(each.path)
             run.read()
@@ -102,9 +102,9 @@ def test_a_run_whose_status_cannot_be_read_says_so(what: str, tmp_path: Path) ->
     """It was said to have been killed, although it had been paused."""
     run = write_run(tmp_path, "paused", steps=20, state="paused")
     run.status.write_bytes(BAD[what])
-    assert summarise(run.path).status_fault.startswith(f"Could not read {run.status}: ")
+    assert summarize(run.path).status_fault.startswith(f"Could not read {run.status}: ")
     run.status.unlink()
-    assert summarise(run.path).status_fault == ""
+    assert summarize(run.path).status_fault == ""
 
 
 @pytest.mark.parametrize("what", [what for what in EVERY if what != "endless"])  # that is a link, and not followed

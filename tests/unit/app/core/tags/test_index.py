@@ -68,7 +68,7 @@ def test_index_equals_a_recount_after_any_changes(captions, operations, chance):
                 for number, text in zip(chosen, texts, strict=False)
             )
         else:
-            made.learn(
+            made.set_facts(
                 {number: {"caption": text} for number, text in zip(chosen, texts, strict=False)}, "file", "caption"
             )
         assert_equals_recount(index, made)
