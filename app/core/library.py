@@ -78,7 +78,7 @@ class LibraryImage:
     folder: Folder
     name: str
     bytes: int = 0
-    modified_ns: int = 0
+    changed_ns: int = 0
     """Modification time of the file in nanoseconds."""
     width: int | None = None
     """Width in upright pixels; None until the file was read."""

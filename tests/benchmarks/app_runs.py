@@ -201,7 +201,7 @@ def _listing(session: object) -> list[tuple[str, str]]:
     listed: list[int] = []
     end = session.runs.changed.connect(lambda _: listed.append(len(session.runs.all)))
     session.runs.all = []
-    session.runs.look()
+    session.runs.refresh()
     first = wait(lambda: bool(listed))
     end()
     start = time.perf_counter()

@@ -313,7 +313,7 @@ def test_thumbnails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     thumbnails = Thumbnails(done.put, places.cache_folder() / FILE_NAME, threads=1)
     thumbnails.reachable = lambda picture: False
     thumbnails.ready.connect(ready.append)
-    thumbnails.request(LibraryImage(1, Folder(Path(), Path()), "0.png", bytes=FACTS[0], modified_ns=FACTS[1]), 256)
+    thumbnails.request(LibraryImage(1, Folder(Path(), Path()), "0.png", bytes=FACTS[0], changed_ns=FACTS[1]), 256)
     done.get(timeout=60)()
     thumbnails.close()
     (thumbnail,) = ready

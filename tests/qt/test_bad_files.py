@@ -38,7 +38,7 @@ def test_every_page_shows(
         window._sidebar.buttons.button(index).click()
         qtbot.waitUntil(lambda index=index: window.pages.currentIndex() == index)
     runs = window.session.runs
-    runs.look()
+    runs.refresh()
     qtbot.waitUntil(lambda: good.path in [each.path for each in runs.all])
     queue_keeper = window.session.queue
     queue_keeper.look()

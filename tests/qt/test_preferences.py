@@ -73,7 +73,7 @@ def test_a_disk_that_refuses_is_told_and_the_choice_holds(qtbot, dialog, window,
     box.setCurrentIndex(2)
     assert session.settings.preferences.appearance.look == "dark"
     session.settings.judge(resolution=512)
-    assert session.health.aim.resolution == 512
+    assert session.health.target.resolution == 512
     qtbot.waitUntil(lambda: bool(window.notices.sentences()))
     session.settings.file.settle()
     qtbot.wait(0)

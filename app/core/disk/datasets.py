@@ -473,7 +473,7 @@ class Datasets:
         for number in some:
             del dataset.unsized[number]
         images = [self._library.images[number] for number in some if number in self._library.images]
-        queried = [(image.id, image.folder.path, image.name, image.modified_ns) for image in images]
+        queried = [(image.id, image.folder.path, image.name, image.changed_ns) for image in images]
         dataset.sizing, dataset.answered = True, math.inf
 
         def read() -> list[Mapping[str, Any]]:
@@ -502,7 +502,7 @@ class Datasets:
         facts = {}
         for (number, *_, changed_ns), size in zip(queried, sizes, strict=True):
             image = self._library.images.get(number)
-            if image and image.modified_ns == changed_ns:
+            if image and image.changed_ns == changed_ns:
                 facts[number] = size
         self._update_library(facts, ["size", "problem"])
         dataset.sized = dataset.sized + len(queried) if dataset.unsized else 0

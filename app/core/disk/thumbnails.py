@@ -284,7 +284,7 @@ def edge_for(side: float) -> Edge:
 
 
 def _request_for(image: LibraryImage, pixels: int) -> _Request:
-    return _Request(image.id, pixels, image.modified_ns, image.bytes)
+    return _Request(image.id, pixels, image.changed_ns, image.bytes)
 
 
 def _key(job: _ThumbnailJob) -> bytes:

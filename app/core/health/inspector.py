@@ -121,7 +121,7 @@ class Inspector:
         numbers = list(islice(self._waiting, _BATCH))
         images = [self._library.images[number] for number in numbers if number in self._library.images]
         self._running = True
-        requests = [_Request(i.id, i.path, i.modified_ns, i.mask, i.mask_changed_ns) for i in images]
+        requests = [_Request(i.id, i.path, i.changed_ns, i.mask, i.mask_changed_ns) for i in images]
         self._tasks.run(
             lambda: self._inspect(requests),
             lambda result: self._on_inspected(numbers, result),
@@ -174,7 +174,7 @@ class Inspector:
 
     def _is_current(self, seen: InspectedImage) -> bool:
         image: LibraryImage | None = self._library.images.get(seen.image)
-        now = image and (image.modified_ns, image.mask_changed_ns)
+        now = image and (image.changed_ns, image.mask_changed_ns)
         return now == (seen.changed_ns, seen.mask_changed_ns)
 
     def _on_failed(self, fault: BaseException) -> None:

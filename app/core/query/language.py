@@ -81,11 +81,11 @@ KEYS: dict[str, QueryKey] = {
         _key("size", "number", "shorter side in pixels", "size:<512", "size file"),
         _key("width", "number", "width in pixels", "width:>=1024", "size file"),
         _key("height", "number", "height in pixels", "height:>=1024", "size file"),
-        _key("ratio", "number", "width divided by height; 1 is square", "ratio:>1.5", "size file", whole=False),
+        _key("ratio", "number", "width divided by height; 1 is square", "ratio:>1.5", "size file", is_integer=False),
         _key("tags", "number", "number of different tags", "tags:>30", "caption file"),
         _key("chars", "number", "number of characters in the caption", "chars:>200", "caption file"),
         _key("tokens", "number", "number of CLIP tokens in the caption", "tokens:>75", "caption file"),
-        _key("rating", "number", "number of stars", "rating:>=3", "rating", most=5),
+        _key("rating", "number", "number of stars", "rating:>=3", "rating", maximum=5),
         _key(
             "missing",
             "choice",

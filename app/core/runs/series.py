@@ -177,5 +177,5 @@ class Samples:
             insort(self.steps, event.step)
         number = self._spots[spot] = next(_NUMBERS)
         # The event's time identifies the version of the file, which saves a stat call.
-        self.images[number] = LibraryImage(number, self._folder, event.file, modified_ns=round(event.time * 1e9))
+        self.images[number] = LibraryImage(number, self._folder, event.file, changed_ns=round(event.time * 1e9))
         self.prompts += [""] * (event.index + 1 - len(self.prompts))

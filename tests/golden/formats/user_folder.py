@@ -221,7 +221,7 @@ def _write_thumbnail(root: Path) -> None:
     done: SimpleQueue[Callable[[], None]] = SimpleQueue()
     thumbnails = Thumbnails(done.put, cache_folder() / FILE_NAME, threads=1)
     thumbnails.request(
-        LibraryImage(1, Folder(Path(), Path()), "0.png", bytes=IMAGE_STATE[0], modified_ns=IMAGE_STATE[1]), 256
+        LibraryImage(1, Folder(Path(), Path()), "0.png", bytes=IMAGE_STATE[0], changed_ns=IMAGE_STATE[1]), 256
     )
     done.get(timeout=60)()
     thumbnails.close()

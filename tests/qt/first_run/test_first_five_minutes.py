@@ -85,7 +85,7 @@ def test_the_first_five_minutes(qtbot, session, folder, english):
     assert window.notices.sentences() == [], "something was asked or told that was not needed"
 
     # A list of problems beside them, each leading to the pictures.
-    found = lambda: {one.code: len(one.ids) for one in session.health.now}  # noqa: E731
+    found = lambda: {one.code: len(one.ids) for one in session.health.current_findings}  # noqa: E731
     wanted = {"caption.missing": BARE, "picture.small": SMALL, "duplicate.near": 2, "picture.unusable": 1}
     wanted["bucket.lonely"] = SMALL  # too few of their shape to fill a batch
     qtbot.waitUntil(lambda: found() == wanted)

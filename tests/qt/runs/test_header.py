@@ -96,7 +96,7 @@ def test_a_real_engine_is_asked_for_previews_saving_and_by_two_windows_for_a_pau
 
         qtbot.waitUntil(looked)
 
-    until(lambda: run.story.step is not None and header.can_preview())
+    until(lambda: run.progress.step is not None and header.can_preview())
     assert usable(header) == {"sample", "save", "pause", "stop"}
     qtbot.mouseClick(header.buttons["runs.sample"], Qt.MouseButton.LeftButton)
     assert not header.can_preview(), "it was asked already"

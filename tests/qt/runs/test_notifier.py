@@ -74,7 +74,7 @@ def test_that_a_run_ended_is_said_no_longer_when_it_goes_on(watching, qtbot, tmp
         engine.stand("running", 7, "train")
     words = "cats stopped unexpectedly at step 7; it can be resumed."
     qtbot.waitUntil(lambda: words in watching.notices.sentences())
-    watching.session.runs.look()  # shows the old start at most
+    watching.session.runs.refresh()  # shows the old start at most
     with held(run) as engine:
         seen(watching, qtbot)
         qtbot.waitUntil(lambda: words not in watching.notices.sentences())

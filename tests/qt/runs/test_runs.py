@@ -120,7 +120,7 @@ def test_list_and_header_say_the_same_of_a_run_whose_engine_is_on_its_way(page, 
 
 
 def test_what_was_read_before_the_page_was_made_is_shown_at_once(window, session, qtbot):
-    session.runs.look()
+    session.runs.refresh()
     qtbot.waitUntil(lambda: session.runs.looked)
     window.show_runs()
     page = shown_page(window, RunsPage)

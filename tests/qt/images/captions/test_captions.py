@@ -170,7 +170,7 @@ def test_a_pause_of_typing_begins_another_step(editor, session, qtbot):
 def test_what_is_not_touched_stays_character_by_character(editor, session, text, qtbot):
     select(session, "a")
     number = session.view.current
-    session.library.learn({number: {"caption": text}}, "caption")
+    session.library.set_facts({number: {"caption": text}}, "caption")
     editor.text.setFocus()
     qtbot.keyClick(editor.text, KEY.Key_End, CONTROL)
     qtbot.keyClicks(editor.text, "z")
@@ -204,7 +204,7 @@ def test_missing_and_empty_captions_are_told_apart(editor, session):
 def test_what_is_wrong_with_a_picture_names_it_shortly(editor, session):
     select(session, "a")
     picture = next(one for one in session.library.images.values() if one.path.stem == "a")
-    session.library.learn({picture.id: {"problem": f"{picture.path} is empty (0 bytes)."}}, "problem")
+    session.library.set_facts({picture.id: {"problem": f"{picture.path} is empty (0 bytes)."}}, "problem")
     assert editor.state.text() == f"{picture.name} is empty (0 bytes)."
 
 
@@ -273,7 +273,7 @@ def test_commas_alone_add_nothing_and_nothing_is_said(editor, session, qtbot):
 
 def test_lines_are_shown_as_alternatives_where_they_are(window, editor, session, qtbot):
     select(session, "a")
-    session.library.learn({session.view.current: {"caption": "cat, hat\ndog, hat"}}, "caption")
+    session.library.set_facts({session.view.current: {"caption": "cat, hat\ndog, hat"}}, "caption")
     assert editor.state.text() == "2 lines, read as one caption."
     assert tags(editor) == ["cat", "hat dog", "hat"]
     qtbot.mouseClick(editor.variants, Qt.MouseButton.LeftButton, pos=QPoint(10, editor.variants.height() // 2))
@@ -292,20 +292,20 @@ def test_tokens_are_counted_and_the_cut_is_marked(editor, session, qtbot):
     select(session, "a")
     qtbot.waitUntil(lambda: editor.count.text() == "6 of 75 tokens")
     long = ", ".join(["cat"] * 50)  # 99 tokens: each comma is one
-    session.library.learn({session.view.current: {"caption": long}}, "caption")
+    session.library.set_facts({session.view.current: {"caption": long}}, "caption")
     assert editor.count.text() == "99 of 75 tokens, 24 truncated"
     dimmed = editor.text.extraSelections()
     assert dimmed[0].cursor.selectedText() == long[len("cat, " * 37) + 3 :]  # the 75th token is the 38th cat
     qtbot.keyClick(editor.limit, KEY.Key_Down)
     assert editor.count.text() == "99 of 150 tokens, chunk 2 of 2"
-    assert session.health.aim.tokens == 150  # one choice for editor and problems
+    assert session.health.target.tokens == 150  # one choice for editor and problems
     session.settings.judge(tokens=225)
     assert (editor.count.text(), editor.limit.currentText()) == ("99 of 225 tokens, chunk 2 of 3", "225")
     session.settings.judge(tokens=150)
     assert editor.text.extraSelections() == []
     picture = session.library.images[session.view.current]
     picture.folder.trigger = "sks person"
-    session.library.learn({session.view.current: {"caption": "cat"}}, "caption")
+    session.library.set_facts({session.view.current: {"caption": "cat"}}, "caption")
     assert editor.count.text() == "4 of 150 tokens"  # "sks person, cat"
 
 

@@ -126,7 +126,7 @@ def test_what_is_wrong_stays_as_it_is_typed_while_the_filter_in_force_is_asked_a
     qtbot.keyClick(box.field, KEY.Key_Return)
     write(qtbot, box, 'caption:"red h')
     qtbot.waitUntil(box.fault.isVisible)
-    session.library.learn({pictures[2]: {"caption": "cat"}}, "caption")
+    session.library.set_facts({pictures[2]: {"caption": "cat"}}, "caption")
     qtbot.waitUntil(lambda: session.view.ids == [pictures[0], pictures[1], pictures[2], pictures[4]])
     assert box.field.text() == 'caption:"red h' and box.fault.isVisible()
 

@@ -30,11 +30,11 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cropper(qtbot, session, folder):
-    session.health.aim = JudgingTarget(resolution=512)
+    session.health.target = JudgingTarget(resolution=512)
     session.datasets.open(folder)
     pictures = session.library.images
     qtbot.waitUntil(lambda: len(pictures) == 2 and all(one.width for one in pictures.values()))
-    qtbot.waitUntil(lambda: len(session.health.files.all("bucket")) == 2)
+    qtbot.waitUntil(lambda: len(session.health.image_index.all("bucket")) == 2)
     wide = next(one for one in pictures.values() if one.name == "wide.png")
     cropper = Cropper(session, sorted(pictures, key=lambda number: number != wide.id))
     qtbot.addWidget(cropper)

@@ -54,13 +54,13 @@ def panel(qtbot, session, folder):
 
 
 def settled(session, pictures):
-    state, health = session.health.state(), session.health
+    state, health = session.health.current_progress(), session.health
     idle = not state.judging and not state.inspecting and not health._report_scheduled
     return state.total == pictures and health.judge and idle and "duplicate.exact" in codes(health)
 
 
 def codes(health):
-    return {one.code for one in health.now}
+    return {one.code for one in health.current_findings}
 
 
 def choose(qtbot, panel, code):
@@ -88,7 +88,9 @@ def test_where_pictures_could_not_be_looked_at_a_click_tries_again(qtbot, sessio
 
 
 def test_a_click_on_a_problem_shows_its_pictures(qtbot, session, panel):
-    assert panel.problems.text() == f"Problems ({sum(one.severity != 'info' for one in session.health.now)})"
+    assert (
+        panel.problems.text() == f"Problems ({sum(one.severity != 'info' for one in session.health.current_findings)})"
+    )
     choose(qtbot, panel, "caption.missing")
     assert shown(session) == ["c.png"]
     assert session.filtering.text == "problem:caption.missing"
@@ -169,7 +171,7 @@ def test_another_resolution_is_judged_at_once_and_remembered(qtbot, session, pan
 
 
 def of(session, code):
-    return next((one.ids for one in session.health.now if one.code == code), ())
+    return next((one.ids for one in session.health.current_findings if one.code == code), ())
 
 
 def test_bars_select_their_pictures_by_mouse_and_keys(qtbot, session, panel):

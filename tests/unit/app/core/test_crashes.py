@@ -8,7 +8,7 @@ import pytest
 
 from app.core.crashes import CrashLog
 
-START = "from app.core.crashes import CrashNet; net = CrashNet(); net.spread(); "
+START = "from app.core.crashes import CrashLog; net = CrashLog(); net.install(); "
 
 
 def run(code: str) -> subprocess.CompletedProcess:
@@ -35,7 +35,7 @@ def test_what_happened_is_there_at_the_next_start_and_only_then(code, words, per
 
 
 def test_one_that_ended_well_leaves_nothing(per_user_folder):
-    assert run("net.fold()").returncode == 0
+    assert run("net.uninstall()").returncode == 0
     assert CrashLog().last() is None
     assert not (per_user_folder / "crash.log").exists()
 

@@ -158,7 +158,7 @@ def test_idle_time_fills_the_disk_without_telling_anybody(desk: Desk, tmp_path: 
     database = sqlite3.connect(tmp_path / "t.sqlite")
     keys = {key for (key,) in database.execute("select key from entries")}
     database.close()
-    assert keys == {key_of(each.path, each.modified_ns, each.bytes, 256) for each in pictures if each.id != 2}
+    assert keys == {key_of(each.path, each.changed_ns, each.bytes, 256) for each in pictures if each.id != 2}
     assert {thumbnail.image for thumbnail in told} == {5}
 
 

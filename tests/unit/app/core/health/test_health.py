@@ -152,8 +152,8 @@ def test_everything_that_the_trainers_check_finds_is_found(checked, mixed):
     assert checked.names("duplicate.exact") == ["copy a.png", "copy b.png"] == theirs["picture.same"]
     assert set(checked.names("duplicate.near")) == set(theirs["picture.near"])
     assert checked.names("tag.one_letter") == ["letters.png"]
-    assert [one.severity for one in checked.health.now] == sorted(
-        (one.severity for one in checked.health.now), key=["error", "warning", "info"].index
+    assert [one.severity for one in checked.health.current_findings] == sorted(
+        (one.severity for one in checked.health.current_findings), key=["error", "warning", "info"].index
     )
 
 
@@ -163,8 +163,8 @@ def test_sentences_have_their_count_and_one_reason_is_told_by_itself(checked):
     broken = checked.finding("picture.unusable")
     path = checked.library.images[checked.number("broken.png")].path
     assert broken.sentence.startswith("broken.png is damaged")
-    assert broken.place == str(path)
-    assert all(one.sentence and one.severity for one in checked.health.now)
+    assert broken.path_tooltip == str(path)
+    assert all(one.sentence and one.severity for one in checked.health.current_findings)
 
 
 def test_an_edit_of_a_caption_is_judged_at_once(checked):
@@ -197,7 +197,7 @@ def test_removing_and_changing_pictures_is_followed(checked, mixed):
     assert "picture.same_stem" not in checked.codes()
     save(mixed, "near.jpg", "retina.jpg", caption=None)
     number = checked.number("near.jpg")
-    checked.library.learn({number: {"changed_ns": (mixed / "near.jpg").stat().st_mtime_ns}}, "file")
+    checked.library.set_facts({number: {"changed_ns": (mixed / "near.jpg").stat().st_mtime_ns}}, "file")
     checked.desk.until(lambda: "duplicate.near" not in checked.codes())
 
 
@@ -283,7 +283,7 @@ def test_rare_tags_are_those_of_one_trained_picture():
 
 def test_what_is_only_good_to_know_is_no_answer_to_a_bare_problem(checked):
     checked.settle()
-    marked = checked.health.marked()
+    marked = checked.health.images_by_finding()
     assert "info.picture.rotated" in marked
     assert "caption.missing" in marked
     assert checked.finding("picture.rotated").query == "problem:info.picture.rotated"

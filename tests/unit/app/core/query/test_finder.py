@@ -173,7 +173,7 @@ def finder_over(found, tasks):
 def ask(finder, query, calls):
     """Find, once nothing is left to be counted."""
     left = []
-    stop = finder.more.connect(lambda counting: left.append(counting.pending))
+    stop = finder.result_changed.connect(lambda counting: left.append(counting.pending))
     finder.find(query)
     while finder.pending:
         calls.get(timeout=120)()
@@ -253,8 +253,8 @@ def test_captions_are_looked_at_and_counted_in_portions(home, monkeypatch):
         look(self)
 
     look = lengths.TokenColumn._request_unknown
-    monkeypatch.setattr(TokenCounts, "of", count)
-    monkeypatch.setattr(TokenCounts, "want", want_noted)
+    monkeypatch.setattr(TokenCounts, "count", count)
+    monkeypatch.setattr(TokenCounts, "request", want_noted)
     monkeypatch.setattr(lengths.TokenColumn, "_request_unknown", look_noted)
     assert ask(finder, "tokens:>3", home[0]) == expected(parse("tokens:>3").root, library)
     assert max(looked) <= 6 and max(wanted) == 2 and finder.pending == 0

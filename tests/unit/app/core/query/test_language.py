@@ -124,7 +124,7 @@ RANGES = st.one_of(
 
 def term_of(key):
     few = st.sampled_from([Range(3.0, 5.0), Range(high=2.0, open=True), Range(low=5.0)])
-    numbers = RANGES if isinf(key.most) else few
+    numbers = RANGES if isinf(key.maximum) else few
     values = {"text": TEXTS.filter(bool), "number": numbers, "flag": st.booleans(), "choice": st.sampled_from(MISSING)}
     value = values[key.kind] | st.just("") if key.name in OPTIONAL else values[key.kind]
     return value.map(lambda value: Term(key.name, value))

@@ -29,7 +29,7 @@ def runs(desk):
 
 
 def look(runs, desk):
-    runs.look()
+    runs.refresh()
     desk.until(lambda: not runs._looking.busy)
 
 
@@ -70,7 +70,7 @@ def test_a_run_that_vanishes_stays_listed_with_words_until_it_is_forgotten(tmp_p
 def test_a_forgotten_run_of_a_job_stays_away_until_it_is_started_again(per_user_folder, desk, runs):
     one = write_run(per_user_folder / "jobs" / "katze" / "runs", "one", 10)
     look(runs, desk)
-    runs.look()
+    runs.refresh()
     arrives = desk.posted.get(timeout=120)  # it was read while it was still listed
     runs.forget(one.path)
     arrives()
@@ -105,12 +105,12 @@ def test_a_fault_that_nobody_expects_does_not_end_the_watching(tmp_path, desk, r
     directory = write_run(tmp_path, "one", 10)
     run = Run(directory.path, desk.tasks)
     with monkeypatch.context() as broken:
-        broken.setattr(run_module, "look", lambda *_: 1 // 0)
+        broken.setattr(run_module, "read_snapshot", lambda *_: 1 // 0)
         broken.setattr(runs_module, "known_runs", lambda: 1 // 0)
         run.read()
         with pytest.raises(ZeroDivisionError):
             desk.posted.get(timeout=120)()
-        runs.look()
+        runs.refresh()
         with pytest.raises(ZeroDivisionError):
             desk.posted.get(timeout=120)()
     desk.read(run)

@@ -33,7 +33,7 @@ def test_a_resumed_run_shows_what_it_drew_last_and_forgets_the_rest():
     samples.take([preview(100, time=2.0)])
     latest = samples.at(CellIndex(100, 0))
     assert latest.id != former.id, "the thumbnail of the former picture would be shown"
-    assert latest.modified_ns != former.modified_ns
+    assert latest.changed_ns != former.changed_ns
     assert list(samples.images.values()) == [latest]
     assert samples.steps == [100]
 
