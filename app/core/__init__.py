@@ -1,1 +1,1 @@
-"""State and logic of the app without its window; never imports Qt, and nothing in the app imports torch."""
+"""App state and logic without the window. It never imports Qt, and no part of the app imports torch."""

@@ -1,4 +1,4 @@
-"""Crash log that is kept until the next start of the app, which shows it."""
+"""Crash log, kept until the app shows it at its next start."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _END_OF_HEADER = "\n\n"
 class CrashLog:
     """Writes the traceback of every uncaught exception and native crash to crash.log.
 
-    Create one per app. `notified` is called with the text of an exception, on the thread where it was raised.
+    Create one per app. `notified` is called with the traceback of each caught exception, on the thread that raised it.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -35,7 +35,7 @@ class CrashLog:
         self._previous_hooks = (sys.excepthook, threading.excepthook)
 
     def last(self) -> str | None:
-        """Return the crash log of the previous app, with its header, and rename it; None if there was no crash."""
+        """Return the previous session's crash log with its header, and rename the file; None if nothing crashed."""
         try:
             text = read_bytes(self.path, "text").decode("utf-8", errors="replace")
             if not text.partition(_END_OF_HEADER)[2].strip():
@@ -46,7 +46,7 @@ class CrashLog:
         return text
 
     def install(self) -> None:
-        """Install the hooks. If the log cannot be written, exceptions only reach the previous hooks and `notified`."""
+        """Install exception hooks; if the log cannot be written, only the previous hooks and `notified` are called."""
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # Exceptions may name files whose names are not valid Unicode.
@@ -58,7 +58,7 @@ class CrashLog:
         threading.excepthook = self._on_thread_exception
 
     def uninstall(self) -> None:
-        """Remove the hooks; delete the log if nothing was caught."""
+        """Remove the exception hooks, and delete the log if nothing was caught."""
         sys.excepthook, threading.excepthook = self._previous_hooks
         if self._file is None:
             return
@@ -91,5 +91,5 @@ class CrashLog:
 
 
 def _header() -> str:
-    """Return the versions that support needs first; nothing about the user."""
+    """Return the version information that support needs, with nothing about the user."""
     return f"Impasto {__version__}, Python {platform.python_version()}, {platform.platform()}{_END_OF_HEADER}"

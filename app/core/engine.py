@@ -21,11 +21,11 @@ _LAST_LINES = 20
 
 
 class ServedProcess:
-    """One such child. Use it only on the thread that created it. It ends when its input closes, so also with the app.
+    """A long-running child process. Use it only on the thread that created it.
 
-    `ask` starts the child if needed and never blocks: a thread writes to the pipe, which holds as little as 4 KiB on
-    Windows and is not read while the child is starting. A child that died is reported by `ended` and restarted by the
-    next `ask`.
+    `send` starts the child if needed and never blocks: a thread writes to the pipe, which holds as little as 4 KiB on
+    Windows and is not read while the child is starting. The child exits when its input closes, and thus with the app.
+    If it exits unexpectedly, `ended` is emitted, and the next `send` starts a new one.
     """
 
     def __init__(self, words: Sequence[str], post: Post) -> None:
@@ -47,7 +47,7 @@ class ServedProcess:
         self._requests.put(json.dumps(request, ensure_ascii=False) + "\n")
 
     def stop(self) -> None:
-        """Kill the child without waiting for its exit, which can be slow; the next `ask` starts a new one."""
+        """Kill the child without waiting for its exit, which can be slow; the next `send` starts a new one."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()

@@ -1,4 +1,4 @@
-"""Read what this PC offers for training, run the engine's check of it, and prepare the demo."""
+"""Read this PC's GPUs and disk space, run the engine's self-check, and prepare the demo."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class MachineFacts:
 
     gpus: tuple[Gpu, ...]
     fault: str
-    """Message about a driver that does not work, or ""."""
+    """Error message if a GPU driver does not work, else ""."""
     folder: Path
-    """The folder for models."""
+    """Folder for models."""
     free: int | None
     """Free bytes on its disk; None if they cannot be read."""
 
@@ -70,15 +70,15 @@ class CheckResult:
 
 
 class MachineCheck:
-    """Client of `python -m trainer doctor` with its self-test; for the thread that creates it."""
+    """Client of `python -m trainer doctor` and its self-test. Use it only on the thread that created it."""
 
     def __init__(self, post: Post) -> None:
         self.findings: list[CheckResult] = []
         self.problem = ""
-        """Message why there are no results, or ""."""
+        """Message that explains why there are no results, or ""."""
         self.done = False
         self.changed: Emitter[None] = Emitter()
-        """Emitted with each further result and at the end."""
+        """Emitted after each result and at the end."""
         self._process = ServedProcess(["doctor", "--json"], post)
         self._process.answered.connect(self._on_answered)
         self._process.ended.connect(self._on_ended)
@@ -115,9 +115,9 @@ class MachineCheck:
 
 
 def demo_images() -> Path:
-    """Return the per-user folder with the demo's images, after copying missing ones; existing files are kept.
+    """Return the per-user folder of demo images after copying missing ones; existing files are kept.
 
-    Takes some milliseconds for 18 small files.
+    Takes a few milliseconds for 18 small files.
 
     Raises:
         OSError: The folder cannot be written.

@@ -1,4 +1,4 @@
-"""Render images with a run's LoRAs: a single one, or a grid of steps and strengths."""
+"""Render images with a run's LoRAs: single images, or grids of steps and strengths."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _REMEDY = "Try again. If it happens again, please report this message."
 
 @dataclass(frozen=True, slots=True)
 class GridCell:
-    """One image to render: a LoRA at a strength (None: the base alone) and prompt settings as in a job."""
+    """One image to render: a LoRA (None for the base alone), its strength, and prompt settings as in a job."""
 
     lora: Path | None
     strength: float
     prompt: dict[str, Any]
 
     def request(self) -> dict[str, Any]:
-        """Return the cell in the request format of trainer/render/serve.py."""
+        """Return the cell as an image request in the format of trainer/render/serve.py."""
         loras = [{"file": str(self.lora), "strength": self.strength}] if self.lora else []
         return {"loras": loras, "prompt": self.prompt}
 
@@ -50,9 +50,9 @@ class RenderJob:
     stage: str = "starting"
     """One of starting, loading, drawing, done, cancelled and failed."""
     share: float = 0.0
-    """Fraction of the stage that is done, 0 to 1; while drawing, over all cells."""
+    """Completed fraction of the stage, 0 to 1; in stage "drawing", of all cells together."""
     changed: Emitter[None] = field(default_factory=Emitter)
-    """Emitted when stage or progress changes."""
+    """Emitted when the stage or its progress changes."""
     image_ready: Emitter[int] = field(default_factory=Emitter)
     """Emitted with a cell's index when its image is ready."""
     noticed: Emitter[str] = field(default_factory=Emitter)
@@ -66,7 +66,7 @@ class RenderJob:
 
 
 class RenderClient:
-    """Client of the resident renderer process, which runs one job at a time: a new job cancels the previous one.
+    """Client of the long-running renderer process, which runs one job at a time: a new one cancels the previous one.
 
     The process starts with the first job and keeps the base in memory until it has been idle for a while, the app
     ends, or a training run needs the GPU.
@@ -82,7 +82,7 @@ class RenderClient:
         self._warm = self._on_cpu = False
 
     def render(self, job: Job, cells: Sequence[GridCell], folder: Path) -> RenderJob:
-        """Render cells into a folder with the base of a job; each finished image emits `RenderJob.drawn`."""
+        """Render cells into a folder with a job's base; the returned job emits `image_ready` for each image."""
         self._end("cancelled")
         self._number = next(self._numbers)
         current = self._drawing = RenderJob(tuple(cells))
@@ -104,7 +104,7 @@ class RenderClient:
             self._end("cancelled")
 
     def free(self) -> None:
-        """End the process to free all GPU memory at once; the next job starts a new one."""
+        """End the process to free all of its GPU memory immediately; the next job starts a new process."""
         self._end("cancelled")
         self._warm = self._on_cpu = False
         self._served.stop()

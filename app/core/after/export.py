@@ -26,7 +26,7 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|])")
 
 @dataclass(frozen=True, slots=True)
 class LoraSummary:
-    """Metadata of a LoRA file for people; empty fields are left out."""
+    """Human-readable metadata of a LoRA file; empty fields are omitted."""
 
     title: str
     author: str = ""
@@ -40,14 +40,14 @@ class LoraSummary:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """Files that an export wrote."""
+    """Files written by an export."""
 
     file: Path
     beside: tuple[Path, ...]
 
 
 class FileExistsConflict(LoraFileError):
-    """An export would overwrite files, so the user has to confirm it."""
+    """Raised when an export would overwrite files, which the user has to confirm."""
 
     def __init__(self, files: list[Path]) -> None:
         names = ", ".join(file.name for file in files)
@@ -68,10 +68,10 @@ def read_summary(lora: Path) -> LoraSummary:
 
 
 def export(lora: Path, folder: Path, name: str, summary: LoraSummary, *, replace: bool = False) -> Exported:
-    """Write a copy of a LoRA into a folder as NAME.safetensors, with a preview image and description beside it.
+    """Copy a LoRA into a folder as NAME.safetensors, along with a preview image and a description.
 
     ComfyUI, A1111, Forge, InvokeAI and SwarmUI show NAME.png and NAME.json with a LoRA; the image is also embedded in
-    the file. Raises FileExistsConflict if one of the files exists and `replace` is not set, and LoraFileError if the
+    the file. Raises FileExistsConflict if any of the files exists and `replace` is not set, and LoraFileError if the
     LoRA or the image is unusable or the folder cannot be written to.
     """
     name = safe_name(name, "lora")
@@ -99,7 +99,7 @@ def export(lora: Path, folder: Path, name: str, summary: LoraSummary, *, replace
 
 
 def _write(lora: Path, target: Path, name: str, summary: LoraSummary) -> None:
-    """Write the small files first, so that a LoRA never appears without them."""
+    """Write the files of an export; the LoRA comes last, so that it never appears without the others."""
     from trainer.files.header import read_header
     from trainer.files.rewriting import UnusableImageError, rewrite_metadata, thumbnail
 
@@ -161,13 +161,13 @@ class Candidate:
     step: int
     file: Path
     held_out: float | None = None
-    """Validation loss on held-out images at that step; None if it was not measured."""
+    """Validation loss on held-out images at this step; None if it was not measured."""
     best: bool = False
     """Whether its validation loss is the lowest."""
     last: bool = False
     """Whether it is the final result of the run."""
     images: dict[int, Path] = field(default_factory=dict)
-    """Preview images of that step by prompt index."""
+    """Preview images of this step by prompt index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ class SavedSteps:
 
 
 def candidates(snapshot: SavedSteps) -> list[Candidate]:
-    """Return the saved steps whose files exist, by step; accesses the disk."""
+    """Return the saved steps whose files still exist, sorted by step; accesses the disk."""
     files = _files(snapshot)
     losses = {one.step: one.loss for one in snapshot.validations if one.held_out}
     measured = {step: loss for step in files if (loss := losses.get(step)) is not None and math.isfinite(loss)}
@@ -201,7 +201,7 @@ def candidates(snapshot: SavedSteps) -> list[Candidate]:
 
 
 def _files(snapshot: SavedSteps) -> dict[int, tuple[Path, bool]]:
-    """Return the existing file of each step, and whether it is the final result (whose name has no step number)."""
+    """Return each step's existing file, and whether it is the final result (its name has no step number)."""
     files: dict[int, tuple[Path, bool]] = {}
     for saved in snapshot.saved:
         path, last = snapshot.folder / saved.file, not Path(saved.file).stem.endswith(step_ending(saved.step))
@@ -269,5 +269,5 @@ def _credits(summary: LoraSummary) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return user text escaped, so that Markdown shows it unchanged."""
+    """Escape user text so that Markdown shows it as plain text, on one line."""
     return _SPECIAL.sub(r"\\\1", " ".join(text.split()))

@@ -1,4 +1,4 @@
-"""Compare a finished run with its dataset as it is now, and its job with other jobs."""
+"""Compare a finished run with the current state of its dataset, and its job with other jobs."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _FIT_PREFIX = "fit."
 
 @dataclass(frozen=True, slots=True)
 class Edited:
-    """Numbers of images that changed since a run started; the run trains on the versions of its start."""
+    """Numbers of images that changed since a run started; the run itself keeps using the old versions."""
 
     captions: int = 0
-    """Images whose captions changed."""
+    """Number of images whose captions changed."""
     added: int = 0
     removed: int = 0
-    """Images that were deleted or excluded."""
+    """Number of images that were deleted or excluded."""
 
     def __bool__(self) -> bool:
         """Return whether anything changed."""
@@ -37,9 +37,9 @@ class Edited:
 
 
 def edited(run: RunDirectory, job: Job) -> Edited:
-    """Compare the listing saved with a run with its dataset folders, without opening images.
+    """Compare a run's saved image list with its dataset folders, without opening images.
 
-    Returns no changes if a folder is missing or unreadable, or the listing is damaged.
+    Returns no changes if a folder is missing or unreadable, or the saved list is damaged.
     """
     from trainer.dataset.dataset import read_listing
     from trainer.dataset.folders import scan_folders
@@ -55,7 +55,7 @@ def edited(run: RunDirectory, job: Job) -> Edited:
 
 
 def _is_newer(image: Path, run: RunDirectory) -> bool:
-    """Return whether an image is newer than the run; the run skipped older ones as unusable."""
+    """Return whether an image is newer than the run; older ones are not new, but were skipped as unusable."""
     try:
         return image.stat().st_mtime > run.listing.stat().st_mtime
     except OSError:
@@ -63,9 +63,9 @@ def _is_newer(image: Path, run: RunDirectory) -> bool:
 
 
 def new_job(jobs: Path, run: RunDirectory) -> Path:
-    """Write a new job with a run's settings into the jobs folder and return its file; call it on a worker.
+    """Create a job with a run's settings in the jobs folder and return its file; call it on a worker.
 
-    The fit is left out, so that it is planned again. Raises JobError if the run's job cannot be read or the new one
+    The fit is left out so that it is planned again. Raises JobError if the run's job cannot be read or the new one
     cannot be written.
     """
     from app.core.jobs.job_file import read_values
@@ -78,16 +78,16 @@ def new_job(jobs: Path, run: RunDirectory) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A key whose values differ between jobs; None where a job does not set it."""
+    """A key whose value differs between jobs, with one value per job (None if not set)."""
 
     key: str
     values: tuple[object, ...]
     fit: bool
-    """Whether the key belongs to the fit and so only reflects the PC."""
+    """Whether the key is part of the fit, which depends only on the PC."""
 
 
 def differences(jobs: Sequence[Job]) -> list[Difference]:
-    """Return the keys in which jobs differ, in file order, with those of the fit last."""
+    """Return the keys whose values differ between jobs, in file order, with fit settings last."""
     tables = [dict(flatten(job.model_dump(mode="json", by_alias=True), "")) for job in jobs]
     keys = dict.fromkeys(key for table in tables for key in table)
     found = [

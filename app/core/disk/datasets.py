@@ -1,4 +1,4 @@
-"""Open datasets: keep the library up to date with what workers find on disk."""
+"""Keep the library up to date with the folders of the open datasets, which workers scan."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:  # imports numpy, Pillow and pydantic, which would delay the s
     from trainer.dataset.folders import FolderMarks
 
 _MAX_QUEUED = 2
-"""Maximum batches queued for the library's thread; more would make the window unresponsive."""
+"""Maximum number of batches queued for the library's thread; more would make the window unresponsive."""
 _HEADERS = 400
-"""Image headers read per task, about 0.2 s, so that other work gets its turn."""
+"""Number of image headers read per task (about 0.2 s), so that other tasks get their turn."""
 _SILENT = 15.0
-"""Seconds after which a disk counts as not responding; a sleeping hard disk takes ten to spin up."""
+"""Seconds after which a disk counts as not responding; a hard disk in standby takes ten to spin up."""
 _USER_FIELDS: frozenset[Field] = frozenset({"caption", "rating", "excluded", "crop"})
 _KNOWN_FIELDS = [attribute.name for attribute in fields(LibraryImage) if attribute.name not in ("id", "folder", "name")]
 _FACTS: tuple[FolderField, ...] = ("repeats", "regularization", "trigger")
@@ -50,7 +50,7 @@ _FIELD_OF_KEY: Mapping[str, Fact | Field] = {
 
 
 class OpenedDataset(NamedTuple):
-    """A dataset whose images are all listed."""
+    """A dataset whose images are all listed, and their number."""
 
     folder: Path
     images: int
@@ -66,7 +66,7 @@ class ReadingProgress(NamedTuple):
 
 
 class OnDisk(NamedTuple):
-    """A value on disk that differs from an unsaved edit; the edit is kept."""
+    """A value on disk that differs from the user's unsaved edit, which is kept."""
 
     image: int
     field: Field
@@ -79,7 +79,7 @@ class _Dataset:
 
     root: Path
     others: tuple[_Dataset, ...] = ()
-    """Datasets opened earlier, one of which may be the same folder by another path."""
+    """Datasets opened earlier; one of them may be the same folder under another path."""
     stop: threading.Event = field(default_factory=threading.Event)
     slots: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(_MAX_QUEUED))
     scanner: FolderScanner | None = None
@@ -92,16 +92,16 @@ class _Dataset:
     identity: tuple[int, int] | None = None
     """Device and inode of the folder, once its disk has responded."""
     answered: float = math.inf
-    """Monotonic time of the last sign of life of its disk; set by workers."""
+    """Monotonic time at which its disk last responded to the current task; set by workers."""
     silent: bool = False
     """Whether it counts as lost because its disk does not respond."""
     ids: dict[Folder, dict[str, int]] = field(default_factory=dict)
     touched: set[int] = field(default_factory=set)
-    """Images the user changed since the running scan began: the scan may have read older values."""
+    """Images that the user changed during the current scan, which may have read older values."""
     again: dict[Path, set[str]] = field(default_factory=dict)
-    """Images whose captions and notes the next scan reads again, by folder; it reports their facts too."""
+    """Names of images by folder: the next scan rereads their captions and notes, and reports the folders' facts."""
     dropped: dict[Path, set[str]] = field(default_factory=dict)
-    """Images that the next scan forgets, and reports as new if they still exist."""
+    """Names of images by folder: the next scan forgets them, and reports them as new if they still exist."""
     unsized: dict[int, None] = field(default_factory=dict)
     sizing: bool = False
     sized: int = 0
@@ -115,26 +115,26 @@ class Datasets:
     """The open datasets; keeps the library in sync with their folders without copying or writing files.
 
     Belongs to the library's thread. A timer calls `refresh` every few seconds. Each dataset is scanned on a worker, so
-    one whose disk does not respond delays no other.
+    that a disk that does not respond does not delay the other datasets.
     """
 
     def __init__(self, library: Library, tasks: Tasks) -> None:
         self.opened: Emitter[OpenedDataset] = Emitter()
         self.known: Emitter[OpenedDataset] = Emitter()
-        """Emitted when a dataset's captions and sizes are all read, so that slow work may start."""
+        """Emitted when all captions and image sizes of a dataset have been read, so that slow work may start."""
         self.closed: Emitter[Path] = Emitter()
         self.scanned: Emitter[Path] = Emitter()
         """Emitted when a scan of a dataset has ended and all its results are in the library."""
         self.progress: Emitter[ReadingProgress] = Emitter()
         self.problems: Emitter[ImpastoError] = Emitter()
         self.recovered: Emitter[ImpastoError] = Emitter()
-        """Emitted when a dataset's problem is over: it can be reached again, or is closed."""
+        """Emitted with the error of a lost dataset when it can be reached again or is closed."""
         self.captions_changed: Emitter[Collection[int]] = Emitter()
-        """Emitted with images whose captions changed on disk after the dataset was fully read."""
+        """Emitted with the ids of images whose captions changed on disk after the dataset was fully read."""
         self.notes: Emitter[NotesRead] = Emitter()
-        """Emitted when the notes of a folder become unreadable, or readable again."""
+        """Emitted when a folder's notes become unreadable, or readable again."""
         self.orphans_changed: Emitter[OrphanFiles] = Emitter()
-        """Emitted when the set of files without an image changes in a folder."""
+        """Emitted when a folder's set of files without an image changes."""
         self.differs: Emitter[OnDisk] = Emitter()
         """Emitted when a value on disk differs from an unsaved edit."""
         self.unsaved: Callable[[Folder, str], Mapping[Field, Value]] = lambda folder, name: {}
@@ -145,18 +145,18 @@ class Datasets:
         self._remover = ImageRemover(library, tasks.post)
         self._open: dict[Path, _Dataset] = {}
         self._leaving: set[tuple[Folder, str]] = set()
-        """Images whose files the app is moving away: a scan may still find them and must ignore them."""
+        """Images whose files the app is moving away; scans that still find them ignore them."""
         self._learning = False
         library.altered.connect(self._note_edits)
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """Return the open datasets in the order they were opened."""
+        """Return the folders of the open datasets in the order in which they were opened."""
         return tuple(self._open)
 
     @property
     def lost(self) -> Mapping[Path, ImpastoError]:
-        """Return the errors of datasets that cannot be reached now."""
+        """Return the errors of unreachable datasets by folder."""
         return {root: dataset.lost for root, dataset in self._open.items() if dataset.lost}
 
     def open(self, folder: Path) -> None:
@@ -177,7 +177,7 @@ class Datasets:
         self._scan(self._open[root], {})
 
     def close(self, folder: Path) -> None:
-        """Close a dataset without touching its files; a large one's images leave the library in batches."""
+        """Close a dataset without touching its files; many images are removed from the library in batches."""
         dataset = self._open.pop(folder.absolute(), None)
         if dataset:
             dataset.stop.set()
@@ -192,7 +192,7 @@ class Datasets:
             dataset.stop.set()
 
     def refresh(self, near: Iterable[int] = (), whole: bool = False) -> None:
-        """Scan for changes by other programs, images in `near` first; with `whole`, check every file.
+        """Scan for changes by other programs: check the files of images in `near`, or with `whole` every file.
 
         A scan is cheap enough to run every two seconds; use `whole` when the user returns to the window. A dataset
         whose disk has not responded for `_SILENT` seconds counts as lost until it responds.
@@ -209,20 +209,20 @@ class Datasets:
             self._scan(dataset, names.get(root, {}))
 
     def _watch(self, dataset: _Dataset) -> None:
-        """Report once that a disk does not respond."""
+        """Report a disk that does not respond (once) and mark its dataset as lost."""
         waits = dataset.scanning or dataset.sizing
         if waits and not dataset.lost and time.monotonic() > dataset.answered + _SILENT:
             dataset.silent = True
             self._set_lost(dataset, not_responding_error(dataset.root))
 
     def _mark_responding(self, dataset: _Dataset) -> None:
-        """Mark the disk as responding, and the dataset as found again if it was silent."""
+        """Clear the error of a dataset that was lost because its disk did not respond."""
         if dataset.silent:
             dataset.silent = False
             self._set_lost(dataset, None)
 
     def drop(self, ids: Iterable[int]) -> None:
-        """Remove images whose files the app is about to move away; call `moved` when that has ended."""
+        """Remove images whose files the app is about to move away; call `moved` after the move."""
         gone = set(ids)
         for dataset in self._open.values():
             for folder, names in dataset.ids.items():
@@ -232,7 +232,7 @@ class Datasets:
         self._library.remove(gone)
 
     def moved(self, images: Iterable[LibraryImage]) -> None:
-        """Stop ignoring files at these images' paths: from the next scan on they count as new images."""
+        """Stop ignoring files at these images' paths; the next scan reports them as new images."""
         for one in images:
             self._leaving.discard((one.folder, one.name))
             for dataset in self._open.values():
@@ -240,7 +240,7 @@ class Datasets:
                     dataset.dropped.setdefault(one.folder.path, set()).add(one.name)
 
     def take_back(self, images: Iterable[LibraryImage]) -> None:
-        """Add dropped images again with all their known values, now that their files are back."""
+        """Add dropped images back with all their known values, once their files are back in place."""
         names = {folder: ids for dataset in self._open.values() for folder, ids in dataset.ids.items()}
         back = [one for one in images if one.name not in names.get(one.folder, {one.name})]
         known = [{name: getattr(one, name) for name in _KNOWN_FIELDS} for one in back]
@@ -318,7 +318,7 @@ class Datasets:
             logging.getLogger(__name__).error("Scanning %s failed", dataset.root, exc_info=fault)
 
     def _drop_twin(self, dataset: _Dataset) -> None:
-        """Close a dataset that is already open by another path; scan it again if the other one was closed meanwhile."""
+        """Close a dataset that is already open under another path, or rescan it if that one has been closed."""
         before, dataset.others = dataset.others, tuple(filter(self._is_open, dataset.others))
         if not self._is_open(dataset):
             return
@@ -328,7 +328,7 @@ class Datasets:
             self._scan(dataset, {})
 
     def _is_open(self, dataset: _Dataset) -> bool:
-        """Return whether this dataset is still open, and not another one opened later by the same path."""
+        """Return whether this dataset is still open and not replaced by one opened later at the same path."""
         return self._open.get(dataset.root) is dataset
 
     # Applying changes
@@ -392,10 +392,10 @@ class Datasets:
             self.captions_changed.emit(reworded)
 
     def _without_edited(self, dataset: _Dataset, image: LibraryImage, values: dict[str, Any]) -> dict[str, Any]:
-        """Return values without those the user edited meanwhile.
+        """Return values read from disk without those that the user has edited.
 
-        If the edit was made during this scan, the value is read again by the next one; otherwise the difference is
-        reported. The library keeps showing the unsaved edit.
+        The next scan reads an edited value again. Unless the edit was made during this scan, `differs` is emitted.
+        The library keeps showing the unsaved edit.
         """
         if _USER_FIELDS.isdisjoint(values):
             return values
@@ -433,7 +433,7 @@ class Datasets:
         return found is not None and bool(self.unsaved(found.folder, found.name))
 
     def _mark(self, dataset: _Dataset, folder: Folder, marks: FolderMarks) -> None:
-        """Update the facts of a folder, except those the user changed: the next scan reports these again."""
+        """Update a folder's facts, except edited ones, which the next scan reports again."""
         ids = dataset.ids.get(folder, {}).values()
         new = {fact for fact in _FACTS if getattr(folder, fact) != getattr(marks, fact)}
         edited = new if not dataset.touched.isdisjoint(ids) else new.intersection(self.unsaved_of_folder(folder))
@@ -445,7 +445,7 @@ class Datasets:
             self._update_library({number: {} for number in ids}, ["folder"])
 
     def _set_lost(self, dataset: _Dataset, error: ImpastoError | None) -> None:
-        """Set the problem of every image of a lost dataset, or clear it when the dataset is back."""
+        """Set the error as the problem of every image in a lost dataset, or clear it when the dataset is back."""
         lost, dataset.lost = dataset.lost, error
         images = [self._library.images[number] for ids in dataset.ids.values() for number in ids.values()]
         if error:
@@ -461,7 +461,7 @@ class Datasets:
     # Sizes
 
     def _read_sizes(self, dataset: _Dataset) -> None:
-        """Read the headers of some images whose size is unknown, and continue until all are known."""
+        """Read the headers of images whose size is unknown, in batches until all sizes are known."""
         if dataset.sizing or dataset.stop.is_set() or dataset.lost:
             return
         if not dataset.unsized:
@@ -516,4 +516,4 @@ class _StoppedError(Exception):
 
 
 class _AlreadyOpenError(Exception):
-    """Raised when a folder is already open by another path, where one of the two is a link."""
+    """Raised when a folder is already open under another path, such as a link."""

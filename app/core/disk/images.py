@@ -18,7 +18,7 @@ _LIGHT, _DARK = (255, 255, 255), (205, 205, 205)
 
 
 def make_thumbnail(path: Path, pixels: int) -> tuple[Pixels, bytes]:
-    """Return an image scaled down to fit a square of `pixels`, raw and as JPEG; smaller images keep their size.
+    """Return a thumbnail that fits a square of `pixels`, raw and as JPEG; small images are not enlarged.
 
     Raises DatasetError if the file is missing, damaged, not an image, or over the size limit.
     """
@@ -32,7 +32,7 @@ def make_thumbnail(path: Path, pixels: int) -> tuple[Pixels, bytes]:
 
 
 def unpack(data: bytes) -> Pixels | None:
-    """Return the pixels of a cached thumbnail, or None if it is damaged."""
+    """Decode a cached thumbnail; return None if it is damaged."""
     try:
         with Image.open(BytesIO(data), formats=["JPEG"]) as image:
             return _raw(image.convert("RGB"))
@@ -41,7 +41,7 @@ def unpack(data: bytes) -> Pixels | None:
 
 
 def load_whole(path: Path, longest: int) -> tuple[Pixels, Pixels]:
-    """Return an image upright at full size, and a copy whose longest side is at most `longest` pixels.
+    """Return the upright image at full size, and a copy whose longer side is at most `longest` pixels.
 
     Raises DatasetError as `make_thumbnail` does.
     """

@@ -1,4 +1,4 @@
-"""Import images with their captions and masks into a dataset folder; never overwrites. For worker threads."""
+"""Import images with their captions and masks into a dataset folder without overwriting files. For worker threads."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ class Imported:
     """Result of an import."""
 
     copied: tuple[Path, ...]
-    """Files of the new images."""
+    """Paths of the new images."""
     problems: tuple[DatasetError, ...]
     skipped: int
     """Number of files that are not images or are already in the folder."""
 
 
 def copy_in(sources: Iterable[Path], target: Path) -> Imported:
-    """Copy image files and folders of images into `target`, with the captions and masks beside them.
+    """Copy image files and folders of images into `target`, with their captions and masks.
 
-    A taken name gets -2, -3 and so on. A failed file is reported and skipped; a full disk ends the import.
+    If a name is taken, -2, -3 and so on is appended. Files that cannot be copied are reported and skipped; a full disk
+    ends the import.
     """
     copied, problems, skipped = list[Path](), list[DatasetError](), 0
     taken = _stems(target)
@@ -54,7 +55,7 @@ def copy_in(sources: Iterable[Path], target: Path) -> Imported:
 
 
 def keep_pasted(data: bytes, target: Path, stem: str) -> Imported:
-    """Save a pasted image, given as PNG data, in `target` under a free name."""
+    """Save a pasted image, given as PNG data, in `target` under an unused name."""
     path = target / f"{_free(stem, _stems(target))}.png"
     try:
         write_bytes(path, data)
@@ -79,7 +80,7 @@ def _images(sources: Iterable[Path], problems: list[DatasetError]) -> Iterator[t
 
 
 def _copy_one(source: Path, folder: Path, taken: set[str]) -> Path:
-    """Copy an image with its caption and mask; the image last, so that it never appears without its caption."""
+    """Copy an image with its caption and mask, which come first so that it never appears without them."""
     long_path(folder).mkdir(parents=True, exist_ok=True)
     stem = _free(source.stem, taken)
     for companion, ending in _companions(source):
@@ -107,7 +108,7 @@ def _stems(folder: Path) -> set[str]:
 
 
 def _free(stem: str, taken: set[str]) -> str:
-    """Reserve a free stem, numbered if taken, and return it; captions and masks share an image's stem."""
+    """Return an unused stem, numbered if necessary, and add it to `taken`; captions and masks share it."""
     name, number = stem, 1
     while name.casefold() in taken:
         number += 1

@@ -26,7 +26,7 @@ from trainer.protocol.files import Links, long_name, long_path
 from trainer.protocol.reading import open_file
 
 _UNSETTLED_NS = 3_000_000_000
-"""Timestamps can be as coarse as two seconds (FAT), so a file changed just before a scan may change again unnoticed."""
+"""Nanoseconds in which another change may leave the timestamp the same: FAT rounds it to two seconds."""
 MAX_MEGAPIXELS: float = DatasetConfig.model_fields["max_megapixels"].default
 """Default size limit of the trainer in megapixels; larger images are refused."""
 # Only these PNG chunks can hold the EXIF orientation.
@@ -42,16 +42,16 @@ class FileState(NamedTuple):
 
 @dataclass(slots=True)
 class Listing:
-    """Dataset files of a directory at one moment."""
+    """Dataset files in a directory at one point in time."""
 
     images: dict[str, FileState] = field(default_factory=dict)
-    """Image files in natural order."""
+    """Image files by name, in natural order."""
     texts: dict[str, FileState] = field(default_factory=dict)
     """Caption files, impasto.jsonl and metadata.jsonl."""
     masks: dict[str, FileState] = field(default_factory=dict)
     """Mask files by image stem."""
     inside: tuple[str, ...] = ()
-    """Subfolders in natural order, without hidden ones and links."""
+    """Names of subfolders in natural order, except hidden ones and links."""
     identity: tuple[int, int] | None = None
     """Device and inode of the directory, if the system has them."""
     changed_ns: int = -1
@@ -60,17 +60,17 @@ class Listing:
     sources: dict[str, list[str]] = field(default_factory=dict)
     """Caption files by stem, in order of precedence."""
     outside: tuple[str, ...] = ()
-    """Links that point outside the dataset; they are reported, never read."""
+    """Names of links that point outside the dataset; they are reported but never read."""
 
     def captions_of(self, name: str) -> list[str]:
-        """Return the caption files of an image in order of precedence."""
+        """Return an image's caption files in order of precedence."""
         return self.sources.get(stem_of(name), [])
 
     def orphans(self, present: Iterable[str]) -> dict[str, tuple[str, ...]]:
         """Return unused files by issue code: links that point outside, and captions and masks without an image.
 
-        Images in `present` count as present. A folder without any image is not for training, so its captions and masks
-        are not reported.
+        Images in `present` count as existing. A folder without images is not used in training, so its captions and
+        masks are not reported.
         """
         stems = {stem_of(name) for names in (self.images, present) for name in names}
         found = {"file.outside": list(self.outside)}
@@ -93,9 +93,9 @@ class Listing:
 def list_directory(path: Path, links: Links, alive: Callable[[], None] = lambda: None) -> Listing:
     """List a directory with one scan and one stat call per file; raises OSError.
 
-    `alive` is called as in `in_turns`. Links to folders are not followed, as in the trainer, so that circular links
-    end; links to files are followed only where `links` allows it. A file that vanishes meanwhile and a broken or
-    circular link count as absent.
+    `alive` is called as in `iterate_yielding`. As in the trainer, links to folders are not followed, which avoids
+    endless loops; links to files are followed only if `links` allows it. Files that vanish during the scan and broken
+    or circular links are left out.
     """
     facts = long_path(path).stat()
     images: dict[str, FileState] = {}
@@ -137,9 +137,9 @@ def list_directory(path: Path, links: Links, alive: Callable[[], None] = lambda:
 
 
 def has_changed(path: Path, known: Listing, names: Iterable[str]) -> bool:
-    """Return whether a directory, or one of these files in it, has changed since its listing; raises OSError.
+    """Return whether a directory or one of the named files in it has changed since it was listed; raises OSError.
 
-    The directory's timestamp shows files that were added, removed or replaced, but not those written in place.
+    The directory's timestamp reveals files that were added, removed or replaced, but not files written in place.
     """
     if not known.settled or long_path(path).stat().st_mtime_ns != known.changed_ns:
         return True
@@ -199,26 +199,26 @@ def stem_of(name: str) -> str:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Return stem and suffix of a file name, much faster than Path does."""
+    """Return the stem and suffix of a file name, much faster than pathlib does."""
     stem, dot, ending = name.rpartition(".")
     return (stem, dot + ending) if stem else (name, "")
 
 
 class CaptionRead(NamedTuple):
-    """An image's caption, whether another of its caption sources differs, and the faults of its caption files."""
+    """An image's caption, whether its caption sources differ, and errors in its caption files."""
 
     caption: str | None
     clash: bool
     faults: list[DatasetError]
     whole: bool = True
-    """Whether all files still existed; otherwise they or the disk disappeared during the read."""
+    """False if a file or the whole disk disappeared during the read."""
 
 
 def read_caption(folder: Path, sources: Sequence[str], listed: str | None) -> CaptionRead:
     """Read the caption of an image from its sources.
 
-    `sources` are its caption files in order of precedence, `listed` is its caption in metadata.jsonl. As in training,
-    the first one that is not blank counts. Blank sources give an empty caption, no sources give None.
+    `sources` are its caption files in order of precedence; `listed` is its caption in metadata.jsonl. As in training,
+    the first source that is not blank is used. If all are blank, the caption is empty; without sources, it is None.
     """
     texts, faults, whole = list[str](), [], True
     for name in sources:
@@ -237,7 +237,7 @@ def read_caption(folder: Path, sources: Sequence[str], listed: str | None) -> Ca
 
 
 def note_values(notes: ImageSettings) -> dict[str, Any]:
-    """Return the notes of an image as library fields."""
+    """Return an image's notes as library fields."""
     return {"excluded": notes.excluded, "rating": notes.rating, "crop": notes.crop}
 
 

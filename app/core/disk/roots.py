@@ -16,7 +16,7 @@ _BATCH = 4000
 
 
 def unique_name(root: Path, others: Iterable[Path]) -> str:
-    """Return a folder's name with as many parent folders as it takes to be unique among `others`."""
+    """Return a folder's name, with as many parent folders as needed to make it unique among `others`."""
     other_parts = [other.parts for other in others if other != root]
     for count in range(1, len(root.parts)):
         parts = root.parts[-count:]
@@ -26,7 +26,7 @@ def unique_name(root: Path, others: Iterable[Path]) -> str:
 
 
 def identity_of(folder: Path) -> tuple[int, int] | None:
-    """Return a folder's device and inode, equal for all paths to it, links included; None if it does not exist."""
+    """Return a folder's device and inode, which are the same for all links to it; None if it cannot be read."""
     try:
         facts = long_path(folder).stat()
     except OSError:
@@ -35,7 +35,7 @@ def identity_of(folder: Path) -> tuple[int, int] | None:
 
 
 def overlap_error(root: Path, other: Path) -> DatasetError:
-    """Return the error for opening a folder that contains an open dataset or is inside one; accesses the disk."""
+    """Return the error for opening a folder that contains or is inside an open dataset; accesses the disk."""
     if root.is_relative_to(other):
         if not os.path.lexists(long_path(root)):
             sentence = f"Could not open {root}: it does not exist."
@@ -56,20 +56,20 @@ def not_responding_error(folder: Path) -> DatasetError:
 
 
 class ImageRemover:
-    """Removal of closed datasets' images from the library in batches, for the library's thread."""
+    """Batched removal of closed datasets' images from the library; belongs to the library's thread."""
 
     def __init__(self, library: Library, post: Post) -> None:
         self._library, self._post = library, post
         self._remaining: list[int] = []
 
     def begin(self, ids: Sequence[int]) -> None:
-        """Remove these, the last first because the visible ones are mostly first; a single batch is removed at once."""
+        """Remove images in batches, the first batch now; the last images go first, as they are rarely visible."""
         self._remaining = [*ids, *self._remaining]
         if len(self._remaining) == len(ids):
             self._remove_batch()
 
     def finish(self, root: Path) -> None:
-        """Remove now all remaining images of this folder, its subfolders and its parents."""
+        """Remove the remaining images of this folder, its subfolders and its parents immediately."""
         known = self._library.images
         remaining = {number: known[number].folder.root for number in self._remaining if number in known}
         affected = {path for path in set(remaining.values()) if path.is_relative_to(root) or root.is_relative_to(path)}

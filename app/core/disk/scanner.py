@@ -29,23 +29,23 @@ from trainer.protocol.files import Links
 
 Stage = Literal["listing", "captions", "sizes", "done"]
 BATCH = 500
-"""Images reported per batch: a few milliseconds of work for the receiving thread."""
+"""Number of images reported per batch: a few milliseconds of work for the receiving thread."""
 _CHECK_SECONDS = 0.005
-"""Seconds per scan for checking files beyond the visible ones, to find those written in place: some thousand files on a
+"""Seconds per scan for checking whether files that are not visible were written in place: a few thousand files on a
 local disk, a few on a network drive."""
 _CHEAP_LISTING = 0.05
-"""CPU seconds up to which a directory is listed again at every change; enough for about 5,000 files."""
+"""Listing time in CPU seconds up to which a directory is listed at every change; enough for about 5,000 files."""
 _REST_FACTOR = 10
-"""A larger directory is not listed again for this many times its listing time: the app's own saves change it often."""
+"""Pause between listings of a larger directory, as a multiple of its listing time; the app's saves change it often."""
 _NO_STATE = FileState(-1, -1)
-"""A state that no existing file has."""
+"""File state that no existing file has."""
 # Values to determine again for an image whose file changed.
 _STALE_VALUES = {"width": None, "height": None, "problem": None, "content": None, "fingerprint": None}
 
 
 @dataclass(frozen=True, slots=True)
 class FilesFound:
-    """New images with their directory facts; at most one batch of one folder."""
+    """New images with facts from their directory listing; at most one batch from one folder."""
 
     folder: Folder
     images: Mapping[str, Mapping[str, Any]]
@@ -53,7 +53,7 @@ class FilesFound:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """New values of images in a folder, by name."""
+    """New values of a folder's images, by image name."""
 
     folder: Folder
     images: Mapping[str, Mapping[str, Any]]
@@ -92,7 +92,7 @@ class ScanProblem:
 
 @dataclass(frozen=True, slots=True)
 class NotesRead:
-    """Why the notes of a folder cannot be read; None if they can, or there are none."""
+    """Why a folder's notes cannot be read; None if they can be read or do not exist."""
 
     folder: Folder
     error: ImpastoError | None
@@ -131,13 +131,13 @@ class _SeenDirectory:
     notes_damaged: bool = False
     metadata: Mapping[str, str] = field(default_factory=dict)
     missing: set[str] = field(default_factory=set)
-    """Known images that are no longer found."""
+    """Known images that were not found."""
     reported: set[str] = field(default_factory=set)
-    """Missing images that the previous scan reported already."""
+    """Missing images that the previous scan already reported."""
     unread: set[str] = field(default_factory=set)
     """Images whose captions and notes still have to be read."""
     unsettled: set[str] = field(default_factory=set)
-    """Images whose captions were read so soon after a write that their timestamp could hide another change."""
+    """Images whose captions were read so soon after a write that a later one could have the same timestamp."""
     unreadable: bool = False
     rests_until: float = 0.0
     """Monotonic time before which a large directory is not listed again."""
@@ -151,7 +151,7 @@ class _SeenDirectory:
 
 
 class FolderScanner:
-    """Scanner of one dataset's folders, which remembers their contents. Only one thread at a time may scan.
+    """Scanner for one dataset's folders that remembers their contents. Only one thread at a time may scan.
 
     `alive` is called repeatedly while the disk responds.
     """
@@ -174,13 +174,13 @@ class FolderScanner:
     def scan(self, whole: bool, near: Names, again: Names, dropped: Names) -> None:
         """Report what changed on disk since the last scan.
 
-        A directory is listed again when its timestamp changed, a large one at most every few seconds. Files written in
-        place are found at once among those in `near`, or everywhere with `whole`; the others are checked a few per
-        scan. Captions and notes of the images in `again` are read regardless of timestamps, and the facts of their
-        folders are reported again. Images in `dropped` are forgotten, and reported as new if they still exist.
+        A directory is listed again when its timestamp has changed, but a large one only every few seconds. Every scan
+        checks whether files in `near` were written in place, plus a few of the other files; with `whole`, it checks all
+        files. Captions and notes of images in `again` are read regardless of timestamps, and the facts of their folders
+        are reported again. Images in `dropped` are forgotten, and reported as new if they still exist.
 
-        An image that is gone is first reported as missing, and removed when the next scan misses it too: programs that
-        save by replacing a file leave a moment without one. If all images vanish at once, the drive is probably
+        An image that was not found is first reported as missing, and removed if the next scan does not find it either:
+        some programs delete a file for a moment when they save it. If all images vanish at once, the drive is probably
         disconnected, so they stay listed.
         """
         self._remember(again, dropped)
@@ -212,7 +212,7 @@ class FolderScanner:
             directory.unsettled = set()
 
     def _walk(self, whole: bool, near: Names) -> None:
-        """List all directories from the dataset root down; raises OSError if the root cannot be listed."""
+        """List and compare all directories from the root down; raises OSError if the root cannot be listed."""
         due = self._files_to_check(near)
         seen, visited, stack = set[tuple[int, int]](), set[Path](), [self.root]
         while stack:
@@ -230,7 +230,7 @@ class FolderScanner:
             self._compare(path, Listing())
 
     def _files_to_check(self, near: Names) -> Names:
-        """Return the files to check: visible ones, and changed ones among the next few of all files."""
+        """Return the files to check: those in `near`, and the next few of all files if they have changed."""
         due = {path: set(names) for path, names in near.items()}
         end = time.perf_counter() + _CHECK_SECONDS
         for path, name in self._pending_checks:
@@ -348,7 +348,7 @@ class FolderScanner:
                 del self._directories[path]
 
     def _report_orphans(self, directory: _SeenDirectory) -> None:
-        """Report captions and masks without an image if they changed; a missing image may still come back."""
+        """Report captions and masks without an image if they changed; those of missing images do not count yet."""
         if directory.searched is directory.listing:
             return
         directory.searched = directory.listing
@@ -403,7 +403,7 @@ class FolderScanner:
     def _read(self) -> None:
         """Read pending captions and notes in batches.
 
-        Files that vanish meanwhile stay pending: the next scan finds out whether the file or the whole folder is gone.
+        Files that vanish during the read stay pending; the next scan finds out whether the whole folder is gone.
         """
         total, done = sum(len(directory.unread) for directory in self._directories.values()), 0
         for directory in self._directories.values():
@@ -431,7 +431,7 @@ class FolderScanner:
         return {"caption": words.caption, "clash": words.clash, **note_values(directory.notes.of(name))}
 
     def _from_root(self, directory: _SeenDirectory) -> dict[str, str]:
-        """Return the captions that metadata.jsonl at the dataset root gives for images of a subfolder."""
+        """Return the captions in metadata.jsonl at the dataset root for images in a subfolder."""
         if directory.path == self.root:
             return {}
         return below(self._directories[self.root].metadata, directory.path.relative_to(self.root).as_posix())

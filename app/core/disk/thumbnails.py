@@ -1,4 +1,4 @@
-"""Thumbnails, made by worker threads with the newest request first, cached in bounded memory and on disk."""
+"""Thumbnails, made by worker threads (newest request first) and cached in memory and on disk."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:  # imports numpy and Pillow, which would delay the window
     from app.core.pixels import Pixels
 
 Edge = Literal[256, 512]
-"""Side in pixels of the square that a thumbnail fits."""
+"""Side in pixels of the square into which a thumbnail fits."""
 EDGES: tuple[Edge, Edge] = (256, 512)
 FILE_NAME = "thumbnails.sqlite"
 _STUCK_SECONDS = 10.0
-"""Seconds after which a thread counts as stuck at a disk that does not respond; enormous images take five."""
+"""Seconds after which a thread counts as stuck on a disk that does not respond; enormous images take five."""
 _MAX_EXTRA = 8
-"""Maximum extra threads to replace stuck ones."""
+"""Maximum number of extra threads that replace stuck ones."""
 _CLOSE_TIMEOUT = 2.0
 """Seconds that `close` waits for running threads."""
 
@@ -55,7 +55,7 @@ class _ThumbnailJob(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Thumbnail:
-    """A small image with three bytes per pixel, or the reason why there is none."""
+    """A small image with three bytes per pixel, or the reason why it could not be made."""
 
     image: int
     pixels: int
@@ -68,9 +68,9 @@ class Thumbnail:
 class Thumbnails:
     """Thumbnail service; belongs to the library's thread and makes thumbnails on its own threads.
 
-    `ready` is emitted for each requested thumbnail. The newest waiting request comes first, and `show` replaces all
-    waiting ones, so that images scrolled past cost nothing. `prepare` fills the disk cache in idle time, when the user
-    has done nothing for `quiet` seconds, because the threads share the GIL with the window's thread.
+    `ready` is emitted for each requested thumbnail. The newest request is served first, and `show` replaces all waiting
+    ones, so images that the user scrolled past cost nothing. `prepare` fills the disk cache only when the user has been
+    idle for `quiet` seconds, because the threads share the GIL with the window's thread.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Thumbnails:
         """Busy threads with the monotonic time at which their current job began."""
 
     def get(self, image: LibraryImage, pixels: int) -> Thumbnail | None:
-        """Return the thumbnail of the file's current state if it is in memory."""
+        """Return the thumbnail of the file's current state if it is in memory, else None."""
         request = _request_for(image, pixels)
         thumbnail = self._kept.get(request)
         if thumbnail:
@@ -112,11 +112,11 @@ class Thumbnails:
         return thumbnail
 
     def request(self, image: LibraryImage, pixels: int) -> None:
-        """Request a thumbnail before all waiting ones."""
+        """Request a thumbnail ahead of all waiting requests."""
         self._enqueue([image], pixels, keep=True)
 
     def show(self, images: Iterable[LibraryImage], pixels: int) -> None:
-        """Request these thumbnails in their order, dropping all waiting requests."""
+        """Request thumbnails in this order, replacing all waiting requests."""
         self._enqueue(images, pixels, keep=False)
 
     def forget(self, ids: Iterable[int]) -> None:
@@ -126,7 +126,7 @@ class Thumbnails:
             self._requests = {request: job for request, job in self._requests.items() if request.image not in gone}
 
     def prepare(self, images: Iterable[LibraryImage], pixels: int) -> None:
-        """Make these thumbnails for the disk cache in idle time; this replaces an earlier call."""
+        """Make thumbnails for the disk cache in idle time; a new call replaces the previous one."""
         with self._change:
             self._idle_queue = deque(images), pixels
             self._start()
@@ -137,13 +137,13 @@ class Thumbnails:
         self._idle_from = time.monotonic() + self._quiet
 
     def retry(self, ids: Iterable[int]) -> None:
-        """Clear the failures of these images because their disk may be back."""
+        """Allow failed thumbnails of these images to be requested again, because their disk may be back."""
         for number in self._failed.keys() & set(ids):
             self._kept.pop(self._failed.pop(number), None)
         self.look()
 
     def look(self) -> None:
-        """Start extra threads if all are stuck and requests wait; call every few seconds."""
+        """Start extra threads if requests are waiting and threads are stuck; call it every few seconds."""
         with self._change:
             if self._requests:
                 self._start()
@@ -175,7 +175,7 @@ class Thumbnails:
                 self._change.notify_all()
 
     def _start(self) -> None:
-        """Start missing threads, with replacements for those stuck at a disk that does not respond."""
+        """Start missing threads, plus replacements for those stuck on a disk that does not respond."""
         while self._threads < min(self._count + self._stuck(), self._count + _MAX_EXTRA):
             thread = threading.Thread(target=self._work, name=f"thumbnails-{self._threads}", daemon=True)
             self._all_threads = [*filter(threading.Thread.is_alive, self._all_threads), thread]
@@ -279,7 +279,7 @@ class Thumbnails:
 
 
 def edge_for(side: float) -> Edge:
-    """Return the smallest edge that is sharp at `side` device pixels."""
+    """Return the smallest thumbnail size that is sharp at `side` device pixels."""
     return 256 if side <= 256 else 512
 
 

@@ -1,9 +1,9 @@
 """Back up every version of a user's file that Impasto is about to overwrite and did not write itself.
 
-Each dataset has one SQLite file in the per-user folder. It stores contents by SHA-256, so that equal ones are stored
-once, and records which file held which content when. The first version of a file is its original and is never dropped.
-Later versions, written by other programs in between, are dropped oldest first when the database exceeds a size limit.
-A damaged database is renamed, never deleted, because its contents may exist nowhere else.
+Each dataset has one SQLite file in the per-user folder. It stores contents by SHA-256, so that identical ones are
+stored only once, and records which file had which contents when. The first version of a file is its original and is
+never dropped. Later versions, which other programs wrote in between, are dropped oldest first when the database exceeds
+a size limit. A damaged database is renamed, never deleted, because its contents may exist nowhere else.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import sqlite3
 
 MOST_BYTES = 512_000_000
-"""Maximum bytes of one dataset's backups before versions other than originals are dropped."""
+"""Size in bytes of a dataset's backups above which versions other than originals are dropped."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS contents (hash BLOB PRIMARY KEY, bytes BLOB NOT NULL) WITHOUT ROWID;
@@ -45,7 +45,7 @@ class _DamagedError(OSError):
 
 
 class BackupVersion(NamedTuple):
-    """One version of one file."""
+    """A backed-up version of a file."""
 
     file: str
     """Path within the dataset, with slashes."""
@@ -57,7 +57,7 @@ class BackupVersion(NamedTuple):
 
 
 class Written(NamedTuple):
-    """Contents of a file before and after a write; None where the file did not exist."""
+    """Contents of a file before and after a write; None if the file did not exist."""
 
     file: Path
     before: bytes | None
@@ -88,7 +88,7 @@ class Backups:
     def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
         self._folder, self._most = folder, most_bytes
         self.damaged: Callable[[str, Path], None] = lambda root, file: None
-        """Called with the new name of a damaged database, on the thread that found the damage. Set by the session."""
+        """Called with a dataset and the new path of its damaged database, on any thread. Set by the session."""
         self._repairing = threading.Lock()
 
     def path(self, root: str) -> Path:
@@ -97,10 +97,10 @@ class Backups:
         return self._folder / f"{name}-{hashlib.sha256(root.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}.sqlite"
 
     def keep(self, root: str, files: Iterable[tuple[str, bytes | None]]) -> None:
-        """Back up the current contents of files (None: no file); all are on disk when this returns, or none.
+        """Back up the current contents of files (None for a missing file) on disk: all of them or none.
 
-        A damaged database is renamed and a new one created: since nothing may be overwritten without a backup, the
-        dataset could otherwise never be saved again. Raises OSError with the database's error.
+        A damaged database is renamed and a new one created. Otherwise the dataset could never be saved again, because
+        nothing may be overwritten without a backup. Raises OSError with the database's error.
         """
         rows = [(file, _ABSENT if data is None else hashlib.sha256(data).digest(), data) for file, data in files]
         if not rows:
@@ -147,7 +147,7 @@ class Backups:
     def originals(self, root: str) -> list[BackupVersion]:
         """Return the original of each file of a dataset, sorted by name; raises OSError.
 
-        Leaves out temporary files of killed writers, which are backed up only so that nothing in them is lost.
+        Leaves out the temporary files of killed writers, which are backed up only to preserve their contents.
         """
         return [one for one in self._versions(root, "original") if not STRAY.fullmatch(one.file.rpartition("/")[2])]
 
@@ -158,7 +158,7 @@ class Backups:
     def restore(self, root: str, names: Sequence[str] | None = None) -> list[Written]:
         """Restore the originals of all files or of `names`, byte for byte, after backing up the current versions.
 
-        Files that did not exist originally are removed. A file that another program writes meanwhile is left alone.
+        Files that did not exist originally are removed. A file that another program is changing is left alone.
         Returns the changes; raises OSError.
         """
         wanted = [version for version in self.originals(root) if names is None or version.file in names]
@@ -221,7 +221,7 @@ def _drop_oldest(database: sqlite3.Connection, surplus: int) -> None:
 
 
 def _stored(file: str) -> str | bytes:
-    """Return a file name for SQLite: as bytes if it is not valid Unicode, which Linux allows."""
+    """Return a file name as stored in SQLite: as bytes if it is not valid Unicode, which Linux allows."""
     try:
         file.encode("utf-8")
     except UnicodeEncodeError:

@@ -1,8 +1,8 @@
 """Bulk caption edits: pure functions that return an edit, whose changes also serve as the preview.
 
-The caller chooses the images. Characters that an edit does not concern stay unchanged, and images without a caption
-file get one only if text is added. The functions may run on a worker: a caption that changes meanwhile is skipped when
-the edit is applied.
+The caller chooses the images. Parts of a caption that an edit does not affect stay exactly the same, and images without
+a caption file get one only if text is added. The functions may run on a worker: a caption that has changed by the time
+the edit is applied is skipped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from app.core.tags.splitting import (
 from trainer.errors import ImpastoError
 
 PATIENCE = 1.0
-"""Time limit of a pattern in seconds per caption; an ordinary one takes a few microseconds."""
+"""Time limit for a pattern, in seconds per caption; ordinary patterns take a few microseconds."""
 PATIENCE_IN_ALL = 60.0
 
 Order = Literal["alphabet", "frequency"]
@@ -55,7 +55,7 @@ class CaptionSnapshot(Protocol):
 
 
 class PatternError(ImpastoError):
-    """An unusable search pattern; `position` is the 0-based index of the fault, or None if it has no single place."""
+    """An unusable search pattern; `position` is the 0-based index of the error, or None if there is none."""
 
     def __init__(self, code: str, sentence: str, remedy: str, position: int | None = None) -> None:
         super().__init__(code, sentence, remedy)
@@ -89,7 +89,7 @@ def remove_tags(images: Iterable[CaptionSnapshot], tags: Iterable[str], lines: L
 
 
 def rename_tag(images: Iterable[CaptionSnapshot], old: str, new: str, lines: Lines = "caption") -> Edit:
-    """Rename a tag; captions that already have the new one just lose the old one."""
+    """Rename a tag; in captions that already have the new tag, just remove the old one."""
 
     def rewrite(row: str) -> str:
         present = new in split_tags(row)
@@ -106,11 +106,11 @@ def rename_tag(images: Iterable[CaptionSnapshot], old: str, new: str, lines: Lin
 def replace_text(
     images: Iterable[CaptionSnapshot], find: str, replacement: str, *, pattern: bool = False, capitals: bool = True
 ) -> Edit:
-    r"""Replace all matches of a text; with `pattern`, of a regular expression by a template (\1, \g<name>).
+    r"""Replace all matches of a text or, with `pattern`, of a regular expression (groups: \1, \g<name>).
 
-    Without `capitals`, case is ignored. Raises PatternError for an invalid pattern or template, with the position, and
-    for one that takes longer than PATIENCE on a caption. The `regex` library has timeouts and releases the GIL; the
-    `re` module has neither, and running it in a process would cost tenths of a second per keystroke of the preview.
+    Without `capitals`, case is ignored. Raises PatternError for an invalid pattern or replacement, and for a pattern
+    that takes longer than PATIENCE seconds on a caption. The `regex` library has timeouts and releases the GIL. The
+    `re` module does neither; running it in a separate process would delay the preview by tenths of a second per key.
     """
     if not find:
         return Edit("Replace nothing", ())
@@ -124,7 +124,7 @@ def replace_text(
 def sort_tags(
     images: Sequence[CaptionSnapshot], order: Order | Sequence[str], keep: int = 0, lines: Lines = "caption"
 ) -> Edit:
-    """Sort tags alphabetically, by descending frequency in these images, or as listed, with unlisted ones last.
+    """Sort tags alphabetically, by descending frequency in these images, or in a given order (other tags last).
 
     The first `keep` tags of each caption, such as a trigger word, stay in place.
     """
@@ -181,7 +181,7 @@ def set_caption(images: Iterable[CaptionSnapshot], text: str) -> Edit:
 
 
 def _edit(name: str, images: Iterable[CaptionSnapshot], rewrite: _Rewrite, *, makes: bool = False) -> Edit:
-    """Return the edit of all captions that `rewrite` changes; "{}" in its name becomes their number.
+    """Return an edit of all captions that `rewrite` changes; "{}" in `name` is replaced by their count.
 
     With `makes`, images without a caption are treated as having an empty one.
     """
@@ -197,7 +197,7 @@ def _edit(name: str, images: Iterable[CaptionSnapshot], rewrite: _Rewrite, *, ma
 
 
 def _by_row(rewrite: _Rewrite, lines: Lines) -> _Rewrite:
-    """Return `rewrite` for whole captions: applied to each line if lines are variants, else to all of the text."""
+    """Return a function that applies `rewrite` to each line if lines are variants, else to the whole caption."""
     if lines == "caption":
         return rewrite
 
@@ -214,7 +214,7 @@ def _by_row(rewrite: _Rewrite, lines: Lines) -> _Rewrite:
 
 
 def _quoted(tags: Sequence[str]) -> str:
-    """Return tags for an edit's name, short enough for a menu."""
+    """Return tags for an edit's name, or only their count if they are too many for a menu."""
     return ", ".join(tags) if len(tags) <= 3 else f"{len(tags)} tags"
 
 
@@ -245,7 +245,7 @@ def _by_tag(old: str, new: str) -> _Rewrite:
 def _placing(
     images: Sequence[CaptionSnapshot], order: Order | Sequence[str], lines: Lines
 ) -> Callable[[str], tuple[int, str, str]]:
-    """Return the sort key of tags: rank, then alphabetical regardless of case."""
+    """Return a sort key function for tags: by rank, then alphabetically regardless of case."""
     ranks: dict[str, int] = {}
     if order == "frequency":
         counts = Counter(tag for image in images for tag in split_tags(image.caption, lines))
@@ -307,7 +307,7 @@ def exclude(images: Iterable[LibraryImage], excluded: bool) -> Edit:
 
 
 def exclude_others(images: Iterable[LibraryImage], kept: Collection[int]) -> Edit:
-    """Exclude all images but `kept`, to train only what a filter shows; excluded ones in `kept` stay excluded."""
+    """Exclude all images except `kept`, such as those that a filter shows; images in `kept` do not change."""
     kept = frozenset(kept)
     edit = exclude((one for one in images if one.id not in kept), True)
     return Edit(f"Train only what is shown: {edit.name.lower()}", edit.changes)
@@ -356,7 +356,7 @@ def _alike(pairs: Iterable[tuple[str, str]]) -> int:
 
 
 def _compare(first: list[str], second: list[str]) -> tuple[list[Span], list[Span]]:
-    """Return the runs of words that differ, as word indices in each text."""
+    """Return the differing runs of words, as ranges of word indices in each text."""
     if len(first) > _MOST_WORDS or len(second) > _MOST_WORDS:
         return [Span(0, len(first))], [Span(0, len(second))]
     codes = SequenceMatcher(None, first, second, autojunk=False).get_opcodes()
@@ -391,7 +391,7 @@ class CanceledError(Exception):
 
 
 class CaptionSnapshots(Sequence[SnapshotCaption]):
-    """Snapshot of captions, taken on the library's thread (about 5 ms for 100,000 images) and readable on any.
+    """Snapshot of captions, taken on the library's thread (about 5 ms for 100,000 images), readable on any thread.
 
     After `cancel`, iterating raises CanceledError, so that a worker stops soon.
     """

@@ -1,4 +1,4 @@
-"""Undoable writes of whole files beside images, such as a painted mask or restored originals."""
+"""Undoable writes of whole files that belong to images, such as painted masks or restored originals."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from trainer.errors import DatasetError
 
 
 class Rewriting:
-    """A history step that wrote files of one dataset."""
+    """A history step that writes files of one dataset."""
 
     def __init__(self, rewriter: Rewriter, name: str, root: Path, files: Sequence[Written]) -> None:
         self.name, self._rewriter, self._root, self._files = name, rewriter, root, files
 
     def undo(self, ended: Ended) -> None:
-        """Write the earlier contents back."""
+        """Restore the earlier contents of the files."""
         self._rewriter.write(self._root, [file.inverse() for file in self._files], ended)
 
     def redo(self, ended: Ended) -> None:
@@ -42,7 +42,7 @@ class Rewriter:
         self._backups, self._tasks = backups, tasks
 
     def record(self, name: str, root: Path, files: Sequence[Written]) -> None:
-        """Add a write that has happened to the history."""
+        """Add a completed write to the history."""
         if files:
             self._history.record(Rewriting(self, name, root, files))
 
@@ -84,7 +84,7 @@ class Rewriter:
 
 
 def _write(backups: Backups, root: Path, files: Sequence[Written]) -> list[Path]:
-    """Back up and write files; return those that changed on disk meanwhile. Raises OSError."""
+    """Back up and write files; return those skipped because another program changed them. Raises OSError."""
     backups.keep(str(root), [(file.relative_to(root).as_posix(), before) for file, before, _ in files])
     left = [written.file for written in files if not written.write(durable=not SYNCS_FILE_SYSTEM)]
     sync_file_system(str(root))
@@ -92,7 +92,7 @@ def _write(backups: Backups, root: Path, files: Sequence[Written]) -> list[Path]
 
 
 def _facts(root: Path, images: Sequence[LibraryImage]) -> dict[int, dict[str, Any]]:
-    """Return caption and mask state on disk by image id; unreadable ones are left to the next scan."""
+    """Return the captions on disk and whether masks exist, by image id; unreadable ones are left out."""
     from app.core.edits.masks import mask_path  # late, as above
     from trainer.protocol.files import long_path
 

@@ -14,12 +14,12 @@ from app.core.library import Field, Folder, FolderChange, FolderField, Library, 
 from trainer.errors import ImpastoError
 
 AT_ONCE = 500
-"""Changes applied at once, about 5 ms; larger edits are applied in batches, so that the window stays responsive."""
+"""Number of changes applied at once (about 5 ms); larger edits run in batches to keep the window responsive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """An edit of the user, named in English with its count."""
+    """A user's edit; its English name includes the number of changes."""
 
     name: str
     changes: tuple[ValueChange, ...]
@@ -39,28 +39,28 @@ class Edit:
 
 
 Ended = Callable[[ImpastoError | None], None]
-"""Callback for the end of a file action, with the error or None."""
+"""Callback that receives the error, or None, when a file action has ended."""
 
 
 class FileAction(Protocol):
     """An undoable action on files instead of values, such as deleting images or painting a mask."""
 
     name: str
-    """Name of the action, in the style of an edit's name."""
+    """Name of the action, worded like the name of an edit."""
 
     def undo(self, ended: Ended) -> None:
-        """Undo the action; changes that other programs made to the files meanwhile stay."""
+        """Undo the action, but keep later changes that other programs made to the files."""
 
     def redo(self, ended: Ended) -> None:
-        """Redo the action; changes that other programs made to the files meanwhile stay."""
+        """Redo the action, but keep later changes that other programs made to the files."""
 
 
 class History:
     """Unlimited undo history of this session; belongs to the library's thread.
 
-    An edit is in the journal, and so survives a crash, when `do` returns, or for more than AT_ONCE changes when `done`
-    is emitted. Changes whose value is no longer `before`, because another program wrote the file meanwhile, are
-    skipped: `done` is emitted with the changes that were made.
+    An edit survives a crash once it is in the journal: when `do` returns or, with more than AT_ONCE changes, when
+    `done` is emitted. A change is skipped if its value is no longer `before` because another program wrote the file;
+    `done` is emitted with the changes that were made.
     """
 
     def __init__(self, library: Library, journal: Journal, saver: Saver) -> None:
@@ -74,24 +74,24 @@ class History:
         self._redo: list[Edit | FileAction] = []
         self._running_action: FileAction | None = None
         self._queued: list[tuple[Edit | FileAction, list[Edit | FileAction]]] = []
-        """Steps to undo or redo once the running file action ends, with the stack that already holds them."""
+        """Steps to undo or redo after the running file action, each with the stack that already contains it."""
         self._running: Iterator[None] | None = None
         self._inside: dict[Folder, str] = {}
         saver.learned.connect(self._learn)
 
     @property
     def undo_name(self) -> str | None:
-        """Return the name of the step that `undo` would undo."""
+        """Return the name of the step that `undo` would undo, or None."""
         return self._undo[-1].name if self._undo else None
 
     @property
     def redo_name(self) -> str | None:
-        """Return the name of the step that `redo` would redo."""
+        """Return the name of the step that `redo` would redo, or None."""
         return self._redo[-1].name if self._redo else None
 
     @property
     def depths(self) -> tuple[int, int]:
-        """Return the numbers of steps that can be undone and redone."""
+        """Return how many steps can be undone and redone."""
         return len(self._undo), len(self._redo)
 
     @property
@@ -101,13 +101,13 @@ class History:
 
     @property
     def writing(self) -> Edit | FileAction | None:
-        """Return the step whose files are being written, or the next one waiting for that."""
+        """Return the step whose files are being written, else the next step in the queue, else None."""
         return self._running_action or (self._queued[0][0] if self._queued else None)
 
     def do(self, edit: Edit, *, joins: bool = False) -> None:
-        """Make an edit. With `joins`, merge it into the previous step if both change the same single value (typing).
+        """Apply an edit; with `joins` (typing), merge it into the previous step if both change the same single value.
 
-        Call it on every keystroke, so that typed text is in the journal at once. The file is written after a pause.
+        Call it on every keystroke, so that typed text is in the journal immediately; the file is written after a pause.
         """
         self.finish()
 
@@ -129,7 +129,7 @@ class History:
         self.changed.emit(None)
 
     def perform(self, action: FileAction) -> None:
-        """Run a file action after those before it; it is the next step to undo at once."""
+        """Run a file action after any earlier ones; it immediately becomes the next step to undo."""
         self.settle(lambda: self._perform(action))
 
     def _perform(self, action: FileAction) -> None:
@@ -138,17 +138,17 @@ class History:
         self.changed.emit(None)
 
     def settle(self, then: Callable[[], object]) -> None:
-        """Call `then` when no large edit is being applied, or at once if none is."""
+        """Call `then` as soon as no large edit is being applied."""
         if self.busy:
             self._saver.post(lambda: self.settle(then))
         else:
             then()
 
     def resolve(self, choices: Iterable[tuple[Conflict, Value]], name: str) -> None:
-        """Resolve conflicts with the values the user chose, as one step; undoing it restores the other values.
+        """Resolve conflicts with the values that the user chose, as one step; undoing it restores the other values.
 
-        Conflicts whose value was edited meanwhile are skipped. If the disk changed meanwhile, the value may become a
-        conflict again.
+        Conflicts whose value has been edited since are skipped. If the file has changed again, a new conflict may
+        result.
         """
         self.finish()
         changes: list[ValueChange] = []
@@ -182,7 +182,7 @@ class History:
             self.changed.emit(None)
 
     def _shows(self, conflict: Conflict) -> bool:
-        """Return whether the library shows the user's value of a conflict, or has no such image or folder."""
+        """Return whether the library shows the user's value of a conflict, or no longer has the image or folder."""
         if conflict.key.of_folder:
             folder = self._library.folder_at(conflict.path)
             return folder is None or getattr(folder, conflict.field) == conflict.mine
@@ -204,11 +204,11 @@ class History:
         return self._back(self._undo, self._redo, above)
 
     def redo(self, above: int = 0) -> Edit | FileAction | None:
-        """Redo the step undone last, as `undo` does."""
+        """Redo the last undone step and return it, with the same rules as `undo`."""
         return self._back(self._redo, self._undo, above)
 
     def finish(self) -> None:
-        """Complete a large edit now instead of in batches."""
+        """Complete a large edit immediately instead of in batches."""
         while self._running is not None:
             self._step()
 
@@ -228,13 +228,13 @@ class History:
         return step
 
     def _has_not_begun(self, step: Edit | FileAction, taken: list[Edit | FileAction]) -> bool:
-        """Return whether a step is the last one requested and still waits to be moved onto stack `taken`."""
+        """Return whether a step is the last one queued, has not started, and was to end on stack `taken`."""
         return bool(self._queued) and self._queued[-1][0] is step and self._queued[-1][1] is taken
 
     def _move(self, step: Edit | FileAction, onto: list[Edit | FileAction]) -> bool:
-        """Undo or redo a step, now or when its turn comes; return False if it is now and nothing can be changed.
+        """Undo or redo a step now, or queue it; return False if it could run now but would change nothing.
 
-        The step moves to its new stack at once, below anything the user does until its turn.
+        The step moves to its new stack immediately, below anything the user does before it starts.
         """
         if not self._running_action and isinstance(step, Edit) and not self._can_go_back(step):
             return False
@@ -246,7 +246,7 @@ class History:
         return True
 
     def _begin(self, step: Edit | FileAction, onto: list[Edit | FileAction]) -> None:
-        """Undo or redo a step that is on its new stack; remove it if other programs changed all of its values."""
+        """Undo or redo a step already on its new stack; remove it if other programs changed all of its values."""
         undoing = onto is self._redo
         if not isinstance(step, Edit):
             self._running_action = step
@@ -289,7 +289,7 @@ class History:
     def _make(
         self, edit: Edit, title: str, remember: Callable[[Edit], None], typing: bool, back: bool
     ) -> Iterator[None]:
-        """Apply an edit in batches to journal and library; the saver gets it at the end, so all of it or nothing."""
+        """Add an edit to the journal and library in batches; the saver gets the complete edit at the end."""
         made: list[ValueChange] = []
         requests: list[SaveRequest] = []
         for batch in _batches(edit.changes, back):
@@ -323,7 +323,7 @@ class History:
         return SaveRequest(Key(str(change.folder.root), name, change.field), (change.before,), change.after, shown=True)
 
     def _prefix(self, folder: Folder) -> str:
-        """Return a folder's path in its dataset with a trailing slash; cached, as each of 100,000 images needs it."""
+        """Return a folder's path in its dataset with a trailing slash, cached because each image needs it."""
         if folder not in self._inside:
             inside = folder.path.relative_to(folder.root).as_posix()
             self._inside[folder] = "" if inside == "." else inside + "/"
@@ -339,7 +339,7 @@ class History:
         return image is not None and image.value(change.field) == change.before and change.before != change.after
 
     def _learn(self, learned: DiskValue) -> None:
-        """Update the library with a value from disk, not as an undoable edit, unless the user edited it meanwhile."""
+        """Update the library with a value from disk (without undo), unless the user has edited it since."""
         if self.busy:  # only a completed edit shows which images the user changed
             self._saver.post(lambda: self._learn(learned))
             return
@@ -365,7 +365,7 @@ def _batches(changes: Sequence[ValueChange], back: bool) -> Iterator[Sequence[Va
 
 
 def _joined(first: Edit, second: Edit) -> Edit | None:
-    """Return both edits as one if each is a single change and the second continues the first; else None."""
+    """Merge two edits if each is a single change and the second continues the first; else return None."""
     if len(first.changes) != 1 or len(second.changes) != 1 or first.folders or second.folders:
         return None
     (earlier,), (later,) = first.changes, second.changes
@@ -392,7 +392,7 @@ class UndoScope:
         return self._history.depths[1] > self._undone
 
     def do(self, edit: Edit) -> None:
-        """Make an edit."""
+        """Apply an edit."""
         self._history.do(edit)
         self._undone = min(self._undone, self._history.depths[1])  # a new edit clears the redo stack
 
@@ -401,5 +401,5 @@ class UndoScope:
         self._history.undo(above=self._done)
 
     def redo(self) -> None:
-        """Redo the step undone last, if it belongs to this scope."""
+        """Redo the last undone step if it belongs to this scope."""
         self._history.redo(above=self._undone)

@@ -1,6 +1,6 @@
-r"""Journal of edits that are not in their files yet, so that a crash loses none.
+r"""Journal of edits that are not in their files yet, so that none is lost in a crash.
 
-A journal is a JSON Lines file in the per-user folder, one per session, locked while its process lives. It stores paths,
+A journal is a JSON Lines file in the per-user folder, one per session, locked while its process runs. It stores paths,
 not ids::
 
     {"impasto": "journal", "version": 1, "closed": false}
@@ -9,12 +9,12 @@ not ids::
     {"end": 7}
     {"saved": 7, "root": "/pictures/cats", "values": [["a.jpg", "caption"], ["b.jpg", "caption"]]}
 
-An edit without its "end" line was being made when the process died: its files were not touched, so it is ignored. An
-incomplete last line is cut off. Saved values are no longer needed, so the file is rewritten from time to time.
+An edit without an "end" line was incomplete when the process died: no files were changed, so it is ignored, as is an
+incomplete last line. Saved values are no longer needed, so the file is rewritten from time to time.
 
 Only the newest edit of each value counts. Edits made on top of each other form one request, which may replace anything
 that one of them may have written. An edit that was not made on top of the previous one supersedes it, because the user
-then saw something else on disk. So an edit superseded by a newer one does not come back after a kill.
+saw something else on disk. A superseded edit therefore does not come back after a kill.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _LARGE = 1_000_000  # bytes; read in some 20 ms at the next start
 
 
 class Journal:
-    """The journal of this session. `append` and `end` belong to the library's thread, the rest to the writer's.
+    """The journal of this session. `append`, `end` and `adopt` belong to the library's thread.
 
-    If it cannot be written, edits are saved without it, and `fault` is set until `roll` succeeds. After `close`, calls
-    from a writer thread that is still running have no effect.
+    If the journal cannot be written, edits are saved without it, and `fault` is set until `roll` succeeds. After
+    `close`, calls from a writer thread that is still running have no effect.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -65,7 +65,7 @@ class Journal:
         self._number = 0
         self._part = 0
         self._deferred: list[dict[str, Any]] = []
-        """Lines held back until the current edit ends: if writing it fails, they would be cut off with it."""
+        """Lines held back until the current edit ends; if writing the edit failed, they would be cut off with it."""
         self._start = 0
         """File offset at which the current edit begins."""
         try:
@@ -76,9 +76,9 @@ class Journal:
             self.fault = fault
 
     def append(self, name: str, requests: Sequence[SaveRequest]) -> list[SaveRequest]:
-        """Append changes of the edit that `end` will complete; return them with its number.
+        """Append changes to the edit that `end` will complete; return them with the edit's number.
 
-        They are passed to the operating system at once, so they survive a crash of this process.
+        They are passed to the operating system immediately, so they survive a crash of this process.
         """
         with self._access:
             number = self._number + 1
@@ -90,7 +90,7 @@ class Journal:
         return entered
 
     def end(self) -> None:
-        """Complete the current edit; only then does it count."""
+        """Complete the current edit; without this, it is ignored on recovery."""
         with self._access:
             self._number += 1
             self._write([{"end": self._number}])
@@ -98,7 +98,7 @@ class Journal:
             self._write_deferred()
 
     def sync(self) -> None:
-        """Flush all entries to the disk itself, so that they survive a power cut."""
+        """Flush all entries to disk, so that they survive a power failure."""
         try:
             if file := self._file:
                 os.fsync(file.fileno())
@@ -108,7 +108,7 @@ class Journal:
             self.fault = fault
 
     def saved(self, requests: Iterable[SaveRequest]) -> None:
-        """Record that these requests are saved in their files."""
+        """Record that the values of these requests are saved in their files."""
         lines = [
             {"saved": number, "root": root, "values": [request.key[1:] for request in group]}
             for (number, root), group in groupby(requests, lambda request: (request.number, request.key.root))
@@ -121,8 +121,8 @@ class Journal:
     def roll(self, requests: Sequence[SaveRequest], taken: int) -> None:
         """Rewrite the file with only the unsaved `requests` if it has grown large or could not be written.
 
-        Does nothing while an edit is being appended, or if there is one that `requests` do not include: `taken` is the
-        number of the last one they do.
+        Does nothing while an edit is being appended, or if `requests` do not include the latest edit; `taken` is the
+        number of the latest edit that they include.
         """
         with self._access:
             if self._closed:
@@ -138,8 +138,8 @@ class Journal:
     def adopt(self) -> Left:
         """Take over the unsaved edits in journals of earlier sessions.
 
-        Those journals are removed once this one is on disk with all of their edits, so a kill at any moment leaves at
-        least one copy. Call it on the library's thread, and not during an edit.
+        Their journals are removed after all of their edits have been flushed to this one, so a kill at any time leaves
+        at least one copy. Do not call it during an edit.
         """
         found: dict[Key, SaveRequest] = {}
         crashed: set[Key] = set()
@@ -165,7 +165,7 @@ class Journal:
         return Left(adopted, crashed)
 
     def close(self, requests: Sequence[SaveRequest]) -> None:
-        """End the session and keep only the unsaved `requests` for the next start, or no file if there are none."""
+        """End the session; keep only the unsaved `requests` for the next start, or no file if there are none."""
         with self._access:
             self._closed = True
             try:
@@ -181,7 +181,7 @@ class Journal:
                 _lock_of(self._path).unlink(missing_ok=True)
 
     def _rewrite(self, requests: Sequence[SaveRequest], *, closed: bool = False) -> None:
-        """Rewrite the file atomically; on an error the old one stays in use."""
+        """Rewrite the file atomically; if that fails, the old file stays in use."""
         head = {"impasto": "journal", "version": 1, "closed": closed}
         lines: list[dict[str, Any]] = [
             head,
@@ -209,7 +209,7 @@ class Journal:
             self._deferred = []
 
     def _write(self, lines: Iterable[dict[str, Any]]) -> None:
-        """Append lines; if that fails, cut off their whole edit, so that an edit is never there in part."""
+        """Append lines; if that fails, cut off the whole edit, so that no partial edit remains."""
         if self.fault or self._file is None:
             return
         data = b"".join(map(_encoded, lines))
@@ -229,11 +229,11 @@ class Left(NamedTuple):
     requests: list[SaveRequest]
     """One request per value."""
     crashed: Collection[Key]
-    """Keys among them whose session crashed instead of being closed."""
+    """Keys of requests whose session crashed instead of being closed."""
 
 
 def read(path: Path) -> tuple[dict[Key, SaveRequest], bool, bool]:
-    """Return the edits of a journal that may not be saved, whether its session was closed, and whether it is damaged.
+    """Return a journal's possibly unsaved edits, whether its session was closed, and whether it is damaged.
 
     Incomplete edits, an incomplete last line and anything after a damaged line are skipped. Raises OSError.
     """
@@ -267,7 +267,7 @@ def read(path: Path) -> tuple[dict[Key, SaveRequest], bool, bool]:
 
 
 def _checked(entry: Any) -> Any:
-    """Return a parsed line; raises ValueError or TypeError for values that could not be written later."""
+    """Check a parsed line and return it with current field names; raises ValueError or TypeError."""
     match entry:
         case {"changes": list(changes)}:
             entry["changes"] = changes = [[name, _present(field), *more] for name, field, *more in changes]
@@ -291,7 +291,7 @@ def _checked(entry: Any) -> Any:
 
 
 def _present(field: str) -> str:
-    """Return the present name of a field that 0.1.0 wrote."""
+    """Return the current name of a field that may have been written by version 0.1.0."""
     return "regularization" if field == "regularisation" else field
 
 

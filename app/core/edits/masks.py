@@ -1,7 +1,8 @@
-"""Paint training masks: 8-bit gray in the image's upright pixels, white is trained, black is left out.
+"""Paint training masks: 8-bit grayscale at the image's upright size; white is trained, black is left out.
 
 `Mask` paints with undo. `read_mask`, `write_mask` and `remove_mask` access the file NAME-masklabel.png, which the
-trainer reads unless dataset.masks is "none" or "alpha". The module imports numpy, so load it when the painter opens.
+trainer reads unless dataset.masks is "none" or "alpha". The module imports numpy, so import it only when the painter
+opens.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Gray = npt.NDArray[np.uint8]
 
 
 class Box(NamedTuple):
-    """Rows and columns of a region; `bottom` and `right` are exclusive."""
+    """A region of rows and columns; `bottom` and `right` are exclusive."""
 
     top: int
     bottom: int
@@ -71,7 +72,7 @@ class Mask:
     # Strokes
 
     def begin(self) -> None:
-        """Begin a stroke; until `end`, crossing itself adds no more paint."""
+        """Begin a stroke; where it crosses itself before `end`, no paint is added."""
         self.end()
         self._base = self.pixels.copy()
         self._cover = np.zeros(self.pixels.shape, np.float32)
@@ -79,9 +80,9 @@ class Mask:
     def stroke(
         self, start: tuple[float, float], end: tuple[float, float], radius: float, hardness: float, value: int
     ) -> None:
-        """Paint a segment of the stroke from `start` to `end`, (x, y) in pixels, with a round brush.
+        """Paint a segment of the stroke with a round brush; `start` and `end` are (x, y) in pixels.
 
-        Coverage is full within `hardness` (0 to 1) times the radius and falls to zero at the rim.
+        Coverage is full within `hardness` (0 to 1) times the radius and falls to zero at the edge.
         """
         assert self._base is not None, "a stroke needs a beginning"
         box = self._clipped(start, end, radius)
@@ -125,7 +126,7 @@ class Mask:
         self._change(lambda pixels: 255 - pixels)
 
     def flood(self, x: int, y: int, value: int) -> None:
-        """Fill the connected area of almost the same gray around a pixel."""
+        """Fill the connected area around a pixel that has almost the same gray level."""
         height, width = self.pixels.shape
         if 0 <= x < width and 0 <= y < height:
             alike = np.abs(self.pixels.astype(np.int16) - int(self.pixels[y, x])) <= _ALIKE
@@ -150,7 +151,7 @@ class Mask:
             self._redo.append(step)
 
     def redo(self) -> None:
-        """Redo the step undone last."""
+        """Redo the last undone step."""
         self.end()
         if self._redo:
             step = self._redo.pop()
@@ -204,7 +205,7 @@ def _spans(row: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.intp], npt.NDArra
 def _whole_spans(
     seeds: npt.NDArray[np.bool_], spans: tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]
 ) -> npt.NDArray[np.bool_]:
-    """Return the runs that contain a seed, as a row of booleans."""
+    """Return a boolean row with the runs that contain at least one seed."""
     filled = np.zeros_like(seeds)
     if seeds.any():
         sums = np.concatenate(([0], np.cumsum(seeds)))
@@ -216,7 +217,7 @@ def _whole_spans(
 
 
 def _distance(box: Box, start: tuple[float, float], end: tuple[float, float]) -> npt.NDArray[np.float32]:
-    """Return the distance in pixels of each pixel center in a box from a line segment."""
+    """Return the distance in pixels between each pixel center in a box and a line segment."""
     y = np.arange(box.top, box.bottom, dtype=np.float32)[:, None] + np.float32(0.5 - start[1])
     x = np.arange(box.left, box.right, dtype=np.float32)[None, :] + np.float32(0.5 - start[0])
     across, down = end[0] - start[0], end[1] - start[1]
@@ -243,7 +244,7 @@ def _packed(pixels: Gray, box: Box) -> bytes:
 
 
 class OpenedMask(NamedTuple):
-    """A mask read from disk; `state` is the hash of its file, None if there was none."""
+    """A mask read from disk; `state` is the hash of its file, or None if there is no file."""
 
     pixels: Gray
     state: str | None
@@ -252,7 +253,7 @@ class OpenedMask(NamedTuple):
 
 
 class MaskChanged(DatasetError):
-    """Another program changed the mask file while the user painted."""
+    """Raised when another program changed the mask file while the user was painting."""
 
 
 def mask_path(image: Path) -> Path:
@@ -261,7 +262,7 @@ def mask_path(image: Path) -> Path:
 
 
 def read_mask(image_file: Path, width: int, height: int) -> OpenedMask:
-    """Return an image's mask at the image's upright size, fully trained if there is no file; for workers.
+    """Return an image's mask at the image's upright size, all white if there is no file; for workers.
 
     Raises DatasetError if the file cannot be read as an image; it stays unchanged.
     """
@@ -346,5 +347,5 @@ def _refused(path: Path, fault: OSError) -> DatasetError:
 
 
 def shrunk(pixels: Gray, rows: Sequence[int] | npt.NDArray[np.intp], columns: npt.NDArray[np.intp]) -> Gray:
-    """Return the pixels of these rows and columns as contiguous memory for Qt: a mask sampled at screen resolution."""
+    """Return a mask sampled at these rows and columns, in contiguous memory as Qt requires."""
     return np.ascontiguousarray(pixels[np.ix_(np.asarray(rows), columns)])

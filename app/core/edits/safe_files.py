@@ -1,10 +1,10 @@
-"""Replace or remove a file only if it still holds what was read, even if other programs write it at that moment.
+"""Replace or remove a file only if it still contains what was read, even if other programs write to it.
 
-A check before a rename leaves microseconds in which another program's write would be overwritten unnoticed. So the new
-file and the existing one swap names atomically, and then the file that came out is checked: if it is not what was
-read, the two are swapped back. Linux does this with renameat2. Windows, and file systems that cannot swap, first rename
-the existing file and then give its name to the new one, which fails if the name was taken again; for some microseconds
-no file has the name.
+If a file were just checked and then renamed over, a write by another program in the microseconds between would be lost.
+Instead, the new file and the existing one swap names atomically, and the old file is checked afterward: if it is not
+what was read, the two are swapped back. On Linux this uses renameat2. On Windows, and on file systems that cannot swap,
+the existing file is renamed first, and then the new file gets its name, which fails if another program has taken it.
+For a few microseconds, no file has the name.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from trainer.protocol.reading import open_file, read_bytes
 # Paths are strings passed to system calls here, because pathlib doubles the time per caption.
 
 STRAY = re.compile(r"\.impasto-[0-9a-f]{16}\.tmp")
-"""Names of temporary files."""
+"""Pattern of temporary file names."""
 SYNCS_FILE_SYSTEM = sys.platform != "win32"
-"""Whether all files can be flushed to disk with one call; on Windows each file is flushed by itself."""
+"""Whether all files can be flushed to disk with one call; on Windows each file is flushed separately."""
 _BINARY = getattr(os, "O_BINARY", 0)  # without it, Windows translates line endings
 _SETTLED = 3_000_000_000  # nanoseconds; longer than any file system's timestamp resolution (FAT: two seconds)
 _ABANDONED = 600.0  # seconds; a write takes milliseconds
@@ -44,7 +44,7 @@ _UNSUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNO
 
 
 class ChangedMeanwhileError(Exception):
-    """A file has changed since it was read."""
+    """Raised when a file has changed since it was read."""
 
 
 Mark = tuple[int, int, int, int]
@@ -70,12 +70,12 @@ def look_at(file: str, most: int) -> FileSeen:
 
 
 def replace_file(file: str, seen: FileSeen, data: bytes, *, durable: bool, within: str | None = None) -> None:
-    """Atomically replace a file if it still is as seen, and read the result back.
+    """Replace a file atomically if it is still as seen, and read the result back.
 
     For a link, its target is written if it is in folder `within`, by default the link's own folder; otherwise
     PermissionError is raised. Raises ChangedMeanwhileError and OSError, after which the file is unchanged unless the
-    read-back failed. Without `durable`, a power cut may bring back the old contents or leave an empty file: ext4 does
-    not flush a file whose name is swapped, as it does for one that replaces another. Flushing costs 50 ms per file on
+    read-back failed. Without `durable`, a power failure may bring back the old contents or leave an empty file:
+    ext4 flushes a file that replaces another, but not one whose name is swapped. Flushing costs 50 ms per file on
     a hard disk, so large edits call `sync_file_system` once for all files instead.
     """
     target = _target(file, within or os.path.dirname(file)) if os.path.islink(_system(file)) else file
@@ -103,7 +103,7 @@ def _target(link: str, within: str) -> str:
 
 
 def remove_file(file: str, seen: FileSeen) -> None:
-    """Remove a file if it still is as seen; raises ChangedMeanwhileError and OSError."""
+    """Remove a file if it is still as seen; raises ChangedMeanwhileError and OSError."""
     _check(file, seen)
     if seen.data is None:
         return
@@ -119,7 +119,7 @@ def remove_file(file: str, seen: FileSeen) -> None:
 
 
 def sync_file_system(folder: str) -> None:
-    """Flush all written files of a file system to disk; does nothing unless SYNCS_FILE_SYSTEM."""
+    """Flush all files written to the file system of a folder; do nothing unless SYNCS_FILE_SYSTEM is set."""
     if not SYNCS_FILE_SYSTEM:
         return
     call = _libc_call("syncfs", ctypes.c_int)
@@ -136,10 +136,10 @@ def sync_file_system(folder: str) -> None:
 
 
 def sweep(folder: str, keep: Callable[[str, bytes], None]) -> None:
-    """Remove temporary files of killed writers from a folder: only those with our names that are older than any write.
+    """Remove old temporary files of killed writers from a folder, recognized by name and age.
 
-    `keep` receives the name and contents of each one first, because a kill in the middle of a swap may have left the
-    only copy of another program's text there.
+    `keep` is first called with the name and contents of each file, which may be the only copy of another program's text
+    if the writer was killed during a swap.
     """
     with contextlib.suppress(OSError), os.scandir(_system(folder)) as entries:
         for entry in entries:
@@ -177,13 +177,13 @@ def refusal(fault: OSError, place: Path) -> DatasetError:
 
 
 def _check(file: str, seen: FileSeen) -> None:
-    """Raise ChangedMeanwhileError if a file has changed: cheaper than a swap and its reversal."""
+    """Raise ChangedMeanwhileError if a file has changed; this is cheaper than swapping and swapping back."""
     if not _is(file, seen):
         raise ChangedMeanwhileError(file)
 
 
 def _is(file: str, seen: FileSeen) -> bool:
-    """Return whether a file is as seen, even after a rename, which changes only the status change time."""
+    """Return whether a file is as seen, ignoring renames, which change only the status change time."""
     try:
         if seen.mark and _mark(os.stat(_system(file)))[:3] == seen.mark[:3]:
             return True
@@ -246,10 +246,10 @@ def _exchange(temporary: str, target: str, seen: FileSeen, data: bytes) -> None:
 
 
 def _exchange_back(temporary: str, target: str, inside: bytes) -> None:
-    """Give a file that another program wrote since the check its name back.
+    """Restore the name of a file that another program wrote after the check.
 
-    The file that comes out must hold `inside`, which was put in before. Otherwise it is a third, newer version, and
-    the two are swapped again.
+    The file swapped out should contain `inside`, the data that was swapped in before. Otherwise it is a newer version
+    by another program, and the two are swapped again.
     """
     with contextlib.suppress(FileNotFoundError):  # another program removed the target, so there is nothing to give back
         while True:
@@ -265,7 +265,7 @@ def _content(file: str) -> bytes:
 
 
 def _swap(one: str, two: str) -> None:
-    """Swap the names of two files, atomically where the system can."""
+    """Swap the names of two files, atomically if the system supports it."""
     if _renamed(one, two, _EXCHANGE):
         return
     aside = _beside(two)
@@ -283,7 +283,7 @@ def _swap(one: str, two: str) -> None:
 
 
 def _give_back(aside: str, file: str) -> None:
-    """Give a file that was moved aside its name back, unless another program has taken it."""
+    """Rename a file that was moved aside back, or delete it if another program has taken its name."""
     try:
         _place(aside, file)
     except ChangedMeanwhileError:
@@ -337,7 +337,7 @@ def _renamed(source: str, target: str, flag: int) -> bool:
 
 @cache
 def _libc_call(name: str, *arguments: type[ctypes._SimpleCData[Any]]) -> Callable[..., int] | None:
-    """Return a Linux-only C library function, or None on other systems and with an older C library."""
+    """Return a Linux-only C library function, or None if the system or its C library does not have it."""
     if sys.platform != "linux":
         return None
     call = getattr(ctypes.CDLL(None, use_errno=True), name, None)

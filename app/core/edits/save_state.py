@@ -1,4 +1,4 @@
-"""Data types of saving: requests, problems, conflicts, notices and progress."""
+"""Data types used in saving: requests, problems, conflicts, notices and progress."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Key(NamedTuple):
     """Session-independent key of a value on disk: a field of an image or of a folder."""
 
     root: str
-    """The folder that the user opened."""
+    """Folder that the user opened."""
     name: str
     """Path of the image or folder within the root, with slashes; empty for the root itself."""
     field: AnyField
@@ -45,7 +45,7 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SaveRequest:
-    """A value to write to disk if it holds one of the known earlier values."""
+    """A value to write to disk if the current value there is one of the known earlier values."""
 
     key: Key
     bases: tuple[Value, ...]
@@ -53,7 +53,7 @@ class SaveRequest:
     was written by another program."""
     desired: Value
     image: int | None = None
-    """Id of the image if the edit is of an image and from this session."""
+    """Id of the image if an image was edited in this session."""
     number: int = 0
     """Journal number of the latest edit in this request."""
     shown: bool = False
@@ -70,29 +70,29 @@ class SaveRequest:
         return replace(later, bases=tuple(dict.fromkeys((*self.bases, self.desired, *later.bases))), first=self.first)
 
     def then(self, later: SaveRequest) -> SaveRequest:
-        """Return the request after a later edit: both combined, or the later one alone if not made on top of this one.
+        """Return both requests combined, or only the later one if it was not made on top of this one.
 
-        In the latter case the user edited something else that was on disk, so this value is superseded.
+        In the latter case, the user edited a different value that was on disk, so this one is superseded.
         """
         return self.followed_by(later) if self.leads_to(later) else later
 
 
 @dataclass(frozen=True, slots=True)
 class SaveProblem:
-    """Why values cannot be saved: what happened, what to do, and how many values wait."""
+    """Why values cannot be saved: what happened, what to do, and how many values are affected."""
 
     code: str
     sentence: str
     remedy: str
     waiting: int
-    """Number of values that wait for this reason."""
+    """Number of values that cannot be saved for this reason."""
     images: frozenset[int]
-    """Ids of this session's images among them."""
+    """Ids of the affected images in this session."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """A value that both the user and another program changed: nothing is written until the user chooses."""
+    """A value changed by both the user and another program; nothing is written until the user chooses."""
 
     key: Key
     mine: Value
@@ -115,7 +115,7 @@ class DiskValue(NamedTuple):
 
     key: Key
     number: int
-    """Journal number of the latest edit it settles; later edits take precedence."""
+    """Journal number of the latest edit that it settles; later edits take precedence."""
     found: Value
 
 
@@ -123,10 +123,10 @@ class DiskValue(NamedTuple):
 class SaveNotice:
     """A message about saving that is shown once per session and dataset.
 
-    `notice.converted`: files in other encodings became UTF-8. `notice.beside_list`: captions of metadata.jsonl were
-    changed in .txt files, which take precedence. `notice.recovered`: a session that stopped unexpectedly left edits.
-    `notice.left`: a session that was closed left edits. The last two are sent after all their edits have been retried.
-    `notice.backups_damaged`: the database of backups was damaged and is now `file`; a new one is in its place.
+    `notice.converted`: files were converted to UTF-8. `notice.beside_list`: edited captions from metadata.jsonl were
+    written to .txt files, which take precedence. `notice.recovered`: a session that stopped unexpectedly left edits.
+    `notice.left`: a session that was closed left edits. The last two are sent after all their edits have been tried.
+    `notice.backups_damaged`: the backup database was damaged and renamed to `file`; a new one was created.
     """
 
     code: Literal["notice.converted", "notice.beside_list", "notice.recovered", "notice.left", "notice.backups_damaged"]
@@ -147,7 +147,7 @@ class SaveState:
     pending: int = 0
     """Number of values not on disk yet, including those with problems and conflicts."""
     saved: int = 0
-    """Number of values settled in this session: written, or given up for the value on disk."""
+    """Number of values written in this session, or dropped in favor of the value on disk."""
     backed_up: bool = True
     """Whether every file was backed up before it was overwritten."""
     problems: tuple[SaveProblem, ...] = ()

@@ -28,7 +28,7 @@ PAUSE = 0.7
 RETRY = 20.0
 """Seconds after which failed writes are retried automatically."""
 _PATIENCE = 10.0
-"""Seconds without any finished write after which closing the app gives up on a disk."""
+"""Seconds without a completed write after which closing the app stops waiting for a disk."""
 _BATCH = 2000
 _NEVER = math.inf
 _Name = TypeVar("_Name", Field, FolderField)
@@ -46,8 +46,8 @@ class _UnsavedValue:
       "refused" and "conflict" become its state.
     * `refused`: writing failed for the reason in `outcome`. It is retried at `due` if that is set, or with all others
       at the saver's next attempt.
-    * `conflict`: the disk holds a value that the user has not seen, kept in `outcome`. It ends only by the user's
-      choice, or by a retry at `due` that finds the obstacle gone. Nothing is written until then.
+    * `conflict`: the disk holds a value that the user has not seen, stored in `outcome`. Nothing is written until
+      the user chooses, or a retry at `due` no longer finds a conflict.
 
     Invariants while the lock is held:
 
@@ -114,7 +114,7 @@ class _UnsavedValue:
 
 @dataclass
 class _Arrived:
-    """Requests of one edit on their way into the entries, which takes some 100 ms for 100,000 of them."""
+    """Requests of one edit to be moved into the entries, which takes about 100 ms for 100,000 of them."""
 
     requests: Sequence[SaveRequest]
     due: float
@@ -136,7 +136,7 @@ class _Arrived:
 
 
 class Saver:
-    """Saves captions and notes on its own thread, after a pause in typing; `Writer` does the file access.
+    """Saves captions and notes on its own thread, after a pause in typing; `Writer` accesses the files.
 
     Methods and events belong to the library's thread. Without `threaded`, everything is written by `flush` in the
     caller's thread, for programs without a window.
@@ -148,18 +148,18 @@ class Saver:
         self.post = post
         self.state: Emitter[SaveState] = Emitter()
         self.learned: Emitter[DiskValue] = Emitter()
-        """Emitted for `History` when the disk's value wins over an edit, or an earlier session's edit was written."""
+        """Emitted for `History` when the value on disk replaces an edit, or an earlier session's edit was written."""
         self.notices: Emitter[SaveNotice] = Emitter()
         self.recovered: tuple[SaveRequest, ...] = ()
-        """Unsaved edits of crashed sessions, found at the start of this one."""
+        """Unsaved edits of crashed sessions, found when this session started."""
         self.now = SaveState()
         """Last state that was emitted."""
         self._journal, self._writer, self._pause = journal, writer, pause
         self._inbox: list[_Arrived] = []
-        """Queue of edits on their way into `_entries`; they are newer than any entry."""
+        """Edits to be moved into `_entries`; they are newer than all entries."""
         self._entries: dict[Key, _UnsavedValue] = {}
         self._untried: dict[SaveNotice, set[Key]] = {}
-        """Keys of earlier sessions' edits that have not been tried yet, by the notice to send when all have."""
+        """Keys of earlier sessions' edits that have not been tried yet, by the notice to send after the last one."""
         self._saved = self._taken = 0
         self._states = self._emitted = 0
         """Number of states computed, and number of the last one emitted."""
@@ -175,7 +175,7 @@ class Saver:
             self._thread.start()
 
     def take(self, requests: Sequence[SaveRequest], *, typing: bool = False) -> None:
-        """Schedule requests that are already in the journal: at once, or after a pause if they come from typing."""
+        """Schedule requests that are already in the journal: now, or after a pause if they come from typing."""
         with self._changed:
             self._inbox.append(_Arrived(requests, time.monotonic() + self._pause * typing))
             self._changed.notify_all()
@@ -185,7 +185,7 @@ class Saver:
     def recover(self) -> None:
         """Take over unsaved edits of earlier sessions; notices report the result.
 
-        They are written where the disk still holds the value they were based on; the others become conflicts.
+        An edit is written if the disk still has the value that it was based on; otherwise it becomes a conflict.
         """
         left = self._journal.adopt()
         self.recovered = tuple(one for one in left.requests if one.key in left.crashed)
@@ -257,7 +257,7 @@ class Saver:
     def flush(self, patience: float = math.inf) -> None:
         """Wait until all edits made so far are on disk, refused or in conflict; may be called on workers.
 
-        Does not wait for edits made meanwhile, and gives up if no write finishes for `patience` seconds.
+        Does not wait for later edits, and gives up if no write finishes for `patience` seconds.
         """
         self.hurry()
         if self._thread is None:
@@ -282,7 +282,7 @@ class Saver:
         return any(entry.state == "writing" for entry in self._entries.values())
 
     def is_open(self, conflict: Conflict) -> bool:
-        """Return whether a conflict can still be resolved: there was no later edit and no earlier choice."""
+        """Return whether a conflict can still be resolved, without a later edit or an earlier choice."""
         with self._changed:
             self._absorb_of(conflict.key)
             self._changed.wait_for(lambda: not self._is_in_flight(conflict.key), timeout=2.0)
@@ -297,7 +297,7 @@ class Saver:
         return state
 
     def choose(self, theirs: Sequence[Conflict], others: Sequence[SaveRequest]) -> None:
-        """Resolve conflicts: drop the user's value for those in `theirs`, and write the requests in `others`.
+        """Resolve conflicts: drop the user's values of those in `theirs`, and write the requests in `others`.
 
         The requests must be in the journal already.
         """
@@ -316,7 +316,7 @@ class Saver:
         return entry is not None and entry.state == "writing"
 
     def close(self) -> None:
-        """Write all that can be written and stop; the rest stays in the journal for the next start."""
+        """Write everything that can be written, then stop; the rest stays in the journal for the next start."""
         self.flush(_PATIENCE)
         with self._changed:
             self._closing = True
@@ -388,7 +388,7 @@ class Saver:
         return outcome
 
     def _next(self) -> list[SaveRequest] | None:
-        """Wait for and return due requests; empty if only the state changed, None when the thread should end."""
+        """Wait for due requests and return them: none if only the state changed, None if the thread should end."""
         with self._changed:
             while True:
                 self._absorb(_BATCH)
@@ -414,7 +414,7 @@ class Saver:
         return None if first == _NEVER else max(0.0, first - now)
 
     def _absorb(self, most: int | None) -> None:
-        """Move the inbox into the entries, at most `most` requests of a large edit to keep the lock only briefly."""
+        """Move inbox requests into the entries; `most` limits the requests per call, to hold the lock only briefly."""
         while self._inbox:
             arrived = self._inbox[0]
             for request in arrived.requests[:most]:
@@ -489,7 +489,7 @@ class Saver:
         self._emit(state, number)
 
     def _unwritten(self, written: Collection[Key]) -> Iterator[SaveRequest]:
-        """Yield the requests that remain once the keys in `written` are settled."""
+        """Yield the requests that remain after the values in `written` have been saved."""
         for key, entry in self._entries.items():
             if key not in written:
                 yield entry.unwritten()
@@ -526,7 +526,7 @@ class Saver:
         return self._states, self._state()
 
     def _emit(self, state: SaveState, number: int | None = None) -> None:
-        """Emit a state, unless a newer one was emitted before this one arrived from the writer's thread."""
+        """Emit a state if it changed, unless a newer one was emitted before this one arrived from its thread."""
         if number is not None and number < self._emitted:
             return
         self._emitted = number or self._emitted

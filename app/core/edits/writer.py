@@ -1,4 +1,4 @@
-"""Write requests to disk: read, compare, back up, replace and read back, without threads or timers."""
+"""Write save requests to disk: read, compare, back up, replace and read back, without threads or timers."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ class Outcome:
     request: SaveRequest
     kind: Literal["saved", "conflict", "refused"]
     found: Value = None
-    """Value on disk now. If it is saved but differs from the requested one, the library has to be updated."""
+    """Value on disk now. If the request was "saved" but this value differs, the library must be updated."""
     error: DatasetError | None = None
     notice: str | None = None
     """Code of a notice to show once: notice.converted or notice.beside_list."""
@@ -217,15 +217,15 @@ class Writer:
         self._ours: dict[str, int] = {}
         """Hash of what we last wrote to each file; any other contents are backed up before they are overwritten."""
         self._made: set[str] = set()
-        """Files that this session created; only those are ever removed."""
+        """Files created in this session; no other files are ever removed."""
         self._swept: set[str] = set()
-        """Folders already swept of temporary files of killed writers."""
+        """Folders from which temporary files of killed writers have been removed."""
 
     def write(self, requests: Sequence[SaveRequest]) -> Iterator[Outcome]:
         """Write requests, at most one per value, and yield the outcome of each as soon as it is known.
 
-        A few requests are each safe from power cuts when their outcome is yielded. Many are safe only when the
-        iteration has ended, so the journal must not record them as saved before.
+        Fewer than ten requests are each safe from a power failure once their outcome is yielded. More are safe only
+        when the iteration has ended, so the journal must not record them as saved before that.
         """
         durable = len(requests) < 10 or not SYNCS_FILE_SYSTEM
         for root, group in groupby(sorted(requests, key=lambda request: request.key), lambda request: request.key.root):
@@ -279,8 +279,8 @@ class Writer:
     def _data(self, request: SaveRequest, found: Caption, around: Neighbors) -> bytes | None:
         """Return the new contents of the file, or None to remove it.
 
-        It is removed if there should be no caption, or metadata.jsonl holds the same one. A file we did not create may
-        belong to another program, so it is emptied instead, which means the same in training.
+        It is removed if there should be no caption or metadata.jsonl contains the same one. A file that we did not
+        create may belong to another program, so it is emptied instead, which has the same effect in training.
         """
         text = normalized(_text(request.desired))
         if found.seen.data is not None and not self._is_ours(found):
@@ -290,7 +290,7 @@ class Writer:
         return encode(text or "")
 
     def _unknown(self, root: str, plans: Iterable[_Plan]) -> Iterator[tuple[str, bytes | None]]:
-        """Yield name and contents of files to back up: those to be removed, or overwritten and not written by us."""
+        """Yield names and contents of files to back up: those to be removed, and those not last written by us."""
         for plan in plans:
             data = plan.found.seen.data
             if plan.data is None or data is None or not self._is_ours(plan.found):
@@ -334,7 +334,7 @@ class Writer:
     def _retry(
         self, request: SaveRequest, around: Neighbors, closed: dict[str, DatasetError], durable: bool
     ) -> Outcome:
-        """Judge and write again after another program changed the file in between."""
+        """Plan and write a request again because another program has changed the file."""
         judged = self._plan(request, around, closed)
         if isinstance(judged, Outcome):
             return judged
@@ -451,7 +451,7 @@ class NotesFile:
 
 
 def read_notes(folder: Path, around: Neighbors) -> NotesFile:
-    """Return a folder's notes; raises OSError, and DatasetError if damaged or a link to outside the dataset."""
+    """Return a folder's notes; raises OSError, and DatasetError if they are damaged or a link to outside."""
     file = folder / FILE_NAME
     around.require_inside(str(file))
     data = _bytes(file)

@@ -1,4 +1,4 @@
-"""Bars and cells of the health charts, read from the indexes of `Health` without visiting single images."""
+"""Bars and cells of the health charts, read from the indexes of `Health` without visiting each image."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Bar(NamedTuple):
     images: int
     ids: Set[int]
     value: float = 0.0
-    """Start of the bar on a numeric axis; 0 where the axis is not numeric."""
+    """Start of the bar on a numeric axis; 0 if the axis is not numeric."""
 
 
 class SizeCell(NamedTuple):
-    """Cell of the size chart: images of similar size. The edges are widths and heights in pixels."""
+    """Cell of the size chart: a range of widths and heights in pixels, with the ids of images in it."""
 
     left: float
     right: float
@@ -31,14 +31,14 @@ class SizeCell(NamedTuple):
 
 
 def buckets(health: Health) -> list[Bar]:
-    """Return one bar for each bucket that training uses, from wide to tall."""
+    """Return one bar for each bucket used in training, from wide to tall."""
     shapes = [(cast("Size", shape), ids) for shape, ids in health.image_index.all("bucket").items()]
     shapes.sort(key=lambda entry: (-entry[0][0] / entry[0][1], entry[0]))
     return [Bar(f"{width} × {height}", len(ids), ids, width / height) for (width, height), ids in shapes]
 
 
 def caption_lengths(health: Health) -> list[Bar]:
-    """Return the histogram of caption lengths in tokens; the last bar holds all longer captions."""
+    """Return the histogram of caption lengths in tokens; the last bar includes all longer captions."""
     from app.core.health.judging import TOKEN_BARS, TOKEN_STEP
 
     bars = health.image_index.all("tokens")

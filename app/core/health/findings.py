@@ -91,9 +91,9 @@ class HealthFinding:
     """Builds the edit that fixes it. May take a second, so call it on a worker."""
     action: Action | None = None
     path_tooltip: str = ""
-    """Full path of the only image, which the sentence names by its path within the dataset."""
+    """Full path of the only affected image, or the full paths of the orphan files, one per line."""
     files: Sequence[Path] = ()
-    """The first LISTED orphan files, where the finding is about files without an image."""
+    """The first MAX_LISTED orphan files, if the finding is about files without an image."""
 
     @property
     def query(self) -> str:
@@ -102,14 +102,14 @@ class HealthFinding:
 
 
 def name_of(code: str, severity: Severity) -> str:
-    """Return the name of a finding in `problem:` queries; a bare `problem:` skips the "info." names."""
+    """Return the name of a finding in `problem:` queries; a bare `problem:` does not match "info." names."""
     return f"info.{code}" if severity == "info" else code
 
 
 def make_finding(
     code: str, ids: Set[int], fix: tuple[str, Callable[[], Edit]] | None, alone: LibraryImage | None = None
 ) -> HealthFinding:
-    """Return the finding for images with this code; `alone`, the only image, is described by its own problem."""
+    """Return the finding for images with this code; a single image (`alone`) is described by its own problem."""
     rule = rule_of(code)
     sentence, place = worded(rule, len(ids)), ""
     if alone and alone.problem:
@@ -133,17 +133,17 @@ def orphan_files_finding(code: str, count: int, files: Sequence[Path]) -> Health
 
 
 def inspection_failed_finding(fault: ImpastoError) -> HealthFinding:
-    """Return the finding that images could not be inspected because no worker process started."""
+    """Return the finding for images that were not inspected because no worker process could be started."""
     return HealthFinding(fault.code, "error", fault.sentence, fault.remedy, frozenset(), action="look")
 
 
 def notes_finding(fault: ImpastoError) -> HealthFinding:
-    """Return the finding that a folder's notes cannot be read; training refuses such a folder."""
+    """Return the finding for a folder whose notes cannot be read; training refuses such a folder."""
     return HealthFinding(fault.code, "error", fault.sentence, fault.remedy, frozenset())
 
 
 def remedy_of(code: str) -> str:
-    """Return the remedy for a finding of the trainer, worded for the window."""
+    """Return the remedy for a trainer finding, worded for the window."""
     return _REMEDIES.get(code) or trainer_rule_of(code).remedy
 
 
@@ -158,7 +158,7 @@ def sort_findings(findings: Sequence[HealthFinding]) -> tuple[HealthFinding, ...
 
 
 def keep_best(groups: Iterable[Sequence[LibraryImage]]) -> Edit:
-    """Exclude all but the best of each group: most stars, then pixels, then bytes, then first by path."""
+    """Exclude all but the best of each group: highest rating, then most pixels, then most bytes, then path."""
     others = [image for group in groups for image in sorted(group, key=_sort_key)[1:]]
     return exclude(others, True)
 

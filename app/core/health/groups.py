@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 Key = tuple[str, Hashable]
-"""Index key of an image: a kind ("mark", "bucket", "tokens", ...) and a value of that kind."""
+"""Index key of an image: a kind ("mark", "bucket", "tokens", ...) and a value."""
 _NONE: frozenset[int] = frozenset()
 TOKEN_MARKS = (75, 150, 225)
-"""Caption tokens that fit into one, two and three chunks of the text encoder."""
+"""Numbers of caption tokens that fit into one, two and three chunks of the text encoder."""
 NATIVE_RESOLUTIONS: Mapping[str, int] = {"sd15": 512, "sdxl": 1024}
-"""Native resolutions, repeated from trainer.config.base because importing that module loads pydantic."""
+"""Native resolutions in pixels, copied from trainer.config.base because importing that loads pydantic."""
 
 
 class ImageIndex:
@@ -49,7 +49,7 @@ class ImageIndex:
             self._of.pop(image, None)
 
     def under(self, kind: str, which: Hashable) -> Set[int]:
-        """Return the images under one key. It is the index's own set; do not modify it."""
+        """Return the images with this key. The result is the index's own set; do not modify it."""
         return self._kinds.get(kind, {}).get(which, _NONE)
 
     def all(self, kind: str) -> Mapping[Hashable, Set[int]]:
@@ -62,7 +62,7 @@ class SharedIndex:
 
     def __init__(self) -> None:
         self.images: set[int] = set()
-        """Ids of all images that share their value."""
+        """Ids of all images that share their value with another image."""
         self._key: dict[int, Hashable] = {}
         self._first: dict[Hashable, int] = {}
         self._groups: dict[Hashable, set[int]] = {}
@@ -104,21 +104,21 @@ class JudgingTarget(NamedTuple):
     """Training settings that decide whether images and captions are suitable."""
 
     resolution: int = 1024
-    """Side of the square whose area every bucket has, in pixels: 1024 for SDXL, 512 for SD 1.5."""
+    """Side in pixels of a square with the area of every bucket: 1024 for SDXL, 512 for SD 1.5."""
     tokens: int = 75
     """Number of caption tokens that training reads: one of TOKEN_MARKS."""
     lines: Lines = "caption"
-    """Whether a caption of several lines is one caption or several variants."""
+    """Whether the lines of a caption form one caption or are alternative variants."""
 
     def recipe(self) -> RecipeConfig:
-        """Return a recipe with these settings and defaults otherwise. Raises pydantic's ValueError."""
+        """Return a recipe with these settings and defaults for all others. Raises pydantic's ValueError."""
         from trainer.config.recipe import RecipeConfig
 
         return RecipeConfig.model_validate({"resolution": self.resolution, "token_chunks": self.tokens})
 
 
 def judging_target(values: Mapping[str, Any], native: int) -> JudgingTarget:
-    """Return the target for a job's values; invalid values count as missing.
+    """Return the target for a job's values, with defaults for invalid and missing ones.
 
     `native` is the resolution of the job's base.
     """

@@ -1,8 +1,8 @@
 """Findings and chart data of the open datasets, kept up to date with the library.
 
-Judging one image takes some microseconds and happens whenever it changes, so editing one caption costs the same at any
-dataset size. When very many images change, they are judged in slices between the user's events. Worker processes
-inspect the files (inspector.py); a worker thread counts rare and frequent tags on `refresh`.
+An image is judged whenever it changes, which takes a few microseconds, so editing one caption costs the same in a
+dataset of any size. Many changed images are judged in batches between the user's events. Worker processes inspect the
+files (inspector.py); a worker thread counts rare and frequent tags on `refresh`.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _MAX_IMMEDIATE = 20
 _TOKEN_BATCH = 500
 _IGNORED = frozenset({"rating"})
 _FILE_FACTS = frozenset({"file", "mask"})
-# Reported for an image whose file is back. An inspection may have missed the file meanwhile, and what was known of it
-# was cleared, so it is inspected again.
+# Reported for an image whose file is back. An inspection may have found the file missing, and the known facts were
+# cleared, so it is inspected again.
 _RETURN_FACTS = frozenset({"problem", "inspection"})
 # With fewer tagged images every tag is rare, so none is reported.
 _MIN_TAGGED = 10
@@ -50,7 +50,7 @@ _TOP_COUNT = 40
 
 
 class HealthProgress(NamedTuple):
-    """Number of images still to be judged, of files still to be inspected, and of all images."""
+    """Numbers of images still to be judged, images still to be inspected, and all images."""
 
     judging: int
     inspecting: int
@@ -58,14 +58,14 @@ class HealthProgress(NamedTuple):
 
 
 class Tags(NamedTuple):
-    """The most frequent tags with their image counts, and the ids of images with a tag that no other image has."""
+    """The most frequent tags with their counts, and the ids of images with a tag that no other image has."""
 
     top: list[tuple[str, int]]
     rare: frozenset[int]
 
 
 class Health:
-    """Health of all open datasets. Use it only on the thread that owns the library."""
+    """Findings and chart data of all open datasets. Use it only on the thread that owns the library."""
 
     def __init__(
         self, library: Library, index: TagIndex, tasks: Tasks, post: Post, aim: JudgingTarget | None = None
@@ -79,7 +79,7 @@ class Health:
         """Index of images by finding ("mark") and by chart values ("bucket", "tokens", "cell")."""
         self.tags = Tags([], frozenset())
         self.current_findings: tuple[HealthFinding, ...] = ()
-        """Current findings."""
+        """Findings of the last report."""
         self._library, self._index, self._tasks, self._post = library, index, tasks, post
         self._inspector = Inspector(library, post, self._on_inspected, self._schedule_report)
         self._tokens = TokenCounts(tasks)
@@ -112,11 +112,11 @@ class Health:
         return self._index.images_with(tag)
 
     def images_by_finding(self) -> Mapping[str, Set[int]]:
-        """Return the images of each finding by its name in `problem:` queries; live sets, do not modify them."""
+        """Return each finding's images by its name in `problem:` queries; these are live sets, do not modify them."""
         return {finding.query.removeprefix("problem:"): finding.ids for finding in self.current_findings if finding.ids}
 
     def set_target(self, aim: JudgingTarget) -> None:
-        """Judge all images again for other training settings."""
+        """Set the training settings and, if they changed, judge all images again."""
         if aim != self.target:
             self.target, self._judge = aim, None
             self._waiting = dict.fromkeys(self._library.images)
@@ -125,7 +125,7 @@ class Health:
     def refresh(self) -> None:
         """Count rare and frequent tags again if captions changed.
 
-        Takes a worker half a second at 100,000 images, so call it every other second at most.
+        This takes a worker half a second for 100,000 images, so call it at most every two seconds.
         """
         if self._counting or not self._tags_stale or self._index.pending:
             return
@@ -139,7 +139,7 @@ class Health:
     def start_inspection(self) -> None:
         """Start inspecting files, or retry after a failure.
 
-        Call it once a dataset is listed: listing its images comes first.
+        Call it after a dataset has been listed, because listing its images is more urgent.
         """
         self._inspector.start()
         self._schedule_report()
@@ -149,9 +149,9 @@ class Health:
         self._inspector.request(ids)
 
     def retry_missing(self) -> None:
-        """Inspect files again that were missing only briefly; call it after each scan.
+        """Inspect files that were missing at their inspection but exist again; call it after each scan.
 
-        A scan that never saw them missing does not report them as changed.
+        If no scan found them missing, no scan reports them as changed.
         """
         self._inspector.request(filter(self._is_unseen, self._inspector.take_missing()))
 
@@ -164,7 +164,7 @@ class Health:
         self._schedule_report()
 
     def set_notes_error(self, notes: NotesRead) -> None:
-        """Update whether the notes of a folder can be read; training refuses a folder whose notes cannot."""
+        """Set or clear the error of a folder whose notes cannot be read; training refuses such a folder."""
         if notes.error:
             self._note_errors[notes.folder] = notes.error
         else:
@@ -207,7 +207,7 @@ class Health:
             self._schedule_report()
 
     def _is_unseen(self, number: int) -> bool:
-        """Return whether an image of the library has not been inspected."""
+        """Return whether an image is in the library but has not been inspected."""
         image = self._library.images.get(number)
         return image is not None and image.content is None and not image.problem
 
@@ -220,7 +220,7 @@ class Health:
         self._unlink_near(number)
 
     def _forget_encodings(self, ids: Iterable[int]) -> None:
-        """Drop the encoding findings of images whose captions changed: the app always writes UTF-8."""
+        """Drop the encoding findings of images whose captions changed, because the app always writes UTF-8."""
         for number in ids:
             codes = self._seen.get(number, ())
             if any(code.startswith("caption.") for code in codes):
@@ -282,7 +282,7 @@ class Health:
             self._mark_near(other)
 
     def _request_token_counts(self) -> None:
-        """Request unknown token counts of captions; judge images again whose counts have arrived."""
+        """Request missing token counts of captions, and judge the images whose counts have arrived again."""
         judge, images = self._judge, self._library.images
         waiting = self.image_index.under("uncounted", "tokens")
         if judge is None or not waiting or self._tokens.pending:
@@ -323,7 +323,7 @@ class Health:
         return facts
 
     def _link_near(self, near: Iterable[tuple[int, int]], learned: Mapping[int, object]) -> None:
-        """Record pairs of near duplicates, except exact copies: these are found by content and may be thousands."""
+        """Record pairs of near duplicates, but not exact copies, which are found by content and may be thousands."""
         images = self._library.images
         for first, second in near:
             if first in images and second in images:
@@ -346,7 +346,7 @@ class Health:
             self._near_marked.discard(number)
 
     def _near_to(self, number: int, others: Iterable[int]) -> Iterator[int]:
-        """Yield those of `others` that are trained and not exact copies; nothing for an excluded image."""
+        """Yield the images in `others` that are trained and no exact copies; nothing if the image is excluded."""
         images = self._library.images
         image = images.get(number)
         if image is None or image.excluded:
@@ -368,7 +368,7 @@ class Health:
     # Reporting
 
     def _schedule_report(self) -> None:
-        """Report once for all changes of one event."""
+        """Schedule one report for all changes made during the current event."""
         if not self._report_scheduled:
             self._report_scheduled = True
             self._post(self._report)
@@ -413,11 +413,11 @@ class Health:
         return sort_findings(findings)
 
     def _only_image(self, ids: Set[int]) -> LibraryImage | None:
-        """Return the image of a finding that has exactly one."""
+        """Return the image if there is exactly one, else None."""
         return self._library.images[next(iter(ids))] if len(ids) == 1 else None
 
     def _unbalanced(self) -> frozenset[int]:
-        """Return the images of folders that an epoch shows far less often than the most frequent folder."""
+        """Return the images of folders with far fewer samples per epoch than the folder with the most."""
         folders = [(folder, ids) for folder, ids in self.image_index.all("folder").items() if not folder.regularization]  # type: ignore[attr-defined]
         shown = [(len(ids) * (folder.repeats or 1), ids) for folder, ids in folders]  # type: ignore[attr-defined]
         most = max((count for count, _ in shown), default=0)
@@ -439,7 +439,7 @@ class Health:
     def _fix(self, code: str, ids: Set[int]) -> tuple[str, Callable[[], Edit]] | None:
         """Return the title and the edit factory of a fix, or None.
 
-        The factory reads `ids` when it is called, so it uses the images affected at that time.
+        The factory reads `ids` when it is called, and thus uses the images affected at that time.
         """
         from app.core.edits.bulk import exclude
         from app.core.health import findings as fixes

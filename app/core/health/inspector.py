@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 # Images inspected at once: a second or two of work when no result is cached.
 _BATCH = 24
 _RETRY_SECONDS = 30.0
-"""Seconds after which an inspection that could not start is retried when images change."""
+"""Seconds after a failed start before a change of images retries the inspection."""
 
 
 class InspectedImage(NamedTuple):
-    """Result of inspecting one image; width and height are upright pixels."""
+    """Result of inspecting one image; width and height are in upright pixels."""
 
     image: int
     changed_ns: int
@@ -54,17 +54,17 @@ class _Request(NamedTuple):
 
 
 class InspectionBatch(NamedTuple):
-    """Results of some images, and the pairs that they form with near duplicates known so far."""
+    """Results for some images, and the pairs they form with near duplicates found so far."""
 
     seen: list[InspectedImage]
     near: list[tuple[int, int]]
 
 
 class Inspector:
-    """One thread that lets worker processes decode; results of unchanged files are cached on disk.
+    """Inspects images with worker processes; results of unchanged files are cached on disk.
 
-    Use it only on the library's thread. There it calls `have` with each slice, and `stuck` when it sets `fault`.
-    `close` stops it immediately, even in the middle of an image.
+    Use it only on the library's thread, where it calls `have` with each batch of results, and `stuck` when it sets
+    `fault`. `close` stops it immediately, even in the middle of an image.
     """
 
     def __init__(
@@ -74,11 +74,11 @@ class Inspector:
         self._tasks = Tasks(post, threads=1, behind=True)
         self._waiting: dict[int, None] = {}
         self._missing: set[int] = set()
-        """Images whose files were missing when they were to be inspected."""
+        """Images whose files were missing when they should have been inspected."""
         self._running = self._stopped = self._started = False
         self._retry_at = 0.0
         self.fault: DatasetError | None = None
-        """Reason why no worker process can be started; None again once it is retried."""
+        """Why no worker process could be started; None after a new attempt begins."""
         self._decoders: DecoderPool | None = None
         self._near: NearDuplicates | None = None
 
@@ -88,7 +88,7 @@ class Inspector:
         return 0 if self.fault else len(self._waiting)
 
     def request(self, images: Iterable[int]) -> None:
-        """Queue images for inspection; after a failure, retry once _RETRY_SECONDS seconds have passed."""
+        """Queue images for inspection; after a failed start, retry it if _RETRY_SECONDS seconds have passed."""
         self._waiting.update(dict.fromkeys(images))
         if self.fault and self._waiting and time.monotonic() > self._retry_at:
             self.start()
@@ -101,14 +101,14 @@ class Inspector:
         return missing
 
     def start(self) -> None:
-        """Start inspecting; images queued earlier wait for this call."""
+        """Start inspecting, including the images queued before this call."""
         self._started, self.fault = True, None
         self._start_next()
 
     def close(self) -> None:
         """Stop the inspection and its worker processes."""
         self._stopped = True
-        decoders = self._decoders  # the worker may set it to None meanwhile
+        decoders = self._decoders  # the worker may set it to None at any time
         if decoders:
             decoders.interrupt()
         self._tasks.close()
@@ -130,7 +130,7 @@ class Inspector:
         )
 
     def _inspect(self, requests: list[_Request]) -> InspectionBatch | None:
-        """Inspect some images on the worker; without images, end the worker processes."""
+        """Inspect some images on the worker thread; if there are none, end the worker processes."""
         from app.core.disk.reading import MAX_MEGAPIXELS
         from app.core.health.judging import NearDuplicates
         from trainer.dataset.decoders import PROCESS_COUNT, DecoderPool, inspect_images
@@ -208,7 +208,7 @@ def _inspected(request: _Request, found: Inspection) -> InspectedImage | None:
 
 
 def _mask_findings(request: _Request, size: tuple[int, int]) -> tuple[str, ...]:
-    """Return the finding of a mask whose aspect ratio differs from its image, judged by the mask's header."""
+    """Return the finding for a mask whose aspect ratio, according to its header, differs from the image's."""
     from app.core.disk.reading import read_size
     from app.core.edits.masks import mask_path
     from trainer.dataset.image import crop_loss
@@ -239,8 +239,8 @@ def _encodings(path: Path) -> tuple[str, ...]:
 def to_utf8(images: Iterable[tuple[Path, Path]], backups: Backups) -> int:
     """Convert the caption files of images to UTF-8 and return how many files changed.
 
-    `images` are pairs of dataset root and image path. Each file is backed up first. Raises DatasetError,
-    naming the file, when writing fails; files before it are converted, files after it are unchanged.
+    `images` are pairs of dataset root and image path. Each file is backed up first. If a file cannot be written, raises
+    a DatasetError that names it; earlier files are already converted, later ones are unchanged.
     """
     changed = 0
     for root, image in images:

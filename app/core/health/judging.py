@@ -1,6 +1,6 @@
 """Findings and chart keys of a single image (about 20 microseconds each), crop previews and near duplicates.
 
-Importing it loads trainer modules, so a worker imports it first to keep that off the window's thread.
+Importing it loads trainer modules, so a worker imports it first, which keeps the window's thread responsive.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trainer.dataset.sidecar import FolderSettings
 TOKEN_STEP = 15
 """Tokens per bar of the caption chart; a divisor of 75, 150 and 225, so that the chunk limits fall between bars."""
 TOKEN_BARS = 20
-"""Maximum number of bars; the last one holds all longer captions."""
+"""Maximum number of bars; the last one includes all longer captions."""
 CELLS_PER_DOUBLING = 4
 """Steps of the size chart per doubling of a side."""
 
@@ -37,7 +37,7 @@ MIN_CROP_SIDE = 64
 
 @dataclass
 class Judge:
-    """Computes the index keys of images for a recipe; `tokens` returns None for a text not counted yet."""
+    """Computes the index keys of images for a recipe; `tokens` returns None for texts not counted yet."""
 
     recipe: RecipeConfig
     tokens: CountTokens
@@ -45,7 +45,7 @@ class Judge:
     _class_words: dict[Folder, str] = field(default_factory=dict)
 
     def keys(self, image: LibraryImage, known: Sequence[str] = ()) -> list[Key]:
-        """Return all index keys of an image; `known` are the finding codes of its file inspection."""
+        """Return all index keys of an image; `known` contains the finding codes of its file inspection."""
         if image.excluded:
             return [("mark", "picture.excluded")]
         if image.problem:
@@ -58,7 +58,7 @@ class Judge:
         return keys
 
     def captions(self, image: LibraryImage) -> list[str]:
-        """Return the caption texts as trained, without random changes; the trigger is put in front if missing."""
+        """Return the caption texts used in training, without random changes; a missing trigger is put in front."""
         return self._trained_texts(image, self._caption_texts(image))
 
     def _caption_texts(self, image: LibraryImage) -> tuple[str, ...]:
@@ -102,7 +102,7 @@ class Judge:
         return keys
 
     def _class_words_of(self, folder: Folder) -> str:
-        """Return the class words from folder names such as "10_cat"."""
+        """Return the class words from folder names such as "10_cat", or ""."""
         if folder not in self._class_words:
             chain = [(path.name, FolderSettings()) for path in chain_of(folder.root, folder.path)]
             self._class_words[folder] = folder_marks(chain).class_words or ""
@@ -123,7 +123,7 @@ def cell_of(side: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CropPreview:
-    """What training sees of an image that is cropped around the center."""
+    """What training sees of an image if the crop is centered."""
 
     bucket: tuple[int, int]
     """Bucket width and height in pixels."""
@@ -132,7 +132,7 @@ class CropPreview:
     lost: float
     """Fraction of the image area that is cropped away."""
     enlarged: float
-    """Scale factor of the sides; below 1, the image is downscaled."""
+    """Scale factor of the sides; a value below 1 means downscaling."""
 
 
 def crop_preview(width: int, height: int, crop: Crop | None, recipe: RecipeConfig) -> CropPreview | None:
@@ -162,7 +162,7 @@ def moved(frame: Crop, across: float, down: float) -> Crop:
 def scaled(frame: Crop, factor: float, size: tuple[int, int], anchor: tuple[float, float] = (0.5, 0.5)) -> Crop:
     """Return a frame scaled around `anchor` (0 to 1 within the frame), with the same aspect ratio.
 
-    It is clamped to the image of `size` pixels, and its sides stay at least LEAST pixels long.
+    It is clamped to the image of `size` pixels, and its sides are not scaled below MIN_CROP_SIDE pixels.
     """
     wide, high = frame[2] - frame[0], frame[3] - frame[1]
     least = max(min(MIN_CROP_SIDE / (wide * size[0]), 1.0), min(MIN_CROP_SIDE / (high * size[1]), 1.0))
@@ -185,7 +185,7 @@ def crop_to(image: LibraryImage, frame: Crop | None) -> Edit:
 
 
 class NearDuplicates:
-    """Fingerprints of all images so far; comparing a new one with 100,000 others takes 0.3 ms."""
+    """Fingerprints of the images added so far; comparing a new one with 100,000 others takes 0.3 ms."""
 
     def __init__(self) -> None:
         self._prints = Fingerprints()
