@@ -1,4 +1,4 @@
-"""Find system libraries that Qt needs on Linux but wheels may not include. Standard library only."""
+"""Find missing system libraries that Qt needs on Linux. Imports only the standard library."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ON_X = {
 
 
 def missing_libraries(screen: bool) -> list[str]:
-    """Return the libraries that the system's loader cannot find; `screen` includes those for X11."""
+    """Return the libraries that the system's loader cannot find; `screen` also checks those for X11."""
     if not sys.platform.startswith("linux"):
         return []
     return [name for name in (*ALWAYS, *(ON_X if screen else ())) if not _loads(name)]

@@ -1,7 +1,7 @@
 """Collect the app's translatable texts and compile the translations: `python -m app.i18n [CODE ...]`.
 
-Runs Qt's lupdate and lrelease from PySide6-Essentials: updates every impasto_CODE.ts, the file that translators edit in
-Qt Linguist (a named CODE is created), then compiles it to impasto_CODE.qm, which the app loads.
+Runs Qt's lupdate and lrelease from PySide6-Essentials. lupdate updates every impasto_CODE.ts, which translators edit in
+Qt Linguist, and creates the file for each CODE given. lrelease compiles them to impasto_CODE.qm, which the app loads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ APP = FOLDER.parent
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Update and compile every language."""
+    """Update and compile the translations of every language, plus those of the given codes."""
     parser = argparse.ArgumentParser("python -m app.i18n", description=(__doc__ or "").partition(":")[0] + ".")
     parser.add_argument("codes", metavar="CODE", nargs="*", type=language, help="a language to add: de, pt_BR")
     codes = parser.parse_args(words).codes
@@ -52,7 +52,7 @@ def collect(target: Path) -> None:
 
 
 def fill_english(target: Path) -> None:
-    """Fill in both plural forms of texts like "%n image(s)"; without "(s)" both forms are equal."""
+    """Fill in the singular and plural of texts like "%n image(s)"; both are equal if there is no "(s)"."""
     tree = ElementTree.parse(target)
     for message in tree.iter("message"):
         source, translation = message.findtext("source", ""), message.find("translation")

@@ -1,4 +1,4 @@
-"""Start Qt, one session and one window, and shut them down in order."""
+"""Start Qt with one session and one window, and shut them down in order."""
 
 from __future__ import annotations
 
@@ -33,18 +33,19 @@ from trainer.protocol.reading import parse_json
 VERSION = 1
 _PATIENCE_MS = 5000
 _MAX_MESSAGE = 1 << 20
-"""Maximum bytes of one message; enough for about ten thousand paths."""
+"""Maximum size of one message in bytes; enough for about ten thousand paths."""
 
 
 class Instance(QObject):
-    """Single-instance lock of the app, and the local server that later starts talk to.
+    """Single-instance lock for the app, and the local server that later launches connect to.
 
-    The operating system releases the lock when its holder dies, so whoever holds the lock knows that an existing socket
-    is stale. One line of JSON each way: {"version": 1, "open": [paths]}, answered by {"version": 1, "done": true}.
+    The operating system releases the lock when the process that holds it ends, so the process that gets the lock knows
+    that an existing socket is stale. Request and reply are one line of JSON each: {"version": 1, "open": [paths]} and
+    {"version": 1, "done": true}.
     """
 
     opened = Signal(list)
-    """Paths that a later start was given; an empty list only brings the window to the front."""
+    """Paths passed to a later launch; an empty list only brings the window to the front."""
 
     def __init__(self, home: Path, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -55,7 +56,7 @@ class Instance(QObject):
         self.name = f"impasto-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
 
     def claim(self) -> bool:
-        """Try to become the only instance; return False if another one runs, True on a disk without file locks."""
+        """Try to become the only instance; return False if one is running, True if the disk has no file locks."""
         try:
             self._home.mkdir(parents=True, exist_ok=True)
             self._lock.enter_context(locks.hold_lock(self._home / "app.lock", patience=0))
@@ -133,7 +134,7 @@ def _read(line: bytes) -> dict[str, Any]:
 
 
 def run(words: Sequence[str]) -> int:
-    """Open the window with these folders and files; return the exit code when it closes.
+    """Open the window with these folders and files; return the exit code once the window is closed.
 
     If Impasto is already running, its window opens them instead.
     """
@@ -153,7 +154,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def make_application(settings: Settings) -> QApplication:
-    """Return the QApplication with the user's scale, language and theme."""
+    """Create the QApplication with the user's scale, language and theme."""
     appearance = settings.preferences.appearance
     if appearance.scaling != 100:
         os.environ.setdefault("QT_SCALE_FACTOR", str(appearance.scaling / 100))  # Qt reads it only at startup
@@ -177,7 +178,7 @@ def _run_session(
     crash: str | None,
     words: Sequence[str],
 ) -> int:
-    """Run the event loop with one session; return the exit code after everything is written to disk."""
+    """Run the event loop with one session, write everything to disk, and return the exit code."""
     main_thread = MainThreadQueue()
     session = Session(main_thread.post, settings)
     try:
@@ -197,7 +198,7 @@ def _run_session(
 
 
 def _show_welcome_once(window: Window) -> None:
-    """Show the welcome dialog on the first start, except without a screen (offscreen tests)."""
+    """Show the welcome dialog on the first start, unless Qt runs offscreen, as in tests."""
     from app.core.settings.recent import is_first_start, remember_welcome
 
     if is_first_start() and QGuiApplication.platformName() != "offscreen":

@@ -1,6 +1,6 @@
 """Every command of the app as data: one table feeds the menus, shortcuts, command palette and shortcut list.
 
-A page or panel declares its actions as a tuple beside the widget that runs them, and registers both once:
+A page or panel declares its actions as a tuple next to the widget that runs them, and registers both once:
 
     from app.qt.actions.commands import Action
     from app.qt.widgets import QT_TRANSLATE_NOOP
@@ -16,9 +16,9 @@ A page or panel declares its actions as a tuple beside the widget that runs them
             ...
             commands.add(ACTIONS, self)               # runs self.next(), self.reject(); checks self.has_selection()
 
-The id never changes, because the user's shortcuts are stored under it. An action is available while its owner is
-visible and the attribute that `enabled` names is true; `commands.refresh()` checks again (the window calls it when the
-view or the selection changes).
+The id never changes, because the user's shortcuts are stored under it. An action is enabled while its owner is visible
+and the attribute named by `enabled` is true; `commands.refresh()` checks this again (the window calls it when the view
+or the selection changes).
 For a button use `commands.button("pictures.reject")`: text, icon, tooltip, shortcut and state follow the action.
-A single letter is safe as a shortcut: a focused text field gets the key first.
+A single letter is safe as a shortcut, because a focused text field gets the key first.
 """

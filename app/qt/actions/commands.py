@@ -1,4 +1,4 @@
-"""Qt actions for the table of commands, with their shortcuts and state."""
+"""Qt actions for the declared commands, with their shortcuts and state."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ class Action:
     title: str
     """English title, marked with QT_TRANSLATE_NOOP("Action", ...)."""
     menu: Menu
-    """Menu of the command, also its group in the palette and the shortcut list."""
+    """Menu that contains the command; also its group in the palette and the shortcut list."""
     run: str
-    """Owner's method that runs the command; takes the new state if `checked` is given, else no argument."""
+    """Name of the owner's method that runs the command; it takes the new state if `checked` is given."""
     keys: tuple[str, ...] = ()
     """Default shortcuts in Qt's portable format: "Ctrl+K", "Right". The first one is shown."""
     enabled: str | None = None
-    """Owner's method or property that returns whether the command is enabled; None for always."""
+    """Name of the owner's method or property that says whether the command is enabled; None for always."""
     checked: str | None = None
-    """Owner's method or property that returns whether it is checked; None if it is not checkable."""
+    """Name of the owner's method or property that says whether it is checked; None if it is not checkable."""
     icon: str | None = None
     """Icon name in app/qt/icons."""
     tip: str = ""
-    """Tooltip, marked like the title, if the title does not say it all."""
+    """Tooltip, marked for translation like the title; empty if the title says enough."""
 
 
 Keys = Mapping[str, tuple[str, ...]]
@@ -61,8 +61,9 @@ Keys = Mapping[str, tuple[str, ...]]
 def effective_shortcuts(actions: Iterable[Action], own: Keys) -> dict[str, tuple[str, ...]]:
     """Return the effective shortcuts of commands by id, in Qt's portable format.
 
-    A shortcut set by the user belongs to one command only and wins over defaults, which a newer version may have added:
-    Qt runs neither of two commands with the same shortcut. Pages that are never visible together may share defaults.
+    A shortcut set by the user is removed from all other commands, since Qt runs neither of two commands with the same
+    shortcut; a newer version may have added a conflicting default. Pages that are never visible together may share
+    defaults.
     """
     effective: dict[str, tuple[str, ...]] = {}
     taken: set[str] = set()
@@ -80,7 +81,7 @@ def portable(keys: str) -> str:
 
 
 class CommandAction(QAction):
-    """QAction of one command, bound to the widget that runs it."""
+    """QAction for one command, bound to the widget that runs it."""
 
     def __init__(self, action: Action, owner: QWidget, keys: tuple[str, ...]) -> None:
         super().__init__(owner)
@@ -98,16 +99,16 @@ class CommandAction(QAction):
 
     @property
     def group(self) -> str:
-        """Return the translated title of its menu."""
+        """Return the translated title of the command's menu."""
         return QCoreApplication.translate("Menu", MENUS[self.action.menu]).replace("&", "")
 
     @property
     def title(self) -> str:
-        """Return the translated title; unlike `text()`, without the name of the edit to undo."""
+        """Return the translated title. Unlike `text()`, it never includes the name of the edit to undo."""
         return QCoreApplication.translate("Action", self.action.title)
 
     def keys(self) -> list[str]:
-        """Return its shortcuts in the system's notation."""
+        """Return the shortcuts in the system's notation."""
         return [key.toString(QKeySequence.SequenceFormat.NativeText) for key in self.shortcuts()]
 
     def set_keys(self, keys: Iterable[str]) -> None:
@@ -151,13 +152,13 @@ class Commands(QObject):
         self._menus: dict[Menu, QMenu] = {}
         self._own = own or {}
         self._scheduled = False
-        """Whether a refresh is scheduled. A timer would be delayed by pages that are built in the background."""
+        """Whether a refresh is scheduled, by a queued signal: pages built in the background would delay a timer."""
         self._requested.connect(self._refresh, Qt.ConnectionType.QueuedConnection)
 
     def add(self, actions: Iterable[Action], owner: QWidget) -> None:
         """Bind actions to the widget that runs them and add them to their menus.
 
-        If building a page failed and it is built again, its new actions replace the old ones.
+        If a page is built again after a failure, its new actions replace the old ones.
         """
         made = []
         for action in actions:
@@ -205,7 +206,7 @@ class Commands(QObject):
             command.refresh()
 
     def fill(self, bar: QMenuBar) -> None:
-        """Create the menus in a menu bar; later commands are added to them, and empty menus stay hidden."""
+        """Create the menus in a menu bar; commands added later go into them, and empty menus stay hidden."""
         for name, title in MENUS.items():
             menu = self._menus[name] = bar.addMenu(QCoreApplication.translate("Menu", title))
             menu.menuAction().setVisible(False)
@@ -215,11 +216,11 @@ class Commands(QObject):
             self._add_to_menu(command)
 
     def menu(self, name: Menu) -> QMenu:
-        """Return a menu of the menu bar; call `fill` first."""
+        """Return a menu from the menu bar; call `fill` first."""
         return self._menus[name]
 
     def button(self, name: str, style: Qt.ToolButtonStyle = Qt.ToolButtonStyle.ToolButtonIconOnly) -> QToolButton:
-        """Return a tool button for a command, reachable with Tab."""
+        """Return a tool button for a command; Tab can focus it."""
         button = QToolButton()
         button.setDefaultAction(self[name])
         button.setToolButtonStyle(style)

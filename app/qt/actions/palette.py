@@ -27,14 +27,14 @@ _MOVES = (Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_PageUp, Qt.Key.Key_PageDown
 
 
 _WORD, _RUN, _FIRST = 8, 10, 3
-"""Bonus on top of 1 for a letter that starts a word, follows the previous match, or starts the text."""
+"""Bonus for a letter that starts a word, directly follows the previous match, or starts the text."""
 
 
 def score(typed: str, text: str) -> int | None:
-    """Return how well a text matches what was typed; None unless it has all the letters in order.
+    """Return how well a text matches what was typed; None unless it contains all the letters in order.
 
-    The score is the highest over all possible matches, so that "sf" matches the words of "Save filter" and not just the
-    first f. Spaces in `typed` are ignored. Takes len(typed) * len(text) steps.
+    The score is the highest of all possible matches: "sf" matches the initials in "Save filter", not just any f. Each
+    letter scores 1 plus its bonuses; spaces in `typed` are ignored. Takes len(typed) * len(text) steps.
     """
     letters = [letter for letter in typed.casefold() if not letter.isspace()]
     folded = text.casefold()
@@ -122,13 +122,13 @@ class CommandPalette(QDialog):
 
 
 def _score_of(typed: str, command: CommandAction) -> int | None:
-    """Return a command's score: a match in its title counts twice, otherwise its menu is searched too."""
+    """Return twice the score of the title; if the title does not match, the score of menu and title together."""
     title = score(typed, command.text())
     return title * 2 if title is not None else score(typed, f"{command.group} {command.text()}")
 
 
 def _blank() -> QIcon:
-    """Return an empty icon, so that all titles align."""
+    """Return an empty icon that keeps titles without an icon aligned with the others."""
     room = QPixmap(16, 16)
     room.fill(Qt.GlobalColor.transparent)
     return QIcon(room)
@@ -144,7 +144,7 @@ def _item(command: CommandAction) -> QTreeWidgetItem:
 
 
 class ShortcutList(QDialog):
-    """Dialog that lists all commands with shortcuts, by menu."""
+    """Dialog that lists all commands with shortcuts, grouped by menu."""
 
     def __init__(self, commands: Commands, parent: QWidget | None = None) -> None:
         super().__init__(parent)

@@ -1,1 +1,1 @@
-"""First-run experience: the welcome dialog, and a tour with the demo."""
+"""First-run experience: the welcome dialog, and a tour that uses the demo."""

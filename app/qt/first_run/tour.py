@@ -1,4 +1,4 @@
-"""The guided tour: the demo from its images to its LoRA, in steps that each show one page."""
+"""The guided tour: trains the demo LoRA, from its images to the export, in steps that each show one page."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Coach(QFrame):
     back = Signal()
     onward = Signal()
     action_requested = Signal()
-    """The step's action button was clicked."""
+    """Emitted when the step's action button is clicked."""
     closed = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -89,7 +89,7 @@ class Coach(QFrame):
 
 @dataclass(frozen=True, slots=True)
 class TourStep:
-    """One step: `go` names the `Tour` method that shows its page, `act` is the title of a button that calls `do`."""
+    """One step: `go` names the `Tour` method that shows its page; a button titled `act` calls the one named `do`."""
 
     title: str
     words: str
@@ -160,7 +160,7 @@ STEPS = (
 
 
 class Tour(QObject):
-    """Controller of one tour; it ends after the last step, with the close button, or with the window."""
+    """Controller for one tour, which ends after the last step or when its panel or the window is closed."""
 
     ended = Signal()
 
@@ -174,7 +174,7 @@ class Tour(QObject):
         show_runs: Callable[[PageCallback | None], None],
         parent: QWidget,
     ) -> None:
-        """Start the tour; its panel goes into the layout `place`, and the two functions show pages of the window."""
+        """Start the tour; `place` is the layout for its panel, and the two functions show the window's pages."""
         super().__init__(parent)
         self._session, self._notices = session, notices
         self._show_images_page, self._show_runs_page = show_pictures, show_runs
@@ -182,7 +182,7 @@ class Tour(QObject):
         self._images: Path | None = None
         self._job: Path | None = None
         self._started: str | None = None
-        """Id of the queue entry that this tour added; the queue lists it with a delay."""
+        """Id of the queue entry that this tour added, needed until the queue lists the entry."""
         self._waiting: list[Callable[[Path], None]] = []
         self._started_at = time.time()
         self.coach = Coach()
@@ -196,7 +196,7 @@ class Tour(QObject):
         self.coach.next.setFocus()
 
     def end(self) -> None:
-        """End the tour; the demo's images, job and run stay."""
+        """End the tour; the demo's images, job and run are not deleted."""
         self.coach.hide()
         self.coach.deleteLater()
         self.setParent(None)  # the window may start another tour at once
@@ -211,12 +211,12 @@ class Tour(QObject):
         self._run_on_worker(demo_images, self._open)
 
     def show_caption(self) -> None:
-        """Select the demo's first image to show its caption, as soon as it is loaded."""
+        """Select the demo's first image, to show its caption; if not loaded yet, `_on_view_shown` selects it."""
         self._show_images_page()
         self._choose_first()
 
     def show_job(self) -> None:
-        """Create the demo's job and show it."""
+        """Show the demo's job, creating it if needed."""
         self._with_job(self._session.navigator.job.emit)
 
     def start(self) -> None:
@@ -224,7 +224,7 @@ class Tour(QObject):
         self._with_job(self._start)
 
     def show_run(self) -> None:
-        """Show the job's run, its queue entry while there is no run yet, or all runs."""
+        """Show the job's run, or its queue entry if it has no run yet, or else all runs."""
         entry = self._entry()
         if entry and entry.run:
             self._session.navigator.run.emit(entry.run)
@@ -234,7 +234,7 @@ class Tour(QObject):
             self._show_runs_page(None)
 
     def show_after(self) -> None:
-        """Show the run's tab for trying and exporting the LoRA."""
+        """Show the run's Try & export tab."""
 
         def show(page: Page) -> None:
             from app.qt.runs.page import RunsPage  # imported late, like the page
@@ -254,12 +254,12 @@ class Tour(QObject):
             view.select([first], first)
 
     def _on_view_shown(self) -> None:
-        """Select the first image if the images were loaded after the step was shown."""
+        """Select the first image if the images were loaded only after the step was shown."""
         if STEPS[self._index].go == "show_caption" and self._session.view.current is None:
             self._choose_first()
 
     def _entry(self) -> Entry | None:
-        """Return the newest queue entry of the job since the tour began, also if the user added it."""
+        """Return the job's newest queue entry since the tour began, whether the tour or the user added it."""
         entries = [entry for entry in self._session.queue.entries if entry.job == self._job]
         return next((entry for entry in reversed(entries) if entry.added >= self._started_at), None)
 
@@ -268,7 +268,7 @@ class Tour(QObject):
         self._session.datasets.open(folder)  # without showing its page: the tour may be at another step
 
     def _with_job(self, then: Callable[[Path], None]) -> None:
-        """Call `then` with the demo's job, which is written on first use."""
+        """Call `then` with the demo's job; write the job file on first use."""
         if self._job is not None:
             then(self._job)
             return

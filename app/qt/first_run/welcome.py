@@ -1,4 +1,4 @@
-"""The welcome dialog: what this PC can train, which models were found, and the way into the tour."""
+"""The welcome dialog: what this PC can train, which models were found, and a button that starts the tour."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ _ICONS: dict[Sign, tuple[str, str]] = {
     "waiting": ("more", "muted"),
 }
 _ENOUGH_BYTES = 20 * 10**9
-"""Disk space for a base or two, caches and some runs; `doctor` has its own, lower limit."""
+"""Bytes of free space for one or two bases, caches and some runs; `doctor` uses a lower limit."""
 
 
 class CheckLine(QWidget):
-    """Result line: an icon and plain text that says the same."""
+    """Result line: an icon and a plain text with the same meaning."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -64,7 +64,7 @@ class CheckLine(QWidget):
 
 
 class MachinePanel(QWidget):
-    """Panel about this PC: GPU, disk, and a test of training; checks start at once, `close_down` ends them."""
+    """Panel about this PC: GPU, disk, and a training test that starts at once; `cancel` stops the test."""
 
     def __init__(self, tasks: Tasks, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -84,7 +84,7 @@ class MachinePanel(QWidget):
 
     @property
     def done(self) -> bool:
-        """Return whether the test is over."""
+        """Return whether the test has finished."""
         return self._check_up.done
 
     def cancel(self) -> None:
@@ -152,7 +152,7 @@ class ToolsPanel(QWidget):
         self._fill()
 
     def add_folder(self) -> None:
-        """Ask for a folder with models, or of a tool that was not found."""
+        """Ask for a folder of models, or the folder of a tool that was not found."""
         folder = QFileDialog.getExistingDirectory(self, self.tr("Choose a folder with models, or the folder of a tool"))
         if folder:
             self._models.add_folder(Path(folder))
@@ -218,7 +218,7 @@ class Welcome(QDialog):
 
     tour = Signal()
     images = Signal()
-    """The user wants to open a folder of images."""
+    """Emitted when the user wants to open a folder of images."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)

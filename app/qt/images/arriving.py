@@ -1,4 +1,4 @@
-"""Dropped and pasted images: a worker copies them into a dataset's folder; dropped folders open as datasets."""
+"""Import dropped and pasted images: a worker copies them into a dataset; dropped folders open as datasets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # imports numpy and Pillow
 
 
 class ImageImporter(QObject):
-    """Imports images into the current image's folder, or the dataset opened last, and reports through `say`."""
+    """Imports images into the current image's folder or the last opened dataset; `say` shows messages."""
 
     def __init__(self, session: Session, parent: QWidget, say: Callable[[str], None]) -> None:
         super().__init__(parent)
@@ -31,16 +31,16 @@ class ImageImporter(QObject):
             event.acceptProposedAction()
 
     def drop(self, event: QDropEvent) -> None:
-        """Import what is dropped."""
+        """Import the dropped files or image."""
         self.import_data(event.mimeData())
         event.acceptProposedAction()
 
     def paste(self) -> None:
-        """Import the content of the clipboard."""
+        """Import the clipboard's contents."""
         self.import_data(QGuiApplication.clipboard().mimeData())
 
     def import_data(self, data: QMimeData) -> None:
-        """Open folders, copy images, save image data; LoRAs and presets open in their pages."""
+        """Open folders, copy image files, save image data; LoRAs and presets open on their own pages."""
         paths = [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()]
         if paths:
             self._session.navigator.open_paths(paths, while_alive(self, self._on_sorted))

@@ -1,4 +1,4 @@
-"""Moving images to the system's trash and back, as steps of the undo history."""
+"""Move images to the system's trash and back, as steps in the undo history."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from trainer.errors import DatasetError, ImpastoError
 
 @dataclass
 class TrashedFiles:
-    """Files of one deletion."""
+    """Images and files in one deletion."""
 
     images: list[int] = field(default_factory=list)
     moved: list[tuple[Path, Path | None]] = field(default_factory=list)
-    """Original path of each file and its path in the trash, None if the system does not report it."""
+    """Original path of each file, and its path in the trash; None if the system does not report one."""
     kept: list[Path] = field(default_factory=list)
-    """Images that the system's trash refused."""
+    """Images that could not be moved to the trash."""
 
 
 def trash_images(images: Iterable[LibraryImage], shared: Callable[[LibraryImage], bool]) -> TrashedFiles:
-    """Move images to the trash with their captions and masks, except files that other images use (`shared`).
+    """Move images to the trash, with captions and masks unless other images use the same files (`shared`).
 
-    The image is moved first: if the trash refuses it, its other files stay too.
+    The image is moved first; if that fails, its caption and mask are not moved.
     """
     # Imports numpy and Pillow, which would delay the first window.
     from app.core.disk.reading import file_state
@@ -70,7 +70,7 @@ def restore_files(trashed: TrashedFiles) -> list[Path]:
 
 
 def trash_files(paths: Iterable[Path]) -> TrashedFiles:
-    """Move files to the trash; refused files are missing from `moved` of the result."""
+    """Move files to the trash; the result's `moved` lists only the files that could be moved."""
     trashed = TrashedFiles()
     for path in paths:
         trash_file(path, trashed)
@@ -78,7 +78,7 @@ def trash_files(paths: Iterable[Path]) -> TrashedFiles:
 
 
 def trash_file(path: Path, trashed: TrashedFiles) -> bool:
-    """Move one file to the trash and add it to `trashed`; return False if the trash refuses it."""
+    """Move one file to the trash and add it to `trashed`; return False if that fails."""
     file = QFile(str(path))
     if not file.moveToTrash():
         return False
@@ -89,7 +89,7 @@ def trash_file(path: Path, trashed: TrashedFiles) -> bool:
 
 
 def _record(in_trash: Path) -> Path:
-    """Return the path of the .trashinfo file on Linux; it does not exist on other systems."""
+    """Return the path of the file's .trashinfo file, which exists only on Linux."""
     return in_trash.parent.parent / "info" / f"{in_trash.name}.trashinfo"
 
 
@@ -101,14 +101,14 @@ class TrashStep(QObject):
     """
 
     done = Signal()
-    """The images are in the trash, except those that it refused."""
+    """Emitted when the images are in the trash, except those that could not be moved."""
 
     def __init__(self, session: Session, images: Sequence[LibraryImage], parent: QObject) -> None:
         super().__init__(parent)
         self._session, self._images = session, images
         self._trashed = TrashedFiles()
         self.in_trash = False
-        """Whether its images are in the trash."""
+        """Whether this deletion's images are in the trash."""
         self.name = _step_name(len(images))
 
     @property
@@ -146,7 +146,7 @@ class TrashStep(QObject):
             self.done.emit()
 
     def undo(self, ended: Ended) -> None:
-        """Restore the files without overwriting any; `ended` gets an error about those that failed."""
+        """Restore the files without overwriting any; pass `ended` an error about those that failed."""
         self.in_trash, trashed = False, self._trashed
         selection = self._selection()
 
@@ -202,7 +202,7 @@ class TrashStep(QObject):
 
 
 class RestoreStep:
-    """History step that restores a deletion, without undoing later edits."""
+    """History step that restores deleted images, without undoing later edits."""
 
     def __init__(self, deletion: TrashStep, back: Callable[[], object]) -> None:
         self.name = "Restore 1 image" if deletion.count == 1 else f"Restore {deletion.count} images"
@@ -211,7 +211,7 @@ class RestoreStep:
         deletion.in_trash = False  # so that it cannot be restored twice
 
     def redo(self, ended: Ended) -> None:
-        """Restore the images, and call the callback on success."""
+        """Restore the images; on success, call the callback given to the constructor."""
 
         def over(error: ImpastoError | None) -> None:
             ended(error)

@@ -1,1 +1,1 @@
-"""The caption editor: tag chips and free text, edits of many captions, and recovery."""
+"""The caption editor: tag chips, free text, bulk edits and recovery."""

@@ -40,14 +40,14 @@ from trainer.errors import ImpastoError
 
 _Field = TypeVar("_Field", bound=QWidget)
 Make = Callable[[Sequence[SnapshotCaption], Lines], Edit]
-"""Function that makes the edit on a worker, with the form's values bound."""
+"""Function that makes the edit on a worker, using the form's values."""
 _SCOPES: tuple[Scope, ...] = ("all", "shown", "selected")
 _PAUSE_MS = 120
-"""Pause in typing after which the preview is updated."""
+"""Milliseconds without input after which the preview is updated."""
 
 
 class Form(QWidget):
-    """Base class of the forms, one per operation; emits `changed` when an option changes."""
+    """Base class for the forms, one per operation; emits `changed` when an option changes."""
 
     changed = Signal()
 
@@ -112,10 +112,10 @@ class Form(QWidget):
 
 
 class AddForm(Form):
-    """Form for adding tags at the start, the end, or a position."""
+    """Form for adding tags at the start, at the end, or at a given position."""
 
     def build(self) -> None:
-        """Add the tags and their position."""
+        """Add the controls for the tags and their position."""
         self.tags = self._tags(self.tr("Tags"))
         self.where = self._choice(
             self.tr("Where"), [self.tr("At the end"), self.tr("At the start"), self.tr("At position")]
@@ -284,7 +284,7 @@ Scope = Literal["all", "shown", "selected"]
 
 
 class BulkDialog(QDialog):
-    """Dialog for one edit of many captions; a worker makes the preview, and further input cancels it."""
+    """Dialog for editing many captions at once; a worker computes the preview, and new input restarts it."""
 
     message_shown = Signal(str)
 
@@ -406,7 +406,7 @@ class BulkDialog(QDialog):
         return [library[number] for number in (view.ids if scope == "shown" else view.scope())]
 
     def _schedule_preview(self) -> None:
-        """Schedule a new preview; until it is shown, nothing can be applied."""
+        """Schedule a new preview; the edit cannot be applied until the preview is shown."""
         self._cancel_preview()
         self._edit = None
         self._update_apply_button(0)

@@ -1,4 +1,4 @@
-"""Tag chips: every tag of a caption, or of many captions, in rows."""
+"""Tag chips: the tags of one or more captions, arranged in rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from app.qt.widgets import flow
 
 _PAD, _ICON, _ROUND = 8, 14, 6
 _MAX_WIDTH = 320
-"""Maximum text width in px; longer tags are elided, with the full tag in the tooltip."""
+"""Maximum text width in px; longer tags are elided, and the tooltip shows the full tag."""
 _REMOVE = (Qt.Key.Key_Delete, Qt.Key.Key_Backspace)
 _ENTER = (Qt.Key.Key_Return, Qt.Key.Key_Enter, Qt.Key.Key_F2, Qt.Key.Key_Space)
 _STEPS = (
@@ -42,7 +42,7 @@ _HANDLED_KEYS = (*_REMOVE, *_ENTER, *_STEPS)
 
 @dataclass(frozen=True, slots=True)
 class ChipData:
-    """Content of a chip: a tag of one caption, or a tag that `have` of `total` captions contain."""
+    """Content of a chip: a tag in one caption, or a tag in `have` of `total` captions."""
 
     tag: str
     repeated: bool = False
@@ -50,7 +50,7 @@ class ChipData:
     have: int = 1
     total: int = 1
     row: int = 0
-    """Line of the tag if each line is a separate caption, else 0."""
+    """Index of the tag's line if each line is a separate caption, else 0."""
 
     @property
     def mixed(self) -> bool:
@@ -59,20 +59,21 @@ class ChipData:
 
 
 class Chip(QAbstractButton):
-    """Chip of one tag: click or arrow keys select it, Delete or the cross removes it, Enter or a double click edits it.
+    """Chip for one tag. A click or arrow keys select it.
 
-    A mixed chip has a plus sign, which adds the tag to the other captions; Enter does the same.
+    Delete or the cross removes the tag, Enter or a double click edits it. On a mixed chip, Enter or the plus sign adds
+    the tag to the other captions.
     """
 
     remove_requested = Signal()
     edit_requested = Signal()
     add_requested = Signal()
     stepped = Signal(int)
-    """The user moves to another chip with a `Qt.Key`: an arrow key, Home or End."""
+    """The user pressed this `Qt.Key` to move to another chip: an arrow key, Home or End."""
     carried = Signal(int)
-    """The user moves the tag by keyboard, by -1 or 1."""
+    """The user moved the tag with the keyboard, by -1 or 1."""
     dragged = Signal(QPoint)
-    """The user drags the tag; the argument is the position on the board."""
+    """The user is dragging the tag; the argument is the position on the board."""
     dropped = Signal(QPoint)
 
     def __init__(self, board: QWidget) -> None:
@@ -87,7 +88,7 @@ class Chip(QAbstractButton):
         self.setCursor(Qt.CursorShape.ArrowCursor)
 
     def show_chip(self, chip: ChipData, movable: bool) -> None:
-        """Set the content."""
+        """Set the chip's content and whether it can be moved."""
         if chip == self.chip and movable == self.movable:
             return
         self.chip, self.movable = chip, movable
@@ -100,7 +101,7 @@ class Chip(QAbstractButton):
         self.update()
 
     def sizeHint(self) -> QSize:  # noqa: N802
-        """Return the size of text and icons, cached because each layout asks many times."""
+        """Return the size of the text and icons, cached because each layout requests it many times."""
         if self._size is None:
             measure = QFontMetrics(self.font())
             width = min(measure.horizontalAdvance(self.text()), _MAX_WIDTH) + 2 * _PAD + _ICON + 4
@@ -110,7 +111,7 @@ class Chip(QAbstractButton):
     # --- Qt's events
 
     def event(self, event: QEvent) -> bool:
-        """Take the chip's keys before the window: Delete removes the tag here, not the image."""
+        """Handle the chip's keys before the window does: Delete removes the tag, not the image."""
         if (
             event.type() == QEvent.Type.ShortcutOverride
             and isinstance(event, QKeyEvent)
@@ -136,7 +137,7 @@ class Chip(QAbstractButton):
             event.ignore()
 
     def mousePressEvent(self, event: QMouseEvent) -> None:  # noqa: N802
-        """Remember where a drag may start."""
+        """Record the position at which a drag may start."""
         if event.button() == Qt.MouseButton.LeftButton:
             self._pressed = event.position().toPoint()
             self._dragging = False
@@ -172,12 +173,12 @@ class Chip(QAbstractButton):
             self.edit_requested.emit()
 
     def changeEvent(self, event: QEvent) -> None:  # noqa: N802
-        """Reset the cached size for a new font."""
+        """Reset the cached size, since the font may have changed."""
         super().changeEvent(event)
         self._size = None
 
     def leaveEvent(self, event: QEvent) -> None:  # noqa: N802
-        """Remove the hover look."""
+        """Repaint without the hover color."""
         super().leaveEvent(event)
         self.update()
 
@@ -201,12 +202,12 @@ class Chip(QAbstractButton):
 
     @property
     def cross(self) -> QRect:
-        """Return the clickable area that removes the tag."""
+        """Return the area to click to remove the tag."""
         return QRect(self.width() - _ICON - _PAD + 3, (self.height() - _ICON) // 2, _ICON, _ICON)
 
     @property
     def plus(self) -> QRect:
-        """Return the clickable area that adds the tag to all captions; empty if all have it."""
+        """Return the area to click to add the tag to all captions; empty if all have it."""
         if not self.chip.mixed:
             return QRect()
         return QRect(_PAD - 3, (self.height() - _ICON) // 2, _ICON, _ICON)
@@ -242,7 +243,7 @@ class Chip(QAbstractButton):
 
 
 def chips_of(text: str, found: Sequence[TagSpan], lines: Lines) -> Sequence[ChipData]:
-    """Return the chips of one caption; a tag is repeated if it occurs earlier in the caption or line."""
+    """Return the chips for one caption; a tag is repeated if it occurs earlier in the caption or line."""
     chips, seen = [], set()
     for piece in found:
         row = text.count("\n", 0, piece.start) if lines == "variants" else 0
@@ -256,7 +257,7 @@ _Key = Qt.Key
 
 
 class ChipEdit(QLineEdit):
-    """Field over a chip for editing its tag: Enter accepts, Escape cancels."""
+    """Field shown over a chip to edit its tag: Enter accepts, Escape cancels."""
 
     done = Signal(bool)
 
@@ -281,7 +282,7 @@ class ChipBoard(QWidget):
     edited = Signal(int, str)
     added = Signal(int)
     moved = Signal(int, int)
-    """The user moves the tag at the first index to the second."""
+    """The user moved the tag from the first index to the second."""
     left = Signal()
     """The user moved past the last chip; the focus should go to the field below."""
 
@@ -300,7 +301,7 @@ class ChipBoard(QWidget):
         self.setAccessibleName(self.tr("Tags"))
 
     def show_chips(self, chips: Sequence[ChipData], movable: bool) -> None:
-        """Replace the chips; the focus stays at the same index, and an edit stays with its tag."""
+        """Replace the chips; the focus keeps its index, and an open edit field follows its tag."""
         self._follow_edit(chips)
         focused = self._focused()
         self._movable = movable
@@ -319,7 +320,7 @@ class ChipBoard(QWidget):
             self.choose(min(focused, len(self.chips) - 1))
 
     def choose(self, number: int) -> None:
-        """Focus a chip; an index past the last one leaves the board."""
+        """Focus a chip; an index past the last one moves the focus off the board."""
         if not 0 <= number < len(self.chips):
             if number >= len(self.chips) or not self.chips:
                 self.left.emit()
@@ -347,11 +348,11 @@ class ChipBoard(QWidget):
     # --- Qt's events
 
     def hasHeightForWidth(self) -> bool:  # noqa: N802
-        """Return True: the height depends on the width."""
+        """Return True, since the height depends on the width."""
         return True
 
     def heightForWidth(self, width: int) -> int:  # noqa: N802
-        """Return the height of all rows at this width."""
+        """Return the total height of the rows at this width."""
         return self._places(width)[1]
 
     def sizeHint(self) -> QSize:  # noqa: N802
@@ -359,7 +360,7 @@ class ChipBoard(QWidget):
         return QSize(200, self.heightForWidth(max(self.width(), 120)))
 
     def minimumSizeHint(self) -> QSize:  # noqa: N802
-        """Return the full height: the scroll area around the board scrolls it."""
+        """Return the full height, since the board is inside a scroll area."""
         return QSize(60, self.heightForWidth(max(self.width(), 120)))
 
     def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802
@@ -413,7 +414,7 @@ class ChipBoard(QWidget):
         self.choose(goals[key] if key in goals else self._beside(number, 1 if key == int(_Key.Key_Down) else -1))
 
     def _beside(self, number: int, down: int) -> int:
-        """Return the index of the chip above or below; below the last row, the number of chips."""
+        """Return the index of the chip above or below; the number of chips if there is no row below."""
         here = self.chips[number].geometry().center()
         rows = sorted({chip.y() for chip in self.chips})
         row = rows.index(self.chips[number].y()) + down
@@ -441,7 +442,7 @@ class ChipBoard(QWidget):
             self.choose(target)
 
     def _slot(self, place: QPoint) -> int:
-        """Return the index at which a tag dropped here is inserted."""
+        """Return the index at which a tag dropped at this point is inserted."""
         for number, chip in enumerate(self.chips):
             box = chip.geometry()
             if place.y() < box.top() - _GAP or (place.y() <= box.bottom() + _GAP and place.x() < box.center().x()):
@@ -470,7 +471,7 @@ class ChipBoard(QWidget):
             self._edit.raise_()
 
     def _follow_edit(self, chips: Sequence[ChipData]) -> None:
-        """Keep the edit in progress with its tag; cancel it if the tag is gone."""
+        """Move the open edit field to its tag's new index; cancel the edit if the tag is gone."""
         if self._edit is None:
             return
         tag, number = self.chips[self._edited_index].chip.tag, self._edited_index

@@ -1,4 +1,4 @@
-"""The caption editor: one caption or many, as tag chips and as text, which always match."""
+"""The caption editor: shows one or more captions as tag chips, and one also as text, always in sync."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ from app.qt.images.captions.text import LIMITS, CaptionText, TokenCounter
 from app.qt.widgets import ComboBox, until_destroyed
 
 AT_ONCE = 500
-"""Maximum number of captions that are processed on the main thread; a worker processes more."""
+"""Maximum number of captions to process on the main thread; larger numbers go to a worker."""
 _CHIP_LIMIT = 120
 """Maximum number of chips shown at first; creating one takes about 0.2 ms."""
 _TYPING_MS = 1500
-"""Pause in typing after which further typing becomes a new undo step."""
+"""Milliseconds without typing after which more typing becomes a new undo step."""
 _GATHER_MS = 40
 
 
 class CaptionEditor(QWidget):
-    """Editor of the captions of the selected images, or of the current image if none is selected.
+    """Caption editor for the selected images, or for the current image if none is selected.
 
     Images hidden by a filter are not edited, since the user could not see the change. Every change is an edit in the
-    undo history. `said` emits messages for the status bar.
+    undo history. `message_shown` carries messages for the status bar.
     """
 
     message_shown = Signal(str)
     focus_returned = Signal()
-    """The focus should return to the images."""
+    """Requests that the images get the focus back."""
 
     def __init__(self, session: Session, commands: Commands, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -92,14 +92,14 @@ class CaptionEditor(QWidget):
         self.text.setFocus(Qt.FocusReason.ShortcutFocusReason)
 
     def finish(self) -> None:
-        """Add the tags that were typed without Enter, before the window closes."""
+        """Add the tags that were typed but not entered, before the window closes."""
         self._closing = True
         if self._chosen:
             self.line.enter()
         self._closing = False
 
     def next_without(self) -> None:
-        """Go to the next shown image without a caption, wrapping around at the end."""
+        """Go to the next shown image that has no caption, wrapping around at the end."""
         view, library = self._session.view, self._session.library.images
         start = view.ids.index(view.current) + 1 if view.current in view.ids else 0
         order = view.ids[start:] + view.ids[:start]
@@ -135,7 +135,7 @@ class CaptionEditor(QWidget):
         self._session.saver.hurry()
 
     def choose(self) -> None:
-        """Open the dialog that resolves conflicts with other programs."""
+        """Open the dialog for resolving conflicts with other programs."""
         from app.qt.images.captions.recovery_dialogs import ConflictsDialog
 
         self._open(ConflictsDialog(self._session, self.window()))
@@ -297,7 +297,7 @@ class CaptionEditor(QWidget):
             self._on_view_changed()
 
     def _show(self) -> None:
-        """Update the display to the current captions."""
+        """Show the current captions."""
         self._cancel_summary()
         one = len(self._chosen) == 1
         self.line.setVisible(bool(self._chosen))
@@ -318,7 +318,7 @@ class CaptionEditor(QWidget):
                 self._summarize()
 
     def _update_hint(self) -> None:
-        """Show what the user can do, and how many selected images are hidden."""
+        """Update the hint: what the user can do, and how many selected images are hidden."""
         words = self._words.hint(len(self._chosen), self._chosen.hidden)
         self.hint.setText(words)
         self.hint.setVisible(bool(words))
@@ -335,7 +335,7 @@ class CaptionEditor(QWidget):
         self._measure()
 
     def _summarize(self) -> None:
-        """Summarize many captions: here if they are few, else on a worker."""
+        """Summarize several captions; above `AT_ONCE`, on a worker."""
         self._cancel_summary()
         if len(self._chosen) < 2:
             self._show_many(Summary(0, (), (), 0, 0))
@@ -382,7 +382,7 @@ class CaptionEditor(QWidget):
         self.state.setVisible(bool(state))
 
     def _measure(self) -> None:
-        """Count the tokens of a single caption and mark where training truncates it."""
+        """If there is a single caption, count its tokens and mark where training truncates it."""
         if len(self._chosen) != 1:
             return
         self.limit.setCurrentIndex(self.limit.findData(self._session.target.aim.tokens))
@@ -449,7 +449,7 @@ class CaptionEditor(QWidget):
             self._session.history.do(Edit(name, (ValueChange(image.id, "caption", image.caption, text),)))
 
     def _edit_all(self, make: Callable[[Sequence[SnapshotCaption]], Edit], nothing: str = "") -> None:
-        """Edit all captions: here if they are few or the window is closing, else on a worker."""
+        """Edit all captions; above `AT_ONCE`, on a worker, unless the window is closing."""
         self._end_typing()
         captions = CaptionSnapshots(self._chosen.images)
 

@@ -1,4 +1,4 @@
-"""Preview of an edit: each caption before and after, with the differences marked."""
+"""Preview of an edit: shows each caption before and after, with the differences marked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from app.qt.theme import colors
 _Index = QModelIndex | QPersistentModelIndex
 _PAD, _NAME = 8, 150
 _CONTEXT = 24
-"""Characters to show before the first difference of a caption that is too long to show in full."""
+"""Characters shown before the first difference if the caption is too long to show in full."""
 _compared = lru_cache(maxsize=512)(differences)
 
 
@@ -30,7 +30,7 @@ class ChangeRow(NamedTuple):
 
 
 class PreviewModel(QAbstractListModel):
-    """List model of changes, converted to rows on demand, so that 100,000 changes cost nothing up front."""
+    """List model of changes, converted to rows on demand: 100,000 changes cost nothing up front."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -38,7 +38,7 @@ class PreviewModel(QAbstractListModel):
         self._row: Callable[[Any], ChangeRow] = lambda change: change
 
     def show(self, changes: Sequence[Any], row: Callable[[Any], ChangeRow]) -> None:
-        """Replace the changes; `row` converts one of them."""
+        """Replace the changes; `row` converts a change to a row."""
         self.beginResetModel()
         self.changes, self._row = changes, row
         self.endResetModel()
@@ -48,7 +48,7 @@ class PreviewModel(QAbstractListModel):
         return 0 if parent.isValid() else len(self.changes)
 
     def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> object:
-        """Return the name, or the whole change as tooltip and for screen readers."""
+        """Return the name; for tooltips and screen readers, the whole change."""
         if not index.isValid():
             return None
         row = self.row(index)
@@ -69,7 +69,7 @@ class PreviewModel(QAbstractListModel):
 
 
 class PreviewDelegate(QStyledItemDelegate):
-    """Delegate that paints the name, and beside it the old caption above the new one."""
+    """Delegate that paints the name on the left and the old caption above the new one on the right."""
 
     def sizeHint(self, option: QStyleOptionViewItem, index: _Index) -> QSize:  # noqa: N802
         """Return the height of two lines."""
@@ -131,7 +131,7 @@ class ChangeList(QTreeView):
 
 
 def _font(font: QFont, *, strike: bool) -> QFont:
-    """Return the font of a difference, which must not be marked by color alone."""
+    """Return the font for a difference: color alone must not mark it."""
     result = QFont(font)
     result.setStrikeOut(strike)
     result.setUnderline(not strike)
@@ -148,7 +148,7 @@ def _paint_text(
     plain: tuple[QFont, str],
     other: tuple[QFont, str],
 ) -> None:
-    """Paint a text from position `start`, its marked parts in another font and color, elided to the box."""
+    """Paint the text from position `start`, elided to the box, with marked parts in another font and color."""
     text = text.replace("\n", "\u21b5")
     runs = [("\u2026", plain)] if start else []
     place = start

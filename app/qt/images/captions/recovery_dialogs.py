@@ -44,7 +44,7 @@ from trainer.protocol.reading import read_bytes
 
 
 class RestoreDialog(QDialog):
-    """Dialog that lists changed caption files of a dataset and restores the originals of some or all."""
+    """Dialog that lists a dataset's changed caption files and restores some or all of the originals."""
 
     message_shown = Signal(str)
 
@@ -96,12 +96,12 @@ class RestoreDialog(QDialog):
         return str(self.datasets.currentData() or "")
 
     def _on_dataset_changed(self) -> None:
-        """Show another dataset, without the error of the previous one."""
+        """Hide the previous dataset's error and compare the selected dataset."""
         self.fault.hide()
         self._compare()
 
     def _compare(self) -> None:
-        """Compare the originals of the dataset with its files on a worker, after writing pending edits."""
+        """On a worker, write pending edits, then compare the dataset's files with their originals."""
         self._show([])
         self.intro.setText(self.tr("Comparing…"))
         if not self.root:
@@ -191,7 +191,7 @@ def _restored_name(count: int) -> str:
 
 
 def _changed(backups: Backups, root: str) -> list[tuple[str, ChangeRow]]:
-    """Return the changed caption files of a dataset, each with the current and original text; raise OSError."""
+    """Return a dataset's changed caption files with current and original text; raise OSError if unreadable."""
     found = []
     for version in backups.originals(root):
         file = Path(root, version.file)
@@ -219,7 +219,7 @@ def _text(data: bytes | None) -> str | None:
 
 
 def value_text(field: AnyField, value: Value) -> str | None:
-    """Return a value as text; None if there is no value."""
+    """Return a field's value as text; None if there is no value."""
     if value is None or isinstance(value, str):
         return value
     if field == "rating":
@@ -244,7 +244,7 @@ Keep = Literal["mine", "theirs", "both"]
 
 
 class ConflictsDialog(QDialog):
-    """Dialog that shows both versions of each conflict side by side; closes when all are resolved."""
+    """Dialog that shows the two versions in a conflict side by side; closes when all are resolved."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -370,14 +370,14 @@ def _value(conflict: Conflict, keep: Keep) -> Value:
 
 
 def _merged(conflict: Conflict) -> str:
-    """Return the other version plus the user's tags that it does not have."""
+    """Return the other program's version plus the user's tags that are missing from it."""
     theirs = SnapshotCaption(0, str(conflict.theirs or ""))
     edit = add_tags([theirs], split_tags(str(conflict.mine or "")))
     return str(edit.changes[0].after) if edit else theirs.caption or ""
 
 
 class RecoveredDialog(QDialog):
-    """Dialog that lists recovered edits with the value before and after."""
+    """Dialog that lists recovered edits with the old and the new value."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)

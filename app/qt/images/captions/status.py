@@ -1,4 +1,4 @@
-"""Save problems above the caption, the edited images, and the texts of the caption editor."""
+"""Parts of the caption editor: the panel of save problems, the images to edit, and the texts."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from app.qt.widgets import plain_tip, until_destroyed
 class SaveStatusPanel(QFrame):
     """Panel with save problems and conflicts; hidden while there are none.
 
-    `told` emits a notice to show above the page: a sentence, and a button's title with its action or None. `outdated`
-    emits such a sentence when it is no longer true.
+    `notified` carries a notice to show above the page: a sentence, and (button title, action) or None. `outdated`
+    carries the sentence of a notice that is no longer true.
     """
 
     notified = Signal(str, object)
@@ -73,7 +73,7 @@ class SaveStatusPanel(QFrame):
         self.setVisible(bool(rows))
 
     def _with_short_paths(self, problem: SaveProblem) -> str:
-        """Return the message with file names instead of full paths, which are in the tooltip: the column is narrow."""
+        """Return the message with file names for full paths: the column is narrow, the tooltip has the paths."""
         words = problem.sentence
         for number in problem.images & self._library.images.keys():
             image = self._library.images[number]
@@ -104,7 +104,7 @@ class SaveStatusPanel(QFrame):
         self.notified.emit(words, act)
 
     def _leftover_message(self, notice: SaveNotice) -> tuple[str, tuple[str, Callable[[], None]] | None]:
-        """Return the message about edits that earlier sessions left unsaved, and its button."""
+        """Return the message about edits that an earlier session left unsaved, and (button title, action) or None."""
         if notice.code == "notice.recovered":
             words = [self.tr("Impasto stopped before it could save %n change(s) in {folder}.", "", notice.count)]
         else:
@@ -127,7 +127,7 @@ class SaveStatusPanel(QFrame):
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One row of the panel: the problem in short and in full, the remedy, and a button."""
+    """One row of the panel: the problem in short and full form, the remedy, and a button."""
 
     short: str
     sentence: str
@@ -168,7 +168,7 @@ def _label(words: str, role: str, whole: str = "") -> QLabel:
 
 
 class EditTargets:
-    """The images to edit, updated from the view by `follow`; images hidden by a filter are left out."""
+    """Images to edit, without those hidden by a filter; `follow` updates them from the view."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -183,13 +183,13 @@ class EditTargets:
 
     @property
     def images(self) -> list[LibraryImage]:
-        """Return the images in order; looked up on first use, which takes 5 ms for 100,000."""
+        """Return the images in order; they are looked up on first use, in 5 ms for 100,000 images."""
         if self._images is None:
             self._images = list(map(self._session.library.images.__getitem__, self.order))
         return self._images
 
     def follow(self) -> bool:
-        """Update from the view; return whether the images have changed or there are none."""
+        """Update the images from the view; return True if they have changed or there are none."""
         view, library = self._session.view, self._session.library.images
         current = [view.current] if view.current is not None and view.current in library else []
         chosen = len(view.selected or current)
@@ -204,25 +204,25 @@ class EditTargets:
         return True
 
     def touched(self, altered: LibraryChange) -> bool:
-        """Return whether any selected image, also a hidden one, was altered."""
+        """Return whether any selected image was altered, including hidden ones."""
         return not all(map(altered.altered.isdisjoint, self._parts))
 
 
 StyledText = tuple[str, str]
-"""A sentence and the role of the label that shows it."""
+"""A text, and the style role for the label that shows it."""
 
 
 class EditorTexts(QObject):
-    """Texts of the caption editor, some with the label role for their color."""
+    """Texts for the caption editor, some with the style role that sets their color."""
 
     def title(self, count: int, hidden: int) -> str:
-        """Return the title for many images, or for none."""
+        """Return the title for several images or none."""
         if count:
             return self.tr("%n image(s)", "", count)
         return self.tr("No selected image is shown") if hidden else self.tr("No image selected")
 
     def hint(self, count: int, hidden: int) -> str:
-        """Return a hint for no image or many, and how many selected images a filter hides."""
+        """Return what the user can do with no or several images, and how many selected images are hidden."""
         words = self.tr("The filter hides %n selected image(s), which will not be changed.", "", hidden)
         parts = [words] if hidden else []
         if not count and not hidden:
@@ -232,7 +232,7 @@ class EditorTexts(QObject):
         return " ".join(parts)
 
     def of_one(self, image: LibraryImage, lines: Lines) -> StyledText:
-        """Return the state of one image's caption."""
+        """Return a text about one image: its caption, exclusion and problem."""
         parts = [self._caption(image, lines)]
         role = "warning" if not (image.caption or "").strip() else "muted"
         if image.excluded:
@@ -243,7 +243,7 @@ class EditorTexts(QObject):
         return " ".join(part for part in parts if part), role
 
     def of_many(self, summary: Summary, images: Sequence[LibraryImage]) -> StyledText:
-        """Return how many captions are missing or empty, and how many images are excluded or damaged."""
+        """Return a text that counts missing and empty captions and excluded and damaged images."""
         excluded = sum(image.excluded for image in images)
         damaged = sum(image.problem is not None for image in images)
         words = [
@@ -255,7 +255,7 @@ class EditorTexts(QObject):
         return ", ".join(word for word in words if word), "warning" if summary.missing or summary.empty else "muted"
 
     def of_tokens(self, measured: Sequence[TokenCount] | None, limit: int) -> StyledText:
-        """Return the token count of the caption, or of the longest of several."""
+        """Return a text with the token count of the caption, or of the longest one if there are several."""
         if measured is None:
             return self.tr("Counting tokens…"), "muted"
         longest = max(measured, key=lambda one: one.tokens)
@@ -269,7 +269,7 @@ class EditorTexts(QObject):
         return self.tr("{count} of {limit} tokens").format(count=longest.tokens, limit=limit), "muted"
 
     def about_tokens(self, measured: Sequence[TokenCount] | None) -> str:
-        """Return how tokens are counted, for the tooltip."""
+        """Return the tooltip that explains how tokens are counted."""
         words = self.tr("The text encoder reads captions in chunks of 75 tokens.")
         if measured and any(one.trigger for one in measured):
             words += " " + self.tr("The count includes the trigger word, which training adds at the start.")

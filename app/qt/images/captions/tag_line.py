@@ -18,7 +18,7 @@ _UNDO_KEYS = (QKeySequence.StandardKey.Undo, QKeySequence.StandardKey.Redo)
 
 
 class TagField(QLineEdit):
-    """Tag field with suggestions: Up/Down select one, Tab accepts it or the first, Enter accepts it, Escape closes."""
+    """Tag field with suggestions. Up/Down: select; Enter: accept; Tab: accept, by default the first; Escape: close."""
 
     def __init__(self, complete: Complete, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -28,7 +28,7 @@ class TagField(QLineEdit):
         self.textEdited.connect(lambda _: self._update_suggestions())
 
     def accept(self, tag: str) -> None:
-        """Replace the tag that is being typed with a suggestion."""
+        """Replace the tag being typed with a suggestion."""
         self.setText(self.completed(tag))
         self.list.hide()
         self.textEdited.emit(self.text())
@@ -40,7 +40,7 @@ class TagField(QLineEdit):
         return f"{before}{comma} {tag}" if comma else tag
 
     def event(self, event: QEvent) -> bool:
-        """Use Tab for a suggestion that completes the text; otherwise Qt moves the focus."""
+        """Accept a suggestion with Tab if it changes the text; otherwise let Qt move the focus."""
         if isinstance(event, QKeyEvent) and event.type() == QEvent.Type.KeyPress and event.key() == Qt.Key.Key_Tab:
             chosen = (self.list.chosen or self.list.proposals.proposals[0]) if self.list.isVisible() else None
             if chosen and self.completed(chosen.text) != self.text():
@@ -49,7 +49,7 @@ class TagField(QLineEdit):
         return super().event(event)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
-        """Handle the keys of the suggestions."""
+        """Handle the keys for the list of suggestions."""
         key, list_open = event.key(), self.list.isVisible()
         if list_open and key in (Qt.Key.Key_Down, Qt.Key.Key_Up):
             self.list.step(1 if key == Qt.Key.Key_Down else -1)
@@ -79,8 +79,8 @@ class TagField(QLineEdit):
 class TagLine(TagField):
     """Field that adds tags: Enter adds at the end, Shift+Enter at the start.
 
-    Ctrl+Up and Ctrl+Down change the image, and so do Left and Right while the field is empty; Backspace then selects
-    the last tag. Escape clears the field and leaves it.
+    Ctrl+Up and Ctrl+Down change the image. While the field is empty, Left and Right also change the image, and
+    Backspace selects the last tag. Escape clears the field and leaves it.
     """
 
     submitted = Signal(str, bool)
@@ -99,7 +99,7 @@ class TagLine(TagField):
         )
 
     def event(self, event: QEvent) -> bool:
-        """Leave undo and redo to the window while the field is empty."""
+        """Let the window handle undo and redo while the field is empty."""
         override = event.type() == QEvent.Type.ShortcutOverride and isinstance(event, QKeyEvent)
         if override and not self.text() and any(map(event.matches, _UNDO_KEYS)):  # type: ignore[attr-defined]
             event.ignore()
@@ -118,7 +118,7 @@ class TagLine(TagField):
             super().keyPressEvent(event)
 
     def enter(self, front: bool = False) -> None:
-        """Add what is typed, or the selected suggestion."""
+        """Add the typed tags, completing the last one with the selected suggestion."""
         if self.list.isVisible() and self.list.chosen:
             self.accept(self.list.chosen.text)
         self._enter(front)

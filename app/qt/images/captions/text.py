@@ -1,4 +1,4 @@
-"""Free-text caption field: marks every 75 tokens and dims what training truncates."""
+"""Free-text caption field: marks the end of every 75 tokens and dims what training truncates."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHUNK = 75
 Limit = Literal[75, 150, 225]
 LIMITS: tuple[Limit, ...] = (75, 150, 225)
 _MOST = 20_000
-"""Maximum characters to tokenize, in about 10 ms; ten times what training can use."""
+"""Maximum characters to tokenize, which takes about 10 ms; ten times what training can use."""
 
 _Ends = Callable[[str], list[int]]
 _Holds = Callable[[str, str], bool]
@@ -37,14 +37,14 @@ _UNDO = (QKeySequence.StandardKey.Undo, QKeySequence.StandardKey.Redo)
 
 @dataclass(frozen=True, slots=True)
 class TokenCount:
-    """Token count of a caption, or of one line if lines are separate captions; positions refer to the whole text."""
+    """Token count of a caption, or of a line that is a separate caption; positions refer to the whole text."""
 
     start: int
     end: int
     tokens: int
     """Number of tokens, including the trigger word if training adds it."""
     marks: tuple[int, ...]
-    """End of each full chunk of 75 tokens that is followed by more."""
+    """Positions at which a full chunk of 75 tokens ends and more tokens follow."""
     cut: int | None
     """Position at which training truncates the caption; None if it fits."""
     trigger: bool = False
@@ -64,7 +64,7 @@ class TokenCounter(QObject):
         self._holds: _Holds | None = None
 
     def count(self, text: str, lines: Lines, limit: Limit, trigger: str = "") -> list[TokenCount] | None:
-        """Return the counts of a caption, or of each line if lines are separate captions; None while loading."""
+        """Return the token count of the caption, or of each line that is one; None while loading."""
         if self._ends is None:
             self._load()
             return None
@@ -110,9 +110,9 @@ def _parts(text: str, lines: Lines) -> list[tuple[int, str]]:
 
 
 class CaptionText(QPlainTextEdit):
-    """Text field that keeps the exact text: Qt would return other spaces and line endings.
+    """Text field that preserves the exact text; Qt itself would change some spaces and line endings.
 
-    Undo and redo belong to the window. Ctrl+Up and Ctrl+Down change the image, Escape leaves the field.
+    The window handles undo and redo. Ctrl+Up and Ctrl+Down change the image, Escape leaves the field.
     """
 
     edited = Signal(str)
@@ -120,7 +120,7 @@ class CaptionText(QPlainTextEdit):
     stepped = Signal(int)
     left = Signal()
     paused = Signal()
-    """The field lost the focus."""
+    """Emitted when the field loses the focus."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -139,7 +139,7 @@ class CaptionText(QPlainTextEdit):
         return self._text.decode("utf-16-le", "surrogatepass")
 
     def show_text(self, text: str) -> None:
-        """Replace the text; the cursor stays at its position if possible."""
+        """Replace the text, keeping the cursor position if possible."""
         if text == self.text:
             return
         place = self.textCursor().position()
@@ -172,7 +172,7 @@ class CaptionText(QPlainTextEdit):
         return QSize(80, 2 * self.fontMetrics().lineSpacing() + 20)
 
     def event(self, event: QEvent) -> bool:
-        """Leave undo and redo to the window."""
+        """Let the window handle undo and redo."""
         if (
             event.type() == QEvent.Type.ShortcutOverride
             and isinstance(event, QKeyEvent)
@@ -183,7 +183,7 @@ class CaptionText(QPlainTextEdit):
         return super().event(event)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
-        """Change the image, leave, or edit the text."""
+        """Change the image, leave the field, or edit the text."""
         control = bool(event.modifiers() & Qt.KeyboardModifier.ControlModifier)
         if control and event.key() in (Qt.Key.Key_Up, Qt.Key.Key_Down):
             self.stepped.emit(1 if event.key() == Qt.Key.Key_Down else -1)
@@ -230,7 +230,7 @@ class CaptionText(QPlainTextEdit):
         return selection
 
     def _on_contents_change(self, place: int, removed: int, added: int) -> None:
-        """Apply the change of Qt's document to our exact text."""
+        """Apply a change in Qt's document to our exact text."""
         if self._showing:
             return
         # Qt separates paragraphs with U+2029. Some changes also count the document's final paragraph end, which is not
@@ -245,5 +245,5 @@ class CaptionText(QPlainTextEdit):
 
 
 def to_qt_position(text: str, place: int) -> int:
-    """Return a position in Qt's UTF-16 units: emoji and rare characters count twice."""
+    """Convert a position to Qt's UTF-16 units, in which emoji and rare characters count twice."""
     return len(text[:place].encode("utf-16-le", "surrogatepass")) // _WIDTH
