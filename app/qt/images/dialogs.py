@@ -1,4 +1,4 @@
-"""Dialog for a folder's settings, and the base class of dialogs that step through images."""
+"""Dialog for a folder's settings, and the base class for dialogs that step through images."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from app.qt.theme import set_icon
 from app.qt.widgets import SpinBox
 
 _MAX_REPEATS = 10_000
-"""Maximum number of repeats in impasto.jsonl."""
+"""Maximum number of repeats that impasto.jsonl allows."""
 
 
 class FolderDialog(QDialog):
-    """Dialog for the repeats, regularization and trigger word of a folder, stored in its impasto.jsonl."""
+    """Dialog for a folder's repeats, regularization and trigger word, which its impasto.jsonl stores."""
 
     def __init__(self, folder: Folder, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -51,7 +51,7 @@ class FolderDialog(QDialog):
         self.repeats.setFocus()
 
     def settings(self) -> dict[str, str | int | bool | None]:
-        """Return the settings under the library's keys."""
+        """Return the chosen settings, keyed by their names in the library."""
         return {
             "repeats": self.repeats.value() or None,
             "regularization": self.regularization.isChecked(),
@@ -60,7 +60,10 @@ class FolderDialog(QDialog):
 
 
 class ImageStepDialog(QDialog):
-    """Base dialog that shows images one at a time, `start` first; actions "previous" and "next" change the image."""
+    """Base class for dialogs that show one image at a time, starting with `start`.
+
+    The actions named "previous" and "next" change the image.
+    """
 
     def __init__(self, session: Session, ids: Sequence[int], start: int | None, parent: QWidget | None) -> None:
         super().__init__(parent)

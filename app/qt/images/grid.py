@@ -1,4 +1,4 @@
-"""The image grid: paints any number of images from what is loaded, without ever waiting."""
+"""The image grid: paints any number of images from loaded thumbnails, without ever waiting."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ _ROWS = {Qt.Key.Key_Up: -1, Qt.Key.Key_Down: 1}
 _INSET = 12
 _ANNOUNCED = frozenset({"rating", "excluded", "mask", "problem"})
 _DESCRIBED = _ANNOUNCED | {"caption"}
-"""Fields in an image's accessible description; captions are not announced, as their field is read while typing."""
+"""Fields in an image's accessible description; caption changes are not announced, as typing is read aloud."""
 _CENTERED = Qt.AlignmentFlag.AlignCenter | Qt.TextFlag.TextWordWrap
 
 
 class Grid(QAbstractScrollArea):
-    """Grid of the images of `session.view`; the layout is computed on demand, the selection is stored by id."""
+    """Grid of the images in `session.view`; the layout is computed on demand, the selection is stored by id."""
 
     opened = Signal()
-    """The user wants to see the current image large."""
+    """Emitted when the user wants to see the current image large."""
     menu_requested = Signal(QPoint)
-    """The user asked for a context menu at this screen position."""
+    """The user requested a context menu at this screen position."""
     resized = Signal(int)
-    """The side of the images has changed."""
+    """The size of the images has changed to this side, in logical px."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -99,12 +99,12 @@ class Grid(QAbstractScrollArea):
         return self.layout_now.between(top, top + self.viewport().height())
 
     def rectangle(self, index: int) -> QRect:
-        """Return an image's rectangle on the viewport."""
+        """Return an image's rectangle in viewport coordinates."""
         left, top, width, height = self.layout_now.cell(index)
         return QRect(left, top - self.verticalScrollBar().value(), width, height)
 
     def set_side(self, side: int) -> None:
-        """Change the size of the images; the current one, or the first visible one, stays visible."""
+        """Change the size of the images; the current one, if visible, or else the first stays visible."""
         side = max(SIDES[0], min(SIDES[1], side))
         if side != self.side:
             visible_id = self._image_to_keep()
@@ -119,7 +119,7 @@ class Grid(QAbstractScrollArea):
         self._lay_out(visible_id)
 
     def _image_to_keep(self) -> int | None:
-        """Return the image that must stay visible: the current one if visible, else the first visible one."""
+        """Return the id of the image that must stay visible: the current one if visible, else the first visible."""
         seen = [self._view.ids[index] for index in self.visible]
         return self._view.current if self._view.current in seen else next(iter(seen), None)
 
@@ -184,7 +184,7 @@ class Grid(QAbstractScrollArea):
             self._request_timer.start()
 
     def _request_thumbnails(self) -> None:
-        """Request the visible thumbnails from the top, then one screen below and one above."""
+        """Request the visible thumbnails from the top, then those one screen below and one screen above."""
         if not self.isVisible():
             return
         seen, ids = self.visible, self._view.ids
@@ -199,13 +199,13 @@ class Grid(QAbstractScrollArea):
         return edge_for((self.side - _INSET) * self.devicePixelRatioF())
 
     def in_sight(self) -> list[int]:
-        """Return the ids of the visible images."""
+        """Return the ids of the visible images; none while the grid is hidden."""
         return [self._view.ids[index] for index in self.visible] if self.isVisible() else []
 
     # Painting
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
-        """Paint the visible images from what is loaded."""
+        """Paint the visible images, using the thumbnails that are loaded."""
         painter = QPainter(self.viewport())
         painter.fillRect(event.rect(), QColor(colors().base))
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
@@ -290,7 +290,7 @@ class Grid(QAbstractScrollArea):
             self.opened.emit()
 
     def wheelEvent(self, event: QWheelEvent) -> None:  # noqa: N802
-        """Scroll, or change the size with Ctrl."""
+        """Scroll; with Ctrl, change the size of the images."""
         if event.modifiers() & Qt.KeyboardModifier.ControlModifier:
             self.set_side(self.side + (16 if event.angleDelta().y() > 0 else -16))
             event.accept()
@@ -325,7 +325,7 @@ class Grid(QAbstractScrollArea):
     # Keyboard and selection
 
     def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
-        """Move to another image; Shift extends the selection, Ctrl keeps it."""
+        """Move to another image (Shift extends the selection, Ctrl keeps it), select it, or open it."""
         target = self._target(event.key())
         if target is not None:
             self._move_to(target, event.modifiers())
@@ -337,7 +337,7 @@ class Grid(QAbstractScrollArea):
             super().keyPressEvent(event)
 
     def _target(self, key: int) -> int | None:
-        """Return the index that a key moves to; None for other keys."""
+        """Return the index that a key moves to; None if the key does not move or there are no images."""
         count, layout = len(self._view.ids), self.layout_now
         page = max(1, self.viewport().height() // layout.row_height)
         rows = {**_ROWS, Qt.Key.Key_PageUp: -page, Qt.Key.Key_PageDown: page}
@@ -360,7 +360,7 @@ class Grid(QAbstractScrollArea):
         return here % layout.columns if by_row < 0 else here
 
     def step(self, by: int) -> None:
-        """Select the next or previous image alone and make it the current one."""
+        """Select only the next or previous image and make it the current one."""
         here = self._index(self._view.current)
         target = (here + by) if here is not None else 0
         if 0 <= target < len(self._view.ids):
@@ -374,7 +374,7 @@ class Grid(QAbstractScrollArea):
             self._select(number, keys & Qt.KeyboardModifier.ShiftModifier)
 
     def _select(self, number: int, keys: Qt.KeyboardModifier) -> None:
-        """Select one image, the range from the anchor with Shift, or toggle it with Ctrl."""
+        """Select one image; with Shift, the range from the anchor to it; with Ctrl, toggle it."""
         adds = bool(keys & Qt.KeyboardModifier.ControlModifier)
         if keys & Qt.KeyboardModifier.ShiftModifier:
             chosen = frozenset(self._span(number))
@@ -395,12 +395,12 @@ class Grid(QAbstractScrollArea):
     # Other events
 
     def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802
-        """Update the layout; the current image, if visible, or the topmost one stays visible."""
+        """Update the layout; the current image, if visible, or else the topmost one stays visible."""
         super().resizeEvent(event)
         self._lay_out(self._view.current if self._view.current in self.in_sight() else self._top)
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
-        """Request thumbnails again: others may have been requested in the meantime."""
+        """Request thumbnails again, since other views may have requested different ones."""
         super().showEvent(event)
         self._schedule_update()
 
@@ -410,7 +410,7 @@ class Grid(QAbstractScrollArea):
         self._request_timer.stop()
 
     def changeEvent(self, event: QEvent) -> None:  # noqa: N802
-        """Update the text measurements for a new font."""
+        """Update the text measurements, since the font may have changed."""
         super().changeEvent(event)
         self._cells = CellPainter(self.font())
 
@@ -429,7 +429,7 @@ class Grid(QAbstractScrollArea):
         return ", ".join(words)
 
     def _announce(self, index: int | None, *, aloud: bool = True) -> None:
-        """Update the accessible description; `aloud` also announces it, as few screen readers follow descriptions."""
+        """Update the accessible description; `aloud` also announces it, as few screen readers report changes."""
         number = self._view.current
         if number is None or index is None or number not in self._library.images:
             return

@@ -1,4 +1,4 @@
-"""The loupe (the current image, fitted or zoomed, with its details below) and the comparison of several images."""
+"""The loupe, which shows the current image fitted or zoomed, and the comparison of several images."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MOST = 4
 
 
 class Loupe(QWidget):
-    """View of the current image; arrow keys change the image, or move it when zoomed or with Shift."""
+    """View of the current image. Arrow keys change the image; when zoomed or with Shift, they move it."""
 
     stepped = Signal(int)
     left = Signal()
@@ -90,7 +90,7 @@ class Loupe(QWidget):
         return "   ·   ".join(parts)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
-        """Change the image, move, zoom, or leave."""
+        """Change, move or zoom the image, or leave the loupe."""
         key = Qt.Key(event.key())
         closer = self.area.zoom.scale is not None
         if key in _PAN and (closer or event.modifiers() & Qt.KeyboardModifier.ShiftModifier):
@@ -113,7 +113,7 @@ class Loupe(QWidget):
 
 
 class Compare(QWidget):
-    """Side-by-side view of images with a shared zoom; the current image has a ring."""
+    """Side-by-side view of images with a shared zoom; a ring marks the current image."""
 
     left = Signal()
 
@@ -139,7 +139,7 @@ class Compare(QWidget):
         )
 
     def compare(self, ids: Sequence[int]) -> None:
-        """Show these images, four at most."""
+        """Show these images, up to four."""
         self.ids = tuple(ids[:MOST])
         self.zoom.fit()
         for place, pane in enumerate(self._panes):
@@ -159,7 +159,7 @@ class Compare(QWidget):
             self._make_current((here + by) % len(self.ids))
 
     def toggle_full(self) -> None:
-        """Toggle 100 % for all images."""
+        """Toggle all images between 100 % and fitted."""
         self.areas[0].toggle_full()
 
     def _pane(self, area: ZoomArea, label: QLabel) -> QWidget:
@@ -204,7 +204,7 @@ class Compare(QWidget):
         return "   ·   ".join(part for part in parts if part)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
-        """Change the current image, zoom all, or leave."""
+        """Change the current image, zoom all images, or leave the comparison."""
         key = event.key()
         if key in (Qt.Key.Key_Left, Qt.Key.Key_Right):
             self.step(1 if key == Qt.Key.Key_Right else -1)

@@ -16,15 +16,13 @@ from app.qt.images.views import DiskPoller, ImageViews
 
 
 class ImagesPage(QWidget):
-    """The Images page; each place is filled by the panel that it is named after, with splitters between them.
+    """The Images page: places for panels, with splitters between them.
 
     `tags`     left: the tag panel                            (app/qt/images/finding)
     `filter`   above the images: filter box                   (app/qt/images/finding)
     `views`    center: grid, loupe or comparison              (app/qt/images/views.py)
-    `captions` right, above: the caption editor               (app/qt/images/captions)
-    `health`   right, below: problems and charts              (app/qt/images/health)
-
-    `put(place, widget)` fills a place.
+    `captions` top right: the caption editor                  (app/qt/images/captions)
+    `health`   bottom right: problems and charts              (app/qt/images/health)
     """
 
     def __init__(self, session: Session, commands: Commands, parent: QWidget | None = None) -> None:
@@ -54,12 +52,12 @@ class ImagesPage(QWidget):
         layout.addWidget(widget)
 
     def show_alone(self, on: bool) -> None:
-        """Show only the images, or all panels again."""
+        """Show only the images, or show all panels again."""
         for part in (self.tags, self.filter, self.right):
             part.setVisible(not on)
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
-        """Start to check the disk for changes."""
+        """Start checking the disk for changes."""
         super().showEvent(event)
         self._clock.start()
 

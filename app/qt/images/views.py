@@ -1,4 +1,4 @@
-"""The middle of the Images page: grid, loupe and comparison, and the commands for culling."""
+"""The center of the Images page: grid, loupe and comparison, and the commands for culling."""
 
 from __future__ import annotations
 
@@ -110,15 +110,15 @@ ACTIONS = (
 
 
 class ImageViews(QWidget):
-    """Stack of three views of `session.view` (grid, loupe, comparison) below a toolbar.
+    """Toolbar above a stack of three widgets that show `session.view`: grid, loupe and comparison.
 
-    In the grid, actions apply to the selection, in loupe and comparison to the current image. `said` emits messages for
-    the status bar.
+    Actions apply to the selection in the grid, and to the current image in the loupe and the comparison.
+    `message_shown` carries messages for the status bar.
     """
 
     message_shown = Signal(str)
     full_screen_requested = Signal(bool)
-    """The images are to fill the screen, or no longer."""
+    """Asks the window to show only the images in full screen (True), or to undo that (False)."""
 
     def __init__(self, session: Session, commands: Commands, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -198,15 +198,15 @@ class ImageViews(QWidget):
         return bool(self._session.view.scope()) or self.has_current()
 
     def can_compare(self) -> bool:
-        """Return whether several of the shown images are selected."""
+        """Return whether at least two of the shown images are selected."""
         return len(self._session.view.scope()) > 1
 
     def has_hidden(self) -> bool:
-        """Return whether the filter hides some images, but not all."""
+        """Return whether the filter hides some, but not all images."""
         return 0 < len(self._session.view.ids) < len(self._session.library.images)
 
     def has_trashed(self) -> bool:
-        """Return whether images of this session are in the trash."""
+        """Return whether images deleted in this session are in the trash."""
         return bool(self._in_trash())
 
     def has_dataset(self) -> bool:
@@ -214,7 +214,7 @@ class ImageViews(QWidget):
         return bool(self._session.datasets.folders)
 
     def targets(self) -> list[LibraryImage]:
-        """Return the images that an action applies to: the selected ones in the grid, else the current one."""
+        """Return the images that actions apply to: in the grid, the selected ones; otherwise the current one."""
         view, images = self._session.view, self._session.library.images
         current = images.get(view.current or 0)
         selected = [images[number] for number in view.scope() if number in images] if self.in_grid() else []
@@ -294,23 +294,23 @@ class ImageViews(QWidget):
     # Culling
 
     def rate_1(self) -> None:
-        """Rate one star."""
+        """Rate the images with one star."""
         self._rate(1)
 
     def rate_2(self) -> None:
-        """Rate two stars."""
+        """Rate the images with two stars."""
         self._rate(2)
 
     def rate_3(self) -> None:
-        """Rate three stars."""
+        """Rate the images with three stars."""
         self._rate(3)
 
     def rate_4(self) -> None:
-        """Rate four stars."""
+        """Rate the images with four stars."""
         self._rate(4)
 
     def rate_5(self) -> None:
-        """Rate five stars."""
+        """Rate the images with five stars."""
         self._rate(5)
 
     def unrate(self) -> None:
@@ -340,7 +340,7 @@ class ImageViews(QWidget):
     # Folders and files
 
     def mark_folder(self) -> None:
-        """Open the dialog with the settings of the current image's folder."""
+        """Open the settings dialog for the current image's folder."""
         from app.qt.images.dialogs import FolderDialog
 
         image = self._session.library.images[self._session.view.current or 0]
@@ -349,7 +349,7 @@ class ImageViews(QWidget):
         dialog.open()
 
     def close_dataset(self) -> None:
-        """Close the dataset of the current image, or the one opened last; its files stay as they are."""
+        """Close the current image's dataset, or the one opened last; its files do not change."""
         image = self._session.library.images.get(self._session.view.current or 0)
         folders = self._session.datasets.folders
         root = image.folder.root if image and image.folder.root in folders else folders[-1]
@@ -359,7 +359,7 @@ class ImageViews(QWidget):
         self._commands.refresh()
 
     def delete(self) -> None:
-        """Move images with their captions and masks to the trash; the next image becomes the current one."""
+        """Move the images to the trash with captions and masks; the next image becomes the current one."""
         from app.qt.images.deletion import TrashStep
 
         chosen = self.targets()
@@ -400,7 +400,7 @@ class ImageViews(QWidget):
         return [deletion for deletion in self._deletions if deletion.in_trash]
 
     def paste(self) -> None:
-        """Copy the images of the clipboard into the dataset."""
+        """Copy the clipboard's images into the dataset."""
         self._arriving.paste()
 
     def _on_menu_requested(self, place: QPoint) -> None:
@@ -416,7 +416,7 @@ class ImageViews(QWidget):
         self._arriving.enter(event)
 
     def dropEvent(self, event: QDropEvent) -> None:  # noqa: N802
-        """Copy dropped images into the dataset; open folders and other files."""
+        """Copy dropped images into the dataset; open dropped folders and other files."""
         self._arriving.drop(event)
 
 
@@ -447,9 +447,9 @@ _NEED_FOCUS = (
 
 
 class DiskPoller(QTimer):
-    """Timer that checks the disk for changes every two seconds, and fully when the app becomes active.
+    """Timer that checks the visible images' files every two seconds, and all files when the app becomes active.
 
-    Also bounds how long thumbnails on a disk that does not respond can delay others.
+    Also limits how long thumbnails on an unresponsive disk can delay others.
     """
 
     def __init__(self, session: Session, in_sight: Callable[[], list[int]], parent: QWidget) -> None:

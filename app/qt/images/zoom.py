@@ -1,4 +1,4 @@
-"""Zoomable view of one image: fitted or at any scale, moved with mouse and keys."""
+"""Zoomable view of one image, fitted or at any scale, that can be moved with mouse and keys."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class FullImage(NamedTuple):
 
 
 class FullImageLoader:
-    """Loads full images for one view; a new request cancels an earlier one that has not started."""
+    """Loads full images for one view; a new request cancels the previous one."""
 
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
@@ -52,7 +52,7 @@ class FullImageLoader:
         self._future: Future[FullImage] | None = None
 
     def load(self, image: LibraryImage, longest: int, done: Callable[[FullImage | str], None]) -> None:
-        """Call `done` with the image, or with the reason why it cannot be shown; outdated requests never call it.
+        """Load an image and pass `done` the image, or why it cannot be shown; canceled requests never call it.
 
         `longest` is the longer side of the view in device px.
         """
@@ -93,7 +93,8 @@ _MAX_SCALE, _MIN_SCALE = 8.0, 0.02
 class Zoom(QObject):
     """Scale and position of a view; areas that share a `Zoom` move together.
 
-    `scale` is screen px per image px, None to fit; `middle` is the image point at the center of the view, as fractions.
+    `scale` is in screen px per image px, None to fit; `middle` is the point at the center of the view, in fractions of
+    the image's width and height.
     """
 
     changed = Signal()
@@ -104,7 +105,7 @@ class Zoom(QObject):
         self.middle = QPointF(0.5, 0.5)
 
     def set(self, scale: float | None, middle: QPointF | None = None) -> None:
-        """Set scale and center, limited to valid values."""
+        """Set the scale and the center, limited to valid values."""
         self.scale = None if scale is None else max(_MIN_SCALE, min(_MAX_SCALE, scale))
         middle = middle or self.middle
         self.middle = QPointF(max(0.0, min(1.0, middle.x())), max(0.0, min(1.0, middle.y())))
@@ -116,7 +117,7 @@ class Zoom(QObject):
 
 
 class ZoomArea(QWidget):
-    """Shows an image at the scale and position of a `Zoom`: its thumbnail at once, then the full image."""
+    """Widget that shows an image at the scale and position of a `Zoom`: first its thumbnail, then the full image."""
 
     pressed = Signal()
     loaded = Signal()
@@ -126,16 +127,16 @@ class ZoomArea(QWidget):
         self._session, self.zoom = session, zoom
         self._wholes = FullImageLoader(session.tasks)
         self.images: Mapping[int, LibraryImage] = session.library.images
-        """Images to choose from, by id."""
+        """Images that `show_image` can show, by id."""
         self.image: int | None = None
         self.whole: FullImage | None = None
         self.problem: str | None = None
         self.marked = False
-        """Whether it is drawn with a ring, as the current one of several."""
+        """Whether to draw a ring that marks the current image among several."""
         self.fits_up_to = 1.0
         """Maximum scale of a fitted image: 1 for viewing, more for editing."""
         self.margin = 0
-        """Free space around a fitted image in logical px, so that handles at its edges can be grabbed."""
+        """Free space around a fitted image in logical px; makes handles at its edges easy to grab."""
         self._preview: QImage | None = None
         self._grabbed: QPointF | None = None
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
@@ -196,7 +197,7 @@ class ZoomArea(QWidget):
 
     @property
     def full_size(self) -> QSize | None:
-        """Return the image's size in px, if it is known."""
+        """Return the image's size in px; that of its thumbnail if it is unknown, None if there is none."""
         if self.whole:
             return self.whole.image.size()
         image = self.images.get(self.image or 0)
@@ -215,7 +216,7 @@ class ZoomArea(QWidget):
         return min(width / size.width(), height / size.height(), self.fits_up_to)
 
     def place(self) -> QRectF:
-        """Return the rectangle of the whole image, in logical px of the area."""
+        """Return the rectangle of the whole image in widget coordinates."""
         size, scale = self.full_size or QSize(1, 1), self.scale / self.devicePixelRatioF()
         width, height = size.width() * scale, size.height() * scale
         return QRectF(
@@ -226,7 +227,7 @@ class ZoomArea(QWidget):
         )
 
     def zoom_by(self, factor: float, at: QPointF | None = None) -> None:
-        """Zoom by a factor; the image point at `at` stays in place."""
+        """Zoom by a factor; the image point at `at`, by default the center of the widget, stays in place."""
         place, spot = self.place(), at or QPointF(self.width() / 2, self.height() / 2)
         scale = max(_MIN_SCALE, min(_MAX_SCALE, self.scale * factor))
         growth = scale / self.scale
@@ -248,7 +249,7 @@ class ZoomArea(QWidget):
         return QPointF((at.x() - place.x()) / place.width(), (at.y() - place.y()) / place.height())
 
     def move_by(self, across: float, down: float) -> None:
-        """Move the image by a fraction of the area."""
+        """Move the visible part of the image by fractions of the widget's size."""
         place = self.place()
         step = QPointF(across * self.width() / place.width(), down * self.height() / place.height())
         self.zoom.set(self.zoom.scale, self.zoom.middle + step)
@@ -256,7 +257,7 @@ class ZoomArea(QWidget):
     # Events
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
-        """Paint the visible part, from the copy that suits the scale."""
+        """Paint the visible part, using the full image or the reduced copy, depending on the scale."""
         painter = QPainter(self)
         painter.fillRect(event.rect(), QColor(colors().base))
         place, image = self.place(), self._image()
@@ -283,7 +284,7 @@ class ZoomArea(QWidget):
         return self.whole.small if enough else self.whole.image
 
     def mousePressEvent(self, event: QMouseEvent) -> None:  # noqa: N802
-        """Start to move the image."""
+        """Start moving the image."""
         self.pressed.emit()
         if event.button() == Qt.MouseButton.LeftButton:
             self._grabbed = event.position()
@@ -301,7 +302,7 @@ class ZoomArea(QWidget):
         self.unsetCursor()
 
     def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:  # noqa: N802
-        """Toggle 100 % at the clicked point."""
+        """Toggle between 100 %, centered on the clicked point, and fitted."""
         self.toggle_full(event.position())
 
     def wheelEvent(self, event: QWheelEvent) -> None:  # noqa: N802
@@ -328,7 +329,7 @@ class ZoomArea(QWidget):
 
 
 def _start(room: float, length: float, middle: float) -> float:
-    """Return the start coordinate: centered if it fits, otherwise without a gap at either end."""
+    """Return the image's start along one axis: centered if it fits, otherwise without a gap at either end."""
     if length <= room:
         return (room - length) / 2
     return min(0.0, max(room - length, room / 2 - middle * length))

@@ -1,1 +1,1 @@
-"""Finding images: the filter box above them, and the tag panel beside them."""
+"""Tools for finding images: the filter box above them, and the tag panel to their left."""

@@ -1,4 +1,4 @@
-"""The filter above the images: its text, its errors, the number of matches, and saved filters."""
+"""The filter above the images: text field, errors, number of matches, and saved filters."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ ACTIONS = (
 
 
 class SaveDialog(QDialog):
-    """Dialog for saving a filter: its name, and whether it is for all datasets or one."""
+    """Dialog for saving a filter: asks for its name and whether it is for all datasets or one."""
 
     def __init__(self, query: str, roots: list[Path], parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -111,12 +111,12 @@ class SaveDialog(QDialog):
 
     @property
     def name(self) -> str:
-        """Return the name."""
+        """Return the entered name."""
         return self._name.text().strip()
 
     @property
     def root(self) -> Path | None:
-        """Return the dataset of the filter; None for all."""
+        """Return the folder of the dataset that the filter is for; None for all datasets."""
         root: Path | None = self._scope.currentData()
         return root
 
@@ -125,7 +125,7 @@ class SaveDialog(QDialog):
 
 
 class HelpDialog(QDialog):
-    """Dialog with the description of the filter syntax."""
+    """Dialog that describes the filter syntax."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -145,16 +145,16 @@ class HelpDialog(QDialog):
 
 
 class FilterField(QLineEdit):
-    """Filter field: Enter applies, Down or Ctrl+Space suggests, Tab accepts, Escape closes the list, then clears."""
+    """Filter field. Enter: apply; Down or Ctrl+Space: suggest; Tab: accept; Escape: close the list, then clear."""
 
     applied = Signal()
-    """Enter was pressed, or the field was cleared."""
+    """Emitted when Enter is pressed or the field is cleared."""
     settled = Signal()
-    """The suggestions were closed without accepting one: the text is final."""
+    """Emitted when the suggestions are closed without accepting one, which makes the text final."""
     left = Signal()
-    """The field lost the focus."""
+    """Emitted when the field loses the focus."""
     saved_requested = Signal()
-    """The user pressed Alt+Down to see the saved filters."""
+    """Emitted when the user presses Alt+Down to see the saved filters."""
 
     def __init__(self, propose: Callable[[str, int], list[Proposal]], parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -167,9 +167,9 @@ class FilterField(QLineEdit):
         self.textEdited.connect(lambda _: self.propose(typing=True))
 
     def underline(self, faults: Iterable[QueryProblem]) -> None:
-        """Draw a wavy underline below these parts of the text only.
+        """Draw a wavy underline below these parts of the text, and remove all others.
 
-        QLineEdit has no text formats; only an input method can set some, so this sends such an event (QTBUG-46603).
+        QLineEdit has no text formats of its own; only an input method event can set them (QTBUG-46603).
         """
         wave = QTextCharFormat()
         wave.setUnderlineStyle(QTextCharFormat.UnderlineStyle.WaveUnderline)
@@ -180,7 +180,7 @@ class FilterField(QLineEdit):
         QApplication.sendEvent(self, QInputMethodEvent("", marks))
 
     def propose(self, *, typing: bool = False) -> None:
-        """Show suggestions for the word at the cursor; while typing, only if there is one."""
+        """Show suggestions for the word at the cursor; if `typing`, only if a word ends there."""
         text, cursor = self.text(), self.cursorPosition()
         wanted = not typing or (cursor > 0 and not text[cursor - 1].isspace())
         self.list.show_suggestions(self._propose(text, cursor) if wanted else [])
@@ -194,7 +194,7 @@ class FilterField(QLineEdit):
         self.textEdited.emit(text)
 
     def event(self, event: QEvent) -> bool:
-        """Use Tab for the suggestions while they are shown; otherwise Qt moves the focus."""
+        """Accept a suggestion with Tab while any are shown; otherwise let Qt move the focus."""
         if event.type() == QEvent.Type.KeyPress and isinstance(event, QKeyEvent) and self.list.isVisible():
             proposal = self.list.chosen or self.list.proposals.proposals[0]
             if event.key() == Qt.Key.Key_Tab:
@@ -203,7 +203,7 @@ class FilterField(QLineEdit):
         return super().event(event)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
-        """Handle the keys of the field and its suggestions."""
+        """Handle the keys for the field and its suggestions."""
         key, list_open = event.key(), self.list.isVisible()
         if key == Qt.Key.Key_Down and event.modifiers() & Qt.KeyboardModifier.AltModifier:
             self.saved_requested.emit()
@@ -295,7 +295,7 @@ class FilterBox(QWidget):
         self._patience.stop()
 
     def changeEvent(self, event: QEvent) -> None:  # noqa: N802
-        """Reset the note's text when the theme changes: Qt keeps the link color of the old one."""
+        """Set the note's text again when the theme changes, since Qt keeps the old theme's link color."""
         super().changeEvent(event)
         if event.type() in (QEvent.Type.PaletteChange, QEvent.Type.StyleChange) and self.note.text():
             text = self.note.text()
@@ -355,7 +355,7 @@ class FilterBox(QWidget):
             self._pause.start()
 
     def _apply(self, *, patient: bool = False) -> None:
-        """Apply the filter or show its errors; `patient` delays errors in the word that is being typed."""
+        """Apply the filter or show its errors; `patient` delays errors in the word being typed."""
         self._pause.stop()
         self._patience.stop()
         text = self.field.text()
@@ -388,9 +388,9 @@ class FilterBox(QWidget):
         return self.field.hasFocus() and start < self.field.cursorPosition() <= end
 
     def _is_completed(self) -> bool:
-        """Return whether the word being typed matches nothing yet but has suggestions; raise QueryError.
+        """Return whether suggestions are shown for the word being typed, which matches no image yet.
 
-        Applying it would empty the grid between two keystrokes.
+        Applying such a filter would empty the grid between two keystrokes. Raises QueryError.
         """
         if not self.field.list.isVisible():
             return False
@@ -398,7 +398,7 @@ class FilterBox(QWidget):
         return any(not self._session.finder.find(Query(term)) for term in typed)
 
     def _unknown(self) -> list[UnknownTag]:
-        """Return the unknown tags in the filter if it finds nothing."""
+        """Return the unknown tags in the filter if no image matches it, else an empty list."""
         if self._session.view.ids or self._session.tags.pending:
             return []
         return unknown_tags(self._filtering.query, self._session.tags)
@@ -425,7 +425,7 @@ class FilterBox(QWidget):
         )
 
     def _on_filtering_changed(self) -> None:
-        """Show a filter that was set elsewhere, without overwriting what the user types."""
+        """Show a filter that was set elsewhere, without overwriting what the user is typing."""
         if self._filtering.text != self._applied_text:
             self._applied_text = self._filtering.text
             self.field.setText(self._applied_text)
@@ -482,17 +482,17 @@ class FilterBox(QWidget):
         return list(dict.fromkeys(image.folder.root for image in self._session.library.images.values()))
 
     def _remember(self) -> None:
-        """Add the applied filter to the recent ones, unless the field differs from it."""
+        """Add the applied filter to the recent filters if the field still shows it."""
         if self.field.text() == self._filtering.text:
             self._session.filters.remember(self._filtering.text)
 
 
 def _menu_text(text: str) -> str:
-    """Return a text with & escaped for a menu."""
+    """Return the text with & escaped for a menu."""
     return text.replace("&", "&&")
 
 
 def _add_heading(menu: QMenu, text: str) -> None:
-    """Add a heading to a menu; Qt's own sections have no text in the Fusion style."""
+    """Add a heading to a menu; the Fusion style does not show the text of Qt's own sections."""
     menu.addSeparator()
     menu.addAction(text).setEnabled(False)

@@ -31,7 +31,7 @@ class ProposalModel(QAbstractListModel):
         return 0 if parent.isValid() else len(self.proposals)
 
     def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> object:
-        """Return the suggested text; for screen readers also its description."""
+        """Return the suggested text; for screen readers, with its description."""
         if not index.isValid():
             return None
         proposal = self.proposals[index.row()]
@@ -50,7 +50,7 @@ class ProposalModel(QAbstractListModel):
 
 
 class _Delegate(QStyledItemDelegate):
-    """Delegate that paints the text on the left and its description, muted, on the right."""
+    """Delegate that paints the text on the left and a muted description on the right."""
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: _Index) -> None:
         model = index.model()
@@ -81,10 +81,10 @@ class _Delegate(QStyledItemDelegate):
 
 
 class ProposalList(QListView):
-    """Drop-down list over the window, below its anchor, which keeps the focus."""
+    """Drop-down list inside the window, below the anchor widget, which keeps the focus."""
 
     accepted = Signal(object)
-    """The user accepted this `Proposal`."""
+    """The user clicked this `Proposal`."""
 
     def __init__(self, anchor: QWidget) -> None:
         super().__init__(anchor)
@@ -100,7 +100,7 @@ class ProposalList(QListView):
         self.hide()
 
     def show_suggestions(self, proposals: list[Proposal]) -> None:
-        """Show these suggestions, none selected; hide if there are none."""
+        """Show these suggestions with none selected; hide the list if there are none."""
         self.proposals.show(proposals)
         if not proposals:
             self.hide()
@@ -126,6 +126,6 @@ class ProposalList(QListView):
 
     @property
     def chosen(self) -> Proposal | None:
-        """Return the selected suggestion."""
+        """Return the selected suggestion, or None."""
         row = self.currentIndex().row()
         return self.proposals.proposals[row] if 0 <= row < len(self.proposals.proposals) else None

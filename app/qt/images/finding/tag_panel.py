@@ -1,4 +1,4 @@
-"""The tag panel: all tags with their counts, tags that occur together, and filtering by a click."""
+"""The tag panel: lists all tags with counts and tags that occur together; a click filters by a tag."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ ACTIONS = (
 
 
 class TagDelegate(QStyledItemDelegate):
-    """Delegate of a tag row, with a muted count so that the tags stand out."""
+    """Delegate that paints a tag and a muted count, which makes the tags stand out."""
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: _Index) -> None:
         """Paint background, tag and count."""
@@ -126,7 +126,7 @@ Order = Literal["count", "name"]
 
 
 class TagModel(QAbstractListModel):
-    """List model of tags with their counts in a given order, fetched in portions."""
+    """List model of sorted tags with their counts, fetched in batches."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -145,11 +145,11 @@ class TagModel(QAbstractListModel):
         return 0 if parent.isValid() else self._fetched
 
     def canFetchMore(self, parent: _Index) -> bool:  # noqa: N802
-        """Return whether there are more rows."""
+        """Return whether there are rows left to fetch."""
         return not parent.isValid() and self._fetched < len(self.rows)
 
     def fetchMore(self, parent: _Index) -> None:  # noqa: N802
-        """Add the next portion of rows."""
+        """Add the next batch of rows."""
         if self.canFetchMore(parent):
             more = min(_FETCH_SIZE, len(self.rows) - self._fetched)
             self.beginInsertRows(QModelIndex(), self._fetched, self._fetched + more - 1)
@@ -157,7 +157,7 @@ class TagModel(QAbstractListModel):
             self.endInsertRows()
 
     def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> object:
-        """Return the tag or its count; for screen readers both."""
+        """Return the tag or its count; for screen readers, both."""
         if not index.isValid():
             return None
         tag, images = self.rows[index.row()]
@@ -170,7 +170,7 @@ class TagModel(QAbstractListModel):
         return None
 
     def index_of(self, tag: str) -> QModelIndex:
-        """Return the index of a tag among the fetched rows; invalid if it is not there."""
+        """Return a tag's index among the fetched rows; an invalid index if it is not there."""
         for row, found in enumerate(self.rows[: self._fetched]):
             if found.tag == tag:
                 return self.index(row)
@@ -178,7 +178,7 @@ class TagModel(QAbstractListModel):
 
 
 def sort_tags(counts: Iterable[tuple[str, int]], order: Order) -> list[TagCount]:
-    """Sort tags on a worker, in parts, so that the main thread can run in between."""
+    """Sort tags; in parts, so that a worker that calls this lets the main thread run in between."""
     rows = [TagCount(*pair) for pair in counts]
     key = _by_count if order == "count" else _by_name
     parts = [sorted(rows[start : start + _PART], key=key) for start in range(0, len(rows), _PART)]
@@ -197,7 +197,7 @@ _Result = TypeVar("_Result")
 
 
 class TagView(QListView):
-    """List of tags with counts: click or Enter filters, Ctrl adds to the filter, Alt excludes."""
+    """List of tags with counts: click or Enter filters by a tag; with Ctrl, adds it; with Alt, excludes it."""
 
     def __init__(self, name: str, use: Callable[[str, Qt.KeyboardModifier], None]) -> None:
         super().__init__()
@@ -213,17 +213,17 @@ class TagView(QListView):
         )
         self._use = use
         self.empty_text = ""
-        """Message to show while there are no tags."""
+        """Message shown while there are no tags."""
         self.clicked.connect(self._on_clicked)
 
     @property
     def tag(self) -> str | None:
-        """Return the selected tag."""
+        """Return the selected tag, or None."""
         row = self.currentIndex().row()
         return self.tags.rows[row].tag if 0 <= row < len(self.tags.rows) else None
 
     def show_rows(self, rows: list[TagCount]) -> None:
-        """Replace all rows; selection and scroll position stay if possible."""
+        """Replace all rows, keeping selection and scroll position if possible."""
         tag, place = self.tag, self.verticalScrollBar().value()
         self.tags.show(rows)
         if tag is not None and (index := self.tags.index_of(tag)).isValid():
@@ -238,7 +238,7 @@ class TagView(QListView):
             super().keyPressEvent(event)
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
-        """Paint the message of an empty list."""
+        """Paint the message if the list is empty."""
         super().paintEvent(event)
         if not self.tags.rows and self.empty_text:
             painter = QPainter(self.viewport())
@@ -252,7 +252,7 @@ class TagView(QListView):
 
 
 class TagPanel(QWidget):
-    """Panel of all tags of the open datasets, and below it the tags most often seen with the selected one."""
+    """Panel that lists all tags in the open datasets and, below, those seen most often with the selected one."""
 
     def __init__(self, session: Session, commands: Commands, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -296,7 +296,7 @@ class TagPanel(QWidget):
             self._session.filtering.apply(str(term))
 
     def rename(self) -> None:
-        """Ask for a new name of the selected tag and rename it in all captions, as one edit."""
+        """Ask for a new name for the selected tag and rename it in all captions, as one edit."""
         tag = self.all.tag
         if tag is None:
             return
@@ -371,7 +371,7 @@ class TagPanel(QWidget):
         until_destroyed(self, self._index.changed.connect(lambda _: self._on_index_changed()))
 
     def _on_index_changed(self) -> None:
-        """Schedule an update, or remember it for when the panel is shown."""
+        """Schedule an update; while the panel is hidden, update it when it is shown."""
         if self.isVisible():
             self._update_timer.start()
         else:
@@ -385,7 +385,7 @@ class TagPanel(QWidget):
         )
 
     def _request(self) -> None:
-        """Sort the matching tags on a worker; repeat if they change in the meantime."""
+        """Sort the matching tags on a worker and show them; start over if they change before that is done."""
         self._update_timer.stop()
         if self._sorting:
             self._stale = True
@@ -414,7 +414,7 @@ class TagPanel(QWidget):
             self._request()
 
     def _on_selection_changed(self) -> None:
-        """Count the tags seen with the selected one on a worker; results for another tag are ignored."""
+        """On a worker, count the tags seen with the selected one; results for another tag are ignored."""
         self._commands.refresh()
         tag = self.all.tag
         if tag is None:
@@ -475,7 +475,7 @@ class TagPanel(QWidget):
         return menu
 
     def _edit(self, tag: str, change: Callable[[list[LibraryImage]], Edit]) -> None:
-        """Compute an edit of all images with exactly this tag on a worker, then apply it."""
+        """On a worker, compute an edit of all images with exactly this tag; then apply it."""
         images = self._session.library.images
         chosen = [images[number] for number in self._index.images_with(tag)]
         self.message.hide()

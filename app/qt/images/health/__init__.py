@@ -1,1 +1,1 @@
-"""Problems, charts and crops of the open images."""
+"""Dataset health: problems and charts of the open images, and the crop and mask dialogs."""

@@ -1,7 +1,7 @@
 """Charts of the dataset, painted with QPainter in the theme's colors.
 
-They have a few dozen bars, which QPainter draws at once and sharp at every scale; a chart library would not follow the
-theme, the keyboard and screen readers.
+QPainter draws a few dozen bars instantly and sharply at any scale. A chart library would not support the theme, the
+keyboard and screen readers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BACK = (Qt.Key.Key_Up, Qt.Key.Key_Left)
 
 
 class HealthChart(QWidget):
-    """Base class of charts whose parts are reached with arrow keys and selected with Enter or a click."""
+    """Base class for charts; arrow keys move between the parts, Enter or a click selects one."""
 
     chosen = Signal(object)
     """The user selected a part; the argument is the set of its image ids."""
@@ -37,7 +37,7 @@ class HealthChart(QWidget):
         self.setAccessibleName(name)
 
     def parts(self) -> list[tuple[QRectF, str, Set[int]]]:
-        """Return rectangle, text and image ids of each part."""
+        """Return the rectangle, text and image ids of each part."""
         raise NotImplementedError
 
     def step(self, by: int) -> None:
@@ -58,11 +58,11 @@ class HealthChart(QWidget):
             self.update()
 
     def part_at(self, place: QPointF) -> int:
-        """Return the part at a point, -1 if there is none."""
+        """Return the index of the part at a point; -1 if there is none."""
         return next((number for number, part in enumerate(self.parts()) if part[0].contains(place)), -1)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
-        """Move between parts and select."""
+        """Move between parts, or select one."""
         if event.key() in _FORWARD:
             self.step(1)
         elif event.key() in _BACK:
@@ -93,7 +93,7 @@ class HealthChart(QWidget):
         self.update()
 
     def focusInEvent(self, event: QFocusEvent) -> None:  # noqa: N802
-        """Make the first part current if none is."""
+        """Make the first part the current one if there is none."""
         if self.current < 0:
             self.step(1)
         super().focusInEvent(event)
@@ -143,7 +143,7 @@ class BarChart(HealthChart):
         self.update()
 
     def sizeHint(self) -> QSize:  # noqa: N802
-        """Return the size of all rows."""
+        """Return the size that shows all rows."""
         return QSize(200, self._pitch() * len(self.bars) + 8)
 
     def parts(self) -> list[tuple[QRectF, str, Set[int]]]:
@@ -155,7 +155,7 @@ class BarChart(HealthChart):
         ]
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
-        """Paint label, bar and number of each row."""
+        """Paint the label, bar and number in each row."""
         painter, scheme, metrics = QPainter(self), colors(), self.fontMetrics()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         number = QLocale().toString
@@ -185,7 +185,7 @@ class BarChart(HealthChart):
 
 
 class ColumnChart(HealthChart):
-    """Histogram of caption lengths, with marks at each chunk of tokens."""
+    """Histogram of caption lengths, with a mark at the end of each chunk of tokens."""
 
     def __init__(self, name: str, parent: QWidget | None = None) -> None:
         super().__init__(name, parent)
@@ -234,7 +234,7 @@ class ColumnChart(HealthChart):
         painter.end()
 
     def _marks_of(self, painter: QPainter, field: QRectF) -> None:
-        """Paint a line at the end of each chunk; the token limit as a solid line."""
+        """Paint a line at the end of each chunk, solid at the token limit and dashed elsewhere."""
         step = self.bars[1].value if len(self.bars) > 1 else 1.0
         for mark in TOKEN_MARKS:
             x = field.left() + field.width() * mark / (step * max(len(self.bars), 1))
@@ -258,7 +258,7 @@ class ColumnChart(HealthChart):
 
 
 class SizeMap(HealthChart):
-    """Map of image widths and heights on log2 axes, with the line of sufficient area."""
+    """Map of image widths and heights on log2 axes; images below the line are too small."""
 
     def __init__(self, name: str, parent: QWidget | None = None) -> None:
         super().__init__(name, parent)
@@ -278,7 +278,7 @@ class SizeMap(HealthChart):
         return [(self._place(cell), self.part_text(_bounds(cell), len(cell.ids)), cell.ids) for cell in self.cells]
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
-        """Paint grid, cells and line."""
+        """Paint the grid, the cells and the line of minimum area."""
         painter, scheme, field = QPainter(self), colors(), self._field()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         low, high = self._range()
@@ -302,7 +302,7 @@ class SizeMap(HealthChart):
         painter.end()
 
     def _paint_area_line(self, painter: QPainter, field: QRectF) -> None:
-        """Paint the line of all sizes whose area equals the resolution squared."""
+        """Paint the line on which the area equals the resolution squared."""
         painter.setClipRect(field)  # the line's ends are outside the chart
         painter.setPen(QPen(QColor(colors().warning), 1.5))
         low, _ = self._range()
@@ -311,7 +311,7 @@ class SizeMap(HealthChart):
         painter.setClipping(False)
 
     def _range(self) -> tuple[float, float]:
-        """Return the smallest and largest side shown, as powers of two."""
+        """Return log2 of the smallest and the largest side shown."""
         sides = [side for cell in self.cells for side in (cell.left, cell.right, cell.top, cell.bottom)]
         sides += [self.resolution / 2, self.resolution * 2]
         return float(int(log2(min(sides)))), float(int(log2(max(sides)) + 0.999))

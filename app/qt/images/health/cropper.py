@@ -1,4 +1,4 @@
-"""Dialog for choosing the crop of each image that is trained."""
+"""Dialog for choosing which part of each image to train on."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _STEPS = {
 }
 _STEP = 0.02
 _GRIP = 14
-"""Distance from a corner within which it can be grabbed, in logical px."""
+"""Maximum distance at which the mouse can grab a corner, in logical px."""
 
 
 class CropCanvas(ZoomArea):
-    """Image with a crop frame: drag, arrow keys (Shift: 1 px) move it; corners, the wheel, + and - resize it."""
+    """Image with a crop frame. Move: drag, arrow keys (Shift: 1 px). Resize: drag a corner, wheel, + and -."""
 
     pulled = Signal()
-    """The frame has changed while the user drags it."""
+    """Emitted when the frame changes while the user drags it."""
     framed = Signal()
-    """The user has changed the frame: a drag has ended, or a key was pressed."""
+    """Emitted when the user has changed the frame: at the end of a drag, or on a key or the wheel."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, Zoom(), parent)
@@ -57,18 +57,18 @@ class CropCanvas(ZoomArea):
         self.update()
 
     def shift(self, across: float, down: float) -> None:
-        """Move the frame by fractions of the image."""
+        """Move the frame by fractions of the image's width and height."""
         if self.frame:
             self.show_frame(moved(self.frame, across, down))
 
     def shrink(self, factor: float, anchor: tuple[float, float] = (0.5, 0.5)) -> None:
-        """Scale the frame by a factor around an anchor point."""
+        """Scale the frame by a factor; the anchor, in fractions of the frame, stays in place."""
         size = self.full_size
         if self.frame and size:
             self.show_frame(scaled(self.frame, factor, (size.width(), size.height()), anchor))
 
     def rectangle(self) -> QRectF:
-        """Return the frame's rectangle in the widget."""
+        """Return the frame's rectangle in widget coordinates."""
         whole, (left, top, right, bottom) = self.place(), self.frame or (0.0, 0.0, 1.0, 1.0)
         return QRectF(
             whole.x() + left * whole.width(),
@@ -80,7 +80,7 @@ class CropCanvas(ZoomArea):
     # Events
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
-        """Paint the image, the shaded outside, the frame and its thirds."""
+        """Paint the image, shade the part outside the frame, and paint the frame and its thirds."""
         super().paintEvent(event)
         if self.frame is None:
             return
@@ -164,7 +164,7 @@ class CropCanvas(ZoomArea):
         self.framed.emit()
 
     def _corner_at(self, spot: QPointF) -> tuple[int, int] | None:
-        """Return the nearby corner as (0 or 1 across, 0 or 1 down), or None."""
+        """Return the corner near a point as (0 left or 1 right, 0 top or 1 bottom); None if there is none."""
         frame = self.rectangle()
         for across, x in ((0, frame.left()), (1, frame.right())):
             for down, y in ((0, frame.top()), (1, frame.bottom())):
@@ -173,7 +173,7 @@ class CropCanvas(ZoomArea):
         return None
 
     def _pull(self, spot: QPointF, corner: tuple[int, int]) -> None:
-        """Resize the frame so that a corner follows the pointer and the opposite corner stays."""
+        """Resize the frame: the corner follows the pointer, and the opposite corner stays in place."""
         frame = self.rectangle()
         opposite = QPointF(frame.left() if corner[0] else frame.right(), frame.top() if corner[1] else frame.bottom())
         across = (spot.x() - opposite.x()) * (1 if corner[0] else -1) / frame.width()
@@ -182,7 +182,7 @@ class CropCanvas(ZoomArea):
         self.shrink(min(max(across, down, 0.01), *self._room(anchor)), anchor)
 
     def _room(self, anchor: tuple[int, int]) -> tuple[float, float]:
-        """Return the maximum scale across and down that keeps the frame inside the image, with `anchor` fixed."""
+        """Return how much the frame can grow across and down, as factors, if the corner `anchor` stays in place."""
         left, top, right, bottom = self.frame or (0.0, 0.0, 1.0, 1.0)
         across = (right if anchor[0] else 1.0 - left) / (right - left)
         return across, (bottom if anchor[1] else 1.0 - top) / (bottom - top)
@@ -199,7 +199,7 @@ class CropCanvas(ZoomArea):
 
 
 class Cropper(ImageStepDialog):
-    """Crop dialog; a crop is an edit in the history and never changes the image file. Undo here affects only crops."""
+    """Crop dialog. A crop is an edit in the history and never changes the image file; Undo affects only crops."""
 
     def __init__(
         self, session: Session, ids: Sequence[int], start: int | None = None, parent: QWidget | None = None
@@ -227,11 +227,11 @@ class Cropper(ImageStepDialog):
         self._show_image()
 
     def reset(self) -> None:
-        """Remove the crop, so that training uses the centered one."""
+        """Remove the crop; training then uses the centered default."""
         self._crop(None)
 
     def toggle_thirds(self) -> None:
-        """Show or hide the lines of thirds."""
+        """Show or hide the rule-of-thirds lines."""
         self.canvas.thirds = not self.canvas.thirds
         self.canvas.update()
 
@@ -279,7 +279,7 @@ class Cropper(ImageStepDialog):
         return crop_preview(image.width, image.height, crop, self._recipe)
 
     def _on_pulled(self) -> None:
-        """Update the facts while the frame is dragged."""
+        """Update the bucket and the share cropped off while the frame is dragged."""
         shown = self._shown(self.canvas.frame)
         if shown:
             self.facts.setText(self._facts(shown))
@@ -305,7 +305,7 @@ class Cropper(ImageStepDialog):
         return "   ·   ".join(parts)
 
     def _fill_shapes(self, shown: CropPreview | None) -> None:
-        """List the buckets that the dataset already has: images of one bucket are batched together."""
+        """List the buckets that the dataset already uses: images in the same bucket can be batched together."""
         shapes = {cast("tuple[int, int]", shape) for shape in self._session.health.image_index.all("bucket")}
         shapes |= {shown.bucket} if shown else set()
         ordered = sorted(shapes, key=lambda shape: (-shape[0] / shape[1], shape))

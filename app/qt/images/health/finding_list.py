@@ -1,4 +1,4 @@
-"""List of problems: each row has a severity icon and a word-wrapped sentence."""
+"""List of problems; each row has a severity icon and a word-wrapped sentence."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class FindingModel(QAbstractListModel):
         self._texts: tuple[tuple[str, str], ...] = ()
 
     def show(self, findings: Sequence[HealthFinding]) -> None:
-        """Replace the problems; if kinds and order are the same, only changed texts are updated."""
+        """Replace the problems; if they are of the same kinds in the same order, update only changed texts."""
         texts = tuple((one.code, one.sentence) for one in findings)
         codes = [code for code, _ in texts]
         if codes != [code for code, _ in self._texts]:
@@ -51,7 +51,7 @@ class FindingModel(QAbstractListModel):
             self.dataChanged.emit(self.index(row), self.index(row))
 
     def index_of(self, code: str) -> QModelIndex:
-        """Return the index of a kind of problem; invalid if it is gone."""
+        """Return the index of the problem with this code; an invalid index if there is none."""
         row = next((row for row, one in enumerate(self.rows) if one.code == code), -1)
         return self.index(row) if row >= 0 else QModelIndex()
 
@@ -97,7 +97,7 @@ class FindingDelegate(QStyledItemDelegate):
         painter.drawText(option.rect.adjusted(_indent(), _ABOVE, -_SIDE, 0), _WRAP, finding.sentence)
 
     def sizeHint(self, option: QStyleOptionViewItem, index: _Index) -> QSize:  # noqa: N802
-        """Return the size of a row, whose height fits the sentence at the list's width."""
+        """Return the size of a row; its height fits the sentence wrapped to the list's width."""
         view = option.widget
         width = view.viewport().width() if isinstance(view, QAbstractItemView) else option.rect.width()
         room = QRect(0, 0, max(width - _indent() - _SIDE, 40), 10_000)
@@ -124,12 +124,12 @@ class FindingView(QListView):
 
     @property
     def finding(self) -> HealthFinding | None:
-        """Return the selected problem."""
+        """Return the selected problem, or None."""
         row = self.currentIndex().row()
         return self.findings.rows[row] if 0 <= row < len(self.findings.rows) else None
 
     def show_findings(self, findings: Sequence[HealthFinding]) -> None:
-        """Replace the problems; the selection stays if possible."""
+        """Replace the problems, keeping the selection if possible."""
         code = self.finding.code if self.finding else ""
         self.findings.show(findings)
         place = self.findings.index_of(code)

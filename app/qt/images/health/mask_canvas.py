@@ -31,20 +31,20 @@ _STEPS = {
     Qt.Key.Key_Down: QPointF(0, 1),
 }
 _KEY_STEP = 12
-"""Distance that an arrow key moves the brush, in logical px."""
+"""Logical px that one press of an arrow key moves the brush."""
 
 
 class MaskCanvas(ZoomArea):
-    """Image with its mask as a tint: the brush includes areas in training, the eraser excludes them.
+    """Image with its mask shown as a tint: the brush includes areas in training, the eraser excludes them.
 
-    Left button or pen: use the tool; middle button: move the image; wheel, + and -: zoom. Arrow keys move the brush and
-    paint with Shift; Space paints at the brush.
+    Left button or pen: use the tool; middle button: move the image; wheel, + and -: zoom. Arrow keys: move the brush;
+    with Shift, paint as well; Space: use the tool where the brush is.
     """
 
     painted = Signal()
-    """The mask has changed."""
+    """Emitted when a stroke or a fill has changed the mask."""
     sized = Signal(int)
-    """The brush radius has changed."""
+    """The brush radius has changed to this many image px."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, Zoom(), parent)
@@ -80,19 +80,19 @@ class MaskCanvas(ZoomArea):
     # Painting the mask
 
     def pixel(self, place: QPointF) -> QPointF:
-        """Return the image px at a point of the widget."""
+        """Convert a point in the widget to a point in the image, in image px."""
         whole, (height, width) = self.place(), self._shape()
         return QPointF(
             (place.x() - whole.x()) * width / whole.width(), (place.y() - whole.y()) * height / whole.height()
         )
 
     def at(self, pixel: QPointF) -> QPointF:
-        """Return the widget point of an image px."""
+        """Convert a point in the image, in image px, to a point in the widget."""
         whole, (height, width) = self.place(), self._shape()
         return QPointF(whole.x() + pixel.x() * whole.width() / width, whole.y() + pixel.y() * whole.height() / height)
 
     def press(self, place: QPointF, pressure: float = 1.0) -> None:
-        """Start a stroke, or fill an area."""
+        """Start a stroke, or fill an area, depending on the tool."""
         if self.painting is None:
             return
         spot = self.pixel(place)
@@ -104,7 +104,7 @@ class MaskCanvas(ZoomArea):
         self._line(spot, pressure)
 
     def drag(self, place: QPointF, pressure: float = 1.0) -> None:
-        """Continue the stroke and move the brush."""
+        """Move the brush, and continue the stroke if there is one."""
         self._brush = place
         if self._last is not None:
             self._line(self.pixel(place), pressure)
@@ -145,7 +145,7 @@ class MaskCanvas(ZoomArea):
     # Events
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
-        """Paint the image, the tint over excluded areas, and the brush."""
+        """Paint the image, the tint over excluded areas, and the brush outline."""
         super().paintEvent(event)
         if self.painting is None:
             return
@@ -165,7 +165,7 @@ class MaskCanvas(ZoomArea):
         painter.end()
 
     def _tint(self, painter: QPainter, mask: Mask) -> None:
-        """Paint the tint, sampled at screen resolution so that its cost does not grow with the image."""
+        """Paint the tint, sampled at screen resolution to keep its cost independent of the image size."""
         whole, seen = self.place(), self.place().intersected(QRectF(self.rect()))
         if seen.isEmpty():
             return
@@ -184,7 +184,7 @@ class MaskCanvas(ZoomArea):
         painter.drawImage(seen, image)
 
     def mousePressEvent(self, event: QMouseEvent) -> None:  # noqa: N802
-        """Paint with the left button, move with the middle one."""
+        """Paint with the left button, or move the image with the middle button."""
         self.setFocus()
         if event.button() == Qt.MouseButton.LeftButton:
             self.press(event.position())
@@ -208,7 +208,7 @@ class MaskCanvas(ZoomArea):
         self.mousePressEvent(event)
 
     def tabletEvent(self, event: QTabletEvent) -> None:  # noqa: N802
-        """Paint with a pen: pressure scales the brush, and the pen's other end erases."""
+        """Paint with a pen: pressure scales the brush, and the eraser end erases."""
         previous = self.tool
         if event.pointerType() == event.pointingDevice().PointerType.Eraser:
             self.tool = "eraser"

@@ -33,7 +33,7 @@ _Callback = Callable[[], None]
 
 
 class MaskPainter(ImageStepDialog):
-    """Mask dialog; saves when the user changes the image or closes it, and keeps the old file as a backup."""
+    """Mask dialog; saves when the user changes the image or closes the dialog, and backs up the old file."""
 
     def __init__(
         self, session: Session, ids: Sequence[int], start: int | None = None, parent: QWidget | None = None
@@ -41,7 +41,7 @@ class MaskPainter(ImageStepDialog):
         super().__init__(session, ids, start, parent)
         self.canvas = MaskCanvas(session)
         self.state: str | None = None
-        """Hash of the mask file when it was read; None if there was none."""
+        """Hash of the mask file when it was read; None if it did not exist."""
         self.changed = self.busy = False
         self._overwrite = False
         self.message = QLabel()
@@ -62,7 +62,7 @@ class MaskPainter(ImageStepDialog):
         self.canvas.update()
 
     def fill(self, value: int) -> None:
-        """Fill the mask with a value."""
+        """Fill the whole mask with a value."""
         self._change_mask(lambda mask: mask.fill(value))
 
     def invert(self) -> None:
@@ -102,7 +102,7 @@ class MaskPainter(ImageStepDialog):
         super().reject()
 
     def reject(self) -> None:
-        """Save and close, also on Escape and the window's close button, so that nothing is lost."""
+        """Save and close: even Escape and the window's close button lose nothing."""
         self._save(super().reject)
 
     def accept(self) -> None:
@@ -171,7 +171,7 @@ class MaskPainter(ImageStepDialog):
         self._open()
 
     def _run(self, work: Callable[[], object], done: Callable[[object], None]) -> None:
-        """Read or write on a worker; until it is done, no other action runs."""
+        """Read or write a mask file on a worker; until that is done, nothing is saved."""
         self.busy = True
 
         def ended(result: object) -> None:

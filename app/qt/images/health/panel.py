@@ -65,7 +65,7 @@ ACTIONS = (
 
 
 class ChartsView(QWidget):
-    """Charts of buckets, sizes, caption lengths and tags; `chosen` emits the image ids of a clicked bar."""
+    """Charts of buckets, sizes, caption lengths and tags; `chosen` carries the image ids of a clicked part."""
 
     chosen = Signal(object)
 
@@ -105,7 +105,7 @@ class ChartsView(QWidget):
             self.note.setText(self.tr("Most frequent tags"))
 
     def showEvent(self, event: object) -> None:  # noqa: N802
-        """Update the chart after it was hidden."""
+        """Update the chart, since it is not updated while hidden."""
         super().showEvent(event)  # type: ignore[arg-type]
         self.update_chart()
 
@@ -148,9 +148,9 @@ def _scrolled(chart: HealthChart) -> QScrollArea:
 
 
 class HealthPanel(QWidget):
-    """Panel of problems; a click shows the images, a button fixes the problem.
+    """Panel of problems and charts; a click on a problem shows its images, a button fixes it.
 
-    `said` emits messages for the status bar, `write_asked` a request to focus the caption editor.
+    `message_shown` carries messages for the status bar; `edit_requested` asks to focus the caption editor.
     """
 
     message_shown = Signal(str)
@@ -190,7 +190,7 @@ class HealthPanel(QWidget):
                 self._session.view.select([ids[0]], ids[0])
 
     def fix(self) -> None:
-        """Run the fix of the selected problem."""
+        """Fix the selected problem, or open the dialog for fixing it."""
         finding = self.list.finding
         self.message.hide()
         if finding is None:
@@ -209,7 +209,7 @@ class HealthPanel(QWidget):
             self._open_dialog(finding.action, self._in_order(finding.ids))
 
     def select(self, ids: Set[int]) -> None:
-        """Select the images of a bar; clear the filter if it hides some of them."""
+        """Select these images; clear the filter if it hides some of them."""
         view = self._session.view
         if not ids <= set(view.ids):
             self._session.filtering.apply("")
@@ -218,7 +218,7 @@ class HealthPanel(QWidget):
         self.message_shown.emit(self.tr("%n image(s) selected", "", len(ids)))
 
     def set_resolution(self, resolution: int) -> None:
-        """Set the training resolution, for which images are checked."""
+        """Set the training resolution that images are checked against."""
         self._session.target.set("resolution", resolution)
 
     def has_chosen(self) -> bool:
@@ -226,11 +226,11 @@ class HealthPanel(QWidget):
         return bool(self._chosen())
 
     def paint_masks(self) -> None:
-        """Paint the masks of the selected images, or of the current one."""
+        """Open the mask dialog for the selected images, or for the current one."""
         self._open_dialog("mask", self._chosen())
 
     def choose_crops(self) -> None:
-        """Choose the crops of the selected images, or of the current one."""
+        """Open the crop dialog for the selected images, or for the current one."""
         self._open_dialog("crop", self._chosen())
 
     def _chosen(self) -> list[int]:
@@ -238,7 +238,7 @@ class HealthPanel(QWidget):
         return list(view.scope()) or ([] if view.current is None else [view.current])
 
     def _open_dialog(self, action: ByHand, ids: list[int]) -> None:
-        """Open the dialog for fixing a problem by hand; its modules are imported only then."""
+        """Open the dialog for fixing a problem by hand, importing its modules on demand."""
         view = self._session.view
         dialog: QDialog
         if action == "mask":
@@ -380,7 +380,7 @@ class HealthPanel(QWidget):
             self.empty_label.setText(self.tr("No problems found. These images are ready for training."))
 
     def _show_detail(self) -> None:
-        """Show the remedy and the buttons of the selected problem."""
+        """Show the remedy and the buttons for the selected problem."""
         finding = self.list.finding
         self.detail.setVisible(finding is not None)
         self.message.hide()
