@@ -99,7 +99,7 @@ class Instance(QObject):
         return {}
 
     def _listen(self) -> None:
-        QLocalServer.removeServer(self.name)  # a killed instance left it: we hold the lock, so it is stale
+        QLocalServer.removeServer(self.name)  # left by a killed instance: we hold the lock, so it is stale
         self._server = QLocalServer(self)
         self._server.setSocketOptions(QLocalServer.SocketOption.UserAccessOption)
         self._server.newConnection.connect(self._on_new_connection)

@@ -1,4 +1,4 @@
-"""Viewer of one LoRA file: what it is, how strong each block is, how it was trained."""
+"""Viewer for one LoRA file: what it is, how strong each block is, and how it was trained."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _IMAGE_SIDE = 112
 
 
 def summary(found: LoraFile) -> str:
-    """Return a one-line summary: kind, family, rank, file size."""
+    """Return a one-line summary: kind, family, rank and file size."""
     family = NAMES[found.family] if found.family else QCoreApplication.translate("Lora", "for an unknown base")
     size = QLocale().formattedDataSize(found.bytes, 1, QLocale.DataSizeFormat.DataSizeTraditionalFormat)
     rank = (
@@ -45,14 +45,14 @@ def summary(found: LoraFile) -> str:
 
 
 def block_rows(blocks: Sequence[BlockStrength]) -> list[Row]:
-    """Return one row per block, with its strength as a bar relative to the strongest block."""
+    """Return one row per block; its bar is the block's strength relative to the strongest block."""
     known = [block.strength for block in blocks if block.strength is not None and math.isfinite(block.strength)]
     most = max(known, default=0.0)
     return [_row(block, most) for block in blocks]
 
 
 def format_range(numbers: Sequence[float]) -> str:
-    """Return the range of ascending numbers as text: "16", or "8 to 32"."""
+    """Return the range of numbers, sorted in ascending order, as text: "16" or "8 to 32"."""
     ends = [f"{number:g}" for number in (numbers[0], numbers[-1])]
     return (
         ends[0]
@@ -88,7 +88,7 @@ def _strength(strength: float | None) -> str:
 
 
 class LoraViewer(QDialog):
-    """Non-modal window about one LoRA; workers read the file, and results appear as they arrive."""
+    """Non-modal window about one LoRA; workers read the file, and the window shows each result as it arrives."""
 
     def __init__(self, session: Session, path: Path, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -117,12 +117,12 @@ class LoraViewer(QDialog):
         )
 
     def closeEvent(self, event: QCloseEvent) -> None:  # noqa: N802
-        """Cancel the work that is still running."""
+        """Ignore the results of workers that are still running."""
         self._wanted = False
         super().closeEvent(event)
 
     def done(self, result: int) -> None:
-        """Cancel the work that is still running: Escape closes a dialog without a close event."""
+        """Ignore the results of workers that are still running: Escape closes a dialog without a close event."""
         self._wanted = False
         super().done(result)
 
@@ -235,5 +235,5 @@ class LoraViewer(QDialog):
         set_message(self.state, full_message(fault), "bad")
 
     def _while_open(self, have: Callable[..., None]) -> Callable[..., None]:
-        """Wrap a callback of a worker so that it does nothing once the window is closed."""
+        """Wrap a worker's callback so that it does nothing once the window is closed."""
         return lambda answer: have(answer) if isValid(self) and self._wanted else None

@@ -1,10 +1,10 @@
 """Main-thread services: a queue for calls from workers, scheduled garbage collection, and priority for user input.
 
-Garbage collection runs only on the main thread. Python would collect on whichever thread happens to allocate; if that
-is a worker and the cycle contains a QObject, Qt destroys it there while holding a lock and waits for the GIL, and the
-main thread may hold the GIL and wait for that lock: a deadlock. A full collection also visits every object: 170 ms at
-100,000 images. Reference counting frees most objects at once, so cycles are few; young ones are still collected often,
-the rest when the user switches to another program.
+Garbage collection runs only on the main thread. By default, Python collects on whichever thread happens to allocate. On
+a worker this can deadlock if a cycle contains a QObject: Qt destroys it while holding a lock and waits for the GIL, and
+the main thread may hold the GIL and wait for that lock. Besides, a full collection visits every object, which takes
+170 ms with 100,000 images. Reference counting frees most objects immediately, and cycles are few: young objects are
+collected often, all others when the user switches to another program.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from PySide6.QtWidgets import QWidget
 from app.core.tasks import set_window_busy, set_window_idle
 
 _TURN = 0.004
-"""Seconds of queued work per turn before input and painting get theirs; Qt alone would run the whole queue at once."""
+"""Seconds of queued work before input and painting get a turn; Qt itself would run the whole queue at once."""
 _YOUNG = 2_000
-"""New objects that trigger a collection of the young generation, which takes a millisecond or two."""
+"""Number of new objects that triggers a collection of the young generation, which takes one or two ms."""
 _FEW = 500
-"""New objects since the last check below which the next check may come later."""
+"""Minimum number of new objects between two checks for which the next check uses the shorter interval."""
 _MIDDLE = 4
 
 
 class MainThreadQueue(QObject):
     """Queue of calls from any thread that run in order on the thread that created the queue.
 
-    After `close`, at the end of the session, queued calls are dropped.
+    `close` drops queued calls at the end of the session.
     """
 
     _posted = Signal()
@@ -44,18 +44,18 @@ class MainThreadQueue(QObject):
         self._waiting: deque[Callable[[], None]] = deque()
         self._access = threading.Lock()
         self._scheduled = False
-        """Whether `_on_posted` is scheduled: always so while work is waiting, also in a dialog's nested event loop."""
+        """Whether `_on_posted` is scheduled; True while work is waiting, even in a dialog's nested event loop."""
         self._posted.connect(self._on_posted, Qt.ConnectionType.QueuedConnection)
 
     def post(self, work: Callable[[], None]) -> None:
-        """Call `work` soon on the queue's thread; harmless after `close`."""
+        """Call `work` soon on the queue's thread; does nothing after `close`."""
         if self._open:
             with self._access:
                 self._waiting.append(work)
                 self._schedule()
 
     def close(self) -> None:
-        """Drop waiting and later calls."""
+        """Drop all queued and later calls."""
         self._open = False
 
     def _schedule(self) -> None:
@@ -81,11 +81,11 @@ class MainThreadQueue(QObject):
 
 
 _BUSY_MS, _IDLE_MS = 25, 100
-"""Opening a large folder creates about 5,000 objects per busy interval; an idle window wakes up less often."""
+"""Intervals between checks, in ms. Opening a large folder creates about 5,000 objects per busy interval."""
 
 
 class GcScheduler(QObject):
-    """Runs Python's garbage collector from the event loop; full collections only while the app is inactive."""
+    """Runs Python's garbage collector from the event loop; a full collection only when the app becomes inactive."""
 
     def __init__(self, application: QGuiApplication) -> None:
         super().__init__(application)
@@ -112,9 +112,9 @@ class GcScheduler(QObject):
 
 
 class InputPriorityFilter(QObject):
-    """Event filter that makes workers yield as soon as a window gets input or has to paint.
+    """Event filter that makes workers pause as soon as a window gets input or has to paint.
 
-    `MainThreadQueue` does the same for calls that workers post. Workers continue when Qt's event loop is about to wait,
+    `MainThreadQueue` does the same when it runs queued calls. Workers continue when Qt's event loop is about to wait,
     and during native dialogs, whose event loops Qt does not report.
     """
 
@@ -124,7 +124,7 @@ class InputPriorityFilter(QObject):
         QAbstractEventDispatcher.instance().aboutToBlock.connect(self._on_about_to_block)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:  # noqa: N802
-        """Make workers yield; never consume the event."""
+        """Make workers pause; never consume the event."""
         set_window_busy()
         if event.type() == QEvent.Type.WinIdChange and isinstance(watched, QWidget) and watched.internalWinId():
             watched.windowHandle().installEventFilter(self)  # keys and mouse events reach the QWindow first

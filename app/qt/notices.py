@@ -1,4 +1,4 @@
-"""Notice bars above the page: messages that the user may act on without interrupting the work."""
+"""Notice bars above the page: messages that the user can act on without being interrupted."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from trainer.errors import ImpastoError
 
 _ROLES: dict[Kind, str] = {"info": "link", "warning": "warning", "error": "bad"}
 _MAX_BARS = 3
-"""Maximum number of bars; a new one replaces the oldest."""
+"""Maximum number of bars; beyond that, a new bar replaces the oldest."""
 
 
 Kind = Literal["info", "warning", "error"]
 
 
 class Notices(QWidget):
-    """The stack of notice bars, newest last."""
+    """Stack of notice bars, newest last."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -49,7 +49,7 @@ class Notices(QWidget):
     def show_notice(
         self, sentence: str, kind: Kind = "info", act: tuple[str, Callable[[], object]] | None = None
     ) -> None:
-        """Show a bar unless it is already shown; `act` is a button's title and action, which also closes the bar."""
+        """Show a bar unless one shows this sentence; `act` is (title, action) of a button that also closes the bar."""
         if any(bar.sentence == sentence for bar in self._bars):
             return
         if len(self._bars) == _MAX_BARS:
@@ -63,11 +63,11 @@ class Notices(QWidget):
         self.show()
 
     def show_error(self, error: ImpastoError) -> None:
-        """Show an error: what happened and what to do."""
+        """Show what happened and what to do."""
         self.show_notice(full_message(error), "error")
 
     def watch_files(self, *files: DurableWriter) -> None:
-        """Show why any of these files cannot be written, until it can be written again."""
+        """Show an error while any of these files cannot be written."""
         for file in files:
             file.failed.connect(self.show_error)
             file.resolved.connect(self.dismiss)

@@ -1,8 +1,8 @@
-"""The base class of pages, and the loader that builds pages in small steps after the window is shown.
+"""The base class for pages, and the loader that builds pages in small steps once the window is shown.
 
-A worker imports the modules without Qt, which are most of them. Modules that define Qt classes are imported on the main
-thread, one per turn of the event loop, so that the window stays responsive. A page that the user opens early shows its
-title at once and is built before the others.
+A worker imports the modules without Qt, which are the majority. Modules that define Qt classes are imported on the main
+thread, one per turn of the event loop, to keep the window responsive. A page that the user opens early shows its title
+immediately and is built before the others.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ BACKGROUND_MODULES = (
     "app.core.runs.runs",
     "app.core.presets.presets",
 )
-"""Modules without Qt that a worker imports, in this order: numpy and Pillow (the first thumbnails would otherwise wait
-half a second), image health, then what the pages need, including the job's pydantic models."""
+"""Modules without Qt that a worker imports, in this order: first numpy and Pillow, for which the first thumbnails would
+otherwise wait half a second; then image health; then what the pages need, including the job's pydantic models."""
 
 
 class UndoStep(Protocol):
@@ -49,11 +49,11 @@ class UndoStep(Protocol):
 
     @property
     def name(self) -> str:
-        """The edit's name for the user."""
+        """Name of the edit that the user sees."""
 
 
 class UndoHistory(Protocol):
-    """Undo history behind Ctrl+Z while a page is shown."""
+    """Undo history that Ctrl+Z uses while a page is shown."""
 
     @property
     def undo_name(self) -> str | None:
@@ -83,24 +83,24 @@ class NoUndo:
 
 
 class Page(QWidget):
-    """Base class of pages: emits messages for the window and adds its actions to the commands.
+    """Base class for pages: emits messages for the window and adds its actions to the commands.
 
-    The window builds a page when it is first opened, or when the app is idle after the start.
+    The window builds a page when the user first opens it, or when the app is idle after startup.
     """
 
     message_shown = Signal(str)
-    """Message for the status bar, shown for some seconds."""
+    """Message for the status bar, shown for a few seconds."""
     notified = Signal(str, str, object)
-    """Notice to show: sentence, kind ("info", "warning", "error"), and (title, function) of its button or None."""
+    """Notice to show: sentence, kind ("info", "warning", "error"), and (button title, action) or None."""
     failed = Signal(object)
     """ImpastoError to show as a notice."""
     resolved = Signal(object)
-    """Error of `failed` or sentence of `notified` that no longer applies; its notice is removed."""
+    """Error or sentence of an earlier notice that no longer applies; the window removes the notice."""
     undoable = Signal()
-    """The names in `undoing` have changed."""
+    """Emitted when the names in `undoing` have changed."""
 
     undoing: UndoHistory | None = None
-    """The page's own undo history; None for that of the captions."""
+    """The page's own undo history; None to use the session's edit history."""
 
     def __init__(self, session: Session, commands: Commands, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -108,26 +108,26 @@ class Page(QWidget):
         self.commands = commands
 
     def build(self) -> Iterator[None]:
-        """Build the page, yielding after each part; called once, and the page is shown when it is complete."""
+        """Build the page, yielding after each part; called once, before the page is shown."""
         yield from ()
 
     def open(self, path: Path) -> None:
-        """Show an item of the page's kind, such as a run; the default does nothing."""
+        """Show an item that belongs to this page, such as a run; the default does nothing."""
 
     def begin(self, name: str) -> None:
-        """Start something new with an item that another page names; the default does nothing."""
+        """Start something new with an item, such as a recipe, requested by another page; the default does nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageSpec:
-    """Module and class of a page, and the modules of its larger parts."""
+    """Module and class of a page, and the modules that its larger parts are in."""
 
     module: str
     page: str
     parts: tuple[str, ...] = ()
 
     def load(self) -> Iterator[None]:
-        """Import one module at a time, yielding after each."""
+        """Import the modules one at a time, yielding after each."""
         for module in (*self.parts, self.module):
             importlib.import_module(module)
             yield
@@ -163,24 +163,24 @@ def load_background_modules() -> None:
 def load_vocabulary() -> None:
     """Load CLIP's vocabulary; runs on a worker.
 
-    Its library holds the GIL for 40 ms, which goes unnoticed before a dataset is open. No page needs it; if it is
-    missing, the token counter reports that when it is used.
+    The tokenizer library holds the GIL for 40 ms, which goes unnoticed before a dataset is open. No page needs the
+    vocabulary; if it is missing, the token counter reports that when it is used.
     """
     with suppress(ImpastoError):
         tokens.load()
 
 
 PageCallback = Callable[[Page], None]
-"""Action to run on a page as soon as it is built."""
+"""Function to call with a page as soon as it is built."""
 
 
 class PagePlaceholder(QWidget):
-    """Placeholder for a page that is not built yet: its title, and a button if building it failed."""
+    """Placeholder for a page that is not built yet: shows its title, and a retry button if building failed."""
 
     retry_requested = Signal()
 
     undoing: UndoHistory = NoUndo()
-    """No undo here: the edits of other pages are not visible."""
+    """Empty, because edits made on other pages are not visible here."""
 
     def __init__(self, title: str) -> None:
         super().__init__()
@@ -209,10 +209,10 @@ class PagePlaceholder(QWidget):
 
 
 class PageLoader(QObject):
-    """Builds pages and puts them into a stack, requested pages first."""
+    """Builds pages, requested ones first, and puts them into a stack."""
 
     made = Signal(int, QWidget)
-    """The page with this number is built; it replaces its placeholder after all slots have run."""
+    """The page with this number is built; it replaces its placeholder once all slots have run."""
 
     def __init__(
         self, session: Session, commands: Commands, stack: QStackedWidget, later: Mapping[int, PageSpec]
@@ -220,34 +220,34 @@ class PageLoader(QObject):
         super().__init__(stack)
         self._session, self._commands, self._stack, self._specs = session, commands, stack, later
         self._making: dict[int, Iterator[None]] = {}
-        """Remaining build steps of unfinished pages, by number."""
+        """Remaining build steps of unfinished pages, by page number."""
         self._half_built: dict[int, Page] = {}
         self._order: list[int] = []
-        """Pages to build, next one first."""
+        """Numbers of the pages to build, next one first."""
         self._requested: set[int] = set()
-        """Pages that were requested, including those that failed."""
+        """Numbers of the pages requested so far, including those that could not be built."""
         self._uses: dict[int, list[PageCallback]] = {number: [] for number in later}
         self._loaded: bool | None = None
-        """Whether the modules without Qt are imported; None before that was started."""
+        """Whether the modules without Qt are imported; None before the import is started."""
         self._vocabulary_requested = False
-        """Whether loading the vocabulary was started."""
+        """Whether the vocabulary is loaded or loading."""
         self._timer = QTimer(self, interval=0)
         self._timer.timeout.connect(self._on_timeout)
 
     def place(self, number: int, title: str) -> PagePlaceholder:
-        """Return a placeholder for a page in the stack."""
+        """Return a new placeholder for a page."""
         place = PagePlaceholder(title)
         place.retry_requested.connect(lambda: self.ask(number))
         return place
 
     def make_all(self) -> None:
-        """Build the pages that were not requested yet, in the background."""
+        """Build all remaining pages in the background."""
         known = self._requested.union(self._order)
         self._order += [number for number in self._specs if number not in known and self._page(number) is None]
         self._begin()
 
     def ask(self, number: int, use: PageCallback | None = None) -> None:
-        """Build a page before all others and call `use` with it; at once if it is already built."""
+        """Build a page before all others, then call `use` with it; call it at once if the page is already built."""
         page = self._page(number)
         if page is None:
             self._place(number).show_loading()
@@ -263,7 +263,7 @@ class PageLoader(QObject):
         return page if isinstance(page, Page) else None
 
     def _begin(self) -> None:
-        """Import the modules without Qt on a worker, then build in turns: here they would block the window."""
+        """Import the modules without Qt on a worker, as they would block the window; then start building pages."""
         if self._loaded is None:
             self._loaded = False
             done, failed = while_alive(self, lambda _: self._on_loaded()), while_alive(self, self._on_load_failed)
@@ -276,12 +276,12 @@ class PageLoader(QObject):
         self._begin()
 
     def _on_load_failed(self, fault: BaseException) -> None:
-        """Build the pages all the same, so that only those fail that need what could not be imported."""
+        """Build the pages anyway: only those that need the missing module will fail."""
         self._on_loaded()
         raise fault
 
     def _on_timeout(self) -> None:
-        """Run the next build step; an exception ends only that page, and is raised again to be reported."""
+        """Run the next build step; if it fails, give up only that page and raise the exception to report it."""
         number = self._order[0]
         if number not in self._making:
             self._making[number] = self._parts(number)
@@ -323,7 +323,7 @@ class PageLoader(QObject):
         place.deleteLater()
 
     def _give_up(self, number: int) -> None:
-        """Discard a half-built page, so that it can be built again from the start."""
+        """Discard a half-built page, so that it can be built again from scratch."""
         self._dequeue(number)
         half = self._half_built.pop(number, None)
         if half:
@@ -338,7 +338,7 @@ class PageLoader(QObject):
             self._timer.stop()
 
     def _load_vocabulary(self) -> None:
-        """Load the vocabulary on a worker, once and after all pages: it would delay them."""
+        """Load the vocabulary on a worker, once, and only after all pages, which it would delay."""
         if not self._order and not self._vocabulary_requested:
             self._vocabulary_requested = True
             self._session.tasks.run(load_vocabulary, lambda _: None, reraise)

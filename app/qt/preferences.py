@@ -1,4 +1,4 @@
-"""The preferences dialog: a tab per section of the schema and one for shortcuts. Changes apply at once."""
+"""The preferences dialog: one tab per section in the schema and one for shortcuts. Changes apply at once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from app.qt.actions.commands import CommandAction, Commands, effective_shortcuts
 from app.qt.widgets import ComboBox, SpinBox, close_row, languages
 
 _Editor = tuple[QWidget, Callable[[], Any]]
-"""Editor widget and the function that reads its value."""
+"""Editor widget, and the function that reads its value."""
 _PORTABLE = QKeySequence.SequenceFormat.PortableText
 _ROW = 26
 _ID = Qt.ItemDataRole.UserRole
@@ -39,12 +39,12 @@ _CHOICES = ("Return", "Enter", "Esc", "Tab", "Backtab", "Space", "+", "-", "=")
 
 
 def translate(text: str | None) -> str:
-    """Return the translation of a text of the schema."""
+    """Return the translation of a text in the schema; an empty string for None."""
     return QCoreApplication.translate("Preferences", text) if text else ""
 
 
 class SectionForm(QWidget):
-    """Form with one row per preference of a section; `choices` adds labeled values for a preference by name."""
+    """Form with one row per preference in a section; `choices` maps preference names to labels by value."""
 
     changed = Signal()
 
@@ -116,7 +116,7 @@ class SectionForm(QWidget):
 
 
 def _labels(schema: dict[str, Any]) -> dict[str, str]:
-    """Return a label for each value of a Literal; the value itself if the schema has no label."""
+    """Return a label for each allowed value; the value itself if the schema has no label for it."""
     labels: dict[str, str] = schema.get("labels", {})
     return {value: labels.get(value, value) for value in schema.get("enum", ())}
 
@@ -128,7 +128,7 @@ _VIEWS = frozenset(
 
 
 def is_view_key(keys: QKeySequence) -> bool:
-    """Return whether image grids, lists and fields handle these keys themselves, outside the commands."""
+    """Return whether image grids, lists and fields handle these keys themselves, before any shortcut."""
     return keys.toString(_PORTABLE) in _VIEWS
 
 
@@ -157,7 +157,7 @@ class ShortcutEditor(QWidget):
         self._fill()
 
     def keys_of(self, command: CommandAction) -> tuple[str, ...]:
-        """Return the keys of a command after the changes made here."""
+        """Return a command's keys, including the changes made here."""
         return self._keys.get(command.action.id, command.action.keys)  # a page that was built later has its defaults
 
     def owners(self, keys: QKeySequence) -> list[CommandAction]:
@@ -211,7 +211,7 @@ class ShortcutEditor(QWidget):
         self._update_state()
 
     def _update_state(self) -> None:
-        """Show which command uses the keys in the field, and enable the buttons that apply."""
+        """Show which other command uses the entered keys, and enable the buttons that apply."""
         chosen, keys = self._chosen(), self.keys.keySequence()
         others = self.owners(keys) if not keys.isEmpty() else []
         names, words = ", ".join(command.title for command in others), ""
@@ -226,7 +226,7 @@ class ShortcutEditor(QWidget):
         self._default.setEnabled(chosen is not None and chosen.action.id in self.own)
 
     def _assign(self, keys: tuple[str, ...] | None) -> None:
-        """Set the keys of the chosen command (None: its defaults), and remove them from other commands."""
+        """Set the selected command's keys (None: its defaults), and remove them from other commands."""
         chosen = self._chosen()
         assert chosen is not None
         to_default = keys is None
@@ -241,7 +241,7 @@ class ShortcutEditor(QWidget):
         self.changed.emit()
 
     def _unassign(self, key: str, *, only_own: bool = False) -> list[str]:
-        """Remove a key from the commands that use it (`only_own`: by the user's choice); return their titles."""
+        """Remove a key from the commands that use it and return their titles; `only_own`: not from defaults."""
         previous_owners = self.owners(QKeySequence(key, _PORTABLE))
         previous_owners = [one for one in previous_owners if not only_own or one.action.id in self.own]
         for command in previous_owners:
@@ -260,9 +260,9 @@ class ShortcutEditor(QWidget):
 
 
 class PreferencesDialog(QDialog):
-    """The dialog, built from the schema; closing it asks nothing, since every change is already applied and saved.
+    """Preferences dialog, built from the schema. Every change is applied and saved at once.
 
-    If the file cannot be written, the window shows a notice.
+    If the preferences file cannot be written, the window shows a notice.
     """
 
     def __init__(self, settings: Settings, commands: Commands, parent: QWidget | None = None) -> None:
@@ -310,6 +310,6 @@ class PreferencesDialog(QDialog):
 
 
 def _language_names() -> dict[str, str]:
-    """Return the languages by code, each by its own name, so that its speakers find it."""
+    """Return the name of each language by code, in the language itself so that its speakers recognize it."""
     names = {code: QLocale(code).nativeLanguageName().capitalize() or code for code in languages()}
     return {"system": QT_TRANSLATE_NOOP("Preferences", "System"), **names}

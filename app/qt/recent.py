@@ -1,4 +1,4 @@
-"""Recently opened folders, as a menu and as a short list; unavailable ones are disabled and say why."""
+"""Recently opened folders, as a menu and a short list; unavailable ones are disabled and say why."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _REASONS: dict[OpenFailure, str] = {
     "refused": QT_TRANSLATE_NOOP("Recent", "cannot be read"),
 }
 _MENU_WIDTH, _BUTTON_WIDTH = 420, 180
-"""Maximum widths of a folder's name in the menu and in the list, in px; the list has to fit a narrow window."""
+"""Maximum widths of a folder's name in the menu and the list, in px; the list must fit a narrow window."""
 _LIST_SIZE = 4
 """Number of folders in the short list."""
 
 
 def _label(name: str, absence: OpenFailure | None, metrics: QFontMetrics, width: int) -> str:
-    """Return the text of a menu item or button, elided to `width` px, with the reason if it cannot be opened."""
+    """Return a folder's label, elided to about `width` px, with the reason if the folder cannot be opened."""
     why = f" \u2013 {QCoreApplication.translate('Recent', _REASONS[absence])}" if absence else ""
     room = max(width - metrics.horizontalAdvance(why), width // 4)
     return metrics.elidedText(name, Qt.TextElideMode.ElideMiddle, room).replace("&", "&&") + why
 
 
 def _call_on(widget: QWidget, happened: Emitter[None], act: Callable[[], None]) -> None:
-    """Call `act` on every event until the widget is destroyed."""
+    """Call `act` whenever `happened` is emitted, until the widget is destroyed."""
     until_destroyed(widget, happened.connect(lambda _: act()))
 
 
@@ -68,7 +68,7 @@ class RecentMenu(QMenu):
         return row
 
     def _update_rows(self) -> None:
-        """Enable the folders that can be opened; only texts change, so an open menu keeps its layout."""
+        """Enable the folders that can be opened; only the items change, to keep an open menu's layout."""
         for number, (folder, row) in enumerate(self._rows.items(), 1):
             absence = self._recent.absent.get(folder)
             row.setText(f"&{number % 10} {_label(str(folder), absence, self.fontMetrics(), _MENU_WIDTH)}")
@@ -76,7 +76,7 @@ class RecentMenu(QMenu):
 
 
 class RecentList(QWidget):
-    """The newest few folders as buttons, for a window without images; hidden while there are none."""
+    """Buttons for the most recent folders, shown in a window without images; hidden while there are none."""
 
     chosen = Signal(Path)
 
@@ -118,7 +118,7 @@ class RecentList(QWidget):
 
 
 class EmptyState(QWidget):
-    """Empty state that covers a widget while the library has no images; drops fall through to that widget."""
+    """Empty state that covers a widget while the library has no images; that widget still accepts drops."""
 
     def __init__(self, session: Session, covered: QWidget) -> None:
         super().__init__(covered)
@@ -134,7 +134,7 @@ class EmptyState(QWidget):
         self._call_on()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:  # noqa: N802
-        """Keep the size of the covered widget."""
+        """Resize along with the covered widget."""
         if event.type() == QEvent.Type.Resize:
             self.resize(self._covered.size())
         return super().eventFilter(watched, event)

@@ -82,7 +82,7 @@ def trash_file(path: Path, trashed: TrashedFiles) -> bool:
     file = QFile(str(path))
     if not file.moveToTrash():
         return False
-    # On success QFile takes the path in the trash, if the system reports it.
+    # On success, QFile's name becomes the path in the trash, if the system reports it.
     in_trash = Path(file.fileName())
     trashed.moved.append((path, in_trash if in_trash != path and file.fileName() else None))
     return True
@@ -129,7 +129,7 @@ class TrashStep(QObject):
 
             if unsaved:
                 saver.flush()
-            # Images with the same stem share a caption, which then has to stay.
+            # Images with the same stem share a caption, which must then stay in place.
             stems = Counter((folder, stem_of(name)) for folder, name in names)
             return trash_images(images, lambda one: stems[one.folder, stem_of(one.name)] > 1)
 
@@ -161,7 +161,7 @@ class TrashStep(QObject):
     def _run(self, work: Callable[[], object], done: Callable[..., None], ended: Ended) -> None:
         def failed(fault: BaseException) -> None:
             self._session.datasets.moved(self._images)
-            self._session.datasets.refresh(whole=True)  # finds those that are still there
+            self._session.datasets.refresh(whole=True)  # finds the images that are still there
             ended(self._interrupted_error())
             raise fault
 

@@ -447,7 +447,7 @@ _NEED_FOCUS = (
 
 
 class DiskPoller(QTimer):
-    """Timer that checks the visible images' files every two seconds, and all files when the app becomes active.
+    """Timer that scans for changes on disk every two seconds, and checks every file when the app becomes active.
 
     Also limits how long thumbnails on an unresponsive disk can delay others.
     """

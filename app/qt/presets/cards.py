@@ -1,4 +1,4 @@
-"""Preset cards and the details of the selected preset: image, origin, purpose, costs and settings."""
+"""Preset cards, and the details of the selected preset: image, origin, purpose, cost and settings."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ IMAGE = 168
 
 
 def origin_words(origin: Origin) -> str:
-    """Return a preset's origin for the window."""
+    """Return the translated name of a preset's origin."""
     return QCoreApplication.translate("Presets", ORIGINS[origin])
 
 
 def author_and_license(preset: Preset) -> str:
-    """Return a preset's author and license."""
+    """Return a preset's author and license as text."""
     author = (
         QCoreApplication.translate("Presets", "by {author}").format(author=preset.author)
         if preset.author
@@ -73,7 +73,7 @@ def author_and_license(preset: Preset) -> str:
 
 
 def cost_line(outlook: CostEstimate | None) -> str:
-    """Return a preset's time and memory as one line for its card."""
+    """Return a preset's training time and memory as one line for its card."""
     if outlook is None:
         return QCoreApplication.translate("Presets", "Computing time and memory…")
     answer = outlook.answer
@@ -93,7 +93,7 @@ def cost_line(outlook: CostEstimate | None) -> str:
 
 
 def cost_text(outlook: CostEstimate | None, gpu: str) -> str:
-    """Return a preset's time, memory and fit in sentences."""
+    """Return a preset's training time, memory and fit in sentences."""
     if outlook is None:
         return QCoreApplication.translate("Presets", "Computing time and memory…")
     if outlook.answer is None:
@@ -116,18 +116,18 @@ def cost_text(outlook: CostEstimate | None, gpu: str) -> str:
 
 @lru_cache(maxsize=1)
 def key_docs() -> Mapping[str, str]:
-    """Return the documentation of each key of a preset."""
+    """Return the documentation of each key in the preset format."""
     return {each.key: each.doc for each in fields(Preset)}
 
 
 def doc_of(key: str) -> str:
-    """Return the documentation of a key of a preset, recipe or fit, or "" if unknown."""
+    """Return the documentation of a preset, recipe or fit key; "" if the key is unknown."""
     docs = key_docs()
     return docs.get(key) or docs.get(f"recipe.{key}") or docs.get(f"fit.{key}") or ""
 
 
 def choices_of(key: str) -> tuple[object, ...]:
-    """Return the listed choices of a recipe or fit key, or () for other keys."""
+    """Return the allowed values of a recipe or fit key; () for other keys."""
     for path in (key, f"recipe.{key}", f"fit.{key}"):
         with contextlib.suppress(KeyError):
             return setting(path).choices
@@ -139,7 +139,7 @@ _PICTURE, _PAD, _GAP, _LINE = 72, 12, 12, 4
 
 
 class PresetModel(QAbstractListModel):
-    """List model of the shown presets; `outlook` returns a preset's cost, None while unknown."""
+    """List model of the shown presets; `outlook` returns a preset's cost, or None while it is unknown."""
 
     def __init__(self, outlook: Callable[[PresetEntry], CostEstimate | None], parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -153,12 +153,12 @@ class PresetModel(QAbstractListModel):
         self.endResetModel()
 
     def renew(self) -> None:
-        """Repaint all cards: costs or images have arrived."""
+        """Repaint all cards, because costs or images have arrived."""
         if self.rows:
             self.dataChanged.emit(self.index(0), self.index(len(self.rows) - 1))
 
     def index_of(self, path: Path | None) -> QModelIndex:
-        """Return the index of a file's preset; invalid if it is not shown."""
+        """Return the index of the preset in this file; an invalid index if it is not shown."""
         row = next((row for row, each in enumerate(self.rows) if each.path == path), -1)
         return self.index(row) if row >= 0 else QModelIndex()
 
@@ -180,7 +180,7 @@ class PresetModel(QAbstractListModel):
         return None
 
     def lines(self, each: PresetEntry) -> tuple[str, str, str, str]:
-        """Return the lines of a card: name with family, origin, purpose, cost."""
+        """Return the lines on a card: name with family, origin, purpose and cost."""
         preset = each.preset
         what = preset.notes.partition("\n")[0] or self.tr("No description given.")
         cost = (
@@ -191,17 +191,17 @@ class PresetModel(QAbstractListModel):
 
 
 class PresetDelegate(QStyledItemDelegate):
-    """Paints one card."""
+    """Delegate that paints a card."""
 
     def __init__(self, model: PresetModel, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._model = model
         self.images: Mapping[str, Pixels] = {}
-        """Decoded preview images, by their encoded text."""
+        """Decoded preview images, keyed by their encoded text."""
         self._pixmaps: dict[tuple[str, float], QPixmap] = {}
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: _Index) -> None:
-        """Paint background, image and four lines of text."""
+        """Paint the background, the image and four lines of text."""
         each = index.data(_ENTRY)
         scheme, chosen = colors(), bool(option.state & QStyle.StateFlag.State_Selected)
         if chosen:
@@ -225,7 +225,7 @@ class PresetDelegate(QStyledItemDelegate):
             self._line(painter, inside, line, option.font, color)
 
     def sizeHint(self, option: QStyleOptionViewItem, index: _Index) -> QSize:  # noqa: N802
-        """Return a card's size: room for four lines or the image."""
+        """Return a card's size; it fits four lines and the image."""
         lines = 4 * option.fontMetrics.height() + 3 * _LINE
         return QSize(300, max(lines, _PICTURE) + 2 * _PAD)
 
@@ -238,7 +238,7 @@ class PresetDelegate(QStyledItemDelegate):
         color: str,
         side: Qt.AlignmentFlag = Qt.AlignmentFlag.AlignLeft,
     ) -> int:
-        """Paint one line, elided if too long; return its width."""
+        """Paint one line, elided if it is too long, and return its width."""
         painter.setFont(font)
         painter.setPen(QColor(color))
         metrics = painter.fontMetrics()
@@ -280,7 +280,7 @@ class PresetDelegate(QStyledItemDelegate):
 
 
 class PresetListView(QListView):
-    """List of preset cards; `looked` reports that other cards came into view."""
+    """List of preset cards; emits `looked` when other cards may have come into view."""
 
     looked = Signal()
 
@@ -299,12 +299,12 @@ class PresetListView(QListView):
 
     @property
     def current(self) -> PresetEntry | None:
-        """The selected preset."""
+        """The selected preset, or None."""
         index = self.currentIndex()
         return self.cards.rows[index.row()] if index.isValid() else None
 
     def visible_cards(self) -> Iterator[PresetEntry]:
-        """Yield the visible presets, the selected one first."""
+        """Yield the selected preset, if any, then the visible ones."""
         if self.current is not None:
             yield self.current
         visible = self.viewport().rect()
@@ -314,7 +314,7 @@ class PresetListView(QListView):
 
 
 class CostPanel(QWidget):
-    """Cost of one preset on a chosen GPU; the choice of the GPU applies to all presets."""
+    """Panel that shows one preset's cost on a chosen GPU; the chosen GPU applies to all presets."""
 
     def __init__(self, outlooks: CostEstimates, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -341,7 +341,7 @@ class CostPanel(QWidget):
         until_destroyed(self, outlooks.changed.connect(lambda _: self._on_costs_changed()))
 
     def show_preset(self, path: Path, preset: Preset) -> None:
-        """Show the cost of this preset from that file."""
+        """Show the cost of a preset; `path` is its file."""
         self._shown = path, preset
         self.setVisible(preset.recipe is not None)
         self._on_costs_changed()
@@ -428,12 +428,12 @@ class Details(QWidget):
 
 
 def rows_of(changes: Sequence[tuple[str, str, str]]) -> list[Row]:
-    """Return a table row for each changed key, with its documentation as tooltip."""
+    """Return one table row per changed key, with its documentation as the tooltip."""
     return [_row(*change) for change in changes]
 
 
 def _row(key: str, before: str, after: str) -> Row:
-    """Return one row; choices look as on the Train page, free text keeps its quotes."""
+    """Return one table row; choices look like on the Train page, free text keeps its quotes."""
     names = {f'"{choice}"': str(choice) for choice in choices_of(key) if isinstance(choice, str)}
     texts = (full_title(key), names.get(before, before), names.get(after, after))
     return Row(texts, tip=f"{key}\n{doc_of(key)}".strip())

@@ -1,4 +1,4 @@
-"""Dialogs of the Presets page: edit a preset, add a received one, go back to an earlier version."""
+"""Dialogs for the Presets page: edit a preset, add a received one, restore an earlier version."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class EditDialog(QDialog):
-    """Dialog for a preset's details; `changed` carries its file. The old state stays as an earlier version."""
+    """Dialog for editing a preset's details; `changed` carries its file. Saving keeps the earlier version."""
 
     changed = Signal(object)
 
@@ -67,7 +67,7 @@ class EditDialog(QDialog):
         self.buttons.rejected.connect(self.reject)
 
     def show_image(self, path: Path | None) -> None:
-        """Set another image, or none."""
+        """Set another image, or remove it with None."""
         self._image, self._without = path, path is None
         self._update_image()
 
@@ -140,7 +140,7 @@ _Roles = QDialogButtonBox.ButtonRole
 
 
 class ReceiveDialog(QDialog):
-    """Dialog that shows a received preset and adds it on request; `kept` carries its file."""
+    """Dialog that shows a received preset and adds it if the user agrees; `kept` then carries its file."""
 
     kept = Signal(object)
 
@@ -213,7 +213,7 @@ class ReceiveDialog(QDialog):
         return self.tr("Differs from defaults")
 
     def _update_buttons(self) -> None:
-        """Update the buttons for the entered name: add the preset or replace the user's own."""
+        """Update the buttons for the entered name, which decides between adding and replacing a preset."""
         name, former = self.name.text().strip(), self.received.existing
         replaces = former is not None and same_name(name, former.preset.name)
         self.keep.setText(self.tr("Replace mine") if replaces else self.tr("Add preset"))
@@ -239,7 +239,7 @@ class ReceiveDialog(QDialog):
 
 
 class VersionsDialog(QDialog):
-    """Dialog with a preset's earlier versions, latest first; `changed` carries the restored preset's file."""
+    """Dialog that lists a preset's earlier versions, newest first; `changed` carries the restored file."""
 
     changed = Signal(object)
 

@@ -1,4 +1,4 @@
-"""The Presets page: built-in, own and received recipes and fits."""
+"""The Presets page: recipes and fits that are built in, the user's own, or received."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ ACTIONS = (
 Kind = Literal["recipes", "fits"]
 _MAX_PASTE = 1 << 20
 _COST_DELAY = 300
-"""Milliseconds that cards stay visible before their costs are computed, which starts the planner process."""
+"""Milliseconds to wait before computing the costs of visible cards, which starts the planner process."""
 
 
 class PresetsPage(Page):
@@ -155,7 +155,7 @@ class PresetsPage(Page):
         super().__init__(session, commands)
         self._wanted: Path | None = None
         self._broken: set[tuple[Path, str]] = set()
-        """Unusable files with the reason; each is reported once."""
+        """Unusable files with the reason, each of which is reported only once."""
         self._cost_timer = QTimer(self)
         self._cost_timer.setSingleShot(True)
         self._cost_timer.setInterval(_COST_DELAY)
@@ -163,7 +163,7 @@ class PresetsPage(Page):
         self.arriving: ReceiveDialog | None = None
 
     def build(self) -> Iterator[None]:
-        """Create search, cards and details, then lay them out; yield after each part."""
+        """Create the search field, the cards and the details, and lay them out, yielding after each part."""
         presets = self.session.presets
         self.field, self.origin, self.kind = QLineEdit(), ComboBox(), ComboBox()
         self.no_results = plain_label("muted")
@@ -181,11 +181,11 @@ class PresetsPage(Page):
 
     @property
     def chosen(self) -> PresetEntry | None:
-        """The selected preset."""
+        """The selected preset, or None."""
         return self.list.current
 
     def can_use(self) -> bool:
-        """Return whether the selected preset holds a recipe."""
+        """Return whether the selected preset contains a recipe."""
         return self.chosen is not None and self.chosen.preset.recipe is not None
 
     def is_chosen(self) -> bool:
@@ -197,11 +197,11 @@ class PresetsPage(Page):
         return self.chosen is not None and self.chosen.origin != "built-in"
 
     def has_image(self) -> bool:
-        """Return whether the selected preset has an image to embed it in."""
+        """Return whether the selected preset has an image that it can be embedded in."""
         return self.chosen is not None and self.chosen.preset.preview is not None
 
     def use(self) -> None:
-        """Create a job with the selected recipe."""
+        """Create a job that uses the selected recipe."""
         if self.chosen is not None and self.can_use():
             preset = self.chosen.preset
             self.session.navigator.recipe.emit(f"{preset.base.family}/{preset.name}")
@@ -235,7 +235,7 @@ class PresetsPage(Page):
         self._save(self.tr("Presets (*.toml)"), ".toml")
 
     def save_image(self) -> None:
-        """Save the selected preset inside its image."""
+        """Save the selected preset as its image, with the preset embedded."""
         self._save(self.tr("Images (*.png)"), ".png")
 
     def copy_text(self) -> None:
@@ -245,26 +245,26 @@ class PresetsPage(Page):
             self.message_shown.emit(self.tr("Copied. Paste it into a message; the recipient can paste it here."))
 
     def edit(self) -> None:
-        """Edit the details of the selected preset."""
+        """Open the dialog for editing the selected preset's details."""
         if self.chosen is not None and self.is_mine():
             dialog = EditDialog(self.session, self.chosen, self)
             dialog.changed.connect(self.choose)
             dialog.open()
 
     def duplicate(self) -> None:
-        """Copy the selected preset to the user's own."""
+        """Add a copy of the selected preset to the user's own presets."""
         if self.chosen is not None:
             self.session.presets.duplicate(self.chosen, while_alive(self, self.choose))
 
     def versions(self) -> None:
-        """Show earlier versions of the selected preset."""
+        """Open the dialog with earlier versions of the selected preset."""
         if self.chosen is not None and self.is_mine():
             dialog = VersionsDialog(self.session, self.chosen, self)
             dialog.changed.connect(self.choose)
             dialog.open()
 
     def delete(self) -> None:
-        """Move the selected preset to the trash, and offer to undo."""
+        """Move the selected preset to the trash, and offer to undo that."""
         if self.chosen is None or not self.is_mine():
             return
         name, path = self.chosen.preset.name, self.chosen.path
@@ -283,7 +283,7 @@ class PresetsPage(Page):
     # --- received presets
 
     def open(self, path: Path) -> None:
-        """Select a preset of the library, or show a received one."""
+        """Select the preset if it is in the library; otherwise show it as a received preset."""
         if path.suffix.lower() == ".toml" and path.absolute().parent in (folder_of("yours"), folder_of("received")):
             self.choose(path)
         else:
@@ -294,14 +294,14 @@ class PresetsPage(Page):
             )
 
     def choose(self, path: Path) -> None:
-        """Select the preset of a file as soon as it is read, clearing search and filter."""
+        """Select the preset in this file as soon as it is loaded, and clear search and filter."""
         self._wanted = path
         self.field.clear()
         self.origin.setCurrentIndex(0)
         self._on_presets_changed()
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
-        """Read the presets again: the command line may have changed them."""
+        """Reload the presets, since the command line may have changed them."""
         super().showEvent(event)
         self.session.presets.reload()
 
@@ -386,7 +386,7 @@ class PresetsPage(Page):
         return button
 
     def _on_presets_changed(self) -> None:
-        """Show the current library, keeping the selection or making the requested one, and report unusable files."""
+        """Show the current library, select the requested or previous preset, and report unusable files."""
         shelf = self.session.presets.entries
         if shelf is None:
             return
@@ -492,7 +492,7 @@ class PresetsPage(Page):
         self.notified.emit(self.tr("Added to the received presets."), "info", (self.tr("Use in a new job"), self.use))
 
     def _on_receive_failed(self, path: Path, error: ImpastoError) -> None:
-        """Report why a file is not a preset; a job file opens on the Train page."""
+        """Report why a file cannot be opened as a preset; open a job file on the Train page instead."""
         if error.code == "preset.job":
             self.session.navigator.job.emit(path)
         else:

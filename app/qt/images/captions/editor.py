@@ -406,7 +406,7 @@ class CaptionEditor(QWidget):
     def _add(self, text: str, front: bool) -> None:
         tags = split_tags(text, "variants")  # each line of a pasted list is a tag
         at = 0 if front else None
-        if tags:  # not if there are only commas
+        if tags:  # none if the text is only commas
             self._edit_all(lambda captions: add_tags(captions, tags, at, self._lines), self._words.there_already(tags))
 
     def _remove(self, number: int) -> None:

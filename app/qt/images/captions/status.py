@@ -238,7 +238,7 @@ class EditorTexts(QObject):
         if image.excluded:
             parts.append(self.tr("Excluded from training."))
         if image.problem:
-            parts.append(image.problem.replace(str(image.path), image.name))  # the full path takes three lines
+            parts.append(image.problem.replace(str(image.path), image.name))  # the full path would take three lines
             role = "bad"
         return " ".join(part for part in parts if part), role
 

@@ -309,7 +309,7 @@ class Cropper(ImageStepDialog):
         shapes = {cast("tuple[int, int]", shape) for shape in self._session.health.image_index.all("bucket")}
         shapes |= {shown.bucket} if shown else set()
         ordered = sorted(shapes, key=lambda shape: (-shape[0] / shape[1], shape))
-        self.shape.blockSignals(True)  # filling the list is not a choice of the user
+        self.shape.blockSignals(True)  # filling the list is not a user's choice
         self.shape.clear()
         for width, height in ordered:
             self.shape.addItem(f"{width} × {height}", (width, height))

@@ -1,1 +1,1 @@
-"""The Try & export tab: compare saved LoRAs, generate images with them, and export one."""
+"""The Try & export tab: compare a run's saved LoRAs, generate images with them, and export one."""

@@ -1,4 +1,4 @@
-"""Export of a saved LoRA, with its dialogs; nothing is replaced without asking."""
+"""Dialogs for exporting a saved LoRA and its model card; no LoRA is replaced without asking."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ _LICENSES = ("CC0-1.0", "CC-BY-4.0", "CC-BY-NC-4.0", "CreativeML Open RAIL-M", "
 
 
 def destination_name(destination: Destination) -> str:
-    """Return a LoRA folder's display name: its program, or its nearest folder with a telling name."""
+    """Return a LoRA folder's display name: its program, or the nearest folder with a distinctive name."""
     folder = destination.folder
     names = (path.name for path in (folder, *folder.parents) if path.name and path.name.lower() not in _COMMON_NAMES)
     return destination.kind or next(names, str(folder))
 
 
 class ExportDialog(QDialog):
-    """Dialog for an export; once accepted, `summary`, `folder` and `name` hold the user's choices."""
+    """Dialog for exporting a LoRA; `summary`, `folder` and `name` are the user's choices."""
 
     folder_chosen = Signal(object)
-    """The user chose a folder that was not listed, to be remembered."""
+    """The user chose this folder, which was not listed and should be remembered."""
 
     def __init__(
         self,
@@ -80,13 +80,13 @@ class ExportDialog(QDialog):
 
     @property
     def folder(self) -> Path | None:
-        """The target folder; None while none is chosen."""
+        """The target folder; None until one is chosen."""
         found = self.folder_box.currentData()
         return Path(found) if found else None
 
     @property
     def summary(self) -> LoraSummary:
-        """The metadata that the exported file gets."""
+        """The metadata to write to the exported file."""
         image = self.image_box.currentData()
         return LoraSummary(
             self.title.text().strip(),
@@ -98,7 +98,7 @@ class ExportDialog(QDialog):
         )
 
     def add_folder(self, folder: Path) -> None:
-        """Add a folder to the list, select it and have it remembered."""
+        """Add a folder to the list, select it, and request that it is remembered."""
         self.folder_box.insertItem(0, f"{folder.name}   {folder}", str(folder))
         self.folder_box.setCurrentIndex(0)
         self.folder_chosen.emit(folder)
@@ -197,14 +197,14 @@ class ExportDialog(QDialog):
 
 
 class Exporting(QObject):
-    """Runs a panel's exports and remembers the last folder."""
+    """Runs exports for a panel and remembers the last folder."""
 
     notified = Signal(str, str, object)
     failed = Signal(object)
     opened = Signal(object)
-    """A dialog to open."""
+    """Dialog that the panel should open."""
     used = Signal()
-    """`destination` changed."""
+    """Emitted when `destination` has changed."""
 
     def __init__(self, session: Session, parent: QWidget) -> None:
         super().__init__(parent)
@@ -212,15 +212,15 @@ class Exporting(QObject):
         self._used: Destination | None = None
 
     def destination(self) -> Destination | None:
-        """Return the folder used last, or the first known one."""
+        """Return the folder used last, or else the first known one; None if there is none."""
         return self._used or next(iter(self._session.models.destinations()), None)
 
     def ask(self, candidate: Candidate, image: Path | None) -> None:
-        """Ask for an export's folder and metadata, starting from the metadata in the file."""
+        """Ask for the folder and the metadata, starting from those in the file, and export the LoRA."""
         self._with_about(candidate, image, lambda summary: self._ask(candidate, summary))
 
     def send(self, candidate: Candidate, image: Path | None, destination: Destination) -> None:
-        """Export a LoRA with its current metadata and an image."""
+        """Export a LoRA under its file name, with its current metadata and this image."""
         self._use(destination)
         name = candidate.file.stem
         self._with_about(candidate, image, lambda summary: self._export(candidate, destination.folder, name, summary))
