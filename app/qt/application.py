@@ -56,7 +56,7 @@ class Instance(QObject):
         self.name = f"impasto-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
 
     def claim(self) -> bool:
-        """Try to become the only instance; return False if one is running, True if the disk has no file locks."""
+        """Try to become the only instance; return False if another runs, True if the disk has no file locks."""
         try:
             self._home.mkdir(parents=True, exist_ok=True)
             self._lock.enter_context(locks.hold_lock(self._home / "app.lock", patience=0))

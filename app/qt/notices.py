@@ -49,7 +49,7 @@ class Notices(QWidget):
     def show_notice(
         self, sentence: str, kind: Kind = "info", act: tuple[str, Callable[[], object]] | None = None
     ) -> None:
-        """Show a bar unless one shows this sentence; `act` is (title, action) of a button that also closes the bar."""
+        """Show a bar unless one shows this sentence; `act` is a (title, action) for a button that closes it."""
         if any(bar.sentence == sentence for bar in self._bars):
             return
         if len(self._bars) == _MAX_BARS:
@@ -73,7 +73,7 @@ class Notices(QWidget):
             file.resolved.connect(self.dismiss)
 
     def dismiss(self, notice: ImpastoError | str) -> None:
-        """Remove the bar of an error, or the bar with this sentence."""
+        """Remove the bar that shows this error or sentence."""
         sentence = notice if isinstance(notice, str) else full_message(notice)
         for bar in [bar for bar in self._bars if bar.sentence == sentence]:
             self._remove(bar)

@@ -49,7 +49,7 @@ class UndoStep(Protocol):
 
     @property
     def name(self) -> str:
-        """Name of the edit that the user sees."""
+        """Name of the edit, as shown to the user."""
 
 
 class UndoHistory(Protocol):

@@ -241,7 +241,7 @@ class ShortcutEditor(QWidget):
         self.changed.emit()
 
     def _unassign(self, key: str, *, only_own: bool = False) -> list[str]:
-        """Remove a key from the commands that use it and return their titles; `only_own`: not from defaults."""
+        """Remove a key from other commands and return their titles; `only_own` spares those with default keys."""
         previous_owners = self.owners(QKeySequence(key, _PORTABLE))
         previous_owners = [one for one in previous_owners if not only_own or one.action.id in self.own]
         for command in previous_owners:

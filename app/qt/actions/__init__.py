@@ -1,4 +1,4 @@
-"""Every command of the app as data: one table feeds the menus, shortcuts, command palette and shortcut list.
+"""All commands in the app as data: one table feeds the menus, shortcuts, command palette and shortcut list.
 
 A page or panel declares its actions as a tuple next to the widget that runs them, and registers both once:
 

@@ -59,7 +59,7 @@ Keys = Mapping[str, tuple[str, ...]]
 
 
 def effective_shortcuts(actions: Iterable[Action], own: Keys) -> dict[str, tuple[str, ...]]:
-    """Return the effective shortcuts of commands by id, in Qt's portable format.
+    """Return each command's effective shortcuts by command id, in Qt's portable format.
 
     A shortcut set by the user is removed from all other commands, since Qt runs neither of two commands with the same
     shortcut; a newer version may have added a conflicting default. Pages that are never visible together may share

@@ -27,7 +27,7 @@ _MOVES = (Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_PageUp, Qt.Key.Key_PageDown
 
 
 _WORD, _RUN, _FIRST = 8, 10, 3
-"""Bonus for a letter that starts a word, directly follows the previous match, or starts the text."""
+"""Bonuses for a letter that starts a word, directly follows the previous match, or starts the text."""
 
 
 def score(typed: str, text: str) -> int | None:

@@ -89,7 +89,7 @@ class Coach(QFrame):
 
 @dataclass(frozen=True, slots=True)
 class TourStep:
-    """One step: `go` names the `Tour` method that shows its page; a button titled `act` calls the one named `do`."""
+    """One step: `go` names the `Tour` method that shows its page; `act` is a button's title, `do` its method."""
 
     title: str
     words: str

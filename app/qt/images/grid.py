@@ -39,7 +39,7 @@ _ROWS = {Qt.Key.Key_Up: -1, Qt.Key.Key_Down: 1}
 _INSET = 12
 _ANNOUNCED = frozenset({"rating", "excluded", "mask", "problem"})
 _DESCRIBED = _ANNOUNCED | {"caption"}
-"""Fields in an image's accessible description; caption changes are not announced, as typing is read aloud."""
+"""Fields in an image's accessible description; captions are not announced: typing is already read aloud."""
 _CENTERED = Qt.AlignmentFlag.AlignCenter | Qt.TextFlag.TextWordWrap
 
 
@@ -337,7 +337,7 @@ class Grid(QAbstractScrollArea):
             super().keyPressEvent(event)
 
     def _target(self, key: int) -> int | None:
-        """Return the index that a key moves to; None if the key does not move or there are no images."""
+        """Return the index that a navigation key moves to; None for other keys or if there are no images."""
         count, layout = len(self._view.ids), self.layout_now
         page = max(1, self.viewport().height() // layout.row_height)
         rows = {**_ROWS, Qt.Key.Key_PageUp: -page, Qt.Key.Key_PageDown: page}
@@ -429,7 +429,7 @@ class Grid(QAbstractScrollArea):
         return ", ".join(words)
 
     def _announce(self, index: int | None, *, aloud: bool = True) -> None:
-        """Update the accessible description; `aloud` also announces it, as few screen readers report changes."""
+        """Update the accessible description; `aloud` also announces it, since few screen readers report changes."""
         number = self._view.current
         if number is None or index is None or number not in self._library.images:
             return

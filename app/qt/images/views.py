@@ -202,7 +202,7 @@ class ImageViews(QWidget):
         return len(self._session.view.scope()) > 1
 
     def has_hidden(self) -> bool:
-        """Return whether the filter hides some, but not all images."""
+        """Return whether the filter hides some but not all images."""
         return 0 < len(self._session.view.ids) < len(self._session.library.images)
 
     def has_trashed(self) -> bool:

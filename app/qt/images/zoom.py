@@ -197,7 +197,7 @@ class ZoomArea(QWidget):
 
     @property
     def full_size(self) -> QSize | None:
-        """Return the image's size in px; that of its thumbnail if it is unknown, None if there is none."""
+        """Return the image's size in px, or its thumbnail's if that is unknown; None if neither is loaded."""
         if self.whole:
             return self.whole.image.size()
         image = self.images.get(self.image or 0)
@@ -329,7 +329,7 @@ class ZoomArea(QWidget):
 
 
 def _start(room: float, length: float, middle: float) -> float:
-    """Return the image's start along one axis: centered if it fits, otherwise without a gap at either end."""
+    """Return the image's start on one axis: centered if the image fits, otherwise with no gap at either end."""
     if length <= room:
         return (room - length) / 2
     return min(0.0, max(room - length, room / 2 - middle * length))

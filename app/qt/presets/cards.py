@@ -433,7 +433,7 @@ def rows_of(changes: Sequence[tuple[str, str, str]]) -> list[Row]:
 
 
 def _row(key: str, before: str, after: str) -> Row:
-    """Return one table row; choices look like on the Train page, free text keeps its quotes."""
+    """Return one table row; choices look the same as on the Train page, free text keeps its quotes."""
     names = {f'"{choice}"': str(choice) for choice in choices_of(key) if isinstance(choice, str)}
     texts = (full_title(key), names.get(before, before), names.get(after, after))
     return Row(texts, tip=f"{key}\n{doc_of(key)}".strip())

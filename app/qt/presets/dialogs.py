@@ -239,7 +239,7 @@ class ReceiveDialog(QDialog):
 
 
 class VersionsDialog(QDialog):
-    """Dialog that lists a preset's earlier versions, newest first; `changed` carries the restored file."""
+    """Dialog with a preset's earlier versions, newest first; `changed` carries the restored preset's file."""
 
     changed = Signal(object)
 

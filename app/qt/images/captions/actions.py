@@ -1,4 +1,4 @@
-"""Commands of the caption editor."""
+"""Commands for the caption editor."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ class ChangeList(QTreeView):
 
 
 def _font(font: QFont, *, strike: bool) -> QFont:
-    """Return the font for a difference: color alone must not mark it."""
+    """Return the font that marks a difference, since color alone is not enough."""
     result = QFont(font)
     result.setStrikeOut(strike)
     result.setUnderline(not strike)

@@ -73,7 +73,7 @@ class SaveStatusPanel(QFrame):
         self.setVisible(bool(rows))
 
     def _with_short_paths(self, problem: SaveProblem) -> str:
-        """Return the message with file names for full paths: the column is narrow, the tooltip has the paths."""
+        """Return the message with file names instead of full paths, since the column is narrow."""
         words = problem.sentence
         for number in problem.images & self._library.images.keys():
             image = self._library.images[number]

@@ -64,7 +64,7 @@ class TokenCounter(QObject):
         self._holds: _Holds | None = None
 
     def count(self, text: str, lines: Lines, limit: Limit, trigger: str = "") -> list[TokenCount] | None:
-        """Return the token count of the caption, or of each line that is one; None while loading."""
+        """Return the token count of the caption, or of each line if lines are separate; None while loading."""
         if self._ends is None:
             self._load()
             return None

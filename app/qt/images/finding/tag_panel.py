@@ -178,7 +178,7 @@ class TagModel(QAbstractListModel):
 
 
 def sort_tags(counts: Iterable[tuple[str, int]], order: Order) -> list[TagCount]:
-    """Sort tags; in parts, so that a worker that calls this lets the main thread run in between."""
+    """Sort tags in parts: on a worker, this lets the main thread run between parts."""
     rows = [TagCount(*pair) for pair in counts]
     key = _by_count if order == "count" else _by_name
     parts = [sorted(rows[start : start + _PART], key=key) for start in range(0, len(rows), _PART)]
@@ -371,7 +371,7 @@ class TagPanel(QWidget):
         until_destroyed(self, self._index.changed.connect(lambda _: self._on_index_changed()))
 
     def _on_index_changed(self) -> None:
-        """Schedule an update; while the panel is hidden, update it when it is shown."""
+        """Schedule an update; if the panel is hidden, update it once it is shown."""
         if self.isVisible():
             self._update_timer.start()
         else:

@@ -35,7 +35,7 @@ class CropCanvas(ZoomArea):
     pulled = Signal()
     """Emitted when the frame changes while the user drags it."""
     framed = Signal()
-    """Emitted when the user has changed the frame: at the end of a drag, or on a key or the wheel."""
+    """Emitted when the user has changed the frame: at the end of a drag, or with a key or the wheel."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, Zoom(), parent)

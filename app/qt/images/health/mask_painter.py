@@ -102,7 +102,7 @@ class MaskPainter(ImageStepDialog):
         super().reject()
 
     def reject(self) -> None:
-        """Save and close: even Escape and the window's close button lose nothing."""
+        """Save and close; Escape and the window's close button also call this, so that nothing is lost."""
         self._save(super().reject)
 
     def accept(self) -> None:
@@ -171,7 +171,7 @@ class MaskPainter(ImageStepDialog):
         self._open()
 
     def _run(self, work: Callable[[], object], done: Callable[[object], None]) -> None:
-        """Read or write a mask file on a worker; until that is done, nothing is saved."""
+        """Read or write a mask file on a worker; until that is done, `_save` does nothing."""
         self.busy = True
 
         def ended(result: object) -> None:

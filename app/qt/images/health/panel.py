@@ -181,7 +181,7 @@ class HealthPanel(QWidget):
     # User actions
 
     def show_images(self) -> None:
-        """Show the images of the selected problem."""
+        """Show the images that have the selected problem."""
         finding = self.list.finding
         if finding and finding.ids:
             self._session.filtering.apply(finding.query)
