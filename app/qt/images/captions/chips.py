@@ -59,10 +59,10 @@ class ChipData:
 
 
 class Chip(QAbstractButton):
-    """Chip for one tag. A click or arrow keys select it.
+    """Chip for one tag.
 
-    Delete or the cross removes the tag, Enter or a double click edits it. On a mixed chip, Enter or the plus sign adds
-    the tag to the other captions.
+    A click or the arrow keys select it, Delete or the cross removes the tag, Enter or a double click edits it. On a
+    mixed chip, Enter or the plus sign adds the tag to the other captions.
     """
 
     remove_requested = Signal()
