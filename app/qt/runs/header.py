@@ -1,4 +1,4 @@
-"""The header of a run: name, state, progress of each phase, and the commands for it."""
+"""The header of a run: its name, its state, the progress of each phase, and its commands."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _NAMES: dict[Phase, str] = {
     "preview": _NOOP("Phases", "Preview"),
     "save": _NOOP("Phases", "Save"),
 }
-"""Titles of the phases, in the order of a run."""
+"""Titles of the phases, in the order in which a run enters them."""
 _BAR = 6
 _TRAIN_WEIGHT = 3
 _UNKNOWN = 0.33
-"""Filled share of a bar while the total is unknown."""
+"""Fraction of the bar that is filled while the total is unknown."""
 ACTIONS = (
     Action(
         "runs.sample",
@@ -111,14 +111,14 @@ _WHILE_ALIVE = ("runs.sample", "runs.save", "runs.pause", "runs.stop", "runs.wit
 
 
 class PhaseBar(QWidget):
-    """Progress bar of one phase, with its name and amount."""
+    """Progress bar of one phase, below the phase's name and the amount done."""
 
     def __init__(self, phase: Phase, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.name = QCoreApplication.translate("Phases", _NAMES[phase])
         self.amount = ""
         self.part: float | None = 0.0
-        """Finished share, from 0 to 1; None while the total is unknown."""
+        """Completed fraction, from 0 to 1; None while the total is unknown."""
         self.current = False
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
 
@@ -131,16 +131,16 @@ class PhaseBar(QWidget):
             self.update()
 
     def sizeHint(self) -> QSize:  # noqa: N802
-        """Return room for the name and the bar."""
+        """Return a size that fits the name and the bar."""
         metrics = self.fontMetrics()
         return QSize(metrics.horizontalAdvance(self.name) + 12, metrics.height() + _BAR + 4)
 
     def minimumSizeHint(self) -> QSize:  # noqa: N802
-        """Return the smallest size; a long name is elided."""
+        """Return the minimum size, at which a long name is elided."""
         return QSize(24, self.sizeHint().height())
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
-        """Paint name and amount above the bar."""
+        """Paint the name and the amount above the bar."""
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         metrics = self.fontMetrics()
@@ -203,7 +203,7 @@ def _part(state: PhaseState) -> float | None:
 
 
 def _amount(phase: Phase, state: PhaseState, now: float | None) -> str:
-    """Return done and total of a running phase, always for training; otherwise the time it took."""
+    """Return the completed and total amounts of training or the running phase, or an ended phase's duration."""
     if phase != "train" and now is None:
         return format_duration(state.seconds)
     if state.total is None or state.total <= 1:
@@ -218,7 +218,7 @@ def _units(phase: Phase, number: int) -> str:
 
 
 class RunHeader(QWidget):
-    """Header of one run; commands reach the engine, and its answers return, through the run's folder."""
+    """Header of one run; commands and the engine's answers are exchanged through files in the run's folder."""
 
     message_shown = Signal(str)
     notified = Signal(str, str, object)
@@ -232,7 +232,7 @@ class RunHeader(QWidget):
         self._ends: list[Callable[[], None]] = []
         self._orders = session.run_commands
         self._starting: Entry | None = None
-        """The queue entry shown while it has no run yet."""
+        """Queue entry to show while it has no run yet, or None."""
         self._enabled: tuple[bool, ...] = ()
         self.name, self.state, self.facts = ElidedLabel(), QLabel(), QLabel()
         self.phases = PhaseBars()
@@ -249,7 +249,7 @@ class RunHeader(QWidget):
         self._show()
 
     def show_run(self, run: Run | None, starting: Entry | None = None) -> None:
-        """Show another run, or none; without a run, show the queue entry `starting` if it is given."""
+        """Show a run or, if `run` is None, the queue entry `starting`; show nothing if both are None."""
         for end in self._ends:
             end()
         self._run, self._starting = run, starting
@@ -263,12 +263,12 @@ class RunHeader(QWidget):
         return self._run is not None and self._run.summary.missing is None
 
     def can_preview(self) -> bool:
-        """Return whether the run trains, has prompts and no pending preview command."""
+        """Return whether the run is training, has preview prompts and has no pending preview command."""
         job = self._run.job if self._run else None
         return self.can_save("sample") and bool(job and job.report.previews.prompts)
 
     def can_save(self, name: CommandName = "save") -> bool:
-        """Return whether the run trains and the command `name` is not already pending."""
+        """Return whether the run is training and the command `name` is not already pending."""
         run = self._run
         return bool(
             run and run.alive and "train" in run.phases and name not in self._pending_commands and not self._ending
@@ -292,7 +292,7 @@ class RunHeader(QWidget):
 
     @property
     def _ending(self) -> Ending | None:
-        """The command that ends the run: in its folder, or on its way there from here or from the queue."""
+        """Command that will end the run: one in its folder, or a pending one from this window or the queue."""
         run = self._run
         if run is None or not run.alive:
             return None
@@ -302,7 +302,7 @@ class RunHeader(QWidget):
 
     @property
     def _queue_entries(self) -> list[Entry]:
-        """The queue's entries for the run."""
+        """Queue entries for this run."""
         path = self._run.directory.path if self._run else None
         return [entry for entry in self._session.queue.entries if path and entry.run == path]
 
@@ -335,7 +335,7 @@ class RunHeader(QWidget):
         self._send("stop")
 
     def withdraw(self) -> None:
-        """Withdraw the command that ends the run."""
+        """Withdraw the pending command to pause or stop the run."""
         for entry in self._queue_entries:
             if entry.state == "running" and entry.wish:
                 self._session.queue.withdraw(entry.id)
@@ -358,7 +358,7 @@ class RunHeader(QWidget):
             self._orders.send(self._run.directory, name)
 
     def _on_answered(self, order: RunCommand, answer: CommandResult) -> None:
-        """Report a command's result: success as a passing status message, failure as a notice that stays."""
+        """Report a command's result: success briefly in the status bar, failure as a notice that stays."""
         if answer.outcome == "done":
             self.message_shown.emit(self._done(order.name).format(run=order.run.name, detail=answer.detail))
             return
@@ -440,7 +440,7 @@ class RunHeader(QWidget):
         return self.tr("save requested")
 
     def _facts(self, run: Run) -> str:
-        """Return step, time and speed in one line."""
+        """Return one line with the step, the time left, the speed and the device."""
         number, summary, story = QLocale().toString, run.summary, run.progress
         step = max(summary.step, story.step.step if story.step else 0) if run.alive else summary.step
         parts = []
@@ -459,7 +459,7 @@ class RunHeader(QWidget):
         return " · ".join(parts)
 
     def _device(self, run: Run) -> str:
-        """Return the device's name; the forecast holds the name of the GPU."""
+        """Return the device's name; the GPU's name comes from the forecast."""
         device = run.progress.device
         if device == "cpu":
             return self.tr("the CPU")

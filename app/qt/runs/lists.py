@@ -1,4 +1,4 @@
-"""The lists of the Runs page: runs with state and progress, and the entries of the queue."""
+"""The lists on the Runs page: the runs with their state and progress, and the queue entries."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _SIDE, _RUN_ABOVE, _BAR = 12, 8, 3
 
 
 class RunModel(StatusModel[RunSummary]):
-    """List model of the runs; `left` returns the seconds a run still needs, `begins` whether it is starting."""
+    """List model of the runs; `left` returns a run's remaining seconds, `begins` whether it is starting."""
 
     def __init__(
         self,
@@ -63,12 +63,12 @@ class RunModel(StatusModel[RunSummary]):
         super().__init__(lambda run: run.path, parent)
         self._left, self._begins = left, begins
         self._beginning: set[Path] = set()
-        """Runs whose engine was starting when their status text was made."""
+        """Runs whose engine was starting when their status text was created."""
         self._day = _today()
-        """Day of the status texts: some name the start day relative to today, so a new day makes them stale."""
+        """Day on which the status texts were created; some say “yesterday”, so a new day makes them outdated."""
 
     def show(self, rows: Sequence[RunSummary]) -> bool:
-        """Show these rows; return whether the rows themselves changed, not only their status."""
+        """Show these rows; return whether the list has other rows than before, not only other status texts."""
         same_day, self._day = self._day == _today(), _today()
         before = dict(zip(map(id, self.rows), self.words, strict=True)) if same_day else {}
         was, self._beginning = self._beginning, {row.path for row in rows if self._begins(row)}
@@ -78,13 +78,13 @@ class RunModel(StatusModel[RunSummary]):
         return self.update_rows(rows, [self._words(row, before.get(id(row))) for row in rows])
 
     def _words(self, row: RunSummary, before: str | None) -> str:
-        """Return a run's status text; an ended, unchanged run reuses `before`, as there may be hundreds."""
+        """Return a run's status text; ended runs that did not change reuse `before`, as there may be hundreds."""
         if before is not None and row.state != "running":
             return before
         return run_status(row, self._left(row.path), begins=row.path in self._beginning)
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> object:
-        """Return one role's value of a run."""
+        """Return a run's value for a role."""
         row = self.rows[index.row()]
         match role:
             case Qt.ItemDataRole.DisplayRole:
@@ -108,10 +108,10 @@ def _today() -> tuple[int, int]:
 
 
 class RunDelegate(QStyledItemDelegate):
-    """Draws a run's name, status and progress bar."""
+    """Delegate that draws a run's name, status and progress bar."""
 
     def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:  # noqa: N802
-        """Return room for two lines and the bar."""
+        """Return a size that fits two lines and the bar."""
         return QSize(120, 2 * option.fontMetrics.height() + 2 * _RUN_ABOVE + _BAR + 8)
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
@@ -152,7 +152,7 @@ class RunList(QListView):
     """List of all runs, latest first; the charts overlay the selected ones."""
 
     chosen = Signal()
-    """The selected runs or their order changed."""
+    """Emitted when the selected runs or their order changed."""
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class RunList(QListView):
         return list(self._order)
 
     def show_runs(self, rows: Sequence[RunSummary]) -> None:
-        """Show these runs; the ones that remain stay selected."""
+        """Show these runs and keep the selection where its runs are still listed."""
         self._quiet = True
         if self.runs.show(rows):
             self._select(self._order)
@@ -193,7 +193,7 @@ class RunList(QListView):
         self._quiet, self._order = False, []
 
     def choose(self, path: Path) -> None:
-        """Select this run only."""
+        """Select only this run."""
         self._quiet = True
         self._select([path])
         self._quiet = False
@@ -212,7 +212,7 @@ class RunList(QListView):
             self.selectionModel().setCurrentIndex(places[0], QItemSelectionModel.SelectionFlag.NoUpdate)
 
     def _on_selection_changed(self) -> None:
-        """Update the selection order: the page shows the run that was selected first."""
+        """Update the order of selection: the page shows the run that was selected first."""
         if self._quiet:
             return
         now = {self.runs.rows[index.row()].path for index in self.selectionModel().selectedIndexes()}
@@ -242,21 +242,21 @@ def entry_status(entry: Entry, now: float) -> str:
 
 
 class QueueModel(StatusModel[Entry]):
-    """List model of the queue's entries, reordered by dragging."""
+    """List model of the queue entries, which the user can reorder by dragging."""
 
     moved = Signal(str, object)
-    """Id of the dropped entry, and id of the entry it was dropped before (None: the end)."""
+    """Id of the dropped entry, and id of the entry that it will precede (None: at the end)."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(lambda entry: entry.id, parent)
 
     def show(self, rows: Sequence[Entry]) -> bool:
-        """Show these rows; return whether the rows themselves changed, not only their status."""
+        """Show these rows; return whether the list has other rows than before, not only other status texts."""
         now = time.time()
         return self.update_rows(rows, [entry_status(row, now) for row in rows])
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> object:
-        """Return one role's value of an entry."""
+        """Return an entry's value for a role."""
         row, words = self.rows[index.row()], self.words[index.row()]
         match role:
             case Qt.ItemDataRole.DisplayRole:
@@ -274,7 +274,7 @@ class QueueModel(StatusModel[Entry]):
     # --- dragging
 
     def flags(self, index: Index) -> Qt.ItemFlag:
-        """Return flags that let entries be dragged, and dropped only between others."""
+        """Return flags that allow dragging entries and dropping them only between other entries."""
         if not index.isValid():
             return Qt.ItemFlag.ItemIsDropEnabled
         return Qt.ItemFlag.ItemIsEnabled | Qt.ItemFlag.ItemIsSelectable | Qt.ItemFlag.ItemIsDragEnabled
@@ -284,7 +284,7 @@ class QueueModel(StatusModel[Entry]):
         return Qt.DropAction.MoveAction
 
     def mimeTypes(self) -> list[str]:  # noqa: N802
-        """Return the MIME type of an entry of this list."""
+        """Return the MIME type of dragged entries."""
         return [_MIME]
 
     def mimeData(self, indexes: Sequence[QModelIndex]) -> QMimeData:  # noqa: N802
@@ -296,7 +296,7 @@ class QueueModel(StatusModel[Entry]):
     def dropMimeData(  # noqa: N802
         self, data: QMimeData, action: Qt.DropAction, row: int, column: int, parent: Index
     ) -> bool:
-        """Request the move. Return False, so that Qt removes no row: the list updates when the queue has moved."""
+        """Request the move; return False so that Qt removes no row. The list is updated after the queue."""
         if data.hasFormat(_MIME):
             name = bytes(data.data(_MIME).data()).decode("ascii")
             self.moved.emit(name, self.rows[row].id if 0 <= row < len(self.rows) else None)
@@ -304,10 +304,10 @@ class QueueModel(StatusModel[Entry]):
 
 
 class QueueDelegate(QStyledItemDelegate):
-    """Draws an entry's name and status."""
+    """Delegate that draws an entry's name and status."""
 
     def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:  # noqa: N802
-        """Return room for two lines."""
+        """Return a size that fits two lines."""
         return QSize(120, 2 * option.fontMetrics.height() + 2 * _ENTRY_ABOVE + 2)
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
@@ -330,10 +330,10 @@ class QueueDelegate(QStyledItemDelegate):
 
 
 class QueueList(QListView):
-    """List of the queue's entries, in order."""
+    """List of the queue entries, in order."""
 
     chosen = Signal()
-    """The selected entry changed; there may be none."""
+    """Emitted when another entry, or none, is selected."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -349,7 +349,7 @@ class QueueList(QListView):
         self.selectionModel().selectionChanged.connect(lambda *_: self.chosen.emit())
 
     def entry(self) -> Entry | None:
-        """Return the selected entry."""
+        """Return the selected entry, or None."""
         chosen = self.selectionModel().selectedIndexes()
         return self.queue.rows[chosen[0].row()] if chosen else None
 
@@ -361,7 +361,7 @@ class QueueList(QListView):
             self.scrollTo(place)
 
     def show_entries(self, rows: Sequence[Entry]) -> None:
-        """Show these entries and keep selection and scroll position.
+        """Show these entries and keep the selection and the scroll position.
 
         The first time, scroll to the first entry that has not ended.
         """
@@ -379,7 +379,7 @@ class QueueList(QListView):
             self.scrollTo(chosen)  # it may have moved out of view
 
     def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802
-        """Keep the first open entry visible if it was."""
+        """Keep the first entry that has not ended visible if it was visible before."""
         to_do = self._first_open()
         was_seen = self._is_visible(to_do, event.oldSize())
         super().resizeEvent(event)
@@ -391,7 +391,7 @@ class QueueList(QListView):
         return next((self.queue.index_of(row.id) for row in self.queue.rows if not row.ended), QModelIndex())
 
     def _is_visible(self, place: QModelIndex, size: QSize) -> bool:
-        """Return whether part of an entry is visible in a view of this size; true for an invalid size."""
+        """Return whether part of an entry is visible in a view of this size; True if the size is invalid."""
         return not size.isValid() or QRect(QPoint(), size).intersects(self.visualRect(place))
 
 

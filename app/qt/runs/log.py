@@ -1,4 +1,4 @@
-"""The log of a run: remarks in words, and below them everything that its engine printed."""
+"""The log of a run: remarks as sentences and, below them, everything that the engine printed."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 
 _MAX_BYTES = 16 * CHUNK_BYTES
-"""Bytes of the log held in memory."""
+"""Maximum number of bytes of the log kept in memory."""
 _JUMP_BYTES = 8 * CHUNK_BYTES
-"""Bytes printed since the last read from which only the end of the log is read."""
+"""Number of new bytes above which only the end of the log is read."""
 ACTIONS = (
     Action("log.find", _NOOP("Action", "Find in the log"), "runs", "ask_what", ("Ctrl+F",), "has_run", icon="search"),
     Action("log.next", _NOOP("Action", "Next match in the log"), "runs", "find_next", ("F3",), "has_run", icon="down"),
@@ -63,15 +63,15 @@ ACTIONS = (
 class LogText(QPlainTextEdit):
     """Log viewer that starts at the end and follows new output unless the user has scrolled up.
 
-    It holds only part of a long log, in chunks that a worker reads as the user scrolls.
+    It contains only a part of a long log, in chunks that a worker reads as the user scrolls.
     """
 
     moved = Signal()
-    """Another part of the log is visible."""
+    """Emitted when another part of the log is visible."""
     unreadable = Signal(str)
-    """Why the log cannot be read."""
+    """Reason why the log cannot be read."""
     not_found = Signal()
-    """The log does not contain the text that the user searched for."""
+    """Emitted if the log does not contain the text that the user searched for."""
 
     def __init__(self, tasks: Tasks, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -81,14 +81,14 @@ class LogText(QPlainTextEdit):
         self._chunks: deque[LogChunk] = deque()
         self._size = 0
         self._more = False
-        """Whether the log continues past the held chunks by more than a few lines."""
+        """Whether the log continues after the loaded chunks by more than a few lines."""
         self._requested = 0
         self._busy = False
         self._pending_request: Callable[[], None] | None = None
-        """The user's request that waits until the current read is done."""
+        """Request of the user that waits until the current read is done, or None."""
         self._filling = False
         self._follows = True
-        """Whether new output scrolls into view."""
+        """Whether the view scrolls to new output."""
         self.setReadOnly(True)
         self.setUndoRedoEnabled(False)
         self.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
@@ -102,7 +102,7 @@ class LogText(QPlainTextEdit):
         self.verticalScrollBar().rangeChanged.connect(lambda *_: self._scroll_to_end())
 
     def show_log(self, log: Path | None) -> None:
-        """Show the end of another log, or nothing."""
+        """Show the end of another log, or nothing for None."""
         self._log, self._take_partial_line = log, True
         self._requested += 1
         self._busy, self._pending_request = False, None
@@ -126,7 +126,7 @@ class LogText(QPlainTextEdit):
 
     @property
     def at_end(self) -> bool:
-        """Whether the held chunks reach the end of the log as of the last read."""
+        """Whether the loaded chunks reach the end that the log had at the last read."""
         return not self._more
 
     @property
@@ -137,7 +137,7 @@ class LogText(QPlainTextEdit):
     # --- finding
 
     def seek(self, wanted: str, *, back: bool) -> None:
-        """Select the next or previous match of a text: first in the held chunks, then in the whole log."""
+        """Select the next or previous match of a text: first in the loaded chunks, then in the whole log."""
         if not wanted or self._find_here(wanted, back):
             return
         start = self._chunks[0].start if back and self._chunks else self._chunks[-1].end if self._chunks else 0
@@ -165,7 +165,7 @@ class LogText(QPlainTextEdit):
         self._ask(lambda: logs.find(log, wanted, start, back=back), done)
 
     def _show_at(self, place: int, wanted: str) -> None:
-        """Show the part of the log around the line at a byte offset."""
+        """Show the part of the log around a byte offset and select the first match after it."""
         log, torn = self._log, self._take_partial_line
         assert log is not None
 
@@ -188,7 +188,10 @@ class LogText(QPlainTextEdit):
     def _ask(
         self, work: Callable[[], _Result], done: Callable[[_Result], None], again: Callable[[], None] | None = None
     ) -> None:
-        """Run one read at a time on a worker; `again` runs after it. Results for a previous log are dropped."""
+        """Run one read at a time on a worker; if one is running, remember `again` to run after it.
+
+        Results for a previously shown log are dropped.
+        """
         if self._busy:
             self._pending_request = again or self._pending_request
             return
@@ -209,7 +212,7 @@ class LogText(QPlainTextEdit):
         self._tasks.run(work, deliver, handle_only(OSError, fail), kept=False)
 
     def _run_pending(self) -> None:
-        """Run the request that was waiting."""
+        """Run the pending request."""
         request = self._pending_request
         if request and not self._busy:
             self._pending_request = None
@@ -228,7 +231,7 @@ class LogText(QPlainTextEdit):
             self._ask(lambda: logs.read_after(log, end, torn=torn), self._append)
 
     def _append(self, chunk: LogChunk) -> None:
-        """Append a chunk below; a shorter log was replaced, and far too much new output is skipped."""
+        """Append a chunk, or show the end of the log if it was replaced or has too much new output."""
         if chunk.size < self._chunks[-1].end or (self._follows and chunk.size - chunk.end > _JUMP_BYTES):
             self.to_end()
             return
@@ -258,7 +261,7 @@ class LogText(QPlainTextEdit):
         self.moved.emit()
 
     def _drop(self, *, first: bool) -> None:
-        """Drop chunks at one end while more than the limit is held; keep the visible lines in place."""
+        """Drop chunks at one end until the rest is within the limit; keep the visible lines in place."""
         while sum(chunk.end - chunk.start for chunk in self._chunks) > _MAX_BYTES and len(self._chunks) > 1:
             gone = self._chunks.popleft() if first else self._chunks.pop()
             self._more = self._more or not first
@@ -277,7 +280,7 @@ class LogText(QPlainTextEdit):
         cursor.removeSelectedText()
 
     def _put(self, chunks: tuple[LogChunk, ...]) -> None:
-        """Replace the held chunks with these."""
+        """Replace the loaded chunks with these."""
         held = [chunk for chunk in chunks if chunk.lines]
         self._chunks = deque(held)
         self._size = max((chunk.size for chunk in chunks), default=0)
@@ -285,7 +288,7 @@ class LogText(QPlainTextEdit):
         self._fill(lambda: self.setPlainText("\n".join(line for chunk in held for line in chunk.lines)))
 
     def _fill(self, change: Callable[[], None]) -> None:
-        """Change the text; scroll bar moves meanwhile are not taken for the user's."""
+        """Change the text without mistaking the scroll bar's movement for scrolling by the user."""
         before, self._filling = self._filling, True
         change()
         self._filling = before
@@ -309,7 +312,7 @@ class LogText(QPlainTextEdit):
 
 
 class LogView(QWidget):
-    """Log of one run, with its remarks above and a search field."""
+    """Log of one run with a search field, below the run's remarks."""
 
     message_shown = Signal(str)
 
@@ -331,7 +334,7 @@ class LogView(QWidget):
         self.field.installEventFilter(self)
 
     def show_run(self, run: Run | None) -> None:
-        """Show another run, or none."""
+        """Show another run, or nothing for None."""
         for end in self._ends:
             end()
         self._run = run
@@ -342,7 +345,7 @@ class LogView(QWidget):
         self._commands.refresh()
 
     def remark_texts(self) -> list[RemarkText]:
-        """Return the run's remarks as texts, the latest first."""
+        """Return the run's remarks as sentences, the latest first."""
         now = time.time()
         remarks = reversed(self._run.remarks.all) if self._run else ()
         return [RemarkText(one.kind, sentence(one), format_past((one.last or one.event).time, now)) for one in remarks]
@@ -384,7 +387,7 @@ class LogView(QWidget):
         self.text.to_end()
 
     def copy_all(self) -> None:
-        """Copy everything that helps to find a fault to the clipboard."""
+        """Copy a bug report to the clipboard: versions, remarks, the job and the end of the log."""
         run = self._run
         if run:
             remarks = [f"{one.when} {one.sentence}".strip() for one in self.remark_texts()]
@@ -401,7 +404,7 @@ class LogView(QWidget):
     # --- Qt's events
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:  # noqa: N802
-        """Handle keys in the search field: Enter next match, Shift+Enter previous match, Escape back to the log."""
+        """Handle keys in the search field: Enter and Shift+Enter find matches, Escape returns to the log."""
         if watched is self.field and isinstance(event, QKeyEvent) and event.type() == QEvent.Type.KeyPress:
             if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
                 self._seek(back=bool(event.modifiers() & Qt.KeyboardModifier.ShiftModifier))
@@ -412,7 +415,7 @@ class LogView(QWidget):
         return super().eventFilter(watched, event)
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
-        """Catch up with the output printed while hidden."""
+        """Read the output that was printed while the log was hidden."""
         super().showEvent(event)
         self._follow_run()
         self._commands.refresh()

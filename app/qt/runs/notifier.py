@@ -1,4 +1,4 @@
-"""Tray icon, system notifications and notices about training, on every page and in the background."""
+"""Notices, system notifications and a tray icon about training, on every page and in the background."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _POLL_MS = 1000
 
 
 class CloseNotice(QFrame):
-    """Short notice in place of the closed window; the app quits with it unless the window is open again."""
+    """Short notice that replaces the closed window; when it closes, the app quits unless a window is open."""
 
     def __init__(self, window: QWidget, goes_on: Continuing) -> None:
         # No parent: the app would not wait for a child of the closed window.
@@ -55,13 +55,13 @@ class CloseNotice(QFrame):
         window.destroyed.connect(self.close)
 
     def closeEvent(self, event: QCloseEvent) -> None:  # noqa: N802
-        """Stop the timer, which would close the notice again."""
+        """Stop the timer, which would close the notice a second time."""
         self.timer.stop()
         super().closeEvent(event)
 
 
 class Notifier(QObject):
-    """Reports ended runs; polls once a second while something runs, otherwise not at all."""
+    """Reporter of ended runs, which polls once a second while something runs."""
 
     def __init__(self, session: Session, notices: Notices, window: QWidget) -> None:
         super().__init__(window)
@@ -69,7 +69,7 @@ class Notifier(QObject):
         self._tray: QSystemTrayIcon | None = None
         self._last: Ended | None = None
         self._notified: dict[Path, str] = {}
-        """Latest notice about the end of each run, by run folder."""
+        """Text of the latest notice about the end of each run, by run folder."""
         self.close_notice: CloseNotice | None = None
         self._timer = QTimer(self)
         self._timer.setInterval(_POLL_MS)
@@ -123,21 +123,21 @@ class Notifier(QObject):
         return super().eventFilter(watched, event)
 
     def _watch(self) -> None:
-        """Poll only while there is something to wait for and the window is visible."""
+        """Start or stop polling: it is needed only while runs are watched and the window is visible."""
         if not self._session.run_watcher.watching or not self._window.isVisible():
             self._timer.stop()
         elif not self._timer.isActive():
             self._timer.start()
 
     def _on_application_state_changed(self, state: Qt.ApplicationState) -> None:
-        """Check for runs started elsewhere when the user returns, and hide the tray icon if nothing trains."""
+        """When the user returns, check for runs started elsewhere; hide the tray icon if nothing is training."""
         if state == Qt.ApplicationState.ApplicationActive:
             self._session.runs.refresh()
             if self._tray and not self._session.training.now:
                 self._tray.hide()
 
     def _on_run_resumed(self, run: Path) -> None:
-        """Remove the notice that a run ended: it was resumed."""
+        """Remove the notice that a run has ended, because it was resumed."""
         if words := self._notified.pop(run, ""):
             self._notices.dismiss(words)
 
@@ -155,7 +155,7 @@ class Notifier(QObject):
         return words.format(run=run.name, step=step)
 
     def _notify_system(self, ended: Ended, words: str) -> None:
-        """Show a system notification if the system supports them."""
+        """Show a system notification if the system supports it."""
         tray = self._get_tray()
         if tray is None or not QSystemTrayIcon.supportsMessages():
             return
@@ -174,7 +174,7 @@ class Notifier(QObject):
         return self._tray
 
     def _show_in_tray(self) -> None:
-        """Show in the tray what trains; the icon stays after a run ends until the user returns."""
+        """Show the current training in the tray; after a run ends, the icon stays until the user returns."""
         now, tray = self._session.training.now, self._get_tray()
         if tray is None:
             return
@@ -185,14 +185,14 @@ class Notifier(QObject):
             tray.hide()
 
     def _come_forward(self) -> None:
-        """Bring the window to the front, showing the run that ended last, if any."""
+        """Bring the window to the front and show the run of the latest system notification, if any."""
         raise_window(self._window)
         last, self._last = self._last, None
         if last:
             self._show(last)
 
     def _show(self, ended: Ended) -> None:
-        """Show the run, or the job if its run never started."""
+        """Show the ended run, or its job if the run never started."""
         if ended.job:
             self._session.navigator.job.emit(ended.job)
         else:

@@ -55,10 +55,10 @@ ACTIONS = (
 
 
 class FailureBanner(QFrame):
-    """Banner that says why a run ended, with the engine's last lines; hidden if nothing is wrong."""
+    """Banner that says why a run failed, with the engine's last lines; hidden if nothing is wrong."""
 
     removal_requested = Signal()
-    """The user wants to remove a missing run from the list."""
+    """Emitted when the user wants to remove a missing run from the list."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -77,7 +77,7 @@ class FailureBanner(QFrame):
         self.hide()
 
     def show_run(self, run: Run | None, failure: str = "") -> None:
-        """Show what is wrong with a run; `failure` is the reason that only the queue recorded."""
+        """Show what is wrong with a run; `failure` is the reason recorded by the queue, if any."""
         sentence = self._words(run, failure) if run else ""
         self.setVisible(bool(sentence))
         if not run or not sentence:
@@ -106,7 +106,7 @@ class FailureBanner(QFrame):
         return ""
 
     def _resume_words(self, run: Run) -> str:
-        """Return where a resumed run continues, and how many steps it repeats."""
+        """Return sentences that say where the run would resume and how many steps it would repeat."""
         kept, step = run.summary.kept, run.summary.step
         if kept is None:
             return self.tr("It has no checkpoint yet: “Resume” starts from the first step.")
@@ -127,24 +127,24 @@ class FailureBanner(QFrame):
 
 
 class RunsPage(Page):
-    """Page of runs and queue; a training run updates live."""
+    """Page with the runs and the queue; training runs are updated live."""
 
     def __init__(self, session: Session, commands: Commands) -> None:
         super().__init__(session, commands)
         self.run: Run | None = None
-        """The run that header and tabs show."""
+        """Run that the header and the tabs show."""
         self._open: dict[Path, Run] = {}
         self._live: dict[Path, Run] = {}
-        """The training runs, read even when not shown: the list shows their time left."""
+        """Runs that are training; they are read even when not selected, because the list shows their time left."""
         self._wanted: Path | None = None
         self._awaited: str | None = None
-        """Id of the queue entry just started, until it has a run or the user selects another run."""
+        """Id of the queue entry that was just started, until it has a run or the user selects another run."""
         self._disconnect_run: Callable[[], None] | None = None
         self._reading = self._timer(_READ_EVERY, self._read)
         self._scanning = self._timer(_SCAN_EVERY, self._scan)
 
     def build(self) -> Iterator[None]:
-        """Create list, queue, header and tabs, then lay them out; yield after each part."""
+        """Create the list, queue, header and tabs, then lay them out; yield after each part."""
         session, commands = self.session, self.commands
         self.list = RunList(self._seconds_left, session.queue.is_starting)
         self.queue = QueuePanel(session, commands)
@@ -183,14 +183,14 @@ class RunsPage(Page):
         self._show_list()
 
     def begin(self, name: str) -> None:
-        """Show the queue entry just started, by its id, and its run as soon as there is one."""
+        """Show the queue entry with this id, which was just started, and its run as soon as there is one."""
         self._awaited, self._wanted = name, None
         self.list.clear_choice()
         self.show_runs([])
         self._show_awaited()
 
     def show_runs(self, paths: list[Path]) -> None:
-        """Show these runs: the first in header and tabs, all of them overlaid in the charts."""
+        """Show the first of these runs in the header and the tabs, and overlay all of them in the charts."""
         # More lines than colors would be hard to tell apart.
         opened = {path: self.session.runs.open(path) for path in paths[:SERIES_COLORS]}
         for path, run in self._open.items():
@@ -205,13 +205,13 @@ class RunsPage(Page):
         self.commands.refresh()
 
     def show_after(self) -> None:
-        """Show the tab that tries and exports the trained LoRA."""
+        """Switch to the tab for trying and exporting the trained LoRA."""
         self.tabs.setCurrentWidget(self.after)
 
     # --- called by actions
 
     def forget(self) -> None:
-        """Remove the selected runs from the list, except training ones."""
+        """Remove the selected runs from the list, except those that are training."""
         for path in self._forgettable():
             self.session.runs.forget(path)
 
@@ -222,7 +222,7 @@ class RunsPage(Page):
     # --- Qt's events
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
-        """Start reading the runs: the page is visible."""
+        """Start reading the runs, because the page is visible."""
         super().showEvent(event)
         self._show_list()  # runs read before this page existed send no signal again
         self.session.runs.refresh()
@@ -231,7 +231,7 @@ class RunsPage(Page):
         self._scanning.start()
 
     def hideEvent(self, event: QHideEvent) -> None:  # noqa: N802
-        """Stop reading the runs: the page is hidden."""
+        """Stop reading the runs, because the page is hidden."""
         super().hideEvent(event)
         self._reading.stop()
         self._scanning.stop()
@@ -247,7 +247,7 @@ class RunsPage(Page):
             run.read()
 
     def _show_list(self) -> None:
-        """Update the list of runs; if none is selected, select the training or latest run."""
+        """Update the list of runs; if none is selected, select the one that is training, or the latest."""
         runs = self.session.runs
         self._watch_live()
         self.list.show_runs(runs.all)
@@ -264,14 +264,14 @@ class RunsPage(Page):
         self.commands.refresh()
 
     def _show_queue(self) -> None:
-        """Update what depends on the queue: starting runs, and reasons why a run ended."""
+        """Update everything that depends on the queue: the starting runs and the reason why a run failed."""
         self.list.show_runs(self.session.runs.all)
         self._show_trouble()
         self._show_awaited()
         self._update_empty_text()
 
     def _show_awaited(self) -> None:
-        """Show the state of the entry just started; stop waiting when it failed to start or was removed."""
+        """Show the state of the entry that was just started, then its run; stop waiting if the entry has ended."""
         if self._awaited is None:
             return
         entry = self.session.queue.entry(self._awaited)
@@ -317,7 +317,7 @@ class RunsPage(Page):
             self.show_runs(self.list.paths)
 
     def _show_run(self, run: Run | None) -> None:
-        """Show another run in header and tabs."""
+        """Show another run in the header and the tabs."""
         if self._disconnect_run:
             self._disconnect_run()
         self.run = run
@@ -327,12 +327,12 @@ class RunsPage(Page):
         self._show_trouble()
 
     def _on_sample_chosen(self, step: int) -> None:
-        """Select the LoRA of the chosen sample's step for export."""
+        """Open the export tab with the LoRA saved at the chosen sample's step."""
         self.show_after()
         self.after.choose(step)
 
     def _on_run_changed(self) -> None:
-        """Update banner and list: the shown run is read more often than the others."""
+        """Update the banner and the list; the shown run is read more often than the list."""
         self._show_trouble()
         if self.run:
             self.session.runs.update_summary(self.run.summary)

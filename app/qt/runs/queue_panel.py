@@ -1,4 +1,4 @@
-"""The queue below the list of runs: waiting, running and ended jobs, with the commands for them."""
+"""The queue below the list of runs: waiting, running and ended jobs, with their commands."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ ACTIONS = (
     ),
 )  # fmt: skip
 _MIN_LINES = 8
-"""Minimum height of the list in lines of text: room for three entries."""
+"""Minimum height of the list, in lines of text; fits three entries."""
 
 
 class AfterTimeDialog(QDialog):
-    """Dialog for an entry's earliest start; `chosen` is Unix time in seconds, None for at once."""
+    """Dialog for an entry's earliest start time; `chosen` is Unix time in seconds, or None for no limit."""
 
     def __init__(self, name: str, after: float | None, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -115,7 +115,7 @@ class AfterTimeDialog(QDialog):
 
 
 def _proposed(after: float | None) -> QDateTime:
-    """Return the time chosen before, or the next 10 p.m.: most users want to train overnight."""
+    """Return the entry's start time or, if it has none, the next 10 p.m.: many users train overnight."""
     if after is not None:
         return QDateTime.fromSecsSinceEpoch(int(after))
     now = QDateTime.currentDateTime()
@@ -127,11 +127,11 @@ _BUTTONS = tuple(action.id for action in ACTIONS[:9])
 
 
 class QueuePanel(QWidget):
-    """List of the queue's entries with its commands; polls the queue while visible."""
+    """Panel with the queue entries and their commands; it polls the queue while it is visible."""
 
     message_shown = Signal(str)
     failed = Signal(object)
-    """As of `Page`."""
+    """See `Page.failed`."""
 
     def __init__(self, session: Session, commands: Commands, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -165,15 +165,15 @@ class QueuePanel(QWidget):
         self._move(1)
 
     def can_move_up(self) -> bool:
-        """Return whether an open entry is above the selected one."""
+        """Return whether an entry that has not ended is above the selected one, which has not ended either."""
         return self._neighbor(-1) is not None
 
     def can_move_down(self) -> bool:
-        """Return whether an open entry is below the selected one."""
+        """Return whether an entry that has not ended is below the selected one, which has not ended either."""
         return self._neighbor(1) is not None
 
     def start_after(self) -> None:
-        """Ask for the earliest start of the selected entry and set it."""
+        """Ask for the earliest start time of the selected entry, then set it."""
         entry = self.list.entry()
         if entry is None:
             return
@@ -182,7 +182,7 @@ class QueuePanel(QWidget):
             self._queue.start_after(entry.id, dialog.chosen)
 
     def can_wait(self) -> bool:
-        """Return whether the selected entry is not running yet."""
+        """Return whether the selected entry is waiting or paused."""
         return self._has_state("waiting", "paused")
 
     def pause(self) -> None:
@@ -190,7 +190,7 @@ class QueuePanel(QWidget):
         self._for_chosen(self._queue.pause)
 
     def can_pause(self) -> bool:
-        """Return whether the selected entry runs or waits and is not already ending."""
+        """Return whether the selected entry is waiting or running, and not already pausing or stopping."""
         return self._has_state("waiting", "running") and not self._is_ending()
 
     def stop(self) -> None:
@@ -198,7 +198,7 @@ class QueuePanel(QWidget):
         self._for_chosen(self._queue.stop)
 
     def can_stop(self) -> bool:
-        """Return whether the selected entry has a run to stop and is not already ending."""
+        """Return whether the selected entry has a run to stop, which is not already pausing or stopping."""
         return self._has_state("running", "paused", "interrupted") and not self._is_ending()
 
     def withdraw(self) -> None:
@@ -231,7 +231,7 @@ class QueuePanel(QWidget):
         self._for_chosen(self._queue.remove)
 
     def can_remove(self) -> bool:
-        """Return whether the selected entry is not running."""
+        """Return whether an entry is selected that is not running."""
         return self._chosen_state() not in (None, "running")
 
     def clear(self) -> None:
@@ -243,7 +243,7 @@ class QueuePanel(QWidget):
         return any(entry.ended for entry in self._queue.entries)
 
     def set_held(self, held: bool) -> None:
-        """Hold the queue, or resume it."""
+        """Put the queue on hold, or resume it."""
         if held:
             self._queue.hold()
         else:
@@ -254,23 +254,23 @@ class QueuePanel(QWidget):
         return self._queue.now.reading.held
 
     def set_careful(self, careful: bool) -> None:
-        """Choose whether a failure holds the queue."""
+        """Set whether a failed job puts the queue on hold."""
         self._queue.set_hold_on_failure(careful)
 
     def is_careful(self) -> bool:
-        """Return whether a failure holds the queue."""
+        """Return whether a failed job puts the queue on hold."""
         return self._queue.now.reading.hold_on_failure
 
     # --- Qt's events
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
-        """Start polling the queue: the panel is visible."""
+        """Start polling the queue, because the panel is visible."""
         super().showEvent(event)
         self._look()
         self._looking.start()
 
     def hideEvent(self, event: QHideEvent) -> None:  # noqa: N802
-        """Stop polling the queue: the panel is hidden."""
+        """Stop polling the queue, because the panel is hidden."""
         super().hideEvent(event)
         self._looking.stop()
 
@@ -288,7 +288,7 @@ class QueuePanel(QWidget):
         self._commands.refresh()
 
     def _show_status(self, now: QueueState) -> None:
-        """Show the most important message about the queue, with a button for what to do."""
+        """Show the most important message about the queue, with a button for the action that helps."""
         reading = now.reading
         resume = (self.tr("Resume queue"), self._queue.resume_queue)
         if now.problem:
@@ -325,7 +325,7 @@ class QueuePanel(QWidget):
         self._queue.move(entry.id, rows[behind].id if behind < len(rows) else None)
 
     def _neighbor(self, by: int) -> int | None:
-        """Return the row of the next open entry above or below the selected one, skipping ended ones."""
+        """Return the row of the next entry above or below the selected one that has not ended, or None."""
         entry, rows = self.list.entry(), self.list.queue.rows
         if entry is None or entry.state not in _OPEN_STATES:
             return None
@@ -387,7 +387,7 @@ class QueuePanel(QWidget):
 
 
 class _MessageBar(QFrame):
-    """One message above the list, with a button if something can be done about it."""
+    """Bar above the list with one message, and a button if an action can help."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -401,7 +401,7 @@ class _MessageBar(QFrame):
         self.hide()
 
     def show_message(self, sentence: str, role: str, act: tuple[str, Callable[[], object]] | None = None) -> None:
-        """Show a message; `act` is a button's title and its callback."""
+        """Show a message; `act` is the button's label and callback, or None for no button."""
         set_message(self.words, sentence, role)
         self.button.setVisible(act is not None)
         if act:

@@ -1,4 +1,4 @@
-"""Remarks about a run as sentences, the latest first, each with an icon."""
+"""Remarks about a run, shown as sentences with icons, the latest first."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class RemarkText(NamedTuple):
 
 
 class RemarkPanel(QScrollArea):
-    """Scrollable list of remarks, as tall as its text up to a limit; hidden if there are none."""
+    """Scrollable list of remarks, as tall as its text up to a limit, and hidden if it is empty."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -97,13 +97,13 @@ class RemarkPanel(QScrollArea):
         self.updateGeometry()
 
     def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802
-        """Update the height: a new width wraps the text differently."""
+        """Update the height, because the text wraps differently at a new width."""
         super().resizeEvent(event)
         if event.size().width() != event.oldSize().width():
             self.updateGeometry()
 
     def sizeHint(self) -> QSize:  # noqa: N802
-        """Return the size that all remarks need, up to the maximum height."""
+        """Return a size that fits all remarks, up to the maximum height."""
         page = self.widget()
         layout = page.layout() if page else None
         if layout is None:
@@ -112,7 +112,7 @@ class RemarkPanel(QScrollArea):
         return QSize(width, min(_MAX_HEIGHT, layout.totalHeightForWidth(width) + 2 * _BORDER))
 
     def minimumSizeHint(self) -> QSize:  # noqa: N802
-        """Return room for about two lines: a scroll area's own minimum is larger."""
+        """Return a size that fits about two lines; the default minimum of a scroll area is larger."""
         return QSize(100, min(self.sizeHint().height(), 2 * self.fontMetrics().height()))
 
 
@@ -142,7 +142,7 @@ translate = QCoreApplication.translate
 
 
 def sentence(remark: RunRemark) -> str:
-    """Return a remark as one or two sentences."""
+    """Return the sentences that a remark is shown as."""
     match remark.event:
         case events.ErrorEvent() as event:
             return full_message(event)
@@ -233,7 +233,7 @@ def _size(number: int) -> str:
 
 
 def _rate(number: float) -> str:
-    """Return a rate with three significant digits, and no decimals from 100 up."""
+    """Format a rate with three significant digits, or without decimals if it is 100 or more."""
     return QLocale().toString(number, "f", 0) if number >= 100 else QLocale().toString(number, "g", 3)
 
 

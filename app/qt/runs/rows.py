@@ -1,4 +1,4 @@
-"""What the page's two lists share: a model of rows with a key and a status text, and how to paint one."""
+"""Code shared by the lists of runs and queue entries: their model base class, painting and status texts."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _PHASES: dict[Phase, str] = {
 
 
 class StatusModel(QAbstractListModel, Generic[_Row]):
-    """List model of rows with a status text each; `key` returns a row's identity."""
+    """List model whose rows have status texts; `key` returns a value that identifies a row."""
 
     def __init__(self, key: Callable[[_Row], object], parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -76,7 +76,7 @@ class StatusModel(QAbstractListModel, Generic[_Row]):
         """Status text of each row."""
 
     def update_rows(self, rows: Sequence[_Row], words: Sequence[str]) -> bool:
-        """Show these rows; return whether other rows are listed. If not, the view keeps its scroll position."""
+        """Replace the rows; return whether their keys changed. If not, the view keeps its scroll position."""
         others = [*map(self._key, rows)] != [*map(self._key, self.rows)]
         before = list(zip(self.rows, self.words, strict=True))
         if others:
@@ -91,7 +91,7 @@ class StatusModel(QAbstractListModel, Generic[_Row]):
         return False
 
     def index_of(self, key: object) -> QModelIndex:
-        """Return the index of a row by its key; invalid if it is not listed."""
+        """Return the index of the row with this key; invalid if there is none."""
         place = next((place for place, row in enumerate(self.rows) if self._key(row) == key), -1)
         return self.index(place) if place >= 0 else QModelIndex()
 
@@ -111,7 +111,7 @@ def paint_background(painter: QPainter, option: QStyleOptionViewItem) -> bool:
 
 
 def paint_dot(painter: QPainter, line: QRect, color: str) -> None:
-    """Paint a row's status dot at the left of a line."""
+    """Paint a row's status dot at the left end of a line."""
     painter.setPen(Qt.PenStyle.NoPen)
     painter.setBrush(QColor(color))
     painter.drawEllipse(QRectF(line.left(), line.top() + (line.height() - DOT) / 2, DOT, DOT))
@@ -126,7 +126,7 @@ def paint_words(painter: QPainter, place: QRect, text: str, color: str, font: QF
 
 
 def paint_focus(painter: QPainter, option: QStyleOptionViewItem, chosen: bool) -> None:
-    """Paint the focus ring around a row."""
+    """Paint the focus ring around a row that has the focus."""
     if option.state & QStyle.StateFlag.State_HasFocus:
         painter.setPen(QColor(colors().on_accent if chosen else colors().focus))
         painter.setBrush(Qt.BrushStyle.NoBrush)
@@ -134,34 +134,34 @@ def paint_focus(painter: QPainter, option: QStyleOptionViewItem, chosen: bool) -
 
 
 def state_word(state: State) -> str:
-    """Return a state's name for the window."""
+    """Return the translated name of a state."""
     return _tr(_STATES[state][0])
 
 
 def run_word(run: RunSummary) -> str:
-    """Return a run's state for the window, or why its folder is missing."""
+    """Return the translated name of a run's state, or why its folder is missing."""
     return _tr(_MISSING[run.missing]) if run.missing else state_word(run.state)
 
 
 def ending_word(name: EndingName) -> str:
-    """Return the state of a run that is pausing or stopping."""
+    """Return the translated status of a run that is pausing or stopping."""
     return _tr(_ENDINGS[name])
 
 
 def starting_word() -> str:
-    """Return the state of a run whose engine is starting."""
+    """Return the translated status of a run whose engine is starting."""
     return _tr("Starting…")
 
 
 def state_color(state: State) -> str:
-    """Return the role of `Colors` that a state is painted in."""
+    """Return the color role (a field of `Colors`) for a state."""
     return _STATES[state][1]
 
 
 def run_status(run: RunSummary, left: float | None, *, begins: bool = False) -> str:
     """Return the status text below a run's name.
 
-    `left` is the time left in seconds, None if unknown; `begins` means that the run's engine is starting.
+    `left` is the time left in seconds, or None if unknown; `begins` is whether the run's engine is starting.
     """
     number = QLocale().toString
     if run.state == "running":
@@ -189,7 +189,7 @@ _LONGEST_NAME = 40
 
 
 def training_words(training: Training) -> str:
-    """Return a training run's name, step and time left in one line."""
+    """Return one line with the name, step and time left of a run that is training."""
     words = (
         f"{short_name(training.summary.name)} · {run_status(training.summary, training.left, begins=training.begins)}"
     )
@@ -197,5 +197,5 @@ def training_words(training: Training) -> str:
 
 
 def short_name(name: str) -> str:
-    """Return a name cut to fit a line, with an ellipsis."""
+    """Return a name, shortened with an ellipsis if it is too long."""
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"

@@ -72,7 +72,7 @@ class _Cell(QStyledItemDelegate):
 
 
 class GridDialog(QDialog):
-    """Dialog to choose steps, strengths and prompts; cells appear as they are generated."""
+    """Dialog to choose steps, strengths and prompts and to show the images as they are generated."""
 
     picked = Signal(int, float)
     """Step and strength that the user picked."""
@@ -87,7 +87,7 @@ class GridDialog(QDialog):
         folder: Path,
         parent: QWidget | None = None,
     ) -> None:
-        """Take the current prompt `settings` with seed and size, and the `folder` for grids."""
+        """Take the current preview prompt (`settings`) with its seed and size, and the `folder` for grids."""
         super().__init__(parent)
         self._session, self._job, self._settings, self._folder = session, job, settings, folder
         self._found = list(found)
@@ -108,7 +108,7 @@ class GridDialog(QDialog):
     # --- the user's choices
 
     def chosen(self) -> list[Candidate]:
-        """Return the checked steps."""
+        """Return the candidates of the checked steps."""
         return [candidate for row, candidate in enumerate(self._found) if self._is_checked(row)]
 
     def chosen_strengths(self) -> list[float] | None:
@@ -130,7 +130,7 @@ class GridDialog(QDialog):
         return list(dict.fromkeys(line.strip() for line in self.prompts.toPlainText().splitlines() if line.strip()))
 
     def problem(self) -> str:
-        """Return why the grid cannot be generated, or ""."""
+        """Return the reason why the grid cannot be generated, or "" if it can."""
         strengths = self.chosen_strengths()
         if not self.chosen():
             return self.tr("Select at least one step.")
@@ -169,19 +169,19 @@ class GridDialog(QDialog):
             self._session.renderer.cancel()
 
     def pick(self) -> None:
-        """Use step and strength of the current cell."""
+        """Emit `picked` with the current cell's step and strength, and close the dialog."""
         column = self.table.currentColumn()
         if column >= 0:
             self.picked.emit(*self._columns[column])
             self.accept()
 
     def closeEvent(self, event: QCloseEvent) -> None:  # noqa: N802
-        """Stop generating: the dialog closes."""
+        """Stop generating because the dialog closes."""
         self.cancel()
         super().closeEvent(event)
 
     def done(self, result: int) -> None:
-        """Stop generating: the dialog closes."""
+        """Stop generating because the dialog closes."""
         self.cancel()
         super().done(result)
 
@@ -316,7 +316,7 @@ class GridDialog(QDialog):
 
 
 def _shortened(prompt: str) -> str:
-    """Return a prompt wrapped into short lines for a row header, cut after a few lines."""
+    """Return a prompt wrapped into short lines for a row header, truncated after a few lines."""
     words, lines = prompt.split(), [""]
     for word in words:
         if len(lines[-1]) + len(word) > 20:

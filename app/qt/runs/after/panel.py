@@ -1,4 +1,4 @@
-"""The Try & export tab: compare saved LoRAs, generate images with them, and export one."""
+"""The Try & export tab, which compares saved LoRAs, generates images with them and exports one."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ ACTIONS = (
 
 
 class AfterPanel(QWidget):
-    """Tab that shows a run's saved LoRAs, tries them and exports them."""
+    """Tab to compare, try and export a run's saved LoRAs."""
 
     message_shown = Signal(str)
     notified = Signal(str, str, object)
@@ -98,7 +98,7 @@ class AfterPanel(QWidget):
         self._wanted: int | None = None
         self._stale, self._search = False, ExclusiveTask(session.tasks)
         self.dialog: QDialog | None = None
-        """The dialog opened last."""
+        """Most recently opened dialog, or None once it is closed."""
         self.strip, self.trying = CandidateStrip(session), TryBox(session)
         self.exporting = Exporting(session, self)
         self.empty, self.prompt_box = QLabel(), ComboBox()
@@ -111,7 +111,7 @@ class AfterPanel(QWidget):
         self.show_run(None)
 
     def show_run(self, run: Run | None) -> None:
-        """Show what a run saved, or nothing for None."""
+        """Show a run's saved LoRAs, or an empty tab for None."""
         for end in self._ends:
             end()
         self._run = run
@@ -127,7 +127,7 @@ class AfterPanel(QWidget):
         self._update_candidates()
 
     def choose(self, step: int) -> None:
-        """Select a saved step, now or as soon as it is listed."""
+        """Select a saved step, or remember it until it is listed."""
         self._wanted = step
         steps = [candidate.step for candidate in self.strip.candidates.all]
         if step in steps:
@@ -135,7 +135,7 @@ class AfterPanel(QWidget):
             self.strip.choose(steps.index(step))
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
-        """Update what may have changed while the tab was hidden."""
+        """Update everything that may have changed while the tab was hidden."""
         super().showEvent(event)
         self._update_candidates()
         self._check_dataset_edits()
@@ -165,11 +165,11 @@ class AfterPanel(QWidget):
         return self.trying.is_drawing()
 
     def can_send(self) -> bool:
-        """Return whether a folder to export to is known."""
+        """Return whether an export folder is known."""
         return self.has_candidate() and self._destination() is not None
 
     def can_go_on(self) -> bool:
-        """Return whether the run can be trained longer: it saved something and is not training."""
+        """Return whether the run can be trained longer: it has saved a LoRA and is not training."""
         run = self._run
         return bool(run and run.job and not run.alive and self.strip.candidates.all)
 
@@ -184,7 +184,7 @@ class AfterPanel(QWidget):
         self.trying.cancel()
 
     def show_grid(self) -> None:
-        """Open the grid that compares steps and strengths over prompts."""
+        """Open the grid that compares steps and strengths for several prompts."""
         run = self._run
         if run and run.job:
             found, settings = self.strip.candidates.all, self.trying.prompt_settings()
@@ -194,13 +194,13 @@ class AfterPanel(QWidget):
             self._open(dialog)
 
     def ask_export(self) -> None:
-        """Ask for folder and metadata, then export the selected LoRA."""
+        """Ask for a folder and the metadata, then export the selected LoRA."""
         candidate = self.strip.current()
         if candidate:
             self.exporting.ask(candidate, self._image(candidate))
 
     def send(self) -> None:
-        """Export the selected LoRA to the last folder, or to the first known one."""
+        """Export the selected LoRA to the folder used last, or to the first known one."""
         destination = self._destination()
         if destination:
             self.send_to(destination)
@@ -224,7 +224,7 @@ class AfterPanel(QWidget):
             self._session.tasks.run(work, lambda text: self._show_card(text, candidate.file.stem), self._refused)
 
     def ask_longer(self) -> None:
-        """Ask for the run's new total of steps, then queue it."""
+        """Ask for the run's new total number of steps, then queue it."""
         run = self._run
         if run is None or run.job is None:
             return
@@ -242,7 +242,7 @@ class AfterPanel(QWidget):
         self._open(dialog)
 
     def go_on(self, run: Path, steps: int) -> None:
-        """Queue a run to continue up to a total of `steps`."""
+        """Queue a run to continue until it has trained `steps` steps in total."""
         self._session.renderer.free()
         self._session.queue.resume(run, steps)
         words = self.tr("{name} continues to {steps} steps when its turn comes.")
@@ -280,7 +280,7 @@ class AfterPanel(QWidget):
         self._refresh()
 
     def _update_candidates(self) -> None:
-        """Search for saved steps on a worker, and again if events arrived meanwhile."""
+        """Search for saved steps on a worker, and search again if events arrived during the search."""
         run = self._run
         if run is None or not self.isVisible() or self._search.busy:
             self._stale = True
@@ -334,7 +334,7 @@ class AfterPanel(QWidget):
         return self.exporting.destination() if self.isVisible() else None
 
     def _image(self, candidate: Candidate) -> Path | None:
-        """Return the image to export with a candidate: its preview, or the last image generated with it."""
+        """Return the image to export with a candidate: a preview, the last image generated with it, or None."""
         drawn = candidate.images
         return drawn.get(self.strip.candidates.prompt) or next(iter(drawn.values()), self.trying.image_of(candidate))
 
@@ -359,7 +359,7 @@ class AfterPanel(QWidget):
             self.dialog = None
 
     def _tries(self, run: Run) -> Path:
-        """Return the folder for generated images, inside the run."""
+        """Return the folder for generated images, which is inside the run's folder."""
         return run.directory.path / "tries"
 
     def _refresh(self) -> None:

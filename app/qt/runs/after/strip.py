@@ -1,4 +1,4 @@
-"""The strip of saved steps, each with its preview, validation loss and a mark for the best."""
+"""The strip of saved steps, each with its preview and validation loss; the best one is marked."""
 
 from __future__ import annotations
 
@@ -39,10 +39,11 @@ _IMAGE_PIXELS = 2 * _SIDE  # largest side of a kept image: sharp on a 2x screen
 def read_image(
     owner: QObject, session: Session, file: Path, done: Callable[[QImage], None], side: int = 0
 ) -> None:  # fmt: skip
-    """Read an image on a worker and pass it to `done` if `owner` still exists; null if unreadable.
+    """Read an image on a worker and pass it to `done` if `owner` still exists.
 
-    `side` limits the longer side in pixels; 0 keeps the size. Workers return bytes only, never Qt objects: PySide
-    creates its types and enumerations lazily, and two threads doing so at the same time crash the process.
+    An unreadable file gives a null image. `side` limits the longer side in pixels; 0 keeps the size. Workers return
+    only bytes, never Qt objects: PySide creates its types and enumerations lazily, and two threads doing so at the
+    same time crash the process.
     """
 
     def on_pixels(pixels: Pixels | None) -> None:
@@ -52,7 +53,7 @@ def read_image(
 
 
 def paint_fitting(painter: QPainter, room: QRect, image: QImage, ratio: float) -> None:
-    """Paint an image centered in `room`, as large as fits, enlarging at most four times."""
+    """Paint an image centered in `room`, as large as possible but enlarged at most four times."""
     size = QSize(image.size()).scaled(room.size(), Qt.AspectRatioMode.KeepAspectRatio)
     size = size.boundedTo(image.size() * 4)
     place = QRect(room.topLeft(), size)
@@ -64,7 +65,7 @@ def paint_fitting(painter: QPainter, room: QRect, image: QImage, ratio: float) -
 
 
 class ImageView(QWidget):
-    """Image scaled to fit, or a sentence while there is none."""
+    """Widget that shows an image scaled to fit, or a sentence if there is none."""
 
     def __init__(self, session: Session, sentence: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -73,7 +74,7 @@ class ImageView(QWidget):
         self._image = QImage()
         self._scaled: tuple[tuple[int, int, float], QPixmap] | None = None
         self.file: Path | None = None
-        """The image's file, shown or being read."""
+        """File of the image that is shown or being read."""
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
         self.setMinimumSize(160, 160)
 
@@ -83,7 +84,7 @@ class ImageView(QWidget):
         return not self._image.isNull()
 
     def show_file(self, file: Path | None) -> None:
-        """Show an image, keeping the previous one until it is read; None shows the sentence."""
+        """Show an image, keeping the previous one until the file is read; None shows the sentence."""
         self.file = file
         if file is None:
             self._take(None, QImage())
@@ -134,7 +135,7 @@ class Candidates(QAbstractListModel):
         self.prompt = 0
 
     def show(self, found: Sequence[Candidate], prompt: int) -> None:
-        """Show other candidates with the previews of the prompt at index `prompt`."""
+        """Replace the candidates and show their previews of the prompt at index `prompt`."""
         self.beginResetModel()
         self.all, self.prompt = list(found), prompt
         self.endResetModel()
@@ -144,7 +145,7 @@ class Candidates(QAbstractListModel):
         return 0 if parent is not None and parent.isValid() else len(self.all)
 
     def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        """Return a candidate's title, or its description as tooltip and for screen readers."""
+        """Return a candidate's title, or its description for tooltips and screen readers."""
         candidate = self.all[index.row()]
         if role == Qt.ItemDataRole.DisplayRole:
             return self.title(candidate)
@@ -165,7 +166,7 @@ class Candidates(QAbstractListModel):
         return self.tr("val. loss {loss}").format(loss=QLocale().toString(candidate.held_out, "f", 4))
 
     def mark(self, candidate: Candidate) -> str:
-        """Return the mark of the best or last candidate, or ""."""
+        """Return "Best" or "Last" in the user's language, or "" for other candidates."""
         if candidate.best:
             return self.tr("Best")
         return self.tr("Last") if candidate.last else ""
@@ -259,7 +260,7 @@ class CandidateStrip(QListView):
         self.candidates = Candidates(session)
         self.candidates.setParent(self)
         self._auto_step: int | None = None
-        """Step that the strip selected by itself; it follows a new best step."""
+        """Step that was selected automatically and is replaced by a new best step; None if the user chose."""
         self.setModel(self.candidates)
         self.setItemDelegate(_CandidateDelegate(self))
         self.setFlow(QListView.Flow.LeftToRight)
@@ -279,7 +280,7 @@ class CandidateStrip(QListView):
         return self.candidates.all[row] if 0 <= row < len(self.candidates.all) else None
 
     def show_candidates(self, found: Sequence[Candidate], prompt: int) -> None:
-        """Show candidates; the user's selection stays, otherwise the best or last one is selected."""
+        """Show candidates; keep the user's selection, or select the best or last candidate."""
         before, auto_step = self.current(), self._auto_step
         self.candidates.show(found, prompt)
         steps = [candidate.step for candidate in found]

@@ -1,4 +1,4 @@
-"""Generate images with the selected LoRA, for any prompt and strength, inside the window."""
+"""Generation of images with the selected LoRA, for any prompt and strength, inside the window."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MAX_SEED = 2**31 - 1
 
 
 class TryBox(QWidget):
-    """Prompt and settings on the left, the generated image on the right."""
+    """Widget with the prompt and settings on the left and the generated image on the right."""
 
     failed = Signal(object)
     message_shown = Signal(str)
@@ -46,7 +46,7 @@ class TryBox(QWidget):
         self._folder = Path()
         self._settings: dict[str, Any] = {}
         self.drawing: RenderJob | None = None
-        """The latest request."""
+        """Most recent request, or None."""
         self.prompt, self.negative = QPlainTextEdit(), QLineEdit()
         self.strength, self.slider = DoubleSpinBox(), Slider(Qt.Orientation.Horizontal)
         self.seed, self.width_box, self.height_box = SpinBox(), SpinBox(), SpinBox()
@@ -59,7 +59,7 @@ class TryBox(QWidget):
         self._refresh()
 
     def show_job(self, job: Job | None, folder: Path) -> None:
-        """Try LoRAs of this job, starting from its first preview prompt; images go into `folder`.
+        """Try this job's LoRAs, starting from its first preview prompt; images are saved in `folder`.
 
         The user's entries stay if only the job object changed, as it does in an active run.
         """
@@ -79,7 +79,7 @@ class TryBox(QWidget):
         self._refresh()
 
     def start_rendering(self) -> None:
-        """Generate the prompt's image; a request still running is canceled."""
+        """Generate an image for the prompt; a request that is still running is canceled."""
         if not self.can_render() or self._job is None or self._candidate is None:
             return
         cell = GridCell(self._candidate.file, self.strength.value(), self.prompt_settings())
@@ -96,7 +96,7 @@ class TryBox(QWidget):
             self._session.renderer.cancel()
 
     def can_render(self) -> bool:
-        """Return whether there are a prompt, a LoRA and a job to generate with."""
+        """Return whether everything needed is present: a prompt, a LoRA and a job."""
         return bool(self._job and self._candidate and self.prompt.toPlainText().strip())
 
     def is_drawing(self) -> bool:
@@ -104,12 +104,12 @@ class TryBox(QWidget):
         return bool(self.drawing and not self.drawing.is_over)
 
     def image_of(self, candidate: Candidate) -> Path | None:
-        """Return the latest generated image if it was made with this candidate."""
+        """Return the latest generated image if it was made with this candidate, otherwise None."""
         drawing = self.drawing
         return drawing.files.get(0) if drawing and drawing.cells[0].lora == candidate.file else None
 
     def prompt_settings(self) -> dict[str, Any]:
-        """Return the current entries as the fields of a job's preview prompt."""
+        """Return the current entries in the form of a job's preview prompt."""
         return {
             **self._settings,
             "prompt": self.prompt.toPlainText().strip(),
@@ -122,7 +122,7 @@ class TryBox(QWidget):
     # --- inside
 
     def _load_job(self, job: Job) -> None:
-        """Load the job's first preview prompt with its seed and size; sampling settings stay the job's."""
+        """Load the job's first preview prompt with its seed, size and sampling settings."""
         from trainer.config.job import PromptConfig
 
         first = next(iter(job.report.previews.prompts), PromptConfig(prompt=_trigger(job)))
@@ -212,7 +212,7 @@ class TryBox(QWidget):
 
 
 def show_progress(bar: QProgressBar, words: QLabel, drawing: RenderJob | None) -> None:
-    """Show a request's progress as a bar and a word; None hides both."""
+    """Show a request's progress as a bar and a short text; None hides both."""
     bar.setVisible(drawing is not None)
     words.setVisible(drawing is not None)
     if drawing is None:
@@ -228,7 +228,7 @@ def show_progress(bar: QProgressBar, words: QLabel, drawing: RenderJob | None) -
 
 
 def style_progress(bar: QProgressBar, words: QLabel) -> None:
-    """Style a progress bar without text and the label beside it."""
+    """Style a progress bar that has no text, and the label beside it."""
     bar.setTextVisible(False)
     bar.setFixedHeight(12)
     bar.setAccessibleName(QCoreApplication.translate("Drawing", "Progress"))

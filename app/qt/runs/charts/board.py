@@ -39,7 +39,7 @@ class ChartOptions:
 
 
 def loss(runs: Sequence[Run], wishes: ChartOptions) -> ChartSpec:
-    """Return the loss chart: each step for a single run, smoothed for all runs."""
+    """Return the loss chart with each run's smoothed loss; for a single run, also the loss per step."""
     lines = list(_noisy(runs, lambda run: run.series.loss, _tr("each step"), _tr("smoothed"), wishes.smoothing))
     kinds = {mark.kind for run in runs[:1] for mark in run.series.marks}
     legend = (("saved", _tr("saved"), "good"), ("preview", _tr("samples"), "muted"))
@@ -55,7 +55,7 @@ def loss(runs: Sequence[Run], wishes: ChartOptions) -> ChartSpec:
 
 
 def held_out(runs: Sequence[Run], wishes: ChartOptions) -> ChartSpec:
-    """Return the validation chart; without held-out images it shows training images and no best step."""
+    """Return the validation loss chart; without validation images it shows the loss on training images."""
     held = list(_each(runs, lambda run: run.series.held_out, _tr("validation images"), "points"))
     trained = list(_each(runs, lambda run: run.series.validation, _tr("training images (none held out)"), "points"))
     title = "" if held and trained else _tr("Validation loss") if held else _tr("Loss on training images")
@@ -64,7 +64,7 @@ def held_out(runs: Sequence[Run], wishes: ChartOptions) -> ChartSpec:
 
 
 def learning_rates(runs: Sequence[Run]) -> ChartSpec:
-    """Return the chart of learning rates, a line for each trained part."""
+    """Return the chart of learning rates, with a line for each trained part of the model."""
     looks: tuple[Look, ...] = ("plain", "dashed", "dotted")
     names = {"unet": _tr("U-Net"), "text_encoder": _tr("text encoder"), "text_encoder_2": _tr("second text encoder")}
     parts = list(dict.fromkeys(part for run in runs for part in run.series.rates))
@@ -101,7 +101,7 @@ def speed(runs: Sequence[Run], wishes: ChartOptions) -> ChartSpec:
 
 
 def card(watch: GpuMonitor) -> ChartSpec:
-    """Return the chart of GPU load and temperature since watching began."""
+    """Return the chart of GPU load and temperature since monitoring began."""
     tracks = ((watch.load, _tr("load, %"), "series1"), (watch.temperature, _tr("temperature, °C"), "series2"))
     lines = [ChartLine(label, *arrays(track), "plain", color) for track, label, color in tracks if len(track) > 1]
     return ChartSpec(lines, words=_summary(lines, count))
@@ -140,7 +140,7 @@ def _memory_levels(run: Run, most: float) -> Iterator[Level]:
 
 
 def _marks(runs: Sequence[Run]) -> Sequence[Mark]:
-    """Return the first run's marks: marks of several runs would be hard to tell apart."""
+    """Return only the first run's marks, because marks of several runs would be hard to tell apart."""
     return tuple(runs[0].series.marks) if runs else ()
 
 
@@ -153,7 +153,7 @@ def _run_label(runs: Sequence[Run], run: Run) -> str:
 
 
 def _summary(lines: Sequence[ChartLine], words: Wording) -> str:
-    """Return a description for screen readers: first, last, lowest and highest value of each line."""
+    """Return a description for screen readers: each line's first, last, lowest and highest value."""
     sentences = [_describe_line(line, words) for line in lines if line.look != "raw" and np.isfinite(line.values).any()]
     return " ".join(sentences) or _tr("Nothing measured yet.")
 
@@ -196,7 +196,7 @@ class Board(QWidget):
         self._next.setInterval(0)
         self._next.timeout.connect(self._draw_next)
         self.steps: tuple[float, float] | None = None
-        """The visible range of steps; None for all steps."""
+        """First and last visible step, or None to show all steps."""
         self._grid = QGridLayout(self)
         self._grid.setContentsMargins(16, 12, 16, 16)
         self._grid.setHorizontalSpacing(24)
@@ -206,7 +206,7 @@ class Board(QWidget):
             self._grid.setColumnMinimumWidth(column, 1)  # equal widths, whatever the content
         self._laid: tuple[Chart, ...] = ()
         self._hidden: list[Chart] = []
-        """Charts that are placed and not shown yet."""
+        """Charts that are in the layout but not shown yet."""
         self._unplaced = False
         self._follow = QTimer(self)
         self._follow.setSingleShot(True)
@@ -218,51 +218,51 @@ class Board(QWidget):
 
     @cached_property
     def loss(self) -> Chart:
-        """The chart of the training loss."""
+        """Chart of the training loss."""
         chart = self._by_step(self.tr("Loss"), number)
         chart.setMinimumHeight(_LARGE)
         return chart
 
     @cached_property
     def held_out(self) -> Chart:
-        """The chart of the loss at fixed noise."""
+        """Chart of the loss at fixed noise: validation loss, or the loss on training images."""
         return self._by_step(self.tr("Loss on fixed noise"), number)
 
     @cached_property
     def rates(self) -> Chart:
-        """The chart of the learning rates."""
+        """Chart of the learning rates."""
         return self._by_step(self.tr("Learning rate"), rate)
 
     @cached_property
     def memory(self) -> Chart:
-        """The chart of the device memory."""
+        """Chart of GPU memory."""
         return self._by_step(self.tr("Memory, GB"), number)
 
     @cached_property
     def seconds(self) -> Chart:
-        """The chart of the seconds per step."""
+        """Chart of the seconds per step."""
         return self._by_step(self.tr("Seconds per step"), number)
 
     @cached_property
     def speed(self) -> Chart:
-        """The chart of images per second."""
+        """Chart of the images per second."""
         return self._by_step(self.tr("Images per second"), number)
 
     @cached_property
     def card(self) -> Chart:
-        """The chart of GPU load and temperature, by time instead of steps."""
+        """Chart of GPU load and temperature, by time instead of by step."""
         return self._placed(Chart(self.tr("GPU"), count, _minutes, whole=False))
 
     # --- drawing
 
     def rest(self) -> None:
-        """Hide all charts; they return one by one with the next `draw`."""
+        """Hide all charts; the next `draw` shows them one by one."""
         self.hide()
         for chart in self._laid[1:]:
             chart.hide()
 
     def draw(self, runs: Sequence[Run], wishes: ChartOptions) -> None:
-        """Draw these runs: the loss at once, each other chart in an event loop turn of its own.
+        """Draw these runs: the loss chart at once, every other chart in a later turn of the event loop.
 
         With very long runs, drawing all charts at once would noticeably block the window.
         """
@@ -283,9 +283,9 @@ class Board(QWidget):
         self._next.start()
 
     def _draw_next(self) -> None:
-        """Draw the next waiting chart; after the last, place the charts that have data and show them.
+        """Draw the next pending chart; after the last one, place the charts that have data and show them.
 
-        One per event loop turn: each takes some milliseconds to compute and to paint.
+        Draws one chart per event loop turn, because each takes some milliseconds to compute and to paint.
         """
         if self._waiting:
             chart_of, make = self._waiting.pop(0)
@@ -316,7 +316,7 @@ class Board(QWidget):
         return 0.0, max(1.0, last) * _RIGHT_MARGIN
 
     def _on_moved(self, chart: Chart, first: float, last: float) -> None:
-        """Show another range of steps: at once in the moved chart, shortly after in the others."""
+        """Change the visible steps: at once in the chart that the user moved, soon after in the others."""
         furthest = (
             max((run.series.loss.steps[-1] for run in self._runs if run.series.loss), default=1.0) * _RIGHT_MARGIN
         )
@@ -354,7 +354,7 @@ class Board(QWidget):
             self.card.draw(card(watch))
 
     def _arrange(self, charts: tuple[Chart, ...]) -> None:
-        """Place the charts with data in the grid; a single chart in a row gets the full width."""
+        """Place these charts in the grid; a chart that is alone in its row gets the full width."""
         for chart in self._laid:
             if chart not in charts:
                 chart.hide()
@@ -378,6 +378,6 @@ class Board(QWidget):
 
 
 def _minutes(value: float) -> str:
-    """Return seconds as minutes and seconds."""
+    """Format seconds as minutes and seconds (M:SS)."""
     minutes, rest = divmod(round(value), 60)
     return f"{QLocale().toString(minutes)}:{rest:02d}"

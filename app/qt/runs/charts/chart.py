@@ -40,13 +40,13 @@ from app.qt.runs.charts.painting import (
 from app.qt.theme import colors
 
 ZOOM = 0.7
-"""Factor of the visible range at each wheel notch or key press."""
+"""Factor by which each wheel notch or key press scales the visible range."""
 _WHEEL_NOTCH = 120.0  # one wheel notch, in eighths of a degree
 _NUDGE = 0.01  # of the visible range, for each press of an arrow key
 
 
 class Plot(QWidget):
-    """Paints a `ChartSpec` between two steps; pan and zoom are requests that its owner grants."""
+    """Widget that paints a `ChartSpec` between two steps and asks its owner, by signals, to pan or zoom."""
 
     moved = Signal(float, float)
     """First and last step that the user wants to see."""
@@ -56,7 +56,7 @@ class Plot(QWidget):
     """Step under the pointer as a float, or None once the pointer has left."""
 
     def __init__(self, words: Wording, along: Wording, press: Callable[[int], bool], *, whole: bool) -> None:
-        """Take formatters for values (`words`) and steps (`along`); `press` handles a key and returns success."""
+        """Take formatters for values (`words`) and steps (`along`); `press` returns whether it handled a key."""
         super().__init__()
         self._words, self._along, self._on_key, self._whole = words, along, press, whole
         self._drawing = ChartSpec()
@@ -66,28 +66,28 @@ class Plot(QWidget):
         self.steps = (0.0, 1.0)
         """First and last visible step."""
         self.values = (0.0, 1.0)
-        """Lowest and highest value of the axis; exponents of ten if it is logarithmic."""
+        """Lowest and highest value of the axis; powers of ten, as exponents, if it is logarithmic."""
         self.setMouseTracking(True)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
 
     @property
     def scale(self) -> Scale:
-        """The mapping of steps and values to pixels."""
+        """Mapping of steps and values to pixels."""
         return Scale(field_in(self.size(), self._small_font()), self.steps, self.values, self._drawing.logarithmic)
 
     def show_drawing(self, drawing: ChartSpec) -> None:
-        """Draw these lines."""
+        """Draw this chart's lines."""
         self._drawing = drawing
         self._fit()
 
     def show_steps(self, first: float, last: float) -> None:
-        """Show a range of steps; emits no signal."""
+        """Show a range of steps without emitting a signal."""
         self.steps = (first, max(last, first + 1e-9))
         self._fit()
 
     def point_at(self, step: float | None) -> None:
-        """Put the cursor at a step, or remove it for None."""
+        """Move the cursor to a step, or remove it for None."""
         self._cursor = step
         self.update()
 
@@ -97,13 +97,13 @@ class Plot(QWidget):
         self.update()
 
     def sizeHint(self) -> QSize:  # noqa: N802
-        """Return a size wider than high."""
+        """Return the preferred size, wider than high."""
         return QSize(320, 150)
 
     # --- Qt's events
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
-        """Paint the cached lines, refreshed if they changed, and the cursor above them."""
+        """Paint the lines, from a cache if nothing has changed, and the cursor on top."""
         ratio = self.devicePixelRatioF()
         if self._painted is None or self._painted.devicePixelRatioF() != ratio:
             self._painted = self._paint(ratio)
@@ -178,7 +178,7 @@ class Plot(QWidget):
         self.update()
 
     def focusOutEvent(self, event: QFocusEvent) -> None:  # noqa: N802
-        """Remove focus ring and cursor."""
+        """Hide the focus ring and the cursor."""
         super().focusOutEvent(event)
         self.hovered.emit(None)
         self.update()
@@ -215,7 +215,7 @@ class Plot(QWidget):
 
 
 class Chart(QFrame):
-    """A `ChartSpec` with title, legend and readout; `words` and `along` format values and steps."""
+    """Chart with title, legend, plot and readout; `words` and `along` format values and steps."""
 
     moved = Signal(float, float)
     """First and last step that the user wants to see."""
@@ -228,7 +228,7 @@ class Chart(QFrame):
         self._words, self._along = words, along
         self.drawing = ChartSpec()
         self.cursor_step: float | None = None
-        """Step of the cursor; None if there is none."""
+        """Step at which the cursor is, or None if there is no cursor."""
         self.plot = Plot(words, along, self._on_key, whole=whole)
         self.plot.setAccessibleName(title)
         self.plot.moved.connect(self.moved)
@@ -241,7 +241,7 @@ class Chart(QFrame):
         self._lay_out()
 
     def draw(self, drawing: ChartSpec) -> None:
-        """Draw these lines."""
+        """Show this chart, with its title and legend."""
         self.drawing = drawing
         self._title.setText(drawing.title or self.title)
         self.plot.setAccessibleName(self._title.text())
@@ -250,18 +250,18 @@ class Chart(QFrame):
         self.legend.show_entries(self._entries())
 
     def show_steps(self, first: float, last: float) -> None:
-        """Show a range of steps; emits no signal."""
+        """Show a range of steps without emitting a signal."""
         self.plot.show_steps(first, last)
 
     def point_at(self, step: float | None) -> None:
-        """Put the cursor at a step and show its values, or remove it for None."""
+        """Move the cursor to a step and show the values there, or remove the cursor for None."""
         self.cursor_step = step
         self.plot.point_at(step)
         self.readout.setText(self.readout_at(step) if step is not None else "")
         self._legend_or_readout.setCurrentWidget(self.readout if self.readout.text() else self.legend)
 
     def readout_at(self, step: float) -> str:
-        """Return the values of all lines at a step as text."""
+        """Return a text with the values of all lines at a step."""
         found = [(line, at(line.steps, line.values, step)) for line in self.drawing.lines]
         points = [(line, point) for line, point in found if point]
         if not points:
@@ -279,7 +279,7 @@ class Chart(QFrame):
     # --- inside
 
     def _on_key(self, key: int) -> bool:
-        """Handle a key; return whether it has a function here."""
+        """Handle a key; return whether this chart uses it."""
         first, last = self.plot.steps
         middle = self.cursor_step if self.cursor_step is not None else (first + last) / 2
         width = last - first

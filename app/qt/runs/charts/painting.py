@@ -1,4 +1,4 @@
-"""Paint a chart's axes, lines, levels and marks; define its data and its scale."""
+"""Painting of a chart's axes, lines, levels and marks, with the classes for its data and scale."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from app.qt.theme import colors
 from app.qt.theme.palettes import CONTRAST
 
 Entry = tuple[str, str, str]
-"""Legend entry: label, color role, look."""
+"""Legend entry: label, color role and line look."""
 
 DASHES = {"dashed": Qt.PenStyle.DashLine, "dotted": Qt.PenStyle.DotLine}
-"""Pen styles of looks that are not solid."""
+"""Pen styles of the line looks that are not solid."""
 SERIES_COLORS = 6  # number of distinct line colors in every theme
 _ROUND = (1.0, 2.0, 5.0, 10.0)
 # Ticks within each power of ten on a logarithmic axis, from dense to sparse; the densest that fits is used.
@@ -43,31 +43,31 @@ _VERTICALS = (
 )
 _TICKS = (("saved", "good", 0.07), ("preview", "muted", 0.035))
 _PALE, _PALE_IN_CONTRAST = 0.42, 0.6
-"""Share of a line's color in its noise; the rest is the background's."""
+"""Share of the line's color in the pale color of its noise; the rest is the background color."""
 _SWATCH, _GAP, _BETWEEN = 18, 6, 16
 
 
 def pale(color: QColor) -> QColor:
-    """Return an opaque pale color for a line's noise: with transparency, overlapping noise would get darker."""
+    """Return a pale color for a line's noise, opaque because overlapping transparent noise would get darker."""
     ground, share = QColor(colors().base), _PALE_IN_CONTRAST if colors() is CONTRAST else _PALE
     parts = ((color.red(), ground.red()), (color.green(), ground.green()), (color.blue(), ground.blue()))
     return QColor(*(round(share * one + (1.0 - share) * other) for one, other in parts))
 
 
 def color_of(place: int) -> str:
-    """Return the color role of the run at a position among the overlaid runs."""
+    """Return the color role of the overlaid run at this index."""
     return f"series{place % SERIES_COLORS + 1}"
 
 
 class Legend(QWidget):
-    """Legend in one row: line samples with names, elided if there is no room."""
+    """One-row legend of line samples and their names, elided if space is short."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._entries: Sequence[Entry] = ()
 
     def show_entries(self, entries: Sequence[Entry]) -> None:
-        """Show these entries, or none if there is only one, which the chart's title names."""
+        """Show these entries, but none if there is only one: the chart's title already names it."""
         shown = entries if len(entries) > 1 else ()
         if tuple(shown) != tuple(self._entries):
             self._entries = tuple(shown)
@@ -111,7 +111,7 @@ Wording = Callable[[float], str]
 
 
 def even(low: float, high: float, most: int, *, whole: bool = False) -> list[float]:
-    """Return at most about `most` round tick values in a range; `whole` allows only integers."""
+    """Return about `most` round tick values in a range, or fewer; `whole` allows only integers."""
     least = (high - low) / max(most, 1)
     if least <= 0.0 or not isfinite(least):
         return []
@@ -122,7 +122,7 @@ def even(low: float, high: float, most: int, *, whole: bool = False) -> list[flo
 
 
 def logarithmic(low: float, high: float, most: int) -> list[float]:
-    """Return at most about `most` tick values between two powers of ten, given by their exponents."""
+    """Return about `most` tick values, or fewer, between two powers of ten, given by their exponents."""
     powers = range(floor(low), ceil(high) + 1)
     for mantissas in _MANTISSAS:
         found = _within([mantissa * 10.0**power for power in powers for mantissa in mantissas], low, high)
@@ -137,17 +137,17 @@ def _within(values: Sequence[float], low: float, high: float) -> list[float]:
 
 
 def number(value: float) -> str:
-    """Return a number with four significant digits."""
+    """Format a number with four significant digits."""
     return QLocale().toString(float(f"{value:.4g}"), "g", 6)
 
 
 def count(value: float) -> str:
-    """Return a number rounded to an integer."""
+    """Format a number, rounded to an integer."""
     return QLocale().toString(round(value))
 
 
 def rate(value: float) -> str:
-    """Return a learning rate in its usual notation: 1e-4."""
+    """Format a learning rate in the usual notation, such as 1e-4."""
     if not value or not isfinite(value):
         return number(value)
     power = floor(log10(abs(value)) + 1e-9)
@@ -161,21 +161,21 @@ dotted: lines without noise. Points: few values, each with a dot."""
 
 @dataclass(frozen=True)
 class ChartLine:
-    """One line: values (points,) by ascending steps (points,)."""
+    """One line of a chart: `steps` in ascending order and `values`, both of shape (points,)."""
 
     label: str
     steps: Values
     values: Values
     look: Look
     color: str = "series1"
-    """Role of `Colors`."""
+    """Color role: a field of `Colors`."""
     run: str = ""
-    """The run's name if several runs are overlaid."""
+    """Name of the run, needed only if several runs are overlaid."""
 
 
 @dataclass(frozen=True)
 class Level:
-    """A constant value, such as a limit, drawn as a horizontal line."""
+    """Constant value, such as a limit, drawn as a horizontal line."""
 
     label: str
     value: float
@@ -184,7 +184,7 @@ class Level:
 
 @dataclass(frozen=True)
 class ChartSpec:
-    """Everything that one chart shows."""
+    """Content of one chart."""
 
     lines: Sequence[ChartLine] = ()
     levels: Sequence[Level] = ()
@@ -195,11 +195,11 @@ class ChartSpec:
     """Title that replaces the chart's own if it is more specific."""
     logarithmic: bool = False
     clip: float = 0.0
-    """Percent of the raw values at either end that the axis may cut off."""
+    """Percentage of the values at each end that the axis may cut off in lines with outliers."""
     words: str = ""
     """Description for screen readers."""
     extra: tuple[tuple[str, str], ...] = field(default=())
-    """Further legend entries: (label, color role)."""
+    """Additional legend entries: (label, color role)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,14 +220,14 @@ class Scale:
         return float(self.all_up(np.array(value)))
 
     def all_across(self, steps: Values) -> Values:
-        """Return the x positions of steps, an array of the same shape."""
+        """Return the x positions of an array of steps, in logical pixels."""
         first, last = self.steps
         return self.field.left() + (steps - first) * (self.field.width() / (last - first))
 
     def all_up(self, values: Values) -> Values:
-        """Return the y positions of values; NaN for values without a logarithm.
+        """Return the y positions of an array of values, in logical pixels; NaN for values without a logarithm.
 
-        Values far outside are clipped to just outside: QPainter cannot handle arbitrarily large coordinates.
+        Positions far outside the plot are clipped: QPainter cannot handle arbitrarily large coordinates.
         """
         low, high = self.values
         if self.logarithmic:
@@ -242,7 +242,7 @@ class Scale:
 
 
 def room_for(drawing: ChartSpec, first: float, last: float) -> tuple[float, float]:
-    """Return the value range for the lines between two steps, with a margin; exponents if logarithmic."""
+    """Return the value range of the lines between two steps, with a margin; exponents if logarithmic."""
     ranges = [extent(shown(line.steps, line.values, first, last), _clip(drawing, line)) for line in drawing.lines]
     bounds = [bound for each in ranges if each for bound in each]
     bounds += [level.value for level in drawing.levels]
@@ -266,13 +266,13 @@ _RAW_OR_THIN, _READ = ("raw", "thin"), ("smooth",)
 
 
 def field_in(size: QSize, font: QFont) -> QRectF:
-    """Return the rectangle of the lines within a plot, beside the axis labels."""
+    """Return the part of a plot in which lines are drawn, without the axis labels."""
     below = QFontMetricsF(font).height() + _AXIS_GAP
     return QRectF(_SIDE, _TOP, max(1.0, size.width() - _SIDE - _RIGHT), max(1.0, size.height() - _TOP - below))
 
 
 def paint_axes(painter: QPainter, scale: Scale, words: Wording, along: Wording, *, whole: bool) -> None:
-    """Paint the grid and the labels of both axes, in the painter's font."""
+    """Paint the grid lines and both axes with their labels, in the painter's font."""
     field, metrics = scale.field, QFontMetricsF(painter.font())
     room = field.height() / (_APART_UP * metrics.height())
     faint = QColor(colors().edge)
@@ -298,7 +298,7 @@ def paint_axes(painter: QPainter, scale: Scale, words: Wording, along: Wording, 
 
 
 def paint_drawing(painter: QPainter, scale: Scale, drawing: ChartSpec) -> None:
-    """Paint marks, lines and levels, later ones on top."""
+    """Paint marks, then lines, then levels on top."""
     painter.setClipRect(scale.field)
     painter.setRenderHint(QPainter.RenderHint.Antialiasing, False)
     _paint_marks(painter, scale, drawing.marks)
@@ -312,7 +312,7 @@ def paint_drawing(painter: QPainter, scale: Scale, drawing: ChartSpec) -> None:
 
 
 def paint_label(painter: QPainter, scale: Scale, step: float, text: str) -> None:
-    """Paint a label beside a vertical line, on the side that has room."""
+    """Paint a label beside a vertical line, on the side where it fits."""
     across = scale.across(step)
     if not scale.field.left() <= across <= scale.field.right():
         return
@@ -332,7 +332,7 @@ def _write(painter: QPainter, box: QRectF, where: Qt.AlignmentFlag, text: str) -
 
 
 def _paint_line(painter: QPainter, scale: Scale, line: ChartLine) -> None:
-    """Paint a line with no more points than are visible: noise keeps its peaks, smooth lines their means."""
+    """Paint a line, reduced to the visible points: noisy lines keep their peaks, smooth lines their means."""
     noisy = line.look in _RAW_OR_THIN
     columns = int(scale.field.width() * painter.device().devicePixelRatioF()) // (1 if noisy else _SMOOTH)
     thin = peaks if noisy or line.look == "points" else means
@@ -353,7 +353,7 @@ def _paint_line(painter: QPainter, scale: Scale, line: ChartLine) -> None:
 
 
 def _parts(across: Values, up: Values) -> Iterator[list[QPointF]]:
-    """Yield the connected parts of a line, split at unknown values."""
+    """Yield the connected parts of a line, which is split at unknown values."""
     known = np.isfinite(up)
     turns = np.flatnonzero(known[1:] != known[:-1]) + 1
     for start, end in pairwise([0, *turns.tolist(), len(known)]):
@@ -380,7 +380,7 @@ def _paint_marks(painter: QPainter, scale: Scale, marks: Iterable[Mark]) -> None
 
 
 def _paint_vertical(painter: QPainter, scale: Scale, step: float, pen: QPen, height: float = 1.0) -> None:
-    """Paint a vertical line at a step, from the bottom up to a share of the height."""
+    """Paint a vertical line at a step, from the bottom up to a fraction (`height`) of the plot's height."""
     across, field = scale.across(step), scale.field
     painter.setPen(pen)
     painter.drawLine(QPointF(across, field.bottom()), QPointF(across, field.bottom() - height * field.height()))

@@ -1,4 +1,4 @@
-"""The Progress tab: a run's charts, their display options, and how compared jobs differ."""
+"""The Progress tab: charts of the selected runs, display options, and differences between compared jobs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ ACTIONS = (
 
 
 class DifferenceTable(QWidget):
-    """Table of the settings in which the compared runs differ, a column for each run."""
+    """Table of the settings in which the compared runs differ, with a column for each run."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -91,7 +91,7 @@ class DifferenceTable(QWidget):
         self.hide()
 
     def show_runs(self, runs: Sequence[Run]) -> None:
-        """Compare the jobs of these runs; hidden for a single run."""
+        """Compare the jobs of these runs; for a single run, the table is hidden."""
         self.setVisible(len(runs) > 1)
         shown = tuple((run.summary.name, run.job) for run in runs)
         if len(runs) < 2 or shown == self._shown:
@@ -136,7 +136,7 @@ class DifferenceTable(QWidget):
 
 
 class ProgressPanel(QWidget):
-    """Tab with the charts of the selected runs, overlaid."""
+    """Tab with charts in which the selected runs are overlaid."""
 
     def __init__(self, session: Session, commands: Commands, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -162,7 +162,7 @@ class ProgressPanel(QWidget):
         self._load()
 
     def show_runs(self, runs: Sequence[Run]) -> None:
-        """Show these runs; the first is the one that the rest of the page shows."""
+        """Show these runs; the rest of the page shows the first one."""
         for end in self._ends:
             end()
         if self.board and (not self.runs or not runs or self.runs[0] is not runs[0]):
@@ -181,7 +181,7 @@ class ProgressPanel(QWidget):
         self._commands.refresh()
 
     def draw(self) -> None:
-        """Draw the current data."""
+        """Draw the charts with the current data."""
         self._redraw.stop()
         started = [run for run in self.runs if run.series.loss]
         self.waiting.setText(self._waiting_words())
@@ -231,7 +231,7 @@ class ProgressPanel(QWidget):
     # --- Qt's events
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
-        """Draw what arrived while hidden, and start polling the GPU."""
+        """Draw the data that arrived while the tab was hidden, and start polling the GPU."""
         super().showEvent(event)
         self.draw()
         self._gpu_timer.start()
@@ -245,7 +245,7 @@ class ProgressPanel(QWidget):
     # --- inside
 
     def _schedule_draw(self) -> None:
-        """Schedule a redraw; a run that is still being read is drawn once it is read."""
+        """Schedule a redraw, unless a run is still being read: it is drawn when it has been read."""
         if self.isVisible() and not self._redraw.isActive() and all(run.loaded for run in self.runs):
             self._redraw.start(_REDRAW)
 
@@ -261,7 +261,7 @@ class ProgressPanel(QWidget):
         return self.tr("No step is finished yet. The loss appears with the first step.")
 
     def _load(self) -> None:
-        """Load numpy on a worker: it takes about 0.1 s and the charts need it."""
+        """Load numpy, which the charts need, on a worker: this takes about 0.1 s."""
         build = while_alive(self, lambda _: self._build())
         self._loading.run(lambda: importlib.import_module("app.core.runs.curves"), build)
 

@@ -1,4 +1,4 @@
-"""Close comparison of two samples: overlaid with a movable divider, or side by side."""
+"""Comparison of two samples: overlaid with a movable divider, or side by side."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _ARROWS = {
 
 
 class Stage(QWidget):
-    """Two images that pan and zoom together: the first left of the divider, the second right of it.
+    """Two images that pan and zoom together, the first to the left of the divider, the second to its right.
 
-    Both fill the same area; a mask cuts the second, so that the mouse reaches the visible one.
+    Both fill the same area; a mask cuts off part of the second, so the mouse reaches the visible one.
     """
 
     moved = Signal(float)
-    """The divider moved to this fraction of the width."""
+    """Fraction of the width to which the divider moved."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -60,7 +60,7 @@ class Stage(QWidget):
             self.moved.emit(part)
 
     def arrange(self) -> None:
-        """Update geometry, mask and visibility of images and divider."""
+        """Update the geometry, mask and visibility of the images and the divider."""
         whole = self.rect()
         half = (whole.width() - _GAP) // 2
         beside = self.side_by_side and not self.alone
@@ -85,7 +85,7 @@ class Stage(QWidget):
 
 
 class _DividerLine(QWidget):
-    """Divider that the mouse drags across the images."""
+    """Divider that the user drags across the images."""
 
     def __init__(self, stage: Stage) -> None:
         super().__init__(stage)
@@ -93,7 +93,7 @@ class _DividerLine(QWidget):
         self.setCursor(Qt.CursorShape.SplitHCursor)
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
-        """Paint a line visible on light and dark images, with a grip in its middle."""
+        """Paint a line that is visible on light and dark images, with a grip in the middle."""
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         across, middle = self.width() / 2, self.height() / 2
@@ -115,10 +115,10 @@ class _DividerLine(QWidget):
 
 
 class SampleCompare(QWidget):
-    """Comparison of two samples with their titles and the divider's slider."""
+    """Comparison of two samples, with their titles and a slider that moves the divider."""
 
     moved = Signal(int, int)
-    """Move the selection by so many rows and columns."""
+    """Number of rows and columns by which the user wants to move the selection."""
     left = Signal()
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
@@ -143,7 +143,7 @@ class SampleCompare(QWidget):
         return self.stage.side_by_side
 
     def set_side_by_side(self, beside: bool) -> None:
-        """Put the samples side by side, or overlay them."""
+        """Arrange the samples side by side, or overlay them."""
         self.stage.side_by_side = beside
         self._arrange()
 
@@ -153,7 +153,7 @@ class SampleCompare(QWidget):
         first: tuple[LibraryImage | None, str],
         second: tuple[LibraryImage | None, str],
     ) -> None:
-        """Show two of these images with their titles; the same image twice is shown once."""
+        """Show two of these images with their titles; if both are the same image, show it alone."""
         self.stage.alone = first[0] is None or first[0] is second[0]
         for area, label, (image, words) in (
             (self.stage.first, self.first, first),
@@ -189,7 +189,7 @@ class SampleCompare(QWidget):
         column.addLayout(row)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
-        """Handle keys: arrows move through the samples, +, - and Z zoom, Escape or Enter leave."""
+        """Handle keys: arrows select other samples, +, - and Z zoom, Escape and Enter close the comparison."""
         key = event.key()
         if key in _ARROWS:
             self.moved.emit(*_ARROWS[Qt.Key(key)])

@@ -1,4 +1,4 @@
-"""The grid of samples; only visible cells are loaded and painted, and the keyboard navigates it."""
+"""The grid of samples, with keyboard navigation; only visible cells are loaded and painted."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ _CENTERED = int(Qt.AlignmentFlag.AlignCenter | Qt.TextFlag.TextWordWrap)
 
 
 class SampleGrid(QAbstractScrollArea):
-    """Grid of `Samples`: step 0 stays at the left, and the view follows the newest unless scrolled away."""
+    """Grid of `Samples`: step 0 stays visible, and the view follows new samples unless scrolled away."""
 
     opened = Signal()
-    """The user opened the current sample."""
+    """Emitted when the user opens the current sample."""
     moved = Signal()
-    """The current sample changed; there may be none."""
+    """Emitted when another sample, or none, becomes the current one."""
     menu_requested = Signal(QPoint)
-    """A context menu is requested at this global position."""
+    """Global position at which the user requested a context menu."""
     resized = Signal(int)
     """New length of a cell's longer side."""
 
@@ -80,7 +80,7 @@ class SampleGrid(QAbstractScrollArea):
         until_destroyed(self, session.thumbnails.ready.connect(self._on_thumbnail_ready))
 
     def show_samples(self, samples: Samples | None) -> None:
-        """Show other samples, scrolled to the newest."""
+        """Show other samples and scroll to the newest."""
         self.samples, self.pinned = samples, None
         self.go(None)
         self._lay_out()
@@ -94,7 +94,7 @@ class SampleGrid(QAbstractScrollArea):
         self.follow()
 
     def follow(self) -> None:
-        """Update the layout after new samples; stay at the newest if they were visible."""
+        """Update the layout for new samples; scroll to them if the view was at the end."""
         bar = self.horizontalScrollBar()
         at_end = bar.value() == bar.maximum()
         self._lay_out()
@@ -102,7 +102,7 @@ class SampleGrid(QAbstractScrollArea):
             bar.setValue(bar.maximum())
 
     def set_side(self, side: int) -> None:
-        """Resize the cells; the current sample, or else the newest, stays visible."""
+        """Resize the cells and keep the current sample visible."""
         side = max(SIDES[0], min(SIDES[1], side))
         if side != self.side:
             self.side = side
@@ -111,7 +111,7 @@ class SampleGrid(QAbstractScrollArea):
             self.resized.emit(side)
 
     def go(self, spot: CellIndex | None) -> None:
-        """Make a sample the current one, or none."""
+        """Make this sample the current one, or none if None."""
         if spot != self.current:
             self.current = spot
             self._scroll_to_current()
@@ -120,7 +120,7 @@ class SampleGrid(QAbstractScrollArea):
             self.viewport().update()
 
     def step(self, rows: int, columns: int) -> None:
-        """Move the current sample by rows and columns, within the grid; start at the newest if there is none."""
+        """Move the selection by rows and columns within the grid; if nothing is selected, select the newest."""
         samples = self.samples
         if not samples or not samples.steps:
             return
@@ -133,7 +133,7 @@ class SampleGrid(QAbstractScrollArea):
         self.go(CellIndex(samples.steps[column], row))
 
     def image(self, spot: CellIndex | None) -> LibraryImage | None:
-        """Return the image of a cell, if there is one."""
+        """Return the image of a cell, or None."""
         return self.samples.at(spot) if self.samples and spot else None
 
     def step_title(self, step: int) -> str:
@@ -149,7 +149,7 @@ class SampleGrid(QAbstractScrollArea):
 
     @property
     def layout_now(self) -> SampleLayout:
-        """The current layout of cells and titles."""
+        """Current layout of cells and titles."""
         samples, line = self.samples, self._cells.line
         width, height = (round(part * self.side) for part in self._shape)
         steps = samples.steps if samples else ()
@@ -159,7 +159,7 @@ class SampleGrid(QAbstractScrollArea):
 
     @property
     def scrolled(self) -> tuple[int, int]:
-        """The scroll offset, to the right and down."""
+        """Horizontal and vertical scroll offset."""
         return self.horizontalScrollBar().value(), self.verticalScrollBar().value()
 
     def rectangle(self, spot: CellIndex) -> QRect:
@@ -168,7 +168,7 @@ class SampleGrid(QAbstractScrollArea):
         return QRect(*self.layout_now.cell(spot.prompt, self.samples.steps.index(spot.step), *self.scrolled))
 
     def seen(self) -> list[CellIndex]:
-        """Return the visible cells, the newest steps first, the baseline last."""
+        """Return the visible cells, sorted from the newest step to the baseline."""
         layout, (across, down) = self.layout_now, self.scrolled
         samples, room = self.samples, self.viewport().size()
         if not samples or not layout.columns:
@@ -209,7 +209,7 @@ class SampleGrid(QAbstractScrollArea):
 
     @property
     def image_place(self) -> QRect | None:
-        """The current cell's rectangle in viewport coordinates."""
+        """Rectangle of the current cell in viewport coordinates, or None."""
         return self.rectangle(self.current) if self.samples and self.current else None
 
     # Thumbnails
@@ -274,7 +274,7 @@ class SampleGrid(QAbstractScrollArea):
                 ring(painter, room) if self.hasFocus() else self._paint_frame(painter, room)
 
     def _side(self, image: LibraryImage, room: QRect) -> int:
-        """Return the longer side at which an image fits its cell, whatever its aspect ratio."""
+        """Return the length of an image's longer side at which it fits the cell, whatever its aspect ratio."""
         known = self._session.thumbnails.get(image, self._edge())
         if known is None or not known.width:
             return min(room.width(), room.height())
@@ -282,7 +282,7 @@ class SampleGrid(QAbstractScrollArea):
         return round(max(known.width, known.height) * scale)
 
     def _paint_frame(self, painter: QPainter, room: QRect) -> None:
-        """Mark the current cell while the focus is elsewhere."""
+        """Mark the current cell while another widget has the focus."""
         painter.setBrush(Qt.BrushStyle.NoBrush)
         painter.setPen(QPen(QColor(colors().edge), 2.0))
         painter.drawRoundedRect(room.toRectF().adjusted(1, 1, -1, -1), 5, 5)
@@ -293,7 +293,7 @@ class SampleGrid(QAbstractScrollArea):
         icon("pin").paint(painter, place.adjusted(4, 4, -4, -4))
 
     def _paint_prompts(self, painter: QPainter, layout: SampleLayout) -> None:
-        """Paint each row's title at the left edge, wherever its cells are scrolled to."""
+        """Paint each row's title at the left edge, regardless of the horizontal scroll position."""
         width = self.viewport().width() - 2 * layout.gap - 2
         painter.setPen(QColor(colors().text))
         painter.setFont(self.font())
@@ -346,7 +346,7 @@ class SampleGrid(QAbstractScrollArea):
             self.opened.emit()
 
     def wheelEvent(self, event: QWheelEvent) -> None:  # noqa: N802
-        """Scroll, or resize with Ctrl; the wheel scrolls horizontally if nothing scrolls vertically."""
+        """Scroll, or resize the cells with Ctrl; scroll horizontally if vertical scrolling is not possible."""
         if event.modifiers() & Qt.KeyboardModifier.ControlModifier:
             self.set_side(self.side + (16 if event.angleDelta().y() > 0 else -16))
             event.accept()
@@ -358,7 +358,7 @@ class SampleGrid(QAbstractScrollArea):
             super().wheelEvent(event)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:  # noqa: N802
-        """Handle keys: arrows move, Home goes to the baseline, End to the newest, Enter opens a sample."""
+        """Handle keys: arrows move, Home goes to the baseline, End to the newest sample, Enter opens a sample."""
         key, steps = event.key(), len(self.samples.steps) if self.samples else 0
         ends = {Qt.Key.Key_Home: (0, -steps), Qt.Key.Key_End: (0, steps)}
         if key in _MOVES or key in ends:
@@ -412,7 +412,7 @@ class SampleGrid(QAbstractScrollArea):
         self.follow()
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
-        """Request the thumbnails again: another view may have replaced the request."""
+        """Request the thumbnails again, because another view may have replaced the request."""
         super().showEvent(event)
         self._update_view()
 
@@ -428,5 +428,5 @@ class SampleGrid(QAbstractScrollArea):
             self._cells = CellPainter(self.font())
 
     def sizeHint(self) -> QSize:  # noqa: N802
-        """Return room for a few columns."""
+        """Return a size that fits a few columns."""
         return QSize(4 * self.side, 2 * self.side)

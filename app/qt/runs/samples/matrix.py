@@ -1,4 +1,4 @@
-"""The Samples tab: a row per prompt, a column per step, and a close comparison of any two samples."""
+"""The Samples tab: a grid with a row per prompt and a column per step, and a comparison of two samples."""
 
 from __future__ import annotations
 
@@ -98,13 +98,13 @@ ACTIONS = (
 
 
 class SampleMatrix(QWidget):
-    """Tab with the previews of one run, and the comparison of two of them."""
+    """Tab that shows the previews of one run and compares two of them."""
 
     message_shown = Signal(str)
     failed = Signal(object)
     """An ImpastoError."""
     chosen = Signal(int)
-    """Use the LoRA of this step."""
+    """Step whose LoRA the user wants to use."""
 
     def __init__(self, session: Session, commands: Commands, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -125,7 +125,7 @@ class SampleMatrix(QWidget):
         self.show_run(None)
 
     def show_run(self, run: Run | None) -> None:
-        """Show another run, or none."""
+        """Show another run, or nothing for None."""
         for end in self._ends:
             end()
         self._run = run
@@ -150,7 +150,7 @@ class SampleMatrix(QWidget):
         self._update_best()
 
     def _on_run_changed(self) -> None:
-        """Update prompts, cell shape and the empty text from the run's job."""
+        """Update the prompts, the cell shape and the text of the empty grid from the run's job."""
         run = self._run
         job = run.job if run else None
         if job is not None and job is not self._job and self.samples:
@@ -195,7 +195,7 @@ class SampleMatrix(QWidget):
         return bool(self.samples and self.samples.steps)
 
     def has_current(self) -> bool:
-        """Return whether a sample is current."""
+        """Return whether a cell is selected that has an image."""
         return self.grid.image(self.grid.current) is not None
 
     def has_lora(self) -> bool:
@@ -207,7 +207,7 @@ class SampleMatrix(QWidget):
         return self.stack.currentWidget() is self.compare
 
     def is_beside(self) -> bool:
-        """Return whether compared samples are side by side."""
+        """Return whether the compared samples are side by side."""
         return self.compare.side_by_side
 
     def is_pinned(self) -> bool:
@@ -221,7 +221,7 @@ class SampleMatrix(QWidget):
         self._show_view(self.grid)
 
     def show_compare(self, on: bool = True) -> None:
-        """Show the comparison of the current sample, or the grid again."""
+        """Compare the current sample with another one, or return to the grid if `on` is False."""
         if on and self.has_current():
             self.compare.stage.zoom.fit()
             self._show_view(self.compare)
@@ -230,30 +230,30 @@ class SampleMatrix(QWidget):
             self.show_grid()
 
     def set_beside(self, on: bool) -> None:
-        """Put compared samples side by side, or overlay them."""
+        """Arrange the compared samples side by side, or overlay them."""
         self.compare.set_side_by_side(on)
 
     def pin(self, on: bool) -> None:
-        """Pin the current sample for comparisons, or unpin it, which compares with step 0."""
+        """Pin the current sample so that others are compared with it, or unpin it to compare with step 0."""
         self.grid.pinned = self.grid.current if on else None
         self.grid.viewport().update()
         self._show_compared()
         self._commands.refresh()
 
     def use_lora(self) -> None:
-        """Select the LoRA of the current sample's step for export."""
+        """Emit `chosen` to use the LoRA saved at the current sample's step."""
         self._with_lora(lambda step, _: self.chosen.emit(step))
 
     def reveal_lora(self) -> None:
-        """Show the LoRA file of the current sample's step in the file manager."""
+        """Show the LoRA file saved at the current sample's step in the file manager."""
         self._with_lora(lambda _, file: reveal(file))
 
     def show_newest(self) -> None:
-        """Go to the newest sample of the current row."""
+        """Select the newest sample in the current row."""
         self.grid.step(0, len(self.samples.steps) if self.samples else 0)
 
     def _with_lora(self, do: Callable[[int, Path], object]) -> None:
-        """Call `do` with the current step and its LoRA file, or report that the file is missing."""
+        """Call `do` with the current step and the LoRA file saved there, or report that the file is missing."""
         if not (self.samples and self.grid.current and self.has_lora()):
             return
         step = self.grid.current.step
@@ -275,7 +275,7 @@ class SampleMatrix(QWidget):
         self._commands.refresh()
 
     def _show_compared(self) -> None:
-        """Show the current sample beside the pinned one, or the same prompt at step 0 if none is pinned."""
+        """Compare the current sample with the pinned one or, if none is pinned, with its prompt's step 0."""
         samples, current = self.samples, self.grid.current
         if not self.in_compare() or samples is None or current is None:
             return
@@ -337,7 +337,7 @@ class SampleMatrix(QWidget):
 
 
 def _shape(job: Job) -> tuple[int, int]:
-    """Return width and height in pixels of a cell that fits every preview of a job."""
+    """Return the width and height, in pixels, of a cell that fits all previews of a job."""
     size = job.recipe.resolution or 512
     prompts = job.report.previews.prompts
     widths = [prompt.width or size for prompt in prompts] or [1]
