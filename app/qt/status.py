@@ -1,4 +1,4 @@
-"""The status bar, and the running training in it, as a ring and in the window title."""
+"""The status bar, and the current training in it, in a progress ring and in the window title."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from app.qt.theme import colors, set_icon
 from app.qt.widgets import plain_tip, until_destroyed
 
 _RING = 15
-"""Diameter of the ring, in logical px."""
+"""Diameter of the progress ring, in logical px."""
 _PEN = 2.5
 _SHOWN_MS = 6000
 
 
 def title_of(training: Training | None) -> str:
-    """Return the window title, with the progress and name of the running training."""
+    """Return the window title, with the progress and the name of the run that is training, if any."""
     if training is None:
         return "Impasto"
     share = f"{training.share:.0%} · " if training.share is not None else ""
@@ -36,10 +36,10 @@ def title_of(training: Training | None) -> str:
 
 
 class TrainingStatus(QWidget):
-    """Part of the status bar about the running training; hidden while nothing trains."""
+    """Status bar widget for the run that is training; hidden if there is none."""
 
     opened = Signal()
-    """The user wants to see the run."""
+    """Emitted when the user wants to see the run."""
 
     def __init__(self, training: NowTraining, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -77,7 +77,7 @@ class TrainingStatus(QWidget):
 
 
 class TrainingRing(QWidget):
-    """Progress ring over a button's icon; transparent for the mouse."""
+    """Progress ring over a button's icon, which ignores the mouse."""
 
     def __init__(self, button: QToolButton) -> None:
         super().__init__(button)
@@ -88,7 +88,7 @@ class TrainingRing(QWidget):
         self.hide()
 
     def show_training(self, training: Training | None) -> None:
-        """Show the progress; an empty ring while it is unknown, no ring while nothing trains."""
+        """Show the training's progress: an empty ring if it is unknown, no ring if nothing is training."""
         share = training.share if training else None
         if training is not None:
             self.move(self._button.width() // 2 + 8, 4)
@@ -98,7 +98,7 @@ class TrainingRing(QWidget):
         self.setVisible(training is not None)
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
-        """Draw the full ring, and the completed share over it."""
+        """Draw the full ring, then the completed part over it."""
         scheme = colors()
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
@@ -110,7 +110,7 @@ class TrainingRing(QWidget):
 
 
 class StatusBar(QStatusBar):
-    """Status bar with the session's state: reading, training, saving, and image counts."""
+    """Status bar with the progress of reading, training and saving, and the image counts."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -133,7 +133,7 @@ class StatusBar(QStatusBar):
         self._show_counts()
 
     def say(self, text: str) -> None:
-        """Show a message for some seconds."""
+        """Show a message for a few seconds."""
         self.showMessage(text, _SHOWN_MS)
 
     def _show_saving(self, state: SaveState) -> None:

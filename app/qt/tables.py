@@ -1,4 +1,4 @@
-"""Tables of plain, possibly untrusted text, with bars for comparing numbers."""
+"""Tables of plain, possibly untrusted text, with bars to compare numbers."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _Index = QModelIndex | QPersistentModelIndex
 _BAR = int(Qt.ItemDataRole.UserRole)
 _BAR_HEIGHT, _GAP, _SIDE = 10.0, 10, 9
 _NUMBER_WIDTH = 96
-"""Width reserved for the number beside its bar, in px."""
+"""Width reserved for the number beside a bar, in px."""
 _COLUMN_GAP = 16
 """Space between a column's longest text and the next column, in px."""
 _MAX_UNCUT = 24
-"""Text length in characters above which a column may cut the text off."""
+"""Number of characters above which a cell's text may be cut off."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One table row; `bar` is the length of the bar in the last column, 0 to 1, or None for no bar."""
+    """One table row; `bar` is the bar's length in the last column, from 0 to 1, or None for no bar."""
 
     texts: tuple[str, ...]
     bar: float | None = None
@@ -33,7 +33,7 @@ class Row:
 
 
 def _tip(row: Row, text: str) -> str:
-    """Return the tooltip of a cell: its full text if that may be cut off, then the row's tip."""
+    """Return a cell's tooltip: the full text if it may be cut off, then the row's tip."""
     shown = text if len(text) > _MAX_UNCUT else ""
     return "\n\n".join(filter(None, (shown, row.tip))) or text
 
@@ -80,7 +80,7 @@ class Rows(QAbstractTableModel):
 
 
 def distribute_widths(wanted: Sequence[int], room: int) -> list[int]:
-    """Return column widths within `room` px: as wide as wanted, or the widest cut to an equal width."""
+    """Return column widths that add up to at most `room` px; the widest columns are cut to equal widths."""
     widths = [0] * len(wanted)
     for done, column in enumerate(sorted(range(len(wanted)), key=wanted.__getitem__)):
         widths[column] = min(wanted[column], room // (len(wanted) - done))
@@ -89,7 +89,7 @@ def distribute_widths(wanted: Sequence[int], room: int) -> list[int]:
 
 
 class Table(QTreeView):
-    """Table view of text rows; the last column takes the remaining width."""
+    """Table view of text rows, whose last column takes the remaining width."""
 
     def __init__(self, titles: Sequence[str], name: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -106,7 +106,7 @@ class Table(QTreeView):
         self.header().setSectionsMovable(False)
 
     def show_rows(self, rows: Sequence[Row]) -> None:
-        """Replace all rows, and fit the columns to their content as far as there is space."""
+        """Replace all rows, and fit the columns to their content as far as the width allows."""
         self.lines.show(rows)
         self._wanted = [
             max(self.sizeHintForColumn(column), self.header().sectionSizeHint(column)) + _COLUMN_GAP
@@ -151,6 +151,6 @@ class BarDelegate(QStyledItemDelegate):
         painter.drawText(words, int(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter), str(index.data()))
 
     def sizeHint(self, option: QStyleOptionViewItem, index: _Index) -> QSize:  # noqa: N802
-        """Return the size of a cell; a bar gets at least the width of its number."""
+        """Return the size of a cell; a bar is given at least the width of its number."""
         bar = 2 * (_NUMBER_WIDTH + _SIDE) + _GAP if isinstance(index.data(_BAR), float) else 0
         return super().sizeHint(option, index).expandedTo(QSize(bar, option.fontMetrics.height() + 10))

@@ -1,4 +1,4 @@
-"""Painting of one grid cell: the image, its badges, and its line of text."""
+"""Painting of one grid cell: the image, its badges and its line of text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DIMMED = 0.35
 
 
 class CellPainter:
-    """Paints grid cells with the current theme and a font."""
+    """Painter of grid cells, in the current theme and a given font."""
 
     def __init__(self, font: QFont) -> None:
         self.font = font
@@ -31,7 +31,7 @@ class CellPainter:
         self, painter: QPainter, cell: QRect, picture: LibraryImage, image: QPixmap | str | None, text: str | None,
         *, selected: bool, current: bool, focused: bool,
     ) -> None:  # fmt: skip
-        """Paint a cell; `image` is the thumbnail, the reason why there is none, or None while it loads."""
+        """Paint a cell; `image` is the thumbnail, or the reason why there is none, or None while it is loading."""
         square = QRect(cell.left(), cell.top(), cell.width(), cell.width())
         if selected:
             panel(painter, QRectF(cell), colors().accent)
@@ -43,7 +43,7 @@ class CellPainter:
             ring(painter, cell, selected=selected)
 
     def image(self, painter: QPainter, room: QRect, picture: LibraryImage, image: QPixmap | str | None) -> None:
-        """Paint a thumbnail centered in `room`, an empty frame while it loads, or an error sign."""
+        """Paint a thumbnail centered in `room`, or an empty frame while it is loading, or a warning."""
         if not isinstance(image, QPixmap):
             self._sign(painter, room, image or picture.problem)
             return
@@ -116,7 +116,7 @@ def ring(painter: QPainter, cell: QRect, *, selected: bool = False) -> None:
 
 
 def band(painter: QPainter, room: QRect, palette: QPalette) -> None:
-    """Paint the rubber band of a selection."""
+    """Paint the rubber band that selects images."""
     fill = palette.color(QPalette.ColorRole.Highlight)
     painter.setPen(QPen(fill, 1.0))
     fill.setAlpha(60)

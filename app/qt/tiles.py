@@ -1,4 +1,4 @@
-"""Layouts of image grids as pure arithmetic: the cost does not depend on the number of images."""
+"""Layouts of image grids, computed without loops over all images, and a cache of thumbnail pixmaps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from app.core.library import LibraryImage
 
 _MEMORY = 48 << 20
 _BUDGET = 0.006
-"""Seconds that one paint event may spend on new pixmaps; the next one makes the rest."""
+"""Seconds that one paint event may spend on new pixmaps; the next one creates the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,9 @@ class GridLayout:
     width: int
     """Width available to all columns."""
     side: int
-    """Side of the square for an image."""
+    """Side length of the square for an image."""
     line: int
-    """Height of the text line below an image, 0 for none."""
+    """Height of the text line below an image, or 0 for no text."""
     gap: int = 8
 
     @property
@@ -43,12 +43,12 @@ class GridLayout:
 
     @property
     def row_height(self) -> int:
-        """Return the distance from the top of one row to the next."""
+        """Return the distance from the top of one row to the top of the next."""
         return self.side + self.line + self.gap
 
     @property
     def height(self) -> int:
-        """Return the total content height."""
+        """Return the height of the whole grid."""
         return self.rows * self.row_height + self.gap if self.count else 0
 
     @property
@@ -56,7 +56,7 @@ class GridLayout:
         return (self.width - self.columns * (self.side + self.gap) + self.gap) // 2
 
     def cell(self, index: int) -> tuple[int, int, int, int]:
-        """Return left, top, width and height of a cell."""
+        """Return the left, top, width and height of a cell."""
         row, column = divmod(index, self.columns)
         left = self._left + column * (self.side + self.gap)
         return left, self.gap + row * self.row_height, self.side, self.side + self.line
@@ -70,13 +70,13 @@ class GridLayout:
         return index if inside and 0 <= column < self.columns and row >= 0 and index < self.count else None
 
     def between(self, top: int, bottom: int) -> range:
-        """Return the indexes of all cells in the rows between two heights."""
+        """Return the indexes of all cells in the rows between two y positions."""
         first = max(0, (top - self.gap) // self.row_height)
         last = max(first, ceil((bottom - self.gap) / self.row_height))
         return range(min(self.count, first * self.columns), min(self.count, last * self.columns))
 
     def within(self, left: int, top: int, right: int, bottom: int) -> list[int]:
-        """Return the indexes of the cells that a rectangle touches."""
+        """Return the indexes of the cells that intersect a rectangle."""
         step = self.side + self.gap
         first = max(0, (left - self._left + self.gap - 1) // step)
         last = min(self.columns - 1, (right - self._left) // step)
@@ -88,7 +88,7 @@ class GridLayout:
 
 
 class Images:
-    """Cache of thumbnail pixmaps, made on the main thread, a few per paint event."""
+    """Cache of thumbnail pixmaps, which are created on the main thread, a few per paint event."""
 
     def __init__(self, thumbnails: Thumbnails) -> None:
         self._thumbnails = thumbnails
@@ -96,14 +96,14 @@ class Images:
         self._weight = 0
         self._until = 0.0
         self.incomplete = False
-        """Whether the last paint event ran out of time, so that another one is needed."""
+        """Whether the last paint event ran out of time and another one is needed."""
 
     def begin(self) -> None:
-        """Start the time budget of a paint event."""
+        """Start the time budget for a paint event."""
         self._until, self.incomplete = perf_counter() + _BUDGET, False
 
     def pixmap(self, image: LibraryImage, edge: int, side: int, ratio: float) -> QPixmap | str | None:
-        """Return a pixmap that fits a square of `side`, the reason why there is none, or None while it loads."""
+        """Return a pixmap that fits a `side` px square, or why there is none, or None while it is loading."""
         thumbnail = self._thumbnails.get(image, edge)
         key = (image.id, round(side * ratio))
         kept = self._pixmaps.get(key)
@@ -131,7 +131,7 @@ class Images:
 
 
 def scaled(thumbnail: Thumbnail, side: int, ratio: float) -> QPixmap:
-    """Return a pixmap that fits a square of `side` device px; `ratio` is the device pixel ratio."""
+    """Return a pixmap that fits a square with sides of `side` device px, for a device pixel `ratio`."""
     image = QImage(thumbnail.rgb, thumbnail.width, thumbnail.height, 3 * thumbnail.width, QImage.Format.Format_RGB888)
     size = QSize(thumbnail.width, thumbnail.height)
     longest = max(thumbnail.width, thumbnail.height)
@@ -154,9 +154,9 @@ def _weight(pixmap: QPixmap) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SampleLayout:
-    """Grid of samples: each row is a text line and its cells; the first column stays visible while scrolling.
+    """Grid of samples: each row has a text line above its cells, and the first column is always visible.
 
-    All lengths are logical px on the viewport; `across` and `down` are the scroll offsets.
+    All lengths are logical px in the viewport; `across` and `down` are the scroll offsets.
     """
 
     rows: int
@@ -172,27 +172,27 @@ class SampleLayout:
 
     @property
     def pitch(self) -> int:
-        """Return the distance from one column to the next."""
+        """Return the distance from the left edge of one column to that of the next."""
         return self.width + self.gap
 
     @property
     def row_height(self) -> int:
-        """Return the distance from one row to the next."""
+        """Return the distance from the top of one row to that of the next."""
         return self.line + self.height + self.gap
 
     @property
     def all_across(self) -> int:
-        """Return the total content width."""
+        """Return the width of the whole grid."""
         return self.gap + self.columns * self.pitch
 
     @property
     def all_down(self) -> int:
-        """Return the total content height."""
+        """Return the height of the whole grid."""
         return self.head + self.rows * self.row_height + self.gap
 
     @property
     def fixed_right(self) -> int:
-        """Return the right edge of the fixed first column; scrolled columns pass under it."""
+        """Return the right edge of the fixed first column, under which the other columns scroll."""
         return self.gap + self.pitch
 
     def left(self, column: int, across: int) -> int:
@@ -204,23 +204,23 @@ class SampleLayout:
         return self.head + row * self.row_height - down
 
     def cell(self, row: int, column: int, across: int, down: int) -> tuple[int, int, int, int]:
-        """Return left, top, width and height of a cell."""
+        """Return the left, top, width and height of a cell."""
         return self.left(column, across), self.top(row, down) + self.line, self.width, self.height
 
     def columns_seen(self, across: int, room: int) -> range:
-        """Return the columns after the first that are visible in a viewport `room` px wide."""
+        """Return the visible columns, without the first one, of a viewport that is `room` px wide."""
         first = (self.fixed_right + across - self.gap) // self.pitch
         last = (room + across - self.gap - 1) // self.pitch
         return range(min(self.columns, max(1, first)), min(self.columns, last + 1))
 
     def rows_seen(self, down: int, room: int) -> range:
-        """Return the rows that are visible in a viewport `room` px high."""
+        """Return the visible rows of a viewport that is `room` px high."""
         first = down // self.row_height
         last = (room + down - self.head - 1) // self.row_height
         return range(min(self.rows, first), min(self.rows, last + 1))
 
     def at(self, x: int, y: int, across: int, down: int) -> tuple[int, int] | None:
-        """Return row and column of the cell at a point, or None."""
+        """Return the row and column of the cell at a point, or None."""
         beyond = 0 if x < self.fixed_right else across
         column, right = divmod(x + beyond - self.gap, self.pitch)
         row, below = divmod(y - self.head + down, self.row_height)

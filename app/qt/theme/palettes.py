@@ -1,8 +1,8 @@
-"""Every color of the app, for the light, dark and high-contrast themes. No other module defines a color.
+"""All colors of the app, for the light, dark and high-contrast themes. No other module defines colors.
 
-Neutral grays, so that they do not affect how images are perceived, and one accent color. `TEXTS` and `SHAPES` list the
-pairs of text or shape and background that occur; a test computes the contrast of each (WCAG 2.2, 1.4.3 and 1.4.11):
-4.5:1 for text, 3:1 for edges, focus rings and icons.
+The colors are neutral grays, which do not affect how images are perceived, and one accent color. `TEXTS` and `SHAPES`
+list the pairs of text or shape and background that are used; a test computes the contrast of each (WCAG 2.2, 1.4.3
+and 1.4.11): 4.5:1 for text, 3:1 for edges, focus rings and icons.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Colors:
     warning: str
     bad: str
     series1: str
-    """First of the chart line colors, in order of use; also distinguishable with red-green color blindness."""
+    """First of the chart line colors, which are distinguishable with red-green color blindness too."""
     series2: str
     series3: str
     series4: str

@@ -1,4 +1,4 @@
-"""Theme of the app: light, dark or high contrast, chosen by the user or following the system."""
+"""The theme of the app: light, dark or high contrast, chosen by the user or by the system."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _ROLES = {
     QPalette.ColorRole.Shadow: "line",
 }
 MARKS = (("check", "on_accent"), ("remove", "on_accent"), ("down", "text"), ("up", "text"), ("down", "disabled"))
-"""Icons and color roles that the style sheet uses as $marks/ICON-ROLE.svg."""
+"""Icons and their color roles; the style sheet refers to them as $marks/ICON-ROLE.svg."""
 _TEXTS = (QPalette.ColorRole.WindowText, QPalette.ColorRole.Text, QPalette.ColorRole.ButtonText)
 # Sizes are in logical px. Focus rings are 2 px wide; without focus, padding keeps their space so that nothing moves.
 _SHEET = Template("""
@@ -184,9 +184,9 @@ _NAME, _ROLE = "iconName", "iconRole"
 
 
 def icon(name: str, role: str = "text") -> QIcon:
-    """Return the icon app/qt/icons/NAME.svg in the current theme; raise FileNotFoundError if there is none.
+    """Return the icon app/qt/icons/NAME.svg in the current theme.
 
-    `role` is its color, a field of `Colors`.
+    `role` is its color role, a field of `Colors`. Raises FileNotFoundError if there is no such icon.
     """
     ratios = tuple(sorted({screen.devicePixelRatio() for screen in QGuiApplication.screens()}))
     now = colors()
@@ -194,19 +194,19 @@ def icon(name: str, role: str = "text") -> QIcon:
 
 
 def set_icon(target: QAbstractButton | QAction, name: str, role: str = "text") -> None:
-    """Set the icon of a button or action; it follows the theme."""
+    """Set the icon of a button or action, which is redrawn when the theme changes."""
     target.setProperty(_NAME, name)
     target.setProperty(_ROLE, role)
     target.setIcon(icon(name, role))
 
 
 def save_drawing(name: str, role: str, target: Path) -> None:
-    """Write an icon as an SVG file in a color of the current theme, for use in a style sheet."""
+    """Write an icon in a color of the current theme as an SVG file, for use in the style sheet."""
     target.write_text(_svg(name, getattr(colors(), role)), encoding="utf-8")
 
 
 def redraw_icons() -> None:
-    """Redraw every icon that was set with `set_icon` in the current theme."""
+    """Redraw all icons that were set with `set_icon`, in the current theme."""
     for widget in QApplication.allWidgets():
         targets: list[QAbstractButton | QAction] = list(widget.actions())
         if isinstance(widget, QAbstractButton):
@@ -241,7 +241,7 @@ def _render_pixmap(renderer: QSvgRenderer, size: int, ratio: float) -> QPixmap:
 
 
 def _tinted(drawn: QPixmap, color: str) -> QPixmap:
-    """Return an icon in another color: icons have one color only, and rendering again takes ten times as long."""
+    """Return an icon (which has only one color) in another color: ten times as fast as rendering it again."""
     pixmap = QPixmap(drawn)
     painter = QPainter(pixmap)
     painter.setCompositionMode(QPainter.CompositionMode.CompositionMode_SourceIn)
@@ -255,7 +255,7 @@ def _svg(name: str, color: str) -> str:
 
 
 def palette(colors: Colors) -> QPalette:
-    """Return the Qt palette of a color scheme, with paler text for disabled widgets."""
+    """Return the Qt palette for a color scheme, with paler text for disabled widgets."""
     result = QPalette()
     for role, name in _ROLES.items():
         result.setColor(role, QColor(getattr(colors, name)))
@@ -266,7 +266,7 @@ def palette(colors: Colors) -> QPalette:
 
 
 def sheet(colors: Colors, marks: Path) -> str:
-    """Return the style sheet of a color scheme; `marks` is the folder with the files of `MARKS`."""
+    """Return the style sheet for a color scheme; `marks` is the folder with the icon files of `MARKS`."""
     return _SHEET.substitute(asdict(colors), marks=marks.as_posix())
 
 
@@ -276,10 +276,10 @@ Choice = Literal["system", "light", "dark", "contrast"]
 
 
 class Theme(QObject):
-    """The application's theme."""
+    """Theme of the application."""
 
     changed = Signal()
-    """The colors have changed; `colors()` returns the new ones."""
+    """Emitted after the colors have changed; `colors()` returns the new ones."""
 
     def __init__(self, application: QApplication, choice: Choice = "system") -> None:
         super().__init__(application)
@@ -297,7 +297,7 @@ class Theme(QObject):
         self.choose(choice)
 
     def choose(self, choice: Choice) -> None:
-        """Apply a theme, or the system's, at once."""
+        """Apply the chosen theme, or the one that follows the system, at once."""
         self.choice = choice
         self._set_system_scheme()
         self._apply(_THEMES.get(choice) or self._system_theme())
@@ -307,7 +307,7 @@ class Theme(QObject):
             self._apply(self._system_theme())
 
     def _set_system_scheme(self) -> None:
-        """Request light or dark title bars and file dialogs; systems without that choice ignore it."""
+        """Request light or dark title bars and file dialogs; some systems ignore this."""
         scheme = {"light": Qt.ColorScheme.Light, "dark": Qt.ColorScheme.Dark, "contrast": Qt.ColorScheme.Dark}
         self._application.styleHints().setColorScheme(scheme.get(self.choice, Qt.ColorScheme.Unknown))
 
@@ -321,7 +321,7 @@ class Theme(QObject):
         return DARK if hints.colorScheme() == Qt.ColorScheme.Dark else LIGHT
 
     def _write_marks(self, chosen: Colors) -> Path:
-        """Write the icons of `MARKS` as files and return their folder: style sheets can only use files."""
+        """Write the icons in `MARKS` as files, because style sheets can use only files; return their folder."""
         folder = Path(self._icon_folder.path())
         for name, role in MARKS:
             save_drawing(name, role, folder / f"{name}-{role}.svg")

@@ -1,4 +1,4 @@
-"""Choose the base of a job: found on this PC, used before, a file, a link, or a Hub id."""
+"""Choice of a job's base: one found on this PC or used before, a file, a link, or a Hub id."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ from app.qt.widgets import plain_label, plain_tip, set_message, until_destroyed
 _Index = QModelIndex | QPersistentModelIndex
 _MOVES = (Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_PageUp, Qt.Key.Key_PageDown)
 _PAUSE = 250
-"""Milliseconds without a key press after which typed text is checked."""
+"""Pause in typing after which the text is checked, in milliseconds."""
 _SIDE, _GAP = 12, 8
 
 
 @dataclass(frozen=True, slots=True)
 class BaseRow:
-    """Row of the list, a heading or a base; `text` is the value for `base.model`."""
+    """Row in the list: a heading or a base, whose `text` is the value for `base.model`."""
 
     kind: Literal["heading", "base", "unusable"]
     name: str
@@ -65,9 +65,9 @@ class BaseRow:
 def rows(
     found: Iterable[FoundBase], recent: Mapping[str, BaseVerdict | None], typed: str, titles: tuple[str, str, str]
 ) -> Iterator[BaseRow]:
-    """Yield the rows that match the `typed` words, grouped under `titles`: recent, on this PC, unusable.
+    """Yield the rows that match the `typed` words, in groups with these `titles`: recent, on this PC, unusable.
 
-    `recent` holds the verdict of each recently used text, None until it has been checked.
+    `recent` maps each recently used text to its verdict, which is None until the text has been checked.
     """
     words = typed.casefold().split()
     known = {str(one.path): one for one in found}
@@ -88,7 +88,7 @@ def _row(found: FoundBase) -> BaseRow:
 
 
 def _recent_row(text: str, verdict: BaseVerdict | None) -> BaseRow:
-    """Return the row of a recent base that is outside the searched folders or not on this PC."""
+    """Return the row of a recently used base that is not in the searched folders or not on this PC."""
     if verdict is None:
         return BaseRow("base", text, text)
     base, path = verdict.description, Path(text)
@@ -128,7 +128,7 @@ class BaseRows(QAbstractListModel):
         return (Qt.ItemFlag.ItemIsEnabled | Qt.ItemFlag.ItemIsSelectable) if usable else Qt.ItemFlag.NoItemFlags
 
     def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> object:
-        """Return a row's name, its path as tooltip, or its full text for screen readers."""
+        """Return a row's name, its value for `base.model` (also as a tooltip), or a text for screen readers."""
         if not index.isValid():
             return None
         row = self.rows[index.row()]
@@ -148,7 +148,7 @@ class BaseRows(QAbstractListModel):
 
 
 class BaseDelegate(QStyledItemDelegate):
-    """Paints a base on two lines, with its family badge at the right."""
+    """Delegate that paints a base on two lines, with its family badge on the right."""
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: _Index) -> None:
         """Paint one row."""
@@ -203,7 +203,7 @@ class BaseDelegate(QStyledItemDelegate):
     def _paint_badge(
         self, painter: QPainter, option: QStyleOptionViewItem, inside: QRect, words: str, chosen: bool
     ) -> int:
-        """Paint the badge at the right; return its left edge."""
+        """Paint the badge on the right and return its left edge."""
         scheme = colors()
         font = QFont(option.font)
         font.setWeight(QFont.Weight.DemiBold)
@@ -221,7 +221,7 @@ class BaseDelegate(QStyledItemDelegate):
 
 
 class BaseDialog(QDialog):
-    """Dialog with the bases on this PC; once accepted, `text` is the value for `base.model`."""
+    """Dialog with the bases on this PC; when accepted, `text` is the value for `base.model`."""
 
     def __init__(self, models: Models, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -241,7 +241,7 @@ class BaseDialog(QDialog):
         self._fill()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:  # noqa: N802
-        """Send arrow keys to the list while the search field keeps the focus."""
+        """Pass arrow and page keys to the list while the search field keeps the focus."""
         if isinstance(event, QKeyEvent) and event.type() == QEvent.Type.KeyPress and event.key() in _MOVES:
             self.list.keyPressEvent(event)
             return True
@@ -255,7 +255,7 @@ class BaseDialog(QDialog):
             self._take(str(Path(path)))
 
     def add_folder(self) -> None:
-        """Ask for a folder and list its models from now on."""
+        """Ask for a folder to search for models, now and in the future."""
         folder = QFileDialog.getExistingDirectory(self, self.tr("Choose a folder with models, or the folder of a tool"))
         if folder:
             self._models.add_folder(Path(folder))
@@ -298,7 +298,7 @@ class BaseDialog(QDialog):
         self.again.clicked.connect(lambda: self._models.search(again=True))
 
     def _fill(self) -> None:
-        """Show the matching rows, keeping the current one if it still matches."""
+        """Show the matching rows and keep the current row selected if it still matches."""
         before = self.list.currentIndex().data(Qt.ItemDataRole.UserRole)
         titles = (self.tr("Recently used"), self.tr("On this PC"), self.tr("Cannot be used as a base"))
         used = {text: self._models.judged.get(text) for text in self._models.recent}
@@ -333,10 +333,10 @@ class BaseDialog(QDialog):
 
 
 class BasePicker(QWidget):
-    """Field for the base with its verdict below, which updates while the user types."""
+    """Field for the base, with a verdict below that is updated while the user types."""
 
     chosen = Signal(str)
-    """A value for `base.model`: chosen in the dialog, confirmed with Enter or Tab, or typed and valid."""
+    """Value for `base.model`: chosen in the dialog, confirmed with Enter or Tab, or typed and valid."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -345,7 +345,7 @@ class BasePicker(QWidget):
         self._requested = ""
         self._by_user = False
         self.verdict = BaseVerdict("", "nowhere", BaseDescription())
-        """Verdict on the field's text at the last check."""
+        """Verdict of the last check of the field's text."""
         self.field, self.badge, self.state = QLineEdit(), QLabel(), plain_label()
         self.button = QPushButton(self.tr("Choose…"))
         self._timer = QTimer(self)
@@ -447,5 +447,5 @@ class BasePicker(QWidget):
 
 
 def _is_whole(verdict: BaseVerdict) -> bool:
-    """Return whether a valid text is complete; a Hub id or link may still be growing."""
+    """Return whether a valid text must be complete; a Hub id or a link may still be unfinished."""
     return verdict.place == "here" or (verdict.place == "link" and verdict.text.lower().endswith(".safetensors"))

@@ -1,4 +1,4 @@
-"""Recipe cards: a button for each preset that suits the base, with name and notes."""
+"""Recipe cards: a button with name and notes for each preset that suits the base."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainer.config.presets.preset import Preset
 from trainer.files.architecture import NAMES
 
 _WIDTH, _HEIGHT, _GAP = 176, 98, 10
-"""Minimum width and height of a card and the gap between cards, in logical pixels."""
+"""Minimum width of a card, its height, and the gap between cards, in logical pixels."""
 _INSET = 12
 
 
@@ -24,7 +24,7 @@ class RecipeCards(QWidget):
     """Grid of recipe cards, at most one of them checked."""
 
     chosen = Signal(object)
-    """The chosen Preset."""
+    """Preset that the user chose."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -32,7 +32,7 @@ class RecipeCards(QWidget):
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
 
     def show_recipes(self, shelf: Sequence[PresetEntry], family: Family | None) -> None:
-        """Show the recipes for bases of this family, or all while the family is unknown."""
+        """Show the recipes for bases of this family, or all recipes if the family is unknown."""
         fitting = [each for each in shelf if family in (None, each.preset.base.family)]
         if [card.entry for card in self.cards] == fitting and all(
             card.tells_family == (not family) for card in self.cards
@@ -48,16 +48,16 @@ class RecipeCards(QWidget):
         self._arrange()
 
     def mark(self, preset: Preset | None) -> None:
-        """Check the card that the job's recipe came from."""
+        """Check the card of the preset that the job's recipe came from, or none."""
         for card in self.cards:
             card.setChecked(card.entry.preset == preset)
 
     def sizeHint(self) -> QSize:  # noqa: N802
-        """Return the size of all rows of cards."""
+        """Return the width of three cards and the height of all rows."""
         return QSize(3 * _WIDTH + 2 * _GAP, self._height())
 
     def minimumSizeHint(self) -> QSize:  # noqa: N802
-        """Return the size of one column of cards."""
+        """Return the width of one card and the height of all rows."""
         return QSize(_WIDTH, self._height())
 
     def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802
@@ -102,7 +102,7 @@ class RecipeCard(QAbstractButton):
         self.setToolTip(plain_tip(preset.notes or self.name))
 
     def nextCheckState(self) -> None:  # noqa: N802
-        """Do nothing: the job decides which card is checked, through `mark`."""
+        """Do nothing, because the job determines which card is checked; see `mark`."""
 
     def enterEvent(self, event: QEnterEvent) -> None:  # noqa: N802
         """Repaint with the hover color."""
@@ -155,7 +155,7 @@ class RecipeCard(QAbstractButton):
 
 
 def _paint_lines(painter: QPainter, inside: QRect, text: str) -> None:
-    """Paint as many whole lines as fit; the last one ends in an ellipsis if text is left."""
+    """Paint as many lines as fit; end the last one with an ellipsis if the text is longer."""
     metrics = painter.fontMetrics()
     room = max(1, inside.height() // metrics.lineSpacing())
     words, lines = text.split(), list[str]()

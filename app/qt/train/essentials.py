@@ -35,11 +35,11 @@ _KEY = "output.runs"
 _LABELS = 108
 """Width of the labels on the left, in logical pixels."""
 _MISSING = "is missing"
-"""Start of the check's reason for an absent key, which the page shows by an empty field instead."""
+"""Start of the message about a missing key; it is not shown, because the field is visibly empty."""
 
 
 class LengthRow(QWidget):
-    """The training length in one of three units, with its equivalent in the others once images are counted."""
+    """Training length in one of three units; after the images are counted, also in the other units."""
 
     left = Signal()
 
@@ -67,7 +67,7 @@ class LengthRow(QWidget):
         self.measure.activated.connect(lambda _: self._on_measure_activated())
 
     def show_draft(self, draft: Draft | None, samples: int | None) -> None:
-        """Show this job's length; `samples` is the count per epoch, None if unknown."""
+        """Show this job's length; `samples` is the number of samples per epoch, or None if unknown."""
         self._draft, self._samples = draft, samples
         key, value = essentials.measure(draft.values) if draft is not None else ("images_seen", None)
         if value is not None:
@@ -92,7 +92,7 @@ class LengthRow(QWidget):
 
 
 class OutputRow(QWidget):
-    """Field and button for the folder of runs; an empty field means the folder beside the job."""
+    """Field and button for the folder for runs; an empty field means the default folder next to the job."""
 
     left = Signal()
 
@@ -145,10 +145,10 @@ class OutputRow(QWidget):
 
 
 class Essentials(QWidget):
-    """Grid of the essentials, with labels on the left and their editors on the right."""
+    """Grid of the essential settings, with labels on the left and editors on the right."""
 
     looked = Signal()
-    """The number of images may have changed."""
+    """Emitted when the number of images may have changed."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -165,7 +165,7 @@ class Essentials(QWidget):
         self._faults: dict[str, QLabel] = {}
         self._base_shown: str | None = None
         self._base_written: str | None = None
-        """Base that the user chose or typed: the field keeps it as they wrote it."""
+        """Base that the user chose or typed; the field keeps it exactly as entered."""
         self._build()
         self.base.chosen.connect(self._on_base_chosen)
         self.cards.chosen.connect(self._on_recipe_chosen)
@@ -180,7 +180,7 @@ class Essentials(QWidget):
         self.refresh()
 
     def show_draft(self, draft: Draft | None) -> None:
-        """Show this job's essentials."""
+        """Show this job's essential settings."""
         self._draft = draft
         self._base_shown = self._base_written = None
         self._update_comparison()
@@ -237,7 +237,7 @@ class Essentials(QWidget):
             self._draft.seal()
 
     def _show_faults(self, draft: Draft) -> None:
-        """Show the problems of each part below it; absent values are not reported, their field is empty."""
+        """Show each part's problems below it, except missing values, whose fields are visibly empty."""
         for prefix, label in self._faults.items():
             words = [
                 f"{key.removeprefix(prefix).lstrip('.')} {reason}".strip()

@@ -1,4 +1,4 @@
-"""The folders of a job's dataset, with their use and repeats, and the button that adds one."""
+"""The folders of a job's dataset, with their use and repeats, and a button that adds one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MAX_REPEATS = 10_000
 
 
 class FolderRows(QWidget):
-    """Rows of the dataset's folders, with a button that adds one."""
+    """List of the dataset's folders, with a button that adds one."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -54,7 +54,7 @@ class FolderRows(QWidget):
         self._column.addWidget(self.add, 0, Qt.AlignmentFlag.AlignLeft)
 
     def show_draft(self, draft: Draft, images: Sequence[ImageFolder]) -> None:
-        """Show this job's folders; `pictures` are the open folders with their image counts."""
+        """Show this job's folders; `images` lists the open folders with their image counts."""
         self._draft = draft
         counted = zip(essentials.folders(draft.values), essentials.counts(draft, images), strict=True)
         listed = [(place, each, count) for place, (each, count) in enumerate(counted) if each.get("path")]
@@ -114,7 +114,7 @@ class FolderRow(QWidget):
     """One folder: name, image count, use, repeats and a button that removes it from the job."""
 
     edited = Signal(int, str, object)
-    """Index in the list, key in the folder's table, and value (None removes the key)."""
+    """Index of the folder, key in its table, and new value (None removes the key)."""
     removed = Signal(int)
 
     def __init__(self) -> None:

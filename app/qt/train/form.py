@@ -1,4 +1,4 @@
-"""The form of all job settings under one search field, built from the schema, so new keys appear by themselves."""
+"""The form with all job settings; it is built from the schema, so new keys appear automatically."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ WIDTH = 190
 _ESSENTIAL = ("name", "base.model")
 """Keys that the page shows above the form."""
 _BATCH = 8
-"""Rows created in one event loop turn, about 15 ms."""
+"""Number of rows to create in one event loop turn, which takes about 15 ms."""
 
 
 class Line(QLineEdit):
-    """Line edit that leaves undo and redo to the window's commands."""
+    """Line edit that leaves undo and redo to the window."""
 
     def event(self, event: QEvent) -> bool:
         """Decline Qt's shortcut override for undo and redo."""
@@ -52,7 +52,7 @@ class Line(QLineEdit):
         return super().event(event)
 
     def show_text(self, text: str) -> None:
-        """Show a text from its beginning; the same text leaves the cursor in place."""
+        """Show a text from its beginning; do nothing if it is already shown."""
         if text != self.text():
             self.setText(text)
             if not self.hasFocus():
@@ -60,12 +60,12 @@ class Line(QLineEdit):
 
 
 def translated(text: str) -> str:
-    """Return a text of the Train page's tables, translated."""
+    """Return the translation of a text in the Train page's context."""
     return QCoreApplication.translate("Train", text) if text else ""
 
 
 def to_text(value: Any) -> str:
-    """Return a value as the user types it into a line."""
+    """Return a value as the user would type it."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
@@ -91,7 +91,7 @@ class CheckEditor(QCheckBox):
 
 
 class ChoiceEditor(ComboBox):
-    """Choice of a few values; without a default, the first item means automatic."""
+    """Combo box for a setting with a few values; the first item is "automatic" if there is no default."""
 
     edited = Signal(object, bool)
     left = Signal()
@@ -107,7 +107,7 @@ class ChoiceEditor(ComboBox):
         self.activated.connect(lambda index: self.edited.emit(self.itemData(index), False))
 
     def show_value(self, value: Any) -> None:
-        """Show the job's value; an unknown value is added to the choices."""
+        """Show the job's value, adding it to the choices if it is not one of them."""
         while self.count() > self._known:
             self.removeItem(self._known)
         value = self._setting.default if value is None else value
@@ -119,7 +119,7 @@ class ChoiceEditor(ComboBox):
 
 
 class LineEditor(Line):
-    """Line for a number, a text or a comma-separated list; empty means the default, shown as placeholder."""
+    """Line for a number, a text or a comma-separated list; if empty, the placeholder shows the default."""
 
     edited = Signal(object, bool)
     left = Signal()
@@ -136,7 +136,7 @@ class LineEditor(Line):
         self.editingFinished.connect(self.left)
 
     def show_value(self, value: Any) -> None:
-        """Show the job's value; text that already means it stays as typed."""
+        """Show the job's value; if the typed text already means this value, keep it as typed."""
         text = self.text()
         if (self._setting.typed(text) if text.strip() else None) != value:
             self.show_text(to_text(value))
@@ -156,12 +156,12 @@ def editor_for(setting: Setting) -> Editor:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Return whether two values are equal in type and value: 1 is not True."""
+    """Return whether two values have the same type and are equal: 1 and True are not the same."""
     return type(one) is type(other) and bool(one == other)
 
 
 class SettingRow(QWidget):
-    """Row with title and help on the left and the value on the right; a bar marks a changed value."""
+    """Row with title and help on the left and the value's editor on the right; a bar marks changed values."""
 
     edited = Signal(str, object, bool)
     """Key, value (None for the default) and whether the user is still typing."""
@@ -169,7 +169,7 @@ class SettingRow(QWidget):
     reverted = Signal(str)
 
     def __init__(self, setting: Setting, key: str | None = None) -> None:
-        """Take the setting, and the full `key` of one item if the setting belongs to items of a list."""
+        """Take the setting and, if it belongs to the items of a list, the full `key` for one item."""
         super().__init__()
         self.setting = setting
         self.key = key or setting.key
@@ -183,7 +183,7 @@ class SettingRow(QWidget):
         self.back.clicked.connect(lambda: self.reverted.emit(self.key))
 
     def show_draft(self, draft: Draft) -> None:
-        """Show the draft's value, problems and difference for this key."""
+        """Show this key's value, its problems and how it differs from the recipe."""
         key, value = self.key, draft.get(self.key)
         state = (
             value,
@@ -201,12 +201,12 @@ class SettingRow(QWidget):
             self._show_difference(*state[4:])
 
     def matches(self, wanted: list[str]) -> bool:
-        """Return whether title, key or help contain every one of these lowercase words."""
+        """Return whether title, key and help together contain all of these lowercase words."""
         text = f"{self.setting.title} {self.key} {self.setting.doc} {self.setting.kind}".lower()
         return all(word in text for word in wanted)
 
     def _show_hint(self, problem: str | None, without_effect: str | None, doubt: str | None) -> None:
-        """Show the most serious message instead of the help: problem, no effect, or doubt."""
+        """Show the most serious of these messages, or the help if there are none."""
         disabled = bool(without_effect) and not problem
         text, role = self.setting.doc, "muted"
         if problem:
@@ -263,12 +263,12 @@ class SettingRow(QWidget):
 
 
 class SettingsForm(QWidget):
-    """Form with a group for each table of the job; rows are created in batches to keep the window responsive."""
+    """Form with a group for each table of the job; rows are created in batches so the window stays responsive."""
 
     def __init__(self) -> None:
         super().__init__()
         self.rows: dict[tuple[str, str], SettingRow] = {}
-        """Rows by key and, for optimizer arguments, the optimizer's name."""
+        """Rows by key and optimizer name, which is "" except for optimizer arguments."""
         self.nothing = QLabel()
         self._groups: list[_Group] = []
         self._draft: Draft | None = None
@@ -283,7 +283,7 @@ class SettingsForm(QWidget):
         self._column.addWidget(self.nothing)
 
     def show_draft(self, draft: Draft | None) -> None:
-        """Show this job's values, in rows created later too."""
+        """Show this job's values, now and in rows that are created later."""
         self._draft = draft
         for row in self.rows.values():
             if draft is not None:
@@ -291,7 +291,7 @@ class SettingsForm(QWidget):
         self._filter()
 
     def search(self, text: str) -> None:
-        """Show only settings whose title, key or help contains every word."""
+        """Show only settings whose title, key and help together contain every word of `text`."""
         self._words = text.lower().split()
         self.nothing.setText(self.tr("No settings match “{text}”.").format(text=text.strip()))
         self._filter()
@@ -340,7 +340,7 @@ class SettingsForm(QWidget):
 
 
 class _Group(QWidget):
-    """The settings of one table below its title."""
+    """Group of one table's settings, below the table's title."""
 
     def __init__(self, table: str) -> None:
         super().__init__()
@@ -367,7 +367,7 @@ class _Group(QWidget):
         return rows
 
     def filter(self, wanted: list[str], kind: str) -> bool:
-        """Show the matching rows; return whether there are any."""
+        """Show only the matching rows and return whether there are any."""
         matching = [row.setting.kind in ("", kind) and row.matches(wanted) for row in self.rows]
         for row, fits in zip(self.rows, matching, strict=True):
             row.setVisible(fits)
@@ -376,7 +376,7 @@ class _Group(QWidget):
 
 
 def _batches() -> Iterator[tuple[str, list[Setting]]]:
-    """Yield each table with a batch of its settings; tables mostly set above the form come last."""
+    """Yield tables, each with a batch of its settings; tables that are mostly set above the form come last."""
     shown = [each for each in settings() if each.key not in _ESSENTIAL and "*" not in each.key]
     last = ("dataset", "base")
     shown.sort(key=lambda each: (each.table in last, list(tables()).index(each.table)))

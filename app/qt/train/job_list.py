@@ -24,14 +24,14 @@ from app.qt.widgets import plain_tip, until_destroyed
 
 _PATH = Qt.ItemDataRole.UserRole
 MENU = ("train.new", "train.open", "train.duplicate", "train.rename", "train.delete")
-"""Ids of the commands in the list's menu."""
+"""Ids of the commands in the list's context menu."""
 
 
 class JobList(QWidget):
-    """List that opens a job on a click; a damaged job has the reason as its tooltip."""
+    """List of jobs, which a click opens; a damaged job's tooltip says what is wrong."""
 
     chosen = Signal(object)
-    """The path of a job file."""
+    """Path of the job file to open."""
 
     def __init__(self, session: Session, commands: Commands, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -48,7 +48,7 @@ class JobList(QWidget):
         self.refresh()
 
     def show_open(self, path: Path | None, name: str = "") -> None:
-        """Select the open job and show its current name."""
+        """Select the open job and show its current name, or select none if `path` is None."""
         self._open = path
         for item in self._items():
             if path is not None and item.data(_PATH) == str(path):

@@ -87,33 +87,33 @@ _LOOK_MS = 2000
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """Undo step with its name for the user."""
+    """Undo step with the name that the user sees."""
 
     name: str
 
 
 class DraftUndo:
-    """Undo and redo of changes to the open job."""
+    """Undo and redo for the open job."""
 
     def __init__(self) -> None:
         self.draft: Draft | None = None
 
     @property
     def undo_name(self) -> str | None:
-        """Name of the change that undo would revert."""
+        """Name of the change that undo would revert, or None."""
         return _words(self.draft.undo_name) if self.draft else None
 
     @property
     def redo_name(self) -> str | None:
-        """Name of the change that redo would repeat."""
+        """Name of the change that redo would repeat, or None."""
         return _words(self.draft.redo_name) if self.draft else None
 
     def undo(self) -> Named | None:
-        """Undo the last change of the job."""
+        """Undo the last change to the job; return None if there is none."""
         return _named(self.draft.undo() if self.draft else None)
 
     def redo(self) -> Named | None:
-        """Redo the change undone last."""
+        """Redo the change that was undone last; return None if there is none."""
         return _named(self.draft.redo() if self.draft else None)
 
 
@@ -122,7 +122,7 @@ def _named(step: DraftStep | None) -> Named | None:
 
 
 def _words(name: str | None) -> str | None:
-    """Return a key's title on the page, or any other name translated."""
+    """Return the title of a key on the page, or the translation of any other name."""
     if name is None:
         return None
     if name in _ESSENTIALS:
@@ -135,7 +135,7 @@ def _words(name: str | None) -> str | None:
 
 
 class TrainPage(Page):
-    """Page that edits one job at a time and saves every change at once."""
+    """Page to edit one job at a time; every change is saved at once."""
 
     def __init__(self, session: Session, commands: Commands) -> None:
         super().__init__(session, commands)
@@ -146,14 +146,14 @@ class TrainPage(Page):
         self._awaited = False
         """Whether a requested job is being created or opened."""
         self._open_error: ImpastoError | None = None
-        """Why the last requested job could not be opened."""
+        """Reason why the last requested job could not be opened, or None."""
         self._is_visible = False
         self.undoing = self._undo = DraftUndo()
         self._timer = QTimer(self)
         self._timer.setInterval(_LOOK_MS)
 
     def build(self) -> Iterator[None]:
-        """Create list, form and forecast, then lay them out; yield after each part."""
+        """Create the list, form and forecast, then lay them out; yield after each part."""
         session, commands = self.session, self.commands
         commands.add(ACTIONS, self)
         yield
@@ -186,7 +186,7 @@ class TrainPage(Page):
             self.session.jobs.duplicate(self.draft.path, *self._callbacks(self.show_job))
 
     def rename(self) -> None:
-        """Focus the name for editing."""
+        """Focus the name field and select its text."""
         self.sheet.name.setFocus()
         self.sheet.name.selectAll()
 
@@ -198,7 +198,7 @@ class TrainPage(Page):
         self.session.jobs.trash(self.draft.path, *self._callbacks(lambda thrown: self._on_trashed(name, thrown)))
 
     def find_setting(self) -> None:
-        """Focus the search field of all settings."""
+        """Focus the search field for settings."""
         self.sheet.find_setting()
 
     def start(self) -> None:
@@ -221,7 +221,7 @@ class TrainPage(Page):
         self.show_job(path)
 
     def begin(self, recipe: str) -> None:
-        """Create a job with the open images, and with the recipe of this name if it is given."""
+        """Create a job with the open images and, unless it is "", the recipe of this name."""
         session = self.session
         images = essentials.open_images(session.library, session.datasets.folders)
         stated = session.target.for_new_job()
@@ -246,7 +246,7 @@ class TrainPage(Page):
         self.session.jobs.open(path, while_alive(self, self._show), while_alive(self, self._on_open_failed))
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802
-        """Start watching the job file, and show a job once the list is read."""
+        """Start watching the job file, and show a job as soon as the list has been read."""
         super().showEvent(event)
         self._is_visible = True
         self._timer.start()
@@ -261,7 +261,7 @@ class TrainPage(Page):
         self._stop_if_idle()
 
     def _show_first(self) -> None:
-        """Show the job opened last, or the latest, or a new one if there are none."""
+        """Show the job that was opened last, or the latest job, or a new one if there are no jobs."""
         if self.draft is not None or self._awaited or not self.isVisible():
             return
         entries = [entry.path for entry in self.session.jobs.all if not entry.problem]
@@ -315,7 +315,7 @@ class TrainPage(Page):
         self._apply_recipe()
 
     def _apply_recipe(self) -> None:
-        """Apply the recipe requested by another page once recipes and base family are known."""
+        """Apply the recipe that another page requested, as soon as the recipes and a job are loaded."""
         if not self._recipe or not self._presets or self.draft is None:
             return
         preset = essentials.recipe_called(self._recipe, self._presets, self.draft.family)
@@ -324,7 +324,7 @@ class TrainPage(Page):
             essentials.choose_recipe(self.draft, preset)
 
     def _callbacks(self, then: Callable[..., None]) -> tuple[Callable[..., None], Callable[[ImpastoError], None]]:
-        """Return the success and failure callbacks for work on job files, bound to this page's lifetime."""
+        """Return success and failure callbacks for work on job files; both do nothing once the page is deleted."""
         return while_alive(self, then), while_alive(self, self._on_failed)
 
     def _on_failed(self, error: ImpastoError) -> None:
@@ -332,7 +332,7 @@ class TrainPage(Page):
         self.failed.emit(error)
 
     def _on_open_failed(self, error: ImpastoError) -> None:
-        """Report why a job could not be opened, until another one is requested."""
+        """Report why a job could not be opened; the report is removed when another job is shown."""
         self._clear_open_error()
         self._open_error = error
         self._on_failed(error)
@@ -353,7 +353,7 @@ class TrainPage(Page):
         self.notified.emit(words.format(name=name), "info", (self.tr("Restore"), restore))
 
     def _report_hidden_images(self) -> None:
-        """Warn that images hidden by the filter are trained too, and offer to exclude them."""
+        """Warn that images hidden by the filter will be trained too, and offer to exclude them."""
         library, shown = self.session.library.images, frozenset(self.session.view.ids)
         hidden = sum(not image.excluded for number, image in library.items() if number not in shown)
         if shown and hidden:
@@ -372,7 +372,7 @@ class TrainPage(Page):
         self.notified.emit(words, "info", None)
 
     def _on_save_failed(self, error: ImpastoError) -> None:
-        """Report why the job could not be saved, or another program's changes not be read."""
+        """Report why the job could not be saved, or why another program's changes could not be read."""
         if self.draft is not None and self.draft.file.unsaved:
             self.sheet.show_unsaved()
         self.failed.emit(error)
@@ -392,7 +392,7 @@ class TrainPage(Page):
         self._stop_if_idle()
 
     def _stop_if_idle(self) -> None:
-        """Stop the timer while hidden, unless unsaved changes remain: saving is retried until it succeeds."""
+        """Stop the timer if the page is hidden and all changes are saved; until then, saving is retried."""
         if not self._is_visible and not (self.draft and self.draft.file.unsaved):
             self._timer.stop()
 
@@ -420,7 +420,7 @@ class TrainPage(Page):
             QTimer.singleShot(0, self, lambda: self.notified.emit(self.session.jobs.notice, "warning", None))
 
     def _on_library_altered(self) -> None:
-        """Count the images again soon, if visible: during a scan this signal comes hundreds of times."""
+        """If visible, schedule a recount of the images: during a scan, this signal arrives hundreds of times."""
         if self.isVisible():
             self.sheet.count_soon()
 

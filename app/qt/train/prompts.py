@@ -1,4 +1,4 @@
-"""The prompts of the previews, one row each, with the other preview settings below it on demand."""
+"""The preview prompts, one per row, with the other preview settings of a prompt below it on request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from app.qt.train.form import Line, SettingRow
 
 
 class PromptRows(QWidget):
-    """Rows of the preview prompts, with a button that adds one."""
+    """List of the preview prompts, with a button that adds one."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -81,7 +81,7 @@ class PromptRows(QWidget):
 
 
 class PromptRow(QWidget):
-    """One prompt; a button shows size, seed, steps and more, built from the schema."""
+    """Row for one prompt, with a button that shows its size, seed, steps and other settings in the schema."""
 
     typed = Signal(int, str)
     edited = Signal(str, object, bool)
@@ -102,7 +102,7 @@ class PromptRow(QWidget):
         self.remove.clicked.connect(lambda: self.removed.emit(self._place))
 
     def show_draft(self, draft: Draft) -> None:
-        """Show this row's prompt of the job."""
+        """Show the job's prompt for this row."""
         self._draft = draft
         prompt = draft.get(f"{PROMPTS}.{self._place}.prompt")
         self.field.show_text(prompt if isinstance(prompt, str) else "")

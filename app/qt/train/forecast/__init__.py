@@ -1,1 +1,1 @@
-"""The forecast beside a job: what it needs of the card, how long it takes, and what else could be done."""
+"""The forecast panel beside a job: its GPU memory, its duration and alternative plans."""

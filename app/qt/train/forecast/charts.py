@@ -47,7 +47,7 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class PeakMark:
-    """Named peak with its index in the samples of its phase."""
+    """Named peak and the index of its sample in the phase's timeline."""
 
     phase: PhaseForecast
     peak: Peak
@@ -55,7 +55,7 @@ class PeakMark:
 
 
 class Timeline(QWidget):
-    """Memory over time; arrow keys and the pointer select a peak, which `pointed` reports."""
+    """Chart of memory over time; arrow keys and the mouse select a peak, which `pointed` reports."""
 
     pointed = Signal(object)
 
@@ -70,7 +70,7 @@ class Timeline(QWidget):
         self.setAccessibleName(self.tr("Memory over the run; arrow keys move between peaks"))
 
     def show_plan(self, plan: AnsweredPlan) -> None:
-        """Show the phases of a plan and select its highest peak."""
+        """Show a plan's phases and select its highest peak."""
         self._plan = plan
         self.spots = [spot for phase in plan.forecast.phases for spot in _spots(phase)]
         highest = [i for i, spot in enumerate(self.spots) if spot.phase is plan.decisive]
@@ -79,11 +79,11 @@ class Timeline(QWidget):
 
     @property
     def shows_limit(self) -> bool:
-        """Return whether the limit is drawn, which it is not for much smaller jobs."""
+        """Return whether the limit is drawn; it is not if the job needs much less memory."""
         return self._plan is not None and self._plan.forecast.budget <= _NEAR * self._plan.forecast.reserved
 
     def point(self, index: int | None) -> None:
-        """Select a peak and report it."""
+        """Select the peak at this index, or none for None, and emit `pointed`."""
         self.current = index
         spot = None if index is None else self.spots[index]
         self.setAccessibleDescription(spot.peak.name if spot else "")
@@ -113,7 +113,7 @@ class Timeline(QWidget):
         self._point_near(event.position())
 
     def mousePressEvent(self, event: QMouseEvent) -> None:  # noqa: N802
-        """Select the nearest peak on screens without hover."""
+        """Select the nearest peak, for touch screens, which cannot hover."""
         self._point_near(event.position())
 
     def focusInEvent(self, event: QFocusEvent) -> None:  # noqa: N802
@@ -127,7 +127,7 @@ class Timeline(QWidget):
         self.update()
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
-        """Paint each phase's columns, the limit, the peaks."""
+        """Paint each phase's memory, then the limit and the peaks."""
         now, painter = colors(), QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         field = self._field()
@@ -163,7 +163,7 @@ class Timeline(QWidget):
         return field.bottom() - size / self._top() * (field.height() - 2 * _MARGIN)
 
     def _columns(self) -> list[tuple[PhaseForecast, float, float]]:
-        """Return each phase with its left edge and width in pixels."""
+        """Return each phase with its left edge and its width, in pixels."""
         assert self._plan is not None
         phases, field = self._plan.forecast.phases, self._field()
         every = sum(_WEIGHTS.get(phase.phase, 1.0) for phase in phases)
@@ -175,7 +175,7 @@ class Timeline(QWidget):
         return found
 
     def _paint_phase(self, painter: QPainter, phase: PhaseForecast, left: float, width: float) -> None:
-        """Paint reserved memory, and memory in use in front of it."""
+        """Paint the reserved memory and, in front of it, the memory in use."""
         now = colors()
         painter.setPen(Qt.PenStyle.NoPen)
         for column, role in ((1, "pressed"), (0, "series1")):
@@ -216,7 +216,7 @@ class Timeline(QWidget):
 
 
 def _spots(phase: PhaseForecast) -> list[PeakMark]:
-    """Place each peak at the sample closest to it, in order of time and never before the previous peak."""
+    """Return the phase's peaks, each at the sample closest in memory, in order from the previous peak's sample."""
     found, start = [], 0
     for peak in phase.peaks:
         rest = range(start, len(phase.timeline))
@@ -226,7 +226,7 @@ def _spots(phase: PhaseForecast) -> list[PeakMark]:
 
 
 def described(spot: PeakMark) -> str:
-    """Return the kinds of memory at a peak, the largest first."""
+    """Return a text with the kinds of memory at a peak and their sizes, the largest first."""
     kinds = sorted(spot.peak.by_kind.items(), key=lambda item: -item[1])
     least = _TOO_SMALL * spot.peak.allocated
     return ", ".join(f"{words.kind_name(kind)} {words.gigabytes(size)}" for kind, size in kinds if size > least)
@@ -242,13 +242,13 @@ class BarSegment:
     name: str
     bytes: int
     color: str
-    """Color role of the theme."""
+    """Color role, a field of `Colors`."""
     ours: bool = True
-    """Whether the run uses it; other segments are hatched."""
+    """Whether the run itself uses this memory; other segments are hatched."""
 
 
 def pieces(answer: PlanAnswer, plan: AnsweredPlan) -> list[BarSegment]:
-    """Return what fills the GPU at the peak of a plan, from the left."""
+    """Return the segments of GPU memory in use at a plan's peak, from left to right."""
     found = [
         BarSegment(
             QCoreApplication.translate("Forecast", "Other programs"),
@@ -269,7 +269,7 @@ def pieces(answer: PlanAnswer, plan: AnsweredPlan) -> list[BarSegment]:
 
 
 class MemoryBar(QWidget):
-    """Bar of GPU memory at the peak, with a mark at the limit and a legend below."""
+    """Bar that shows GPU memory at the peak, with a mark at the limit and a legend below."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -281,7 +281,7 @@ class MemoryBar(QWidget):
         self.setAccessibleName(self.tr("GPU memory at the peak"))
 
     def show_plan(self, answer: PlanAnswer, plan: AnsweredPlan) -> None:
-        """Show the GPU memory of a plan."""
+        """Show a plan's GPU memory."""
         gpu = answer.gpu
         self.pieces = pieces(answer, plan)
         self._limit = gpu.total - gpu.free + plan.forecast.outside + gpu.budget
@@ -296,15 +296,15 @@ class MemoryBar(QWidget):
         return QSize(240, self.heightForWidth(self.width()))
 
     def minimumSizeHint(self) -> QSize:  # noqa: N802
-        """Return the least width, with the height at the current width."""
+        """Return the minimum width, and the height for the current width."""
         return QSize(160, self.heightForWidth(self.width()))
 
     def heightForWidth(self, width: int) -> int:  # noqa: N802
-        """Return the height of bar, mark and legend lines."""
+        """Return the height of the bar, the mark and the legend."""
         return _BAR + 2 * _MARK + (self._legend(width)[-1][1] + _LINE if self.pieces else _LINE)
 
     def resizeEvent(self, event: object) -> None:  # noqa: N802
-        """Lay out the legend again."""
+        """Update the layout, because the legend may need another number of lines."""
         super().resizeEvent(event)  # type: ignore[arg-type]
         self.updateGeometry()
 
@@ -318,7 +318,7 @@ class MemoryBar(QWidget):
         return super().event(event)
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
-        """Paint bar, mark and legend."""
+        """Paint the bar, the mark and the legend."""
         now, painter = colors(), QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         bar = QRectF(0.5, _MARK + 0.5, self.width() - 1, _BAR)
@@ -358,7 +358,7 @@ class MemoryBar(QWidget):
         painter.drawText(text, Qt.AlignmentFlag.AlignVCenter, label)
 
     def _legend(self, width: int) -> list[tuple[int, int]]:
-        """Return the positions of the labels of all segments, then of the limit."""
+        """Return the left and top of each segment's label, then those of the limit's label."""
         places, left, top = [], 0, 0
         for label in (*map(self._label, self.pieces), self._limit_label()):
             needed = self.fontMetrics().horizontalAdvance(label) + _SWATCH + 6

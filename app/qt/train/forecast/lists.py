@@ -1,4 +1,4 @@
-"""Lists of the forecast panel: plans to apply, phases, and problems of the job."""
+"""Lists in the forecast panel: plans to apply, phases, and problems in the job."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SHOWN = 12
 
 
 def clear(layout: QLayout) -> None:
-    """Remove all widgets of a layout; they are deleted after the current event."""
+    """Remove all widgets from a layout; they are deleted after the current event."""
     while (item := layout.takeAt(0)) is not None:
         widget = item.widget()
         if widget is not None:
@@ -53,7 +53,7 @@ class PlanRow(NamedTuple):
 
 
 class PlanTable(QWidget):
-    """Table of plans; emits `taken` with the keys and title of the plan that the user applies."""
+    """Table of plans; emits `reserved` with the keys and the title of the plan that the user applies."""
 
     reserved = Signal(object, str)
 
@@ -65,7 +65,7 @@ class PlanTable(QWidget):
         self._column.setSpacing(8)
 
     def show_answer(self, answer: PlanAnswer) -> None:
-        """Show the plans of an answer."""
+        """Show the plans in an answer."""
         clear(self._column)
         self.buttons.clear()
         for row in self._rows(answer):
@@ -134,7 +134,7 @@ class PlanTable(QWidget):
 
 
 class ShareBar(QWidget):
-    """Thin bar filled to a share of its width."""
+    """Thin bar that is filled to a fraction of its width."""
 
     def __init__(self, share: float, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -142,18 +142,18 @@ class ShareBar(QWidget):
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
 
     def sizeHint(self) -> QSize:  # noqa: N802
-        """Return the height of a lowercase letter."""
+        """Return a small size, about as high as a lowercase letter."""
         return QSize(60, 10)
 
     def paintEvent(self, event: QPaintEvent) -> None:  # noqa: N802
-        """Paint the background and the filled share."""
+        """Paint the background and the filled part."""
         now, painter = colors(), QPainter(self)
         painter.fillRect(self.rect(), QColor(now.base))
         painter.fillRect(QRectF(0, 0, max(self.width() * self._share, 2), self.height()), QColor(now.series3))
 
 
 class PhaseTable(QWidget):
-    """Table of the phases of a plan, with time and memory."""
+    """Table of a plan's phases, with their time and memory."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -183,7 +183,7 @@ class PhaseTable(QWidget):
 
 
 class PreflightList(QWidget):
-    """List of problems and remarks; emits `wanted` with the key of a setting that the user wants to see."""
+    """List of problems and remarks; emits `wanted` with the key of the setting that the user wants to see."""
 
     wanted = Signal(str)
 
@@ -195,7 +195,7 @@ class PreflightList(QWidget):
         self._column.setSpacing(6)
 
     def show_checks(self, checks: Sequence[PreflightCheck]) -> None:
-        """Show checks, which are sorted with the worst first."""
+        """Show these checks, which must be sorted by severity, the worst first."""
         if checks == self.checks and self._column.count():
             return
         self.checks = checks
@@ -238,7 +238,7 @@ class PreflightList(QWidget):
 
 
 def _sentence(check: PreflightCheck) -> str:
-    """Return the sentence of a check, behind the title of the setting that it is about: "Rank: must be ..."."""
+    """Return a check's sentence, after the title of its setting if it has one: "Rank: must be ..."."""
     if check.remark is not None:
         return words.remark(check.remark)
     sentence = check.sentence

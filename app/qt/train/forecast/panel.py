@@ -60,7 +60,7 @@ ACTIONS = (
 
 
 class GpuChooser(QWidget):
-    """Chooser of the device that the details are for; emits `chosen` with `HERE`, a GPU name or a memory size."""
+    """Chooser of the device for the details; emits `chosen` with `HERE`, a GPU name or a memory size."""
 
     chosen = Signal(str)
 
@@ -84,7 +84,7 @@ class GpuChooser(QWidget):
         return str(self.box.itemData(known)) if known >= 0 else text or HERE
 
     def renew(self, *, on_cpu: bool) -> None:
-        """Show this PC's GPUs as they are now, or its CPU where training uses that."""
+        """Update the name and the state of the device that training uses on this PC."""
         self._on_cpu = on_cpu
         if self.box.itemText(0) != self._here():
             self._fill()
@@ -111,7 +111,7 @@ class GpuChooser(QWidget):
         column.addWidget(self.uses)
 
     def _fill(self) -> None:
-        """List this PC's device first; keep the choice."""
+        """List the devices, this PC's first, and keep the user's choice."""
         former = self.gpu if self.box.count() else HERE
         self.box.clear()
         self.box.addItem(self._here(), HERE)
@@ -129,7 +129,7 @@ class GpuChooser(QWidget):
         return self.tr("This PC: {card}").format(card=_short(gpu.name))
 
     def _uses(self) -> str:
-        """Return a note on this PC's GPU: free memory and programs that use it, or why it is not used."""
+        """Return a note about this PC's GPU: its free memory and the programs that use it, or why it is unused."""
         forecaster = self._forecaster
         if forecaster.gpus is None:
             return ""
@@ -159,13 +159,13 @@ _PAUSE_MS, _LOOK_MS = 250, 5000
 
 
 class ForecastPanel(QWidget):
-    """Panel that requests a forecast when the job changes; meanwhile the last one is marked as outdated."""
+    """Panel that requests a forecast when the job changes and marks the previous one as outdated until then."""
 
     message_shown = Signal(str)
     notified = Signal(str, str, object)
     failed = Signal(object)
     wanted = Signal(str)
-    """Emitted with the key of a setting that the user wants to see."""
+    """Key of the setting that the user wants to see."""
 
     def __init__(self, session: Session, commands: Commands, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -184,7 +184,7 @@ class ForecastPanel(QWidget):
         self.again = QPushButton()
         self.comparison, self.timeline_title = QLabel(), QLabel()
         self._of_gpu: list[QWidget] = []
-        """Widgets that are shown for a GPU only."""
+        """Widgets that are shown only if training uses a GPU."""
         self.key = QLabel()
         """Legend of the timeline."""
         self.figures = QWidget()
@@ -195,7 +195,7 @@ class ForecastPanel(QWidget):
         commands.add(ACTIONS, self)
 
     def show_draft(self, draft: Draft | None) -> None:
-        """Forecast this job from now on; None for no job."""
+        """Switch to forecasting this job, or to none for None."""
         for leave in self._leave:
             leave()
         self._leave, self._draft, self._fresh = [], draft, False
@@ -209,18 +209,18 @@ class ForecastPanel(QWidget):
         self._renew()
 
     def has_job(self) -> bool:
-        """Return whether there is a job to forecast."""
+        """Return whether there is a valid job to forecast."""
         return self._draft is not None and self._draft.job is not None
 
     def cpu_seconds(self, draft: Draft) -> float | None:
-        """Return the forecast seconds of a job on the CPU; None if it trains on a GPU or has no forecast."""
+        """Return a job's forecast duration on the CPU in seconds; None if it uses a GPU or has no forecast."""
         answer = self.forecaster.answer
         if draft is not self._draft or not self.forecaster.settled or answer is None:
             return None
         return answer.pick.forecast.seconds if answer.on_cpu and answer.pick else None
 
     def awaits_cpu_seconds(self, draft: Draft) -> bool:
-        """Return whether a job will train on the CPU and its forecast is still to come."""
+        """Return whether a job will train on the CPU and its forecast is still pending."""
         asks = draft is self._draft and draft.job is not None and self.isVisible()
         return asks and self._on_cpu() and not self.forecaster.settled
 
@@ -229,12 +229,12 @@ class ForecastPanel(QWidget):
         self._choose()
 
     def has_planned_keys(self) -> bool:
-        """Return whether the job sets a key that is otherwise planned."""
+        """Return whether the job sets a key that the planner would otherwise choose."""
         draft = self._draft
         return draft is not None and any(draft.get(f"fit.{name}") is not None for name in SEARCHED_FIT_KEYS)
 
     def plan_again(self) -> None:
-        """Remove the planned keys from the job."""
+        """Remove the keys that the planner can choose from the job, so it plans them again."""
         if self._draft is not None:
 
             def work(values: dict[str, Any]) -> None:
@@ -288,11 +288,11 @@ class ForecastPanel(QWidget):
         return by_job or self.forecaster.gpus == ()
 
     def _compared_gpu(self) -> str | None:
-        """Return the GPU to compare with; None where the details are for the device that training uses."""
+        """Return the GPU to compare with, or None if the details are for the device that training uses."""
         return None if self.chooser.gpu == HERE else self.chooser.gpu
 
     def _detailed(self) -> PlanAnswer | None:
-        """Return the answer that the details show."""
+        """Return the answer that the details show, or None."""
         return self.forecaster.answer if self._compared_gpu() is None else self.forecaster.compared
 
     def _on_gpus_changed(self) -> None:
@@ -306,7 +306,7 @@ class ForecastPanel(QWidget):
             self._ask_soon()
 
     def _on_images_changed(self) -> None:
-        """Request the forecast when this page is shown next, because images or captions changed on another page."""
+        """Mark the forecast for renewal when the panel is next shown: images or captions changed on another page."""
         self._fresh = self._fresh and self.isVisible()
 
     def _choose(self) -> None:
@@ -318,7 +318,7 @@ class ForecastPanel(QWidget):
     # --- changing the job
 
     def _take(self, keys: Mapping[str, Any], title: str) -> None:
-        """Write a plan's keys into the job as one step that can be undone."""
+        """Write a plan's keys into the job as a single undo step."""
         if self._draft is not None:
 
             def work(values: dict[str, Any]) -> None:
@@ -352,7 +352,7 @@ class ForecastPanel(QWidget):
         self._renew_checks()
 
     def _show_figures(self, answer: PlanAnswer, best: AnsweredPlan) -> None:
-        """Show the details of an answer; on the CPU there is no GPU memory and no plan to choose."""
+        """Show an answer's details; for the CPU there is no GPU memory and there are no plans to choose from."""
         for part in self._of_gpu:
             part.setVisible(not answer.on_cpu)
         self.timeline_title.setText(
@@ -387,7 +387,7 @@ class ForecastPanel(QWidget):
         return self.tr("Forecasting time and memory…") if self.forecaster.error is None else ""
 
     def _stale_words(self) -> str:
-        """Return that the forecast is outdated, and whether a new one is coming."""
+        """Return a sentence saying that the forecast is outdated and whether a new one is being computed."""
         if self._draft is None or self._draft.job is None or self.forecaster.state == "failed":
             return self.tr("This forecast is from before the last change.")
         return self.tr("This forecast is from before the last change; updating…")
