@@ -179,7 +179,7 @@ class RunList(QListView):
         return list(self._order)
 
     def show_runs(self, rows: Sequence[RunSummary]) -> None:
-        """Show these runs and keep the selection where its runs are still listed."""
+        """Show these runs; selected runs that are still listed stay selected."""
         self._quiet = True
         if self.runs.show(rows):
             self._select(self._order)

@@ -165,11 +165,11 @@ class QueuePanel(QWidget):
         self._move(1)
 
     def can_move_up(self) -> bool:
-        """Return whether an entry that has not ended is above the selected one, which has not ended either."""
+        """Return whether the selected entry can move up: it has not ended, nor has an entry above it."""
         return self._neighbor(-1) is not None
 
     def can_move_down(self) -> bool:
-        """Return whether an entry that has not ended is below the selected one, which has not ended either."""
+        """Return whether the selected entry can move down: it has not ended, nor has an entry below it."""
         return self._neighbor(1) is not None
 
     def start_after(self) -> None:
@@ -202,7 +202,7 @@ class QueuePanel(QWidget):
         return self._has_state("running", "paused", "interrupted") and not self._is_ending()
 
     def withdraw(self) -> None:
-        """Withdraw the pending pause or stop of the selected entry."""
+        """Withdraw the pending command to pause or stop the selected entry."""
         self._for_chosen(self._queue.withdraw)
 
     def can_withdraw(self) -> bool:
@@ -210,7 +210,7 @@ class QueuePanel(QWidget):
         return self._has_state("running") and self._is_ending()
 
     def requeue(self) -> None:
-        """Resume the selected entry."""
+        """Queue the selected entry again, to resume its run."""
         self._for_chosen(self._queue.requeue)
 
     def can_resume(self) -> bool:

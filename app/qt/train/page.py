@@ -221,7 +221,7 @@ class TrainPage(Page):
         self.show_job(path)
 
     def begin(self, recipe: str) -> None:
-        """Create a job with the open images and, unless it is "", the recipe of this name."""
+        """Create a job with the open images and, unless `recipe` is "", the recipe of this name."""
         session = self.session
         images = essentials.open_images(session.library, session.datasets.folders)
         stated = session.target.for_new_job()

@@ -49,7 +49,7 @@ _DECIMAL_COMMA = re.compile(r"(?<=\d),(?=\d)")
 
 
 class _Cell(QStyledItemDelegate):
-    """Paints an image centered in its cell."""
+    """Delegate that paints an image centered in its cell."""
 
     def paint(
         self, painter: QPainter, option: QStyleOptionViewItem, index: QModelIndex | QPersistentModelIndex

@@ -206,7 +206,7 @@ class AfterPanel(QWidget):
             self.send_to(destination)
 
     def send_to(self, destination: Destination) -> None:
-        """Export the selected LoRA to a folder with its current metadata."""
+        """Export the selected LoRA, with its current metadata, to a folder."""
         candidate = self.strip.current()
         if candidate:
             self.exporting.send(candidate, self._image(candidate), destination)
@@ -262,7 +262,7 @@ class AfterPanel(QWidget):
             self._update_candidates()
 
     def _on_run_changed(self) -> None:
-        """Update prompts and panels from the run's job."""
+        """Update the prompts and the controls from the run's job."""
         run = self._run
         job = run.job if run else None
         self.trying.show_job(job, self._tries(run) if run else Path())

@@ -189,7 +189,7 @@ class Candidates(QAbstractListModel):
 
 
 class _CandidateDelegate(QStyledItemDelegate):
-    """Paints a candidate: preview, step and loss."""
+    """Delegate that paints a candidate's preview, step and loss."""
 
     def sizeHint(self, option: QStyleOptionViewItem, index: _Index) -> QSize:  # noqa: N802
         """Return the size of a cell."""

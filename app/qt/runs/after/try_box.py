@@ -61,7 +61,7 @@ class TryBox(QWidget):
     def show_job(self, job: Job | None, folder: Path) -> None:
         """Try this job's LoRAs, starting from its first preview prompt; images are saved in `folder`.
 
-        The user's entries stay if only the job object changed, as it does in an active run.
+        The user's entries are kept if only the job object was replaced, as happens while a run is active.
         """
         is_new = job is not None and (self._job is None or folder != self._folder)
         if folder != self._folder:

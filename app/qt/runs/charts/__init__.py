@@ -1,1 +1,1 @@
-"""The charts of a run, painted with QPainter from numpy arrays; numpy loads after the window opens."""
+"""The charts of a run, painted with QPainter from numpy arrays; numpy is imported after the window opens."""

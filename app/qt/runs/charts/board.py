@@ -333,7 +333,7 @@ class Board(QWidget):
                 chart.show_steps(*self._span())
 
     def _by_step(self, title: str, words: Wording) -> Chart:
-        """Create a chart along the steps that pans and zooms with the others."""
+        """Create a chart with a step axis, which pans and zooms together with the others."""
         chart = self._placed(Chart(title, words))
         chart.moved.connect(lambda first, last: self._on_moved(chart, first, last))
         chart.reset.connect(self.show_all)

@@ -82,7 +82,7 @@ class Legend(QWidget):
         return QSize(sum(widths), self.minimumSizeHint().height())
 
     def minimumSizeHint(self) -> QSize:  # noqa: N802
-        """Return zero width, so that the legend never widens a narrow chart."""
+        """Return a minimum width of zero, so that the legend never widens a narrow chart."""
         margins = self.contentsMargins()
         return QSize(0, self.fontMetrics().height() + margins.top() + margins.bottom())
 

@@ -211,7 +211,7 @@ class ProgressPanel(QWidget):
         self.draw()
 
     def set_clip(self, on: bool) -> None:
-        """Choose whether the axes ignore outliers."""
+        """Set whether the axes ignore outliers."""
         self._clip = on
         self.outliers.setChecked(on)
         self.draw()
@@ -225,7 +225,7 @@ class ProgressPanel(QWidget):
         return self._clip
 
     def has_runs(self) -> bool:
-        """Return whether a run is shown."""
+        """Return whether at least one run is shown."""
         return bool(self.runs)
 
     # --- Qt's events

@@ -108,7 +108,7 @@ class _DividerLine(QWidget):
         painter.end()
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:  # noqa: N802
-        """Follow the mouse."""
+        """Move the divider to the mouse while the left button is pressed."""
         if event.buttons() & Qt.MouseButton.LeftButton:
             place = self.mapTo(self._stage, event.position())
             self._stage.set_part(place.x() / max(1, self._stage.width()))

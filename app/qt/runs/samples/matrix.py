@@ -102,7 +102,7 @@ class SampleMatrix(QWidget):
 
     message_shown = Signal(str)
     failed = Signal(object)
-    """An ImpastoError."""
+    """Emitted with an ImpastoError."""
     chosen = Signal(int)
     """Step whose LoRA the user wants to use."""
 
@@ -217,7 +217,7 @@ class SampleMatrix(QWidget):
     # --- called by actions
 
     def show_grid(self) -> None:
-        """Show all samples."""
+        """Show the grid of all samples."""
         self._show_view(self.grid)
 
     def show_compare(self, on: bool = True) -> None:

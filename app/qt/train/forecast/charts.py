@@ -91,7 +91,7 @@ class Timeline(QWidget):
         self.update()
 
     def sizeHint(self) -> QSize:  # noqa: N802
-        """Return the size of a wide strip."""
+        """Return the preferred size, a wide strip."""
         return QSize(320, _HEIGHT)
 
     def minimumSizeHint(self) -> QSize:  # noqa: N802
@@ -309,7 +309,7 @@ class MemoryBar(QWidget):
         self.updateGeometry()
 
     def event(self, event: QEvent) -> bool:
-        """Show the segment under the pointer as a tooltip."""
+        """Show a tooltip for the segment under the pointer."""
         if isinstance(event, QHelpEvent):
             piece = self._at(event.pos().x())
             text = f"{piece.name}: {words.gigabytes(piece.bytes)}" if piece else ""

@@ -195,7 +195,7 @@ class ForecastPanel(QWidget):
         commands.add(ACTIONS, self)
 
     def show_draft(self, draft: Draft | None) -> None:
-        """Switch to forecasting this job, or to none for None."""
+        """Forecast this job from now on; for None, show no forecast."""
         for leave in self._leave:
             leave()
         self._leave, self._draft, self._fresh = [], draft, False
@@ -234,7 +234,7 @@ class ForecastPanel(QWidget):
         return draft is not None and any(draft.get(f"fit.{name}") is not None for name in SEARCHED_FIT_KEYS)
 
     def plan_again(self) -> None:
-        """Remove the keys that the planner can choose from the job, so it plans them again."""
+        """Remove from the job all keys that the planner can choose, so that they are planned again."""
         if self._draft is not None:
 
             def work(values: dict[str, Any]) -> None:
