@@ -113,7 +113,7 @@ class LogText(QPlainTextEdit):
         """Read new output; while the run is `alive`, a partial last line waits until it is complete."""
         self._take_partial_line = not alive
         if not self._chunks:
-            if not self._busy:  # else the end is being read; a second read would undo a scroll up made meanwhile
+            if not self._busy:  # otherwise the end is being read; a second read would undo scrolling up
                 self.to_end()
         elif self.at_end:
             self._read_after()

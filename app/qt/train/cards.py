@@ -165,7 +165,7 @@ def _paint_lines(painter: QPainter, inside: QRect, text: str) -> None:
             line = f"{line} {words.pop(0)}"
         if (
             metrics.horizontalAdvance(line) > inside.width()
-        ):  # one long word; eliding others too would cut lines that just fit
+        ):  # one long word; eliding other lines would cut some that just fit
             line = metrics.elidedText(line, Qt.TextElideMode.ElideRight, inside.width())
         lines.append(line)
     if words:

@@ -344,7 +344,7 @@ class TrainPage(Page):
 
     def _on_trashed(self, name: str, thrown: TrashedJob) -> None:
         """Show the next job and offer to restore the one in the trash."""
-        if self.draft is not None and self.draft.path == thrown.path:  # else another job was opened meanwhile
+        if self.draft is not None and self.draft.path == thrown.path:  # otherwise another job has been opened
             self._show(None)
         if self.session.jobs.all:
             self._show_first()

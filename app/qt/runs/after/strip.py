@@ -33,7 +33,7 @@ from app.qt.widgets import plain_tip, to_image, while_alive
 
 _SIDE = 132
 _INSET = 8
-_IMAGE_PIXELS = 2 * _SIDE  # largest side of a kept image: sharp on a 2x screen
+_IMAGE_PIXELS = 2 * _SIDE  # longer side of a cached image in px: sharp on a 2x screen
 
 
 def read_image(

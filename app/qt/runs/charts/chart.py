@@ -42,7 +42,7 @@ from app.qt.theme import colors
 ZOOM = 0.7
 """Factor by which each wheel notch or key press scales the visible range."""
 _WHEEL_NOTCH = 120.0  # one wheel notch, in eighths of a degree
-_NUDGE = 0.01  # of the visible range, for each press of an arrow key
+_NUDGE = 0.01  # fraction of the visible range that each press of an arrow key moves
 
 
 class Plot(QWidget):

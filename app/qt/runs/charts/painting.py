@@ -28,7 +28,7 @@ _ROUND = (1.0, 2.0, 5.0, 10.0)
 # Ticks within each power of ten on a logarithmic axis, from dense to sparse; the densest that fits is used.
 _MANTISSAS = ((1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0), (1.0, 2.0, 5.0), (1.0, 3.0), (1.0,))
 _MIN_TICKS = 3
-_MARGIN = 0.06  # of the value range, above and below the lines
+_MARGIN = 0.06  # fraction of the value range that is added above and below the lines
 # Looks with outliers, which the axis may cut off.
 _NOISY = ("raw", "smooth")
 _GRID = 48  # alpha of 255: a faint grid
@@ -155,8 +155,8 @@ def rate(value: float) -> str:
 
 
 Look = Literal["raw", "smooth", "thin", "plain", "dashed", "dotted", "points"]
-"""Raw: every step, pale, behind a smooth line. Smooth: averaged. Thin: every step, as the main line. Plain, dashed,
-dotted: lines without noise. Points: few values, each with a dot."""
+"""How a line looks: every step in a pale color behind a smooth line (raw), averaged (smooth), every step as the main
+line (thin), without noise (plain, dashed, dotted), or a few values, each with a dot (points)."""
 
 
 @dataclass(frozen=True)

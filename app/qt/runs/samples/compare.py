@@ -70,7 +70,7 @@ class Stage(QWidget):
         self.line.setVisible(not beside and not self.alone)
         if self.line.isVisibleTo(self):
             x = round(self.part * whole.width())
-            # Qt takes an empty mask for no mask, so the smallest one is outside.
+            # Qt treats an empty mask as no mask, so use one pixel outside the widget.
             shown = QRect(x, 0, whole.width() - x, whole.height()) if x < whole.width() else QRect(-1, -1, 1, 1)
             self.second.setMask(QRegion(shown))
             self.line.setGeometry(x - _GRIP // 2, 0, _GRIP, whole.height())

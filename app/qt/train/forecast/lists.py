@@ -123,7 +123,7 @@ class PlanTable(QWidget):
         return f"{words.format_duration(plan.forecast.seconds)} · {words.gigabytes(plan.needed)}"
 
     def _button(self, row: PlanRow) -> QPushButton:
-        from trainer.config.toml_file import toml_value  # the schema takes a fifth of a second, after the window
+        from trainer.config.toml_file import toml_value  # imported late: the schema takes 0.2 s
 
         button = self.buttons[row.title] = QPushButton(self.tr("Use"))
         button.setAccessibleName(self.tr("Use this plan: {plan}").format(plan=row.title))
@@ -244,5 +244,5 @@ def _sentence(check: PreflightCheck) -> str:
     sentence = check.sentence
     if not check.key or not sentence:
         return sentence
-    plain = sentence[1:2].islower()  # no name of something, such as SDXL
+    plain = sentence[1:2].islower()  # not a name such as SDXL
     return f"{title_of(check.key)}: {sentence[:1].lower() if plain else sentence[:1]}{sentence[1:]}"
