@@ -13,7 +13,7 @@ EXIT_BAD_INPUT = 2
 EXIT_RESUMABLE = 75
 
 LONGEST_MESSAGE = 20_000
-"""Maximum characters of an error's sentence or remedy."""
+"""Maximum length of an error's sentence or remedy in characters."""
 
 # Messages of Python's own exceptions for values of a wrong type, which users should not see.
 _PYTHON_MESSAGES = re.compile(
@@ -63,7 +63,7 @@ class ImpastoError(Exception):
         self.remedy = remedy
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Return how to rebuild the error, including extra attributes, so that it can be pickled."""
+        """Return what pickle needs to rebuild the error, including extra attributes."""
         return type(self), (self.code, self.sentence, self.remedy), self.__dict__
 
     @property
@@ -73,7 +73,7 @@ class ImpastoError(Exception):
 
 
 class JobError(ImpastoError):
-    """A job or preset file cannot be used; ``problems`` lists all problems of the file at once."""
+    """A job or preset file cannot be used; ``problems`` lists all problems in the file."""
 
     def __init__(self, code: str, sentence: str, remedy: str, problems: tuple[str, ...] = ()) -> None:
         super().__init__(code, sentence, remedy)
@@ -85,24 +85,24 @@ class BaseModelError(ImpastoError):
 
 
 class DatasetError(ImpastoError):
-    """A dataset leaves nothing to train on, or its folder cannot be read."""
+    """A dataset or one of its files cannot be used, or there is nothing to train on."""
 
     def __init__(self, code: str, sentence: str, remedy: str, values: Mapping[str, Any] | None = None) -> None:
-        """Keep the `values` that the sentence was made of, so that a finding can cross to another process."""
+        """Keep the `values` that the sentence contains, so that a finding can be sent to another process."""
         super().__init__(code, sentence, remedy)
         self.values = {name: _shortened(v) if isinstance(v, str) else v for name, v in (values or {}).items()}
 
 
 class LoraFileError(ImpastoError):
-    """A LoRA file cannot be read, written, or continued from."""
+    """A LoRA file cannot be read or written, or training cannot continue from it."""
 
 
 class RunError(ImpastoError):
-    """A run cannot be started, resumed, or sent a command."""
+    """A run cannot be started or resumed, or cannot be sent a command."""
 
 
 class ResumableError(ImpastoError):
-    """The run stopped early with a valid checkpoint: it can be resumed once the cause is fixed."""
+    """The run stopped early with a valid checkpoint; it can be resumed after the cause is fixed."""
 
     exit_code = EXIT_RESUMABLE
 
@@ -114,24 +114,24 @@ class TrainingError(ImpastoError):
 
 
 def _shortened(text: str) -> str:
-    """Return a text cut to the maximum length, because names and values from hostile files may be megabytes long."""
+    """Return a text shortened to the maximum length; names and values in hostile files may be megabytes long."""
     if len(text) <= LONGEST_MESSAGE:
         return text
     return f"{text[: LONGEST_MESSAGE // 2]} [...] {text[-LONGEST_MESSAGE // 4 :]}"
 
 
 def sentence_and_remedy(sentence: str, remedy: str) -> str:
-    """Return sentence and remedy as one text; either may be empty, and a missing period is added."""
+    """Return sentence and remedy as one text; either may be empty, and a missing period between them is added."""
     return " ".join(filter(None, (sentence and with_period(sentence), remedy)))
 
 
 def with_period(text: str) -> str:
-    """Return a text with a period, unless it already ends with punctuation."""
+    """Return a text with a period at the end, unless it already ends with punctuation."""
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 def plain_reason(error: BaseException) -> str:
-    """Return why content of a file or input was refused, as part of a sentence.
+    """Return why a file or an input was rejected, as part of a sentence.
 
     Only this function turns exceptions of Python and its libraries into text for users: the first problem that pydantic
     found, or the meaning of Python's own exceptions. Messages that Impasto raises itself are returned unchanged.
@@ -155,7 +155,7 @@ def plain_reason(error: BaseException) -> str:
 
 
 def _first_fault(detail: Mapping[str, Any]) -> str:
-    """Return a problem that pydantic found, such as "key: must be a whole number"."""
+    """Return a problem found by pydantic as text, such as "key: must be a whole number"."""
     place = ".".join(str(part) for part in detail.get("loc", ()))
     context = detail.get("ctx") or {}
     kind = str(detail.get("type", ""))

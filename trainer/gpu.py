@@ -1,4 +1,4 @@
-"""NVIDIA GPUs as their driver reports them: free memory, and which programs use it. Needs no torch."""
+"""NVIDIA GPUs as reported by their driver: free memory, and programs that use memory. Needs no torch."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _GENERATIONS = {
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """Program that uses GPU memory; `bytes` is None if the driver does not report it, as on most Windows PCs."""
+    """Program that uses GPU memory; `bytes` is None if the driver does not report them, as on most Windows PCs."""
 
     pid: int
     name: str
     bytes: int | None
     kind: Literal["compute", "graphics"] = "compute"
-    """Kind of use; programs that both draw and compute, such as desktops and browsers, count as graphics."""
+    """Kind of use; programs that do both, such as desktops and browsers, count as graphics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,25 +60,25 @@ class Gpu:
     capability: tuple[int, int]
     """CUDA compute capability, which determines the generation."""
     uses: tuple[GpuProcess, ...]
-    """Programs that use its memory, largest first."""
+    """Programs that use the GPU's memory, those that use the most first."""
     load: int | None = None
-    """Utilization in percent during the last moments; None if the driver does not report it."""
+    """Recent utilization in percent; None if the driver does not report it."""
     temperature: int | None = None
-    """Chip temperature in degrees Celsius; None if the driver does not report it."""
+    """GPU temperature in degrees Celsius; None if the driver does not report it."""
 
     @property
     def bf16(self) -> bool:
-        """Return whether it computes bf16 natively, as GPUs do since Ampere."""
+        """Return whether the GPU computes bf16 natively, as all have done since Ampere."""
         return computes_bf16(self.capability)
 
     @property
     def generation(self) -> str:
-        """Return its architecture, such as "Ampere"; "older" before Maxwell."""
+        """Return the GPU's architecture, such as "Ampere"; "older" before Maxwell."""
         return generation(self.capability)
 
 
 def computes_bf16(capability: tuple[int, int]) -> bool:
-    """Return whether GPUs of a compute capability compute bf16 natively; those before Ampere emulate it."""
+    """Return whether GPUs with a compute capability compute bf16 natively; those before Ampere emulate it."""
     return capability >= (8, 0)
 
 
@@ -88,10 +88,10 @@ def generation(capability: tuple[int, int]) -> str:
 
 
 def cublas_workspace(capability: tuple[int, int], *, deterministic: bool) -> str:
-    """Return the CUBLAS_WORKSPACE_CONFIG of a run: pairs of KiB and count, allocated twice per process.
+    """Return the CUBLAS_WORKSPACE_CONFIG for a run: pairs of KiB and count, allocated twice per process.
 
-    It is set explicitly because forecasts must know it, and PyTorch's default differs between the supported versions:
-    32 MiB for Hopper in all of them, for consumer Blackwell only in newer ones (parseChosenWorkspaceSize in
+    Runs set it explicitly because forecasts depend on it, and PyTorch's default differs between the supported versions:
+    32 MiB for Hopper in all of them, but for consumer Blackwell only in newer ones (parseChosenWorkspaceSize in
     ATen/cuda/CublasHandlePool.cpp). Deterministic algorithms allow only ":4096:8" and ":16:8".
     """
     return ":4096:8" if deterministic or capability >= (9, 0) else ":4096:2:16:8"
@@ -100,23 +100,23 @@ def cublas_workspace(capability: tuple[int, int], *, deterministic: bool) -> str
 def gpu_with_uuid(uuid: str, found: list[Gpu]) -> Gpu | None:
     """Return the driver's GPU with the `uuid` that PyTorch reports, which lacks the "GPU-" prefix.
 
-    None if the driver does not list it, as with a slice of a shared GPU or in a container that hides NVML.
+    Returns None if the driver does not list it, as with a slice of a shared GPU or in a container that hides NVML.
     """
     wanted = uuid.lower().removeprefix("gpu-")
     return next((gpu for gpu in found if gpu.uuid.lower().removeprefix("gpu-") == wanted), None)
 
 
 def other_processes_text(gpu: Gpu, own_pid: int) -> str:
-    """Name up to three other programs that hold memory of a GPU, such as "blender 3.2 GiB, chrome"; "" if none do."""
+    """Return text that names up to three other programs using GPU memory: "blender 3.2 GiB, chrome" or ""."""
     others = [use for use in gpu.uses if use.pid != own_pid]
     return ", ".join(f"{use.name} {size(use.bytes)}" if use.bytes else use.name for use in others[:3])
 
 
 def list_gpus() -> list[Gpu]:
-    """Return the NVIDIA GPUs of this PC in their current state; empty without a GPU or driver.
+    """Return the NVIDIA GPUs in this PC in their current state; an empty list without a GPU or driver.
 
-    GPUs that do not respond, or not to this user, are left out if another one does. Raises ImpastoError "gpu.driver",
-    with the reason, if the driver does not work.
+    GPUs that do not respond, or not to this user, are left out if at least one responds. Raises ImpastoError
+    "gpu.driver", with the reason, if the driver does not work.
     """
     try:
         with _driver():
@@ -177,7 +177,7 @@ def _load(handle: object) -> int | None:
 
 
 def _uses(handle: object) -> tuple[GpuProcess, ...]:
-    """Return the programs that compute or draw on a GPU, largest first; drivers may not report all of them."""
+    """Return the programs that use a GPU, sorted by memory; drivers may not report all of them."""
     computing = _query(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
     drawing = _query(pynvml.nvmlDeviceGetGraphicsRunningProcesses, handle) or ()
     kinds: dict[int, Literal["compute", "graphics"]] = {process.pid: "compute" for process in computing}
@@ -195,9 +195,9 @@ def _program(pid: int) -> str:
 
 
 def _query(ask: Callable[..., Any], *arguments: object) -> Any:
-    """Return the result of a driver query; None if this GPU or user gets no answer.
+    """Return the result of a driver query; None if this GPU does not support it or this user may not ask.
 
-    Also None for a program path that pynvml cannot decode: not UTF-8, or cut off within a character.
+    Also returns None for a program path that pynvml cannot decode because it is not UTF-8 or is cut off in a character.
     """
     try:
         return ask(*arguments)

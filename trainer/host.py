@@ -44,8 +44,8 @@ LIBRARIES = (
 def keep_awake(why: str) -> Iterator[None]:
     """Keep the computer from going to sleep automatically during the block; the screen may still turn off.
 
-    Does nothing if the system offers no way. On Windows it applies to the calling thread, which must also leave the
-    block.
+    Has no effect if the system does not support this. On Windows it applies to the calling thread, which must be the
+    one that leaves the block.
     """
     if sys.platform == "win32":
         set_execution_state(_CONTINUOUS | _SYSTEM_REQUIRED)
@@ -63,7 +63,7 @@ def keep_awake(why: str) -> Iterator[None]:
 
 
 def set_execution_state(state: int) -> int:
-    """Set the thread's execution state and return the previous one; 0 if Windows refused."""
+    """Set the thread's execution state and return the previous one, or 0 if Windows rejected it."""
     set_state = ctypes.WinDLL("kernel32").SetThreadExecutionState  # type: ignore[attr-defined,unused-ignore]
     set_state.argtypes, set_state.restype = [ctypes.c_uint32], ctypes.c_uint32
     return int(set_state(state))
@@ -102,7 +102,7 @@ def _release(holder: subprocess.Popen[bytes]) -> None:
 def usable_cores() -> int:
     """Return the number of cores that this process may use, as limited by `taskset` or a container's cpuset.
 
-    A limit on CPU time (`docker run --cpus`) is not considered.
+    Limits on CPU time (`docker run --cpus`) are not taken into account.
     """
     if hasattr(os, "sched_getaffinity"):  # not on Windows and macOS; Python 3.13 has os.process_cpu_count for all
         return len(os.sched_getaffinity(0))
@@ -115,15 +115,15 @@ class MainMemory:
 
     total: int
     available: int
-    """Bytes that programs can use without swapping others out."""
+    """Bytes that programs can allocate without swapping."""
     commit_limit: int | None = None
-    """Maximum that all programs may commit, main memory plus page files; None if the system has no such limit."""
+    """Bytes that all programs may commit (main memory plus page files); None if the system has no such limit."""
     commit_free: int | None = None
     """Bytes that may still be committed. On Windows, GPU memory counts against the limit too."""
 
 
 class _MemoryStatus(ctypes.Structure):
-    """MEMORYSTATUSEX of sysinfoapi.h."""
+    """MEMORYSTATUSEX structure from sysinfoapi.h."""
 
     _fields_ = [
         ("length", ctypes.c_uint32),
@@ -154,7 +154,7 @@ def _on_windows() -> MainMemory | None:
 
 
 def from_status(status: _MemoryStatus) -> MainMemory:
-    """Return main memory from a structure filled in by Windows, whose "page file" means the commit limit."""
+    """Return main memory from a structure filled in by Windows, in which "page file" means the commit limit."""
     return MainMemory(
         total=status.total_physical,
         available=status.available_physical,
@@ -164,7 +164,7 @@ def from_status(status: _MemoryStatus) -> MainMemory:
 
 
 def _from_meminfo(text: str, strict: bool) -> MainMemory:
-    """Return main memory from the text of /proc/meminfo; the commit limit is enforced only if ``strict``."""
+    """Return main memory from the text of /proc/meminfo, with commit limit if the kernel enforces it (``strict``)."""
     known = {name: int(rest.split()[0]) * _KIB for name, _, rest in (line.partition(":") for line in text.splitlines())}
     limit = known["CommitLimit"] if strict else None
     free = max(0, limit - known["Committed_AS"]) if limit is not None else None
@@ -177,7 +177,7 @@ def _is_strict() -> bool:
 
 
 class _Counters(ctypes.Structure):
-    """PROCESS_MEMORY_COUNTERS_EX of psapi.h."""
+    """PROCESS_MEMORY_COUNTERS_EX structure from psapi.h."""
 
     _fields_ = [
         ("cb", ctypes.c_uint32),
@@ -188,9 +188,9 @@ class _Counters(ctypes.Structure):
 
 
 def private_bytes() -> int | None:
-    """Return the bytes of private main memory of this process; None on systems other than Windows and Linux.
+    """Return this process's private main memory in bytes; None on systems other than Windows and Linux.
 
-    This is what Windows counts against its commit limit.
+    Windows counts private memory against its commit limit.
     """
     if sys.platform == "win32":
         return _private_on_windows()
@@ -211,12 +211,12 @@ def _private_on_windows() -> int | None:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of each library; "missing" for one that is not installed."""
+    """Return the versions of Python and each library; "missing" for a library that is not installed."""
     return {"python": platform.python_version(), **{name: version_of(name) or "missing" for name in LIBRARIES}}
 
 
 def version_of(library: str) -> str | None:
-    """Return the installed version of a library from its metadata, without importing it; None if not installed."""
+    """Return a library's installed version without importing the library; None if it is not installed."""
     try:
         return metadata.version(library)
     except metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Reading of job files: TOML to a validated Job, with all faults reported at once."""
+"""Read job files: convert TOML to a validated Job and report all errors at once."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ JOB_FILE = FileKind(
 
 
 def _state_unused_masks(data: Data) -> Data:
-    """Set `dataset.masks` to "none" where schema 1 left it out: mask files were ignored then."""
+    """Set `dataset.masks` to "none" if it is missing, because schema 1 ignored mask files by default."""
     dataset = data.get("dataset")
     return {**data, "dataset": {"masks": "none", **dataset}} if isinstance(dataset, dict) else data
 
 
 MIGRATIONS: dict[int, Callable[[Data], Data]] = {1: _state_unused_masks, 2: renamed}
-"""For each older schema, the function that converts its data to the next one; it need not set ``schema``."""
+"""Function for each older schema that converts data to the next schema; it need not set ``schema``."""
 
 
 def migrate(data: Data) -> Data:
-    """Return ``data`` converted to the current schema; without ``schema`` it is treated as the oldest.
+    """Return ``data`` converted to the current schema; data without ``schema`` is treated as the oldest.
 
     Raises JobError for an unknown schema: a newer one, or an older one without a migration.
     """
@@ -74,10 +74,10 @@ def migrate(data: Data) -> Data:
 
 
 def apply_overrides(data: Data, overrides: Sequence[str]) -> list[str]:
-    """Set each ``key=value`` in ``data`` in order, and return one message for each that could not be set.
+    """Apply each ``key=value`` to ``data`` in order; return a message for each one that could not be set.
 
-    List indexes start at 0 (``dataset.folders.0.repeats=3``). Validation checks keys and values afterwards. A length
-    of the run (steps, epochs or images_seen) replaces the length in the file.
+    List indexes start at 0 (``dataset.folders.0.repeats=3``). Keys and values are validated later. A run length
+    (steps, epochs or images_seen) replaces the one in the file.
     """
     faults = []
     for text in overrides:
@@ -100,7 +100,7 @@ def _value(text: str) -> Any:
 
 
 def _set(data: Data, steps: list[str], value: Any) -> str | None:
-    """Set ``value`` at its key, creating tables on the way; return the reason where that is impossible."""
+    """Set ``value`` at its key, creating missing tables; return the reason if that is not possible, or None."""
     place: Any = data
     for number, step in enumerate(steps[:-1]):
         if isinstance(place, dict):
@@ -139,11 +139,11 @@ def _no_item(key: str, items: list[Any]) -> str:
 
 
 def load_job(path: Path, overrides: Sequence[str] = (), text: str | None = None) -> Job:
-    """Read the job file at ``path``; ``overrides`` are ``key=value`` strings that replace values of the file.
+    """Read the job file at ``path``; ``overrides`` are ``key=value`` strings that replace values in the file.
 
-    ``text`` is the file's content when it was queued; with it the file itself is not read. Paths in the result are
+    If ``text`` (the file's content when it was queued) is given, the file itself is not read. Paths in the result are
     absolute; those in the file are relative to its folder.
-    Raises JobError, whose ``problems`` name every fault: unreadable file, wrong encoding, invalid TOML, invalid keys.
+    Raises JobError, whose ``problems`` list every error: unreadable file, wrong encoding, invalid TOML, invalid keys.
     """
     if text is None:
         text = read_job_text(path)
@@ -157,10 +157,10 @@ def read_job_text(path: Path) -> str:
 
 
 def secure_job_file(path: Path) -> str | None:
-    """Remove a password or token from the base link in a job file; return a message for the user if it did.
+    """Remove a password or token from the base link in a job file; return a message for the user, or None.
 
-    The rest of the file is unchanged. Raises JobError when the file cannot be read or written; invalid TOML is left to
-    `load_job`.
+    The rest of the file is unchanged. Raises JobError if the file cannot be read or written; invalid TOML is
+    reported by `load_job`.
     """
     text = read_text(path, JOB_FILE)
     model = _base_of(text)
@@ -181,7 +181,7 @@ def secure_job_file(path: Path) -> str | None:
 
 
 def _base_of(text: str) -> str | None:
-    """Return `base.model` of a job's text; None where it is missing or the text is not TOML."""
+    """Return `base.model` from a job's text; None if it is missing or the text is not TOML."""
     try:
         base = parse_toml(text, "job", JOB_FILE).get("base")
     except JobError:
@@ -199,7 +199,7 @@ def _is_parsable(link: str) -> bool:
 
 
 def _without_secrets(text: str, model: str, safe: str) -> str:
-    """Replace a link in a job's text, however TOML wrote it, and its secrets in comments."""
+    """Replace the base link in a job's text in any TOML notation, and the link's secrets in comments."""
     rewritten = text.replace(model, safe)
     for name, secret in safe_link(model).secrets.items():
         if len(secret) >= _SHORTEST_SECRET:
@@ -211,14 +211,14 @@ def _without_secrets(text: str, model: str, safe: str) -> str:
 
 
 def _protect_base(data: dict[str, Any]) -> None:
-    """Remove the secrets from `base.model`, also from an override on the command line."""
+    """Remove secrets from `base.model`, whether it comes from the file or from the command line."""
     base = data.get("base")
     if isinstance(base, dict) and isinstance(base.get("model"), str) and _is_parsable(base["model"]):
         base["model"], _ = protect(base["model"])
 
 
 def parse_job(text: str, source: str, folder: Path, overrides: Sequence[str] = ()) -> Job:
-    """Parse TOML ``text`` as a Job; ``source`` names it in errors, its paths are relative to ``folder``."""
+    """Parse TOML ``text`` as a Job; ``source`` names it in errors, and its paths are relative to ``folder``."""
     data = migrate(parse_toml(text, source, JOB_FILE))
     faults = apply_overrides(data, overrides)
     _protect_base(data)

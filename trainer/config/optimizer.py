@@ -94,7 +94,7 @@ class AdafactorConfig(Section):
     """Weight decay; 0.01 is usual."""
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Yield an error for warmup_init without relative_step, which transformers refuses."""
+        """Yield an error for warmup_init without relative_step, which transformers does not allow."""
         if self.warmup_init and not self.relative_step:
             yield "warmup_init", "requires relative_step = true"
 

@@ -1,4 +1,4 @@
-"""Paths in a job: relative to the job file on disk, absolute once loaded."""
+"""Paths in a job: relative to the job file on disk, absolute after loading."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def is_base_path(model: str, folder: Path) -> bool:
 
 
 def base_path_by_form(model: str) -> bool | None:
-    """Return the same without disk access; None for owner/name, which may be a folder or a Hugging Face id."""
+    """Return the same as `is_base_path` without disk access; None for owner/name, which may be either."""
     if "://" in model:
         return False
     if _PATH_START.match(model) or model.lower().endswith(_MODEL_FILES) or not _HUB_ID.fullmatch(model):
@@ -42,7 +42,7 @@ def absolute(path: str, folder: Path) -> str:
 
 
 def make_absolute(data: dict[str, Any], folder: Path, is_base: Callable[[str, Path], bool] = is_base_path) -> list[str]:
-    """Make every path in a job's ``data`` absolute, in place; return a message for each invalid path.
+    """Make every path in a job's ``data`` absolute in place; return a message for each invalid path.
 
     Values that are not strings are left to validation. ``is_base`` lets callers avoid disk access.
     """
@@ -66,7 +66,7 @@ def make_absolute(data: dict[str, Any], folder: Path, is_base: Callable[[str, Pa
 
 
 def _places(data: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Yield every path in the data as (dotted key, its table, its key there); fills in output.runs."""
+    """Yield (dotted key, table, key in the table) for every path in the data; adds output.runs if missing."""
     base, dataset = data.get("base"), data.get("dataset")
     if isinstance(base, dict):
         yield from ((f"base.{name}", base, name) for name in ("model", "vae", "continue_from"))

@@ -1,4 +1,4 @@
-"""Validation errors in words: the dotted key, the reason, and the nearest valid name."""
+"""Readable validation errors: the dotted key, the reason, and the nearest valid name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _Section = TypeVar("_Section", bound=Section)
 
 @dataclass(frozen=True, slots=True)
 class _SchemaPlace:
-    """Location of an error in the schema: its dotted key, and the field or tables found there."""
+    """Place in the schema at which an error occurred: its dotted key, and the field or tables there."""
 
     key: str
     annotation: Any
@@ -35,7 +35,7 @@ class _SchemaPlace:
 
 
 def problems(error: ValidationError, root: type[Section]) -> tuple[str, ...]:
-    """Return one line "key: reason" for every fault that validation of ``root`` found, in schema order."""
+    """Return a "key: reason" line for every error found when validating ``root``, in schema order."""
     found: dict[str, str] = {}
     for detail in error.errors(include_url=False):
         for key, reason in _reasons(detail, root):
@@ -46,7 +46,7 @@ def problems(error: ValidationError, root: type[Section]) -> tuple[str, ...]:
 
 
 def validated(root: type[_Section], data: Mapping[str, Any], code: str, source: str, remedy: str) -> _Section:
-    """Return `data` as a validated table; raises JobError naming every fault, with `source` as their origin."""
+    """Return `data` validated as a `root` table; raises JobError that lists every error, for the file `source`."""
     try:
         return root.model_validate(data)
     except ValidationError as error:
@@ -55,7 +55,7 @@ def validated(root: type[_Section], data: Mapping[str, Any], code: str, source: 
 
 
 def faults_sentence(source: str, faults: Sequence[str]) -> str:
-    """Return all faults of a file as text, one per line."""
+    """Return all errors in a file as text, one per line."""
     if len(faults) == 1:
         return f"{source}: {printable(faults[0], _LONGEST_FAULT)}"
     shown = [printable(fault, _LONGEST_FAULT) for fault in faults[:_MOST_FAULTS]]
@@ -65,12 +65,12 @@ def faults_sentence(source: str, faults: Sequence[str]) -> str:
 
 
 def nearest(word: str, names: Sequence[str]) -> str | None:
-    """Return the name most similar to ``word``, or None where none is similar enough."""
+    """Return the name most similar to ``word``, or None if none is similar enough."""
     return next(iter(difflib.get_close_matches(word, names, n=1, cutoff=0.6)), None)
 
 
 def unknown_key(word: str, parent: str, table: Sequence[type[Section]], root: type[Section]) -> str:
-    """Return the message for an unknown key: a suggestion, the advice for unsupported settings, or the valid keys."""
+    """Return the message for an unknown key: a suggestion, advice on an unsupported setting, or the valid keys."""
     if other := _other_name(word, parent, root):
         return f"unknown key (did you mean {other}?)"
     if advice := unsupported(word):
@@ -87,7 +87,7 @@ def unknown_key(word: str, parent: str, table: Sequence[type[Section]], root: ty
 
 
 def _other_name(word: str, parent: str, root: type[Section]) -> str | None:
-    """Return the key that another program calls `word`; only its last part if it is in the table `parent`."""
+    """Return the key that another program calls `word`; only its last part if the key is in the table `parent`."""
     existing = {re.sub(r"\[\w+\]", "", found.key) for found in fields(root)}
     where = re.sub(r"\.\d+(?=\.|$)", ".*", parent)
     keys = sorted(
@@ -151,7 +151,7 @@ def _join(table: str, key: str) -> str:
 
 
 def _bare(key: str) -> str:
-    """Return a key as TOML writes it: in quotes unless it has only letters, digits, - and _."""
+    """Return a key in TOML notation: in quotes unless it has only letters, digits, - and _."""
     return key if re.fullmatch(r"[\w-]+", key) else json.dumps(key, ensure_ascii=False)
 
 
@@ -181,7 +181,7 @@ def _bad_choice(key: str, value: Any, words: list[str]) -> str:
 
 
 def _meant(key: str, value: str, words: Sequence[str]) -> str:
-    """Return a suggestion for an invalid choice: by its name in other programs, or by spelling; or empty."""
+    """Return a hint for an invalid choice, from its name in other programs or its spelling; "" without one."""
     near = value_called(key, value) or (None if unsupported(value) else nearest(value, words))
     if near in words:
         return f" (did you mean {near}?)"

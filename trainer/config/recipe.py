@@ -1,4 +1,4 @@
-"""The recipe: what a LoRA learns and how. It is the same on every machine; the fit adapts it to one."""
+"""The recipe: what a LoRA learns and how, on any machine; the fit adapts it to a particular one."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ObjectiveConfig(Section):
     """Highest timestep; 999 is the most noise (kohya: max_timestep, which is exclusive: 1000 there is 999 here)."""
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Yield an error for two loss weightings at once, and for an empty timestep range."""
+        """Yield errors for two loss weightings at once and for an empty timestep range."""
         if self.debiased_estimation and self.min_snr_gamma is not None:
             yield (
                 "debiased_estimation",
@@ -97,7 +97,7 @@ class ImagesConfig(Section):
     """Mirror half of the images at random (kohya: flip_aug); leave off for anything asymmetric, such as text."""
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Yield an error when the smallest bucket side is above the largest."""
+        """Yield an error if the shortest bucket side is above the longest."""
         if self.bucket_min is not None and self.bucket_max is not None and self.bucket_min > self.bucket_max:
             yield "bucket_min", f"is {self.bucket_min}, which is above bucket_max = {self.bucket_max}"
 
@@ -209,7 +209,7 @@ class RecipeConfig(Section):
         return self.dropout > 0 or self.rank_dropout > 0 or self.module_dropout > 0
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Yield errors for several lengths, nothing to train, and rates or schedules that the optimizer cannot use."""
+        """Yield errors for more than one length, nothing to train, and rates or schedules the optimizer cannot use."""
         lengths = [key for key in LENGTH_KEYS if getattr(self, key) is not None]
         if len(lengths) > 1:
             yield lengths[0], f"is set, and so is {' and '.join(lengths[1:])}: set only one length"

@@ -1,4 +1,4 @@
-"""Resolving of jobs: each missing or "auto" value becomes the one for this base, dataset and machine."""
+"""Resolve jobs: replace each missing or "auto" value by the one for this base, dataset and machine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Length:
     images: int
 
     def __str__(self) -> str:
-        """Return all three: "1,200 steps = 30 epochs = about 4,800 images seen"."""
+        """Return all three as text: "1,200 steps = 30 epochs = about 4,800 images seen"."""
         epochs = f"{self.epochs:,.0f}" if self.epochs.is_integer() else f"{self.epochs:,.1f}"
         return (
             f"{self.steps:,} {_plural('step', self.steps)} = {epochs} {_plural('epoch', self.epochs)}"
@@ -42,12 +42,12 @@ class Length:
 
 
 def steps_per_epoch(samples: int, effective_batch: int) -> int:
-    """Return the optimizer steps per epoch of ``samples`` (repeats counted); an epoch's last batch may be smaller."""
+    """Return the optimizer steps per epoch of ``samples`` (with repeats); an epoch's last batch may be smaller."""
     return math.ceil(samples / effective_batch)
 
 
 def resolve_length(recipe: RecipeConfig, samples_per_epoch: int) -> Length:
-    """Return the length set in ``recipe``, or the default one; ``samples_per_epoch`` counts repeats (at least 1)."""
+    """Return the length set in ``recipe`` or by default; ``samples_per_epoch`` includes repeats (at least 1)."""
     per_epoch = steps_per_epoch(samples_per_epoch, recipe.effective_batch)
     steps = recipe.steps or _steps(recipe, samples_per_epoch, per_epoch)
     return length_of(steps, samples_per_epoch, recipe.effective_batch)
@@ -61,7 +61,7 @@ def length_of(steps: int, samples_per_epoch: int, effective_batch: int) -> Lengt
 
 
 def default_images_seen(samples: int) -> int:
-    """Return the images seen when a job sets no length; at least one epoch of ``samples``."""
+    """Return the default length in images seen, which is at least one epoch of ``samples``."""
     return max(samples, min(max(samples * SAMPLES, FEWEST_IMAGES), MOST_IMAGES))
 
 
@@ -74,7 +74,7 @@ def _steps(recipe: RecipeConfig, samples: int, per_epoch: int) -> int:
 
 
 def _steps_to_see(images: int, samples: int, per_epoch: int, effective_batch: int) -> int:
-    """Return the fewest steps that see ``pictures`` images; an epoch's last batch may be smaller."""
+    """Return the fewest steps in which ``images`` are seen; an epoch's last batch may be smaller."""
     whole, rest = divmod(images, samples)
     return max(1, whole * per_epoch + math.ceil(rest / effective_batch))
 
@@ -85,18 +85,18 @@ def _plural(word: str, number: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The machine that a fit is chosen for."""
+    """Machine that a fit is chosen for."""
 
     device: str
     """"cpu" or "cuda:0"."""
     gpu: str | None
-    """Name of the GPU."""
+    """Name of the GPU; None without one."""
     total_bytes: int | None
-    """Total GPU memory."""
+    """Total GPU memory in bytes; None without a GPU."""
     bf16: bool
     """Whether the GPU supports bf16."""
     cores: int
-    """CPU cores."""
+    """Number of CPU cores."""
 
 
 def resolve_job(
@@ -108,12 +108,12 @@ def resolve_job(
     samples_per_epoch: int,
     machine: Machine,
 ) -> Job:
-    """Return the job as it will run, ready to be frozen; resolving it again changes nothing.
+    """Return the job with all values resolved, ready to be frozen; resolving it again changes nothing.
 
     ``family``, ``prediction`` and ``zero_terminal_snr`` are the detected (or configured) properties of the base;
-    ``samples_per_epoch`` counts repeats. Values set in the job are kept. Values that stay None mean "off", "all", or
-    "from the dataset's files", which are in the frozen listing.
-    Raises JobError naming every key that does not work with this base or machine.
+    ``samples_per_epoch`` includes repeats. Values set in the job are kept. Values that stay None mean "off", "all", or
+    "from the dataset's files", which the frozen listing records.
+    Raises JobError that names every key that does not work with this base or machine.
     """
     faults = tuple(_faults(job, family, prediction, zero_terminal_snr, machine))
     if faults:
@@ -198,9 +198,9 @@ def _resolve_buckets(images: ImagesConfig, resolution: int) -> ImagesConfig:
 
 
 def choose_fit(fit: FitConfig, recipe: RecipeConfig, machine: Machine) -> FitConfig:
-    """Return the complete fit for ``recipe`` on ``machine``; keys that are not set use the least GPU memory.
+    """Return the complete fit for ``recipe`` on ``machine``; keys not set get the values that use least GPU memory.
 
-    The planner starts from it (trainer/memory/planner), and runs without a plan use it.
+    It is the planner's starting point (trainer/memory/planner), and runs without a plan use it.
     """
     on_cpu = _device(fit, machine) == "cpu"
     chosen = _cpu_fit(recipe, machine) if on_cpu else _gpu_fit(machine)
@@ -240,7 +240,7 @@ def _cpu_fit(recipe: RecipeConfig, machine: Machine) -> FitConfig:
 
 
 def _gpu_fit(machine: Machine) -> FitConfig:
-    """Return the fit with the least memory that does not quantize the base."""
+    """Return the fit that uses the least memory without quantizing the base."""
     return FitConfig(
         dtype="bf16" if machine.bf16 else "fp16",
         quantize="none",
@@ -278,9 +278,9 @@ def _resolve_saving(saving: SavingConfig, steps: int, per_epoch: int) -> SavingC
 
 
 def identity(job: Job) -> dict[str, object]:
-    """Return the parts of a resolved job that must not change on resume, as dotted key to JSON value.
+    """Return the parts of a resolved job that must not change on resume, as JSON values by dotted key.
 
-    These are base, dataset, the recipe except its length, and the fit keys that change results.
+    These are the base, the dataset, the recipe except its length, and the fit keys that affect results.
     """
     data = job.model_dump(mode="json", by_alias=True)
     recipe = {key: value for key, value in data["recipe"].items() if key not in LENGTH_KEYS}
@@ -290,12 +290,12 @@ def identity(job: Job) -> dict[str, object]:
 
 
 def differences(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
-    """Return how identity ``new`` differs from ``old``, one line per key: "recipe.rank was 16 and is now 32"."""
+    """Return a line for each key that differs, such as "recipe.rank was 16 and is now 32"."""
     return [f"{key} was {before} and is now {after}" for key, before, after in changes(old, new)]
 
 
 def changes(old: Mapping[str, object], new: Mapping[str, object]) -> list[tuple[str, str, str]]:
-    """Return each key that differs, with its old and new value as text."""
+    """Return the key, old value and new value, as text, of each difference."""
     return [
         (key, _shown(old.get(key)), _shown(new.get(key)))
         for key in dict.fromkeys((*old, *new))

@@ -1,4 +1,4 @@
-"""Base class of all job tables, and a description of every key for forms, help texts and messages."""
+"""Base class of all job tables, and descriptions of their keys for forms, help texts and messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Value = TypeVar("_Value")
 
 
 class BrokenRulesError(ValueError):
-    """Rules between keys that a table violates, as (key relative to the table, reason)."""
+    """A table violates rules between its keys; each is given as (key relative to the table, reason)."""
 
     def __init__(self, problems: tuple[tuple[str, str], ...]) -> None:
         super().__init__("; ".join(f"{key}: {reason}" for key, reason in problems))
@@ -57,7 +57,7 @@ class Section(BaseModel):
 
 
 def require_value(value: _Value | None) -> _Value:
-    """Return a value that is set in every frozen job; raises ValueError for None, a job that is not frozen."""
+    """Return a value that every frozen job has; raises ValueError for None, which means the job is not frozen."""
     if value is None:
         raise ValueError("a frozen job must have a value for every key that it runs with")
     return value
@@ -70,23 +70,23 @@ class KeyDescription:
     key: str
     """Dotted name."""
     values: str
-    """Allowed values, in words that follow "must be"."""
+    """Text for the allowed values that fits after "must be"."""
     default: Any
-    """Default value; None for a key that is optional or required."""
+    """Default value; None if the key is required or has no default."""
     required: bool
     doc: str
-    """Help text, one line of at most 120 characters."""
+    """Help text: one line of at most 120 characters."""
     annotation: Any = None
     """Type annotation of the field."""
     title: str = ""
-    """Label in forms; empty where it follows from the key."""
+    """Label in forms; empty if it is derived from the key."""
 
 
 def fields(section: type[Section], prefix: str = "") -> Iterator[KeyDescription]:
     """Yield every key of ``section`` and of its tables, in file order.
 
-    Keys in a list of tables appear once, with ``*`` as the index. A table of several kinds (the optimizer) yields
-    ``name``, which selects the kind, then the keys of every kind, with the kind's name in brackets.
+    Keys in a list of tables appear once, with ``*`` as the index. A table with several kinds (the optimizer) yields
+    ``name``, which selects the kind, and then the keys of every kind, with the kind's name in brackets.
     """
     for name, field in section.model_fields.items():
         key = prefix + (field.alias or name)
@@ -122,7 +122,7 @@ def kind_name(section: type[Section]) -> str:
 
 
 def choices(annotation: Any) -> list[str]:
-    """Return the strings that a choice field accepts, or the names of the kinds of its table."""
+    """Return the strings that a choice field accepts, or the names of its table's kinds."""
     if get_origin(annotation) is Literal:
         return [value for value in get_args(annotation) if isinstance(value, str)]
     kinds = sections_in(annotation)
@@ -132,7 +132,7 @@ def choices(annotation: Any) -> list[str]:
 
 
 def values_text(annotation: Any, field: FieldInfo | None = None) -> str:
-    """Return the allowed values in words that follow "must be": "a whole number from 1 to 1024"."""
+    """Return text for the allowed values that fits after "must be", such as "a whole number from 1 to 1024"."""
     constraints = list(field.metadata) if field is not None else []
     examples = (field.examples if field is not None else None) or []
     return _words(annotation, constraints, examples)

@@ -1,4 +1,4 @@
-"""Reading of untrusted TOML files (jobs and presets), with every error in plain words."""
+"""Read untrusted TOML files (jobs and presets), and report errors in plain language."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from trainer.protocol.text import printable
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """A kind of file: its name, its size limit, and remedies for its errors."""
+    """Kind of file: its name, its size limit, and the remedies in its error messages."""
 
     word: str
-    """"job" or "preset"; the first part of error codes."""
+    """"job" or "preset", which is also the first part of error codes."""
     largest: int
     """Size limit in bytes."""
     limit: str
@@ -65,7 +65,7 @@ _TOML_WORDS = (
 def read_text(path: Path, kind: FileKind) -> str:
     """Return the text of a file without a byte order mark, reading at most ``kind.largest`` bytes.
 
-    Raises JobError when the file is missing, unreadable, too large or not UTF-8.
+    Raises JobError if the file is missing, unreadable, too large or not UTF-8.
     """
     try:
         with open_file(path, "text") as file:
@@ -88,7 +88,7 @@ def read_text(path: Path, kind: FileKind) -> str:
 
 
 def parse_toml(text: str, source: str, kind: FileKind) -> dict[str, Any]:
-    """Parse TOML; raises JobError that names the line and the likely mistake when it is invalid."""
+    """Parse TOML; raises JobError with the line and the likely mistake if it is invalid."""
     try:
         return reading.parse_toml(text, source, finite=False)
     except UnusableFileError as error:
@@ -137,7 +137,7 @@ def _not_utf8(path: Path, data: bytes, at: int, kind: FileKind) -> JobError:
 
 
 def _toml_reason(message: str, text: str) -> tuple[str, str]:
-    """Return the error in plain words with its line, and the line's name for the remedy."""
+    """Return the error in plain language with its line, and the text that refers to the line in the remedy."""
     said, _, where = message.rpartition(" (at ")
     plain = next((words for pattern, words in _TOML_WORDS if re.search(pattern, said)), said[:1].lower() + said[1:])
     number = re.match(r"line (\d+)", where)
@@ -148,7 +148,7 @@ def _toml_reason(message: str, text: str) -> tuple[str, str]:
 
 
 def toml_value(value: Any) -> str:
-    """Return a string, number, Boolean, list or table as TOML."""
+    """Return a string, number, Boolean, list or table in TOML notation."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Writing of job files: exact dumps, with or without comments, and new job files for `trainer new`."""
+"""Write job files: exact dumps, with or without comments, and new job files for `trainer new`."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _PLANNERS = ("fallbacks.", "fit.int8_products")  # written by the planner and me
 def dump_job(job: Job, *, comments: bool) -> str:
     """Return the job as TOML that loads as an equal Job; None values are left out.
 
-    With ``comments`` each key is explained, and keys without a value appear as comments.
+    With ``comments``, each key is explained, and keys without a value appear as comments.
     """
     return "\n".join(_section_lines(job, "", comments)).strip() + "\n"
 
 
 def _section_lines(section: Section, path: str, comments: bool) -> Iterator[str]:
-    """Yield the lines of a table: its own keys, then its tables, as TOML requires."""
+    """Yield the lines of a table: its own keys first, then its subtables, as TOML requires."""
     tables: list[tuple[str, FieldInfo, Any]] = []
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
@@ -89,9 +89,9 @@ def new_job_text(
 ) -> str:
     """Return the job.toml that ``trainer new`` writes to ``folder``: important settings first, with explanations.
 
-    ``base`` and ``pictures`` are relative to the current folder, ``count`` is the number of images (None: unknown),
-    ``family`` is None while the base is not on disk, ``recipe`` is a preset's (None: the default), and ``expected`` is
-    the typical fit for a GPU like the one of ``machine`` (None: unknown). The text loads as a Job; paths near
+    ``base`` and ``images`` are relative to the current folder, ``count`` is the number of images (None: unknown),
+    ``family`` is None if the base is not on disk yet, ``recipe`` is a preset's (None: the default), and ``expected`` is
+    the typical fit for a GPU like the one in ``machine`` (None: unknown). The text loads as a Job; paths near
     ``folder`` are relative to it.
     """
     stated = _first_recipe(family, count) if recipe is None else _preset_recipe(recipe, count)
@@ -123,7 +123,7 @@ def new_job_text(
 
 
 def _first_recipe(family: Family | None, count: int | None) -> dict[str, Any]:
-    """Return common settings: SD 1.5 trains its text encoder at half the learning rate, SDXL trains none."""
+    """Return common settings: for SD 1.5 the text encoder is trained at half the learning rate, for SDXL not at all."""
     recipe: dict[str, Any] = {
         "rank": 16,
         "alpha": 16.0,
@@ -138,7 +138,7 @@ def _first_recipe(family: Family | None, count: int | None) -> dict[str, Any]:
 
 
 def _preset_recipe(recipe: RecipeConfig, count: int | None) -> dict[str, Any]:
-    """Return the keys that a preset sets, and a default length for ``count`` images where it sets none."""
+    """Return the keys set in a preset's recipe, plus a default length for ``count`` images if it sets none."""
     stated = recipe.model_dump(by_alias=True, exclude_unset=True)
     if not any(stated.get(key) for key in LENGTH_KEYS):
         stated["images_seen"] = default_images_seen(count or 1)
@@ -146,13 +146,13 @@ def _preset_recipe(recipe: RecipeConfig, count: int | None) -> dict[str, Any]:
 
 
 def default_prompts(trigger: str | None) -> list[str]:
-    """Return preview prompts: with the trigger word, which training should change, and without, which it should not."""
+    """Return preview prompts with the trigger word, whose images should change, and without, whose should not."""
     plain = "a house by a lake"
     return [trigger, f"{trigger}, {plain}", plain] if trigger else ["a portrait of a woman", plain]
 
 
 def near_path(path: Path, folder: Path) -> str:
-    """Return a path as a job in ``folder`` writes it: with slashes, relative if beside or below it, else absolute."""
+    """Return a path with slashes for a job in ``folder``: relative within the folder's parent, else absolute."""
     absolute, home = path.expanduser().absolute(), folder.absolute()
     if not absolute.is_relative_to(home.parent):
         return absolute.as_posix()
@@ -161,7 +161,7 @@ def near_path(path: Path, folder: Path) -> str:
 
 
 def set_key_lines(section: Section, path: str) -> Iterator[str]:
-    """Yield lines for the keys set in ``section``, each explained; tables follow keys and are named below ``path``."""
+    """Yield lines for the keys set in ``section``, each with an explanation; ``path`` is the table's dotted key."""
     tables: list[tuple[str, Section, str]] = []
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
@@ -182,7 +182,7 @@ def set_key_lines(section: Section, path: str) -> Iterator[str]:
 
 
 def _fit_lines(machine: Machine, expected: FitConfig | None) -> Iterator[str]:
-    """Yield comments that explain the fit and show a typical one; a key that is set would be a constraint."""
+    """Yield comments that explain the fit and show a typical one; real keys would be constraints on the plan."""
     yield from _comment(
         "How the job fits this machine ([fit]) is planned when it starts, from the memory that is free then; "
         "`python -m trainer plan job.toml` shows the plan. Keys you set under [fit] are never changed."
@@ -229,7 +229,7 @@ def _held(value: Any, key: str) -> Iterator[str]:
 
 
 def demo_job(images: Path | None = None) -> str:
-    """Return the demo job's text with the bundled base, and with the bundled images or a copy of them."""
+    """Return the demo job's text with the bundled base and images; ``images`` can be a copy of the images."""
     template = asset_path("demo", "job.toml").read_text(encoding="utf-8")
     base, place = (
         toml_value(str(asset_path("demo", "base"))),

@@ -23,7 +23,7 @@ MAX_SHARD_SAMPLES = 100_000
 
 
 def text_batch_size(fit: FitConfig) -> int:
-    """Return how many captions are encoded at once: 1 for deterministic runs, as the batch size changes rounding."""
+    """Return the number of captions encoded at once: 1 in deterministic runs, since the batch size changes rounding."""
     return 1 if fit.deterministic else fit.text_encoder_batch_size or DEFAULT_TEXT_BATCH
 
 
@@ -33,18 +33,18 @@ def encoding_settings(fit: FitConfig) -> tuple[object, ...]:
 
 
 def content_key(*parts: object) -> str:
-    """Return the SHA-256 of the JSON of ``parts``: equal content has the same key on every machine."""
+    """Return the SHA-256 of ``parts`` as JSON, so equal content has the same key on every machine."""
     return hashlib.sha256(json.dumps([FORMAT_VERSION, *parts], ensure_ascii=False).encode("utf-8")).hexdigest()
 
 
 def entry_path(folder: Path, key: str) -> Path:
-    """Return the path of an entry; the first two letters of its key are the subfolder, which keeps folders small."""
+    """Return the path of an entry, in a subfolder named after its key's first two letters to keep folders small."""
     return folder / key[:2] / f"{key}.safetensors"
 
 
 @dataclass(frozen=True)
 class CacheKeys:
-    """Cache entries of a resolved job under ``folder``; the hashes are of its VAE and text encoders."""
+    """Cache keys of a resolved job, with entries in ``folder``; the hashes are of its VAE and text encoders."""
 
     folder: Path
     job: Job
@@ -54,18 +54,18 @@ class CacheKeys:
 
     @property
     def pictures(self) -> Path:
-        """Return the folder of latents."""
+        """Return the folder for latents."""
         return self.folder / "pictures"
 
     @property
     def texts(self) -> Path:
-        """Return the folder of caption embeddings."""
+        """Return the folder for caption embeddings."""
         return self.folder / "texts"
 
     def image_key(self, sample: Sample) -> str:
         """Return the cache key of a sample's latents.
 
-        It depends on image and mask bytes, crop, bucket, flip, background, the VAE, its dtype and encoder tiling.
+        It depends on the image and mask bytes, crop, bucket, flip, background, VAE, VAE dtype and encoder tiling.
         """
         image = sample.image
         return content_key(
@@ -83,9 +83,9 @@ class CacheKeys:
         )
 
     def text_key(self, text: str) -> str:
-        """Return the cache key of a caption: its text, encoders, clip skip, token limit and dtype.
+        """Return the cache key of a caption, based on text, text encoders, clip skip, token limit and dtype.
 
-        A batch size above 1 is part of the key, since batching changes rounding: deterministic runs never use such
+        A batch size above 1 is part of the key because batching changes rounding; deterministic runs never use such
         entries.
         """
         recipe, at_once = self.job.recipe, text_batch_size(self.job.fit)
@@ -101,23 +101,23 @@ class CacheKeys:
         )
 
     def has_image(self, sample: Sample) -> bool:
-        """Return whether an entry exists; it is validated when it is read."""
+        """Return whether a sample's entry exists; it is validated only when it is read."""
         return entry_path(self.pictures, self.image_key(sample)).is_file()
 
     def has_text(self, text: str) -> bool:
-        """Return whether an entry exists; it is validated when it is read."""
+        """Return whether a caption's entry exists; it is validated only when it is read."""
         return entry_path(self.texts, self.text_key(text)).is_file()
 
 
 def text_bytes(token_chunks: int, widths: Iterable[int]) -> int:
-    """Return the maximum bytes of a cached caption (fp32) for encoders of these hidden sizes."""
+    """Return the maximum bytes of a cached caption (fp32) for encoders with these hidden sizes."""
     return (token_chunks + 2) * sum(widths) * FLOAT_BYTES
 
 
 def latent_bytes(bucket: tuple[int, int], *, masked: bool) -> int:
-    """Return the bytes of cached latents of a bucket (width, height).
+    """Return the bytes of one image's cached latents, and of its mask, in a bucket (width, height).
 
-    Mean and standard deviation have 4 channels each, a mask has 1; all are fp32 at latent size.
+    Mean and standard deviation have 4 channels each, and a mask has 1; all are fp32 at latent size.
     """
     width, height = bucket
     return (2 * 4 + masked) * (width // LATENT_SCALE) * (height // LATENT_SCALE) * FLOAT_BYTES

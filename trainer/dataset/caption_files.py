@@ -1,4 +1,4 @@
-"""Reading of captions from .txt and .caption files and metadata.jsonl; nothing here writes."""
+"""Read captions from .txt and .caption files and from metadata.jsonl, without ever writing them."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Literal
 from trainer.protocol.reading import UnusableFileError, open_file, parse_json, read_text, reason_of
 
 SUFFIXES = (".txt", ".caption")
-"""Extensions of caption files; the first wins where an image has both."""
+"""Extensions of caption files; if an image has both files, the first is used."""
 METADATA_NAME = "metadata.jsonl"
 COLUMNS = ("text", "prompt", "caption")
-"""Columns of a metadata file that may contain the caption; the first one present wins."""
+"""Columns of a metadata file that may contain the caption; the first one present is used."""
 
 LARGEST = 100_000
-"""Maximum bytes of a caption file; a larger file is something else and would only fill memory."""
+"""Maximum bytes of a caption file; a larger file is not a caption and would only fill memory."""
 
 _MOST_FAULTS = 20
-"""Maximum invalid lines of one file that are listed: a hundred thousand of them are one mistake."""
+"""Maximum number of invalid lines listed per file, since thousands of them have the same cause."""
 
 Lines = Literal["caption", "variants"]
 
 
 class NotACaptionError(Exception):
-    """Error for a caption file that cannot be used; its text is the reason."""
+    """A caption file cannot be used; the error's text is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class CaptionFile:
 def read_caption_file(path: Path) -> CaptionFile:
     """Return a caption file's text without a byte order mark; raises NotACaptionError.
 
-    Other encodings than UTF-8 are read so that the text can be shown and used, but the file is left unchanged: UTF-16
-    if it has a byte order mark, else Windows cp1252, with the replacement character for its five undefined bytes.
+    Text that is not UTF-8 is decoded as UTF-16 if it has a byte order mark, else as Windows cp1252, where the five
+    undefined bytes become the replacement character. The file is not changed.
     """
     try:
         with open_file(path, "stream") as file:
@@ -65,7 +65,7 @@ def decode_caption(data: bytes) -> CaptionFile:
 
 
 def split_caption(text: str, lines: Lines) -> tuple[str, ...]:
-    """Return the alternative captions of a text: all lines joined, or one per line; none if it is empty."""
+    """Return the alternative captions in a text: all lines as one, or one per line; none for an empty text."""
     kept = [line.strip() for line in text.splitlines() if line.strip()]
     if lines == "variants":
         return tuple(kept)
@@ -73,9 +73,10 @@ def split_caption(text: str, lines: Lines) -> tuple[str, ...]:
 
 
 def read_metadata(path: Path) -> tuple[dict[str, str], list[str]]:
-    """Read Hugging Face's metadata.jsonl: captions by `file_name` (relative to its folder), and its faults.
+    """Return the captions in Hugging Face's metadata.jsonl by `file_name`, and the reasons for unused lines.
 
-    Up to 20 faults are listed with their lines; the other lines are still used. A missing file has no captions.
+    `file_name` is relative to the file's folder. Up to 20 reasons are listed with their lines; all valid lines are
+    used. A missing file has no captions.
     """
     captions: dict[str, str] = {}
     faults: list[str] = []
@@ -100,7 +101,7 @@ def read_metadata(path: Path) -> tuple[dict[str, str], list[str]]:
 
 
 def require_short(name: str, text: str) -> None:
-    """Raise ValueError for a caption above the limit of caption files; `name` is its name in the file."""
+    """Raise ValueError for a caption longer than a caption file may be; `name` is its key in the file."""
     if len(text) > LARGEST:
         raise ValueError(f"its {name} is longer than {LARGEST:,} characters")
 

@@ -1,4 +1,4 @@
-"""Reading and checking of a whole dataset, and the frozen listing (dataset.jsonl) that a run trains from."""
+"""Read and check a whole dataset, and write the frozen listing (dataset.jsonl) that a run trains from."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _KINDS = {"train": "for training", "regularization": "for regularization", "vali
 
 
 def shape_findings(size: tuple[int, int], bucket: tuple[int, int], recipe: RecipeConfig) -> list[str]:
-    """Return the codes of findings about the size (width, height) of an image's region in its bucket."""
+    """Return the codes of findings about the size (width, height) of an image's region compared to its bucket."""
     full_area = (recipe.resolution or 0) ** 2
     coarse = size[0] * size[1] < full_area and bucket[0] * bucket[1] < _SMALL_BUCKET * full_area
     doubts = {
@@ -77,7 +77,7 @@ def file_findings(path: Path, facts: ImageFacts) -> list[str]:
 
 
 class DatasetBuilder:
-    """Builds image records from candidates, and records findings about each in the scan."""
+    """Builder of image records from candidates, which adds findings about each image to the scan."""
 
     def __init__(
         self, dataset: DatasetConfig, recipe: RecipeConfig, inspected: Mapping[Path, Inspection], scan: Scan
@@ -91,7 +91,7 @@ class DatasetBuilder:
         self._masks_wanted = wanted or any(candidate.mask_path for candidate in scan.candidates)
 
     def image(self, candidate: ImageFile) -> tuple[ImageRecord, ImageFacts] | None:
-        """Return the record and file facts of a candidate; None if it must be left out."""
+        """Return the record of a candidate and the facts about its file; None if the image must be left out."""
         facts = self._sound(candidate.path)
         if facts is None:
             return None
@@ -134,7 +134,7 @@ class DatasetBuilder:
             self._mark(code, path)
 
     def _mask(self, candidate: ImageFile, facts: ImageFacts) -> tuple[MaskSource, Path | None, str | None]:
-        """Return the source, path and hash of the mask; an unreadable mask is reported and not used."""
+        """Return the source, path and hash of an image's mask; an unreadable mask is reported and not used."""
         if self._dataset.masks == "alpha" and facts.transparent:
             return "alpha", None, None
         if candidate.mask_path and (mask := self._sound(candidate.mask_path)):
@@ -152,7 +152,7 @@ class DatasetBuilder:
 def record_image_findings(
     images: Sequence[ImageRecord], alike: Iterable[Sequence[int]], recipe: RecipeConfig, scan: Scan
 ) -> None:
-    """Record findings about images in the scan; `alike` are groups of indexes of similar images."""
+    """Add findings about images to the scan; `alike` contains groups of indexes of similar images."""
     _mark_copies(images, alike, scan)
     _mark_captions(images, recipe, scan)
     shown = Counter[tuple[int, int]]()
@@ -186,7 +186,7 @@ def _mark_captions(images: Iterable[ImageRecord], recipe: RecipeConfig, scan: Sc
 
 
 def _texts(image: ImageRecord, recipe: RecipeConfig) -> Iterator[str]:
-    """Yield each alternative caption of an image as trained without dropout, with one choice of its wildcards."""
+    """Yield each alternative caption of an image as trained without dropout, with wildcards chosen once."""
     whole = without_randomness(recipe.captions)
     for caption in image.captions or ("",):
         yield compose_caption((caption,), image.trigger, image.class_words, whole, np.random.default_rng(0))
@@ -195,9 +195,9 @@ def _texts(image: ImageRecord, recipe: RecipeConfig) -> Iterator[str]:
 def held_out(ids: Sequence[str], alike: Iterable[Sequence[int]], share: float | Literal["auto"]) -> set[int]:
     """Return the indexes of training images to hold out for validation; `ids` are their content hashes.
 
-    "auto" holds out 5 % of 40 or more images, else none. Images that are `alike` (groups of indexes) stay together, so
-    that no held-out image resembles a training image. Groups are taken by their smallest hash while they fit into the
-    share: the choice depends on contents only, and a new image changes little.
+    "auto" holds out 5 % if there are at least 40 images, else none. Similar images (`alike`: groups of indexes) stay
+    together to prevent held-out images from resembling training images. Groups are taken in the order of their smallest
+    hashes if they fit into the share: the choice depends only on contents, and a new image changes it little.
     """
     if share == "auto":
         share = AUTO_SHARE if len(ids) >= _AUTO_LEAST else 0.0
@@ -213,7 +213,7 @@ def held_out(ids: Sequence[str], alike: Iterable[Sequence[int]], share: float | 
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """The usable images, including those for validation, and all findings."""
+    """Usable images, including validation images, and all findings."""
 
     images: tuple[ImageRecord, ...]
     findings: tuple[Finding, ...]
@@ -222,11 +222,11 @@ class Dataset:
 def read_dataset(
     dataset: DatasetConfig, recipe: RecipeConfig, progress: Progress | None = None, imported: Imported | None = None
 ) -> Dataset:
-    """Read and check a whole dataset: every image is hashed and decoded once, and cached while unchanged.
+    """Read and check a whole dataset; an image is hashed and decoded only if it is new or has changed.
 
-    `recipe.resolution` must be resolved, as it determines the buckets. `imported` are captions by image from another
-    trainer's files. Unusable images are left out and reported as findings of severity "error"; only folders that are
-    missing, unreadable or without images, and damaged impasto.jsonl files, raise DatasetError.
+    `recipe.resolution` must be resolved, since it determines the buckets. `imported` contains captions by image from
+    another trainer's files. Unusable images are left out and reported as findings of severity "error". DatasetError is
+    raised only for folders that are missing, unreadable or without images, and for damaged impasto.jsonl files.
     """
     scan = scan_folders(dataset, imported or {})
     masks = [candidate.mask_path for candidate in scan.candidates if candidate.mask_path]
@@ -245,7 +245,7 @@ def read_dataset(
 def _hold_out(
     images: Sequence[ImageRecord], groups: Iterable[Sequence[int]], dataset: DatasetConfig
 ) -> list[ImageRecord]:
-    """Hold out some training images for validation; a validation folder replaces the automatic share."""
+    """Return the images with some held out for validation; a validation folder replaces the automatic share."""
     share = dataset.validation_share
     if share == "auto" and any(image.kind == "validation" for image in images):
         return list(images)
@@ -262,9 +262,9 @@ def write_listing(path: Path, images: Iterable[ImageRecord]) -> None:
 
 
 def read_listing(path: Path) -> tuple[ImageRecord, ...]:
-    """Return the images of a listing exactly as written.
+    """Return the images in a listing exactly as they were written.
 
-    Raises DatasetError when the file is missing or damaged.
+    Raises DatasetError if the file is missing or damaged.
     """
     try:
         lines = read_text(path, "listing").split("\n")
@@ -295,7 +295,7 @@ def _image(facts: Mapping[str, Any]) -> ImageRecord:
 
 
 def describe(dataset: Dataset, recipe: RecipeConfig, *, show_captions: bool = False) -> list[str]:
-    """Return a description of an epoch, line by line; optionally with all captions of the first epoch."""
+    """Return a description of the dataset and its epochs as lines, optionally with the first epoch's captions."""
     images = dataset.images
     side = recipe.resolution
     training = (

@@ -1,4 +1,4 @@
-"""Processes that decode images, so that a file which hangs or crashes its decoder affects nothing else."""
+"""Separate processes that decode images, since a file can hang or crash its decoder."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _LARGE = "a large image: may it be decoded now?"
 Inspected = tuple[Path, State | None, Inspection]
 _SPAWN = multiprocessing.get_context("spawn")
 PROCESS_COUNT = min(4, usable_cores())
-"""Number of decoder processes; more would gain little and take more memory."""
+"""Number of decoder processes; more would need more memory and gain little."""
 
 
 class DecoderPool:
-    """Pool of decoder processes, each started when it is first needed.
+    """Pool of decoder processes, which are started when they are first needed.
 
-    Everything runs in the calling thread, so that Ctrl-C never finds a lock held.
+    All its code runs in the calling thread, so no lock can be held when Ctrl-C interrupts it.
     """
 
     def __init__(self, count: int) -> None:
@@ -68,8 +68,8 @@ class DecoderPool:
     def inspect(self, paths: Iterable[Path], max_megapixels: float) -> Iterator[Inspected]:
         """Inspect images as `inspection.inspect` does, and yield each result with its path when it is ready.
 
-        Raises DatasetError if no process can be started, whatever the images are. However it ends, the pool can be used
-        again, without images left over from before.
+        Raises DatasetError if a process cannot be started. The pool can be used again afterwards, even after an error,
+        and does not continue with earlier images.
         """
         left = deque(paths)
         try:
@@ -85,14 +85,14 @@ class DecoderPool:
             self._put_down()
 
     def _put_down(self) -> None:
-        """Kill the processes that still have an image; the others keep running."""
+        """Kill the processes that are still working on an image; the others keep running."""
         self._large.clear()
         for decoder in self._all:
             if decoder.path is not None:
                 decoder.end()
 
     def _collect(self, busy: list[_Decoder]) -> Iterator[Inspected]:
-        """Wait for a message or for the deadline of an image, and yield finished results."""
+        """Wait for a message or an image's deadline, and yield the available results."""
         soonest = min(decoder.deadline for decoder in busy) - time.monotonic()
         ready = connection.wait([decoder.pipe for decoder in busy], None if soonest == inf else max(0.0, soonest))
         for decoder in busy:
@@ -109,7 +109,7 @@ class DecoderPool:
             self._turn(decoder, asks=found is None)
 
     def _turn(self, decoder: _Decoder, *, asks: bool) -> None:
-        """Queue or dequeue a decoder with a large image, and let the first one in the queue decode."""
+        """Add a decoder with a large image to the queue or remove it, and let the first one in the queue decode."""
         first = self._large[0] if self._large else None
         if asks:
             decoder.deadline = inf
@@ -155,7 +155,10 @@ class _Decoder:
         self._process, self._pipe = process, ours  # set last: another thread may kill a started process
 
     def comes_up(self) -> bool:
-        """Receive the process's start message if it is due; raises DatasetError if the process ended without it."""
+        """Receive the start message; return False if it had arrived before.
+
+        Raises DatasetError if the process ended before sending it.
+        """
         if self._up:
             return False
         try:
@@ -167,7 +170,7 @@ class _Decoder:
         return True
 
     def give(self, path: Path, max_megapixels: float) -> None:
-        """Send an image to the process."""
+        """Send an image's path to the process."""
         self._send((path, max_megapixels))
         self.path = path  # set last: without a process no image is being decoded
 
@@ -181,7 +184,7 @@ class _Decoder:
         self.deadline = time.monotonic() + SECONDS
 
     def receive(self) -> Inspected | None:
-        """Return the result of the image; None if the process asks to decode a large one."""
+        """Return the image's result; None if the process asks for permission to decode a large image."""
         try:
             answer = self.pipe.recv()
         except (EOFError, OSError):
@@ -189,7 +192,7 @@ class _Decoder:
         return None if answer == _LARGE else (self._put_down(), *answer)
 
     def give_up(self, *, hung: bool) -> Inspected:
-        """Kill the process and return the image's fault; raises DatasetError if the process never started."""
+        """Kill the process and return its image's error; raises DatasetError if the process never started."""
         up, path = self._up, self._put_down()
         self.end()
         if not up:
@@ -198,7 +201,7 @@ class _Decoder:
         return path, None, fault
 
     def kill(self) -> None:
-        """Kill the process; whoever waits for its answer gets an end of file."""
+        """Kill the process, which causes an end of file for a caller that waits for its result."""
         process = self._process
         if process:
             process.kill()
@@ -220,7 +223,7 @@ class _Decoder:
 
 @contextmanager
 def no_interrupts() -> Iterator[None]:
-    """Block Ctrl-C in processes started inside: a terminal sends it to all, but only this process should handle it."""
+    """Block Ctrl-C in processes started in the block: terminals send it to all, but only this one handles it."""
     if sys.platform == "win32":
         yield
         return
@@ -241,7 +244,7 @@ def _no_process(reason: str) -> DatasetError:
 
 
 def _serve(pipe: Connection) -> None:
-    """Answer requests until the pipe is closed; runs in the decoder process."""
+    """Inspect images until the pipe is closed; this runs in the decoder process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     @contextmanager
@@ -260,16 +263,16 @@ def _serve(pipe: Connection) -> None:
 
 
 Progress = Callable[[int, int], None]
-"""Callback with the number of checked files and of all files."""
+"""Callback that takes the number of files checked so far and the total."""
 
 
 def inspect_images(
     paths: Iterable[Path], max_megapixels: float, progress: Progress | None = None, decoders: DecoderPool | None = None
 ) -> dict[Path, Inspection]:
-    """Return the facts of each file, or why it cannot be used; every image is decoded completely.
+    """Return the facts about each file, or the error if it cannot be used; images are decoded completely.
 
-    A file with the same size and time as at an earlier check is not opened again. Frequent callers pass `decoders`, so
-    that processes are not started each time.
+    A file whose size and modification time have not changed since an earlier check is not opened again. Frequent
+    callers pass `decoders` to avoid starting new processes each time.
     """
     paths = list(dict.fromkeys(paths))
     with inspection_cache() as memory, nullcontext(decoders) if decoders else _started() as decoders:

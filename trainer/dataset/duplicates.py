@@ -1,4 +1,4 @@
-"""Detection of identical and similar images by a small fingerprint of shapes and colors."""
+"""Detect identical and similar images by a small fingerprint of shapes and colors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COLOR_LIMIT = 32
 
 
 def fingerprint(image: Image.Image) -> bytes:
-    """Return 64 bytes that hardly change when an RGB image is saved again or resized.
+    """Return 64 bytes that change little if an RGB image is saved again or resized.
 
     8 bytes of pHash (whether each of the lowest 8×8 cosine frequencies of the 32×32 grayscale image is above their
     median; Zauner 2010), 8 of dHash (whether each cell of 9×8 is brighter than its left neighbor; Krawetz 2013), and
@@ -36,9 +36,9 @@ def fingerprint(image: Image.Image) -> bytes:
 
 
 class Fingerprints:
-    """Fingerprints of many images in arrays, so that one is compared with all others in a fraction of a millisecond.
+    """Fingerprints of many images in arrays, which makes comparing one with all others take under a millisecond.
 
-    `add` doubles the capacity when it is full, so that adding one takes constant time on average.
+    `add` doubles the capacity when the arrays are full, so adding one takes constant time on average.
     """
 
     def __init__(self, fingerprints: Sequence[bytes] = ()) -> None:
@@ -62,7 +62,7 @@ class Fingerprints:
         self._split()
 
     def near(self, place: int, others: slice) -> list[int]:
-        """Return the indexes among `others` of images similar to the one at `place`."""
+        """Return the indexes in `others` of images that are similar to the one at index `place`."""
         distance = np.bitwise_count(self._low[others] ^ self._low[place])
         distance += np.bitwise_count(self._rising[others] ^ self._rising[place])
         found = others.indices(self._count)[0] + np.flatnonzero(distance <= _SHAPE_LIMIT)
@@ -76,7 +76,7 @@ class Fingerprints:
 
 
 def alike(fingerprints: Sequence[bytes]) -> list[list[int]]:
-    """Return the groups of two or more indexes of similar images, directly or through others.
+    """Return groups of two or more indexes of images that are similar, directly or through other images.
 
     Compares all pairs: about half a second for 5,000 images.
     """
@@ -86,7 +86,7 @@ def alike(fingerprints: Sequence[bytes]) -> list[list[int]]:
 
 
 def connected(count: int, pairs: Iterable[tuple[int, int]]) -> list[list[int]]:
-    """Return the connected groups of two or more among ``count`` indexes joined by ``pairs``."""
+    """Return the groups of two or more of ``count`` indexes that ``pairs`` connect."""
     leader = list(range(count))
     for first, second in pairs:
         leader[_root(leader, second)] = _root(leader, first)
@@ -94,7 +94,7 @@ def connected(count: int, pairs: Iterable[tuple[int, int]]) -> list[list[int]]:
 
 
 def same(ids: Sequence[str]) -> list[list[int]]:
-    """Return the groups of two or more indexes with the same content hash."""
+    """Return groups of two or more indexes with the same content hash."""
     return _groups(ids)
 
 

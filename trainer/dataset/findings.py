@@ -1,4 +1,4 @@
-"""Problems of a dataset, with the words and remedy of each."""
+"""Problems found in a dataset, each with a sentence and a remedy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from trainer.errors import DatasetError
 
 Severity = Literal["error", "warning", "info"]
-"""error: left out, or wrong as it is; warning: used, but doubtful; info: good to know."""
+"""error: left out or wrong; warning: used, but probably not as intended; info: good to know."""
 CROP_LOSS = 0.2
 """Images that lose more than this share of their area to cropping are reported."""
 _NAMED = 4
@@ -22,22 +22,22 @@ _ORDER: Mapping[Severity, int] = {"error": 0, "warning": 1, "info": 2}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One problem of a dataset: its code with values, and the files concerned."""
+    """One problem found in a dataset: its code and values, and the files concerned."""
 
     code: str
     values: Mapping[str, Any] = field(hash=False)
-    """Counts, names and reasons for its sentence, as plain data."""
+    """Counts, names and reasons that the sentence contains, as plain data."""
     paths: tuple[Path, ...] = ()
     severity: Severity = "warning"
 
     @property
     def sentence(self) -> str:
-        """Return what was found."""
+        """Return the sentence that describes the problem."""
         return sentence_of(self.code, self.values)
 
     @property
     def remedy(self) -> str:
-        """Return what to do about it; empty where nothing needs to be done."""
+        """Return what to do about the problem; empty if nothing needs to be done."""
         return rule_of(self.code).remedy
 
 
@@ -46,7 +46,7 @@ class Rule(NamedTuple):
 
     severity: Severity
     sentence: str
-    """{images}, {files} and {folders} become the count with its noun, such as "3 images"."""
+    """Template in which {images}, {files} and {folders} become the count with its noun, such as "3 images"."""
     remedy: str
 
 
@@ -244,16 +244,16 @@ FILE_FAULTS: Mapping[str, Rule] = {
     ),
     "metadata.damaged": Rule("error", "In {file}, {reason}.", "Fix that line."),
 }
-"""Problems of single files; {file} is the whole path."""
+"""Problems with single files; {file} is the full path."""
 
 
 def rule_of(code: str) -> Rule:
-    """Return the words of a finding with this code; raises KeyError for an unknown code."""
+    """Return the rule for a finding's code; raises KeyError for an unknown code."""
     return RULES.get(code) or COPIES.get(code) or FILE_FAULTS[code]
 
 
 def sentence_of(code: str, values: Mapping[str, Any]) -> str:
-    """Return the sentence of a finding; raises KeyError for an unknown code or a missing value."""
+    """Return a finding's sentence; raises KeyError for an unknown code or a missing value."""
     rule = rule_of(code)
     if "more" in values:
         return f"{values['more']:,} more findings like the previous {_MOST_OF_A_KIND}."
@@ -265,13 +265,13 @@ def sentence_of(code: str, values: Mapping[str, Any]) -> str:
 
 
 def file_fault(code: str, path: Path, **values: Any) -> DatasetError:
-    """Return the error for a file with one of the `FILE_FAULTS`."""
+    """Return the DatasetError for a file with one of the `FILE_FAULTS`."""
     values = {"file": str(path), **values}
     return DatasetError(code, sentence_of(code, values), rule_of(code).remedy, values)
 
 
 def word_marks(marks: Mapping[str, Sequence[Path]]) -> list[Finding]:
-    """Return one finding per code, with all its files."""
+    """Return one finding per code, with all files that have this code."""
     return [
         Finding(code, {"count": len(paths)}, tuple(paths), RULES[code].severity)
         for code, paths in marks.items()
@@ -280,7 +280,7 @@ def word_marks(marks: Mapping[str, Sequence[Path]]) -> list[Finding]:
 
 
 def word_copies(groups: Sequence[Sequence[Path]], *, exact: bool) -> list[Finding]:
-    """Return a finding for each group of identical or similar images; a single one if there are many groups."""
+    """Return a finding for each group of identical or similar images, or a single one for many groups."""
     code = "picture.same" if exact else "picture.near"
     if len(groups) > _NAMED_GROUPS:
         paths = tuple(path for group in groups for path in group)
@@ -292,7 +292,7 @@ def word_copies(groups: Sequence[Sequence[Path]], *, exact: bool) -> list[Findin
 
 
 def _which(values: Mapping[str, Any]) -> str:
-    """Return which images are copies: their names, or their number and that of their groups."""
+    """Return text for the images that are copies: their names, or the numbers of images and groups."""
     if "groups" in values:
         return f"{values['count']} images in {values['groups']} groups"
     names, rest = values["names"], values["count"] - len(values["names"])
@@ -302,7 +302,7 @@ def _which(values: Mapping[str, Any]) -> str:
 
 
 def by_severity(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Return the findings, errors first, then warnings, with at most 20 of a kind.
+    """Return the findings with errors first, then warnings, and at most 20 per kind.
 
     The order is independent of the order in which they were found.
     """
@@ -312,7 +312,7 @@ def by_severity(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 
 def _limited(kind: Sequence[Finding]) -> Sequence[Finding]:
-    """Return the first findings of one kind, and one that stands for all others, with their files."""
+    """Return the first findings of one kind, and one finding that represents the rest and has their files."""
     shown, rest = kind[:_MOST_OF_A_KIND], kind[_MOST_OF_A_KIND:]
     if len(rest) <= 1:
         return kind
@@ -322,7 +322,7 @@ def _limited(kind: Sequence[Finding]) -> Sequence[Finding]:
 
 
 def worded(rule: Rule, count: int) -> str:
-    """Return a rule's sentence for ``count`` images, files or folders."""
+    """Return a rule's sentence with its nouns replaced for ``count`` images, files or folders."""
     plural = "" if count == 1 else "s"
     counts = {noun + "s": f"{count} {noun}{plural}" for noun in ("image", "file", "folder")}
     return rule.sentence.format(**counts)

@@ -1,4 +1,4 @@
-"""Scanning of dataset folders: images with their captions, masks, crops, and settings from names and sidecars."""
+"""Scan dataset folders for images, captions, masks and crops, and for settings in names and sidecars."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trainer.errors import DatasetError
 from trainer.protocol.files import Links, long_path
 
 MASK = "-masklabel"
-"""Suffix of a mask's file name after the stem of its image; masks are PNG files."""
+"""Text that follows the image's stem in the name of its mask, which is a PNG file."""
 _CONDITION = "-condlabel"
 _KOHYA_NAME = re.compile(r"([1-9]\d{0,3})_(.*)")
 _MANY_REPEATS = 200
@@ -45,11 +45,11 @@ class FolderFacts:
 
 
 class FolderMarks(NamedTuple):
-    """Settings from the names and sidecars of a directory and its parents; None where there are none."""
+    """Settings from the names and sidecars of a directory and its parents; None for settings not found there."""
 
     repeats: int | None
     named: int | None
-    """Repeats from the nearest kohya folder name, whatever the sidecars say."""
+    """Repeats from the nearest kohya folder name, regardless of sidecars."""
     regularization: bool
     trigger: str | None
     class_words: str | None
@@ -57,7 +57,7 @@ class FolderMarks(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ImageFile:
-    """An image file by its name, not opened yet."""
+    """An image file that was found by its name and has not been opened yet."""
 
     path: Path
     folder: FolderFacts
@@ -68,7 +68,7 @@ class ImageFile:
 
 @dataclass
 class Scan:
-    """Result of a scan; `marks` are file paths by the code of their finding (see findings.py)."""
+    """Result of a scan; `marks` are the files concerned, by finding code (see findings.py)."""
 
     candidates: list[ImageFile] = field(default_factory=list)
     marks: defaultdict[str, list[Path]] = field(default_factory=lambda: defaultdict(list))
@@ -76,7 +76,7 @@ class Scan:
 
 
 class _Directory:
-    """Files of one directory, its sidecar, and the captions of its metadata file."""
+    """Files of one directory, its sidecar, and the captions from metadata files."""
 
     def __init__(self, path: Path, files: list[Path], notes: Sidecar, metadata: Mapping[str, str]) -> None:
         self.path, self.files, self.notes, self.metadata = path, files, notes, metadata
@@ -94,10 +94,10 @@ class _Directory:
 
 
 def scan_folders(dataset: DatasetConfig, imported: Imported) -> Scan:
-    """Return every image of the dataset's folders, by folder and name, without opening images.
+    """Find every image in the dataset's folders, ordered by folder and name, without opening images.
 
-    `imported` captions (by image) take precedence over caption files. Raises DatasetError when folders are missing, not
-    folders, unreadable or without images (all at once), or when a sidecar is damaged.
+    `imported` captions (by image) take precedence over caption files. Raises DatasetError if folders are missing, not
+    folders, unreadable or without images (reported all at once), or if a sidecar is damaged.
     """
     scan, links = Scan(), _links_of(dataset)
     _look_into(dataset, lambda config: _scan_folder(config, dataset, imported, scan, links))
@@ -107,13 +107,13 @@ def scan_folders(dataset: DatasetConfig, imported: Imported) -> Scan:
 
 
 def require_images(dataset: DatasetConfig) -> None:
-    """Raise DatasetError for folders as `scan_folders` does, but from file names only, which is fast."""
+    """Raise DatasetError for folders as `scan_folders` does, but check only file names, which is fast."""
     links = _links_of(dataset)
     _look_into(dataset, lambda config: image_files(Path(config.path).absolute(), config.recursive, links))
 
 
 def _look_into(dataset: DatasetConfig, look: Callable[[FolderConfig], object]) -> None:
-    """Call ``look`` for every folder, and raise all errors as one."""
+    """Call ``look`` for every folder, and raise all errors together as one."""
     problems: list[DatasetError] = []
     for config in dataset.folders:
         try:
@@ -129,9 +129,9 @@ def _look_into(dataset: DatasetConfig, look: Callable[[FolderConfig], object]) -
 
 
 def image_files(folder: Path, recursive: bool = False, links: Links | None = None) -> list[Path]:
-    """Return a folder's images by name, optionally with subfolders; raises DatasetError as a scan does.
+    """Return a folder's images sorted by name, optionally with subfolders; raises DatasetError as a scan does.
 
-    Without `links`, only links into the folder itself are followed.
+    If `links` is None, only links to places in the folder itself are followed.
     """
     followed = links or Links([folder])
     return [file for _, files in _directories(folder, recursive, followed) for file in files if is_image(file)]
@@ -152,9 +152,9 @@ def _scan_folder(config: FolderConfig, dataset: DatasetConfig, imported: Importe
 
 
 def _directories(root: Path, recursive: bool, links: Links) -> list[tuple[Path, list[Path]]]:
-    """Return the directories with the folder's images, each with its files by name.
+    """Return the directories that contain the folder's images, each with its files sorted by name.
 
-    A folder without images, but with subfolders named as in kohya, such as 10_cat, is a kohya root: those are read.
+    If a folder has no images but kohya-style subfolders, such as 10_cat, the images are read from these.
     """
     if recursive:
         walked = [Path(path) for path, _, _ in os.walk(root, onerror=_refuse)]
@@ -173,7 +173,7 @@ def _directories(root: Path, recursive: bool, links: Links) -> list[tuple[Path, 
 
 
 def _files(folder: Path, links: Links) -> list[Path]:
-    """Return a folder's files without hidden ones, such as macOS creates, and links that are not allowed."""
+    """Return a folder's files except hidden ones, such as those macOS creates, and links that are not allowed."""
     try:
         with os.scandir(long_path(folder)) as entries:
             visible = [entry for entry in entries if entry.is_file() and not entry.name.startswith(".")]
@@ -231,7 +231,7 @@ def _no_images(root: Path) -> DatasetError:
 
 
 def _folder_facts(config: FolderConfig, root: Path, path: Path, scan: Scan, links: Links) -> FolderFacts:
-    """Return a directory's settings: from the job, else from itself or its nearest parent in the dataset folder."""
+    """Return a directory's settings: from the job, else from the directory or its nearest parent that has them."""
     marks = folder_marks([(folder.name, _read_notes(folder, links).folder) for folder in chain_of(root, path)])
     if marks.named and not config.repeats and marks.named >= _MANY_REPEATS:
         scan.marks["folder.many_repeats"].append(path)
@@ -247,7 +247,7 @@ def _folder_facts(config: FolderConfig, root: Path, path: Path, scan: Scan, link
 
 
 def _require_unicode(words: str, path: Path) -> None:
-    """Refuse class words from a directory name that is not Unicode, as Linux allows: text encoders cannot read them."""
+    """Raise DatasetError for class words that are not valid Unicode, as directory names on Linux may not be."""
     try:
         words.encode("utf-8")
     except UnicodeEncodeError as fault:
@@ -262,9 +262,9 @@ def chain_of(root: Path, path: Path) -> list[Path]:
 
 
 def folder_marks(chain: Sequence[tuple[str, FolderSettings]]) -> FolderMarks:
-    """Return a directory's settings from names and sidecars; the nearest value wins.
+    """Return a directory's settings from names and sidecars; the nearest value is used.
 
-    `chain` has name and sidecar of the directory and its parents, nearest first.
+    `chain` has the name and sidecar of the directory and of its parents, nearest first.
     """
     names = [_KOHYA_NAME.fullmatch(name) for name, _ in chain]
     repeats = [note.repeats or (int(name[1]) if name else None) for (_, note), name in zip(chain, names, strict=True)]
@@ -300,7 +300,7 @@ def _scan_image(
 
 
 def _captions(file: Path, directory: _Directory, facts: FolderFacts, dataset: DatasetConfig, scan: Scan) -> Captions:
-    """Return an image's captions from the first of .txt, .caption and metadata.jsonl, and record findings."""
+    """Return an image's captions from the first nonempty source (.txt, .caption, metadata.jsonl); add findings."""
     sources = [path for suffix in caption_files.SUFFIXES if (path := directory.beside(file.stem, suffix))]
     texts = [text for path in sources if (text := _caption_text(path, scan)) is not None]
     if (listed := directory.metadata.get(file.name)) is not None:
@@ -348,13 +348,13 @@ def _read_metadata(folder: Path, scan: Scan, links: Links) -> dict[str, str]:
 
 
 def below(metadata: Mapping[str, str], inside: str) -> dict[str, str]:
-    """Return the captions of a parent's metadata file for a subdirectory's images, by file name."""
+    """Return the captions in a parent's metadata file for images in the subdirectory `inside`, by file name."""
     start = inside + "/"
     return {name.removeprefix(start): text for name, text in metadata.items() if name.startswith(start)}
 
 
 def _mark_strays(directory: _Directory, scan: Scan) -> None:
-    """Record captions and masks without an image, and images in unsupported formats."""
+    """Add findings for captions and masks without an image, and for images in unsupported formats."""
     for file in directory.files:
         suffix = file.suffix.lower()
         if suffix in caption_files.SUFFIXES and not directory.images(file.stem):
@@ -366,12 +366,12 @@ def _mark_strays(directory: _Directory, scan: Scan) -> None:
 
 
 def is_image(path: Path) -> bool:
-    """Return whether a file name is that of a training image, not of a mask or another file."""
+    """Return whether a file is a training image by its name, not a mask or another kind of file."""
     return is_image_name(path.stem, path.suffix)
 
 
 def is_image_name(stem: str, suffix: str) -> bool:
-    """Return the same for a stem and extension; faster for very many names."""
+    """Return the same as `is_image` for a stem and extension, which is faster for very many names."""
     return suffix.lower() in SUFFIXES and not stem.endswith((MASK, _CONDITION))
 
 

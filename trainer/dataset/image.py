@@ -1,4 +1,4 @@
-"""The record of one image, and its bucket. A run trains only from these records."""
+"""The record of one image, and the choice of its bucket. A run trains only from these records."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MaskSource = Literal["none", "file", "alpha"]
 )  # fmt: skip
 @dataclass(frozen=True, slots=True)
 class ImageRecord:
-    """One image of the dataset, as frozen in a run's listing."""
+    """One image in the dataset, as frozen in a run's listing."""
 
     id: str
     """SHA-256 of the file in hex; identifies the image in random streams and cache keys."""
@@ -32,10 +32,10 @@ class ImageRecord:
     height: int
     kind: Kind
     repeats: int
-    """Repeats per epoch (of regularization images: per cycle, see `sampling.epoch_showings`)."""
+    """Repeats per epoch or, for regularization images, per cycle (see `sampling.epoch_samples`)."""
     weight: float
     captions: tuple[str, ...]
-    """Alternative captions as in the file; empty without a caption."""
+    """Alternative captions as they are in the file; empty if there is no caption."""
     trigger: str
     class_words: str
     mask: MaskSource
@@ -44,7 +44,7 @@ class ImageRecord:
     crop: Crop | None
     """Region to train on: left, top, right and bottom as fractions of the upright image."""
     bucket: tuple[int, int]
-    """Width and height in pixels of the training image."""
+    """Width and height of the training image in pixels."""
 
     def region(self) -> tuple[int, int, int, int]:
         """Return the region to train on as (left, top, width, height) in pixels of the upright image."""
@@ -67,8 +67,8 @@ def choose_bucket(width: int, height: int, recipe: RecipeConfig) -> Size | None:
 
     Every side is a multiple of `bucket_step`, the area is at most resolution squared, and the image is enlarged at most
     `max_upscale` times; a small image gets a smaller bucket, whose sides may be below `bucket_min`. Of the largest
-    shapes within these limits, the one that crops least is chosen. None means that even one step by one step would
-    enlarge the image too much. Raises ValueError when the recipe's resolution is not resolved.
+    shapes within these limits, the one that crops least is chosen. None means that even a bucket of one step by one
+    step would enlarge the image too much. Raises ValueError if the recipe's resolution is not resolved.
     """
     if recipe.resolution is None:
         raise ValueError("the recipe's resolution must be resolved before buckets are chosen")
@@ -89,7 +89,7 @@ def _choose(width: int, height: int, resolution: int, images: ImagesConfig) -> S
 
 
 def _shapes(widest: int, tallest: int, resolution: int, images: ImagesConfig) -> Iterator[Size]:
-    """Yield the tallest shape for each width and the widest for each height, within area and limits."""
+    """Yield the tallest shape for each width and the widest for each height, within the area and side limits."""
     step = images.bucket_step
     shortest = -(-images.bucket_min // step) * step if images.bucket_min else resolution // 2 // step * step
     longest = (images.bucket_max or resolution * 2) // step * step
@@ -112,5 +112,5 @@ def crop_loss(width: int, height: int, bucket: Size) -> float:
 
 
 def enlargement(width: int, height: int, bucket: Size) -> float:
-    """Return the factor that scales an image to cover the bucket (below 1: shrinks)."""
+    """Return the factor by which an image is scaled to cover the bucket; below 1, it shrinks."""
     return max(bucket[0] / width, bucket[1] / height)

@@ -1,4 +1,4 @@
-"""Import of other trainers' dataset files: kohya's dataset TOML and metadata JSON, OneTrainer's concepts."""
+"""Import dataset files of other trainers: kohya's dataset TOML and metadata JSON, OneTrainer's concepts."""
 
 from __future__ import annotations
 
@@ -60,20 +60,20 @@ class ImportedDataset:
 
     folders: list[FolderConfig] = field(default_factory=list)
     dataset: dict[str, object] = field(default_factory=dict)
-    """Keys of the job's dataset table except folders."""
+    """Values of the job's dataset table by key, except folders."""
     settings: dict[str, object] = field(default_factory=dict)
-    """Recipe values in the file, by dotted key such as recipe.captions.shuffle."""
+    """Recipe values from the file, by dotted key such as recipe.captions.shuffle."""
     captions: dict[Path, tuple[str, ...]] = field(default_factory=dict)
-    """Captions that are not in files beside the images, for `read_dataset`."""
+    """Captions that are not in files next to the images; `read_dataset` takes them."""
     notes: list[str] = field(default_factory=list)
-    """Settings that were not imported, one sentence each."""
+    """Sentences about settings that were not imported."""
 
     def config(self) -> DatasetConfig:
-        """Return the dataset table of a job."""
+        """Return the dataset table for a job."""
         return DatasetConfig.model_validate({"folders": self.folders, **self.dataset})
 
     def note(self, sentence: str) -> None:
-        """Add a note once; after 100 notes, only note that there are more."""
+        """Add a note unless it is already there; after 100 notes, add only that there are more."""
         if len(self.notes) >= _MOST_NOTES:
             sentence = "More settings of the file were not imported."
         if len(self.notes) <= _MOST_NOTES and sentence not in self.notes:
@@ -90,7 +90,7 @@ class ImportedDataset:
 def import_dataset(path: Path) -> ImportedDataset:
     """Import kohya's dataset TOML (.toml) or OneTrainer's concepts or config (.json); paths are relative to the file.
 
-    Raises DatasetError when the file is unreadable, lists no image folder, or has invalid values.
+    Raises DatasetError if the file is unreadable, lists no image folder, or has invalid values.
     """
     read = _read_kohya if path.suffix.lower() == ".toml" else _read_onetrainer
     try:
@@ -159,9 +159,9 @@ def _converted(key: str, value: Any) -> object:
 
 
 def read_kohya_metadata(path: Path, images: Path, separator: str = ",") -> tuple[dict[Path, tuple[str, ...]], int]:
-    """Return the captions of kohya's metadata (.json by path or stem, or .jsonl), and the number of missing images.
+    """Return the captions in kohya's metadata (.json by path or stem, or .jsonl), and the number of missing images.
 
-    Caption and tags are joined with the separator, as in sd-scripts. Raises OSError and ValueError.
+    An image's caption and tags are joined with the separator, as in sd-scripts. Raises OSError and ValueError.
     """
     text = read_text(path, "notes")
     if path.suffix.lower() == ".jsonl":
@@ -229,7 +229,7 @@ def _read_concept(concept: Table, folder: Path, imported: ImportedDataset) -> No
 
 
 def _balancing(concept: Table, imported: ImportedDataset) -> int:
-    """Return a concept's repeats; OneTrainer's fractions and sample counts are not supported, and noted."""
+    """Return a concept's repeats; add a note for OneTrainer's fractions and sample counts (not supported)."""
     balancing = float(concept.get("balancing", 1.0))
     if concept.get("balancing_strategy", "REPEATS") != "REPEATS":
         imported.note(
@@ -243,7 +243,7 @@ def _balancing(concept: Table, imported: ImportedDataset) -> int:
 
 
 def _prompts(text: Table, root: Path, recursive: bool) -> Iterator[tuple[Path, tuple[str, ...]]]:
-    """Yield the captions of a concept that takes them from one file for all images, or from file names."""
+    """Yield each image with its captions, if the concept takes them from one common file or from file names."""
     source = text.get("prompt_source", "sample")
     if source not in ("concept", "filename"):
         return
@@ -266,7 +266,7 @@ def _named(concept: Table) -> str:
 
 
 def _square(resolution: Any) -> int:
-    """Return the side of a square of the same area, as a multiple of 8."""
+    """Return the side of a square with the same area as a list's width and height, rounded to a multiple of 8."""
     if isinstance(resolution, list):
         return round(math.sqrt(math.prod(resolution)) / 8) * 8
     return int(resolution)

@@ -1,4 +1,4 @@
-"""Inspection of one image file: hash, size, format, and whether it decodes completely."""
+"""Inspect one image file: its hash, size and format, and whether it can be decoded completely."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from trainer.protocol.records import build, json_keys, to_record
 from trainer.protocol.row_store import RowStore, key_of
 
 State = tuple[int, int]
-"""Size in bytes and modification time in ns; a file counts as unchanged while both are the same."""
+"""Size in bytes and modification time in ns; a file counts as unchanged if both are the same."""
 
-# Increase when PictureFacts or its computation changes, so that older entries are ignored.
+# Increase this if ImageFacts or its computation changes, so that older entries are ignored.
 _VERSION = 1
 _LARGEST = 512_000_000  # bytes: about a million images
 # A file changed more recently than this may change again within one tick of the file system clock.
@@ -44,7 +44,7 @@ _DRAFT = (256, 256)
 @json_keys("id", "width", "height", "format", "animated", "rotated", "transparent", "profile", "fingerprint")
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
-    """Facts of an unchanged image file; the size is of the upright image, the fingerprint is in hex."""
+    """Facts about an image file in one state; the size is of the upright image, and the fingerprint is in hex."""
 
     id: str
     width: int
@@ -58,13 +58,13 @@ class ImageFacts:
 
 
 class InspectionCache:
-    """Cache of facts by path and state. If its store fails, images are simply inspected again."""
+    """Cache of facts by path and state. If its storage fails, images are inspected again."""
 
     def __init__(self, store: RowStore) -> None:
         self._store = store
 
     def recall(self, path: Path, state: State) -> ImageFacts | None:
-        """Return the cached facts of a file in this state; None if there are none or they are damaged."""
+        """Return the cached facts about a file in this state; None if they are missing or damaged."""
         row = self._store.get(key_of(path, *state, _VERSION))
         if row is None:
             return None
@@ -74,7 +74,7 @@ class InspectionCache:
             return None
 
     def keep(self, path: Path, state: State, facts: ImageFacts) -> None:
-        """Cache the facts of a file, unless it changed so recently that its state is unreliable."""
+        """Cache the facts about a file, unless it changed so recently that its state is unreliable."""
         if time.time_ns() - state[1] > _SETTLED_NS:
             self._store.put(key_of(path, *state, _VERSION), json.dumps(to_record(facts)).encode())
 
@@ -90,10 +90,10 @@ def inspection_cache() -> Iterator[InspectionCache]:
 
 
 def is_whole(path: Path) -> bool:
-    """Return whether the compressed data of a PNG contains at least the bytes of all rows.
+    """Return whether the compressed data in a PNG file contains at least the bytes of all rows.
 
-    The output is discarded, so memory stays at 1 MB whatever the header says. Raises OSError, zlib.error and
-    struct.error.
+    The decompressed data is discarded, so memory use stays at 1 MB regardless of the header. Raises OSError, zlib.error
+    and struct.error.
     """
     with open_file(path, "image") as file:
         file.seek(16)
@@ -118,7 +118,7 @@ def _row_bytes(width: int, height: int, bits: int, interlaced: bool) -> int:
 
 
 def _data_chunks(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the image data chunks up to the end of the file, skipping others."""
+    """Yield the image data chunks up to the end of the file, skipping all others."""
     while len(head := file.read(8)) == 8:
         length, kind = struct.unpack(">I4s", head)
         if kind == b"IDAT":
@@ -142,7 +142,7 @@ def file_state(path: Path) -> State:
 
 
 def inspect(path: Path, max_megapixels: float, turn: Turn) -> tuple[State | None, Inspection]:
-    """Return the state and facts of an image file, or None and the reason why it cannot be used.
+    """Return the state of an image file and the facts about it, or None and the error if it cannot be used.
 
     A large image is decoded inside `turn`, which must keep other large images from being decoded at the same time.
     """

@@ -1,4 +1,4 @@
-"""Decoding of image files to upright sRGB pixels, and cropping of samples to their bucket."""
+"""Decode image files to upright sRGB pixels, and crop samples to their buckets."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ _PROFILE_MODES = ("L", "RGB", "CMYK", "LAB")
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """Pixels of an upright image: colors (mode RGB, sRGB) and opacity (mode L; None if all is opaque)."""
+    """Pixels of an upright image: colors (mode RGB, sRGB) and opacity (mode L; None if fully opaque)."""
 
     colors: Image.Image
     alpha: Image.Image | None
     profile: Literal["none", "good", "broken"]
-    """State of the embedded color profile; with a broken one the colors are treated as sRGB."""
+    """State of the embedded color profile; if it is broken, the colors are treated as sRGB."""
 
     def on(self, background: str) -> Image.Image:
         """Return the colors composited on a background color such as #ffffff."""
@@ -79,10 +79,10 @@ with suppress(ImportError):  # JPEG XL needs this plugin, which registers itself
 
 
 class _PillowLimitsOff:
-    """Disables Pillow's process-wide pixel limit and warnings while at least one image is being read.
+    """Context that turns off Pillow's process-wide pixel limit and warnings while any image is being read.
 
-    Our own check is stricter than the limit, which cannot be set per image, and exceeding it may only warn. The
-    warnings concern odd metadata; what matters becomes a finding. Both are restored when the last reader exits.
+    The limit cannot be set per image, and exceeding it may only cause a warning; our own check is stricter. The
+    warnings are about odd metadata; problems that matter become findings. Both are restored after the last image.
     """
 
     def __init__(self) -> None:
@@ -118,9 +118,9 @@ def load_formats() -> None:
 
 @contextmanager
 def open_image(path: Path, max_megapixels: float) -> Iterator[ImageFile.ImageFile]:
-    """Open an image at its first frame, reading only the header; errors inside the block become DatasetError too.
+    """Open an image at its first frame, reading only the header; errors in the block become DatasetError too.
 
-    Raises DatasetError when the file is missing, not readable, empty, not an image, damaged or too large; the size is
+    Raises DatasetError if the file is missing, not readable, empty, not an image, damaged or too large; the size is
     checked before any pixel is decoded.
     """
     with noting_file(path), faults_named(path), _pillow_limits_off:
@@ -132,7 +132,7 @@ def open_image(path: Path, max_megapixels: float) -> Iterator[ImageFile.ImageFil
 
 
 def check_megapixels(path: Path, width: int, height: int, max_megapixels: float) -> None:
-    """Raise DatasetError when an image has more pixels than allowed."""
+    """Raise DatasetError if an image has more pixels than allowed."""
     megapixels = width * height / 1e6
     if megapixels > max_megapixels:
         size = {"width": width, "height": height, "megapixels": megapixels, "limit": max_megapixels}
@@ -141,7 +141,7 @@ def check_megapixels(path: Path, width: int, height: int, max_megapixels: float)
 
 @contextmanager
 def faults_named(path: Path) -> Iterator[None]:
-    """Convert errors about an image file inside the block to a DatasetError that names the file."""
+    """Convert errors about an image file in the block to a DatasetError that names the file."""
     try:
         yield
     except FileNotFoundError as fault:
@@ -158,7 +158,7 @@ def faults_named(path: Path) -> Iterator[None]:
 
 
 def _unidentified(path: Path) -> str:
-    """Return the fault code of a file that no decoder recognizes."""
+    """Return the code of the problem with a file that no decoder recognizes."""
     if path.stat().st_size == 0:
         return "picture.empty"
     is_jpeg_xl = path.suffix.lower() == ".jxl" and "JXL" not in Image.OPEN
@@ -166,7 +166,7 @@ def _unidentified(path: Path) -> str:
 
 
 def exif_orientation(image: ImageFile.ImageFile) -> int:
-    """Return the EXIF orientation (1 to 8) of an image before decoding; 1 if missing or invalid."""
+    """Return the EXIF orientation (1 to 8) of an undecoded image; 1 if it is missing or invalid."""
     try:
         value = image.getexif().get(ExifTags.Base.Orientation, 1)
     except _FAULTS:  # broken EXIF data does not make the pixels unusable
@@ -175,7 +175,7 @@ def exif_orientation(image: ImageFile.ImageFile) -> int:
 
 
 def upright_size(image: ImageFile.ImageFile) -> tuple[int, int]:
-    """Return (width, height) of the upright image in pixels; decodes PNG, whose EXIF may come last."""
+    """Return the (width, height) in pixels of the upright image; decodes PNG, whose EXIF may be at the end."""
     width, height = image.size
     return (height, width) if _orientation_left(image) >= 5 else (width, height)
 
@@ -188,7 +188,7 @@ def _orientation_left(image: ImageFile.ImageFile) -> int:
 def load_upright(path: Path, background: str, max_megapixels: float) -> Image.Image:
     """Return the image as upright 8-bit sRGB (mode RGB): first frame, composited on the background color.
 
-    Raises DatasetError like `open_picture`.
+    Raises DatasetError like `open_image`.
     """
     return _load_layers(path, max_megapixels).on(background)
 
@@ -196,10 +196,10 @@ def load_upright(path: Path, background: str, max_megapixels: float) -> Image.Im
 def crop_pixels(
     sample: Sample, background: str, max_megapixels: float
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32] | None]:
-    """Return a sample's pixels in bucket size: sRGB (height, width, 3), and its mask (height, width), 0 to 1, or None.
+    """Return a sample's sRGB pixels (height, width, 3) in bucket size, and its mask (height, width; 0 to 1) or None.
 
-    The window is resampled to the bucket in one pass (Lanczos, with prefilter when shrinking); both are mirrored for
-    flipped samples. Raises DatasetError like `open_picture`.
+    The window is resampled to the bucket in one pass (Lanczos, with a prefilter when shrinking); pixels and mask are
+    mirrored for flipped samples. Raises DatasetError like `open_image`.
     """
     image = sample.image
     layers = _load_layers(image.path, max_megapixels)
@@ -246,7 +246,7 @@ def _load_layers(path: Path, max_megapixels: float) -> Layers:
 
 
 def decode(image: ImageFile.ImageFile) -> Layers:
-    """Return the pixels of an opened image; call it inside `open_picture`, which converts errors."""
+    """Return the pixels of an opened image; call this inside `open_image`, which converts errors."""
     image.load()
     turn = _TURNS.get(_orientation_left(image))
     upright = image.transpose(turn) if turn is not None else image
@@ -261,9 +261,9 @@ def decode(image: ImageFile.ImageFile) -> Layers:
 
 
 def _to_eight_bits(image: Image.Image) -> Image.Image:
-    """Convert grayscale of more than 8 bits to mode L by its full range; Pillow's own conversion clips to white.
+    """Scale grayscale of more than 8 bits to mode L by its full range; Pillow's own conversion clips to white.
 
-    16-bit color needs nothing: Pillow reads it as 8-bit RGB. Raises ValueError for values outside the known range.
+    Pillow already reads 16-bit color as 8-bit RGB. Raises ValueError for values outside 0 to 65,535 (mode F: 0 to 1).
     """
     if not image.mode.startswith(("I", "F")):
         return image
@@ -294,7 +294,7 @@ def _split_alpha(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
 
 
 def _transform_to_srgb(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
-    """Return the conversion from an embedded profile; None if it is broken or for another color mode."""
+    """Return the conversion from an embedded profile; None if the profile is broken or for another color mode."""
     # Profiles are created per image: lcms does not guarantee that threads may share one.
     try:
         source = ImageCms.ImageCmsProfile(BytesIO(profile))

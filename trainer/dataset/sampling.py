@@ -1,4 +1,4 @@
-"""Samples of each step: captions, crops, effective batches and micro-batches, all deterministic."""
+"""Deterministic samples for each step: captions, crops, effective batches and micro-batches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 def compose_caption(
     captions: tuple[str, ...], trigger: str, class_words: str, config: CaptionConfig, stream: np.random.Generator
 ) -> str:
-    """Return the caption of one sample, a pure function of the arguments and the state of the caption stream.
+    """Return the caption of one sample, as a pure function of the arguments and the caption stream's state.
 
     The order is kohya's (sd-scripts `process_caption`): choose an alternative (or the class words), add the trigger
     word at the front unless the text contains it, prefix and suffix, caption dropout, wildcards, then keep, shuffle and
@@ -49,12 +49,12 @@ def compose_caption(
 
 
 def without_randomness(config: CaptionConfig) -> CaptionConfig:
-    """Return the settings without shuffling and dropout; alternatives and wildcards are still chosen."""
+    """Return the settings without shuffling or dropout; alternatives and wildcards are still chosen."""
     return config.model_copy(update={"dropout": 0.0, "tag_dropout": 0.0, "shuffle": False})
 
 
 def holds_trigger(text: str, trigger: str) -> bool:
-    """Return whether the text contains the trigger as a whole word, ignoring case (as CLIP does)."""
+    """Return whether the text contains the trigger word as a whole word, ignoring case as CLIP does."""
     return re.search(rf"(?<!\w){re.escape(trigger)}(?!\w)", text, re.IGNORECASE) is not None
 
 
@@ -67,7 +67,7 @@ def choose_wildcards(text: str, stream: np.random.Generator) -> str:
 
 
 def _arrange(text: str, keep: int, trigger: str, config: CaptionConfig, stream: np.random.Generator) -> str:
-    """Shuffle and drop the tags that are not kept; without both, return the text unchanged."""
+    """Shuffle and drop the tags that are not kept; return the text unchanged if no setting requires either."""
     marked = bool(config.keep_separator) and config.keep_separator in text
     if not (marked or config.shuffle or config.tag_dropout):
         return text
@@ -94,7 +94,7 @@ def _tags(text: str, config: CaptionConfig) -> list[str]:
 
 
 def _joint(config: CaptionConfig) -> str:
-    """Return the separator followed by a space, as taggers write it."""
+    """Return the separator followed by one space, as taggers write it."""
     return config.separator.strip() + " "
 
 
@@ -118,10 +118,10 @@ Purpose = Literal[
 
 
 def generator(seed: int, purpose: Purpose, *, epoch: int = 0, sample: str = "", repeat: int = 0) -> np.random.Generator:
-    """Return a new random stream that depends only on the arguments, identical on every machine.
+    """Return a new random stream that depends only on the arguments and is identical on every machine.
 
-    The 128-bit Philox key is the start of the SHA-256 of the arguments as a JSON list. Streams of different arguments
-    are independent, so no stream's position ever has to be saved or restored.
+    The 128-bit Philox key is the start of the SHA-256 of the arguments as a JSON list. Streams for different
+    arguments are independent, so stream positions never have to be saved or restored.
     """
     packed = json.dumps([seed, purpose, epoch, sample, repeat]).encode("ascii")
     key = int.from_bytes(hashlib.sha256(packed).digest()[:16], "little")
@@ -133,20 +133,20 @@ Box = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One training sample of an image, with all random choices made."""
+    """One training sample of an image, with the results of all random choices."""
 
     image: ImageRecord
     epoch: int
     repeat: int
-    """Index of this content within the epoch; with epoch and image id it identifies every random stream."""
+    """Index of this sample among those with the same content in the epoch; part of the key of random streams."""
     caption: str
     window: Box
-    """Left, top, width and height, in pixels of the upright source, of the region scaled to the bucket."""
+    """Region that is scaled to the bucket: left, top, width and height in pixels of the upright image."""
     flip: bool
 
 
 def draw_sample(image: ImageRecord, recipe: RecipeConfig, epoch: int, repeat: int) -> Sample:
-    """Return one sample of an image, a pure function of (seed, epoch, image, repeat)."""
+    """Return one sample of an image, as a pure function of (seed, epoch, image, repeat)."""
     stream = partial(generator, recipe.seed, epoch=epoch, sample=image.id, repeat=repeat)
     caption = compose_caption(image.captions, image.trigger, image.class_words, recipe.captions, stream("caption"))
     across, down = stream("crop").random(2) if recipe.images.crop == "random" else (0.5, 0.5)
@@ -163,7 +163,7 @@ def plain_sample(image: ImageRecord, recipe: RecipeConfig) -> Sample:
 
 
 def measured_samples(images: Sequence[ImageRecord], recipe: RecipeConfig) -> tuple[Sample, ...]:
-    """Return the samples that validation measures: held-out images, or some training images without any."""
+    """Return the samples used for validation: held-out images or, if there are none, some training images."""
     held_out = [image for image in images if image.kind == "validation"]
     chosen = held_out or [image for image in images if image.kind == "train"]
     most = MAX_HELD_OUT if held_out else MAX_TRAINING_IMAGES
@@ -173,13 +173,13 @@ def measured_samples(images: Sequence[ImageRecord], recipe: RecipeConfig) -> tup
 def crop_window(image: ImageRecord, across: float, down: float) -> Box:
     """Return the largest window of the bucket's shape inside the image's region, in pixels of the upright image.
 
-    `across` and `down` (0 to 1) position it where there is room: 0 is left or top, 0.5 the middle.
+    `across` and `down` (0 to 1) position the window if it can move: 0 is left or top, 0.5 is the middle.
     """
     return window_in(image.region(), image.bucket, across, down)
 
 
 def window_in(region: Box, bucket: tuple[int, int], across: float, down: float) -> Box:
-    """Return `crop_window` of a region; regions are (left, top, width, height), buckets (width, height) in pixels."""
+    """Return the `crop_window` for a region (left, top, width, height) and a bucket (width, height) in pixels."""
     left, top, width, height = region
     wide = min(max(round(height * bucket[0] / bucket[1]), 1), width)
     high = min(max(round(width * bucket[1] / bucket[0]), 1), height)
@@ -189,7 +189,7 @@ def window_in(region: Box, bucket: tuple[int, int], across: float, down: float) 
 def micro_conditioning(sample: Sample) -> tuple[int, int, int, int, int, int]:
     """Return SDXL's (original height, width, crop top, left, target height, width) for a sample, in pixels.
 
-    As in diffusers' SDXL LoRA script: the original is the whole upright source image, the crop offset is the true one
+    As in diffusers' SDXL LoRA script: the original is the whole upright source image, the crop offset is the actual one
     in the scaled image (mirrored for flipped samples), and the target is the bucket. sd-scripts derives its offset
     from the aspect ratios instead.
     """
@@ -203,11 +203,11 @@ def micro_conditioning(sample: Sample) -> tuple[int, int, int, int, int, int]:
 
 
 def epoch_samples(images: Iterable[ImageRecord], epoch: int) -> list[tuple[ImageRecord, int]]:
-    """Return each (image, repeat) of an epoch, in an order that depends on contents, never on names.
+    """Return each (image, repeat) of an epoch in an order that depends only on contents, never on names.
 
-    Training images appear `repeats` times. Regularization images appear, in total, as often as training images: as in
-    sd-scripts they are cycled when there are fewer and cut when there are more. Unlike there, each epoch continues the
-    cycle (each image `repeats` times, by content hash) where the previous one ended, so none stays unused.
+    Training images appear `repeats` times. Regularization images appear as often in total as training images: as in
+    sd-scripts, they are cycled if there are fewer and cut off if there are more. Unlike in sd-scripts, each epoch
+    continues the cycle (each image `repeats` times, by content hash) where the previous one ended, so all are used.
     """
     ordered = sorted(images, key=_content_order)
     shown = [image for image in ordered if image.kind == "train" for _ in range(image.repeats)]
@@ -225,7 +225,7 @@ def epoch_samples(images: Iterable[ImageRecord], epoch: int) -> list[tuple[Image
 
 
 def samples_per_epoch(images: Iterable[ImageRecord]) -> int:
-    """Return the samples per epoch, including regularization images."""
+    """Return the number of samples per epoch, including regularization images."""
     kept = [image for image in images if image.kind != "validation"]
     trained = sum(image.repeats for image in kept if image.kind == "train")
     return trained * (2 if any(image.kind == "regularization" for image in kept) else 1)
@@ -247,10 +247,10 @@ def epoch_batches(images: Iterable[ImageRecord], recipe: RecipeConfig, epoch: in
 def batched_samples(
     images: Iterable[ImageRecord], recipe: RecipeConfig, epoch: int
 ) -> list[Sequence[tuple[ImageRecord, int]]]:
-    """Return the effective batches of an epoch as (image, repeat) pairs, before anything else is drawn.
+    """Return the effective batches of an epoch as (image, repeat) pairs, before the other random choices.
 
-    Each bucket fills as many batches as it can; the leftovers of all buckets are put, bucket by bucket, into mixed
-    batches, so that these split into few micro-batches. Only the last mixed batch may be smaller.
+    Each bucket fills as many batches as it can; the leftovers of all buckets are put into mixed batches, bucket by
+    bucket, to get few micro-batches. Only the last mixed batch may be smaller.
     """
     showings = epoch_samples(images, epoch)
     stream = generator(recipe.seed, "order", epoch=epoch)
@@ -266,7 +266,7 @@ def batched_samples(
 
 
 def micro_batches(batch: Sequence[Sample], size: int) -> list[tuple[Sample, ...]]:
-    """Split an effective batch into micro-batches of one bucket and at most `size` samples."""
+    """Split an effective batch into micro-batches of at most `size` samples from one bucket."""
     by_bucket: defaultdict[tuple[int, int], list[Sample]] = defaultdict(list)
     for sample in batch:
         by_bucket[sample.image.bucket].append(sample)

@@ -1,4 +1,4 @@
-"""The sidecar file impasto.jsonl of an image folder: exclusions, ratings, crops and folder settings."""
+"""The sidecar file impasto.jsonl in an image folder: exclusions, ratings, crops and folder settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainer.protocol.reading import UnusableFileError, parse_json, read_text, r
 FILE_NAME = "impasto.jsonl"
 
 _HALF = re.compile("[\ud800-\udfff]")
-"""Single surrogates, as in file names that are not Unicode; pydantic rejects them in JSON."""
+"""Unpaired surrogates, which occur in file names that are not valid Unicode; pydantic rejects them in JSON."""
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -36,7 +36,7 @@ class _Line(BaseModel):
 
 
 class FolderSettings(_Line):
-    """First line: settings of the folder."""
+    """Settings of the folder, in the first line."""
 
     impasto: Literal[1] = 1
     repeats: int | None = Field(default=None, ge=1, le=10_000)
@@ -46,14 +46,17 @@ class FolderSettings(_Line):
     @model_validator(mode="before")
     @classmethod
     def _rename(cls, data: Any) -> Any:
-        """Take what 0.1.0 wrote as `regularisation`."""
+        """Accept `regularisation`, which version 0.1.0 wrote."""
         if isinstance(data, dict) and "regularisation" in data and "regularization" not in data:
             return {("regularization" if key == "regularisation" else key): value for key, value in data.items()}
         return data
 
 
 class ImageSettings(_Line):
-    """Any other line: settings of one image in this folder; crop is (left, top, right, bottom) of the upright image."""
+    """Settings of one image, in any other line.
+
+    `crop` is (left, top, right, bottom) as fractions of the upright image.
+    """
 
     file: str
     excluded: bool = False
@@ -69,33 +72,33 @@ class ImageSettings(_Line):
 
 @dataclass(frozen=True)
 class Sidecar:
-    """Sidecar data of one folder; images by file name in Unicode NFC, which is the same on every system."""
+    """Sidecar data of one folder; images are by file name in Unicode NFC, which is the same on every system."""
 
     folder: FolderSettings = field(default_factory=FolderSettings)
     pictures: Mapping[str, ImageSettings] = field(default_factory=dict)
 
     def of(self, name: str) -> ImageSettings:
-        """Return the settings of the image with this file name; defaults if it has none."""
+        """Return the settings of the image with this file name; the defaults if it has none."""
         return self.pictures.get(_composed(name)) or ImageSettings(file=name)
 
     def changed_since(self, before: Sidecar, names: Iterable[str]) -> list[str]:
-        """Return the file names whose settings differ from ``before``."""
+        """Return those of ``names`` whose image settings differ from those in ``before``."""
         keys = self.pictures.keys() | before.pictures.keys()
         changed = {key for key in keys if self.pictures.get(key) != before.pictures.get(key)}
         return [name for name in names if _composed(name) in changed] if changed else []
 
     def with_folder(self, **facts: object) -> Sidecar:
-        """Return a copy with folder settings changed; other keys, also unknown ones, are kept."""
+        """Return a copy with changed folder settings; other keys, even unknown ones, are kept."""
         return Sidecar(
             FolderSettings.model_validate({**self.folder.model_dump(exclude_unset=True), **facts}), self.pictures
         )
 
     def with_image(self, name: str, **facts: object) -> Sidecar:
-        """Return a copy with settings of one image changed; other keys, also unknown ones, are kept."""
+        """Return a copy with changed settings for one image; other keys, even unknown ones, are kept."""
         return self.with_images({name: facts})
 
     def with_images(self, facts: Mapping[str, Mapping[str, object]]) -> Sidecar:
-        """Return a copy with settings of many images changed, by file name; other keys are kept."""
+        """Return a copy with changed settings for many images, given by file name; other keys are kept."""
         changed = {
             _composed(name): ImageSettings.model_validate({**self.of(name).model_dump(exclude_unset=True), **more})
             for name, more in facts.items()
@@ -104,9 +107,9 @@ class Sidecar:
 
 
 def read_sidecar(folder: Path) -> Sidecar:
-    """Read the sidecar of a folder; empty if it has none.
+    """Return the sidecar of a folder; an empty one if the file does not exist.
 
-    Raises DatasetError when the file is damaged: training on excluded images would be worse.
+    Raises DatasetError if the file is damaged, since ignoring it could mean training on excluded images.
     """
     path = folder / FILE_NAME
     try:
@@ -132,7 +135,7 @@ def read_sidecar(folder: Path) -> Sidecar:
 
 
 def write_sidecar(folder: Path, sidecar: Sidecar) -> None:
-    """Write the sidecar of a folder atomically; keys that were neither set nor read are left out."""
+    """Write the sidecar of a folder atomically; keys that were neither set nor read from a file are left out."""
     write_text(folder / FILE_NAME, sidecar_text(sidecar))
 
 

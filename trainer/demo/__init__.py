@@ -1,4 +1,4 @@
-"""Demo that trains a real LoRA on the bundled base and renders the same prompts without and with it."""
+"""Demo that trains a real LoRA on the bundled base and renders the same prompts with and without it."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ PAPER, INK, FAINT = "#f6f4f0", "#22201d", "#8a857c"
 
 @dataclass(frozen=True, slots=True)
 class SheetRow:
-    """Row of images of one size, one per prompt."""
+    """Row of same-size images, one per prompt."""
 
     title: str
     images: Sequence[Image.Image]
 
 
 def draw_sheet(rows: Sequence[SheetRow], prompts: Sequence[str], inside: int) -> Image.Image:
-    """Return a sheet of rows with prompts below, wrapped after COLUMNS; the first ``inside`` are marked as trained."""
+    """Return a sheet of rows with prompts below, in bands of COLUMNS; the first ``inside`` are from the dataset."""
     bands = []
     for first in range(0, len(prompts), COLUMNS):
         columns = slice(first, first + COLUMNS)
@@ -58,7 +58,7 @@ def draw_sheet(rows: Sequence[SheetRow], prompts: Sequence[str], inside: int) ->
 
 
 def draw_band(rows: Sequence[SheetRow], prompts: Sequence[str], inside: int) -> Image.Image:
-    """Return one band of the sheet: a column per prompt, the rows one below the other, prompts at the bottom."""
+    """Return one band of the sheet, with a column per prompt, the rows below each other, and prompts at the bottom."""
     side = rows[0].images[0].width * SCALE
     columns = len(prompts)
     size = (TITLE_WIDTH + columns * (side + GAP) + GAP, GAP + len(rows) * (side + GAP) + LABEL_HEIGHT)
@@ -94,9 +94,9 @@ def style_progress(
     lora_images: Sequence[Image.Image],
     dataset_images: Sequence[Image.Image],
 ) -> float:
-    """Return how close the LoRA's images are to the dataset: 0 as the base, 1 as the dataset.
+    """Return how close the LoRA's images are to the dataset: 0 means like the base, 1 like the dataset.
 
-    Computed from the mean statistics: (lora - base) / (dataset - base).
+    The value is (lora - base) / (dataset - base), computed from the mean statistics.
     """
     base, lora, dataset = map(mean_statistic, (base_images, lora_images, dataset_images))
     return (lora - base) / (dataset - base)
@@ -110,7 +110,7 @@ class DemoResult:
     lora: Path
     sheet: Path
     style: float
-    """`style_progress` for prompts outside the dataset: 0 looks like the base, 1 like the dataset."""
+    """`style_progress` for prompts outside the dataset: 0 means like the base, 1 like the dataset."""
     held_out_before: float
     held_out_after: float
 
@@ -142,12 +142,12 @@ def run(folder: Path, on_event: OnEvent) -> DemoResult:
 
 
 def prompts() -> Mapping[str, Any]:
-    """Return the trigger word, the prompts inside and outside the dataset, and the sampling settings."""
+    """Return the trigger word, the prompts from the dataset and new ones, and the sampling settings."""
     return read_toml(asset_path("demo", "prompts.toml"), "config")
 
 
 def compare(lora: Path, sheet: Path) -> tuple[Path, float]:
-    """Render every prompt without and with the LoRA from the same noise; return the sheet and the style progress."""
+    """Render every prompt with and without the LoRA from the same noise; return the sheet and style progress."""
     words = prompts()
     inside, outside = list(words["inside"]), list(words["outside"])
     with gpu_guard("draw the demo's images"):

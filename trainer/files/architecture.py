@@ -1,4 +1,4 @@
-"""Checks of a base's configs: whether they describe a trainable SD 1.5 or SDXL, or which other model."""
+"""Check whether a base's configs describe a trainable SD 1.5 or SDXL model, or which other model it is."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _Blocks = Annotated[list[_Width], Field(min_length=1, max_length=8)]
 
 
 class _Numbers(BaseModel):
-    """Bounds of the numbers that determine a model's size, because the file may be hostile."""
+    """Limits for the numbers that determine a model's size, because the file may be hostile."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -66,7 +66,7 @@ _CHECKS: Mapping[str, type[_Numbers]] = {"unet": _UNet, "vae": _VAE, "text_encod
 
 
 def check_configs(source: str, family: Family, configs: Mapping[str, Config], published: Config) -> None:
-    """Raise BaseModelError for configs that are not an SD 1.5 or SDXL base, or from which no model can be built.
+    """Raise BaseModelError if the configs are not those of an SD 1.5 or SDXL base, or no model can be built.
 
     `published` is the family's original UNet config.
     """
@@ -95,21 +95,21 @@ def _check_unet(source: str, family: Family, unet: Config, published: Config) ->
 
 
 def refuse_channels(source: str, channels: int) -> NoReturn:
-    """Raise the error for a UNet whose input does not have four latent channels."""
+    """Raise BaseModelError for a UNet whose input does not have four latent channels."""
     kind = _BY_CHANNELS.get(channels, "not a usable base")
     sentence = f'"{source}" is {kind}: its UNet has {channels} input channels instead of 4.'
     raise BaseModelError("base.not_a_base", sentence, CHOOSE_A_BASE)
 
 
 def refuse_text_width(source: str, width: int) -> NoReturn:
-    """Raise the error for a UNet that was made for other text encoders."""
+    """Raise BaseModelError for a UNet that was made for other text encoders."""
     kind = _BY_TEXT_WIDTH.get(width, "neither SD 1.5 nor SDXL")
     sentence = f'"{source}" is {kind}: its UNet takes text embeddings of width {width}; SD 1.5 has 768, SDXL 2048.'
     raise BaseModelError("base.other_model", sentence, CHOOSE_A_BASE)
 
 
 def refuse_distilled(source: str, family: Family, reason: str) -> NoReturn:
-    """Raise the error for a base whose UNet was distilled or modified (SSD-1B, Vega, BK-SDM, LCM)."""
+    """Raise BaseModelError for a base whose UNet was distilled or modified (SSD-1B, Vega, BK-SDM, LCM)."""
     sentence = f'"{source}" is a distilled or modified {NAMES[family]}, such as SSD-1B, Vega or LCM: {reason}.'
     remedy = f"Train on the full {NAMES[family]} model it was made from; most LoRAs for that model also work on it."
     raise BaseModelError("base.distilled", sentence, remedy)

@@ -1,4 +1,4 @@
-"""Paths and configs of the data that ships with Impasto, in a checkout or an installed wheel."""
+"""Paths and configs of the data shipped with Impasto, in a checkout or an installed wheel."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from trainer.protocol.reading import UnusableFileError, parse_json
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 EMBEDDED = "impasto.configs"
-"""Metadata key of the configs that a single file of unusual model size contains."""
+"""Metadata key of the configs in a single-file base with unusual model sizes."""
 PARTS: Mapping[Family, tuple[str, ...]] = {
     "sd15": ("unet", "vae", "text_encoder"),
     "sdxl": ("unet", "vae", "text_encoder", "text_encoder_2"),
 }
-"""Models of a family, named by their subfolder in the diffusers layout."""
+"""Models that each family consists of, named by their subfolders in the diffusers layout."""
 _SCHEDULER = "scheduler/scheduler_config.json"
 
 
 def asset_path(*parts: str) -> Path:
     """Return the path of a bundled file or folder below `assets/`, such as `asset_path("clip", "vocab.json")`.
 
-    Raises FileNotFoundError if it does not exist, which means a broken installation.
+    Raises FileNotFoundError if it does not exist, which means that the installation is incomplete.
     """
     return _bundled("assets", parts)
 
@@ -56,7 +56,7 @@ def bundled_configs(family: Family) -> dict[str, Config]:
 def folder_configs(folder: Path) -> tuple[Family, dict[str, Config]]:
     """Return the family and configs of a diffusers folder; raises BaseModelError for anything but SD 1.5 and SDXL.
 
-    The VAE and scheduler configs may be missing in the folder, and then in the result.
+    If the folder has no VAE or scheduler config, the result does not have it either.
     """
     pipeline = str(_index(folder).get("_class_name", "pipeline"))
     if not (folder / "unet" / "config.json").is_file():
@@ -79,7 +79,7 @@ def folder_configs(folder: Path) -> tuple[Family, dict[str, Config]]:
 
 
 def embedded_configs(source: str, text: str) -> tuple[Family, dict[str, Config]]:
-    """Return the family and configs in the metadata of a single file; raises BaseModelError if they are unusable."""
+    """Return the family and configs in a single file's metadata; raises BaseModelError if they are unusable."""
     try:
         configs = parse_json(text)
         family: Family = configs.pop("family")
@@ -93,7 +93,7 @@ def embedded_configs(source: str, text: str) -> tuple[Family, dict[str, Config]]
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the table in a small JSON file; raises BaseModelError if the file is missing, too large or invalid."""
+    """Return the object in a small JSON file; raises BaseModelError if the file is missing, too large or invalid."""
     again = "Download the whole model folder again."
     try:
         value = reading.read_json(path, "config")

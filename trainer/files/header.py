@@ -1,4 +1,4 @@
-"""Safetensors headers, read so that broken or hostile files are refused before much memory is allocated."""
+"""Read safetensors headers, and reject damaged or hostile files before much memory is allocated."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _QUOTES = 10  # quote characters per tensor, at most
 _MOST_METADATA = 10_000
 _LONGEST_SHAPE = 8
 PRESET_KEY = "impasto_preset"
-"""Key of the PNG text (iTXt) that contains a preset file; it comes before the pixels."""
+"""Key of the PNG text chunk (iTXt) that contains a preset file and comes before the pixels."""
 _PRESET_HEAD = 4096  # bytes of an image in which the key of an embedded preset appears
 _WIDTHS = {
     4: "F4",
@@ -40,7 +40,7 @@ _NAMED = {"base": "model", "lora": "LoRA"}
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Tensor in a file: its dtype as safetensors spells it ("F16"), and its shape."""
+    """Tensor in a file: its dtype as spelled by safetensors ("F16"), and its shape."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -62,7 +62,7 @@ class Header:
 
 
 def read_header(path: Path, kind: Kind = "base") -> Header:
-    """Return the checked header of a safetensors file, without reading tensor data.
+    """Return the validated header of a safetensors file without reading tensor data.
 
     Raises BaseModelError or, for kind "lora", LoraFileError if the file is missing, truncated, not safetensors (a web
     page, a Git LFS pointer, a renamed pickle), or violates the format.
@@ -91,7 +91,7 @@ def read_header(path: Path, kind: Kind = "base") -> Header:
 
 
 def _check_start(path: Path, kind: Kind, start: bytes, length: int, size: int) -> None:
-    """Raise an error if the first bytes are not those of a safetensors file, or the header is implausibly large."""
+    """Raise an error if the file does not start like a safetensors file or claims an implausibly large header."""
     again = f"Download the {_NAMED[kind]} again, and compare its size with the one on the website."
     if size == 0:
         _refuse(kind, "empty", f'"{path}" is empty (0 bytes): its download or copy failed.', again)
@@ -110,7 +110,7 @@ def _check_start(path: Path, kind: Kind, start: bytes, length: int, size: int) -
 
 
 def _what_else(start: bytes) -> str | None:
-    """Return what a file is by its first bytes, if it is another well-known format."""
+    """Return a description of the file based on its first bytes if it is another well-known format, or None."""
     text = start.lstrip().lower()
     if text.startswith((b"<!doctype html", b"<html", b"<?xml")) or b"<html" in text:
         return "a web page saved under this name (the site required a login, or the link led to a page)"
@@ -126,7 +126,7 @@ def _what_else(start: bytes) -> str | None:
 
 
 def _parse(path: Path, kind: Kind, text: bytes, payload: int) -> Header:
-    """Return the header in its JSON text; `payload` is the number of bytes after it."""
+    """Parse and validate a header's JSON text; `payload` is the number of bytes after the header."""
     most = _MOST_TENSORS[kind]
     quotes = text.count(b'"') - text.count(b'\\"')
     if text.count(b'"data_offsets"') > most or quotes > most * _QUOTES + _MOST_METADATA * 4:
@@ -174,7 +174,7 @@ def _tensor(entry: Any, data: int) -> TensorInfo:
 
 
 def _check_layout(ranges: list[tuple[int, int, str]], tensors: Mapping[str, TensorInfo]) -> int:
-    """Return where the last tensor ends; raises ValueError for gaps, overlaps and sizes that don't match shapes."""
+    """Return the offset where the last tensor ends; raises ValueError for gaps, overlaps and wrong sizes."""
     position = 0
     for begin, end, name in ranges:
         if begin != position:
@@ -191,7 +191,7 @@ def _refuse(kind: Kind, code: str, sentence: str, remedy: str) -> NoReturn:
 
 
 def contains_preset(path: Path) -> bool:
-    """Return whether a file is an image that contains a preset; False when it cannot be read."""
+    """Return whether a file is an image that contains a preset; False if it cannot be read."""
     try:
         with open_file(path, "stream") as file:
             return PRESET_KEY.encode("ascii") in file.read(_PRESET_HEAD)

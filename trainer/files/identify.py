@@ -1,4 +1,4 @@
-"""Identification of base and LoRA files from their headers and configs; other models are refused by name."""
+"""Identify base and LoRA files by their headers and configs; errors for other models say what they are."""
 
 from __future__ import annotations
 
@@ -100,7 +100,10 @@ _LORA_FAMILIES: Mapping[int, Family] = {768: "sd15", 2048: "sdxl"}
 
 @dataclass(frozen=True, slots=True)
 class PredictionTarget:
-    """What a base was trained to predict; None if the user must decide. `evidence` explains how each was found."""
+    """What a base was trained to predict.
+
+    Fields are None if the user must decide; `evidence` explains how the values were found.
+    """
 
     prediction: Prediction | None
     zero_terminal_snr: bool | None
@@ -108,10 +111,10 @@ class PredictionTarget:
 
 
 def single_file_target(path: Path, header: Header, scheduler: Mapping[str, Any] | None) -> PredictionTarget:
-    """Return what a single file predicts, by marker tensors, metadata, its .yaml, or its embedded scheduler config.
+    """Return what a single file predicts, based on marker tensors, metadata, its .yaml, or embedded configs.
 
-    Without any of them a base predicts noise, unless its name suggests otherwise; then it is undecided. Raises
-    BaseModelError if any of them states a process that Impasto does not train.
+    Without any of them, a base predicts noise; if its name suggests otherwise, the target is undecided. Raises
+    BaseModelError if any of them states a training process that Impasto does not support.
     """
     yaml = path.with_suffix(".yaml")
     beside = tuple(_yaml_statements(yaml))
@@ -130,9 +133,9 @@ def single_file_target(path: Path, header: Header, scheduler: Mapping[str, Any] 
 
 
 def folder_target(folder: Path, scheduler: Mapping[str, Any] | None, index: Mapping[str, Any]) -> PredictionTarget:
-    """Return what a diffusers folder predicts, by its scheduler config and the scheduler in its model_index.json.
+    """Return what a diffusers folder predicts, based on its scheduler config and its model_index.json.
 
-    Raises BaseModelError for a process that Impasto does not train.
+    Raises BaseModelError for a training process that Impasto does not support.
     """
     unknown = doubts(str(folder), _named_in_index(index), SCHEDULER)
     unknown |= _scheduler_doubts(str(folder), scheduler, "scheduler_config.json")
@@ -141,7 +144,7 @@ def folder_target(folder: Path, scheduler: Mapping[str, Any] | None, index: Mapp
 
 
 def _with_doubts(target: PredictionTarget, unknown: Mapping[JobKey, str]) -> PredictionTarget:
-    """Return the target with the fields that unknown statements make uncertain set to None."""
+    """Return the target, with None in fields that unknown statements make uncertain."""
     if not unknown:
         return target
     prediction = None if "prediction" in unknown else target.prediction
@@ -156,7 +159,7 @@ def _capitalized(text: str) -> str:
 
 
 def _named_in_index(index: Mapping[str, Any]) -> Iterator[Statement]:
-    """Yield the scheduler class of `"scheduler": [library, class]`; both are null in a folder without a scheduler."""
+    """Yield the scheduler class in `"scheduler": [library, class]`; both are null in a folder without one."""
     named = index.get("scheduler")
     if named is not None and named != [None, None]:
         value = named[1] if isinstance(named, list) and len(named) == 2 else named
@@ -177,7 +180,10 @@ def _from_scheduler(scheduler: Mapping[str, Any] | None, evidence: str) -> Predi
 
 
 def _from_markers(header: Header) -> PredictionTarget | None:
-    """Return the target by the zero-size marker tensors of NoobAI and others; ztsnr means nothing without v_pred."""
+    """Return the target according to zero-size marker tensors, which NoobAI and other bases have, or None.
+
+    The marker ztsnr means nothing without v_pred.
+    """
     if "v_pred" not in header.tensors:
         return None
     zero_snr = "ztsnr" in header.tensors
@@ -217,7 +223,7 @@ def _by_custom(name: str) -> PredictionTarget:
 
 
 def _yaml_statements(path: Path) -> Iterator[Statement]:
-    """Yield the statements about the process in a .yaml file, which most bases don't have."""
+    """Yield the statements about training in a .yaml file, which most bases don't have."""
     try:
         with open_file(path, "stream") as file:
             text = file.read(_LARGEST_YAML).decode("utf-8", errors="replace")
@@ -259,9 +265,9 @@ _DEEPEST: Mapping[Family, tuple[str, ...]] = {
 
 
 def single_file_architecture(path: Path, header: Header) -> tuple[Family, Mapping[str, Config], str]:
-    """Return the family and configs of a single file, and a sentence on how they were found.
+    """Return the family and configs of a single file, and a sentence on how they were determined.
 
-    Raises BaseModelError, which says what the file is, if it is not a whole SD 1.5 or SDXL base.
+    Raises BaseModelError, which says what the file is, if it is not a complete SD 1.5 or SDXL base.
     """
     _refuse_other_kinds(path, header)
     _refuse_parts(path, header)
@@ -294,7 +300,7 @@ def _refuse_parts(path: Path, header: Header) -> None:
 
 
 def _architecture(path: Path, header: Header) -> tuple[Family, Mapping[str, Config], str]:
-    """Return family, configs and evidence by the tensor shapes, or by the configs embedded in a test-size file."""
+    """Return family, configs and evidence, based on tensor shapes or on the configs embedded in a tiny test base."""
     if EMBEDDED in header.metadata:
         family, configs = embedded_configs(str(path), header.metadata[EMBEDDED])
         return family, configs, f"It is {NAMES[family]}: from the configs in its metadata."
@@ -316,7 +322,7 @@ def _family_by_shapes(path: Path, header: Header) -> Family:
 
 
 def _inputs(header: Header, name: str) -> int:
-    """Return the number of inputs of a layer by the shape of its weight; 0 if there is no such weight."""
+    """Return a layer's number of inputs, based on the shape of its weight; 0 if there is no such weight."""
     info = header.tensors.get(name)
     return info.shape[1] if info and len(info.shape) > 1 else 0
 
@@ -337,10 +343,10 @@ _FAMILIES: Mapping[str, Family] = {version: family for family, version in BASE_V
 
 @dataclass(frozen=True, slots=True)
 class BaseIdentity:
-    """What a base is, by its header or configs; undecided fields are None.
+    """What a base is, according to its header or configs; undecided fields are None.
 
-    `configs` are the diffusers configs by part ("unet", "vae", "text_encoder", …); `evidence` holds sentences on how it
-    was identified.
+    `configs` are the diffusers configs by part ("unet", "vae", "text_encoder", …); `evidence` contains sentences on how
+    the base was identified.
     """
 
     form: Literal["single", "folder"]
@@ -353,7 +359,7 @@ class BaseIdentity:
 
 
 def identify_base(path: Path) -> BaseIdentity:
-    """Return what a base is by its headers and configs alone; raises BaseModelError if it is not a usable base."""
+    """Identify a base by its headers and configs alone; raises BaseModelError if it is not usable."""
     if path.is_dir():
         return _identify_folder(path)
     if path.suffix.lower() in _PICKLES and path.exists():
@@ -370,7 +376,7 @@ def identify_base(path: Path) -> BaseIdentity:
 
 
 def decide_process(config: BaseConfig, identity: BaseIdentity) -> tuple[Prediction, bool]:
-    """Return what a base predicts and whether it has zero terminal SNR, by the job or else by identification.
+    """Return what a base predicts and whether it has zero terminal SNR, as set in the job or else identified.
 
     Raises BaseModelError, which names the job key to set, if neither decides it.
     """
@@ -411,7 +417,7 @@ def identify_vae(path: Path) -> tuple[tuple[Path, ...], Config | None]:
 
 @dataclass(frozen=True, slots=True)
 class LoraIdentity:
-    """What a LoRA file is, by its header; `family` is None if it cannot be determined."""
+    """What a LoRA file is, according to its header; `family` is None if it cannot be determined."""
 
     kind: str
     family: Family | None
@@ -422,12 +428,12 @@ class LoraIdentity:
 
 
 def identify_lora(path: Path) -> LoraIdentity:
-    """Return what a LoRA file is; raises LoraFileError if it is broken or not a LoRA."""
+    """Identify a LoRA file; raises LoraFileError if it is damaged or not a LoRA."""
     return lora_of_header(path, read_header(path, "lora"))
 
 
 def lora_of_header(path: Path, header: Header) -> LoraIdentity:
-    """Return what a LoRA is by its header; raises LoraFileError if it is not a LoRA."""
+    """Identify a LoRA by its header; raises LoraFileError if it is not a LoRA."""
     found = {match["layer"]: name for name in header.tensors if (match := _LORA_LAYER.fullmatch(name))}
     if not found:
         first = next(iter(header.tensors), "no tensor")
@@ -442,7 +448,7 @@ def lora_of_header(path: Path, header: Header) -> LoraIdentity:
 
 
 def _lora_family(found: Mapping[str, str], header: Header) -> Family | None:
-    """Return the family by the width of adapted cross-attention layers, else by the names of layers."""
+    """Return the family, based on the width of adapted cross-attention layers or else on layer names, or None."""
     for layer, name in found.items():
         shape = header.tensors[name].shape
         if layer.endswith(("attn2_to_k", "attn2.to_k")) and len(shape) == 2 and shape[1] in _LORA_FAMILIES:
@@ -481,7 +487,7 @@ def _identify_folder(path: Path) -> BaseIdentity:
 
 
 def _refuse_pickle(path: Path) -> NoReturn:
-    """Raise the error for a .ckpt, .pt or .bin file, with a remedy."""
+    """Raise BaseModelError for a .ckpt, .pt or .bin file."""
     sentence = f'"{path}" is a pickle ({path.suffix}): loading it could run malicious code.'
     remedy = "Get this model as .safetensors; most sites offer both, and ComfyUI can save a loaded model as such."
     raise BaseModelError("base.pickle", sentence, remedy)
@@ -495,19 +501,19 @@ class PartFiles:
     config: Config
 
     def digest(self, hashes: Mapping[Path, str]) -> str:
-        """Return a hash of the files' content and the config; equal only for equal models."""
+        """Return a hash of the files' content and the config, which is equal only for equal models."""
         content = [self.config, sorted(hashes[path] for path in self.files)]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def part_files(path: Path, identity: BaseIdentity, name: str) -> PartFiles:
-    """Return the files of one of a base's models; raises BaseModelError if they are missing."""
+    """Return the files of one of a base's models, called `name`; raises BaseModelError if they are missing."""
     files = weight_files(path, name) if identity.form == "folder" else (path,)
     return PartFiles(files, identity.configs[name])
 
 
 def vae_files(path: Path, identity: BaseIdentity, other: Path | None) -> PartFiles:
-    """Return the files of the VAE, the base's own or `other`; raises BaseModelError if there is none."""
+    """Return the files of the VAE: `other` or, if None, the base's own; raises BaseModelError if there is none."""
     if other is None:
         return part_files(path, identity, "vae")
     files, config = identify_vae(other)
@@ -520,7 +526,7 @@ def joint_digest(parts: Iterable[PartFiles], hashes: Mapping[Path, str]) -> str:
 
 
 def known_hashes(parts: Iterable[PartFiles]) -> dict[Path, str] | None:
-    """Return the remembered SHA-256 of all files of the parts; None if one is unknown."""
+    """Return the remembered SHA-256 of every file of the parts; None if any is unknown."""
     hashes = {path: remembered_sha256(path) for path in {path for part in parts for path in part.files}}
     known = {path: digest for path, digest in hashes.items() if digest is not None}
     return known if len(known) == len(hashes) else None

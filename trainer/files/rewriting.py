@@ -1,4 +1,4 @@
-"""Rewriting of a LoRA file's metadata; its tensor data stay unchanged. Needs no torch."""
+"""Rewrite a LoRA file's metadata without changing its tensor data. Needs no torch."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class UnusableImageError(Exception):
 
 
 def small_jpeg(path: Path, side: int, largest: int) -> bytes:
-    """Return an image file as a JPEG of at most `side` pixels per side and about `largest` bytes, without metadata.
+    """Return an image file as a JPEG without metadata, at most `side` pixels per side and about `largest` bytes.
 
-    Raises UnusablePictureError if the file is not a readable image or has too many pixels.
+    Raises UnusableImageError if the file is not a readable image or has too many pixels.
     """
     try:
         with warnings.catch_warnings():
@@ -76,9 +76,9 @@ def _compressed(image: Image.Image, side: int, largest: int) -> bytes:
 
 
 def header_bytes(entries: Mapping[str, Any], metadata: Mapping[str, str]) -> bytes:
-    """Return length and header as safetensors writes them, but with sorted metadata, whose order otherwise varies.
+    """Return length and header as written by safetensors, but with sorted metadata, whose order varies there.
 
-    `entries` are the tensors of the header, unchanged.
+    `entries` are the header's tensor entries, which are written unchanged.
     """
     head = {"__metadata__": dict(sorted(metadata.items())), **entries}
     text = json.dumps(head, ensure_ascii=False, separators=(",", ":")).encode()
@@ -87,10 +87,10 @@ def header_bytes(entries: Mapping[str, Any], metadata: Mapping[str, str]) -> byt
 
 
 def lora_hashes(entries: Mapping[str, Any], payload: bytes | memoryview, metadata: Mapping[str, str]) -> dict[str, str]:
-    """Return the hashes by which programs identify a LoRA, as computed by sd-scripts.
+    """Return the hashes by which programs identify a LoRA, computed as in sd-scripts.
 
-    See its precalculate_safetensors_hashes. None depends on other metadata: the legacy hash covers bytes of the file as
-    it would be with only the `ss_*` keys.
+    See its precalculate_safetensors_hashes. The hashes depend on no metadata other than the `ss_*` keys: the legacy
+    hash covers bytes of the file as it would be with only these.
     """
     digest = hashlib.sha256(payload).hexdigest()
     lead = len(header_bytes(entries, {key: value for key, value in metadata.items() if key.startswith("ss_")}))
@@ -99,9 +99,9 @@ def lora_hashes(entries: Mapping[str, Any], payload: bytes | memoryview, metadat
 
 
 def rewrite_metadata(source: Path, target: Path, changes: Mapping[str, str | None]) -> str:
-    """Write a copy of a LoRA file with changed metadata, atomically, and return the SHA-256 of its tensor data.
+    """Write a copy of a LoRA file with changed metadata atomically; return the SHA-256 of its tensor data.
 
-    `changes` are metadata keys with new values, None to remove a key; the hashes that identify the file are updated.
+    `changes` maps metadata keys to new values, or to None to remove the key; identifying hashes are updated.
     `target` may be `source`. Raises LoraFileError if the source is not a valid LoRA file or the copy does not verify,
     and OSError if it cannot be written; an existing target is then unchanged.
     """
@@ -126,13 +126,13 @@ def rewrite_metadata(source: Path, target: Path, changes: Mapping[str, str | Non
 
 
 def thumbnail(image: Path) -> str:
-    """Return an image file as the value of `modelspec.thumbnail`; raises UnusablePictureError."""
+    """Return an image file as a value for `modelspec.thumbnail`; raises UnusableImageError."""
     data = small_jpeg(image, _THUMBNAIL_SIDE, _THUMBNAIL_BYTES)
     return _THUMBNAIL + base64.b64encode(data).decode("ascii")
 
 
 def _verify(written: Path, target: Path, metadata: Mapping[str, str]) -> None:
-    """Raise LoraFileError unless the written file has this metadata and tensor data of the recorded hash."""
+    """Raise LoraFileError unless the written file has this metadata and its tensor data has the recorded hash."""
     header = read_header(written, "lora")
     digest = hashlib.sha256()
     with open_file(written, "stream") as file:

@@ -1,7 +1,8 @@
-"""Statements of a base about its training process: supported, unsupported, or unknown.
+"""What a base's files state about its training process: supported, unsupported, or unknown values.
 
 Training with a different process ruins the result without an error, so a base is used only if all its statements are
-known and supported. A statement that no job key can override is refused; others are left to the user.
+known and supported. Otherwise, the user must set the job key that overrides the statement; if there is none, the base
+is rejected.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ PREDICTIONS: Mapping[str, Prediction] = {
     "epsilon": "epsilon", "eps": "epsilon", "epsscaling": "epsilon",
     "v": "v", "v_prediction": "v", "v_pred": "v", "vpred": "v", "velocity": "v", "vscaling": "v",
 }  # fmt: skip
-"""Spellings of what a base predicts, in lower case with underscores."""
+"""Names for what a base predicts, in lower case with underscores."""
 DIFFUSION_SCHEDULERS = (
     "DDIM", "DDIMParallel", "DDPM", "DDPMParallel", "PNDM", "LMSDiscrete", "EulerDiscrete", "EulerAncestralDiscrete",
     "HeunDiscrete", "KDPM2Discrete", "KDPM2AncestralDiscrete", "DPMSolverMultistep", "DPMSolverSinglestep",
     "DPMSolverSDE", "DEISMultistep", "UniPCMultistep", "SASolver",
 )  # fmt: skip
-"""diffusers schedulers of the process that Impasto trains, without the suffix "Scheduler"."""
+"""diffusers schedulers for the process that Impasto trains, without the suffix "Scheduler"."""
 # Parts of values that identify a process that Impasto does not train; the first match decides.
 _OTHER_PROCESSES = (
     (re.compile(r"flow|rectified", re.I), "flow matching"),
@@ -40,10 +41,10 @@ _LARGEST_VALUE = 80
 
 
 class StatementRule(NamedTuple):
-    """Allowed values of a statement.
+    """Supported values of a statement.
 
-    `settles` is the job key with which the user can override an unknown value or one of a wrong type; without it, every
-    unsupported value is refused.
+    `settles` is the job key with which the user can override an unknown value or one of a wrong type; if it is None,
+    every unsupported value is rejected.
     """
 
     kind: type
@@ -100,7 +101,7 @@ METADATA: Mapping[str, StatementRule] = {
     "modelspec.prediction_type": _PREDICTION,
     "ss_zero_terminal_snr": _one_of("true", "false", "none", settles="zero_terminal_snr"),
 }
-"""Keys of a single file's metadata, whose values are always strings."""
+"""Keys in a single file's metadata that state the training process; their values are always strings."""
 YAML: Mapping[str, StatementRule] = {
     "parameterization": _PREDICTION,
     "scaling": _PREDICTION,
@@ -116,12 +117,12 @@ YAML: Mapping[str, StatementRule] = {
     "ztsnr": _ZERO_SNR,
     "zsnr": _ZERO_SNR,
 }
-"""Keys of the .yaml beside a single file; `scaling`, `discretization` and `sampling` are class names of targets."""
+"""Keys in the .yaml next to a single file; `scaling`, `discretization` and `sampling` are the targets' class names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """Statement of a base about its process; `source` names the file or part that contains it."""
+    """A base's statement about its training process; `source` names the file or part that contains it."""
 
     source: str
     key: str
@@ -136,9 +137,9 @@ class Statement:
 
 
 def doubts(base: str, statements: Iterable[Statement], rules: Mapping[str, StatementRule]) -> dict[JobKey, str]:
-    """Return sentences on what is unknown about a base's process, by the job key that overrides it.
+    """Return sentences on what is unknown about a base's training process, by the job key that decides it.
 
-    Raises BaseModelError, which names `base`, for a process that Impasto does not train.
+    Raises BaseModelError, which names `base`, for a process that Impasto does not support.
     """
     found: dict[JobKey, str] = {}
     for statement in statements:
@@ -153,7 +154,7 @@ def doubts(base: str, statements: Iterable[Statement], rules: Mapping[str, State
 
 
 def predicted(value: Any) -> Prediction | None:
-    """Return what a base predicts by the value of a statement; None if the value is not a known prediction."""
+    """Return what a base predicts according to a statement's value; None if the value is unknown."""
     return PREDICTIONS.get(_spelled(value)) if isinstance(value, str) else None
 
 
@@ -165,7 +166,7 @@ def _is_supported(value: Any, rule: StatementRule) -> bool:
 
 
 def _other_process(statement: Statement, rule: StatementRule | None) -> str | None:
-    """Return the process that an unsupported value stands for; None if unknown."""
+    """Return the name of the process that an unsupported value stands for; None if unknown."""
     if statement.key in ("use_flow_sigmas", "use_dynamic_shifting") and statement.value is True:
         return "flow matching"
     if statement.key == "predict_epsilon" and statement.value is False:

@@ -14,7 +14,7 @@ from trainer.files.assets import asset_path
 START = 49406
 END = 49407
 CHUNK = 75
-"""Text tokens per row of the text encoder, which has 77 with the start and end tokens."""
+"""Text tokens per row of the text encoder; with the start and end tokens, a row has 77."""
 
 _VOCABULARY = "bpe_simple_vocab_16e6.txt.gz"
 _MERGES = 48894
@@ -32,23 +32,23 @@ class ClipTokens:
         self._tokenizer = _tokenizer()
 
     def count(self, text: str) -> int:
-        """Return the number of tokens in the text, without start and end."""
+        """Return the number of tokens in the text, not counting start and end tokens."""
         return len(self._ids(text))
 
     def ends(self, text: str) -> list[int]:
-        """Return the end of each token in the text, in characters, for marking what a row of the encoder reads.
+        """Return the character position where each token in the text ends, to mark what an encoder row reads.
 
-        Tokens never span a blank, so the tokens of each word are cached: a text of 20,000 characters in which one word
-        changed takes a tenth of the time.
+        Tokens never span a blank, so the tokens of each word are cached: if one word changes in a text of 20,000
+        characters, this takes a tenth of the time.
         """
         return [word.start() + end for word in _BETWEEN_BLANKS.finditer(text) for end in _ends(word[0])]
 
     def encode(self, text: str, chunks: int = CHUNK) -> list[int]:
         """Return the ids of all 77-token rows, concatenated, for `chunks` (75, 150 or 225) text tokens.
 
-        Each row is start, 75 tokens, end. Text beyond `chunks` tokens is cut. Padding follows sd-scripts: if the end
-        token is the padding, it fills every row; otherwise the end token appears once, right after the text, and a row
-        without text is start, end, padding.
+        Each row is start, 75 tokens, end. Text beyond `chunks` tokens is cut off. Padding follows sd-scripts: if the
+        end token is also the padding, it fills every row; otherwise the end token appears once, right after the text,
+        and a row without text is start, end, padding.
         """
         rows = chunks // CHUNK
         ids = self._ids(text)[:chunks]
@@ -65,7 +65,7 @@ class ClipTokens:
 
 
 def vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Return CLIP's vocabulary (49,408 tokens, id by text) and its merges, from the list in `assets/clip`."""
+    """Return CLIP's vocabulary (ids of 49,408 tokens by text) and its merges, from the list in `assets/clip`."""
     with gzip.open(asset_path("clip", _VOCABULARY), "rt", encoding="utf-8") as file:
         lines = file.read().split("\n")[1 : _MERGES + 1]
     merges = [(first, second) for first, second in (line.split() for line in lines)]
@@ -76,7 +76,7 @@ def vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]]:
 
 
 def _byte_symbols() -> Iterator[str]:
-    """Yield the printable symbol of each byte, in the order of the vocabulary: printable bytes first."""
+    """Yield the printable symbol for each byte, in vocabulary order: printable bytes first."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     yield from map(chr, printable)
     yield from (chr(256 + index) for index in range(256 - len(printable)))

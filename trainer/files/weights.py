@@ -1,4 +1,4 @@
-"""Weight files of a model in a diffusers folder, and a memory of file hashes."""
+"""Weight files of a model in a diffusers folder, and remembered file hashes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _REMEMBERED = 2000  # entries; the oldest are dropped first
 
 
 def weight_files(folder: Path, part: str) -> tuple[Path, ...]:
-    """Return the safetensors files of a part, several if it is split; `part` is empty for a folder of one model.
+    """Return the safetensors files of a part, which may be split; `part` is "" for a folder with one model.
 
-    Raises BaseModelError if there are none, if there are only pickles, or if a piece is missing.
+    Raises BaseModelError if there are none, only pickles, or one of several files is missing.
     """
     home = folder / part if part else folder
     for variant in _VARIANTS:
@@ -42,7 +42,7 @@ def weight_files(folder: Path, part: str) -> tuple[Path, ...]:
 
 
 def _pieces(index: Path) -> tuple[Path, ...]:
-    """Return the files listed in an index; names outside its own folder are not followed."""
+    """Return the files listed in an index, which must be in the index's folder."""
     table = read_json(index).get("weight_map", {})
     names = sorted({str(name) for name in table.values()} if isinstance(table, dict) else ())
     pieces = tuple(index.parent / Path(name).name for name in names)
@@ -57,10 +57,10 @@ Counter = Callable[[int, int], None]  # bytes done, total bytes
 
 
 def sha256_file(path: Path, progress: Counter | None = None) -> str:
-    """Return the SHA-256 of a file as 64 hex digits; raises OSError if it cannot be read.
+    """Return the SHA-256 of a file as 64 hex digits; raises OSError if the file cannot be read.
 
-    A file whose path, size and modification time have not changed since it was last hashed is not read again. The hash
-    of a file that changes while it is hashed is not remembered.
+    A file is not read again if its path, size and modification time have not changed since it was last hashed. The hash
+    of a file that changes while it is being hashed is not remembered.
     """
     path = path.absolute()
     if known := remembered_sha256(path):
@@ -73,7 +73,7 @@ def sha256_file(path: Path, progress: Counter | None = None) -> str:
 
 
 def remembered_sha256(path: Path) -> str | None:
-    """Return the remembered SHA-256 of a file that has not changed since it was hashed; None for any other.
+    """Return the remembered SHA-256 of a file; None if it was never hashed or has changed since.
 
     Raises OSError if there is no such file.
     """
@@ -83,7 +83,7 @@ def remembered_sha256(path: Path) -> str | None:
 
 
 def digest_file(path: Path, progress: Counter | None = None) -> str:
-    """Return the SHA-256 of a file as 64 hex digits, always reading all of it; raises OSError."""
+    """Return the SHA-256 of a file as 64 hex digits, always reading the whole file; raises OSError."""
     digest, done, size = hashlib.sha256(), 0, _state(path)[0]
     with open_file(path, "stream") as file:
         while block := file.read(_BLOCK):
@@ -95,7 +95,7 @@ def digest_file(path: Path, progress: Counter | None = None) -> str:
 
 
 def remember_sha256(path: Path, digest: str) -> None:
-    """Remember the SHA-256 of a file, such as one computed while the file was written."""
+    """Remember the SHA-256 of a file, for example after computing it while writing the file."""
     path = path.absolute()
     known = _remembered()
     known.pop(str(path), None)

@@ -1,1 +1,1 @@
-"""Forecasts of a job before it starts: memory over time, duration, and the best plan for a GPU."""
+"""Forecasts for a job before it starts: memory over time, duration, and the best plan for a GPU."""

@@ -1,1 +1,1 @@
-"""Presets: files that carry a recipe, a fit, or both from artist to artist; everything in them is untrusted."""
+"""Presets: files in which artists share a recipe, fit settings, or both; their content is untrusted."""

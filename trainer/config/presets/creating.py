@@ -1,4 +1,4 @@
-"""Creation of presets from jobs and LoRA files; what must not be shared is left out and reported."""
+"""Create presets from jobs and LoRA files; whatever must not be shared is left out and reported."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class CreatedPreset:
 
     preset: Preset
     left_out: tuple[str, ...] = ()
-    """What the preset does not contain, "key: reason"."""
+    """What was left out of the preset, as "key: reason"."""
     not_found: tuple[str, ...] = ()
     """Recipe keys that the source does not contain."""
 
@@ -72,10 +72,10 @@ def preset_of_job(
     image: str | None = None,
     with_fit: bool = False,
 ) -> CreatedPreset:
-    """Create a preset from a job, as written or frozen in a run.
+    """Create a preset from a job, either as written or as frozen in a run.
 
-    ``triggers`` are trigger words found in the dataset, in addition to the job's; ``picture`` is base64 from
-    ``make_picture``. Folders, images, paths and fit keys of one machine are left out.
+    ``triggers`` are trigger words found in the dataset, in addition to the job's; ``image`` is base64 from
+    ``make_preview``. Folders, images, paths and machine-specific fit keys are left out.
     """
     stated = [folder.trigger for folder in job.dataset.folders if folder.trigger and folder.kind == "train"]
     fit = job.fit.model_dump(mode="json", exclude_unset=True, exclude_none=True, exclude=set(MACHINE_KEYS))
@@ -99,16 +99,16 @@ def preset_of_job(
 
 
 def stated_recipe(recipe: RecipeConfig) -> Data:
-    """Return the keys set in a recipe as JSON values; all keys if none is set, since defaults may change."""
+    """Return the keys set in a recipe as JSON values; if none is set, all keys, since defaults may change."""
     stated = recipe.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
     return stated or recipe.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 def create_preset(data: Data, left_out: Sequence[str] = (), not_found: Sequence[str] = ()) -> CreatedPreset:
-    """Create a preset from values as in its file; what is not allowed in presets is left out and reported.
+    """Create a preset from the values of a preset file; values not allowed there are left out and reported.
 
-    Empty values, and settings of a text encoder that the family does not have, are dropped silently. Raises JobError
-    when the rest is not a valid preset.
+    Empty values, and settings for a text encoder that the family does not have, are dropped silently. Raises JobError
+    if the rest is not a valid preset.
     """
     if data["base"]["family"] != "sdxl" and data["recipe"]:
         data["recipe"] = {key: value for key, value in data["recipe"].items() if key != "text_encoder_2"}
@@ -134,7 +134,7 @@ def create_preset(data: Data, left_out: Sequence[str] = (), not_found: Sequence[
 
 
 def revised(preset: Preset, details: Mapping[str, object]) -> Preset:
-    """Return the preset with some details replaced, as it would be read from its file.
+    """Return the preset with some details replaced, after checking it like a preset file.
 
     Raises JobError for values that are not allowed.
     """
@@ -174,11 +174,11 @@ def _remove(data: Data, steps: Sequence[str]) -> bool:
 
 
 def hash_of_base(files: Mapping[str, str], name: str) -> str | None:
-    """Return the SHA-256 of a base from the hashes of its weight files by relative path; None if it has none.
+    """Return the SHA-256 of a base, given the hashes of its weight files by relative path; None without any.
 
-    For a single file, called `name`, it is the file's hash. For a folder it is the hash of what sha256sum prints for
-    the weights of UNet and text encoders, sorted by path; the VAE is left out, since a job may use another. Every run
-    hashes these files anyway, so this costs nothing.
+    For a single file, called `name`, this is the file's hash. For a folder, it is the hash of what sha256sum prints for
+    the UNet and text encoder weights, sorted by path; the VAE is left out, since a job may use another. Every run
+    hashes these files anyway, so this adds no work.
     """
     if name in files:
         return files[name]
@@ -187,9 +187,9 @@ def hash_of_base(files: Mapping[str, str], name: str) -> str | None:
 
 
 def preset_of_lora(path: Path) -> CreatedPreset:
-    """Create a preset from a LoRA's metadata, tensor shapes and the image beside it.
+    """Create a preset from a LoRA's metadata, its tensor shapes and the image next to it.
 
-    Raises LoraFileError when the file is broken, not a LoRA, of an unsupported kind, or for an unknown base family.
+    Raises LoraFileError if the file is damaged, not a LoRA, of an unsupported kind, or for an unknown base family.
     """
     identity = identify_lora(path)
     family = identity.family
@@ -225,7 +225,7 @@ def preset_of_lora(path: Path) -> CreatedPreset:
 
 
 def image_beside(lora: Path) -> dict[str, str] | None:
-    """Return the preview image beside a LoRA as in a preset; None if there is none or it is unreadable."""
+    """Return the image next to a LoRA as a preset's `preview` table; None if it is missing or unreadable."""
     for suffix in _IMAGE_SUFFIXES:
         beside = lora.with_suffix(suffix)
         if beside.is_file():
@@ -237,7 +237,7 @@ def image_beside(lora: Path) -> dict[str, str] | None:
 
 
 def _mapped(identity: LoraIdentity, family: Family) -> Conversion:
-    """Return the recipe from kohya's metadata; raises LoraFileError when there is none."""
+    """Convert kohya's metadata to a recipe; raises LoraFileError if the file has no such metadata."""
     if not any(key.startswith("ss_") for key in identity.metadata):
         raise LoraFileError(
             "lora.no_metadata",
@@ -255,7 +255,7 @@ def _mapped(identity: LoraIdentity, family: Family) -> Conversion:
 
 
 def _own_recipe(metadata: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return the full recipe that Impasto stores in its files; unusable keys are left out and reported later."""
+    """Return the recipe stored in a LoRA made by Impasto, or None; invalid keys are removed and reported later."""
     text = metadata.get(RECIPE_KEY)
     if text is None or len(text) > _LONGEST:
         return None
@@ -267,7 +267,7 @@ def _own_recipe(metadata: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 def _expected_keys(family: Family) -> Iterator[str]:
-    """Yield the recipe keys that a complete description would contain."""
+    """Yield the recipe keys that a complete recipe for this family contains."""
     for found in fields(RecipeConfig):
         second = found.key.startswith("text_encoder_2.") or found.key == "clip_skip"
         foreign = second and (family == "sd15") != (found.key == "clip_skip")

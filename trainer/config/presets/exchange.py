@@ -1,4 +1,4 @@
-"""Reading of untrusted presets: size limits before parsing, then full validation with all faults at once."""
+"""Read untrusted presets: size limits are checked before parsing, and all errors are reported at once."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ _FENCE = re.compile(r"```[\w-]*\n(.*?)```", re.DOTALL)
 def load_preset(path: Path) -> Preset:
     """Read the preset file at ``path``.
 
-    Raises JobError, whose ``problems`` name every fault, for a file that is unreadable, too large, not UTF-8, not TOML,
-    nested too deeply, a job, of a newer schema, or contains keys, values, texts or an image that are not allowed.
+    Raises JobError, whose ``problems`` list every error, for a file that is unreadable, too large, not UTF-8, not TOML,
+    too deeply nested, a job, of a newer schema, or has keys, values, texts or an image that are not allowed.
     """
     with noting_file(path):
         return parse_preset(read_text(path, PRESET_FILE), path.name)
@@ -85,7 +85,7 @@ def parse_preset(text: str, source: str) -> Preset:
 
 
 def _require_modest(text: str, source: str) -> None:
-    """Refuse text that would take the parser too long, judged without its strings and comments."""
+    """Raise JobError for text that would take too long to parse, not counting strings and comments."""
     syntax = _TEXT_OR_COMMENT.sub("_", text)
     if len(re.sub(r"\s+", "", syntax)) > _MOST_SYNTAX or syntax.count("=") > _MOST_KEYS:
         raise JobError("preset.large", f"{source} has more keys and values than any preset.", REMEDY)
@@ -99,7 +99,7 @@ def _require_modest(text: str, source: str) -> None:
 
 
 def _require_modest_values(data: Mapping[str, Any], source: str) -> None:
-    """Refuse deeply nested tables, however they are written, and numbers above TOML's 64 bits."""
+    """Raise JobError for deeply nested tables in any notation, and for numbers above TOML's 64 bits."""
     level: list[Any] = [data]
     for _ in range(_DEEPEST):
         items = [item for value in level for item in (value.values() if isinstance(value, dict) else value)]
@@ -140,17 +140,17 @@ def _image_faults(data: Mapping[str, Any]) -> list[str]:
 
 
 def _is_reported(fault: str, faults: list[str]) -> bool:
-    """Return whether an earlier check has reported this key."""
+    """Return whether ``faults`` already contains this error's key."""
     return any(former.startswith(fault.partition(": ")[0] + ": ") for former in faults)
 
 
 def preset_text(preset: Preset) -> str:
-    """Return the preset as text for a chat: its file without the preview image."""
+    """Return the preset as text to paste into a chat: its file without the preview image."""
     return dump_preset(preset.replaced(preview=None))
 
 
 def read_pasted(text: str, source: str) -> Preset:
-    """Parse a preset pasted from a chat, with or without ```, with altered line ends and spaces.
+    """Parse a preset pasted from a chat, with or without ``` and with changed line endings and spaces.
 
     Raises JobError as ``load_preset`` does.
     """
@@ -163,7 +163,7 @@ def read_pasted(text: str, source: str) -> Preset:
 def save_as_image(preset: Preset, path: Path) -> None:
     """Write a PNG of the preset's preview image with the preset file embedded.
 
-    Raises JobError for a preset without a preview image, OSError when the file cannot be written.
+    Raises JobError for a preset without a preview image, and OSError if the file cannot be written.
     """
     from PIL import Image, PngImagePlugin
 
@@ -182,7 +182,7 @@ def save_as_image(preset: Preset, path: Path) -> None:
 
 
 def load_preset_or_image(path: Path) -> Preset:
-    """Read a preset from its own file or from an image that contains one; raises JobError as ``load_preset`` does."""
+    """Read a preset from a preset file or from an image that contains one; raises JobError as ``load_preset`` does."""
     return _from_image(path) if path.suffix.lower() == ".png" else load_preset(path)
 
 

@@ -1,4 +1,4 @@
-"""Conversion of kohya sd-scripts metadata in a LoRA file (ss_*) to a recipe, as far as possible.
+"""Convert the metadata that kohya's sd-scripts stores in LoRA files (ss_*) to a recipe where possible.
 
 The keys and values are those of sd-scripts' train_network.py; all of them are untrusted.
 """
@@ -62,12 +62,12 @@ _ARGUMENT = re.compile(r"(\w{1,40})=(\([^()]{0,100}\)|[^,()]{0,100})(?:,\s*|$)")
 
 @dataclass
 class Conversion:
-    """A recipe as far as the metadata contains it."""
+    """The part of a recipe that the metadata contains."""
 
     recipe: dict[str, Any] = field(default_factory=dict)
-    """Values as in a preset's [recipe]."""
+    """Recipe values, in the form of a preset's [recipe] table."""
     notes: list[str] = field(default_factory=list)
-    """Settings that could not be converted, "key: reason"."""
+    """Settings that could not be converted, as "key: reason"."""
 
     def set(self, key: str, value: Any) -> None:
         """Set a key of the recipe; None is ignored."""
@@ -82,7 +82,7 @@ class Conversion:
 
 @dataclass(frozen=True, slots=True)
 class LoraParts:
-    """What the tensors of the file show; more reliable than metadata."""
+    """Facts derived from a file's tensors, which are more reliable than its metadata."""
 
     family: Family
     unet: bool
@@ -94,7 +94,7 @@ class LoraParts:
 
 
 def recipe_of_metadata(metadata: Mapping[str, str], parts: LoraParts) -> Conversion:
-    """Convert a LoRA's ss_* metadata to a recipe without guessing; values are validated later."""
+    """Convert a LoRA's ss_* metadata to a recipe without guessing; the values are validated later."""
     mapped = Conversion()
     values = {key: value for key, value in _with_dataset(metadata, mapped).items() if value not in _NONE}
     for read in (_network, _rates, _optimizer, _schedule, _images, _objective):
@@ -111,7 +111,7 @@ def recipe_of_metadata(metadata: Mapping[str, str], parts: LoraParts) -> Convers
 
 
 def _with_dataset(metadata: Mapping[str, str], mapped: Conversion) -> dict[str, str]:
-    """Return the metadata with batch, bucket and caption settings of a dataset file under the usual keys."""
+    """Return the metadata with a dataset file's batch, bucket and caption settings under the usual keys."""
     values = dict(metadata)
     datasets = _json(metadata.get("ss_datasets"))
     first = datasets[0] if isinstance(datasets, list) and datasets else None
@@ -151,7 +151,7 @@ def _with_dataset(metadata: Mapping[str, str], mapped: Conversion) -> dict[str, 
 
 
 def _network(values: Mapping[str, str], parts: LoraParts, mapped: Conversion) -> None:
-    """Convert rank, alpha, layers and dropouts; the rank comes from the tensors where the metadata has none."""
+    """Convert rank, alpha, layers and dropouts; a rank missing in the metadata comes from the tensors."""
     arguments = _json(values.get("ss_network_args"))
     arguments = arguments if isinstance(arguments, dict) else {}
     rank = _whole(values.get("ss_network_dim"))
@@ -175,7 +175,7 @@ def _network(values: Mapping[str, str], parts: LoraParts, mapped: Conversion) ->
 
 
 def _rates(values: Mapping[str, str], parts: LoraParts, mapped: Conversion) -> None:
-    """Convert learning rates: a part's own, else the common one; 0 for parts that are not in the file."""
+    """Convert learning rates: each model's own, else the common one; 0 for models that are not in the file."""
     common = _number(values.get("ss_learning_rate"))
     unet = _number(values.get("ss_unet_lr")) or common
     listed = re.findall(r"[^\[\](), ]+", values.get("ss_text_encoder_lr", ""))[:2]
@@ -189,7 +189,7 @@ def _rates(values: Mapping[str, str], parts: LoraParts, mapped: Conversion) -> N
 
 
 def _optimizer(values: Mapping[str, str], _: LoraParts, mapped: Conversion) -> None:
-    """Convert the optimizer by its class name, with the arguments that have the same meaning."""
+    """Convert the optimizer by its class name, and those of its arguments that have the same meaning here."""
     text = values.get("ss_optimizer")
     if text is None:
         return
@@ -213,7 +213,7 @@ def _optimizer(values: Mapping[str, str], _: LoraParts, mapped: Conversion) -> N
 
 
 def _one_rate(mapped: Conversion) -> None:
-    """Set all trained parts to the UNet's rate: Prodigy finds one rate for all parts."""
+    """Set all trained models to the UNet's rate, because Prodigy finds one rate for all of them."""
     unet = mapped.recipe.get("learning_rate")
     for part in ("text_encoder", "text_encoder_2"):
         table = mapped.recipe.get(part, {})
@@ -223,7 +223,7 @@ def _one_rate(mapped: Conversion) -> None:
 
 
 def _schedule(values: Mapping[str, str], _: LoraParts, mapped: Conversion) -> None:
-    """Convert the schedule and its warmup, which sd-scripts ignores with "constant"."""
+    """Convert the schedule and its warmup; sd-scripts ignores warmup with "constant"."""
     text = values.get("ss_lr_scheduler")
     if text is None:
         return
@@ -236,7 +236,7 @@ def _schedule(values: Mapping[str, str], _: LoraParts, mapped: Conversion) -> No
 
 
 def _warmup(text: str | None) -> int | float | None:
-    """Return a warmup in steps, or below 1 as a share of the run."""
+    """Return a warmup in steps or, if below 1, as a share of the run; None if it is not a number."""
     number = _number(text)
     return number if number is None or 0 < number < 1 else int(number)
 
@@ -263,7 +263,7 @@ def _images(values: Mapping[str, str], _: LoraParts, mapped: Conversion) -> None
 
 
 def _objective(values: Mapping[str, str], _: LoraParts, mapped: Conversion) -> None:
-    """Convert loss, min-SNR and multires noise, where 0 means off."""
+    """Convert loss, min-SNR and multires noise, for which 0 means off."""
     mapped.set("objective.min_snr_gamma", _number(values.get("ss_min_snr_gamma")) or None)
     levels = _whole(values.get("ss_multires_noise_iterations"))
     if levels:
@@ -298,7 +298,7 @@ def _value(text: str | None, *, whole: bool) -> bool | int | float | None:
 
 
 def _number(value: object) -> float | None:
-    """Return a finite number from metadata or JSON, where numbers may be strings; else None."""
+    """Return a value from metadata or JSON as a finite number; None if it is neither a number nor its text."""
     try:
         number = float(str(value)[:40])
     except ValueError:

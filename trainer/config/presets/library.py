@@ -1,6 +1,6 @@
 """The preset library: built-in presets, and the user's own and received presets in the per-user folder.
 
-Overwriting a preset keeps its previous version in the folder `replaced` beside it.
+When a preset is overwritten, its previous version is kept in the subfolder `replaced`.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class PresetVersion:
 
     path: Path
     until: datetime
-    """When it was replaced, in local time."""
+    """Local time at which it was replaced."""
 
 
 @dataclass(frozen=True, slots=True)
 class PresetLibrary:
-    """All presets (the user's own, then received, then built-in), and broken files with their errors."""
+    """All presets (the user's own, then received, then built-in), and damaged files with their errors."""
 
     presets: tuple[PresetEntry, ...]
     broken: tuple[tuple[Path, ImpastoError], ...]
@@ -66,12 +66,12 @@ def presets_folder() -> Path:
 
 
 def folder_of(origin: Origin) -> Path:
-    """Return the folder for the user's own or for received presets."""
+    """Return the folder of the user's own or of received presets."""
     return presets_folder() / "received" if origin == "received" else presets_folder()
 
 
 def read_library() -> PresetLibrary:
-    """Read all presets; a broken user file is listed and does not hide the others."""
+    """Read all presets; damaged files of the user are listed as such and do not hide the others."""
     found: list[PresetEntry] = []
     broken: list[tuple[Path, ImpastoError]] = []
     origins: tuple[Origin, ...] = ("yours", "received")
@@ -87,9 +87,9 @@ def read_library() -> PresetLibrary:
 def find_preset(name: str, family: Family | None = None) -> PresetEntry:
     """Return the preset called `name` for bases of `family` (None: any).
 
-    `name` is a preset's name, ignoring case, or the path of a .toml preset file. The user's own presets win over
-    built-in ones of the same name. Raises JobError when there is none (with similar names), when it is for the other
-    family, or when both families have one and the family is unknown.
+    `name` is a preset's name, ignoring case, or the path of a .toml preset file. The user's own presets take
+    precedence over built-in ones with the same name. Raises JobError if there is no such preset (suggesting similar
+    names), if it is for the other family, or if both families have one and `family` is None.
     """
     if name.lower().endswith(".toml"):
         preset = load_preset(Path(name))
@@ -113,7 +113,7 @@ def find_preset(name: str, family: Family | None = None) -> PresetEntry:
 
 
 def fit_for(shelf: PresetLibrary, family: Family, total_bytes: int) -> PresetEntry | None:
-    """Return the built-in fit for the largest GPU that has at most this much memory."""
+    """Return the built-in fit preset for the largest GPU with at most this much memory, or None."""
     sold = total_bytes / 1024**3 * 1.06  # a GPU reports a few percent less than its nominal memory
     fits = [
         (each.preset.gpu.gigabytes, each)
@@ -145,10 +145,10 @@ def is_built_in(preset: Preset) -> bool:
 
 
 def save_preset(preset: Preset, origin: Origin = "yours") -> tuple[Path, Path | None]:
-    """Save a preset among the user's own or received ones, replacing one of the same name and family.
+    """Save a preset to the user's own or received ones, replacing one with the same name and family.
 
-    Returns its path, and the path of the replaced version, if any. Raises OSError when the folder is not writable; then
-    nothing is changed.
+    Returns its path, and the path of the replaced version or None. Raises OSError, and changes nothing, if the folder
+    is not writable.
     """
     shelf = read_library()
     former = _namesake(preset, shelf)
@@ -158,7 +158,7 @@ def save_preset(preset: Preset, origin: Origin = "yours") -> tuple[Path, Path | 
 
 
 def rewrite_preset(path: Path, preset: Preset) -> Path | None:
-    """Write a preset to its file; return the path of the previous version, if any. Raises OSError."""
+    """Write a preset to its file; return the path of the previous version, or None. Raises OSError."""
     version = _back_up(path) if path.exists() else None
     files.write_text(path, dump_preset(preset))
     return version
@@ -176,7 +176,7 @@ def versions_of(path: Path) -> list[PresetVersion]:
 
 
 def free_name(name: str, family: Family, shelf: PresetLibrary) -> str:
-    """Return `name`, with a number appended if a preset of that family has it."""
+    """Return `name`, with a number appended if a preset of that family already has it."""
     taken = [each.preset.name for each in shelf.presets if each.preset.base.family == family]
     short = valid_job_name(name)[: LONGEST_NAME - 4].rstrip(". ")
     numbered = (f"{short} {number}" for number in range(2, 1000))
@@ -184,12 +184,12 @@ def free_name(name: str, family: Family, shelf: PresetLibrary) -> str:
 
 
 def same_name(one: str, other: str) -> bool:
-    """Return whether two names are equal on a case-insensitive file system."""
+    """Return whether two names give the same file name on a case-insensitive file system."""
     return safe_name(one).casefold() == safe_name(other).casefold()
 
 
 def _back_up(path: Path) -> Path:
-    """Copy a preset file, valid or not, to the backup folder without overwriting anything there."""
+    """Copy a preset file, valid or not, to `replaced` without overwriting anything; return the copy's path."""
     folder = path.parent / "replaced"
     folder.mkdir(exist_ok=True)
     stem = f"{path.stem}-{datetime.now().astimezone():{_STAMP}}"
@@ -205,7 +205,7 @@ def _namesake(preset: Preset, shelf: PresetLibrary) -> PresetEntry | None:
 
 
 def _free_place(preset: Preset, folder: Path, shelf: PresetLibrary) -> Path:
-    """Return an unused file name: a renamed preset stays in the file of its first name."""
+    """Return an unused path; the name's own may be taken, since renaming a preset does not move its file."""
     stem = safe_name(f"{preset.name}.{preset.base.family}")
     taken = {each.path for each in shelf.presets}
     places = (folder / f"{each}.toml" for each in numbered(stem))
@@ -220,7 +220,7 @@ def _built_in() -> Iterator[PresetEntry]:
 
 
 def _family_and_memory(preset: Preset) -> tuple[str, float]:
-    """Sort key: fits by GPU memory; recipes have none."""
+    """Return a sort key: the family, then the GPU memory of a fit, or 0 for a recipe."""
     return preset.base.family, preset.gpu.gigabytes if preset.gpu else 0
 
 
@@ -229,7 +229,7 @@ def _same_place(one: Preset, other: Preset) -> bool:
 
 
 def require_family(preset: Preset, family: Family | None) -> None:
-    """Raise JobError when a preset is not for bases of `family` (None: any)."""
+    """Raise JobError if a preset is not for bases of `family` (None: any)."""
     if family not in (None, preset.base.family):
         raise JobError(
             "preset.family",
@@ -258,9 +258,10 @@ def _broken_of(name: str, broken: Iterable[tuple[Path, ImpastoError]]) -> tuple[
 
 
 def recipe_overrides(recipe: RecipeConfig) -> list[str]:
-    """Return the keys set in a recipe as ``key=value`` overrides for ``load_job``; the user's own come after them.
+    """Return the keys set in a recipe as ``key=value`` overrides for ``load_job``.
 
-    The optimizer is a single value, so that no argument of the job's own optimizer remains.
+    The user's own overrides belong after them. The optimizer is one override with all its arguments, so no argument of
+    the job's own optimizer remains.
     """
     stated = recipe.model_dump(mode="json", by_alias=True, exclude_unset=True)
     optimizer = stated.pop("optimizer", None)
@@ -272,14 +273,14 @@ def recipe_overrides(recipe: RecipeConfig) -> list[str]:
 
 
 def compared(former: Preset, new: Preset) -> list[str]:
-    """Return how ``new`` differs from ``former``, one line per key; empty if they are equal."""
+    """Return the differences between ``former`` and ``new``, one line per key; empty if they are equal."""
     return differences(_flat_preset(former), _flat_preset(new))
 
 
 def changed_keys(former: Preset | None, new: Preset) -> list[tuple[str, str, str]]:
     """Return each key in which ``new`` differs from ``former``, with both values as text.
 
-    Without ``former``, its recipe is compared with the defaults.
+    If ``former`` is None, the new recipe is compared with the defaults.
     """
     if former is not None:
         return changes(_flat_preset(former), _flat_preset(new))
@@ -289,7 +290,7 @@ def changed_keys(former: Preset | None, new: Preset) -> list[tuple[str, str, str
 
 
 def compared_with_defaults(recipe: RecipeConfig) -> list[str]:
-    """Return where a recipe differs from the defaults: "recipe.rank = 32 instead of 16"."""
+    """Return a recipe's differences from the defaults, such as "recipe.rank = 32 instead of 16"."""
     defaults, stated = _beside_defaults(recipe, "recipe")
     return [
         f"{key} = {toml_value(value)}" + (f" instead of {toml_value(defaults[key])}" if defaults[key] else "")
@@ -299,20 +300,20 @@ def compared_with_defaults(recipe: RecipeConfig) -> list[str]:
 
 
 def stated_fit(fit: FitConfig) -> list[str]:
-    """Return the keys set in a fit: "fit.micro_batch = 2"."""
+    """Return the keys set in a fit, such as "fit.micro_batch = 2"."""
     stated = fit.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
     return [f"{key} = {toml_value(value)}" for key, value in flatten(stated, "fit")]
 
 
 def _beside_defaults(recipe: RecipeConfig, path: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return the default of each key set in a recipe, and the values set."""
+    """Return the defaults and the values of the keys set in a recipe."""
     stated = dict(flatten(recipe.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True), path))
     defaults = dict(flatten(RecipeConfig().model_dump(mode="json", by_alias=True), path))
     return {key: defaults.get(key) for key in stated}, stated
 
 
 def _flat_preset(preset: Preset) -> Mapping[str, Any]:
-    """Return the keys set in a preset; empty texts, such as no negative prompt, are left out."""
+    """Return the values set in a preset by dotted key, without empty texts such as an empty negative prompt."""
     stated = flatten(preset.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True), "")
     values = {key: value for key, value in stated if value != ""}
     if preset.preview is not None:
@@ -328,7 +329,7 @@ if TYPE_CHECKING:
 
 
 def preset_with_recipe(name: str, family: Family | None) -> Preset:
-    """Return a preset for bases of `family` by name or file; raises JobError when it has no recipe."""
+    """Return the preset with this name or file for bases of `family`; raises JobError if it has no recipe."""
     preset = find_preset(name, family).preset
     if preset.recipe is None:
         sentence = f'The preset "{preset.name}" has a fit but no recipe.'
@@ -342,19 +343,19 @@ class Received:
 
     preset: Preset
     file: Path
-    """Temporary file with the preset, for the planner to read while the preset is shown."""
+    """Temporary copy of the preset that the planner reads while the preset is being previewed."""
     existing: PresetEntry | None
     """The preset in the library with the same name and family, if any."""
     built_in: bool
-    """Whether a built-in preset has its name, so that it needs another one."""
+    """Whether a built-in preset has the same name, in which case this one needs another."""
     free_name: str
-    """Its name, with a number appended if the name is taken."""
+    """The preset's name, with a number appended if the name is taken."""
     changes: tuple[tuple[str, str, str], ...]
-    """Key, old and new value of each difference from `existing` or, without one, from the defaults."""
+    """Key, old value and new value of each difference from `existing`, or from the defaults if that is None."""
 
     @property
     def is_unchanged(self) -> bool:
-        """Return whether the library already has the same preset, key for key."""
+        """Return whether the library already has an identical preset."""
         return self.existing is not None and not self.changes
 
 

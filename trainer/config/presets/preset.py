@@ -1,4 +1,4 @@
-"""The preset: a recipe, a fit, or both, with author, base family, examples and a preview image."""
+"""The preset format: a recipe, a fit, or both, with author, base family, examples and a preview image."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Preset(Section):
     """Small preview image of the result."""
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Yield errors for an empty preset, fit keys of one machine, and a GPU without a fit."""
+        """Yield errors for an empty preset, machine-specific fit keys, and a GPU without a fit."""
         if not any(part is not None and part.model_fields_set for part in (self.recipe, self.fit)):
             yield "recipe", "is missing or empty, and so is fit: the preset is empty"
         for key in MACHINE_KEYS:
@@ -153,7 +153,7 @@ def text_faults(data: Mapping[str, Any]) -> list[str]:
 
 
 def text_fault(text: str, *, several_lines: bool = False) -> str | None:
-    """Return why a text is not allowed in presets, or None; `several_lines` allows line breaks and tabs."""
+    """Return why a text is not allowed in presets, or None if it is; `several_lines` allows line breaks and tabs."""
     if len(text) > _LONGEST:
         return f"has {len(text):,} characters; at most {_LONGEST:,} are allowed"
     odd = next((letter for letter in _FLAG.sub("", text) if _steers(letter, several_lines)), None)
@@ -167,7 +167,7 @@ def text_fault(text: str, *, several_lines: bool = False) -> str | None:
 
 
 def _texts(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield every text in the data with its dotted key, without recursion; deeper nesting was refused before."""
+    """Yield the dotted key and text of every string in the data, without recursion."""
     waiting: list[tuple[str, Any]] = [("", data)]
     while waiting:
         key, value = waiting.pop()
@@ -206,7 +206,7 @@ def dump_preset(preset: Preset) -> str:
 
 
 def _image_lines(preset: Preset) -> Iterator[str]:
-    """Yield the preview image over many lines: most editors choke on a line of 50,000 characters."""
+    """Yield the preview image as many lines, since most editors choke on a line of 50,000 characters."""
     if preset.preview is not None:
         compact = "".join(preset.preview.image.split())
         yield from ("", "[preview]", "# Small preview image of the result, in base64.", 'image = """')

@@ -1,4 +1,4 @@
-"""Preview images of presets: untrusted when read, small and without metadata when written."""
+"""Preview images of presets: checked as untrusted input, and written small and without metadata."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainer.files.rewriting import FORMATS, PILLOW_ERRORS, UnusableImageError, 
 LARGEST_IMAGE = 256 * 1024
 """Maximum size of the image file in bytes."""
 LONGEST_SIDE = 1024
-"""Maximum side in pixels of an image that is read."""
+"""Maximum width and height in pixels of an image that is read."""
 _SHARED_SIDE = 512  # pixels of an image that is written, about 50 KiB
 # Pillow's info keys that reveal nothing about who made an image, or how.
 _HARMLESS = {
@@ -27,9 +27,9 @@ _HARMLESS = {
 
 
 def image_fault(text: str) -> str | None:
-    """Return why the base64 ``text`` is not a valid preview image, or None.
+    """Return why the base64 ``text`` is not a valid preview image, or None if it is.
 
-    Sizes are checked before memory is allocated; then all pixels are decoded once.
+    Sizes are checked before memory is allocated; then the whole image is decoded.
     """
     compact = "".join(text.split())
     if len(compact) > (LARGEST_IMAGE + 2) // 3 * 4:
@@ -52,14 +52,14 @@ def image_fault(text: str) -> str | None:
 
 
 def decode_image(text: str) -> bytes:
-    """Return the bytes of an image that ``picture_fault`` has accepted."""
+    """Return the bytes of an image that ``image_fault`` has accepted."""
     return base64.b64decode("".join(text.split()), validate=True)
 
 
 def make_preview(path: Path) -> str:
     """Return a small JPEG of an image file, pixels only, as base64 in lines of 100 characters.
 
-    Raises JobError when the file is not a readable image, or too large.
+    Raises JobError if the file is not a readable image or is too large.
     """
     try:
         data = small_jpeg(path, _SHARED_SIDE, LARGEST_IMAGE // 2)
@@ -87,7 +87,7 @@ def _opened_fault(data: bytes) -> str | None:
 
 
 def _webp_side(data: bytes) -> int:
-    """Return the longest side in pixels from a WebP header, 0 for other files.
+    """Return the longer side in pixels according to a WebP header; 0 for other formats.
 
     https://developers.google.com/speed/webp/docs/riff_container; VP8's frame header is RFC 6386, section 9.1.
     """

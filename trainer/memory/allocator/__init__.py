@@ -1,1 +1,1 @@
-"""PyTorch's CUDA caching allocator, simulated."""
+"""Simulation of PyTorch's CUDA caching allocator."""

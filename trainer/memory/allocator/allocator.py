@@ -1,4 +1,4 @@
-"""Simulate PyTorch's CUDA caching allocator: what it takes from the driver for a sequence of events.
+"""Simulate PyTorch's CUDA caching allocator: how much memory it takes from the driver for given events.
 
 The rules are those of c10/cuda/CUDACachingAllocator.cpp in torch 2.10 to 2.13: native backend, one device, one stream,
 plus the stream on which CUDA graphs are captured. They are exact except for addresses, which the driver chooses;
@@ -32,19 +32,19 @@ from trainer.memory.allocator.settings import AllocatorSettings
 MIB = 2**20
 
 SMALLEST_BLOCK = 512
-"""Every block size is a multiple of this (kMinBlockSize)."""
+"""Bytes of which every block size is a multiple (kMinBlockSize)."""
 LARGEST_SMALL = MIB
-"""Largest block of the small pool (kSmallSize); the pools never share a segment."""
+"""Largest block size in the small pool, in bytes (kSmallSize); the pools never share a segment."""
 SMALL_SEGMENT = 2 * MIB
 SEGMENT_OF_ITS_OWN = 10 * MIB
-"""Smallest block that gets a segment of its own, rounded up to SEGMENT_STEP (kMinLargeAlloc)."""
+"""Smallest block size that gets its own segment, rounded up to SEGMENT_STEP (kMinLargeAlloc), in bytes."""
 SEGMENT_STEP = 2 * MIB
 OVERSIZE_SLACK = 20 * MIB
-"""How much larger than requested an unsplittable block may be and still be used (max_non_split_rounding)."""
+"""Maximum bytes by which an unsplittable block may exceed a request for it (max_non_split_rounding)."""
 
 
 class OutOfMemory(Exception):
-    """The allocator cannot serve a request even after it returned all cached memory to the driver."""
+    """The allocator cannot serve a request, even after returning all cached memory to the driver."""
 
     def __init__(self, requested: int, allocated: int, reserved: int, capacity: int) -> None:
         super().__init__(f"{requested} bytes requested; {allocated} allocated, {reserved} of {capacity} reserved")
@@ -56,20 +56,20 @@ class OutOfMemory(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Result of playing events up to where memory ran out; arrays hold the bytes after each event."""
+    """Result of simulating events, up to a failure if any; arrays contain the bytes after each event."""
 
     allocated: NDArray[np.int64]
     reserved: NDArray[np.int64]
     requested: NDArray[np.int64]
     alive: dict[int, int]
-    """Handles of the storages that are alive at the end, by storage index."""
+    """Handles of the storages still allocated at the end, by storage index."""
     failure: OutOfMemory | None
 
 
 class Allocator(ExpandableBlocks):
     """Simulated caching allocator: allocates and frees blocks as PyTorch does and counts their bytes.
 
-    ``place`` returns the address at which the driver puts a new segment of the given size; without it, segments
+    ``place`` returns the address at which the driver puts a new segment of the given size; if it is None, segments
     follow each other.
     """
 
@@ -78,18 +78,18 @@ class Allocator(ExpandableBlocks):
         settings = settings or AllocatorSettings()
         self._apply(settings)
         self.allocated = 0
-        """Bytes of all blocks in use, including what could not be split off (torch.cuda.memory_allocated)."""
+        """Bytes of all blocks in use, including rests that were not split off (torch.cuda.memory_allocated)."""
         self.requested = 0
         """Bytes requested by the storages in use, before rounding."""
         self.peak_allocated = 0
         self.peak_reserved = 0
         self.retries = 0
-        """How often all cached memory was returned to the driver to make room (num_alloc_retries)."""
+        """Number of times all cached memory was returned to the driver to free memory (num_alloc_retries)."""
         self.admitted = 0
-        """Largest total of segments, in bytes, that the limit has admitted."""
+        """Largest total size of segments, in bytes, that the limit has allowed."""
         self.refused: int | None = None
-        """Smallest total that the limit has refused. Any limit from ``admitted`` to below this gives the same result,
-        unless a garbage collection threshold depends on the limit."""
+        """Smallest total size that the limit has refused, or None. Any limit from ``admitted`` to below this gives the
+        same result, unless a garbage collection threshold depends on the limit."""
         self._place = place or self._append
         self._end = 0
         # PyTorch splits a large block only if more than 1 MiB would be left, but always in expandable segments.
@@ -103,7 +103,7 @@ class Allocator(ExpandableBlocks):
         self._recording = False
 
     def _apply(self, settings: AllocatorSettings) -> None:
-        """Use these settings from here on."""
+        """Use these settings from now on."""
         self.settings = settings
         unlimited = 2**ADDRESS_BITS
         self._oversize = settings.max_split_size or unlimited
@@ -118,7 +118,7 @@ class Allocator(ExpandableBlocks):
     def allocate(self, requested: int) -> int:
         """Allocate a block for ``requested`` (at least 1) bytes and return its address, which is its handle.
 
-        Raises OutOfMemory where PyTorch would.
+        Raises OutOfMemory whenever PyTorch would.
         """
         size = self._round(requested) if self._power2 else (requested + 511) & -512
         pool = self._small if size <= LARGEST_SMALL else self._large
@@ -142,7 +142,7 @@ class Allocator(ExpandableBlocks):
         return block.address
 
     def free(self, handle: int) -> None:
-        """Free a block and merge it with free neighbors; the driver gets nothing back."""
+        """Free a block and merge it with free neighbors, without returning memory to the driver."""
         block = self._blocks[handle]
         if block.requested is None:
             raise ValueError(f"the block at {handle} is free already")
@@ -152,7 +152,7 @@ class Allocator(ExpandableBlocks):
         self._merge_and_file(block)
 
     def empty_cache(self) -> None:
-        """Return all unused segments, or pages of expandable segments, to the driver (torch.cuda.empty_cache)."""
+        """Return all unused segments, or unused pages of expandable ones, to the driver (torch.cuda.empty_cache)."""
         for pool in (self._large, self._small):
             for key in tuple(pool.free):  # a copy, since both branches change the list
                 block = self._blocks[key & ADDRESS]
@@ -163,10 +163,10 @@ class Allocator(ExpandableBlocks):
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Allocate from the private pool of CUDA graphs inside the block, as while a graph is captured.
+        """Allocate from the private pool of CUDA graphs in the block, as PyTorch does while capturing a graph.
 
-        All captures share one pool. Its segments serve nothing else and are never returned to the driver; what is freed
-        in them serves the next capture. While capturing, the allocator returns no cached memory to make room.
+        All captures share one pool. Its segments are used for nothing else and never returned to the driver; memory
+        freed in them is available to the next capture. During a capture, no cached memory is returned to the driver.
         """
         shared = self._small, self._large
         (self._small, self._large), self._recording = self._private, True
@@ -176,17 +176,17 @@ class Allocator(ExpandableBlocks):
             (self._small, self._large), self._recording = shared, False
 
     def reset_peaks(self) -> None:
-        """Restart both peaks at the current level (torch.cuda.reset_peak_memory_stats)."""
+        """Reset both peaks to the current values (torch.cuda.reset_peak_memory_stats)."""
         self.peak_allocated = self.allocated
         self.peak_reserved = self.reserved
 
-    # Play many events at once
+    # Simulate many events at once
 
     def play(self, events: NDArray[np.int32], sizes: Sequence[int], alive: Mapping[int, int]) -> Account:
-        """Play ``events`` in order: ``i`` allocates storage i, ``~i`` frees it, and 0 bytes are ignored.
+        """Simulate ``events`` in order: ``i`` allocates storage i, and ``~i`` frees it.
 
-        ``sizes`` are the storages' bytes; ``alive`` maps those that already live to their handles. Playing stops where
-        memory runs out.
+        ``sizes`` are the storages' sizes in bytes; storages of 0 bytes are ignored. ``alive`` maps storages that are
+        already allocated to their handles. The simulation stops if memory runs out.
         """
         live: list[Block | None] = [None] * len(sizes)
         taken = [0] * len(sizes)
@@ -219,9 +219,9 @@ class Allocator(ExpandableBlocks):
         taken: list[int],
         levels: list[tuple[int, int]],
     ) -> tuple[int, OutOfMemory | None]:
-        """Play events with any settings; return how many were played, and the error that stopped them, if any.
+        """Simulate events with any settings; return their number, and the error that stopped them or None.
 
-        Appends (event, bytes reserved from then on) to ``levels``.
+        Appends (event, bytes reserved after it) to ``levels``.
         """
         for number, event in enumerate(events):
             if event < 0:
@@ -245,10 +245,10 @@ class Allocator(ExpandableBlocks):
         taken: list[int],
         levels: list[tuple[int, int]],
     ) -> tuple[int, OutOfMemory | None]:
-        """Play events like ``_play_any`` where best fit is the only rule: ``allocate`` and ``free``, inlined.
+        """Simulate events like ``_play_any`` if best fit is the only rule, with ``allocate`` and ``free`` inlined.
 
-        Calls and bookkeeping per event would take a third of the time, and every plan waits for this. Any change here
-        has to be made in ``allocate`` and ``free`` as well; tests compare both with a naive allocator.
+        Calls and bookkeeping per event would take a third of the time, and every plan waits for this method. Any change
+        here must also be made in ``allocate`` and ``free``; tests compare both with a naive allocator.
         """
         blocks, small, large = self._blocks, self._small, self._large
         allocated = self.allocated
@@ -311,9 +311,9 @@ class Allocator(ExpandableBlocks):
     # Copies and snapshots
 
     def copy(self, capacity: int | None) -> Allocator:
-        """Return an allocator in the same state whose segments may sum to ``capacity`` bytes from here on.
+        """Return a copy of the allocator in which segments may take up to ``capacity`` bytes in total from now on.
 
-        Addresses stay the same, so what was allocated here can be freed there.
+        Addresses stay the same, so blocks allocated in the original can be freed in the copy.
         """
         twin = copy(self)
         twin._apply(replace(self.settings, capacity=capacity))
@@ -333,7 +333,7 @@ class Allocator(ExpandableBlocks):
         return twin
 
     def snapshot(self) -> AllocatorSnapshot:
-        """Return all segments with their blocks, by address."""
+        """Return all segments with their blocks, sorted by address."""
         runs: list[list[Block]] = []
         for address in sorted(self._blocks):
             block = self._blocks[address]
@@ -377,7 +377,7 @@ class Allocator(ExpandableBlocks):
     # Sizes
 
     def _round(self, requested: int) -> int:
-        """Return the block size for a request with roundup_power2_divisions: a fraction of a power of two."""
+        """Return the block size for a request, rounded up to one of the steps of roundup_power2_divisions."""
         divisions = self.settings.divisions(requested)
         if divisions < 2 or requested <= SMALLEST_BLOCK * divisions:
             return (requested + 511) & -512
@@ -386,7 +386,7 @@ class Allocator(ExpandableBlocks):
         return -(-requested // step) * step
 
     def _segment_size(self, size: int) -> int:
-        """Return the bytes of the segment to open for a block of ``size`` bytes."""
+        """Return the size in bytes of a new segment for a block of ``size`` bytes."""
         if size <= LARGEST_SMALL:
             return SMALL_SEGMENT
         if size < SEGMENT_OF_ITS_OWN:
@@ -396,9 +396,9 @@ class Allocator(ExpandableBlocks):
     # Free blocks
 
     def _choose(self, pool: Pool, index: int, size: int) -> int:
-        """Return the free block to use when settings modify best fit, by index; ``len(pool.free)`` for none.
+        """Return the index of the free block to use if settings modify best fit; ``len(pool.free)`` for none.
 
-        ``index`` is the best fit.
+        ``index`` is that of the best fit.
         """
         pool.searches += 1  # the clock by which garbage collection measures age
         free = pool.free
@@ -415,7 +415,7 @@ class Allocator(ExpandableBlocks):
         return len(free) if small_takes_oversize or wastes_oversize else index
 
     def _growable_size(self, key: int) -> int:
-        """Return the bytes of a free block of an expandable segment plus the unmapped ones after it."""
+        """Return the bytes of a free block in an expandable segment plus those of an unmapped block after it."""
         block = self._blocks[key & ADDRESS]
         after = block.after
         return block.size + (after.size if after and not after.mapped else 0)
@@ -423,9 +423,9 @@ class Allocator(ExpandableBlocks):
     # The driver
 
     def _allocate_from_driver(self, pool: Pool, size: int, requested: int) -> Block:
-        """Return a new block from the driver; at the limit, return cached memory first, in PyTorch's order.
+        """Return a new block from the driver; at the limit, first return cached memory in PyTorch's order.
 
-        Collect garbage, try, return oversize blocks, try, return all cached memory, try.
+        The order is: collect garbage and try, return oversize blocks and try, return all cached memory and try.
         """
         segment = self._segment_size(size)
         if self._collects and not self._recording:
@@ -442,9 +442,9 @@ class Allocator(ExpandableBlocks):
         return block
 
     def _admits(self, segment: int) -> bool:
-        """Return whether the limit admits a segment, and note the closest decisions on both sides.
+        """Return whether the limit allows a new segment; update ``admitted`` or ``refused``.
 
-        PyTorch checks expandable segments as well, before they grow.
+        PyTorch makes the same check before an expandable segment grows.
         """
         capacity, total = self.settings.capacity, self.reserved + segment
         if capacity is None or total <= capacity:
@@ -454,27 +454,27 @@ class Allocator(ExpandableBlocks):
         return False
 
     def _open_segment(self, pool: Pool, size: int) -> Block:
-        """Open a segment and return it as one block, which is not in the pool's free list."""
+        """Create a segment and return it as one block, which is not in the pool's free list."""
         address = self._place(size)
         self._blocks[address] = block = Block(address, size, pool, None, None)
         self.reserved += size
         return block
 
     def _append(self, size: int) -> int:
-        """Return the address of a new segment when no ``place`` is given: after the last one."""
+        """Return the address of a new segment if there is no ``place``: after the last segment."""
         self._end += size
         return self._end - size
 
     def _release(self, block: Block) -> None:
-        """Return a segment that is one free block to the driver."""
+        """Return a segment to the driver; it consists of one free block."""
         self._unfile(block)
         del self._blocks[block.address]
         self.reserved -= block.size
 
     def _release_oversize(self, pool: Pool, size: int) -> bool:
-        """With max_split_size, release the best-fitting oversize block, or the largest ones until it fits.
+        """Release the best-fitting oversize block, or the largest ones until ``size`` bytes are released.
 
-        Returns whether enough was released.
+        This applies only with max_split_size. Returns whether enough was released.
         """
         if self.settings.max_split_size is None or self.settings.expandable:
             return False
@@ -490,7 +490,7 @@ class Allocator(ExpandableBlocks):
         return returned >= size
 
     def _collect_garbage(self) -> None:
-        """Above the threshold, return large segments that are unused for longer than average, until below it."""
+        """Return large segments unused for longer than average to the driver until below the threshold."""
         pool = self._large
         threshold = int(self.settings.garbage_collection_threshold * (self.settings.capacity or 0))
         unused = [block for key in pool.free if is_segment(block := self._blocks[key & ADDRESS])]
@@ -503,7 +503,7 @@ class Allocator(ExpandableBlocks):
 
 
 def _running_sum(events: NDArray[np.int32], sizes: Sequence[int], start: int) -> NDArray[np.int64]:
-    """Return ``start`` plus the bytes added by the events up to each one."""
+    """Return, for each event, ``start`` plus the bytes added by all events up to it."""
     died = events < 0
     changes = np.array(sizes, dtype=np.int64)[np.where(died, ~events, events)]
     return start + np.cumsum(np.where(died, -changes, changes))

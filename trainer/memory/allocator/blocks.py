@@ -1,4 +1,4 @@
-"""Blocks of the simulated allocator, how they split and merge, and the pools of free ones."""
+"""Blocks of the simulated allocator, code to split and merge them, and the pools of free blocks."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class BlockState:
 
 @dataclass(frozen=True, slots=True)
 class SegmentState:
-    """Snapshot of one allocation from the driver; of an expandable segment, one run of mapped pages."""
+    """Snapshot of one allocation from the driver or, in an expandable segment, one run of mapped pages."""
 
     address: int
     bytes: int
     pool: PoolName
     blocks: tuple[BlockState, ...]
-    """By address and without gaps."""
+    """Blocks sorted by address, without gaps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,13 @@ class AllocatorSnapshot:
 
     @property
     def fragmented(self) -> int:
-        """Return the free bytes in partly used segments, lost to other processes (inactive_split_bytes)."""
+        """Return the free bytes in partly used segments, which no other process can use (inactive_split_bytes)."""
         in_use = (segment.blocks for segment in self.segments if len(segment.blocks) > 1)
         return sum(block.bytes for blocks in in_use for block in blocks if block.requested is None)
 
     @property
     def largest_free(self) -> int:
-        """Return the bytes of the largest block that can be allocated without asking the driver."""
+        """Return the bytes of the largest block that can be allocated without memory from the driver."""
         free = (block.bytes for segment in self.segments for block in segment.blocks if block.requested is None)
         return max(free, default=0)
 
@@ -81,7 +81,7 @@ class Pool:
         self.name = name
         self.free: list[int] = []
         self.least_rest = least_rest
-        """Smallest remainder, in bytes, that is split off a block."""
+        """Smallest rest, in bytes, that is split off a block."""
         self.page = page
         """Bytes that an expandable segment maps at once."""
         self.searches = 0
@@ -147,7 +147,7 @@ class BlockTable:
 
 
 def segment_state(blocks: list[Block]) -> SegmentState:
-    """Return the snapshot of a segment from all its blocks, by address."""
+    """Return the snapshot of the segment that consists of these blocks, which are sorted by address."""
     states = tuple(BlockState(block.address, block.size, block.requested) for block in blocks)
     return SegmentState(blocks[0].address, sum(block.size for block in blocks), blocks[0].pool.name, states)
 
@@ -158,7 +158,7 @@ def is_segment(block: Block) -> bool:
 
 
 def run_of_free(block: Block | None) -> int:
-    """Return the bytes from a block up to the next one in use."""
+    """Return the bytes of a block and the following ones up to the next block in use."""
     total = 0
     while block is not None and block.requested is None:
         total += block.size
@@ -181,7 +181,7 @@ class ExpandableBlocks(BlockTable):
             pool.unmapped.append(address)
 
     def _expand(self, pool: Pool, size: int) -> Block:
-        """Return a block of at least ``size`` bytes at the lowest address where it can be mapped."""
+        """Return a block of at least ``size`` bytes at the lowest address at which it can be mapped."""
         # As in PyTorch, the first place that is large enough, not the best fit. A free block there grows by mapping
         # what follows it, which is unmapped: _merge_and_file leaves no two free blocks next to each other.
         candidate = next(block for block in self._growable(pool) if run_of_free(block) >= size)
@@ -195,13 +195,13 @@ class ExpandableBlocks(BlockTable):
         return candidate
 
     def _growable(self, pool: Pool) -> Iterator[Block]:
-        """Yield the blocks at which growth can start: unmapped ones, or the free block before them."""
+        """Yield the blocks at which growth can start: each unmapped block, or a free block right before it."""
         for address in pool.unmapped:
             block = self._blocks[address]
             yield block.before if block.before and block.before.requested is None else block
 
     def _map(self, block: Block, size: int) -> Block:
-        """Map as many pages of an unmapped block as hold ``size`` bytes; return the free block that they join."""
+        """Map enough pages of an unmapped block for ``size`` bytes; return the free block they are merged into."""
         page = block.pool.page
         mapped = min(-(-size // page) * page, block.size)
         block.pool.unmapped.remove(block.address)
@@ -238,7 +238,7 @@ class ExpandableBlocks(BlockTable):
         self._make_unmapped(block)
 
     def _make_unmapped(self, block: Block) -> None:
-        """Turn a block into an unmapped one and merge it with unmapped neighbors."""
+        """Mark a block as unmapped and merge it with unmapped neighbors."""
         block.mapped = False
         if block.after is not None and not block.after.mapped:
             block.pool.unmapped.remove(block.after.address)

@@ -1,4 +1,4 @@
-"""Replay memory traces on the simulated allocator, to know bytes and live storages at any moment."""
+"""Replay memory traces on the simulated allocator to determine bytes and live storages at any moment."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from trainer.memory.trace.memory_trace import MemoryTrace, Storage, StorageKind
 K = TypeVar("K", bound=str)
 Bytes = NDArray[np.int64]
 WorkspaceBytes = Callable[[Storage], int]
-"""Return the bytes of a workspace on one GPU, which a trace cannot know."""
+"""Function that returns a workspace's bytes on one GPU, which a trace does not contain."""
 
 
 class SurvivingStorage(NamedTuple):
-    """A named storage that outlived its trace."""
+    """A named storage that was still allocated at the end of its trace."""
 
     handle: int
     storage: Storage
 
 
 class Moment(NamedTuple):
-    """The state right after an event: indices of the trace and of the event in it."""
+    """Moment right after an event, as the indices of the trace and of the event in it."""
 
     trace: int
     event: int
@@ -35,16 +35,16 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SimulatedTrace:
-    """What one trace did to memory; each array has one entry per event, in bytes after it."""
+    """Effect of one trace on memory; each array contains the bytes after each event."""
 
     trace: MemoryTrace
     before: Mapping[str, Storage]
-    """Named storages that were alive when the trace began."""
+    """Named storages that were allocated when the trace began."""
     allocated: Bytes
     reserved: Bytes
     requested: Bytes
     retries: int
-    """How often the allocator returned all cached memory to make room."""
+    """Number of times the allocator returned all cached memory to the driver to free memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """Result of replaying traces; if memory ran out, the last one has only the events before that."""
+    """Result of replaying traces; if memory ran out, the last trace has only the events before that."""
 
     played: tuple[SimulatedTrace, ...]
     failure: Failure | None
@@ -73,7 +73,7 @@ class Replayed:
         return _highest([played.reserved for played in self.played])
 
     def peak_requested(self) -> Moment:
-        """Return the first moment at which the live storages sum to the most bytes."""
+        """Return the first moment with the most bytes requested by live storages."""
         return _highest([played.requested for played in self.played])
 
     def allocated(self, moment: Moment) -> int:
@@ -85,21 +85,21 @@ class Replayed:
         return int(self.played[moment.trace].reserved[moment.event])
 
     def alive(self, moment: Moment) -> tuple[Storage, ...]:
-        """Return the storages alive at a moment, those of earlier traces first."""
+        """Return the storages allocated at a moment, those from earlier traces first."""
         played = self.played[moment.trace]
         trace = played.trace
         events = trace.events[: moment.event + 1]
         born = np.zeros(len(trace.storages), dtype=bool)
         born[events[events >= 0]] = True
         died = ~events[events < 0]
-        # Freed without a birth in this trace: storages of earlier ones, known by name only.
+        # Freed but not allocated in this trace: storages from earlier traces, known only by name.
         ended = {trace.storages[index].name for index in died[~born[died]]}
         born[died] = False
         earlier = [storage for name, storage in played.before.items() if name not in ended]
         return (*earlier, *(trace.storages[index] for index in np.flatnonzero(born)))
 
     def timeline(self, samples: int) -> tuple[tuple[int, int], ...]:
-        """Return the maxima (allocated, reserved) of at most ``samples`` equal intervals of events."""
+        """Return the maximum bytes (allocated, reserved) in at most ``samples`` equal intervals of events."""
         allocated = np.concatenate([np.zeros(0, np.int64), *(played.allocated for played in self.played)])
         reserved = np.concatenate([np.zeros(0, np.int64), *(played.reserved for played in self.played)])
         count = min(samples, len(allocated))
@@ -112,7 +112,7 @@ class Replayed:
 
 
 def by_kind(storages: Iterable[Storage]) -> dict[StorageKind, int]:
-    """Return the requested bytes of storages by kind, largest first."""
+    """Return the total requested bytes by kind of storage, largest first."""
     totals: defaultdict[StorageKind, int] = defaultdict(int)
     for storage in storages:
         totals[storage.kind] += storage.bytes
@@ -120,7 +120,7 @@ def by_kind(storages: Iterable[Storage]) -> dict[StorageKind, int]:
 
 
 def by_module(storages: Iterable[Storage]) -> dict[str, int]:
-    """Return the requested bytes of storages by module, largest first."""
+    """Return the total requested bytes of storages by module, largest first."""
     totals: defaultdict[str, int] = defaultdict(int)
     for storage in storages:
         totals[storage.module] += storage.bytes
@@ -133,12 +133,12 @@ def replay(
     names: dict[str, SurvivingStorage],
     workspace_bytes: WorkspaceBytes | None = None,
 ) -> Replayed:
-    """Replay traces in order on an allocator, up to where memory runs out.
+    """Replay traces in order on an allocator until they end or memory runs out.
 
-    ``names`` holds the storages that earlier traces left and is updated in place; begin with an empty dict. After a
-    failure, neither it nor the allocator is usable. A workspace whose name is alive already is not allocated again,
-    since libraries keep theirs. Raises ValueError for a trace that frees a storage that is not alive, or leaves one
-    without a name.
+    ``names`` contains the storages still allocated after earlier traces and is updated in place; start with an empty
+    dict. After a failure, neither ``names`` nor the allocator is usable. A workspace with a name that is already
+    allocated is not allocated again, since libraries keep their workspaces. Raises ValueError for a trace that frees a
+    storage that is not allocated, or does not free one without a unique name.
     """
     done: list[SimulatedTrace] = []
     for number, trace in enumerate(traces):
@@ -154,7 +154,7 @@ def replay(
 def _resize_workspaces(
     trace: MemoryTrace, names: Mapping[str, SurvivingStorage], workspace_bytes: WorkspaceBytes | None
 ) -> MemoryTrace:
-    """Return the trace with workspaces sized for the GPU, and 0 bytes for those that are alive already."""
+    """Return the trace with workspaces sized for the GPU, or 0 bytes if they are already allocated."""
     # Resized instead of removed, so that the events keep their indices; storages of 0 bytes do nothing.
     storages = list(trace.storages)
     for place in [place for place, storage in enumerate(storages) if storage.kind == "workspace"]:
@@ -170,9 +170,9 @@ def _play(
     storages = trace.storages
     before = {name: kept.storage for name, kept in names.items()}
     alive = {place: _handle_of(names, storages[place], trace) for place in _freed_from_earlier(trace)}
-    retries = allocator.retries  # a running total, of which this trace's part is wanted
+    retries = allocator.retries  # a running total, from which this trace's part is computed
     account = allocator.play(trace.events, [storage.bytes for storage in storages], alive)
-    if account.failure is None:  # otherwise storages without a name are still alive
+    if account.failure is None:  # otherwise storages without a name are still allocated
         _record_survivors(trace, account.alive, names)
     played = SimulatedTrace(
         trace=trace,
@@ -190,7 +190,7 @@ def _as_traced(storage: Storage) -> int:
 
 
 def _freed_from_earlier(trace: MemoryTrace) -> Iterator[int]:
-    """Yield the indices of storages that die in a trace in which they were not born."""
+    """Yield the indices of storages that are freed in a trace but were not allocated in it."""
     born = np.zeros(len(trace.storages), dtype=bool)
     born[trace.events[trace.events >= 0]] = True
     died = ~trace.events[trace.events < 0]
@@ -205,7 +205,7 @@ def _handle_of(names: dict[str, SurvivingStorage], storage: Storage, trace: Memo
 
 
 def _record_survivors(trace: MemoryTrace, left: Mapping[int, int], names: dict[str, SurvivingStorage]) -> None:
-    """Add the storages that a trace leaves to ``names``."""
+    """Add the storages still allocated after a trace to ``names``."""
     for place, handle in left.items():
         storage = trace.storages[place]
         if storage.name is None or storage.name in names:

@@ -1,4 +1,4 @@
-"""Settings of PyTorch's allocator as PYTORCH_ALLOC_CONF states them. Needs no torch."""
+"""Settings of PyTorch's allocator, as given in PYTORCH_ALLOC_CONF. Needs no torch."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ class AllocatorSettings:
     """Settings from PYTORCH_ALLOC_CONF and set_per_process_memory_fraction; the defaults are PyTorch's."""
 
     capacity: int | None = None
-    """Bytes that the segments may sum to; None for no limit."""
+    """Maximum total bytes of the segments; None for no limit."""
     expandable: bool = False
-    """Whether segments grow page by page (expandable_segments). Windows has none: PyTorch warns and ignores it."""
+    """Whether segments grow page by page (expandable_segments); on Windows, PyTorch warns and ignores it."""
     max_split_size: int | None = None
-    """Size in bytes from which blocks are never split; None to split all."""
+    """Size in bytes from which on blocks are never split; None if all blocks may be split."""
     roundup_power2_divisions: int | tuple[int, ...] = 0
-    """Number of sizes between two powers of two that requests are rounded up to; 0 and 1 turn it off.
+    """Number of steps between two powers of two to which requests are rounded up; 0 and 1 turn rounding off.
     A tuple has one number for sizes below 2 MiB, one below 4 MiB, and so on; the last is for all larger sizes."""
     garbage_collection_threshold: float = 0.0
-    """Share of ``capacity`` above which blocks unused for long are returned to the driver before new ones are taken."""
+    """Share of ``capacity`` above which long-unused blocks are returned to the driver before getting new ones."""
     large_segment_size: int = LARGE_SEGMENT
-    """Bytes of the segments that blocks of 1 to 10 MiB share, and of the pages of large expandable segments."""
+    """Bytes of segments shared by blocks of 1 to 10 MiB, and of the pages of large expandable segments."""
 
     def divisions(self, size: int) -> int:
         """Return the number of rounding steps between two powers of two for a size of at least 1 byte."""
@@ -53,9 +53,9 @@ class AllocatorSettings:
 
 
 def settings_here(environment: Mapping[str, str] = os.environ, system: str | None = None) -> AllocatorSettings:
-    """Return the allocator settings of runs started from here, as far as forecasts model them.
+    """Return the allocator settings for runs started by this process, as far as forecasts model them.
 
-    Garbage collection is left out: it only returns earlier what a retry would return to make room.
+    Garbage collection is left out, because it only returns memory earlier that a retry would return anyway.
     """
     conf = next((environment[name] for name in _VARIABLES if environment.get(name)), "")
     settings = replace(settings_of(conf), garbage_collection_threshold=0.0)
@@ -97,7 +97,7 @@ def _boolean(text: str) -> bool:
 
 
 def _divisions(text: str) -> int | tuple[int, ...]:
-    """Parse a number, or a list such as [64:8,256:4,>:1]: for sizes from 64 MiB, from 256 MiB, and above.
+    """Parse a number, or a list such as [64:8,256:4,>:1] for sizes from 64 MiB, from 256 MiB, and above.
 
     The first entry also applies to all sizes below it, and ">" also replaces the entry before it, as in PyTorch.
     """

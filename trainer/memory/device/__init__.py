@@ -1,1 +1,1 @@
-"""What a GPU is and can do: specs, overheads, calibration, roofline."""
+"""Models of a GPU: specs, overheads, calibration and roofline."""

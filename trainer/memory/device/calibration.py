@@ -1,4 +1,4 @@
-"""Learn from finished runs on this machine how accurate forecasts were, and correct the next ones."""
+"""Measure how accurate forecasts were for finished runs on this machine, and correct the next forecasts."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ _FACTORS = (0.2, 10.0)
 
 
 Reason = Literal["no_runs", "runs", "excess", "limit", "shortage"]
-"""Why a margin is as large as it is: no runs yet, runs that agree, a run that exceeded its forecast (by more than the
-margin's limit), or a run that ran out of memory."""
+"""Reason for a margin's size: no runs yet, runs that match their forecasts, a run that exceeded its forecast ("limit":
+by more than the margin's limit), or a run that ran out of memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """Largest excess of runs over their forecasts; the two figures may be from different runs."""
+    """Largest excess of runs over their forecasts; share and bytes may be from different runs."""
 
     share: float = 0.0
-    """Share of the highest phase in the forecast."""
+    """Excess as a share of the forecast's highest phase."""
     bytes: int = 0
 
     def of(self, reserved: int) -> int:
@@ -63,29 +63,29 @@ class Margin:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """Corrections from finished runs on one GPU and system for the next forecast."""
+    """Corrections to the next forecast from finished runs on one GPU and system."""
 
     runs: int = 0
-    """Number of runs with this version of PyTorch; other runs give corrections, but do not reduce the margin."""
+    """Number of runs with this PyTorch version; other runs are used for corrections, but don't reduce the margin."""
     context_bytes: int | None = None
-    """Most bytes of the GPU that a run held outside PyTorch's allocator; None if no run could measure it."""
+    """Most GPU memory in bytes that a run used outside PyTorch's allocator; None if no run could measure it."""
     time_factor: float = 1.0
-    """Factor for forecast seconds."""
+    """Factor by which forecast seconds are multiplied."""
     worst: Excess = Excess()
     """Largest excess of reserved memory, in phases that had enough memory."""
     shortage: Excess = Excess()
     """Largest excess of needed memory, in phases that ran out of memory."""
     damage: str | None = None
-    """Message when all or part of the file is damaged; what could not be read is ignored."""
+    """Message if all or part of the file could not be read, in which case that part is ignored."""
 
     def margin(self, reserved: int) -> Margin:
-        """Return the margin for a forecast of ``reserved`` bytes, with its reason.
+        """Return the margin for a forecast of ``reserved`` bytes, and the reason for its size.
 
         margin = max(trusted, min(worst, 15 % of reserved), shortage)
         trusted = last + (first - last) k / (k + n)
 
-        with first = 3 % + 256 MiB before any evidence, last = 0.5 % + 64 MiB after endless evidence without error,
-        k = 5 and n = runs. It never grows with n and never shrinks as the worst error grows.
+        with first = 3 % + 256 MiB (no runs yet), last = 0.5 % + 64 MiB (the limit after many accurate runs), k = 5 and
+        n = runs. The margin never grows with n and never shrinks as the worst error grows.
         """
         first, last = (round(share * reserved) + fixed for share, fixed in (_FIRST, _LAST))
         trusted = last + math.ceil((first - last) * HALF_TRUSTED / (HALF_TRUSTED + self.runs))
@@ -98,7 +98,7 @@ class Correction:
 
 @dataclass(frozen=True, slots=True)
 class _Evidence:
-    """What one finished run contributes."""
+    """Data from one finished run."""
 
     gpu: str
     system: str
@@ -116,9 +116,9 @@ def calibration_file() -> Path:
 
 
 def corrections(gpu: str, system: str, versions: Mapping[str, str]) -> Correction:
-    """Return corrections from finished runs on ``card`` (or "cpu") and ``system``; never raises.
+    """Return corrections from finished runs on ``gpu`` (a name, or "cpu") and ``system``; never raises.
 
-    ``versions`` is as in a run's report. Runs with another version of PyTorch are used if there are no others.
+    ``versions`` is as in a run's report. Runs with another PyTorch version are used if there are none with this one.
     """
     path = calibration_file()
     try:
@@ -164,7 +164,7 @@ def learn(report: RunReport) -> str | None:
 
 
 def _read(path: Path) -> tuple[list[Any], str | None]:
-    """Return the stored reports, and a message if the file exists but is unusable; raises OSError."""
+    """Return the stored reports, and a message if the file exists but cannot be used, or None; raises OSError."""
     try:
         found = reading.read_json(path, "list")
         if found["schema"] == _SCHEMA and isinstance(found["runs"], list):
@@ -180,7 +180,7 @@ def _read(path: Path) -> tuple[list[Any], str | None]:
 
 
 def _pruned(found: list[Any]) -> list[Any]:
-    """Return the reports to keep, in order: the newest per GPU and system, and those with the largest errors."""
+    """Return the reports to keep, in order: the latest per GPU and system, and those with the largest errors."""
     groups: dict[tuple[str, str], list[tuple[int, _Evidence]]] = defaultdict(list)
     for place, report in enumerate(found):
         piece = _evidence(report)
@@ -196,7 +196,7 @@ def _pruned(found: list[Any]) -> list[Any]:
 
 
 def _evidence(found: Any) -> _Evidence | None:
-    """Return what a report contributes; None for one that cannot be read."""
+    """Return the data from a report; None if the report cannot be read."""
     try:
         report = report_from(found)
         measured, forecast = _times(report)
@@ -215,10 +215,10 @@ def _evidence(found: Any) -> _Evidence | None:
 
 
 def _excess(report: RunReport, *, ran_out: bool) -> Excess:
-    """Return the largest excess over the forecast among phases that ran out of memory, or that did not.
+    """Return the largest excess over the forecast among phases that ran out of memory (``ran_out``) or did not.
 
-    Each phase is compared with its own forecast. The share is of the highest phase: 200 MiB too many while captions
-    are encoded say nothing about a phase of 10 GiB.
+    Each phase is compared with its own forecast. The share is relative to the highest phase, since an excess of 200 MiB
+    during caption encoding says little about a phase of 10 GiB.
     """
     compared = [phase for phase in report.phases.values() if phase.forecast is not None and phase.measured is not None]
     highest = max((phase.forecast.reserved for phase in compared if phase.forecast), default=0)
@@ -243,7 +243,7 @@ def _context_bytes(report: RunReport) -> int | None:
 
 
 def _times(report: RunReport) -> tuple[float, float]:
-    """Return measured and forecast seconds, of the phases that have both, or else of the whole run."""
+    """Return measured and forecast seconds, for the phases that have a forecast or else for the whole run."""
     pairs = [(phase.seconds, phase.forecast_seconds) for phase in report.phases.values() if phase.forecast_seconds]
     if not pairs:
         return report.seconds, report.forecast_seconds or 0.0
@@ -251,9 +251,9 @@ def _times(report: RunReport) -> tuple[float, float]:
 
 
 def _time_factor(evidence: Sequence[_Evidence]) -> float:
-    """Return the weighted geometric mean of the time ratios, with the forecast itself as a ratio of one.
+    """Return the weighted geometric mean of the time ratios, in which the forecast itself counts as a ratio of 1.
 
-    Corrections that were part of the forecasts have been removed from the ratios.
+    The ratios are relative to forecasts without earlier corrections.
     """
     weighed = [(piece.time_weight, piece.time_ratio) for piece in evidence if piece.time_ratio is not None]
     total = sum(weight for weight, _ in weighed) + _PRIOR_RUNS
