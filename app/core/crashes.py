@@ -22,7 +22,7 @@ _END_OF_HEADER = "\n\n"
 
 
 class CrashLog:
-    """Writes the traceback of every uncaught exception and native crash to crash.log.
+    """Log of the tracebacks of uncaught exceptions and native crashes, in crash.log.
 
     Create one per app. `notified` is called with the traceback of each caught exception, on the thread that raised it.
     """

@@ -66,7 +66,7 @@ class RenderJob:
 
 
 class RenderClient:
-    """Client of the long-running renderer process, which runs one job at a time: a new one cancels the previous one.
+    """Client of the long-running renderer process. A new job cancels the previous one.
 
     The process starts with the first job and keeps the base in memory until it has been idle for a while, the app
     ends, or a training run needs the GPU.

@@ -55,7 +55,7 @@ def edited(run: RunDirectory, job: Job) -> Edited:
 
 
 def _is_newer(image: Path, run: RunDirectory) -> bool:
-    """Return whether an image is newer than the run; older ones are not new, but were skipped as unusable."""
+    """Return whether an image is newer than the run; older unlisted images were skipped as unusable."""
     try:
         return image.stat().st_mtime > run.listing.stat().st_mtime
     except OSError:

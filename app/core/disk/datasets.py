@@ -92,9 +92,9 @@ class _Dataset:
     identity: tuple[int, int] | None = None
     """Device and inode of the folder, once its disk has responded."""
     answered: float = math.inf
-    """Monotonic time at which its disk last responded to the current task; set by workers."""
+    """Monotonic time at which the disk last responded to the current task; set by workers."""
     silent: bool = False
-    """Whether it counts as lost because its disk does not respond."""
+    """Whether the dataset counts as lost because its disk does not respond."""
     ids: dict[Folder, dict[str, int]] = field(default_factory=dict)
     touched: set[int] = field(default_factory=set)
     """Images that the user changed during the current scan, which may have read older values."""

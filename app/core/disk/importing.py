@@ -1,4 +1,4 @@
-"""Import images with their captions and masks into a dataset folder without overwriting files. For worker threads."""
+"""Import images with captions and masks into a dataset folder without overwriting. For worker threads."""
 
 from __future__ import annotations
 

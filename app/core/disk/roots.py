@@ -63,7 +63,7 @@ class ImageRemover:
         self._remaining: list[int] = []
 
     def begin(self, ids: Sequence[int]) -> None:
-        """Remove images in batches, the first batch now; the last images go first, as they are rarely visible."""
+        """Remove images in batches, the first batch now; the last images go first because few of them are visible."""
         self._remaining = [*ids, *self._remaining]
         if len(self._remaining) == len(ids):
             self._remove_batch()

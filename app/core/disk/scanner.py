@@ -31,12 +31,12 @@ Stage = Literal["listing", "captions", "sizes", "done"]
 BATCH = 500
 """Number of images reported per batch: a few milliseconds of work for the receiving thread."""
 _CHECK_SECONDS = 0.005
-"""Seconds per scan for checking whether files that are not visible were written in place: a few thousand files on a
-local disk, a few on a network drive."""
+"""Seconds per scan for checking whether files off the screen were written in place: a few thousand files on a local
+disk, a few on a network drive."""
 _CHEAP_LISTING = 0.05
-"""Listing time in CPU seconds up to which a directory is listed at every change; enough for about 5,000 files."""
+"""Listing time in CPU seconds up to which a directory is listed at every change (about 5,000 files)."""
 _REST_FACTOR = 10
-"""Pause between listings of a larger directory, as a multiple of its listing time; the app's saves change it often."""
+"""Pause between listings of a larger directory, as a multiple of the listing time; saves change it often."""
 _NO_STATE = FileState(-1, -1)
 """File state that no existing file has."""
 # Values to determine again for an image whose file changed.

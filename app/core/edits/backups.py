@@ -68,7 +68,7 @@ class Written(NamedTuple):
         return Written(self.file, self.after, self.before)
 
     def write(self, *, durable: bool = True) -> bool:
-        """Write the file if it still holds `before`; return whether it was written.
+        """Write the file if it still contains `before`; return whether it was written.
 
         The caller must back up the old contents first. Raises OSError.
         """

@@ -214,7 +214,7 @@ def _by_row(rewrite: _Rewrite, lines: Lines) -> _Rewrite:
 
 
 def _quoted(tags: Sequence[str]) -> str:
-    """Return tags for an edit's name, or only their count if they are too many for a menu."""
+    """Return tags for an edit's name, or only their count if a menu has no space for them all."""
     return ", ".join(tags) if len(tags) <= 3 else f"{len(tags)} tags"
 
 

@@ -228,7 +228,7 @@ class History:
         return step
 
     def _has_not_begun(self, step: Edit | FileAction, taken: list[Edit | FileAction]) -> bool:
-        """Return whether a step is the last one queued, has not started, and was to end on stack `taken`."""
+        """Return whether a step was the last one queued for stack `taken` and has not started yet."""
         return bool(self._queued) and self._queued[-1][0] is step and self._queued[-1][1] is taken
 
     def _move(self, step: Edit | FileAction, onto: list[Edit | FileAction]) -> bool:

@@ -283,7 +283,7 @@ def _swap(one: str, two: str) -> None:
 
 
 def _give_back(aside: str, file: str) -> None:
-    """Rename a file that was moved aside back, or delete it if another program has taken its name."""
+    """Rename a moved file back to its old name, or delete it if another program has taken that name."""
     try:
         _place(aside, file)
     except ChangedMeanwhileError:

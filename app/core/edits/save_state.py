@@ -57,7 +57,7 @@ class SaveRequest:
     number: int = 0
     """Journal number of the latest edit in this request."""
     shown: bool = False
-    """Whether it was made in this session, so that the library already holds its value."""
+    """Whether the edit was made in this session and its value is thus already in the library."""
     first: int = 0
     """Journal number of the earliest edit in this request."""
 

@@ -46,7 +46,7 @@ class _UnsavedValue:
       "refused" and "conflict" become its state.
     * `refused`: writing failed for the reason in `outcome`. It is retried at `due` if that is set, or with all others
       at the saver's next attempt.
-    * `conflict`: the disk holds a value that the user has not seen, stored in `outcome`. Nothing is written until
+    * `conflict`: the disk has a value that the user has not seen, stored in `outcome`. Nothing is written until
       the user chooses, or a retry at `due` no longer finds a conflict.
 
     Invariants while the lock is held:
@@ -56,7 +56,7 @@ class _UnsavedValue:
     * The library shows `newest.desired`, so the next edit is made on top of it.
     * `later` is set only in `writing`. `outcome` is set in `refused` and `conflict`, and stays set during a retry, so
       that a retried entry is still reported as refused or in conflict.
-    * The journal holds `newest` until it records it as saved, so a kill in any state leads back to `waiting`.
+    * The journal contains `newest` until it is recorded as saved, so a kill in any state leads back to `waiting`.
     """
 
     request: SaveRequest
@@ -282,7 +282,7 @@ class Saver:
         return any(entry.state == "writing" for entry in self._entries.values())
 
     def is_open(self, conflict: Conflict) -> bool:
-        """Return whether a conflict can still be resolved, without a later edit or an earlier choice."""
+        """Return whether a conflict is still open: no later edit or earlier choice has settled it."""
         with self._changed:
             self._absorb_of(conflict.key)
             self._changed.wait_for(lambda: not self._is_in_flight(conflict.key), timeout=2.0)
@@ -414,7 +414,7 @@ class Saver:
         return None if first == _NEVER else max(0.0, first - now)
 
     def _absorb(self, most: int | None) -> None:
-        """Move inbox requests into the entries; `most` limits the requests per call, to hold the lock only briefly."""
+        """Move the inbox into the entries, or only up to `most` requests, to hold the lock only briefly."""
         while self._inbox:
             arrived = self._inbox[0]
             for request in arrived.requests[:most]:

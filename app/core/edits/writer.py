@@ -297,7 +297,7 @@ class Writer:
                 yield _within(plan.found.file, root), data
 
     def _is_ours(self, found: Caption) -> bool:
-        """Return whether a file still holds what we wrote last."""
+        """Return whether a file still contains what we last wrote to it."""
         return self._ours.get(found.file) == hash(found.seen.data)
 
     def _execute(self, plan: _Plan, around: Neighbors, closed: dict[str, DatasetError], durable: bool) -> Outcome:

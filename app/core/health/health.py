@@ -346,7 +346,7 @@ class Health:
             self._near_marked.discard(number)
 
     def _near_to(self, number: int, others: Iterable[int]) -> Iterator[int]:
-        """Yield the images in `others` that are trained and no exact copies; nothing if the image is excluded."""
+        """Yield the images in `others` that are trained and are not exact copies; nothing for an excluded image."""
         images = self._library.images
         image = images.get(number)
         if image is None or image.excluded:

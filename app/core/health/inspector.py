@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # Images inspected at once: a second or two of work when no result is cached.
 _BATCH = 24
 _RETRY_SECONDS = 30.0
-"""Seconds after a failed start before a change of images retries the inspection."""
+"""Seconds after a failed start before new requests retry it."""
 
 
 class InspectedImage(NamedTuple):
@@ -61,7 +61,7 @@ class InspectionBatch(NamedTuple):
 
 
 class Inspector:
-    """Inspects images with worker processes; results of unchanged files are cached on disk.
+    """Background inspector that uses worker processes; results for unchanged files are cached on disk.
 
     Use it only on the library's thread, where it calls `have` with each batch of results, and `stuck` when it sets
     `fault`. `close` stops it immediately, even in the middle of an image.
