@@ -120,7 +120,7 @@ def test_what_cannot_be_kept_is_told_until_there_is_room_again(qtbot, window, se
         session.filters.save(SavedFilter("Dogs", "tag:dog"))
         qtbot.waitUntil(lambda: len(window.notices.sentences()) == 2)
         assert all("the disk is full" in sentence for sentence in window.notices.sentences())
-    session.settings.judge(tokens=150)
+    session.settings.set_checks(tokens=150)
     qtbot.waitUntil(lambda: ["saved filters" in sentence for sentence in window.notices.sentences()] == [True])
     session.filters.remember("tag:cat")
     qtbot.waitUntil(lambda: window.notices.sentences() == [])

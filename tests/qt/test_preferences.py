@@ -72,7 +72,7 @@ def test_a_disk_that_refuses_is_told_and_the_choice_holds(qtbot, dialog, window,
     box = next(box for box in dialog.findChildren(QComboBox) if box.accessibleName() == "Theme")
     box.setCurrentIndex(2)
     assert session.settings.preferences.appearance.look == "dark"
-    session.settings.judge(resolution=512)
+    session.settings.set_checks(resolution=512)
     assert session.health.target.resolution == 512
     qtbot.waitUntil(lambda: bool(window.notices.sentences()))
     session.settings.file.settle()

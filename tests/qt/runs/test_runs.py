@@ -253,7 +253,7 @@ def test_a_run_whose_disk_is_taken_away_is_said_to_be_out_of_reach_until_it_is_t
     qtbot.waitUntil(lambda: page.run is not None and page.run.loaded)
     (tmp_path / "disk").rename(tmp_path / "unplugged")
     qtbot.waitUntil(lambda: page.header.state.text() == "Drive not connected")
-    qtbot.waitUntil(lambda: "disk is not there" in page.failure_banner.sentence.text())
+    qtbot.waitUntil(lambda: "disk is not connected" in page.failure_banner.sentence.text())
     place = page.list.runs.index_of(run.path)
     said = Qt.ItemDataRole.AccessibleTextRole
     qtbot.waitUntil(lambda: "Drive not connected" in page.list.runs.data(place, said))

@@ -299,9 +299,9 @@ def test_tokens_are_counted_and_the_cut_is_marked(editor, session, qtbot):
     qtbot.keyClick(editor.limit, KEY.Key_Down)
     assert editor.count.text() == "99 of 150 tokens, chunk 2 of 2"
     assert session.health.target.tokens == 150  # one choice for editor and problems
-    session.settings.judge(tokens=225)
+    session.settings.set_checks(tokens=225)
     assert (editor.count.text(), editor.limit.currentText()) == ("99 of 225 tokens, chunk 2 of 3", "225")
-    session.settings.judge(tokens=150)
+    session.settings.set_checks(tokens=150)
     assert editor.text.extraSelections() == []
     picture = session.library.images[session.view.current]
     picture.folder.trigger = "sks person"

@@ -91,7 +91,7 @@ def test_a_tag_that_is_being_written_goes_with_its_chip_when_the_caption_changes
 
 def test_a_tag_that_is_being_written_stays_while_something_else_is_learnt(editor, session, qtbot):
     field = write_second_tag(editor, session, qtbot, "green hat")
-    session.settings.judge(tokens=150)
+    session.settings.set_checks(tokens=150)
     assert field.hasFocus()
     qtbot.keyClick(field, KEY.Key_Return)
     assert captions(session)["a"] == "cat,  green hat,dog"
