@@ -18,7 +18,7 @@ from trainer.protocol.forecast import CPU, DeviceSpeed
 from trainer.protocol.text import share, size
 
 UNMEASURED = DeviceSpeed(CPU, (), 1.0, 0.0, 0.0)
-"""Rate of a CPU that is not measured yet, with which nothing can be timed."""
+"""Placeholder speed of a CPU that has not been measured yet; it cannot be used to estimate times."""
 
 
 @dataclass(frozen=True)
@@ -31,34 +31,34 @@ class DeviceState:
     correction: Correction
     rate: DeviceSpeed
     uses: tuple[GpuProcess, ...] = ()
-    """Other processes that hold memory of it."""
+    """Other processes that use its memory."""
     allocator: AllocatorSettings = field(default_factory=AllocatorSettings)
-    """Settings of PyTorch's allocator, without a limit."""
+    """Settings of PyTorch's allocator, without a memory limit."""
 
     @property
     def on_cpu(self) -> bool:
-        """Return whether this is the CPU with main memory."""
+        """Return whether this is the CPU, which uses main memory."""
         return self.gpu.name == CPU
 
     @property
     def outside(self) -> int:
-        """Return the bytes of the process outside the allocator, from finished runs or else from the table."""
+        """Return the process's bytes outside the allocator, learned from finished runs or else from the table."""
         learned = self.correction.context_bytes
         return self.overheads.context_bytes if learned is None else learned
 
     @property
     def kept_free(self) -> Margin:
-        """Return the safety margin for forecast errors with its reason; it grows with the free memory."""
+        """Return the safety margin for forecast errors and its reason; it grows with the free memory."""
         return self.correction.margin(max(self.free_bytes - self.outside, 0))
 
     @property
     def margin(self) -> int:
-        """Return the bytes of the safety margin."""
+        """Return the safety margin in bytes."""
         return self.kept_free.bytes
 
     @property
     def budget(self) -> int:
-        """Return the bytes that the allocator may take."""
+        """Return the bytes that the allocator may reserve."""
         return max(self.free_bytes - self.outside - self.margin, 0)
 
     def require_budget(self) -> None:
@@ -82,7 +82,7 @@ class DeviceState:
         )
 
     def to_free(self, missing: int) -> int:
-        """Return the bytes to free so that the budget grows by ``missing``: the margin grows as well."""
+        """Return the bytes to free to raise the budget by ``missing``: more than that, because the margin grows too."""
         wanted = self.budget + missing
         low, high = missing, 2 * (self.outside + wanted) + self.margin
         while low < high:
@@ -94,7 +94,7 @@ class DeviceState:
         return low
 
     def workspace_bytes(self, storage: Storage) -> int:
-        """Return the bytes of a workspace: cuBLAS's as configured, cuDNN's as a share of its operands."""
+        """Return the size of a workspace in bytes: cuBLAS's as configured, cuDNN's as a share of its operands."""
         if storage.module.startswith("cublas"):
             return self.overheads.cublas_workspace_bytes
         return int(storage.bytes * self.overheads.cudnn_workspace_share)
@@ -110,10 +110,10 @@ def state_of_listed_gpu(gpu: GpuSpec, *, system: str | None = None, deterministi
 def state_of_local_gpu(
     gpu: Gpu, *, rate: DeviceSpeed | None = None, deterministic: bool = False, own: int | None = 0
 ) -> DeviceState:
-    """Return the current state of a GPU in this machine; ``rate`` is its measured rate, if there is one.
+    """Return the current state of a GPU in this machine; ``rate`` is its measured speed, if known.
 
-    ``own`` is the number of bytes that this process holds already, or None for a CUDA context of unknown size. They
-    count as free, since the forecast includes the whole process with its context.
+    ``own`` is the number of bytes that this process already uses, or None for a CUDA context of unknown size. They
+    count as free because the forecast includes the whole process with its context.
     """
     model, system = specs_of(gpu), platform.system()
     overheads = overheads_for(model, system, deterministic=deterministic)

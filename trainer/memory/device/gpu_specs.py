@@ -1,4 +1,4 @@
-"""Specs and overheads of GPUs by name, by memory size, or from this machine. Needs no torch."""
+"""Look up specs and overheads of GPUs by name, by memory size, or in this machine. Needs no torch."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class GpuSpec:
     """The properties of a GPU that a forecast depends on."""
 
     name: str
-    """Name such as "RTX 3060 12GB"; of a GPU in this machine, the driver's name for it."""
+    """Name such as "RTX 3060 12GB"; for a GPU in this machine, the name that the driver reports."""
     gigabytes: int
-    """Memory in GB as sold."""
+    """Advertised memory in GB."""
     total_bytes: int
     """Memory in bytes as NVML reports it."""
     capability: tuple[int, int]
@@ -60,27 +60,27 @@ class GpuSpec:
     bandwidth: float
     """Memory bandwidth in bytes per second."""
     windows_share: float
-    """Share of its memory that driver and desktop take on Windows before any program starts; 0 without a screen."""
+    """Share of memory that driver and desktop use on Windows before any program starts; 0 without a screen."""
     source: str
     """Sources of the figures."""
     unsure: tuple[str, ...] = ()
-    """Figures without a reliable source, as the table names them: "mib", "fp32", "half"; "rates" of a similar GPU."""
+    """Unreliable figures as named in the table ("mib", "fp32", "half"), or "rates" if taken from a similar GPU."""
 
     @property
     def bf16(self) -> bool:
-        """Return whether it supports bf16 in hardware."""
+        """Return whether the GPU supports bf16 in hardware."""
         return gpu.computes_bf16(self.capability)
 
     @property
     def generation(self) -> str:
-        """Return its architecture, such as "Ampere"."""
+        """Return the GPU architecture, such as "Ampere"."""
         return gpu.generation(self.capability)
 
 
 def find_gpu(text: str) -> GpuSpec:
     """Return the GPU for "RTX 3060", "3060 12gb", "4060ti 16", "8GB" (a typical one), or "here".
 
-    Without a memory size, the first one in the table is used, which is the most common. Raises ImpastoError
+    Without a memory size, the first match in the table is used, which is the most common variant. Raises ImpastoError
     "gpu.unknown" with similar names, or "gpu.none" for "here" on a machine without an NVIDIA GPU.
     """
     if text.strip().lower() == "here":
@@ -96,9 +96,9 @@ def find_gpu(text: str) -> GpuSpec:
 
 
 def specs_of(card: gpu.Gpu) -> GpuSpec:
-    """Return the specs of a real GPU, with its own name, memory and compute capability.
+    """Return the specs of an installed GPU, with its own name, memory and compute capability.
 
-    A GPU that is not in the table gets the rates of the one of its generation that is nearest in memory.
+    A GPU that is not in the table gets the rates of the GPU of the same generation with the closest memory size.
     """
     words, _ = _read(card.name)
     listed = _named(words)
@@ -116,7 +116,7 @@ def specs_of(card: gpu.Gpu) -> GpuSpec:
 
 @cache
 def known_gpus() -> tuple[GpuSpec, ...]:
-    """Return every GPU of the table."""
+    """Return every GPU in the table."""
     return tuple(_model(row, group) for group in _spec_table()["groups"] for row in group["cards"])
 
 
@@ -158,7 +158,7 @@ def _unknown(text: str, named: list[GpuSpec]) -> ImpastoError:
 
 
 def _named(words: Iterable[str]) -> list[GpuSpec]:
-    """Return the GPUs, one per memory size, with the longest name that the given words contain."""
+    """Return the GPUs whose name is the longest one contained in the given words, one per memory size."""
     given = set(words)
     found = [(len(own), card) for card in known_gpus() if (own := set(_words_of(card))) <= given <= own | _NOISE]
     longest = max((length for length, _ in found), default=0)
@@ -170,7 +170,7 @@ def _words_of(gpu: GpuSpec) -> list[str]:
 
 
 def _read(text: str) -> tuple[list[str], float | None]:
-    """Return the words of a GPU's name in order, and its gigabytes if exactly one size is given."""
+    """Return the words of a GPU's name in order, and its memory in GB if exactly one size is given."""
     plain = re.sub(r"[^a-z0-9.]+|(?<!\d)\.|\.(?!\d)", " ", text.lower())
     plain = _MEBIBYTES.sub(lambda found: f"{round(int(found[1]) / 1024)}gb", plain)
     plain = re.sub(r"\b([rg]tx)(\d)", r"\1 \2", plain)
@@ -207,22 +207,22 @@ def _spec_table() -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Overheads:
-    """Memory that a trace does not show, in bytes."""
+    """Memory in bytes that a trace does not include."""
 
     context_bytes: int
-    """CUDA context and libraries of one process, outside PyTorch's allocator."""
+    """Memory of one process's CUDA context and libraries, outside PyTorch's allocator."""
     desktop_bytes: int
-    """Memory of driver and desktop before any program starts; used where the GPU's free memory cannot be queried."""
+    """Memory of driver and desktop before any program starts; used if the GPU's free memory cannot be queried."""
     cublas_workspace_bytes: int
-    """cuBLAS workspace, allocated at the first matrix product of the forward thread and again at autograd's."""
+    """Size of a cuBLAS workspace; the forward thread and autograd's thread each allocate one at their first GEMM."""
     cudnn_workspace_share: float
-    """cuDNN workspace of a convolution, as a share of input, output and weight together."""
+    """Size of a convolution's cuDNN workspace as a share of input, output and weight together."""
     sources: Mapping[str, str]
     """Source of each figure, by field."""
 
 
 def overheads_for(gpu: GpuSpec, system: str, *, deterministic: bool = False) -> Overheads:
-    """Return the overheads of a GPU under ``system`` (a platform.system() name; only "Windows" differs)."""
+    """Return a GPU's overheads on ``system``, a platform.system() name (only "Windows" differs)."""
     table = _overhead_table()
     area = "windows" if system == "Windows" else "linux"
     size = "large" if gpu.gigabytes >= _LARGE_GIGABYTES else "small"
@@ -243,9 +243,10 @@ def overheads_for(gpu: GpuSpec, system: str, *, deterministic: bool = False) -> 
 def cublas_workspace_bytes(
     capability: tuple[int, int], *, deterministic: bool, environment: Mapping[str, str] = os.environ
 ) -> int:
-    """Return the bytes of a cuBLAS workspace, from CUBLAS_WORKSPACE_CONFIG or else the run's own setting.
+    """Return the size of a cuBLAS workspace in bytes, from CUBLAS_WORKSPACE_CONFIG or else the run's own setting.
 
-    The format is ":KiB:count" pairs, added up as PyTorch does (parseChosenWorkspaceSize in CublasHandlePool.cpp).
+    The variable contains ":KiB:count" pairs, which are added up as in PyTorch (parseChosenWorkspaceSize in
+    CublasHandlePool.cpp).
     """
     stated = gpu.cublas_workspace(capability, deterministic=deterministic)
     pairs = _PAIR.findall(environment.get("CUBLAS_WORKSPACE_CONFIG", "")) or _PAIR.findall(stated)

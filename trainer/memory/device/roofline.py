@@ -1,4 +1,4 @@
-"""Estimate seconds from the work of a trace, the rates of a device and the CPU's launch rate."""
+"""Estimate seconds from a trace's work, a device's rates and the CPU's launch rate."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def seconds(work: Iterable[Work], rate: DeviceSpeed) -> float:
     """Return the seconds that a device takes for the work of one or more traces in sequence.
 
     An operation takes the larger of flops / rate and bytes / bandwidth (the roofline of Williams et al. 2009), plus a
-    fixed cost per operation. All together take at least as long as the CPU takes to launch them.
+    fixed cost. The total is at least the time that the CPU takes to launch all operations.
     """
     device, operations = 0.0, 0
     nearest: dict[tuple[str, str, int, int], float] = {}
@@ -36,12 +36,12 @@ def seconds(work: Iterable[Work], rate: DeviceSpeed) -> float:
 
 
 def loading_seconds(size: int, rate: DeviceSpeed) -> float:
-    """Return the seconds to read and place ``size`` bytes of weights."""
+    """Return the seconds to read ``size`` bytes of weights and move them to the device."""
     return size / rate.disk
 
 
 def rate_of(gpu: GpuSpec, system: str) -> DeviceSpeed:
-    """Return the expected rates of a GPU under a system named as by platform.system()."""
+    """Return the expected rates of a GPU on ``system``, a platform.system() name."""
     efficiency, operation = _table()["efficiency"], _table()["operation"]
     bandwidth = gpu.bandwidth * efficiency["bandwidth"]
     timed = [TimedOperation("other", "float32", 0.0, bandwidth, 1.0)]
@@ -53,7 +53,7 @@ def rate_of(gpu: GpuSpec, system: str) -> DeviceSpeed:
 
 
 def _dense_rates(gpu: GpuSpec, kind: str) -> dict[str, float]:
-    """Return TFLOP/s by dtype; PyTorch uses TF32 by default in fp32 convolutions, not in matrix products."""
+    """Return TFLOP/s by dtype; by default PyTorch uses TF32 for fp32 convolutions but not for matrix products."""
     single = gpu.tflops["tf32" if kind == "conv" else "float32"]
     half = gpu.tflops["float16"]
     # Without hardware support bf16 is widened to fp32; 8- and 4-bit weights are multiplied in a 16-bit dtype.
@@ -73,7 +73,7 @@ def _operation_seconds(work: Work, rate: DeviceSpeed) -> float:
 
 
 def _most_similar(work: Work, rate: DeviceSpeed) -> TimedOperation:
-    """Return the timed operation nearest in size and shape, of the same kind and, if there is one, dtype."""
+    """Return the timed operation closest in FLOPs and bytes, of the same kind and, if possible, the same dtype."""
     kind = work.kind if work.flops else "other"
     of_kind = [timed for timed in rate.timed if timed.kind == kind]
     alike = [timed for timed in of_kind if timed.dtype == work.dtype] or of_kind

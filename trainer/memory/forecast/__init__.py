@@ -1,1 +1,1 @@
-"""Forecasts: the memory timeline and the seconds of a run, from its traces and a device."""
+"""Forecast a run's memory timeline and duration from its traces and a device."""

@@ -1,4 +1,4 @@
-"""Estimate what a run encodes before its first step and in later cache shards. Needs no torch."""
+"""Estimate how much a run encodes before its first step and in later cache shards. Needs no torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class LaterShards:
-    """The cache shards after the first one, as trainer.training.data.batches cuts them."""
+    """Cache shards after the first one, as trainer.training.data.batches divides them."""
 
     shards: int = 0
     """Number of later shards."""
@@ -33,7 +33,7 @@ class LaterShards:
     epochs_per_shard: int = 0
     """Number of epochs in one shard."""
     limited: Literal["disk", "listing"] = "disk"
-    """What limits a shard: disk space, or the number of samples listed at once."""
+    """What limits the size of a shard: disk space, or the number of samples listed at once."""
 
 
 NO_LATER_SHARDS = LaterShards()
@@ -52,9 +52,9 @@ def first_shard(
 ) -> tuple[int, int]:
     """Return how many images and texts of a resolved job are encoded before the first step.
 
-    Random crops, flips and captions may differ every time an image is shown. What is on disk together is listed, or if
-    that is too much, extrapolated from some images and the first epochs. ``samples`` and ``texts`` are what validation
-    and previews need in addition. What is ``cached`` is not encoded again.
+    Random crops, flips and captions may differ every time an image is shown. The contents of the first shard are listed
+    or, if there are too many, extrapolated from some images and the first epochs. ``samples`` and ``texts`` are needed
+    in addition for validation and previews. Items that are ``cached`` are not encoded again.
     """
     if not (shown := samples_per_epoch(images)):
         return 0, 0
@@ -84,11 +84,11 @@ def first_shard(
 def later_shards(
     job: Job, images: Sequence[ImageRecord], text_configs: Iterable[Config], cached: CacheKeys | None = None
 ) -> LaterShards:
-    """Return a resolved job's later shards; ``text_configs`` are of the encoders whose texts are cached.
+    """Return a resolved job's later shards; ``text_configs`` belong to the encoders whose texts are cached.
 
-    Nothing is listed if all samples of the run fit even when all differ, as in most runs. Otherwise the second epoch
-    shows how much is new in each epoch: an estimate, since random choices may repeat. The first epoch that is encoded
-    later shows how much of that is ``cached``.
+    Nothing is listed if all samples of the run would fit even if no two were equal, as in most runs. Otherwise the
+    second epoch shows how much is new in each epoch, which is an estimate because random choices may repeat. The first
+    epoch after the first shard shows how much of that is already ``cached``.
     """
     recipe, shown, configs = job.recipe, samples_per_epoch(images), tuple(text_configs)
     if not shown:
@@ -128,12 +128,12 @@ def _latent_bytes(image: ImageRecord) -> int:
 
 
 def _epochs(job: Job, images: Sequence[ImageRecord]) -> int:
-    """Return the number of epochs of a run, counting a partial last one as whole."""
+    """Return the number of epochs of a run; a partial last epoch counts as a whole one."""
     return -(-(job.recipe.steps or 1) // steps_per_epoch(images, job.recipe))
 
 
 def _varies_by_epoch(images: Iterable[ImageRecord], recipe: RecipeConfig) -> bool:
-    """Return whether an epoch may show something that none before it did."""
+    """Return whether an epoch may contain samples that no earlier epoch contained."""
     chosen = recipe.captions.wildcards or recipe.captions.shuffle or recipe.captions.dropout > 0
     cut = recipe.images.flip or recipe.images.crop == "random"
     return (
@@ -145,7 +145,7 @@ def _varies_by_epoch(images: Iterable[ImageRecord], recipe: RecipeConfig) -> boo
 
 
 def _subsample(step: int, images: Sequence[ImageRecord]) -> Sequence[ImageRecord]:
-    """Return every n-th image, or all of them if none of those is trained on."""
+    """Return every ``step``-th image, or all images if none of the selected ones is trained on."""
     some = images[:: max(1, step)]
     return some if samples_per_epoch(some) else images
 
@@ -155,23 +155,23 @@ def _drawn(images: Iterable[ImageRecord], recipe: RecipeConfig, epoch: int) -> I
 
 
 def _cut(sample: Sample) -> _Cut:
-    """Return what identifies an encoded image: the image, its crop window and whether it is flipped."""
+    """Return the identity of an encoded image: its id, its crop window, and whether it is flipped."""
     return sample.image.id, sample.window, sample.flip
 
 
 def _samples(images: Iterable[ImageRecord], recipe: RecipeConfig, epoch: int) -> dict[tuple[_Cut, str], Sample]:
-    """Return the distinct samples of an epoch by what is encoded: image crop and text."""
+    """Return the distinct samples of an epoch, keyed by what is encoded: image crop and text."""
     return {(_cut(sample), sample.caption): sample for sample in _drawn(images, recipe, epoch)}
 
 
 def _new_in(images: Iterable[ImageRecord], recipe: RecipeConfig, epoch: int) -> dict[tuple[_Cut, str], Sample]:
-    """Return the samples of an epoch that the epoch before it did not have."""
+    """Return the samples of an epoch that the previous epoch did not contain."""
     former, now = (_samples(images, recipe, one) for one in (epoch - 1, epoch))
     return {key: sample for key, sample in now.items() if key not in former}
 
 
 def _extrapolate(sizes: Sequence[int], epochs: int) -> float:
-    """Extrapolate the totals after each of the first epochs, at the growth rate of the later half of them."""
+    """Extrapolate the totals of the first epochs to all, at the growth rate of the second half of ``sizes``."""
     half = len(sizes) // 2
     rate = (sizes[-1] - sizes[half - 1]) / (len(sizes) - half) if half else 0.0
     return sizes[-1] + rate * (epochs - len(sizes))

@@ -1,4 +1,4 @@
-"""Forecast what a job needs on a GPU: replay its traces on the simulated allocator, and time them."""
+"""Forecast a job's memory and time on a GPU by replaying its traces on a simulated allocator."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ from trainer.protocol.records import to_record
 K = TypeVar("K")
 V = TypeVar("V")
 Join = Literal["replace", "extend", "highest"]
-"""How to combine a phase with its earlier occurrences: replace, extend, or keep the one that reserves most."""
+"""How to combine a phase with its earlier occurrences: replace, extend, or keep the one that reserves the most."""
 TraceGroups = tuple[tuple[int, ...], ...]
-"""Identities of the traces that a run has played so far, group by group: runs with equal ones share their result."""
+"""Identities (id()) of the traces replayed so far, by group; runs with the same ones share their result."""
 
 GROUPS_TO_TRAINING = 3
-"""Number of groups of a run up to training: loading, what comes before the first step, and training."""
+"""Number of trace groups up to training: loading, work before the first step, and training."""
 SAMPLES = 200
 LARGEST_PARTS = 6
 # Number of simulations to keep, at some megabytes each: enough for one or two plans.
@@ -66,27 +66,27 @@ TRACE_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 @dataclass
 class Simulation:
-    """A run replayed through one allocator, phase by phase, up to where memory runs out."""
+    """Run that is replayed on one simulated allocator, phase by phase, until it ends or memory runs out."""
 
     device_state: DeviceState
     capacity: int | None
     allocator: Allocator = field(init=False)
     names: dict[str, SurvivingStorage] = field(default_factory=dict)
     phases: dict[ForecastPhase, Replayed] = field(default_factory=dict)
-    """Replayed phases; of a phase that a run repeats, the occurrence that reserves most."""
+    """Replayed phases; for a repeated phase, the occurrence that reserves the most memory."""
     round_retries: tuple[int, ...] = ()
-    """How often all cached memory was returned to make room, by trace of the last round of training."""
+    """Number of times that all cached memory was returned to make room, by trace in the last round of training."""
     failure: Failure | None = None
     failed_in: ForecastPhase | None = None
 
     def __post_init__(self) -> None:
-        """Start with an empty GPU."""
+        """Create the allocator of an empty GPU."""
         self.allocator = Allocator(replace(self.device_state.allocator, capacity=self.capacity))
 
     def play(self, phase: ForecastPhase, traces: Iterable[MemoryTrace], *, join: Join = "replace") -> bool:
-        """Play traces as a phase, and return False once memory has run out.
+        """Replay traces as a phase; return False if memory ran out, now or earlier.
 
-        Cached memory is returned where the run returns it, and otherwise stays for whatever comes next.
+        Cached memory is returned to the driver at the same points as in a run; otherwise it stays cached.
         """
         former = self.phases.get(phase)
         played: list[SimulatedTrace] = list(former.played) if former and join == "extend" else []
@@ -106,7 +106,7 @@ class Simulation:
         return self.failure is None
 
     def copy(self, capacity: int | None) -> Simulation:
-        """Return a simulation that continues from here within another limit, independent of this one."""
+        """Return an independent copy that continues from here with a different limit."""
         twin = Simulation(self.device_state, capacity)
         twin.allocator = self.allocator.copy(capacity)
         twin.names, twin.phases = dict(self.names), dict(self.phases)
@@ -121,7 +121,7 @@ class Simulation:
 
     @property
     def oom_result(self) -> OomResult | None:
-        """Return the effect of the limit and the range of limits that share it; None if it had none."""
+        """Return the effect of the limit and the range of limits with the same effect; None if it had no effect."""
         if self.allocator.refused is None:
             return None
         return OomResult(self.allocator.admitted, self.allocator.refused, self.failed_in, self.round_retries)
@@ -137,27 +137,27 @@ def _reserved(phase: Replayed) -> int:
 
 
 def simulate_run(schedule: RunSchedule, device_state: DeviceState, capacity: int | None) -> Simulation:
-    """Simulate a whole run, with ``capacity`` limiting its segments to so many bytes."""
+    """Simulate a whole run; ``capacity`` limits the bytes that the allocator reserves."""
     return RunSimulator(device_state).simulate(schedule, capacity)
 
 
 class BudgetCheck(NamedTuple):
-    """How a run goes within a memory budget."""
+    """Effect of a memory budget on a run."""
 
     failed_in: ForecastPhase | None
     retry_seconds: float
-    """Seconds per optimizer step spent on returning cached memory, once memory has settled."""
+    """Seconds per optimizer step spent on returning cached memory, after memory use has settled."""
 
 
 class RunSimulator:
-    """Simulates whole runs on a GPU, sharing what several runs begin with.
+    """Simulator of whole runs on a GPU that replays the beginning that several runs share only once.
 
     A plan compares dozens of fits, most of which differ only in training: loading and caching are replayed once.
     Results depend on the GPU only through its workspace sizes and allocator settings, so similar GPUs share them too.
     """
 
     def __init__(self, device_state: DeviceState, before_playing: Callable[[], None] = lambda: None) -> None:
-        """Simulate for ``device_state``; ``before_playing`` is called before replays and may raise to cancel."""
+        """Create a simulator; ``before_playing`` is called before each replay and may raise to cancel."""
         self.device_state = device_state
         self.before_playing = before_playing
         # By the identities of the traces. The traces are kept with the result: otherwise a new trace could get the
@@ -167,7 +167,7 @@ class RunSimulator:
         self._oom_results: dict[str, tuple[OomResult, ...]] = {}
 
     def check_budget(self, schedule: RunSchedule, capacity: int) -> BudgetCheck:
-        """Return how the run goes within ``capacity`` bytes, replaying it only if they may make a difference."""
+        """Check a run against a limit of ``capacity`` bytes; replay it only if the limit may make a difference."""
         key = self.key(schedule)
         known = self._known_outcome(key, schedule, brief=True)
         # An expandable segment asks for more than it takes if it starts in free memory. So a limit can refuse a request
@@ -224,16 +224,17 @@ class RunSimulator:
             schedule.results.save(key, outcome)
 
     def between_epochs(self, schedule: RunSchedule, capacity: int | None) -> Simulation:
-        """Simulate encoding between epochs within ``capacity`` bytes, beside all that training holds."""
+        """Simulate encoding between epochs within ``capacity`` bytes, on top of the memory that training holds."""
         simulation = self.simulate(schedule, capacity, chapters=GROUPS_TO_TRAINING).copy(capacity)
         simulation.phases = {}  # only what happens between epochs counts here
         _play_all(simulation, schedule.between_epochs())
         return simulation
 
     def simulate(self, schedule: RunSchedule, capacity: int | None, *, chapters: int | None = None) -> Simulation:
-        """Simulate the run to its end, or to where ``capacity`` bytes are not enough.
+        """Simulate the run to its end, or until ``capacity`` bytes are not enough.
 
-        With ``chapters``, only that many groups of traces are replayed. The result is shared: play nothing more on it.
+        With ``chapters``, only that many groups of traces are replayed. The result is shared, so do not replay
+        anything else on it.
         """
         simulation = Simulation(self.device_state, capacity)
         read: TraceGroups = ()
@@ -252,7 +253,7 @@ class RunSimulator:
         return simulation
 
     def _known(self, capacity: int | None, chapters: TraceGroups) -> Simulation | None:
-        """Return a known result for this limit, or one without a limit that would not have reached this limit."""
+        """Return a known result for this limit, or an unlimited one that stayed within it; None if there is neither."""
         free, _ = self._played.get((None, chapters), (None, ()))
         if free is not None and (capacity is None or free.allocator.admitted <= capacity):
             return free
@@ -261,16 +262,17 @@ class RunSimulator:
 
 
 def _remember(kept: dict[K, V], key: K, value: V) -> None:
-    """Add an entry, and drop the oldest ones beyond MOST_KEPT."""
+    """Add an entry, and remove the oldest ones if there are more than MOST_KEPT."""
     kept[key] = value
     while len(kept) > MOST_KEPT:
         del kept[next(iter(kept))]
 
 
 def _trace_groups(schedule: RunSchedule) -> Iterator[tuple[Sequence[MemoryTrace], Callable[[Simulation], object]]]:
-    """Yield the parts of a run in order: the traces of each, and a function that plays them.
+    """Yield the parts of a run in order: the traces of each, and a function that replays them.
 
-    Training comes twice. The second time shows what fragments left by validation, previews and saving cost it.
+    Training comes twice: the second time shows the effect of the fragmentation that validation, previews and saving
+    cause.
     """
     before, start = schedule.before_training(), schedule.at_start()
     yield _traces(before), lambda simulation: _play_all(simulation, before)
@@ -298,7 +300,7 @@ def _play_all(simulation: Simulation, phases: Iterable[PhaseTraces]) -> bool:
 
 
 def _train(simulation: Simulation, traces: Sequence[MemoryTrace]) -> bool:
-    """Play optimizer steps until reserved memory stops growing; from then on it stays the same."""
+    """Replay optimizer steps until reserved memory stops growing; return False if memory ran out."""
     for _ in range(MOST_ROUNDS):  # the first round fragments the cache, so a later one may reserve more
         before = simulation.allocator.reserved
         if not simulation.play("train", traces):
@@ -309,7 +311,7 @@ def _train(simulation: Simulation, traces: Sequence[MemoryTrace]) -> bool:
 
 
 def _record(simulation: Simulation, graphs: GraphSchedule) -> bool:
-    """Play micro-batches captured as CUDA graphs into one pool, then any other one beside all of it."""
+    """Replay the capture of CUDA graphs into one pool, then steps without graphs; return False if memory ran out."""
     simulation.allocator.empty_cache()  # as torch.cuda.graph does
     done = simulation.play("train", graphs.held, join="extend")
     # Captured memory stays reserved in a private pool, even between steps.
@@ -319,9 +321,9 @@ def _record(simulation: Simulation, graphs: GraphSchedule) -> bool:
 
 
 def retry_seconds(schedule: RunSchedule, retries_by_trace: Sequence[int]) -> float:
-    """Return the seconds per optimizer step spent on returning cached memory, once memory has settled.
+    """Return the seconds per optimizer step spent on returning cached memory, after memory use has settled.
 
-    ``retries_by_trace`` says how often that happened in each trace of the last round of training.
+    ``retries_by_trace`` is the number of times that happened in each trace of the last round of training.
     """
     times = repeats(schedule.workload)
     retries = sum(retries * often for retries, often in zip(retries_by_trace, cycle(times), strict=False))
@@ -346,7 +348,7 @@ def forecast_of(
     runs: RunSimulator | None = None,
     brief: bool = False,
 ) -> Forecast:
-    """Forecast a run; ``brief`` leaves out peaks and timelines, ``runs`` shares work with similar runs."""
+    """Forecast a run; ``brief`` omits peaks and timelines, ``runs`` reuses simulations of similar runs."""
     factor = device_state.correction.time_factor
 
     def seconds(work: Iterable[Work]) -> float:
@@ -386,10 +388,10 @@ def forecast_of(
 def _between_epochs(
     schedule: RunSchedule, runs: RunSimulator, budget: int, *, brief: bool
 ) -> tuple[Mapping[ForecastPhase, PhaseForecast], bool]:
-    """Return what encoding between epochs needs beside training, and whether that does not fit.
+    """Return the forecasts of encoding between epochs next to training, and whether that does not fit.
 
-    If it does not fit, the run unloads its models meanwhile (trainer/training/recovery) and needs no more than before
-    the first step.
+    If it does not fit, the run unloads its models while it encodes (trainer/training/recovery) and needs no more
+    memory than before the first step.
     """
     if not schedule.between_epochs():
         return {}, False
@@ -400,9 +402,10 @@ def _between_epochs(
 
 
 def forecast_fp32_retry(workload: Workload, device_state: DeviceState, traces: TraceLibrary) -> PhaseForecast | None:
-    """Forecast caching when a bf16 VAE gives infinite or NaN values and runs in fp32; None for fp32 VAEs.
+    """Forecast caching if a bf16 VAE returns infinite or NaN values and is rerun in fp32; None for other VAEs.
 
-    This takes as much as an fp32 VAE from the start: weights are widened one by one after the first attempt is freed.
+    This takes as much memory as an fp32 VAE from the start: the weights are converted one by one after the memory of
+    the first attempt is freed.
     """
     if workload.fit.vae_dtype != "bf16":
         return None
@@ -419,7 +422,7 @@ def _reserved_bytes(phase: PhaseForecast) -> int:
 
 
 def forecast_on_cpu(schedule: RunSchedule, device_state: DeviceState) -> Forecast:
-    """Forecast a run on the CPU: its tensors and the program in main memory, and the time."""
+    """Forecast a run on the CPU: its time, and the main memory for tensors and the process."""
     boundless = replace(device_state, free_bytes=MAIN_MEMORY)
     found = forecast_of(schedule, boundless)
     phases = tuple(
@@ -430,7 +433,7 @@ def forecast_on_cpu(schedule: RunSchedule, device_state: DeviceState) -> Forecas
 
 
 def _seconds(schedule: RunSchedule, seconds: Seconds, retrying: float) -> dict[ForecastPhase, float]:
-    """Return the seconds of each phase over the run; ``retrying`` is the part of a step lost to retries."""
+    """Return the seconds of each phase over the run; ``retrying`` is the seconds per step lost to retries."""
     training = (schedule.mean_step_seconds(seconds) + retrying) * _steps(schedule)
     timed = schedule.other_seconds(seconds)
     timed["first_step"] = training / _steps(schedule)
@@ -473,7 +476,7 @@ def _step_flops(schedule: RunSchedule) -> int:
 
 
 def _peaks(replayed: Replayed) -> tuple[Peak, ...]:
-    """Return the named high points of a phase by time; of those with one name only the highest."""
+    """Return the named high points of a phase in order of time, only the highest for each name."""
     points: dict[int, tuple[HighPoint, ...]] = {}
     highest: dict[str, tuple[int, Moment, HighPoint]] = {}
     for place, played in enumerate(replayed.played):
@@ -509,6 +512,6 @@ def _largest_parts(modules: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
 
 @lru_cache(maxsize=8192)
 def _part(module: str) -> str:
-    """Return a UNet block or else the model that a module belongs to: parts that users know."""
+    """Return the UNet block, or else the model, that a module belongs to: names that users know."""
     block = unet_block(module)
     return f"unet.{block}" if block else module.partition(".")[0]

@@ -1,6 +1,6 @@
 """Estimate the main memory that a phase needs for data on its way to the GPU or the disk.
 
-Needs no torch. Tests compare these sums with what the functions actually take.
+Needs no torch. Tests compare these sums with the memory that the functions actually use.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ COPIES_SAVED = 3
 def host_bytes(
     phase: ForecastPhase, workload: Workload, traces: Sequence[MemoryTrace], living: Iterable[Storage]
 ) -> int:
-    """Return the most bytes of main memory that ``phase`` takes in a run on a GPU.
+    """Return the peak bytes of main memory that ``phase`` uses in a run on a GPU.
 
-    ``traces`` are those of the phase; ``living`` are the storages alive on the GPU when it begins.
+    ``traces`` are the phase's traces; ``living`` are the storages on the GPU when it begins.
     """
     match phase:
         case "load" | "quantise":
@@ -66,7 +66,7 @@ def _images_waiting(workload: Workload) -> int:
 
 
 def _staged(traces: Iterable[MemoryTrace], dtype: str | None) -> int:
-    """Return the bytes of the largest tensor on its way to the GPU, as in the file and in ``dtype``."""
+    """Return the bytes of the largest tensor on its way to the GPU: its copy as in the file and one in ``dtype``."""
     kept = NUMBER_BYTES[dtype or "fp32"]
     largest = max(
         (s.bytes for s in _born(traces) if s.stage in ("load", "quantise") and s.kind != "workspace"), default=0

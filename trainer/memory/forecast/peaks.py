@@ -1,4 +1,4 @@
-"""Find the high points of a trace and name them: what was happening, in which part of the model."""
+"""Find the memory high points of a trace and name each by the work done and the part of the model."""
 
 from __future__ import annotations
 
@@ -61,16 +61,16 @@ _ENDS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class HighPoint:
-    """A moment at which a trace holds more than shortly before and after."""
+    """Moment at which a trace holds more memory than shortly before and after."""
 
     event: int
-    """Index of the event, a birth, that reached it."""
+    """Index of the allocation event that reached it."""
     name: str
     """Name for users, such as "backward through the last up block"."""
     module: str
     stage: str
     bytes: int
-    """Bytes above those alive when the trace began."""
+    """Allocated bytes, minus those allocated when the trace began."""
 
 
 class BlockCounts(NamedTuple):
@@ -82,11 +82,11 @@ class BlockCounts(NamedTuple):
 
 @lru_cache(maxsize=64)
 def high_points(trace: MemoryTrace) -> tuple[HighPoint, ...]:
-    """Return the high points of ``trace`` by time, the highest among them; none if nothing is born.
+    """Return the high points of ``trace`` in order of time, the peak included; empty if nothing is allocated.
 
-    A high point is where a span of work in one part of the model holds more than the spans around it. The known peaks
-    of fine-tuning are found this way: quantization, forward through the highest layer, the center, backward through
-    the highest and the lowest layer, the end of the batch.
+    A high point is where a span of work in one part of the model holds more memory than the spans around it. The known
+    peaks of fine-tuning are found this way: quantization, forward through the highest layer, the center, backward
+    through the highest and the lowest layer, the end of the batch.
     """
     live = _live_bytes(trace)
     spans = [_highest(trace, live, start, end, name) for start, end, name in _spans(trace)]
@@ -110,7 +110,7 @@ def _words(stage: str, module: str, blocks: BlockCounts) -> str:
 
 
 def _part(module: str, blocks: BlockCounts) -> str:
-    """Return the part of the model that contains a module; blocks are counted in the order of the forward."""
+    """Return the words for the part of the model that contains a module; blocks are numbered in forward order."""
     if block := _BLOCK.match(module):
         side, index = block.group(1), int(block.group(2))
         place = "last" if index == getattr(blocks, side) - 1 else _ORDINALS[index]
@@ -127,7 +127,7 @@ def _blocks_of(storages: Iterable[Storage]) -> BlockCounts:
 
 
 def _live_bytes(trace: MemoryTrace) -> NDArray[np.int64]:
-    """Return the bytes alive after each event above the initial level, without workspaces."""
+    """Return the bytes allocated after each event relative to the start, without workspaces."""
     sizes = np.array([0 if s.kind == "workspace" else s.bytes for s in trace.storages], dtype=np.int64)
     died = trace.events < 0
     changes = sizes[np.where(died, ~trace.events, trace.events)] if len(sizes) else np.zeros(0, np.int64)
@@ -135,7 +135,7 @@ def _live_bytes(trace: MemoryTrace) -> NDArray[np.int64]:
 
 
 def _spans(trace: MemoryTrace) -> Iterator[tuple[int, int, str]]:
-    """Yield runs of births with the same name, as (first event, event after the last, name)."""
+    """Yield runs of allocations with the same name as (first event, event after the last, name)."""
     blocks = _blocks_of(trace.storages)
     start, words = 0, None
     for event in np.flatnonzero(trace.events >= 0).tolist():
@@ -160,8 +160,8 @@ def _highest(trace: MemoryTrace, live: NDArray[np.int64], start: int, end: int, 
 def _prominences(points: list[HighPoint], live: NDArray[np.int64]) -> list[int]:
     """Return each point's prominence: its height above the higher of the two dips next to it.
 
-    A dip lies between a point and the nearest higher point on that side, or is the level at the beginning if there is
-    none.
+    A dip is the minimum between a point and the nearest higher point on that side, or the level at the start of the
+    trace if there is none.
     """
     result = []
     for index, point in enumerate(points):

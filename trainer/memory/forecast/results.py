@@ -1,8 +1,8 @@
-"""Store the results of simulated runs, so that they need not be simulated again. Needs no torch.
+"""Store the results of simulated runs to avoid simulating them again. Needs no torch.
 
-A result depends on the traces, the rules for replaying them, and the GPU's workspace sizes. A memory limit that is not
-below what the run reserves changes nothing. A lower limit has the same effect as every other limit that would have
-admitted and refused the same requests, so its effect is stored with the range of those limits.
+A result depends on the traces, the rules for replaying them, and the GPU's workspace sizes. A memory limit changes
+nothing unless it is below what the run reserves. A lower limit has the same effect as every other limit that would have
+admitted and refused the same requests; its effect is stored with the range of these limits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trainer.protocol.records import build, json_keys, to_record
 T = TypeVar("T")
 
 ForecastResult = tuple[PhaseForecast, ...]
-"""Forecast of every phase with 0 seconds: in full, or brief, without peaks and timelines."""
+"""Forecasts of all phases with 0 seconds, either complete or without peaks and timelines (brief)."""
 
 _OOM_KEY = "hindered"  # appended to a result's key for the effects of memory limits
 
@@ -39,16 +39,16 @@ MAX_OOM_RESULTS = 16
 @json_keys("least", "beyond", "failed_in", "retries")
 @dataclass(frozen=True)
 class OomResult:
-    """Effect of every memory limit from ``least`` to below ``beyond`` bytes on a run."""
+    """Effect on a run of any memory limit from ``least`` bytes up to, but not including, ``beyond`` bytes."""
 
     least: int
     beyond: int
     failed_in: ForecastPhase | None
     retries: tuple[int, ...]
-    """How often all cached memory was returned to make room, by trace of the last round of training."""
+    """Number of times that all cached memory was returned to make room, by trace in the last round of training."""
 
     def applies_to(self, capacity: int) -> bool:
-        """Return whether it applies to a limit of ``capacity`` bytes."""
+        """Return whether this result applies to a limit of ``capacity`` bytes."""
         return self.least <= capacity < self.beyond
 
 
@@ -70,7 +70,7 @@ def most_reserved(outcome: ForecastResult) -> int:
 def write_outcomes(
     path: Path, outcomes: Mapping[str, ForecastResult], oom_result: Mapping[str, Sequence[OomResult]] | None = None
 ) -> None:
-    """Write results and the effects of memory limits, by key, into one archive, atomically."""
+    """Write results and the effects of memory limits, both by key, to one archive atomically."""
     entries: dict[str, Sequence[PhaseForecast] | Sequence[OomResult]] = {**outcomes}
     entries |= {f"{key}.{_OOM_KEY}": found for key, found in (oom_result or {}).items()}
     with files.staged(path, durable=False) as temporary, zipfile.ZipFile(temporary, "w") as archive:
@@ -87,7 +87,7 @@ def read_outcome(path: Path, key: str) -> ForecastResult | None:
 
 
 def read_oom(path: Path, key: str) -> tuple[OomResult, ...]:
-    """Return the effects of memory limits under ``key`` in an archive; none if it is damaged."""
+    """Return the effects of memory limits under ``key`` in an archive; empty if there are none or it is damaged."""
     return _read(
         path, f"{key}.{_OOM_KEY}", lambda found: build(OomResult, {**found, "retries": tuple(found["retries"])})
     )
@@ -105,20 +105,20 @@ def _read(path: Path, name: str, parse: Callable[[dict[str, Any]], T]) -> tuple[
 
 
 class ResultStore:
-    """Forecast results by key."""
+    """Store of forecast results by key."""
 
     def __init__(self, folder: Path, shipped: Path | None = None) -> None:
-        """Use the cache in ``folder`` behind the read-only archive ``shipped``."""
+        """Use the read-only archive ``shipped`` first, then the cache in ``folder``."""
         self.folder = folder
         self.shipped = shipped
 
     @classmethod
     def beside(cls, store: TraceStore) -> ResultStore:
-        """Return the results of runs on the traces in ``store``, kept in the same folders."""
+        """Return the store for results of the traces in ``store``, which uses the same folders."""
         return cls(store.outcomes, store.shipped_outcomes)
 
     def load(self, key: str, *, brief: bool) -> ForecastResult | None:
-        """Return the result under ``key``, in full unless ``brief``; None if there is none or it is damaged."""
+        """Return the result under ``key``, complete unless ``brief``; None if there is none or it is damaged."""
         own = self.folder / f"{key}{OUTCOME_SUFFIX}"
         for path in (own,) if self.shipped is None else (self.shipped, own):
             found = read_outcome(path, key)
@@ -129,7 +129,7 @@ class ResultStore:
         return None
 
     def save(self, key: str, outcome: ForecastResult) -> None:
-        """Store a result under ``key``, atomically; raises OSError when the disk refuses."""
+        """Store a result under ``key`` atomically; raises OSError if it cannot be written."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write_outcomes(self.folder / f"{key}{OUTCOME_SUFFIX}", {key: outcome})
         evict(self.folder, OUTCOME_SUFFIX, MOST_OUTCOME_BYTES)
@@ -143,7 +143,7 @@ class ResultStore:
         return (*shipped, *found)
 
     def save_oom(self, key: str, found: OomResult) -> None:
-        """Add the effect of another memory limit, as ``save`` does."""
+        """Add the effect of another memory limit; raises OSError as ``save`` does."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{key}{OOM_SUFFIX}"
         others = [other for other in read_oom(path, key) if other != found]

@@ -1,4 +1,4 @@
-"""Schedule of a run: which traces are played in each phase, and how often their work is done."""
+"""Schedule a run: which traces are replayed in each phase, and how often their work is done."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from trainer.protocol.forecast import AT_START, BETWEEN_STEPS, DeviceSpeed, Fore
 
 Size = tuple[int, int]
 Part = tuple[Size, int]
-"""Images of one shape: (width, height) in pixels, and how many."""
+"""Images of one shape: (width, height) in pixels, and their number."""
 BatchComposition = tuple[Part, ...]
-"""Composition of an effective batch, in the order in which its shapes are trained."""
+"""Composition of an effective batch, in the order in which its shapes are trained on."""
 
 # Epochs differ slightly in how leftovers are mixed; listing all epochs of a long run would take seconds.
 MOST_EPOCHS = 8
 DRIVER_BYTES = 64 << 10
-"""Bytes that the driver takes for each operation of a CUDA graph: a figure of PyTorch's authors, not measured here."""
+"""Bytes that the driver uses for each operation in a CUDA graph, according to PyTorch's authors; not measured."""
 # The shape with the most pixels sets the peak; how shapes follow each other decides how memory gets fragmented. Further
 # shapes would cost traces and change little.
 MOST_BUCKETS = 2
@@ -45,9 +45,9 @@ MOST_ROUNDS = 4
 
 
 def batch_compositions(images: Sequence[ImageRecord], recipe: RecipeConfig) -> tuple[tuple[BatchComposition, int], ...]:
-    """Return how often each batch composition is trained in the first epochs of a run of ``recipe.steps``.
+    """Return how often each batch composition occurs in the first epochs of a run of ``recipe.steps``.
 
-    The batches come from the run's own sampling, so that mixed and short ones occur as often as in training.
+    The batches come from the run's own sampling, so mixed and short batches occur as often as in training.
     """
     an_epoch, steps = steps_per_epoch(images, recipe), recipe.steps or 1
     found: Counter[BatchComposition] = Counter()
@@ -63,29 +63,29 @@ def split(batch: Iterable[Part], most: int) -> list[Part]:
 
 
 def scaled_work(work: Iterable[Work], share: float) -> Iterator[Work]:
-    """Yield the work of a micro-batch with a share of its images: as many operations, but smaller ones."""
+    """Yield the work of a micro-batch with only a share of the images: the same operations, but smaller."""
     return (replace(one, flops=round(one.flops * share), bytes=round(one.bytes * share)) for one in work)
 
 
 @dataclass(frozen=True)
 class GraphSchedule:
-    """Traces to play after plain steps when steps are captured as CUDA graphs, in this order."""
+    """Traces to replay, in this order, after plain steps if steps are captured as CUDA graphs."""
 
     held: tuple[MemoryTrace, ...]
-    """Storages that stay from then on."""
+    """Traces of storages that are never freed."""
     recorded: tuple[MemoryTrace, ...]
-    """Micro-batches to play in the graphs' private pool."""
+    """Micro-batches to replay in the graphs' private pool."""
     beside: tuple[MemoryTrace, ...]
     """Plain steps of shapes that are not captured yet."""
 
     @property
     def traces(self) -> tuple[MemoryTrace, ...]:
-        """Return all traces."""
+        """Return all traces in the order in which they are replayed."""
         return (*self.held, *self.recorded, *self.beside)
 
 
 def graph_schedule(steps: Sequence[Steps[MemoryTrace]], beside: Sequence[MemoryTrace], shapes: int) -> GraphSchedule:
-    """Return the graph schedule for ``shapes`` micro-batches; ``steps`` are those of the bounding shapes."""
+    """Return the schedule for graphs of ``shapes`` different micro-batches; ``steps`` are of the bounding shapes."""
     return GraphSchedule(
         held=(_held(steps[0].micro_first, steps[0].micro_more, shapes),),
         recorded=tuple(_as_recorded(each.micro_more) for each in steps),
@@ -99,7 +99,7 @@ def _held(first: MemoryTrace, more: MemoryTrace, shapes: int) -> MemoryTrace:
     """Return a trace of the master weights' gradients, kept at fixed addresses, and the driver's memory.
 
     During capture the gradients exist three times: those accumulated so far, those being captured, and those of the
-    replay. The driver's share is counted here although PyTorch's allocator does not allocate it, since it has to fit
+    replay. The driver's memory is included although PyTorch's allocator does not allocate it, because it has to fit
     as well.
     """
     gradients = sum(each.bytes for each in first.storages if (each.name or "").startswith("master_gradient."))
@@ -114,7 +114,7 @@ def _held(first: MemoryTrace, more: MemoryTrace, shapes: int) -> MemoryTrace:
 
 @lru_cache(maxsize=8)
 def _as_recorded(trace: MemoryTrace) -> MemoryTrace:
-    """Return the trace on the capture stream, for which libraries allocate workspaces of their own."""
+    """Return the trace with separate workspaces, which libraries allocate for the capture stream."""
     storages = tuple(
         replace(each, name=f"{each.name} of graphs") if each.kind == "workspace" and each.name else each
         for each in trace.storages
@@ -128,28 +128,28 @@ OtherPhase = Literal["cache_pictures", "cache_texts", "load", "quantise", "valid
 
 @dataclass(frozen=True)
 class PhaseCounts:
-    """How often a run does what is not a training step; the defaults fit twenty images without previews."""
+    """Amounts of work outside training steps; the defaults suit a dataset of twenty images."""
 
     images: int = 20
     """Number of distinct images that the VAE encodes."""
     texts: int = 20
     """Number of distinct texts that are encoded."""
     measured: int = 8
-    """Number of images in each validation."""
+    """Number of images that each validation measures."""
     validations: int = 11
     """Number of validations."""
     previews: int = 6
-    """Number of times that all prompts are drawn."""
+    """Number of times that all preview prompts are rendered."""
     batches: tuple[tuple[BatchComposition, int], ...] = ()
-    """How often each batch composition is trained; if empty, full batches of one shape, weighted by its images."""
+    """Count of each batch composition; if empty, batches are full and of one shape, weighted by its images."""
     later: LaterShards = NO_LATER_SHARDS
-    """What is encoded between epochs."""
+    """Cache shards that are encoded between epochs."""
 
 
 def phase_counts(
     job: Job, source: SourceFacts, images: Sequence[ImageRecord], cached: CacheKeys | None = None
 ) -> PhaseCounts:
-    """Return the counts of a frozen job on its base and images; what is ``cached`` is not encoded again."""
+    """Return a frozen job's counts for its base and images; items that are ``cached`` are not encoded again."""
     steps, report = job.recipe.steps or 1, job.report
     samples = measured_samples(images, job.recipe)
     prompts = report.previews.prompts
@@ -176,7 +176,7 @@ def phase_counts(
 
 @dataclass(frozen=True)
 class PhaseTraces:
-    """Traces of one phase, in the order in which they are played."""
+    """Traces of one phase, in the order in which they are replayed."""
 
     phase: ForecastPhase
     traces: tuple[MemoryTrace, ...]
@@ -189,7 +189,7 @@ def bounding_buckets(workload: Workload) -> tuple[Size, ...]:
 
 
 def transitions(buckets: Sequence[Size]) -> list[Size]:
-    """Return a cyclic order of buckets in which every bucket follows every one, itself included."""
+    """Return a cyclic order of buckets in which every bucket follows every bucket, itself included."""
     order = [buckets[0]]
     waiting = {(first, second) for first in buckets for second in buckets}
     while waiting:  # an Eulerian circuit of the complete graph with loops
@@ -202,7 +202,7 @@ def transitions(buckets: Sequence[Size]) -> list[Size]:
 
 
 def optimizer_step(workload: Workload, steps: Steps[T], *, first: bool = False) -> list[T]:
-    """Return the traces of one optimizer step, without micro-batches after the second, which repeat it."""
+    """Return the traces of one optimizer step; micro-batches after the second one are omitted as repetitions."""
     last = steps.optimizer_first if first else steps.optimizer
     return [steps.micro_first, last] if parts(workload) == 1 else [steps.micro_first, steps.micro_more, last]
 
@@ -213,7 +213,7 @@ def repeats(workload: Workload) -> tuple[int, ...]:
 
 
 def training_totals(workload: Workload, steps: Steps[TraceSummary]) -> Totals:
-    """Return a lower bound for training in one shape: the weights, the first step and a later one."""
+    """Return memory totals of the weights, the first step and a later one in one shape: a lower bound for training."""
     first, later = optimizer_step(workload, steps, first=True), optimizer_step(workload, steps)
     return total_in_sequence([steps.weights, *first, *later])
 
@@ -255,25 +255,25 @@ class RunSchedule:
         return [PhaseTraces(phase, self.traces(phase)) for phase in _BEFORE]
 
     def between_epochs(self) -> list[PhaseTraces]:
-        """Return the caching between epochs, which happens beside all that training holds."""
+        """Return the caching phases between epochs, which run on top of the memory that training holds."""
         later = self.counts.later
         encoded: dict[OtherPhase, int] = {"cache_pictures": later.images, "cache_texts": later.texts}
         return [PhaseTraces(phase, self.traces(phase)) for phase, count in encoded.items() if count]
 
     def at_start(self) -> list[PhaseTraces]:
-        """Return what a run does before its first step."""
+        """Return the phases between loading and the first step."""
         return [PhaseTraces(phase, self.traces(phase)) for phase in AT_START]
 
     def between_steps(self) -> list[PhaseTraces]:
-        """Return what a run does between two steps, beside what training left allocated and cached."""
+        """Return the phases between two steps, which run on top of what training left allocated and cached."""
         return [PhaseTraces(phase, self.traces(phase)) for phase in BETWEEN_STEPS]
 
     def prefetch_requests(self) -> list[TraceRequest]:
-        """Return requests for all phases but training, the last phase first: simulations start at the first."""
+        """Return requests for all phases but training, the last one first because simulations start at the first."""
         return [TraceRequest(_as_traced(self.workload, part), part) for part in reversed((*_BEFORE, *BETWEEN_STEPS))]
 
     def other_seconds(self, seconds: Seconds) -> dict[ForecastPhase, float]:
-        """Return the seconds of every phase but training over the whole run."""
+        """Return the seconds of every phase except training over the whole run."""
         measured = self.counts.validations * self.counts.measured
         return {
             "cache_pictures": self._image_seconds(seconds),
@@ -287,7 +287,7 @@ class RunSchedule:
         }
 
     def key(self, *more: object) -> str:
-        """Return SHA-256 (hex) over everything that a run plays, and ``more`` that its result depends on."""
+        """Return the SHA-256 (hex) of everything that a run replays, and of ``more`` that its result depends on."""
         workload, size = self.workload, self.workload.fit.micro_batch or 1
         others = [_as_traced(workload, part).key(part) for part in (*_BEFORE, *BETWEEN_STEPS)]
         steps = [workload.key("micro", bucket, size) for bucket in bounding_buckets(workload)]
@@ -299,21 +299,21 @@ class RunSchedule:
         return hashlib.sha256(json.dumps(content).encode("utf-8")).hexdigest()
 
     def first_step(self) -> tuple[MemoryTrace, ...]:
-        """Return the optimizer step in which the optimizer's state is allocated, in the largest shape."""
+        """Return the traces of the first optimizer step, which allocates optimizer state, in the largest shape."""
         return tuple(optimizer_step(self.workload, self.steps(bounding_buckets(self.workload)[0]), first=True))
 
     def round(self) -> tuple[MemoryTrace, ...]:
-        """Return later optimizer steps in which every shape follows every other.
+        """Return the traces of later optimizer steps in which every bounding shape follows every other.
 
-        One case is left out: where a full batch is one micro-batch, a batch of mixed leftovers has several, so that the
-        master weights' gradients wait while a smaller one is computed. That needs more memory only if the adapter is
-        larger than what the missing images would take.
+        One case is left out: if a full batch is one micro-batch, a batch of mixed leftovers has several, and the master
+        weights' gradients stay allocated while a smaller one is computed. That needs more memory only if the adapter
+        is larger than what the missing images would take.
         """
         order = transitions(bounding_buckets(self.workload))
         return tuple(trace for bucket in order for trace in optimizer_step(self.workload, self.steps(bucket)))
 
     def graphs(self) -> GraphSchedule | None:
-        """Return what CUDA graphs need beside plain steps; None for a job without them."""
+        """Return the traces that CUDA graphs add to plain steps; None for a job without graphs."""
         if not self._records:
             return None
         recorded = [self.steps(bucket) for bucket in bounding_buckets(self.workload)]
@@ -326,18 +326,18 @@ class RunSchedule:
         return self.workload.fit.cuda_graphs and self.workload.fit.device != "cpu"
 
     def _graph_shapes(self) -> int:
-        """Return the number of different micro-batches by shape and number of images."""
+        """Return the number of micro-batches that differ in shape or number of images."""
         most = self.workload.fit.micro_batch or 1
         shapes = {part for batch in self._batch_counts() for part in split(batch, most)}
         return len(shapes) or len(self.workload.buckets)
 
     def step_seconds(self, seconds: Seconds) -> dict[Size, float]:
-        """Return the seconds of one full optimizer step by shape."""
+        """Return the seconds of a full optimizer step by shape."""
         of_shape = self._by_pixels(lambda size: step_seconds(self.workload, self.step_summaries(size), seconds))
         return {bucket.size: of_shape(bucket.size) for bucket in self.workload.buckets}
 
     def mean_step_seconds(self, seconds: Seconds) -> float:
-        """Return the mean seconds of an optimizer step: mixed and short batches count as often as they occur."""
+        """Return the mean seconds of an optimizer step, with mixed and short batches weighted by their frequency."""
         if not (batch_counts := self._batch_counts()):
             full = self.step_seconds(seconds)
             shown = {bucket.size: bucket.images for bucket in self.workload.buckets}
@@ -374,7 +374,7 @@ class RunSchedule:
         return dict(self.counts.batches) if same else {}
 
     def _by_pixels(self, seconds: Callable[[Size], float]) -> Callable[[Size], float]:
-        """Return a function that interpolates between the bounding shapes by their pixels."""
+        """Return a function that interpolates linearly in pixels between the bounding shapes."""
         bounds = bounding_buckets(self.workload)
         large, small = bounds[0], bounds[-1]
         known = {size: seconds(size) for size in bounds}
@@ -391,12 +391,12 @@ class RunSchedule:
         return [work for each in summaries for work in each.work if stage is None or work.stage == stage]
 
     def _text_seconds(self, seconds: Seconds) -> float:
-        """Return total caption-encoding seconds; a partial last batch costs a full one."""
+        """Return the total seconds of encoding captions; a partial last batch takes as long as a full one."""
         texts = self.counts.texts + self.counts.later.texts
         return -(-texts // text_batch_size(self.workload.fit)) * seconds(self._work("cache_texts", "texts"))
 
     def _image_seconds(self, seconds: Seconds) -> float:
-        """Return total image-encoding seconds, by the share of images in each shape."""
+        """Return the total seconds of encoding images, weighted by the share of images in each shape."""
         shown = sum(bucket.images for bucket in self.workload.buckets) or 1
         return sum(
             (self.counts.images + self.counts.later.images)
@@ -407,7 +407,7 @@ class RunSchedule:
         )
 
     def loading(self) -> float:
-        """Return the seconds to place everything that training needs."""
+        """Return the seconds to load all weights that training needs."""
         traces = (*self.traces("load"), *self.traces("quantise"))
         size = sum(storage.bytes for trace in traces for storage in trace.storages if storage.kind == "weights")
         return loading_seconds(size, self.rate)
@@ -418,9 +418,9 @@ def _pixels(size: Size) -> int:
 
 
 def _as_traced(workload: Workload, part: TracePart) -> Workload:
-    """Return the workload without what does not affect a phase, so that one trace serves many fits.
+    """Return the workload without settings that do not affect a phase, so one trace serves many fits.
 
-    Checkpointing matters only where there is a backward.
+    Validation is independent of checkpointing because it has no backward.
     """
     return (
         replace(workload, fit=workload.fit.replaced(gradient_checkpointing="none")) if part == "validate" else workload

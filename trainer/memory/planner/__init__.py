@@ -1,1 +1,1 @@
-"""The best fit within a budget."""
+"""Find the best fit within a memory budget."""

@@ -1,4 +1,4 @@
-"""Evaluate the fits of one job on one GPU: first by bounds, then exactly from their memory traces."""
+"""Evaluate possible fits of a job on a GPU: first by bounds, then exactly from their memory traces."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ class Preference(NamedTuple):
     quality: int
     """Rank of the base's precision: 0 for unquantized, higher for fewer bits."""
     time: int
-    """Seconds of all training steps, on a logarithmic scale with steps of 1 %."""
+    """Seconds of all training steps on a logarithmic scale in increments of 1 %."""
     changes: int
     """Number of settings that differ from their defaults."""
     drawing: int
-    """Seconds of all previews, on the same scale; they rank last because they are few next to training."""
+    """Seconds of all previews on the same scale; ranked low because they are few compared to training."""
     bytes: int
-    """Peak bytes of its tensors over all phases."""
+    """Peak bytes of tensors over all phases."""
 
 
 class CandidateEvaluator(Protocol[_Contra]):
-    """Knowledge about candidates: first bounds, and exact values on request."""
+    """Source of facts about candidates: bounds first, exact values on request."""
 
     def preference(self, candidate: _Contra) -> Preference:
         """Return the exact preference if it is known, else a lower bound."""
@@ -65,28 +65,28 @@ class CandidateEvaluator(Protocol[_Contra]):
         """Return whether ``preference`` is exact."""
 
     def cannot_fit(self, candidate: _Contra) -> bool:
-        """Return whether it is already known not to fit."""
+        """Return whether the candidate is already known not to fit."""
 
     def prefetch(self, following: Callable[[], Sequence[_Contra]]) -> None:
-        """Take a function that returns the next candidates in the queue, for prefetching."""
+        """Set a function that returns the next candidates in the queue, for prefetching."""
 
     def refine(self, candidate: _Contra) -> None:
-        """Take a step toward an exact ``preference``; may raise the bounds of other candidates."""
+        """Do part of the work for an exact ``preference``; may raise the bounds of other candidates."""
 
     def fits(self, candidate: _Contra) -> bool:
-        """Return whether it fits; may take long the first time, and may raise the candidate's own preference."""
+        """Return whether the candidate fits; may be slow the first time and may raise its preference."""
 
 
 def time_step(seconds: float) -> int:
-    """Return seconds on a logarithmic scale with steps of 1 %."""
+    """Return seconds on a logarithmic scale in increments of 1 %."""
     return math.floor(math.log(max(seconds, 1e-9)) / math.log1p(SAME_TIME))
 
 
 def best(candidates: Sequence[Candidate], appraiser: CandidateEvaluator[Candidate]) -> Candidate | None:
-    """Return the most preferred candidate that fits, the earlier of equal ones; None where none does.
+    """Return the most preferred candidate that fits, the first one if several tie; None if none fits.
 
-    A bound never exceeds the true preference. So when the first candidate in the queue is known exactly and fits, no
-    other can be better, and those behind it need no evaluation (A*, Hart et al. 1968).
+    A bound never exceeds the true preference. If the first candidate in the queue is known exactly and fits, no other
+    can be better, and the rest of the queue needs no evaluation (A*, Hart et al. 1968).
     """
     line = [(appraiser.preference(candidate), place) for place, candidate in enumerate(candidates)]
     heapq.heapify(line)
@@ -116,12 +116,12 @@ def best(candidates: Sequence[Candidate], appraiser: CandidateEvaluator[Candidat
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Time and memory of one phase under one fit."""
+    """Time and memory of one phase with one fit."""
 
     seconds: float
     """Seconds over the whole run."""
     bytes: int
-    """Peak of the live bytes, as requested by tensors."""
+    """Peak bytes of live tensors, as requested from the allocator."""
 
 
 NOTHING_KNOWN = Figures(0.0, 0)
@@ -129,24 +129,24 @@ NOTHING_KNOWN = Figures(0.0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """The fit with one image and no checkpointing, from which bounds of the others follow."""
+    """Figures of the fit with one image and no checkpointing, from which bounds for other fits are computed."""
 
     lasting: int
-    """Bytes that live between steps: weights, adapter, optimizer state."""
+    """Bytes that stay allocated between steps: weights, adapter, optimizer state."""
     gradients: int
-    """Further bytes that live from the first micro-batch of a step to its end."""
+    """Additional bytes that stay allocated from the first micro-batch of a step to its end."""
     held: dict[str | None, int]
     """Bytes saved for backward, by block."""
     blocks: tuple[UnetBlock, ...]
     steps: Steps[TraceSummary]
     kept: dict[str | None, int] = field(default_factory=dict)
-    """The same with all blocks checkpointed, once known: the inputs of their recomputation."""
+    """Bytes saved by block with all blocks checkpointed (the inputs for recomputation); empty until known."""
     grown: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """Least seconds of a larger micro-batch and of its forward, by its size."""
+    """Minimum seconds of a larger micro-batch and of its forward, by micro-batch size."""
 
 
 class Evaluator:
-    """Evaluates the fits of a search; see `Appraiser`."""
+    """Evaluator of the fits in a search; see `CandidateEvaluator`."""
 
     def __init__(
         self,
@@ -163,8 +163,8 @@ class Evaluator:
     ) -> None:
         """Create an evaluator for a run with ``previews`` rounds of previews.
 
-        With ``free_choice`` quantized bases rank with the others. ``later`` returns traces that the plan is likely to
-        need besides. After ``until`` (of time.monotonic) nothing more is traced.
+        With ``free_choice``, quantized bases rank equally with unquantized ones. ``later`` returns requests for other
+        traces that the plan is likely to need. After ``until`` (in time.monotonic() seconds) nothing more is traced.
         """
         self.workload = workload
         self.traces = traces
@@ -185,7 +185,7 @@ class Evaluator:
         self._ruled_out: list[Callable[[FitConfig], bool]] = []
 
     def preference(self, fit: FitConfig) -> Preference:
-        """Return the preference of a fit; a bound while its traces are not known."""
+        """Return the preference of a fit, which is a lower bound until its traces are known."""
         steps = self._steps.get(_step_key(fit)) or self._step_bound(fit)
         drawn = self._previews_of(fit) or self._previews_bound(fit)
         return Preference(
@@ -197,11 +197,11 @@ class Evaluator:
         )
 
     def exact(self, fit: FitConfig) -> bool:
-        """Return whether its traces are known; time lost by returning cached blocks is known only once simulated."""
+        """Return whether the fit's traces are known; time lost to returning cached blocks shows only in simulation."""
         return _step_key(fit) in self._steps and self._previews_of(fit) is not None
 
     def cannot_fit(self, fit: FitConfig) -> bool:
-        """Return whether its tensors alone exceed the budget, or it is too late to find out."""
+        """Return whether the fit is ruled out, its tensors alone exceed the budget, or it is too late to trace it."""
         if self.preference(fit).bytes > self._budget or any(rule(fit) for rule in self._ruled_out):
             return True
         late = self.past_deadline(fit)
@@ -209,11 +209,11 @@ class Evaluator:
         return late
 
     def prefetch(self, following: Callable[[], Sequence[FitConfig]]) -> None:
-        """Prefetch the missing traces of the next fits in the queue, which are likely to be needed."""
+        """Prefetch missing traces of the next fits in the queue, which are likely to be needed."""
         self.traces.set_prefetch(lambda: [*self._missing_traces(following()), *self._later()])
 
     def refine(self, fit: FitConfig) -> None:
-        """Read or record one more missing trace: of the anchor, the fit's steps, or its previews."""
+        """Get one more missing trace: the anchor's, or the fit's training steps or previews."""
         quantize = fit.quantize or "none"
         if quantize not in self._anchors:
             self.anchor(quantize)
@@ -224,11 +224,11 @@ class Evaluator:
             self._preview_cache[_preview_key(fit)] = self._preview_figures(fit)
 
     def rule_out(self, rule: Callable[[FitConfig], bool]) -> None:
-        """Treat fits for which ``rule`` is true as hopeless: the phase that failed is the same in them."""
+        """Rule out fits for which ``rule`` returns True, because they share the phase that failed."""
         self._ruled_out.append(rule)
 
     def slowed(self, fit: FitConfig, seconds: float) -> None:
-        """Add ``seconds`` over the whole run to all fits with the steps of ``fit``."""
+        """Add ``seconds`` over the whole run to the time of all fits with the same training steps as ``fit``."""
         self._retrying[_step_key(fit)] = seconds
 
     def past_deadline(self, fit: FitConfig) -> bool:
@@ -236,16 +236,16 @@ class Evaluator:
         return not self.exact(fit) and self._is_late() and not self.is_traced(fit)
 
     def knows_steps(self, fit: FitConfig) -> bool:
-        """Return whether its training traces are known, even if those of its previews are not."""
+        """Return whether the fit's training traces are known, even if its preview traces are not."""
         return _step_key(fit) in self._steps
 
     def is_traced(self, fit: FitConfig) -> bool:
-        """Return whether its training and preview traces are recorded already."""
+        """Return whether the fit's training and preview traces are available without tracing."""
         workload = replace(self.workload, fit=fit)
         return self._has_steps(fit) and (not self._previews or self.traces.has_phase(workload, "preview"))
 
     def estimate(self, quantize: str, checkpointing: Checkpointing, size: int) -> int:
-        """Return the least bytes of training, good enough to compare block sets and sizes; 0 without an anchor."""
+        """Return the minimum bytes of training, precise enough to compare fits; 0 without an anchor."""
         anchor = self._anchors.get(quantize)
         return 0 if anchor is None else _least_bytes(anchor, checkpointing, size)
 
@@ -254,7 +254,7 @@ class Evaluator:
         return self._fits(fit)
 
     def anchor(self, quantize: str) -> Anchor:
-        """Return the figures of one image without checkpointing, with the base quantized like this."""
+        """Return the figures for one image without checkpointing and with this quantization of the base."""
         if quantize not in self._anchors:
             fit = _anchored(self.workload.fit.replaced(quantize=quantize))
             steps = self._traces(fit)
@@ -275,8 +275,8 @@ class Evaluator:
     def _most_telling(self, fit: FitConfig) -> FitConfig:
         """Return the fit to trace next: the fit itself, or the fully checkpointed one if that is not traced yet.
 
-        What checkpointed blocks keep of one image nearly determines what every block set takes with any number of
-        images, so that sets which are too large need no trace.
+        The memory that checkpointed blocks keep for one image nearly determines the memory of every block set with any
+        number of images, so sets that are too large need no trace.
         """
         saving = fit.replaced(gradient_checkpointing="full", micro_batch=1)
         if fit.gradient_checkpointing in (None, "none") or self.knows_steps(saving) or self._has_steps(fit):
@@ -305,7 +305,7 @@ class Evaluator:
         return self.until is not None and time.monotonic() > self.until
 
     def _changes(self, fit: FitConfig) -> int:
-        """Return how many keys differ from the defaults: nothing saved, the whole effective batch at once."""
+        """Return how many keys differ from the defaults (no memory saving, undivided effective batch)."""
         plain = (OPEN_FIT.quantize, OPEN_FIT.gradient_checkpointing, OPEN_FIT.vae_tiling, OPEN_FIT.preview_offload)
         now = (fit.quantize, fit.gradient_checkpointing, fit.vae_tiling, fit.preview_offload)
         split = fit.micro_batch != self.workload.recipe.effective_batch
@@ -320,7 +320,7 @@ class Evaluator:
         return Figures(seconds * (self.workload.recipe.steps or 1), training_totals(workload, steps).peak)
 
     def _step_bound(self, fit: FitConfig) -> Figures:
-        """Return bounds from fits that checkpoint less or more, from other micro-batches, and from the anchor."""
+        """Return bounds from known fits with other checkpointing or micro-batches, and from the anchor."""
         quantize, checkpointing, size = _step_key(fit)
         seconds, needed = 0.0, 0
         for (other, blocks_set, images), figures in self._steps.items():
@@ -336,7 +336,7 @@ class Evaluator:
         return Figures(SLACK * seconds, int(SLACK * needed))
 
     def _least_seconds(self, anchor: Anchor, checkpointing: Checkpointing, fit: FitConfig) -> float:
-        """Return the least seconds of a fit: the anchor in larger micro-batches, and recomputed blocks."""
+        """Return the minimum seconds of a fit: the anchor scaled to larger micro-batches, plus recomputed blocks."""
         size = fit.micro_batch or 1
         if size not in anchor.grown:
             anchor.grown[size] = self._scaled(anchor, size)
@@ -347,7 +347,7 @@ class Evaluator:
         return max(self.workload.recipe.effective_batch / size, 1.0) * micro * (self.workload.recipe.steps or 1)
 
     def _scaled(self, anchor: Anchor, size: int) -> tuple[float, float]:
-        """Return seconds of a micro-batch and its forward as if only FLOPs grew: weights are read once."""
+        """Return the seconds of a micro-batch and of its forward if only FLOPs grow with its size, not bytes."""
         work = [replace(item, flops=item.flops * size) for item in anchor.steps.micro_first.work]
         return self._seconds(work), self._seconds(item for item in work if item.stage == "forward")
 
@@ -361,7 +361,7 @@ class Evaluator:
         return self._preview_cache.get(_preview_key(fit)) if self._previews else NOTHING_KNOWN
 
     def _previews_bound(self, fit: FitConfig) -> Figures:
-        """Return bounds from other ways to render previews: tiling and offloading the UNet are slower and need less."""
+        """Return bounds from other preview settings: tiling and offloading the UNet are slower but need less memory."""
         quantize, tiling, offload = _preview_key(fit)
         seconds, needed = 0.0, 0
         for (other, tiled, away), figures in self._preview_cache.items():
@@ -389,7 +389,7 @@ def _checkpointed(block: str, checkpointing: Checkpointing) -> bool:
 
 
 def _least_bytes(anchor: Anchor, checkpointing: Checkpointing, size: int) -> int:
-    """Return bytes that live through every step, plus those that all blocks hold when backward begins."""
+    """Return the bytes allocated throughout every step, plus those that all blocks hold when backward begins."""
     held = sum(
         anchor.kept.get(name, 0) if name is not None and _checkpointed(name, checkpointing) else held
         for name, held in anchor.held.items()
